@@ -2,6 +2,18 @@
 
 PYTHON ?= python3
 PIP = .venv/bin/python -m pip --disable-pip-version-check
+EXTRAS = train,trackers,report,dev
+
+# What pip is told in its variables, uv is told in its own.
+ifdef PIP_FIND_LINKS
+export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
+endif
+ifdef PIP_INDEX_URL
+export UV_DEFAULT_INDEX ?= $(PIP_INDEX_URL)
+endif
+ifdef PIP_EXTRA_INDEX_URL
+export UV_INDEX ?= $(PIP_EXTRA_INDEX_URL)
+endif
 
 # Recipes keep long output in a log and say every 20 s that they are alive; the loop ends with the recipe's shell.
 HEARTBEAT = (s=0; while sleep 1 && kill -0 $$$$ 2>/dev/null; do s=$$((s + 1)); \
@@ -29,18 +41,18 @@ help:
 	@echo "make audit        ask PyPI whether vulnerabilities are known of the versions in constraints.txt"
 	@echo "make help         list these commands"
 
-# What builds longest comes last, when all but the run that swaps to a disk is done; without it, that run is skipped.
-study: .venv/.installed
-	@$(EXTENSIONS) deepspeed_shm_comm cpu_adam || true
-	@$(SMOKE); [ $$? -le 1 ]
-	@$(MAKE) --no-print-directory .venv/.extensions
-	@$(SMOKE); status=$$?; [ $$status -le 1 ] || exit $$status; .venv/bin/zero-study report smoke && \
-		.venv/bin/zero-study compare $(foreach name,$(SHOWN),runs/smoke/bert-imdb-tiny-$(name)-2x-seed0) && exit $$status
+# The run that swaps to a disk comes last, after the picture: the extension that it needs takes minutes to compile. It is
+# compiled beside the other runs, of which none is timed.
+study: setup
+	@MAX_JOBS=1 nice -n 19 .venv/bin/python -m study.engines.extensions >.venv/extensions.log 2>&1 & \
+	$(SMOKE) --skip nvme; status=$$?; [ $$status -le 1 ] || exit $$status; .venv/bin/zero-study report smoke && \
+		.venv/bin/zero-study compare $(foreach name,$(SHOWN),runs/smoke/bert-imdb-tiny-$(name)-2x-seed0)
+	@echo "the picture: reports/smoke/answer.png; one run is left, which offloads to a disk (NVMe)"
+	@$(SMOKE); status=$$?; [ $$status -le 1 ] || exit $$status; .venv/bin/zero-study report smoke && exit $$status
 
 # Status 1: every run has an outcome, and not all are ok; that is for the report to show.
 SHOWN = ddp zero2_tuned zero3 zero3_tuned fsdp2
 SMOKE = CUDA_VISIBLE_DEVICES= .venv/bin/zero-study run smoke
-EXTENSIONS = CUDA_VISIBLE_DEVICES= .venv/bin/python -m study.engines.extensions
 
 # Links that lead nowhere end it.
 site: .venv/.site
@@ -115,7 +127,7 @@ lint: setup
 types: setup
 	@.venv/bin/mypy study
 
-setup: .venv/.installed .venv/.extensions
+setup: .venv/.installed
 	@:
 
 .venv/.installed: pyproject.toml constraints.txt
@@ -124,25 +136,37 @@ setup: .venv/.installed .venv/.extensions
 			"name another one: make setup PYTHON=python3.12" >&2; exit 1; }
 	@mkdir -p .venv
 	@$(SYSTEM_PACKAGES)
-	@.venv/bin/python -m pip --version >/dev/null 2>&1 || { \
-		echo "making .venv with $$($(PYTHON) --version) ..."; \
-		$(PYTHON) -m venv .venv >.venv/setup.log 2>&1 || { cat .venv/setup.log >&2; exit 1; }; }
-	@echo "installing PyTorch (minutes, once: its GPU build is some GB) ..."
-	@$(HEARTBEAT) $(PIP) install -q -c constraints.txt torch setuptools wheel >.venv/setup.log 2>&1 || $(PIP_FAILED)
-	@echo "installing DeepSpeed, Accelerate, transformers and the study (1 to 2 min, once) ..."
-	@# DeepSpeed's build imports torch, so it must not be isolated from it; its extensions are built in the next step.
-	@$(HEARTBEAT) DS_BUILD_OPS=0 $(PIP) install -q -c constraints.txt --no-build-isolation \
-		-e '.[train,trackers,report,dev]' >.venv/setup.log 2>&1 || $(PIP_FAILED)
+	@$(INSTALL)
 	@touch $@
 
-PIP_FAILED = { tail -n 15 .venv/setup.log >&2; echo "pip failed; all of its output is in .venv/setup.log" >&2; exit 1; }
+# uv installs in seconds what takes pip minutes. Where uv cannot be had, or fails, pip does the same. If no source of
+# packages was named, uv first looks for the build of PyTorch that suits this machine: the one for CPUs is 200 MB, the
+# one for GPUs some GB.
+define INSTALL
+log=.venv/setup.log; uv=$$(command -v uv || echo .venv/bin/uv); \
+packages="-c constraints.txt -e .[$(EXTRAS)]"; export DS_BUILD_OPS=0; \
+if [ ! -x .venv/bin/python ]; then \
+	echo "creating .venv with $$($(PYTHON) --version) ..."; \
+	$(PYTHON) -m venv .venv >$$log 2>&1 || { cat $$log >&2; exit 1; }; \
+fi; \
+[ -x "$$uv" ] || $(PIP) install -q uv >$$log 2>&1 || true; \
+[ -w "$$HOME" ] || export UV_NO_CACHE=1; \
+with_uv() { "$$uv" pip install -q --compile-bytecode --python .venv/bin/python "$$@" $$packages >>$$log 2>&1; }; \
+echo "installing PyTorch, DeepSpeed, Accelerate, transformers and the study ..."; \
+$(HEARTBEAT) \
+if [ -x "$$uv" ]; then \
+	[ -n "$$UV_TORCH_BACKEND$$UV_FIND_LINKS$$UV_DEFAULT_INDEX$$UV_INDEX" ] || \
+		{ with_uv --torch-backend auto && exit 0; }; \
+	with_uv && exit 0; \
+	echo "uv could not install the packages; trying pip, which takes some minutes ..."; \
+fi; \
+$(PIP) install -q $$packages >>$$log 2>&1 && exit 0; \
+tail -n 15 $$log >&2; \
+echo "the packages cannot be installed; the whole output of uv and pip is in $$log" >&2; exit 1
+endef
 
-# Where it fails, it says which strategies are skipped, and the next make tries again. The CPU's are built on every
-# machine, for the smoke study and the tests; for the GPUs of one that has them, run `.venv/bin/python -m study.engines.extensions`.
-.venv/.extensions: .venv/.installed
-	@if $(EXTENSIONS); then touch $@; fi
-
-# What compiling the extensions needs and pip has not: a compiler, the headers of Python and of libaio; and venv itself.
+# What compiling DeepSpeed's extensions needs and PyPI does not have: a compiler, the headers of Python and of libaio;
+# and venv itself. Only offload to the CPU or to a disk needs an extension, and the first run that does builds it.
 define SYSTEM_PACKAGES
 version=$$($(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])'); \
 include=$$($(PYTHON) -c 'import sysconfig; print(sysconfig.get_path("include"))'); \
@@ -169,8 +193,8 @@ if [ -n "$$manager" ]; then \
 		$$as_root $$install $$package >>.venv/system.log 2>&1 || failed="$$failed $$package"; \
 	done; \
 fi; \
-[ -z "$$failed" ] || echo "these system packages are missing and cannot be installed from here:$$failed;" \
-	"going on without; what that costs is said below"
+[ -z "$$failed" ] || echo "these system packages are missing, and $${manager:-this user} could not install them:$$failed." \
+	"Only offload needs them: until they are installed, its runs are skipped. Everything else works."
 endef
 
 NEWEST = build/constraints/bin/python
@@ -179,9 +203,8 @@ NEWEST = build/constraints/bin/python
 constraints:
 	@rm -rf build/constraints && $(PYTHON) -m venv build/constraints
 	@echo "resolving in build/constraints (minutes) ..."
-	@$(HEARTBEAT) $(NEWEST) -m pip install -q torch==2.13.0 setuptools wheel
-	@$(HEARTBEAT) DS_BUILD_OPS=0 $(NEWEST) -m pip install -q --no-build-isolation \
-		torch==2.13.0 -e '.[train,trackers,report,site,dev]'
+	@$(HEARTBEAT) DS_BUILD_OPS=0 $(NEWEST) -m pip install -q torch==2.13.0 setuptools wheel uv \
+		-e '.[train,trackers,report,site,dev]'
 	@# What only torch's GPU build brings is left to torch, which pins it itself: nvidia-* (but nvidia-ml-py), cuda-*, triton.
 	@{ grep '^#' constraints.txt; $(NEWEST) -m pip freeze --all --exclude-editable --exclude pip | \
 		sed 's/+.*//' | grep -vE '^(nvidia-[^m]|cuda-|triton)'; } >build/constraints.txt
@@ -190,8 +213,7 @@ constraints:
 	@# Status 1: a cell is wrong or crashed; that is for the page to show, and for whoever takes these versions to read.
 	@export CUDA_VISIBLE_DEVICES= TORCH_EXTENSIONS_DIR="$(CURDIR)/build/constraints/extensions"; \
 		version=$$($(NEWEST) -c "import importlib.metadata; print(importlib.metadata.version('deepspeed'))") && \
-		$(NEWEST) -m study.engines.extensions && { \
-		$(NEWEST) -m study conformance --output reports/conformance/$$version.json || [ $$? -eq 1 ]; }
+		{ $(NEWEST) -m study conformance --output reports/conformance/$$version.json || [ $$? -eq 1 ]; }
 	@rm -r build/constraints
 
 # --strict: without it a package that the index says nothing of counts as one without a vulnerability.

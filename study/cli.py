@@ -200,6 +200,7 @@ def _train(
     run = make_run(asked, chosen, num_processes or chosen.num_processes, machines, **where)
     checks.check_folder(run)
     checks.check(run)
+    checks.provide_extensions(run)
 
     ended = launch.launch(run, timeout, lambda line: print(f"  {line}", flush=True))
     if ended.status == "misconfigured" and ended.record_path is None:
@@ -224,6 +225,7 @@ def _of_a_study(command: Any) -> Any:
         click.option("--data-dir", type=PATH, help=DATA_FOLDER),
         click.option("--runs-dir", type=PATH, default="runs", help="where run directories go"),
         click.option("--only", default="", metavar="TEXT", show_default=False, help="only runs whose id contains this"),
+        click.option("--skip", metavar="TEXT", help="no runs whose id contains this"),
         click.option("--timeout", type=NUMBER, default=1800, help="seconds after which one run is ended"),
         click.option("--checkpoint-every", type=NUMBER, metavar="STEPS", help=CHECKPOINT_EVERY),
     ]
@@ -245,6 +247,7 @@ def _plan(
     data_dir: Path | None,
     runs_dir: Path,
     only: str,
+    skip: str | None,
     timeout: int,
     checkpoint_every: int | None,
     slurm: bool,
@@ -259,7 +262,7 @@ def _plan(
 
     chosen = studies.find(study)
     folder = runs_dir / chosen.name
-    runs = plan.spread(plan.select(chosen, data_dir, only, folder, checkpoint_every), per_machine)
+    runs = plan.spread(plan.select(chosen, data_dir, only, folder, checkpoint_every, skip), per_machine)
     if not slurm:
         print(plan.show(plan.make(chosen, runs, folder, timeout)))
         return
@@ -282,6 +285,7 @@ def _run(
     data_dir: Path | None,
     runs_dir: Path,
     only: str,
+    skip: str | None,
     timeout: int,
     checkpoint_every: int | None,
     fail_fast: bool,
@@ -299,7 +303,7 @@ def _run(
 
     chosen = studies.find(study)
     folder = runs_dir / chosen.name
-    runs = plan.select(chosen, data_dir, only, folder, checkpoint_every)
+    runs = plan.select(chosen, data_dir, only, folder, checkpoint_every, skip)
     _require(*TRAINING)  # a plan does without it, no run does
     body.train_missing(runs, studies.runs(chosen, data_dir, folder))
     return runner.run(chosen, runs, folder, timeout, fail_fast, runner.Slot(60.0 * minutes if minutes else math.inf))

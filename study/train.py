@@ -103,7 +103,6 @@ def run(arguments: list[str]) -> None:
         print("loading PyTorch and the engine: some 10 seconds, once ...", file=sys.stderr, flush=True)
     imports.check(Path(sys.argv[0]))
     extensions.use_own_folder()
-    extensions.look_at_the_processor_once()
     os.environ.update(QUIET | dict(os.environ))
     library_warnings = LibraryWarnings()
     asked = requested_run(build_config(**parse_flags(arguments)))
@@ -115,6 +114,8 @@ def run(arguments: list[str]) -> None:
         try:
             checks.check_folder(asked)  # another run may just have finished there
             checks.check(asked)
+            is_first_here = os.environ.get("LOCAL_RANK", "0") == "0"
+            checks.provide_extensions(asked, extensions.say_on_stderr if is_first_here else lambda line: None)
         except Refusal as refusal:
             rendezvous.decline(asked, refusal)
             raise

@@ -359,7 +359,8 @@ def main(*words: str) -> None:
             subprocess.run([sys.executable, *launch], env={**os.environ, "OMP_NUM_THREADS": "1"}, check=True)
         return
     torch.set_num_threads(1)
-    extensions.use_own_folder()  # or DeepSpeed compiles for a minute
+    extensions.use_own_folder()
+    extensions.use_built()  # or DeepSpeed compiles for half a minute
     if WORLD > 1 and not dist.is_initialized():
         dist.init_process_group("gloo")
     if words[0] == "--limits":

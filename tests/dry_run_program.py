@@ -48,6 +48,7 @@ STATES: tuple[Part, ...] = ("parameters", "gradients", "optimizer_states")
 COUNTER = 4  # bytes of Adam's, of one flat parameter
 
 extensions.use_own_folder()
+extensions.use_built()
 
 
 @contextmanager

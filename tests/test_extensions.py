@@ -1,9 +1,13 @@
-"""What would hang or fail inside a run is refused before it, in one line that says what to do."""
+"""DeepSpeed's extensions are built when first needed, by one process at a time; what is in the way is said before."""
 
+from __future__ import annotations
+
+import os
 import re
 import subprocess
 import sys
 import sysconfig
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,12 +16,9 @@ from refusing import refusal
 
 from study.config import build_config
 from study.engines import extensions
-from study.errors import Refusal
 from study.run import make_run
 from study.running import checks
 from study.strategy.file import read_by_name
-
-HOLD = "import os, sys; os.open(sys.argv[1], os.O_CREAT | os.O_EXCL); print('held', flush=True); sys.stdin.read()"
 
 # A compiler with libaio's header and library, each of which a test can take away.
 STUB_COMPILER = """#!/bin/sh
@@ -28,17 +29,40 @@ case "$1" in
 esac
 """
 
+# A DeepSpeed whose builders leave a library of each part where torch would: after `BEFORE` of the test.
+BUILDERS = """
+import os, pathlib, sys, time
+import torch.utils.cpp_extension
+
+class Builder:
+    def load(self):
+        target = pathlib.Path(os.environ["TORCH_EXTENSIONS_DIR"])
+        for part in self.parts:
+            (target / part).mkdir()
+            (target / part / "build.ninja").write_text("build a.o: compile a.cpp\\nbuild b.o: compile b.cpp\\n")
+            (target / part / "a.o").touch()
+            {before}
+            (target / part / (part + ".so")).write_text(repr([str(target), sys.path]))
+
+class CPUAdamBuilder(Builder):
+    parts = ["cpu_adam"]
+
+class AsyncIOBuilder(Builder):
+    parts = ["pin_memory", "async_io"]
+"""
+
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path, monkeypatch):
-    folder = tmp_path / "torch extensions"
-    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(folder))
-    return folder
+def base(tmp_path, monkeypatch):
+    base = tmp_path / "torch extensions"
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(base))
+    monkeypatch.setattr(extensions, "_failures", {})
+    return base
 
 
 @pytest.fixture(autouse=True)
 def devices(tmp_path, monkeypatch):
-    """An empty /dev and an environment that does not speak of GPUs: a box without any."""
+    """An empty /dev and an environment that does not speak of GPUs: a machine without any."""
     devices = tmp_path / "dev"
     devices.mkdir()
     monkeypatch.setattr(extensions, "DEVICES", devices)
@@ -68,120 +92,208 @@ def put_compiler(tools: Path, header_status: int = 0, library: str = "/usr/lib/l
     put_tool(tools / "c++", STUB_COMPILER.format(header_status=header_status, library=library))
 
 
-def put_built(folder: Path, *names: str) -> None:
-    for name in names:
-        (folder / name).mkdir(parents=True, exist_ok=True)
-        (folder / name / f"{name}.so").touch()
-
-
-ALL = ("deepspeed_shm_comm", "cpu_adam", "pin_memory", "async_io")
+def put_built(*parts: str) -> None:
+    for part in parts:
+        library = extensions.folder() / part / f"{part}.so"
+        library.parent.mkdir(parents=True, exist_ok=True)
+        library.touch()
 
 
 def refused(*needs: str) -> str:
     return refusal(extensions.check, needs)
 
 
-@pytest.mark.launches
-def test_lock_is_stale_only_once_its_builder_is_dead(folder):
-    lock = folder / "cpu_adam" / "lock"
-    lock.parent.mkdir(parents=True)
-    with subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(lock)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as builder:
-        assert builder.stdout.readline() == "held\n"
-        assert extensions.stale_locks() == []
-        builder.kill()
-        builder.wait()
-    assert extensions.stale_locks() == [lock]
+# ---------------------------------------------------------------- what is in the way
 
 
-def test_check_names_a_stale_lock_and_the_command_that_deletes_it(folder, tools):
-    put_compiler(tools)
-    put_built(folder, *ALL)
-    lock = folder / "pin_memory" / "lock"
-    lock.touch()
-    message = refused("async_io", "cpu_adam")
-    assert str(lock) in message
-    command = message.rpartition("run: ")[2]
-    subprocess.run(["/bin/sh", "-c", f"PATH=/usr/bin:/bin; {command}"], check=True)
-    assert not lock.exists()
-    extensions.check({"async_io", "cpu_adam"})
-
-
-def test_check_refuses_without_a_compiler(tools):
+def test_without_a_compiler_only_what_needs_an_extension_is_refused(tools):
     put_tool(tools / "ninja")
     for name in extensions.EXTENSIONS:
-        assert re.match(f"no C.. compiler: c.. is not on PATH.*{name}.*apt-get install g..", refused(name))
-    run = make_run(build_config(), read_by_name("zero3_nvme_offload"), 2)
-    assert refusal(checks.check, run) == refused("cpu_adam", "async_io")  # before anything is started
+        assert re.match(f"DeepSpeed's {name}.* no C.. compiler.*apt-get install g..", refused(name))
+    offloading = make_run(build_config(), read_by_name("zero3_nvme_offload"), 2)
+    assert refusal(checks.check, offloading) == refused("cpu_adam", "async_io")  # before anything is started
+    for name in ("zero1", "zero2_tuned", "zero3", "ddp", "fsdp2"):
+        checks.check(make_run(build_config(), read_by_name(name), 2))
+        assert not read_by_name(name).needed_extensions
+    put_built("cpu_adam")
+    extensions.check({"cpu_adam"})  # what is built needs no compiler
 
 
 @pytest.mark.parametrize(
-    ("compiler", "lacking"), [({"header_status": 1}, "libaio.h"), ({"library": "libaio.so"}, "libaio.so")]
+    ("compiler", "missing"), [({"header_status": 1}, "libaio.h"), ({"library": "libaio.so"}, "libaio.so")]
 )
-def test_check_refuses_async_io_without_libaio(compiler, lacking, tools):
+def test_without_libaio_only_the_disk_is_refused(compiler, missing, tools):
     put_compiler(tools, **compiler)
+    extensions.check({"cpu_adam"})
     message = refused("async_io")
-    assert message.startswith(f"the compiler finds no {lacking}")
+    assert f"the compiler finds no {missing}" in message
     assert "libaio-dev" in message
     assert "libaio-devel" in message
-    assert refused("cpu_adam", "async_io") == message  # before what one command mends
 
 
-def test_check_refuses_what_is_not_built_and_names_the_command(folder, devices, tools, monkeypatch):
+def test_every_obstacle_names_its_remedy_and_no_other_command_of_ours(tools):
+    said = [refused("cpu_adam")]
+    put_tool(tools / "ninja")
+    said.append(refused("cpu_adam"))
+    put_compiler(tools, header_status=1)
+    said.append(refused("async_io"))
+    for line in said:
+        assert re.search("install", line)
+        assert not re.search("make |zero-study|python -m", line)
+
+
+def test_what_is_built_for_another_processor_or_release_is_not_taken(tools, monkeypatch):
     put_compiler(tools)
-    put_built(folder, "pin_memory")
-    command = "python -m study.engines.extensions"
-    on_a_cpu = refused("cpu_adam", "async_io")
-    assert re.match("DeepSpeed's async_io and cpu_adam, .* on a CPU, are not built", on_a_cpu)
-    assert on_a_cpu.endswith(f"run: {command}")
-    (devices / "nvidia0").touch()
-    assert " on a CPU" not in refused("cpu_adam", "async_io")
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert refused("cpu_adam", "async_io").endswith(f"run: CUDA_VISIBLE_DEVICES= {command}")
-    put_built(folder, "cpu_adam")
-    assert refused("cpu_adam", "async_io").startswith("DeepSpeed's async_io, which ")
-    put_built(folder, "async_io")
-    extensions.check({"cpu_adam", "async_io"})
+    put_built("cpu_adam")
+    assert extensions.is_built("cpu_adam")
+    for name, value in (("_processor", ["x86_64", "another"]), ("_version", "0.0"), ("_device", "cuda")):
+        with monkeypatch.context() as other:
+            other.setattr(extensions, name, lambda *_, value=value: value)
+            assert not extensions.is_built("cpu_adam")
+
+
+def test_a_folder_that_cannot_be_written_is_passed_over(tmp_path, monkeypatch):
+    monkeypatch.delenv("TORCH_EXTENSIONS_DIR")
+    monkeypatch.setattr(extensions, "EXTENSIONS_DIR", tmp_path / "own")
+    assert extensions.folder().is_relative_to(tmp_path / "own")
+    (tmp_path / "own").touch()  # in the place of a folder
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert extensions.folder().is_relative_to(tmp_path / "cache")
+
+
+# ---------------------------------------------------------------- building
 
 
 @pytest.fixture
-def deepspeed(tmp_path, monkeypatch):
-    """A DeepSpeed whose builders are what the test puts in this file."""
-    package = tmp_path / "packages" / "deepspeed" / "ops" / "op_builder"
-    (package / "cpu").mkdir(parents=True)
-    (package / "cpu" / "__init__.py").write_text("class ShareMemCommBuilder:\n    def load(self): pass\n")
-    for parent in (package.parent, package.parent.parent):
+def build(tmp_path, tools, monkeypatch):
+    """Have a process of its own provide extensions from a stand-in for DeepSpeed; return the process."""
+    put_compiler(tools)
+    packages = tmp_path / "a folder of packages"
+    package = packages / "deepspeed" / "ops" / "op_builder"
+    package.mkdir(parents=True)
+    compiling = packages / "torch" / "utils" / "cpp_extension.py"
+    compiling.parent.mkdir(parents=True)
+    compiling.write_text("def load(**options): ...\n")
+    for parent in (package.parent, package.parent.parent, compiling.parent, compiling.parent.parent):
         (parent / "__init__.py").touch()
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "packages"))
-    found = SimpleNamespace(submodule_search_locations=[str(tmp_path / "packages" / "deepspeed")])
-    monkeypatch.setattr(extensions.importlib.util, "find_spec", lambda name: found)
-    return package / "__init__.py"
+
+    def start(names: list[str], before: str = "pass", wait: bool = True) -> subprocess.Popen[str]:
+        (package / "__init__.py").write_text(BUILDERS.format(before=before))
+        code = f"""
+import sys
+sys.path.insert(0, {str(packages)!r})
+from study.engines import extensions
+from study.errors import Refusal
+extensions.DEVICES = extensions.Path({str(tmp_path / "dev")!r})
+extensions.HEARTBEAT_SECONDS = 0.2
+extensions._search_path = lambda: {str(tools)!r}
+print("ready", flush=True)
+try:
+    extensions.provide({names!r}, "this test")
+except Refusal as refusal:
+    print("REFUSED", refusal, file=sys.stderr)
+    sys.exit(2)
+"""
+        process = subprocess.Popen(
+            [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1
+        )
+        if wait:
+            process.output, process.errors = process.communicate(timeout=60)
+        return process
+
+    return start
+
+
+def built_parts(base: Path) -> set[str]:
+    return {path.stem for path in base.glob("zero-study-*/*/*.so")}
 
 
 @pytest.mark.launches
-def test_build_shows_why_it_failed_and_which_strategies_are_skipped(deepspeed, tools, capsys):
-    """One whose build fails, and one that cannot be built; it goes on with the others."""
-    put_compiler(tools, header_status=1)
+def test_what_is_missing_is_built_once_with_progress_and_through_plain_paths(build, base):
+    """The folders of this test have spaces in their names, of which PyTorch quotes only some."""
+    first = build(["cpu_adam", "async_io"], before="time.sleep(0.7)")
+    assert first.returncode == 0, first.errors
+    assert built_parts(base) == {"cpu_adam", "pin_memory", "async_io"}
+    lines = first.errors.splitlines()
+    assert sum("this test needs it" in line for line in lines) == 2
+    assert any("1 of 2 files compiled" in line for line in lines)
+    assert not list(base.glob("zero-study-*/building-*"))
+    for library in base.glob("zero-study-*/*/*.so"):
+        assert "a folder of packages" not in library.read_text()
+        assert "torch extensions" not in library.read_text()
+    again = build(["cpu_adam", "async_io"], before="raise AssertionError")
+    assert (again.returncode, again.errors) == (0, "")
+
+
+@pytest.mark.launches
+def test_of_two_that_start_at_once_one_builds_and_the_other_waits(build, base):
+    before = f"time.sleep(1); open({str(base / 'count')!r}, 'a').write('built ')"
+    both = [build(["cpu_adam"], before, wait=False) for _ in range(2)]
+    errors = [process.communicate(timeout=60)[1] for process in both]
+    assert [process.returncode for process in both] == [0, 0], errors
+    assert (base / "count").read_text() == "built "
+    assert sorted("waiting for it" in text for text in errors) == [False, True]
+
+
+@pytest.mark.launches
+def test_a_killed_build_does_not_block_the_next_one(build, base):
+    killed = build(["cpu_adam"], before="time.sleep(60)", wait=False)
+    deadline = time.monotonic() + 60
+    while not list(base.glob("zero-study-*/building-*/cpu_adam/a.o")):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    killed.kill()
+    killed.communicate()
+    assert not built_parts(base)
+    next_one = build(["cpu_adam"])
+    assert next_one.returncode == 0, next_one.errors
+    assert built_parts(base) == {"cpu_adam"}
+    assert not list(base.glob("zero-study-*/building-*"))
+
+
+@pytest.mark.launches
+def test_a_failed_build_shows_why_and_leaves_nothing(build, base):
     fault = "raise RuntimeError('Error building extension:\\ncpu_adam.cpp:1:10: fatal error: no such thing')"
-    deepspeed.write_text(f"class CPUAdamBuilder:\n    def load(self): {fault}\n")
-    assert extensions.build() == 1
-    output = capsys.readouterr().out
-    assert "  | cpu_adam.cpp:1:10: fatal error: no such thing" in output
-    assert "the compiler finds no libaio.h" in output
-    by_adam, by_async_io = (line for line in output.splitlines() if "strategies are skipped" in line)
-    assert {"zero2_cpu_offload,", "zero3_nvme_offload"} <= set(by_adam.split())
-    assert by_async_io.endswith("strategies are skipped: zero3_nvme_offload")
+    failed = build(["cpu_adam"], before=fault.replace("\n", "\\n"))
+    assert failed.returncode == 2
+    assert "  | cpu_adam.cpp:1:10: fatal error: no such thing" in failed.errors
+    assert not built_parts(base)
+    assert not list(base.glob("zero-study-*/building-*"))
 
 
-def test_check_refuses_what_was_built_in_another_folder(folder, tools):
-    """A copied project has extensions that torch would compile again inside a run."""
-    put_tool(tools / "ninja")
-    put_built(folder, "cpu_adam")
-    commands = folder / "cpu_adam" / "build.ninja"
-    commands.write_text("cflags = -isystem /elsewhere/site-packages/torch/include\n")
-    with pytest.raises(Refusal, match=r"is built for another Python, or in another folder; run: "):
-        extensions.check({"cpu_adam"})
-    place = extensions._folder_of("torch")
-    commands.write_text(f"cflags = -isystem {place}/include\n")
-    extensions.check({"cpu_adam"})
+def test_a_failed_build_is_not_tried_again_by_the_same_process(monkeypatch):
+    monkeypatch.setattr(extensions, "_failures", {extensions.folder() / "cpu_adam": "it failed"})
+    monkeypatch.setattr(extensions, "check", lambda needs: None)
+    assert refusal(extensions.provide, ["cpu_adam"], "a run") == "it failed"
+
+
+def test_a_folder_that_nobody_can_write_is_refused_in_one_line(tools, monkeypatch):
+    put_compiler(tools)
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", os.devnull)
+    assert re.search("cannot be built there .* set TORCH_EXTENSIONS_DIR", refusal(extensions.provide, ["cpu_adam"], ""))
+
+
+# ---------------------------------------------------------------- using
+
+
+def test_deepspeed_takes_what_is_built_and_compiles_the_rest(monkeypatch):
+    class OpBuilder:
+        def jit_load(self, verbose=True):
+            return "compiled"
+
+    class Adam(OpBuilder):
+        name = "cpu_adam"
+
+    backend = SimpleNamespace(build_shm_op=lambda: "compiled")
+    builder = SimpleNamespace(OpBuilder=OpBuilder)
+    for name in ("deepspeed", "deepspeed.ops", "deepspeed.ops.op_builder", "deepspeed.comm"):
+        monkeypatch.setitem(sys.modules, name, SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "deepspeed.ops.op_builder.builder", builder)
+    monkeypatch.setitem(sys.modules, "deepspeed.comm.torch", backend)
+    monkeypatch.setattr(extensions, "_import", lambda name, library: ("loaded", name, library))
+    extensions.use_built()
+    extensions.use_built()
+    assert Adam().jit_load() == "compiled"
+    put_built("cpu_adam")
+    assert Adam().jit_load() == ("loaded", "cpu_adam", extensions.folder() / "cpu_adam" / "cpu_adam.so")
+    assert backend.build_shm_op() is None

@@ -347,11 +347,20 @@ def study(tmp_path, monkeypatch):
 def test_a_refusal_of_the_check_is_why_a_run_is_skipped(study, tmp_path, monkeypatch):
     def refuse(run):
         if run.strategy.name == "ddp":
-            raise Refusal("DeepSpeed's async_io is not built yet")
+            raise Refusal("no C++ compiler is on PATH")
 
     monkeypatch.setattr(checks, "check", refuse)
     made = plan.make(study, plan.select(study, None, "", tmp_path), tmp_path, 60)
-    assert [one.skipped for one in made.runs] == [None, "DeepSpeed's async_io is not built yet", None]
+    assert [one.skipped for one in made.runs] == [None, "no C++ compiler is on PATH", None]
+
+
+def test_runs_are_chosen_and_left_out_by_a_text_in_their_id(study, tmp_path):
+    every = [run.run_id for run in plan.select(study, None, "", tmp_path)]
+    without = [run.run_id for run in plan.select(study, None, "", tmp_path, skip="-ddp-")]
+    assert without == [run_id for run_id in every if "-ddp-" not in run_id] != every
+    only = plan.select(study, None, "-ddp-", tmp_path)
+    assert {run.run_id for run in only} | set(without) == set(every)
+    assert refusal(plan.select, study, None, "-ddp-", tmp_path, skip="ddp").startswith("--skip ddp: ")
 
 
 def test_a_study_of_gpus_is_not_trained_on_the_cpu(study, tmp_path, monkeypatch):

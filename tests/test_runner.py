@@ -90,6 +90,21 @@ def test_every_run_has_an_outcome_and_finished_ones_are_kept(study, monkeypatch,
 
 
 @pytest.mark.launches
+def test_a_run_whose_extension_does_not_build_is_skipped_with_the_reason(study, monkeypatch, capsys):
+    def provide(run, say):
+        say(f"Building for {run.strategy.name}")
+        if run.strategy.name == "zero2":
+            raise Refusal("it does not build here:\n  | fatal error")
+
+    monkeypatch.setattr(checks, "provide_extensions", provide)
+    assert run(study, monkeypatch) == runner.ALL_OK
+    found = {one.strategy: (one.status, one.message) for one in outcomes(Path("runs/mine")).values()}
+    assert found["zero2"] == ("skipped", "it does not build here:")
+    assert {found[name][0] for name in ("single", "zero3")} == {"ok"}
+    assert "[3/6] bert-imdb-tiny-zero3-2x-seed0: Building for zero3" in capsys.readouterr().out
+
+
+@pytest.mark.launches
 def test_runs_that_end_badly_have_their_outcomes_and_are_run_again(study, monkeypatch, capsys):
     cases = {
         "single-1x-seed0": ("crashed", "crashed", "RuntimeError: broken", 1),

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import sys
-from types import SimpleNamespace
 from typing import Any
 
 import config_defaults
@@ -215,14 +213,6 @@ KNOWN = {
 
 def test_known_models_have_their_published_number_of_parameters():
     assert {name: shapes.KNOWN[name].num_params for name in KNOWN} == KNOWN
-
-
-def test_another_hub_id_is_asked_of_the_hub(monkeypatch):
-    asked, config = [], AutoConfig.for_model("gpt2", n_embd=24, n_head=4)
-    of_hub = SimpleNamespace(from_pretrained=lambda hub_id: asked.append(hub_id) or config)
-    monkeypatch.setitem(sys.modules, "transformers", SimpleNamespace(AutoConfig=of_hub))
-    assert shapes.find("somebody/Some-GPT").hidden == 24
-    assert asked == ["somebody/Some-GPT"]
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,7 @@ def test_a_file_rents_its_box_and_gives_it_back(name):
     assert written["setup"] == "bash docs/clouds/setup.sh"
 
 
-@pytest.mark.parametrize(("fails", "status"), [("none", 0), ("python -c", 1), ("make setup", 1), ("python -m", 0)])
+@pytest.mark.parametrize(("fails", "status"), [("none", 0), ("python -c", 1), ("make setup", 1)])
 def test_the_set_up_fails_where_torch_has_no_gpu(fails, status, tmp_path):
     (tmp_path / ".venv" / "bin").mkdir(parents=True)
     for program in ("uv", "make", "python"):
@@ -70,8 +70,6 @@ def test_the_set_up_fails_where_torch_has_no_gpu(fails, status, tmp_path):
     asked = [shlex.split(line) for line in (tmp_path / "asked").read_text().splitlines()]
     assert done.returncode == status
     assert asked[2][:2] == ["make", "setup"]
-    if not status:
-        test_docs.check_python(asked[-1][1:])
 
 
 # Notes what it is asked; a run, and a pack, which is to be a new file, leave one.

@@ -557,7 +557,7 @@ from study.engines import extensions
 from study.run import make_run
 from study.strategy.file import read_by_name
 from study.training import built, proof
-extensions.use_own_folder()  # or DeepSpeed compiles for minutes
+extensions.use_own_folder()
 run = make_run(build_config(output_dir=Path("run")), read_by_name("zero2"), 2)
 accelerator = built.start(run)
 engine = built.build(run, accelerator)

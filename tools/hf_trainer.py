@@ -43,6 +43,7 @@ ONLY = {"schedule": "linear", "warmup_steps": 0, "micro_batch_size": None, "shar
 def main(engine: Any) -> None:
     """Train on one rank; `engine`: the module whose `check` and `train` this is."""
     extensions.use_own_folder()
+    extensions.use_built()
     os.environ.update(QUIET | dict(os.environ))
     chosen, folder, *words = sys.argv[1:]
     config = build_config(**parse_flags(words))

@@ -210,9 +210,9 @@ def run(items: Sequence[Item], place: Place, slot: Slot) -> int:
 def _build_extensions() -> None:
     """Build, once on a machine, what the strategies with offload load; without it they are skipped, with the reason."""
     try:
-        extensions.check([name for name, one in extensions.EXTENSIONS.items() if not one.cpu_only])
-    except Refusal:
-        extensions.build()
+        extensions.provide(extensions.EXTENSIONS, "offload")
+    except Refusal as refusal:
+        print(refusal, flush=True)
 
 
 def _status(item: Item, place: Place, slot: Slot) -> int:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from study import files
+from study.engines import extensions
 
 SEED = 42
 MICRO_BATCH_SIZE = 8
@@ -35,6 +36,7 @@ SIZES: dict[str, Any] = {
 def main(place: Path) -> None:
     """Give the engine the lines, ask for what they should do, and write the answer of this rank."""
     rule = json.loads((place / "rule.json").read_text())
+    extensions.use_built()
     answer: dict[str, Any] = {}
     try:
         names = fixtures(rule["through"])

@@ -57,7 +57,7 @@ def execute_all(asked: Sequence[str], path: Path) -> None:
     files.require_folder(path)
     extensions.use_own_folder()
     os.environ.update(QUIET | ON_CPU | {"PYTHONPATH": str(files.ROOT)})
-    extensions.check(extensions.EXTENSIONS)
+    extensions.provide(extensions.EXTENSIONS, "what the sources print")
     claims = [claim for source in ledger.read() for claim in source.claims]
     rules = {claim.id: claim.rule for claim in claims if isinstance(claim.rule, Execution)}
     if unknown := [name for name in asked if name not in rules]:

@@ -1,26 +1,40 @@
-"""DeepSpeed's extensions: whether those that a run needs are built and load here; `python -m` builds them.
+"""Build DeepSpeed's compiled extensions when a run first needs them, and hand them to DeepSpeed.
 
-DeepSpeed compiles them at their first use, silently and for minutes; where such a build was killed, every later one
-waits for ever. So setup builds them once, into a folder of the project's own, and a run asks `check` before it starts.
-Nothing here imports torch: a build is a process of its own.
+Left to itself, DeepSpeed compiles an extension inside the training process, silently and for minutes. A build that was
+killed leaves a lock for which every later process waits forever, and a path with a space breaks the linker's command.
+Here `provide` builds before the processes start: with progress, under a lock that the kernel releases when its holder
+ends, and in a folder that takes its final name only when it is complete. `use_built` then makes DeepSpeed load these
+files. Only `use_built` imports torch: a build is a process of its own.
 """
 
 from __future__ import annotations
 
+import hashlib
+import importlib
+import importlib.metadata
 import importlib.util
+import json
 import os
+import platform
+import re
 import shlex
 import shutil
 import subprocess
 import sys
 import sysconfig
+import tempfile
 import time
-from collections.abc import Collection
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
+from filelock import FileLock, Timeout
+
+from study import processes
 from study.errors import Refusal
 from study.files import ROOT
 
@@ -32,56 +46,96 @@ DEVICES = Path("/dev")
 class Extension:
     module: str  # where DeepSpeed keeps its builder
     builder: str
-    folders: tuple[str, ...]  # that it is built in, below `folder()`
+    parts: tuple[str, ...]  # the shared libraries that it consists of; the last one has the extension's name
+    purpose: str
     duration: str  # of the build, on two cores
-    strategies: str  # the files in accelerate_configs/ that cannot do without it
-    cpu_only: bool = False  # needed, and built, only where there is no GPU
+    strategies: str  # those that need it, as people write it
 
 
 EXTENSIONS = {
-    # Loaded by DeepSpeed whenever it starts without a GPU, whatever it is then asked to do.
-    "deepspeed_shm_comm": Extension(
-        module="deepspeed.ops.op_builder.cpu",
-        builder="ShareMemCommBuilder",
-        folders=("deepspeed_shm_comm",),
-        duration="about 30 s",
-        strategies="zero*.yaml",
-        cpu_only=True,
-    ),
     "cpu_adam": Extension(
         module="deepspeed.ops.op_builder",
         builder="CPUAdamBuilder",
-        folders=("cpu_adam",),
-        duration="about 40 s",
-        strategies="*_offload.yaml",
+        parts=("cpu_adam",),
+        purpose="updates offloaded optimizer states on the CPU",
+        duration="about 1 min",
+        strategies="zero*_offload",
     ),
     "async_io": Extension(
         module="deepspeed.ops.op_builder",
         builder="AsyncIOBuilder",
-        folders=("pin_memory", "async_io"),
-        duration="2 to 3 min",
-        strategies="*_nvme_offload.yaml",
+        parts=("pin_memory", "async_io"),
+        purpose="swaps model states to a disk",
+        duration="about 3 min",
+        strategies="zero*_nvme_offload",
     ),
 }
 
-HEARTBEAT_SECONDS = 20
+HEARTBEAT_SECONDS = 10
 FAILURE_LINES = 12
+
+# What a shell, ninja and the linker take as it is. PyTorch quotes some of the paths that it writes, and not all.
+_PLAIN_PATH = re.compile(r"[\w@%+=:,./-]*", re.ASCII)
+
+_failures: dict[Path, str] = {}  # of this process, so that a study does not try the same build for every run
+
+
+def say_on_stderr(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 def folder() -> Path:
-    """Return where extensions are built: TORCH_EXTENSIONS_DIR if that is set, the project's own folder otherwise.
+    """Return the folder of what is built here: in TORCH_EXTENSIONS_DIR if that is set, else in the project's own.
 
-    The project's own is one per device, because DeepSpeed compiles for a GPU under the same names with other flags: in
-    one folder, a run on the CPU of a GPU box would compile everything again, and the next one on its GPUs once more.
+    Its name is a digest of what a build depends on: the releases of Python, torch and DeepSpeed, the device, and the
+    processor, for which DeepSpeed compiles specially. A home directory that several machines share works therefore.
     """
+    facts = [sys.implementation.cache_tag, _version("torch"), _version("deepspeed"), _device(), _processor()]
+    digest = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:12]
+    return _base_folder() / f"zero-study-{digest}"
+
+
+def _base_folder() -> Path:
     given = os.environ.get("TORCH_EXTENSIONS_DIR")
-    return Path(given) if given else EXTENSIONS_DIR / ("cuda" if sees_gpu() else "cpu")
+    if given:
+        return Path(given)
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    candidates = [EXTENSIONS_DIR, cache / "zero-study" / "extensions"]
+    candidates.append(Path(tempfile.gettempdir()) / f"zero-study-extensions-{os.getuid()}")
+    writable = (path for path in candidates if _can_be_written(path))
+    # DeepSpeed compiles for a GPU under the same names with other flags.
+    return next(writable, EXTENSIONS_DIR) / _device()
+
+
+def _can_be_written(path: Path) -> bool:
+    existing = next(parent for parent in [path, *path.absolute().parents] if parent.exists())
+    return existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def _device() -> str:
+    return "cuda" if sees_gpu() else "cpu"
+
+
+def _processor() -> list[str]:
+    """Return the processor's architecture and instruction sets, as far as Linux lists them."""
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith(("flags", "Features")):
+                return [platform.machine(), *sorted(line.partition(":")[2].split())]
+    return [platform.machine()]
 
 
 def sees_gpu() -> bool:
     """Guess what torch will see: a device of NVIDIA's driver, or of WSL's, unless CUDA_VISIBLE_DEVICES hides them all.
 
-    Only a folder hangs on it: a box that this misjudges builds there what it needs.
+    Only a folder depends on it: a machine that this misjudges builds there what it needs.
     """
     return any(any(DEVICES.glob(pattern)) for pattern in ("nvidia[0-9]*", "dxg")) and not _hides_gpus()
 
@@ -92,94 +146,9 @@ def _hides_gpus() -> bool:
 
 
 def use_own_folder() -> None:
-    """Set, for this process and its children, where torch looks for extensions and for ninja."""
-    os.environ["TORCH_EXTENSIONS_DIR"] = str(folder())
+    """Set, for this process and its children, with which ninja and where torch compiles what is not of `EXTENSIONS`."""
+    os.environ["TORCH_EXTENSIONS_DIR"] = str(_base_folder())
     os.environ["PATH"] = _search_path()
-
-
-def look_at_the_processor_once() -> None:
-    """Spare this process a second at each load of an extension: DeepSpeed asks anew what the processor is."""
-    with suppress(ModuleNotFoundError):
-        import cpuinfo  # comes with DeepSpeed
-
-        cpuinfo.get_cpu_info = cache(cpuinfo.get_cpu_info)
-
-
-def check(needs: Collection[str]) -> None:
-    """Raise Refusal where a run that needs these of `EXTENSIONS` would fail to load one, wait for ever, or build it."""
-    if unknown := set(needs) - set(EXTENSIONS):
-        raise ValueError(f"unknown extensions {sorted(unknown)}; there are {', '.join(EXTENSIONS)}")
-    for name in sorted(needs):
-        if found := obstacle(name):
-            raise Refusal(found)
-    missing = {name: reason for name in sorted(needs) if (reason := unbuilt(name))}
-    if missing:
-        command = f"{'CUDA_VISIBLE_DEVICES= ' if _hides_gpus() else ''}python -m study.engines.extensions"
-        reasons = " and ".join(sorted(set(missing.values())))
-        raise Refusal(
-            f"DeepSpeed's {' and '.join(missing)}, which this strategy needs{'' if sees_gpu() else ' on a CPU'}, "
-            f"{'are' if len(missing) > 1 else 'is'} {reasons}; run: {command}"
-        )
-
-
-def stale_locks() -> list[Path]:
-    """Find the locks of builds that were killed: torch's FileBaton holds its file open for as long as it builds.
-
-    A lock is passed over when its holder could be out of sight: a Python process of the lock's owner whose descriptors
-    this user may not read. A holder on another machine or in another container cannot be seen at all.
-    """
-    locks = {}
-    for path in sorted(folder().glob("*/lock")):
-        with suppress(FileNotFoundError):  # released while we looked
-            status = path.stat()
-            locks[status.st_dev, status.st_ino] = (path, status.st_uid)
-    if not locks or not Path("/proc/self/fd").exists():
-        return []
-
-    held, unreadable_owners = set(), set()
-    for process in Path("/proc").glob("[0-9]*"):
-        with suppress(FileNotFoundError, ProcessLookupError):  # ended while we looked
-            try:
-                held |= _open_locks(process)
-            except PermissionError:
-                if b"python" in (process / "cmdline").read_bytes().partition(b"\0")[0]:
-                    unreadable_owners.add(process.stat().st_uid)
-    return [
-        path
-        for inode, (path, owner) in locks.items()
-        if inode not in held and owner not in unreadable_owners and path.exists()
-    ]
-
-
-def _open_locks(process: Path) -> set[tuple[int, int]]:
-    """Return device and inode of each file called lock that this folder of /proc shows as open."""
-    locks = set()
-    for descriptor in os.listdir(process / "fd"):
-        link = process / "fd" / descriptor
-        with suppress(FileNotFoundError):  # closed while we looked
-            if os.readlink(link).endswith("/lock"):
-                status = link.stat()
-                locks.add((status.st_dev, status.st_ino))
-    return locks
-
-
-def build(names: Collection[str] = ()) -> int:
-    """Build what can be built here of these, or of all, saying so; return 0 if each can now be loaded, 1 otherwise."""
-    if unknown := sorted(set(names) - set(EXTENSIONS)):
-        raise Refusal(f"no extension is named {', '.join(unknown)}; there are {', '.join(EXTENSIONS)}")
-    use_own_folder()
-    complete = True
-    for name in names or EXTENSIONS:
-        extension = EXTENSIONS[name]
-        if extension.cpu_only and sees_gpu():
-            continue
-        failure = obstacle(name) or _load(name)
-        if failure:
-            complete = False
-            strategies = sorted(path.stem for path in (ROOT / "accelerate_configs").glob(extension.strategies))
-            where = " where there is no GPU" if extension.cpu_only else ""
-            print(f"{failure}\n  until then these strategies are skipped{where}: {', '.join(strategies)}", flush=True)
-    return 0 if complete else 1
 
 
 def _search_path() -> str:
@@ -193,78 +162,62 @@ def _search_path() -> str:
     return os.pathsep.join([scripts, *(entry for entry in entries if entry != scripts)])
 
 
-def unbuilt(name: str) -> str | None:
-    """Say why a run would compile an extension as it starts, for minutes; None: it would not."""
-    if not _is_built(name):
-        return "not built yet"
-    # torch compiles again what was compiled by another command, which names the folder of its headers.
-    headers = f"{_folder_of('torch')}/include"
-    for part in EXTENSIONS[name].folders:
-        commands = folder() / part / "build.ninja"
-        if commands.is_file() and headers not in commands.read_text():
-            return "built for another Python, or in another folder"
-    return None
+# ---------------------------------------------------------------- what is there, and what is in the way
 
 
-def _folder_of(package: str) -> str | None:
-    found = importlib.util.find_spec(package)
-    places = list(found.submodule_search_locations or []) if found else []
-    return places[0] if places else None
+def is_built(name: str) -> bool:
+    """Say whether a run can load an extension without compiling it."""
+    return all(_library(part).is_file() or _came_along(part) for part in EXTENSIONS[name].parts)
 
 
-def building(name: str) -> bool:
-    """Whether a process is building an extension at this moment, as far as its lock says."""
-    locks = [folder() / part / "lock" for part in EXTENSIONS[name].folders]
-    return any(lock.exists() for lock in locks) and not {*locks} & {*stale_locks()}
-
-
-def _is_built(name: str) -> bool:
-    return all((folder() / part / f"{part}.so").is_file() or _came_along(part) for part in EXTENSIONS[name].folders)
+def _library(part: str) -> Path:
+    return folder() / part / f"{part}.so"
 
 
 def _came_along(part: str) -> bool:
     """Say whether DeepSpeed was installed with this one compiled (DS_BUILD_OPS=1), as NVIDIA's images have it."""
-    place = _folder_of("deepspeed")
-    return place is not None and any(Path(place).glob(f"ops/*/{part}_op*.so"))
+    found = importlib.util.find_spec("deepspeed")
+    places = list(found.submodule_search_locations or []) if found else []
+    return any(any(Path(place).glob(f"ops/*/{part}_op*.so")) for place in places)
+
+
+def check(needs: Collection[str]) -> None:
+    """Raise Refusal if one of `EXTENSIONS` is neither built nor can be built here; takes milliseconds."""
+    for name in sorted(needs):
+        if found := obstacle(name):
+            raise Refusal(found)
 
 
 def obstacle(name: str) -> str | None:
-    """Say in one line what keeps an extension from being loaded, None if nothing seen; takes milliseconds."""
-    for lock in stale_locks():
-        if lock.parent.name in EXTENSIONS[name].folders:
-            return (
-                f"{lock} was left by a build that was killed, and every run would wait for it for ever; run: "
-                f"rm {shlex.quote(str(lock))}"
-            )
-    if shutil.which("ninja", path=_search_path()) is None:
-        return f"ninja, which torch needs to load DeepSpeed's {name}, is not on PATH; run: pip install ninja"
-
-    # DeepSpeed links a program against libaio whenever it loads async_io; the others, once built, need no compiler.
-    if _is_built(name) and name != "async_io":
+    """Say in one line what keeps an extension from being built; None if nothing is seen, or if it is built."""
+    if is_built(name):
         return None
+    purpose = f"DeepSpeed's {name}, which {EXTENSIONS[name].purpose},"
+    if shutil.which("ninja", path=_search_path()) is None:
+        return f"{purpose} cannot be compiled: ninja is not on PATH; install it with: pip install ninja"
     wanted = os.environ.get("CXX") or "c++"
     compiler = shutil.which(shlex.split(wanted)[0])
     if compiler is None:
         return (
-            f"no C++ compiler: {wanted} is not on PATH, and DeepSpeed's {name} needs it; install g++ "
-            "(apt-get install g++, dnf install gcc-c++) or set CXX, then run: make setup"
+            f"{purpose} cannot be compiled: no C++ compiler, {wanted} is not on PATH; install g++ "
+            "(apt-get install g++, dnf install gcc-c++) or set CXX"
         )
     header = Path(sysconfig.get_path("include")) / "Python.h"
-    if not _is_built(name) and not header.exists():
+    if not header.exists():
         version = f"{sys.version_info.major}.{sys.version_info.minor}"
         return (
-            f"{header} is missing, which compiling DeepSpeed's {name} needs; install python{version}-dev (apt-get) "
-            f"or python{version}-devel (dnf), then run: make setup"
+            f"{purpose} cannot be compiled: {header} is missing; install python{version}-dev (apt-get) or "
+            f"python{version}-devel (dnf)"
         )
-    if name == "async_io" and (lacking := _lacking_of_libaio(compiler)):
+    if name == "async_io" and (missing := _missing_of_libaio(compiler)):
         return (
-            f"the compiler finds no {lacking}, which DeepSpeed's async_io needs; install libaio-dev (apt-get) or "
-            "libaio-devel (dnf), or set CPATH and LIBRARY_PATH to where libaio is, then run: make setup"
+            f"{purpose} cannot be compiled: the compiler finds no {missing}; install libaio-dev (apt-get) or "
+            "libaio-devel (dnf), or set CPATH and LIBRARY_PATH to where libaio is"
         )
     return None
 
 
-def _lacking_of_libaio(compiler: str) -> str | None:
+def _missing_of_libaio(compiler: str) -> str | None:
     """Ask the preprocessor for the header and the driver for the library: much cheaper than to compile."""
 
     def ask(*arguments: str, source: str = "") -> subprocess.CompletedProcess[str]:
@@ -272,42 +225,214 @@ def _lacking_of_libaio(compiler: str) -> str | None:
 
     if ask("-E", "-x", "c++", "-", source="#include <libaio.h>\n").returncode != 0:
         return "libaio.h"
-    # The bare name comes back where there is no such file.
+    # If there is no such file, the compiler prints the bare name.
     present = any(
         Path(ask(f"-print-file-name={name}").stdout.strip()).is_absolute() for name in ("libaio.so", "libaio.a")
     )
     return None if present else "libaio.so"
 
 
-def _load(name: str) -> str | None:
-    """Load one extension as a run will, in a process of its own, so that DeepSpeed builds it; return why it failed."""
+# ---------------------------------------------------------------- building
+
+
+def provide(needs: Collection[str], needed_by: str, say: Callable[[str], None] = say_on_stderr) -> None:
+    """Build those of `EXTENSIONS` that are not built yet; `needed_by` names the strategy in the lines that are printed.
+
+    If another process is building, wait for it. Raises Refusal if one cannot be built: its first line has the cause,
+    and the others are the last ones of the compiler.
+    """
+    for name in sorted(needs):
+        check([name])
+        if is_built(name):
+            continue
+        place = folder()
+        if place / name in _failures:
+            raise Refusal(_failures[place / name])
+        try:
+            place.mkdir(parents=True, exist_ok=True)
+            with _one_builder(place, name, say):
+                if not is_built(name):
+                    _build(name, place, needed_by, say)
+        except OSError as error:
+            raise Refusal(
+                f"{place}: DeepSpeed's {name} cannot be built there ({error.strerror}); set TORCH_EXTENSIONS_DIR to a "
+                "folder that can be written"
+            ) from None
+
+
+@contextmanager
+def _one_builder(place: Path, name: str, say: Callable[[str], None]) -> Iterator[None]:
+    """Hold the lock of a folder; while another process has it, say so."""
+    lock = FileLock(place / "build.lock")
+    began, waiting = time.monotonic(), False
+    while True:
+        try:
+            lock.acquire(timeout=HEARTBEAT_SECONDS if waiting else 0)
+            break
+        except Timeout:
+            if not waiting:
+                say(f"DeepSpeed's {name}: another process is building extensions; waiting for it ...")
+                waiting = True
+            else:
+                say(f"  ... waiting, {time.monotonic() - began:.0f} s")
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _build(name: str, place: Path, needed_by: str, say: Callable[[str], None]) -> None:
+    """Build one extension in a folder of its own, and move its parts to where they are looked for."""
     extension = EXTENSIONS[name]
-    parts = " and ".join(extension.folders)
-    if _is_built(name):
-        print(f"checking DeepSpeed's {parts} ...", flush=True)
-    else:
-        print(f"building DeepSpeed's {parts} ({extension.duration}, once) ...", flush=True)
-    load = f"from {extension.module} import {extension.builder}; {extension.builder}().load()"
-    command = [sys.executable, "-c", load]
-    start = time.monotonic()
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
-        while True:
-            try:
-                output, _ = process.communicate(timeout=HEARTBEAT_SECONDS)
-                break
-            except subprocess.TimeoutExpired:
-                print(f"  ... {time.monotonic() - start:.0f} s", flush=True)
-    if process.returncode == 0:
-        return None
-    lines = [line[:300] for line in output.splitlines() if line.strip()][-FAILURE_LINES:]
-    return "\n".join([f"DeepSpeed's {name} does not build; its last lines:", *(f"  | {line}" for line in lines)])
+    say(
+        f"Building DeepSpeed's {name}, which {extension.purpose}: {needed_by} needs it. This takes "
+        f"{extension.duration} on two cores, once."
+    )
+    for abandoned in place.glob("building-*"):  # by builds that were killed: the lock is ours
+        shutil.rmtree(abandoned, ignore_errors=True)
+    scratch = Path(tempfile.mkdtemp(prefix="building-", dir=place))
+    began = time.monotonic()
+    try:
+        with _plain_paths(scratch) as (target, search_path):
+            status, output = _load_in_a_process(extension, target, search_path, scratch, say)
+        missing = [part for part in extension.parts if not (scratch / part / f"{part}.so").is_file()]
+        if status or missing:
+            lines = [line[:300].rstrip() for line in output.splitlines() if line.strip()] or ["it says nothing"]
+            cause = next((line.strip() for line in lines if "error:" in line), lines[-1].strip())
+            details = "\n".join(f"  | {line}" for line in lines[-FAILURE_LINES:])
+            _failures[place / name] = f"DeepSpeed's {name}, which {needed_by} needs, does not build: {cause}\n{details}"
+            raise Refusal(_failures[place / name])
+        for part in extension.parts:  # the one with the extension's name comes last
+            shutil.rmtree(place / part, ignore_errors=True)
+            (scratch / part).rename(place / part)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    say(f"  DeepSpeed's {name} is built ({time.monotonic() - began:.0f} s).")
+
+
+@contextmanager
+def _plain_paths(scratch: Path) -> Iterator[tuple[Path, list[str]]]:
+    """Yield a name of the build's folder, and a search path of Python, in which no character needs quoting.
+
+    PyTorch does not quote every path that it hands to the linker. Where a folder's name has a space, say, a link in the
+    temporary folder stands for it during the build.
+    """
+    search_path = [os.path.abspath(entry) for entry in sys.path if entry]
+    if all(_PLAIN_PATH.fullmatch(path) for path in [str(scratch), *search_path]):
+        yield scratch, search_path
+        return
+    places = [path for path in (tempfile.gettempdir(), "/tmp", "/var/tmp", "/dev/shm") if _PLAIN_PATH.fullmatch(path)]
+    with tempfile.TemporaryDirectory(prefix="zero-study-", dir=next(filter(os.path.isdir, places))) as name:
+
+        def linked(path: str) -> str:
+            if _PLAIN_PATH.fullmatch(path):
+                return path
+            link = Path(name) / str(len(os.listdir(name)))
+            link.symlink_to(path)
+            return str(link)
+
+        yield Path(linked(str(scratch.absolute()))), [linked(path) for path in search_path]
+
+
+# Without debug information, which DeepSpeed asks for: it takes a quarter of the compiler's time.
+_LOAD = """
+import json, sys
+sys.path[:] = json.loads(sys.argv[1])
+import torch.utils.cpp_extension as compiling
+load = compiling.load
+compiling.load = lambda extra_cflags, **options: load(extra_cflags=[*extra_cflags, "-g0"], **options)
+from {module} import {builder}
+{builder}().load()
+"""
+
+
+def _load_in_a_process(
+    extension: Extension, target: Path, search_path: list[str], scratch: Path, say: Callable[[str], None]
+) -> tuple[int, str]:
+    """Have DeepSpeed build and load an extension; return the exit status and all that was printed."""
+    code = _LOAD.format(module=extension.module, builder=extension.builder)
+    command = processes.bound([sys.executable, "-c", code, json.dumps(search_path)])
+    environment = {**os.environ, "PATH": _search_path(), "TORCH_EXTENSIONS_DIR": str(target)}
+    began = time.monotonic()
+    with tempfile.TemporaryFile() as log:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=environment, cwd=scratch
+        )
+        try:
+            while True:
+                try:
+                    status = process.wait(HEARTBEAT_SECONDS)
+                    break
+                except subprocess.TimeoutExpired:
+                    say(f"  ... {_progress(scratch)}{time.monotonic() - began:.0f} s")
+        finally:
+            processes.end(process)
+        log.seek(0)
+        return status, log.read().decode(errors="replace")
+
+
+def _progress(scratch: Path) -> str:
+    """Say how many of the files that ninja was told of are compiled."""
+    planned = sum(text.read_text().count(": compile ") for text in scratch.glob("*/build.ninja"))
+    return f"{len([*scratch.glob('*/*.o')])} of {planned} files compiled, " if planned else ""
+
+
+# ---------------------------------------------------------------- using what is built
+
+
+def use_built() -> None:
+    """Make DeepSpeed, in this process, load what `provide` has built instead of asking a compiler again.
+
+    On a CPU, DeepSpeed also loads a kernel for all-reduces in shared memory as it starts. Only inference and tensor
+    parallelism call it, and without it DeepSpeed all-reduces through torch.distributed, as it does where the kernel is
+    not supported. No training here needs it, so it is not compiled.
+    """
+    from deepspeed.ops.op_builder.builder import OpBuilder
+
+    backend = importlib.import_module("deepspeed.comm.torch")  # as an attribute of deepspeed.comm, `torch` is PyTorch
+    compile_and_load = OpBuilder.jit_load
+    if hasattr(compile_and_load, "loads_built"):
+        return
+
+    def jit_load(builder: Any, verbose: bool = True) -> Any:
+        library = _library(builder.name)
+        return _import(builder.name, library) if library.is_file() else compile_and_load(builder, verbose)
+
+    jit_load.loads_built = True  # type: ignore[attr-defined]
+    OpBuilder.jit_load = jit_load
+    if hasattr(backend, "build_shm_op"):
+        backend.build_shm_op = lambda: None  # type: ignore[attr-defined]
+
+
+@cache  # DeepSpeed asks for a module once per object that uses it
+def _import(name: str, library: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, library)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def main(names: Collection[str]) -> int:
+    """Build these extensions, or all, ahead of the runs that need them; return 1 if one cannot be built."""
+    if importlib.util.find_spec("deepspeed") is None:
+        raise Refusal("deepspeed is not installed; run: pip install 'zero-study[train]'")
+    if unknown := sorted(set(names) - set(EXTENSIONS)):
+        raise Refusal(f"no extension is named {', '.join(unknown)}; choose from {', '.join(EXTENSIONS)}")
+    complete = True
+    for name in names or EXTENSIONS:
+        try:
+            provide([name], f"every strategy {EXTENSIONS[name].strategies}")
+        except Refusal as refusal:
+            complete = False
+            print(refusal, file=sys.stderr, flush=True)
+    return 0 if complete else 1
 
 
 if __name__ == "__main__":
-    if importlib.util.find_spec("deepspeed") is None:
-        sys.exit("zero-study: deepspeed is not installed; run: pip install 'zero-study[train]'")
     try:
-        sys.exit(build(sys.argv[1:]))
+        sys.exit(main(sys.argv[1:]))
     except Refusal as refusal:
         print(f"zero-study: {refusal}", file=sys.stderr)
         sys.exit(2)

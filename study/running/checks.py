@@ -6,6 +6,7 @@ import importlib.metadata
 import importlib.util
 import math
 import os
+from collections.abc import Callable
 
 from study import files
 from study.engines import extensions, known_bad
@@ -26,10 +27,16 @@ def check(run: Run) -> None:
     _check_packages(run)
     _check_release(run)
     _check_swap_dir(run)
-    # DeepSpeed's communication on a CPU loads one more extension, at every stage.
-    on_cpu = {"deepspeed_shm_comm"} if run.strategy.distributed_type == "DEEPSPEED" and not _num_gpus() else set()
-    extensions.check(run.strategy.needed_extensions | on_cpu)
+    extensions.check(run.strategy.needed_extensions)
     sources.check(run.config)
+
+
+def provide_extensions(run: Run, say: Callable[[str], None] = extensions.say_on_stderr) -> None:
+    """Build what the run's strategy needs of DeepSpeed's extensions, if it is not built yet, and say so.
+
+    Raises Refusal if that fails.
+    """
+    extensions.provide(run.strategy.needed_extensions, run.strategy.name, say)
 
 
 def _num_gpus() -> int:

@@ -85,13 +85,21 @@ class Plan:
 
 
 def select(
-    study: Study, data_dir: Path | None, only: str, folder: Path | None = None, checkpoint_every: int | None = None
+    study: Study,
+    data_dir: Path | None,
+    only: str,
+    folder: Path | None = None,
+    checkpoint_every: int | None = None,
+    skip: str | None = None,
 ) -> list[Run]:
-    """List a study's runs whose id contains `only`. Raises Refusal where there is none."""
+    """List a study's runs whose id contains `only` and does not contain `skip`. Raises Refusal if there is none."""
     chosen = [run for run in studies.runs(study, data_dir, folder, checkpoint_every) if only in run.run_id]
     if not chosen:
         raise Refusal(f"--only {only}: no run of study {study.name!r} has that in its id")
-    return chosen
+    left = [run for run in chosen if skip is None or skip not in run.run_id]
+    if not left:
+        raise Refusal(f"--skip {skip}: every chosen run of study {study.name!r} has that in its id, so none is left")
+    return left
 
 
 def select_one(

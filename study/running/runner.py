@@ -11,6 +11,7 @@ import shutil
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from tabulate import tabulate
@@ -20,7 +21,7 @@ from study.files import refuses_more, shown_text, write_json
 from study.records import schema
 from study.records.schema import Outcome
 from study.run import Run
-from study.running import ending, launch, one_writer, plan
+from study.running import checks, ending, launch, one_writer, plan
 from study.running.duration import duration
 from study.running.ending import End
 from study.running.plan import Plan, Planned
@@ -126,13 +127,21 @@ def _outcomes(made: Plan, slot: Slot) -> Iterator[Outcome]:
                 takes = duration(made.history.estimate(run).seconds)
                 print(f"{head}: not started; it takes about {takes}, the slot has {duration(left)} left", flush=True)
                 return
-            # The first has the whole slot, whatever this call has needed until here.
-            launched = _launch(made, index, position, head, math.inf if slot.first_is_due else left)
-            if launched is None:
-                print(f"{head}: ended with the slot", flush=True)
-                return
-            outcome = launched
-            slot.first_is_due = False
+            try:
+                checks.provide_extensions(run, partial(_say, head))
+            except Refusal as refusal:
+                first_line, _, details = str(refusal).partition("\n")
+                if details:
+                    print(details, flush=True)
+                outcome = _skipped_outcome(made.study, run, position, first_line)
+            else:
+                # The first has the whole slot, whatever this call has needed until here.
+                launched = _launch(made, index, position, head, math.inf if slot.first_is_due else left)
+                if launched is None:
+                    print(f"{head}: ended with the slot", flush=True)
+                    return
+                outcome = launched
+                slot.first_is_due = False
             seconds = f" ({duration(outcome.wall_seconds or 0.0)})"
             if outcome.status == "ok":
                 made.history.add(schema.read(run.folder), outcome)
@@ -143,6 +152,10 @@ def _outcomes(made: Plan, slot: Slot) -> Iterator[Outcome]:
         kept = "kept, " if planned.kept else ""
         print(f"{head}: {kept}{outcome.status}, {outcome.message}{seconds}{rest}", flush=True)
         yield outcome
+
+
+def _say(head: str, line: str) -> None:
+    print(f"{head}: {line}", flush=True)
 
 
 def _seconds_left(made: Plan, start: int) -> float:

@@ -101,7 +101,7 @@ class Strategy:
 
     @property
     def needed_extensions(self) -> set[str]:
-        """The compiled DeepSpeed extensions that a run of this strategy loads; a box without a GPU adds one."""
+        """The compiled DeepSpeed extensions that a run of this strategy loads."""
         offloads = self.distributed_type == "DEEPSPEED" and self.offload_optimizer_device != "none"
         needs = {"cpu_adam"} if offloads else set()
         return needs | ({"async_io"} if self.offloads_to_nvme else set())

@@ -8,6 +8,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from study.config import RunConfig
+from study.engines import extensions
 from study.engines.sharding_on_cpu import shard_on_cpu
 from study.models import SIZES, suited_buckets, swap_buffer_size
 from study.run import Run
@@ -42,6 +43,8 @@ def build_accelerator(run: Run) -> Accelerator:
     is_deepspeed = strategy.distributed_type == "DEEPSPEED"
     if on_cpu:
         os.environ.setdefault("DS_ACCELERATOR", "cpu")  # DeepSpeed would find it too, and warn each time
+    if is_deepspeed:
+        extensions.use_built()
     _wait_at_most(config.collective_timeout)
     if config.share_device and strategy.distributed_type != "NO":
         _share_device()

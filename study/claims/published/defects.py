@@ -205,7 +205,7 @@ def _check(config: RunConfig, output: Path) -> None:
     files.require_folder(output)
     if (num_gpus := len(this_machine.find().gpu_memory_bytes)) > 1:  # Trainer would train plain arms on all of them
         raise Refusal(f"the protocol is of one GPU, this machine has {num_gpus}; hide others (CUDA_VISIBLE_DEVICES=0)")
-    extensions.check(["cpu_adam"])
+    extensions.provide(["cpu_adam"], "the published program")
 
 
 def _kept(output: Path, config: RunConfig) -> dict[str, Any]:

@@ -63,6 +63,7 @@ def main() -> None:
     spec = json.loads(Path(sys.argv[1]).read_text())
     warnings.simplefilter("ignore")  # the engine's own, several lines a step
     extensions.use_own_folder()
+    extensions.use_built()
     os.environ.update(QUIET | dict(os.environ))
     config, body = RunConfig(**spec["config"]), Path(spec["body"]) if spec["body"] else None
     if spec["program"] is not None:

@@ -28,6 +28,7 @@ from torch.utils.data import DataLoader
 
 from study import processes
 from study.config import RunConfig
+from study.engines import extensions
 from study.records import machine
 from study.training import proof, weights
 from study.training.memory import model_state_bytes
@@ -37,6 +38,7 @@ from study.workloads.sources import Examples, Splits
 
 def main() -> None:
     processes.die_with_parent()
+    extensions.use_built()
     status = 0
     try:
         run(json.loads(Path(sys.argv[1]).read_text()))

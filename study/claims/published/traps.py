@@ -159,7 +159,7 @@ def measure(names: Sequence[str], num_seeds: int, data_dir: Path | None, output:
 
 
 def check_machine(arms: Sequence[str]) -> None:
-    """Refuse arms that would fail on this machine, or would first compile for minutes."""
+    """Refuse arms that would fail on this machine; build the extensions that they need."""
     num_gpus = len(this_machine.find().gpu_memory_bytes)
     asked = {arm: asked_of(arm) for arm in arms}
     of_two = [arm for arm in arms if asked[arm]["accelerate_file"]["num_processes"] == 2]
@@ -167,11 +167,9 @@ def check_machine(arms: Sequence[str]) -> None:
         raise Refusal(f"{of_two[0]} needs 2 GPUs, this machine has 1; hide it (CUDA_VISIBLE_DEVICES=) to take the CPU")
     needed = set()
     for one in asked.values():
-        if one["accelerate_file"]["distributed_type"] == "DEEPSPEED" and not num_gpus:
-            needed.add("deepspeed_shm_comm")
         if "offload_optimizer" in (one["deepspeed_json"] or {}).get("zero_optimization", {}):
             needed.add("cpu_adam")
-    extensions.check(needed)
+    extensions.provide(needed, "an arm with an offloaded optimizer")
 
 
 def read_or_begin(path: Path, from_files: bool) -> dict[str, Any]:

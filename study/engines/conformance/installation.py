@@ -29,7 +29,7 @@ from study.files import ROOT
 PACKAGES = ("torch", "deepspeed", "accelerate")
 
 # DeepSpeed's extensions, and the word in the names of the engines that load them.
-NEEDED = {"deepspeed_shm_comm": "zero", "cpu_adam": "offload", "async_io": "nvme"}
+NEEDED = {"cpu_adam": "offload", "async_io": "nvme"}
 
 # An engine that cannot do something and says so, in the words of Python; anything else is a crash.
 REFUSALS = ("AssertionError", "NotImplementedError", "NotOffered", "ValueError", "DeepSpeedConfigError")
@@ -82,7 +82,8 @@ def _environment(cells: Sequence[Cell], chosen: Mapping[str, str]) -> dict[str, 
     engines = {cell.engine for cell in cells}
     if not {"torch", "deepspeed"} & set(chosen):  # whose extensions are their own
         extensions.use_own_folder()
-        extensions.check({name for name, word in NEEDED.items() if any(word in engine for engine in engines)})
+        needs = {name for name, word in NEEDED.items() if any(word in engine for engine in engines)}
+        extensions.provide(needs, "conformance")
     return releases.environment(chosen, engines) if chosen else dict(os.environ)
 
 

@@ -26,6 +26,7 @@ from typing import Any, NoReturn
 
 import torch
 
+from study.engines import extensions
 from study.engines.conformance import adapters, toy
 from study.engines.conformance.cells import NUM_STEPS, SAVED_AFTER, Cell
 
@@ -62,10 +63,9 @@ def _import_engines(cells: Collection[Cell]) -> None:
     """Import and load once what every cell needs, before the first is forked. No thread may have been started."""
     if any(cell.is_deepspeed for cell in cells):
         import cpuinfo  # comes with DeepSpeed, which asks it for a second whenever it loads an extension
-        from deepspeed.ops.op_builder.cpu import ShareMemCommBuilder
 
         cpuinfo.get_cpu_info = functools.cache(cpuinfo.get_cpu_info)
-        ShareMemCommBuilder().load()
+        extensions.use_built()
     if any("offload" in cell.engine for cell in cells):
         from deepspeed.ops.op_builder import CPUAdamBuilder
 

@@ -22,10 +22,7 @@ DIGITS = 12
 # torch brings what it is linked with, some GB of it; the others take what is installed already.
 PIP = {"torch": [], "deepspeed": ["--no-deps", "--no-build-isolation"], "accelerate": ["--no-deps"]}
 # What the matrix loads, by a word in the names of the engines that load it, and its sources, which releases share.
-LOADS = {
-    "zero": "from deepspeed.ops.op_builder.cpu import ShareMemCommBuilder as Builder",
-    "offload": "from deepspeed.ops.op_builder import CPUAdamBuilder as Builder",
-}
+LOADS = {"offload": "from deepspeed.ops.op_builder import CPUAdamBuilder as Builder"}
 SOURCES = ("ops/csrc/adam", "ops/csrc/cpu", "ops/csrc/includes", "ops/op_builder")
 
 

@@ -113,22 +113,16 @@ def _known_bad() -> Iterator[Check]:
 
 
 def _extensions() -> Iterator[Check]:
-    """Compiler, headers, ninja, libaio, and what is built: as a run would find them."""
+    """What is built, and if not, whether it can be built: compiler, headers, ninja, libaio."""
     for name, extension in extensions.EXTENSIONS.items():
-        if obstacle := extensions.obstacle(name):
-            message, _, remedy = obstacle.rpartition("; ")
-            yield Check(f"DeepSpeed's {name}", "bites", message or obstacle, remedy if message else "")
-        elif extensions.building(name):
-            yield Check(f"DeepSpeed's {name}", "note", "is being built by another process", "a run waits for it")
-        elif unbuilt := extensions.unbuilt(name):
-            yield Check(
-                f"DeepSpeed's {name}",
-                "bites",
-                f"{unbuilt}; needed by {extension.strategies}",
-                "run: python -m study.engines.extensions",
-            )
-        else:
+        if extensions.is_built(name):
             yield Check(f"DeepSpeed's {name}", "ok", "is built for this Python")
+        elif obstacle := extensions.obstacle(name):
+            message, _, remedy = obstacle.rpartition("; ")
+            yield Check(f"DeepSpeed's {name}", "bites", message, remedy)
+        else:
+            message = f"is built when the first run of {extension.strategies} needs it, in {extension.duration}"
+            yield Check(f"DeepSpeed's {name}", "note", message)
 
 
 def _cuda() -> Iterator[Check]:

@@ -21,6 +21,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from study import files
+from study.engines import extensions
 from study.engines.listening import listening
 from study.engines.sharding_on_cpu import shard_on_cpu
 from study.errors import Refusal
@@ -76,6 +77,8 @@ def environment(file: Path, world_size: int, mixed_precision: str | None = None)
         warnings.simplefilter("ignore")
         for name in IMPORTED if "ACCELERATE_USE_DEEPSPEED" in found else IMPORTED[:1]:
             importlib.import_module(name)
+        if "ACCELERATE_USE_DEEPSPEED" in found:
+            extensions.use_built()  # without what would wait, as DeepSpeed starts, for ranks that are not there
     return found
 
 
@@ -174,8 +177,6 @@ def _of_deepspeed() -> Iterator[Any]:
     from deepspeed.runtime.swap_tensor.partitioned_param_swapper import AsyncPartitionedParameterSwapper
     from deepspeed.runtime.zero import stage3, utils
 
-    backend = importlib.import_module("deepspeed.comm.torch")
-    yield listening(backend, "build_shm_op", lambda call: None)  # it would wait for ranks that are not there
     yield listening(deepspeed, "initialize", _fill)
     # Of a GPU: stages 1 and 2 make their flat buffers in the host's memory where the card's is short.
     yield listening(CPU_Accelerator, "available_memory", lambda call, *_: PLENTY)

@@ -10,6 +10,7 @@ import accelerate
 import torch
 from torch import Tensor
 
+from study.engines import extensions
 from study.engines.dry_run.watch import Watch
 from study.engines.engine_facts import count_states
 from study.engines.prove import read_back
@@ -82,5 +83,6 @@ def _make_optimizer(model: Any, is_offloaded: bool) -> Any:
     if is_offloaded:
         from deepspeed.ops.adam import DeepSpeedCPUAdam
 
+        extensions.provide(["cpu_adam"], "the offloaded optimizer")
         return DeepSpeedCPUAdam(model.parameters(), lr=RATE)
     return torch.optim.AdamW(model.parameters(), lr=RATE, foreach=True)

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import csv
 import difflib
-import logging
 from pathlib import Path
 from typing import Any
 
 from study.files import parse_json
+from study.theory.shapes import hub
 from study.theory.shapes.config_json import from_config
 from study.theory.shapes.shape import ModelShape
 
@@ -48,7 +48,7 @@ def find_known(text: str) -> ModelShape | None:
 def find(text: str) -> ModelShape:
     """Find a model by a known name or hub id, in any case, by a config.json or its folder, or on the hub.
 
-    The hub is asked, through transformers, only for an id that is not known here. Raises ValueError with the remedy.
+    The hub is asked only for an id that is not known here, for five seconds at most. Raises ValueError with the remedy.
     """
     if known := find_known(text):
         return known
@@ -83,16 +83,21 @@ def _from_file(path: Path) -> ModelShape:
 
 def _from_hub(hub_id: str) -> ModelShape:
     try:
-        from transformers import AutoConfig
-    except ImportError:
+        content = parse_json(hub.read_config(hub_id))
+    except hub.Unavailable as reason:
         raise ValueError(
-            f"{hub_id}: the hub is asked through transformers, which is not installed; run: pip install "
-            "'zero-study[train]', or give a config.json"
+            f"{hub_id}: not read from the hub: {reason}; {_near(hub_id)}, or the path of its config.json"
         ) from None
-    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it says each of its retries
-    try:
-        content = AutoConfig.from_pretrained(hub_id).to_dict()
-    except (OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise ValueError(f"{hub_id}: not read from the hub ({reason}); give a config.json") from None
+    except ValueError as error:
+        raise ValueError(f"{hub_id}: the hub's config.json is not JSON ({error}); give the path of another") from None
+    if not isinstance(content, dict):
+        raise ValueError(f"{hub_id}: the hub's config.json holds no object; give the path of another")
     return from_config(content, hub_id)
+
+
+def _near(text: str) -> str:
+    """Say which known names are near a text, or how to give one: the start of a sentence that goes on with "or"."""
+    name = text.lower().rpartition("/")[2]
+    by_last_part = {known.rpartition("/")[2]: shape.name for known, shape in _BY_NAME.items()}
+    near = dict.fromkeys(by_last_part[n] for n in difflib.get_close_matches(name, by_last_part, n=3, cutoff=0.5))
+    return f"give a known name of about its size, such as {', '.join(near)}" if near else "give a known name"

@@ -1,0 +1,132 @@
+"""Fetch a model's config.json from the Hugging Face hub with nothing but Python's own library.
+
+The variables of huggingface_hub are honored: HF_ENDPOINT, HF_TOKEN (or the file that `hf auth login` writes),
+HF_HUB_OFFLINE, and those that say where its cache is. Proxies are taken from the environment, as everywhere in Python.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import urllib.error
+import urllib.parse
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+TIMEOUT_SECONDS = 5.0  # for all of it: the name's resolution, the connection, redirects and the answer
+LARGEST_BYTES = 1 << 20
+_TRUE = {"1", "ON", "YES", "TRUE"}
+
+
+class Unavailable(ValueError):
+    """The hub did not give the file. Its text says why, and what would help."""
+
+
+def read_config(hub_id: str) -> bytes:
+    """Return the content of a model's config.json, from the hub or, if that cannot be asked, from its local cache.
+
+    Raises Unavailable after at most `TIMEOUT_SECONDS`.
+    """
+    cached = _cached(hub_id)
+    if any(os.environ.get(name, "").upper() in _TRUE for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")):
+        if cached is None:
+            raise Unavailable("HF_HUB_OFFLINE is set, and the config.json is not in the local cache")
+        return cached.read_bytes()
+    try:
+        return _fetch_in_time(hub_id)
+    except Unavailable:
+        if cached is None:
+            raise
+        return cached.read_bytes()
+
+
+def _fetch_in_time(hub_id: str) -> bytes:
+    """Fetch in a thread of its own: the time-out of a socket does not hold for the resolution of a name."""
+    answer: list[bytes | Exception] = []
+
+    def fetch() -> None:
+        try:
+            answer.append(_fetch(hub_id))
+        except Exception as error:
+            answer.append(error)
+
+    thread = threading.Thread(target=fetch, daemon=True)
+    thread.start()
+    thread.join(TIMEOUT_SECONDS)
+    if not answer:
+        raise Unavailable(f"{_endpoint()} did not answer within {TIMEOUT_SECONDS:g} s")
+    if isinstance(answer[0], Exception):
+        raise answer[0]
+    return answer[0]
+
+
+def _fetch(hub_id: str) -> bytes:
+    address = f"{_endpoint()}/{urllib.parse.quote(hub_id)}/resolve/main/config.json"
+    request = urllib.request.Request(address, headers={"User-Agent": "zero-study"})
+    if token := _token():
+        request.add_unredirected_header("Authorization", f"Bearer {token}")
+    opener = urllib.request.build_opener(_TokenStaysOnItsHost)
+    try:
+        with opener.open(request, timeout=TIMEOUT_SECONDS) as response:
+            content: bytes = response.read(LARGEST_BYTES + 1)
+    except urllib.error.HTTPError as error:
+        error.close()
+        raise Unavailable(_of_status(error.code, hub_id, bool(token))) from None
+    except (urllib.error.URLError, OSError) as error:
+        reason = getattr(error, "reason", error)
+        raise Unavailable(f"{_endpoint()} cannot be reached ({reason})") from None
+    if len(content) > LARGEST_BYTES:
+        raise Unavailable(f"its config.json has more than {LARGEST_BYTES:,} bytes")
+    return content
+
+
+class _TokenStaysOnItsHost(urllib.request.HTTPRedirectHandler):
+    """Send the token along when the hub redirects to itself, and to no other host."""
+
+    def redirect_request(self, request: urllib.request.Request, *rest: Any) -> urllib.request.Request | None:
+        redirected = super().redirect_request(request, *rest)
+        token = request.get_header("Authorization")
+        if redirected is not None and token:
+            old, new = urllib.parse.urlsplit(request.full_url), urllib.parse.urlsplit(redirected.full_url)
+            if (old.scheme, old.netloc) == (new.scheme, new.netloc):
+                redirected.add_unredirected_header("Authorization", token)
+        return redirected
+
+
+def _of_status(status: int, hub_id: str, has_token: bool) -> str:
+    """Say what an HTTP status of the hub means: for an unknown id it answers 401 to those who are not logged in."""
+    if status in (401, 403):
+        token = "the token in use has no access to it" if has_token else "no token is set (HF_TOKEN)"
+        return f"the hub gives it to nobody, or only with a token: it does not exist, is private or is gated; {token}"
+    if status == 404:
+        return "the hub has no such model, or the model has no config.json"
+    return f"{_endpoint()} answered with HTTP status {status}"
+
+
+def _endpoint() -> str:
+    return (os.environ.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/")
+
+
+def _token() -> str | None:
+    if token := os.environ.get("HF_TOKEN", "").strip():
+        return token
+    try:
+        return Path(os.environ.get("HF_TOKEN_PATH") or _home() / "token").read_text().strip() or None
+    except (OSError, ValueError):
+        return None
+
+
+def _home() -> Path:
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return Path(os.environ.get("HF_HOME") or cache / "huggingface").expanduser()
+
+
+def _cached(hub_id: str) -> Path | None:
+    """Find the file where huggingface_hub keeps it: the snapshot that the branch main names."""
+    folder = Path(os.environ.get("HF_HUB_CACHE") or _home() / "hub") / f"models--{hub_id.replace('/', '--')}"
+    try:
+        path = folder / "snapshots" / (folder / "refs" / "main").read_text().strip() / "config.json"
+        return path if path.is_file() else None
+    except (OSError, ValueError):
+        return None
