@@ -193,8 +193,8 @@ if [ -n "$$manager" ]; then \
 		$$as_root $$install $$package >>.venv/system.log 2>&1 || failed="$$failed $$package"; \
 	done; \
 fi; \
-[ -z "$$failed" ] || echo "these system packages are missing, and $${manager:-this user} could not install them:$$failed." \
-	"Only offload needs them: until they are installed, its runs are skipped. Everything else works."
+[ -z "$$failed" ] || echo "missing, and not installed by $${manager:-this command}:$$failed. Install them with the system's" \
+	"package manager; until then, runs with offload are skipped. Everything else works without them."
 endef
 
 NEWEST = build/constraints/bin/python
