@@ -194,7 +194,8 @@ if [ -n "$$manager" ]; then \
 	done; \
 fi; \
 [ -z "$$failed" ] || echo "missing, and not installed by $${manager:-this command}:$$failed. Install them with the system's" \
-	"package manager; until then, runs with offload are skipped. Everything else works without them."
+	"package manager. Until then, runs that need them are skipped: offload to the CPU needs a compiler and Python's" \
+	"headers, offload to a disk also libaio. Everything else works."
 endef
 
 NEWEST = build/constraints/bin/python
