@@ -4,6 +4,9 @@ PYTHON ?= python3
 PIP = .venv/bin/python -m pip --disable-pip-version-check
 EXTRAS = train,trackers,report,dev
 
+# A run and a test start many processes of Python, of which each would otherwise compile the study's modules again.
+unexport PYTHONDONTWRITEBYTECODE
+
 # What pip is told in its variables, uv is told in its own.
 ifdef PIP_FIND_LINKS
 export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)

@@ -166,15 +166,16 @@ def test_what_only_a_clone_holds_is_refused_elsewhere(monkeypatch, tmp_path):
 
 
 def built_wheel(folder: Path) -> Path:
-    """A wheel, built of a copy of what it is made of, since a build leaves folders in its source."""
+    """Build a wheel as `python -m build` does, from the source distribution, of a copy: a build leaves folders behind."""
     for name in ("study", "accelerate_configs"):
         shutil.copytree(launching.ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(launching.ROOT / name, folder)
-    code = "from setuptools import build_meta; print(build_meta.build_wheel('.'))"
-    done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True)
+    command = [sys.executable, "-m", "build", "--no-isolation"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    return folder / done.stdout.split()[-1]
+    (wheel,) = (folder / "dist").glob("*.whl")
+    return wheel
 
 
 @pytest.mark.launches
