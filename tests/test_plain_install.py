@@ -166,7 +166,7 @@ def test_what_only_a_clone_holds_is_refused_elsewhere(monkeypatch, tmp_path):
 
 
 def built_wheel(folder: Path) -> Path:
-    """Build a wheel as `python -m build` does, from the source distribution, of a copy: a build leaves folders behind."""
+    """Build a wheel as `python -m build` does, from a source distribution, of a copy: a build leaves folders behind."""
     for name in ("study", "accelerate_configs"):
         shutil.copytree(launching.ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md", "LICENSE"):
