@@ -393,17 +393,24 @@ def _diff(a: Path, b: Path, output: Path | None) -> int:
 
     Record each with `python -m study.engines.diff --output A train.py`, and A once more with --noise 1: docs/diff.md.
 
-    Exit status: 0 no difference; 1 there is one; 2 they cannot be compared.
+    Exit status: 0 no difference; 1 there is one; 2 they cannot be compared; 3 not known, because a recording is damaged
+    or mixed from several, or because a training failed or ended before the other one.
     """
     from study.engines.diff import compare, text
-    from study.engines.diff.recorded import Recording
+    from study.engines.diff.recorded import Damaged, Recording
 
-    result = compare.compare(Recording.read(a), Recording.read(b))
     if output is not None:
         files.require_folder(output)
+    try:
+        result = compare.compare(Recording.read(a), Recording.read(b))
+        shown = text.text(result)
+    except Damaged as damaged:
+        print(f"zero-study: {text.printable(str(damaged))}", file=sys.stderr)
+        return 3
+    if output is not None:
         files.write_json(output, text.content(result))
-    print(text.text(result))
-    return 0 if result.is_same else 1
+    print(shown)
+    return 0 if result.is_same else 1 if result.differences or result.replicas else 3
 
 
 @zero_study.command("dry-run", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import gzip
 import itertools
 import json
 import math
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +20,12 @@ torch = pytest.importorskip("torch")
 from diff_program import FAULTS, RARE  # noqa: E402
 from test_parity import kinds  # noqa: E402
 
+from study import cli  # noqa: E402
 from study.engines import diff  # noqa: E402
 from study.engines.diff import causes, rounding, sketch  # noqa: E402
 from study.engines.diff.__main__ import main  # noqa: E402
 from study.engines.diff.compare import compare  # noqa: E402
-from study.engines.diff.recorded import Recording  # noqa: E402
+from study.engines.diff.recorded import FORMAT, Damaged, Recording  # noqa: E402
 from study.engines.diff.text import text  # noqa: E402
 from study.errors import Refusal  # noqa: E402
 
@@ -188,3 +193,189 @@ def test_a_noise_run_is_of_the_same_training_and_the_same_as_it(record: Any, tmp
     for changes in ({"steps": 2}, {"seed": 1}, {"parts": 0}):
         with pytest.raises(Refusal, match="noise-1"):
             record("b", "--noise", "1", **changes)
+
+
+# ---------------------------------------------------------------- one recording has one identity
+
+
+def put(folder: Path, *, of_rank: int = 0, **changes: Any) -> Path:
+    """Write the file of one rank: two steps of one weight, with some facts changed."""
+    facts = {
+        "format": FORMAT, "rank": of_rank, "world_size": 1, "token": "a", "of": None, "engine": "", "versions": {},
+        "asked": 2, "steps": 2, "completed": 2, "raised": None,
+        "entries": [[step, "weights", "w", 0, 1, "float32", [1.0 + step] * sketch.SIZE] for step in (0, 1, 2)],
+    }  # fmt: skip
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"rank-{of_rank}.json.gz"
+    path.write_bytes(gzip.compress(json.dumps(facts | changes).encode()))
+    return path
+
+
+def diff_command(*words: Any) -> int:
+    return cli.run(["diff", *map(str, words)])
+
+
+ENTRY = [1, "weights", "w", 0, 1, "float32", [1.0] * sketch.SIZE]
+DAMAGE = {
+    **{f"no {name}": {name: None} for name in ("rank", "world_size", "token", "engine", "versions", "entries")},
+    **{f"{name} of 10^12": {name: 10**12} for name in ("steps", "completed", "world_size")},
+    **{f"{name} is {value!r}": {name: value} for name in ("steps", "rank") for value in (-1, 1.5, True, "1", math.nan)},
+    "a world of nobody": {"world_size": 0}, "another rank": {"rank": 1}, "a part of a world": {"world_size": 2},
+    "a version that is a number": {"versions": {"torch": 2}}, "an empty token": {"token": ""},
+    "entries are a mapping": {"entries": {}}, "an entry is too short": {"entries": [ENTRY[:-1]]},
+    "an entry is twice there": {"entries": [ENTRY, ENTRY, [2, *ENTRY[1:]]]},
+    "an unknown kind": {"entries": [[1, "weight", *ENTRY[2:]], [2, *ENTRY[1:]]]},
+    "a sketch is too short": {"entries": [[2, *ENTRY[1:-1], [1.0]]]},
+    "a sketch of words": {"entries": [[2, *ENTRY[1:-1], ["1"] * sketch.SIZE]]},
+    "more completed than begun": {"completed": 3, "asked": 3},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_a_damaged_recording_is_neither_the_same_nor_different(name: str, tmp_path: Path, capsys: Any):
+    put(tmp_path / "a")
+    put(tmp_path / "b", **DAMAGE[name])
+    for pair in (("a", "b"), ("b", "a"), ("b", "b")):
+        assert diff_command(*(tmp_path / one for one in pair)) == 3
+        out, err = capsys.readouterr()
+        assert (out, err.count("\n")) == ("", 1)
+        assert str(tmp_path / "b") in err
+
+
+WRITTEN = {
+    "cut off": lambda path: path.write_bytes(path.read_bytes()[:-9]),
+    "no gzip": lambda path: path.write_bytes(b"{}"),
+    "no JSON": lambda path: path.write_bytes(gzip.compress(b"{")),
+    "a list": lambda path: path.write_bytes(gzip.compress(b"[]")),
+    "nested": lambda path: path.write_bytes(gzip.compress(b"[" * 100_000)),
+    "not UTF-8": lambda path: path.write_bytes(gzip.compress(b"\xff")),
+    "empty": lambda path: path.write_bytes(b""),
+    "a folder": lambda path: (path.unlink(), path.mkdir()),
+    "a pipe": lambda path: (path.unlink(), os.mkfifo(path)),
+}
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_a_file_that_is_no_recording_is_damage(name: str, tmp_path: Path, capsys: Any):
+    put(tmp_path / "a")
+    WRITTEN[name](put(tmp_path / "b"))
+    assert diff_command(tmp_path / "a", tmp_path / "b") == 3
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_ranks_and_noise_of_another_recording_are_damage(tmp_path: Path):
+    for rank, token in enumerate(("a", "b")):
+        put(tmp_path / "mixed", of_rank=rank, world_size=2, token=token)
+    put(tmp_path / "noisy")
+    put(tmp_path / "noisy" / "noise-1", token="n", of="another")
+    for name in ("mixed", "noisy"):
+        with pytest.raises(Damaged):
+            Recording.read(tmp_path / name)
+    put(tmp_path / "noisy" / "noise-1", token="n", of="a")
+    assert len(Recording.read(tmp_path / "noisy").noise) == 1
+
+
+def test_a_recording_of_another_release_is_refused(tmp_path: Path):
+    put(tmp_path, format=FORMAT - 1)
+    with pytest.raises(Refusal, match="another release") as refused:
+        Recording.read(tmp_path)
+    assert not isinstance(refused.value, Damaged)
+
+
+def test_names_do_not_steer_the_terminal(tmp_path: Path, capsys: Any):
+    entries = [[step, "weights", "w\x1b[2J\n", 0, 1, "float32", [1.0 + step] * sketch.SIZE] for step in (0, 1, 2)]
+    put(tmp_path / "a", entries=entries)
+    put(tmp_path / "b", entries=[*entries[:2], [*entries[2][:-1], [9.0] * sketch.SIZE]])
+    assert diff_command(tmp_path / "a", tmp_path / "b") == 1
+    assert "\x1b" not in capsys.readouterr().out
+
+
+ENDINGS = [  # facts of A and of B, and the exit status
+    ({}, {}, 0),
+    ({"raised": "ValueError", "completed": 0}, {}, 3),
+    ({"raised": "ValueError", "completed": 0}, {"raised": "ValueError", "completed": 0}, 3),
+    ({"completed": 1}, {}, 3),  # it ended by itself, before the other one
+    ({"asked": 3}, {"asked": 3}, 0),  # both scripts train two steps
+    ({"asked": 3}, {"asked": 2}, 0),  # all that was asked of the shorter one
+]
+
+
+@pytest.mark.parametrize(("of_a", "of_b", "status"), ENDINGS)
+def test_a_training_that_ended_early_is_not_equal_to_a_whole_one(of_a, of_b, status, tmp_path: Path):
+    put(tmp_path / "a", **of_a)
+    put(tmp_path / "b", **of_b)
+    assert diff_command(tmp_path / "a", tmp_path / "b") == status
+    if status:
+        with pytest.raises(AssertionError):
+            diff.assert_same_training(tmp_path / "a", tmp_path / "b")
+
+
+def test_a_script_that_dies_leaves_no_recording_of_yesterday(record: Any, tmp_path: Path):
+    record("a"), record("a", "--noise", "1")
+    (tmp_path / "a" / "notes.txt").write_text("mine")
+    (script := tmp_path / "dies.py").write_text("import no_such_module")
+    with pytest.raises(ModuleNotFoundError):
+        main(["--output", str(tmp_path / "a"), str(script)])
+    assert [path.name for path in (tmp_path / "a").iterdir()] == ["notes.txt"]
+    with pytest.raises(Refusal, match="has no rank-0"):
+        Recording.read(tmp_path / "a")
+
+
+def test_a_script_that_raises_in_its_second_step_is_not_whole(record: Any, tmp_path: Path):
+    whole = record("a", steps=3)
+    (script := tmp_path / "b.py").write_text(SCRIPT.format(**SETTINGS | {"steps": 3}) + "    if step == 2: 1 / 0\n")
+    with pytest.raises(ZeroDivisionError):
+        main(["--output", str(tmp_path / "b"), str(script)])
+    broken = Recording.read(tmp_path / "b")
+    assert (broken.facts["completed"], broken.facts["raised"]) == (2, "ZeroDivisionError")
+    result = compare(whole, broken)
+    assert (result.differences, result.is_same) == ([], False)
+
+
+def test_a_new_recording_replaces_noise_and_ranks_of_the_older_one(record: Any, tmp_path: Path):
+    record("a"), record("a", "--noise", "1")
+    put(tmp_path / "a", of_rank=1, world_size=2)
+    again = record("a", rate=0.2)
+    assert (len(again.ranks), again.noise) == (1, [])
+
+
+def test_noise_goes_with_a_recording(tmp_path: Path):
+    (script := tmp_path / "script.py").write_text(SCRIPT.format(**SETTINGS))
+    with pytest.raises(Refusal, match="without noise first"):
+        main(["--output", str(tmp_path / "a"), "--noise", "1", str(script)])
+
+
+AGREES = """
+import os, sys, torch.distributed as dist
+from pathlib import Path
+from study.engines.diff import recording
+if "group" in sys.argv:
+    dist.init_process_group("gloo")
+for _ in range(2):
+    recording._num_recordings[Path("a")] += 1
+    Path(f"token-{os.environ['RANK']}").open("a").write(recording._shared_token(Path("a")) + " ")
+if dist.is_initialized():
+    dist.barrier()
+    os._exit(0)
+"""
+
+
+@pytest.mark.launches
+@pytest.mark.parametrize("how", ["group", "no group"])
+def test_the_ranks_of_a_launch_agree_on_what_no_other_launch_has(how: str, tmp_path: Path):
+    (script := tmp_path / "script.py").write_text(AGREES)
+    launch = [
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        str(script),
+        how.partition(" ")[0],
+    ]
+    environment = launching.environment({"PYTHONPATH": str(launching.ROOT)})
+    for _ in range(2):
+        subprocess.run([sys.executable, *launch], cwd=tmp_path, env=environment, check=True, capture_output=True)
+    tokens = [(tmp_path / f"token-{rank}").read_text().split() for rank in (0, 1)]
+    assert tokens[0] == tokens[1]
+    assert len(set(tokens[0])) == 4

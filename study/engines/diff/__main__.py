@@ -26,8 +26,10 @@ def main(words: Sequence[str] | None = None) -> None:
     recorder = Recorder(given.output, given.steps, given.noise, given.whole)
     try:
         scripts.run(given.script, given.arguments)
-    finally:
-        recorder.end()
+    except BaseException as raised:
+        recorder.end(raised)
+        raise
+    recorder.end()
 
 
 if __name__ == "__main__":

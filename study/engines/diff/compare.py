@@ -46,10 +46,11 @@ class Result:
     num_alike: int  # tensors that were compared before the first difference, or in all
     furthest: float  # of these: the largest distance over its bound
     causes: list[str]
+    unfinished: list[str]  # what keeps equal recordings from being equal trainings: one of them ended early
 
     @property
     def is_same(self) -> bool:
-        return not (self.differences or self.replicas)
+        return not (self.differences or self.replicas or self.unfinished)
 
 
 @np.errstate(invalid="ignore")  # of infinities
@@ -102,7 +103,18 @@ def compare(a: Recording, b: Recording) -> Result:
         raise Refusal(f"{a.folder} and {b.folder}: have no update; does an optimizer of torch.optim step?")
     notes += [f"{which} alone has {len(names)} {NAMES.get(kind, kind)}(s), one of {next(iter(names)) or 'the model'}"
               for (kind, which), names in alone.items()]  # fmt: skip
-    return Result(a, b, bounds.is_marked, notes, replicas, found, num_alike, furthest, likely(found, a, b, clear))
+    causes = likely(found, a, b, clear)
+    return Result(a, b, bounds.is_marked, notes, replicas, found, num_alike, furthest, causes, _unfinished(a, b))
+
+
+def _unfinished(a: Recording, b: Recording) -> list[str]:
+    """Say of each recording whether its training failed, or ended before the other one did."""
+    said = []
+    for which, one, other in (("A", a, b), ("B", b, a)):
+        is_shorter = one.facts["completed"] < min(one.facts["asked"], other.facts["completed"])
+        if one.ended_early and (one.facts["raised"] or is_shorter):
+            said.append(f"{which}: {one.ended_early}")
+    return said
 
 
 def factor(one: np.ndarray, other: np.ndarray, bound: float) -> float | None:

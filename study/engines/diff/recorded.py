@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import gzip
 import json
+import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -12,11 +13,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from study.engines.diff.sketch import SIZE
 from study.errors import Refusal
-from study.files import reading
+from study.files import decompressed, read_whole
 
-FORMAT = 2  # 2: outputs with their magnitudes
+FORMAT = 3  # 2: outputs with their magnitudes. 3: the identity of a recording, and how it ended
+FILE = re.compile(r"rank-(\d{1,6})\.json\.gz")
+KINDS = ("batch", "random", "forward", "loss", "gradient", "norm", "clipped", "weights", "held")
+MOST_RANKS = 1 << 20
 Key = tuple[int, str, str, Any]  # step, kind, name, and which of it: (rank, call), or None for all together
+
+
+class Damaged(Refusal):
+    """A recording that cannot be trusted: it is damaged, incomplete, or put together from several."""
 
 
 class Entry(NamedTuple):
@@ -50,24 +59,48 @@ class Recording:
 
     @classmethod
     def read(cls, folder: Path) -> Recording:
-        """Read a folder. Raises Refusal where there is none, or a rank is missing."""
-        files = sorted(folder.glob("rank-*.json.gz"), key=lambda path: int(path.name.split("-")[1].split(".")[0]))
+        """Read a folder of one recording, and the runs with noise that belong to it.
+
+        Raises Refusal if there is none, or another release made it; Damaged if it is not one whole recording.
+        """
+        files = {int(match[1]): path for path in _listed(folder) if (match := FILE.fullmatch(path.name))}
         if not files:
             raise Refusal(f"{folder}: has no rank-0.json.gz; record a training into it, see docs/diff.md")
-        content = []
-        for path in files:
-            with reading(path, "a recording"):
-                content.append(json.loads(gzip.decompress(path.read_bytes())))
-        if content[0].get("format") != FORMAT:
-            raise Refusal(f"{folder}: was recorded by another release of zero-study; record it again")
-        if len(content) != (world := content[0]["world_size"]):
-            raise Refusal(f"{folder}: has {len(content)} recordings of {world} ranks; record all of them again")
-        ranks = [[Entry(*entry) for entry in one.pop("entries")] for one in content]
-        made = cls(folder, ranks, content[0], [cls.read(path) for path in sorted(folder.glob("noise-*"))])
-        for noise in made.noise:
-            if made.facts["steps"] > noise.facts["steps"] or made.batches != noise.batches[: len(made.batches)]:
-                raise Refusal(f"{noise.folder}: is of fewer steps than {folder}, or of other batches; record it anew")
+        ranks, facts = [], []
+        for rank, path in sorted(files.items()):
+            facts_of_rank, entries = _read_rank(path)
+            if facts_of_rank["rank"] != rank:
+                raise Damaged(f"{path}: says that it is of rank {facts_of_rank['rank']}; record this training again")
+            ranks.append(entries)
+            facts.append(facts_of_rank)
+        if len({one["token"] for one in facts}) > 1:
+            raise Damaged(f"{folder}: holds ranks of several recordings; record all ranks of one training again")
+        world_size = facts[0]["world_size"]
+        if sorted(files) != list(range(world_size)) or len({one["world_size"] for one in facts}) > 1:
+            raise Damaged(
+                f"{folder}: holds ranks {', '.join(map(str, sorted(files)[:8]))} of a training on {world_size}; record "
+                "all of them again"
+            )
+        # A rank that ended before the others has the last word on how far the training came.
+        first = min(facts, key=lambda one: (one["completed"], one["raised"] is None))
+        facts[0] |= {name: first[name] for name in ("completed", "raised")}
+        noise = [cls.read(path) for path in sorted(folder.glob("noise-*")) if path.is_dir()]
+        made = cls(folder, ranks, facts[0], noise)
+        for draw in noise:
+            if draw.facts["of"] != made.facts["token"]:
+                raise Damaged(f"{draw.folder}: belongs to another recording than {folder} now holds; record it again")
+            if made.facts["steps"] > draw.facts["steps"] or made.batches != draw.batches[: len(made.batches)]:
+                raise Damaged(f"{draw.folder}: has fewer steps than {folder}, or other batches; record it again")
         return made
+
+    @property
+    def ended_early(self) -> str | None:
+        """Say how the training ended before as many steps were recorded as were asked for; None if it did not."""
+        completed, asked, raised = (self.facts[name] for name in ("completed", "asked", "raised"))
+        if completed >= asked:
+            return None
+        why = f"the script ended with {raised}" if raised else "the script ended"
+        return f"{why} after {completed} of the {asked} steps that were to be recorded"
 
     @property
     def world_size(self) -> int:
@@ -113,6 +146,84 @@ def _updates(found: dict[Key, Seen]) -> Iterator[tuple[Key, Seen]]:
     for (step, place), updates in together.items():
         whole = np.concatenate([update.sketch for update in updates])
         yield (step, "whole", "", place), Seen(whole, updates[0].dtype, sum(update.size for update in updates))
+
+
+def _listed(folder: Path) -> list[Path]:
+    try:
+        return sorted(folder.iterdir())
+    except OSError as error:
+        raise Refusal(f"{folder}: holds no recording ({error.strerror}); see docs/diff.md") from None
+
+
+# Of the facts of a rank: what each has to be.
+_FACTS: dict[str, Any] = {
+    "rank": lambda value: _is_count(value, MOST_RANKS),
+    "world_size": lambda value: _is_count(value, MOST_RANKS) and value > 0,
+    "token": lambda value: isinstance(value, str) and bool(value),
+    "of": lambda value: value is None or isinstance(value, str),
+    "steps": lambda value: _is_count(value),
+    "asked": lambda value: _is_count(value),
+    "completed": lambda value: _is_count(value),
+    "raised": lambda value: value is None or isinstance(value, str),
+    "engine": lambda value: isinstance(value, str),
+    "versions": lambda value: isinstance(value, dict) and all(isinstance(part, str) for part in value.values()),
+}
+
+
+def _is_count(value: Any, most: int = 1 << 53) -> bool:
+    return type(value) is int and 0 <= value < most
+
+
+def _read_rank(path: Path) -> tuple[dict[str, Any], list[Entry]]:
+    """Read one rank's file strictly. Raises Damaged, and Refusal for the file of another release."""
+    try:
+        content = json.loads(decompressed(read_whole(path)))
+    except (OSError, ValueError, RecursionError) as error:
+        raise Damaged(f"{path}: is damaged ({' '.join(str(error).split())}); record this training again") from None
+    if not isinstance(content, dict) or "format" not in content:
+        raise Damaged(f"{path}: holds no recording; record this training again")
+    if content["format"] != FORMAT:
+        raise Refusal(f"{path}: was recorded by another release of zero-study; record it again")
+    for name, is_valid in _FACTS.items():
+        if not is_valid(content.get(name)):
+            raise Damaged(f"{path}: {name} is damaged, or missing; record this training again")
+    entries = content.pop("entries", None)
+    if not isinstance(entries, list) or not all(map(_is_entry, entries)):
+        raise Damaged(f"{path}: its entries are damaged, or missing; record this training again")
+    made = [Entry(*entry) for entry in entries]
+    if len({entry[:4] for entry in made}) < len(made):
+        raise Damaged(f"{path}: has an entry twice; record this training again")
+    if content["steps"] != max((entry.step for entry in made), default=0):
+        raise Damaged(f"{path}: says that it has {content['steps']} steps, and has others; record this training again")
+    if not content["completed"] <= content["steps"] <= content["asked"]:
+        raise Damaged(f"{path}: its numbers of steps contradict each other; record this training again")
+    return content, made
+
+
+def _is_entry(entry: Any) -> bool:
+    """Say whether these are the values of an Entry, of types and sizes that a recording has."""
+    if not isinstance(entry, list) or len(entry) != len(Entry._fields):
+        return False
+    step, kind, name, call, rows, dtype, sketch = entry
+    has_values = isinstance(sketch, list) and all(type(value) in (int, float) for value in sketch)
+    sizes = {"norm": 1, **dict.fromkeys(("forward", "gradient", "clipped", "weights", "held"), SIZE)}
+    return (
+        all(map(_is_count, (step, call, rows)))
+        and kind in KINDS
+        and isinstance(name, str)
+        and isinstance(dtype, str)
+        and has_values
+        and len(sketch) == sizes.get(kind, len(sketch))
+        and (kind not in ("batch", "random") or all(math.isfinite(value) for value in sketch))
+    )
+
+
+def token_of(folder: Path, rank: int) -> str:
+    """Return the identity of the recording that a folder holds. Raises Refusal if there is none."""
+    path = folder / f"rank-{rank}.json.gz"
+    if not path.exists():
+        raise Refusal(f"{folder}: holds no recording; record this training without noise first, into the same folder")
+    return str(_read_rank(path)[0]["token"])
 
 
 class Difference(NamedTuple):

@@ -10,15 +10,21 @@ from __future__ import annotations
 import atexit
 import functools
 import gzip
+import hashlib
 import json
 import os
+import secrets
+import shutil
+import sys
 import zlib
 from collections import Counter
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
+import torch.distributed as dist
 from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.nn.utils import clip_grad
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -26,13 +32,14 @@ from torch.utils._pytree import tree_leaves
 
 from study import __version__
 from study.engines import whole
-from study.engines.diff.recorded import FORMAT, Entry
+from study.engines.diff.recorded import FILE, FORMAT, Entry, token_of
 from study.engines.diff.rounding import Rounding
 from study.engines.diff.sketch import SIZE, of_rows, sketch
 from study.engines.engine_facts import dtype_names
 from study.engines.listening import before_updates, listening, without_graphs
 from study.engines.prove import read_back
 from study.engines.scripts import rank
+from study.files import write_whole
 
 # Parts of a module's name that a wrapper has put there.
 _WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module")
@@ -43,6 +50,9 @@ def canonical(name: str) -> str:
     return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
 
 
+_num_recordings: Counter[Path] = Counter()  # that this process has begun, by folder
+
+
 class Recorder:
     """Listens to modules, backward, clipping and updates until it has seen its steps."""
 
@@ -50,6 +60,10 @@ class Recorder:
         self._whole = whole  # what begins so is kept as it is
         self._kept: dict[tuple[Any, ...], torch.Tensor] = {}
         self._folder = folder if noise is None else folder / f"noise-{noise}"
+        self._of = None if noise is None else token_of(folder, rank())  # the recording that the noise is of
+        self._token = ""  # which all ranks share, from the first step on
+        _num_recordings[self._folder] += 1
+        _remove_earlier(self._folder, noise is None)
         self._steps = range(1, steps + 1)
         self._entries: dict[tuple[int, str, str, int], Entry] = {}  # by what they begin with
         self._model: Any = None
@@ -130,6 +144,7 @@ class Recorder:
         if self._step > len(self._steps):
             self.end()
             return False
+        self._token = self._token or _shared_token(self._folder)
         self._add("batch", "", _digests(arguments, options))
         states = [torch.get_rng_state(), *([torch.cuda.get_rng_state()] if torch.cuda.is_available() else [])]
         self._add("random", "", [float(zlib.crc32(state.numpy().tobytes())) for state in states])
@@ -276,22 +291,72 @@ class Recorder:
 
     # ------------------------------------------------------------ the end
 
-    def end(self) -> None:
-        """Write what was seen, and leave the training. Again: nothing."""
+    def end(self, raised: BaseException | None = None) -> None:
+        """Write what was seen, and leave the training; a second call does nothing. `raised`: what ended the script."""
         atexit.unregister(self.end)
         self._stack.close()
         if self._entries and not self._has_ended:
             facts = {} if self._model is None else _facts(self._model)
-            steps = min(self._step, len(self._steps))
-            content = {"made_by": f"zero-study {__version__}, study.engines.diff", "format": FORMAT, "rank": rank(),
-                       **facts, "steps": steps, "entries": list(self._entries.values())}  # fmt: skip
+            steps = min(self._step, len(self._steps))  # updates without a pass before them go on counting
+            completed = min(self._step if self._updated else self._step - 1, steps)
+            entries = [entry for entry in self._entries.values() if entry.step <= steps]
+            content = {
+                "made_by": f"zero-study {__version__}, study.engines.diff", "format": FORMAT, "rank": rank(),
+                "token": self._token, "of": self._of, **facts, "asked": len(self._steps), "steps": steps,
+                "completed": completed, "raised": _name_of_failure(raised), "entries": entries,
+            }  # fmt: skip
             self._folder.mkdir(parents=True, exist_ok=True)
-            written = json.dumps(content, separators=(",", ":"))
-            (self._folder / f"rank-{rank()}.json.gz").write_bytes(gzip.compress(written.encode(), mtime=0))
             if self._kept:
                 torch.save(self._kept, self._folder / f"rank-{rank()}.pt")
-            print(f"recorded: {steps} step(s), in {self._folder}", flush=True)
+            written = json.dumps(content, separators=(",", ":"))
+            write_whole(self._folder / f"rank-{rank()}.json.gz", gzip.compress(written.encode(), mtime=0))
+            print(f"recorded: {completed} step(s), in {self._folder}", flush=True)
         self._has_ended = True
+
+
+def _remove_earlier(folder: Path, is_plain: bool) -> None:
+    """Remove what an earlier recording left, so that it cannot answer for this one; only what this program writes.
+
+    Each rank removes its own file, and rank 0 those of ranks that this training does not have. Runs with noise are of
+    the recording that they were made beside, and go with it.
+    """
+    own, world_size = rank(), int(os.environ.get("WORLD_SIZE", "1"))
+    for path in folder.glob("rank-*"):
+        match = FILE.fullmatch(path.name.replace(".pt", ".json.gz"))
+        if match and path.is_file() and (int(match[1]) == own or (own == 0 and int(match[1]) >= world_size)):
+            path.unlink(missing_ok=True)
+    if is_plain and own == 0:
+        for noise in folder.glob("noise-*"):
+            for path in noise.glob("rank-*"):
+                if FILE.fullmatch(path.name.replace(".pt", ".json.gz")):
+                    path.unlink(missing_ok=True)
+            if noise.is_dir() and not any(noise.iterdir()):
+                shutil.rmtree(noise)
+
+
+def _shared_token(folder: Path) -> str:
+    """Return a random name of this recording that all of its ranks have.
+
+    Ranks of a process group agree on it by the group's store, other processes of one launch by their launcher.
+    """
+    mine = secrets.token_hex(16)
+    if dist.is_initialized() and dist.get_world_size() > 1:
+        store = dist.distributed_c10d._get_default_store()
+        agreed: bytes = store.compare_set(f"zero-study-diff/{folder}/{_num_recordings[folder]}", "", mine)
+        return agreed.decode()
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        launcher = psutil.Process(os.getppid())
+        words = f"{launcher.pid} {launcher.create_time()} {folder} {_num_recordings[folder]}"
+        return hashlib.sha256(words.encode()).hexdigest()[:32]
+    return mine
+
+
+def _name_of_failure(raised: BaseException | None) -> str | None:
+    """Name what ended a script before its end, if anything did; None for one that ended as it should."""
+    failure = raised if raised is not None else getattr(sys, "last_value", None)  # as the interpreter has printed it
+    if failure is None or (isinstance(failure, SystemExit) and failure.code in (None, 0)):
+        return None
+    return type(failure).__name__
 
 
 def _facts(model: Any) -> dict[str, Any]:

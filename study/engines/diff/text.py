@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pickle
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,7 @@ import numpy as np
 
 from study.engines.diff.causes import uniform
 from study.engines.diff.compare import KINDS, NAMES, Result
-from study.engines.diff.recorded import Difference, Recording
+from study.engines.diff.recorded import Damaged, Difference, Recording
 
 
 def text(result: Result) -> str:
@@ -33,9 +34,17 @@ def text(result: Result) -> str:
         lines += [f"FIRST  {said(first, alike)}", f"then   {_rest(result)}"]
         lines += [f"likely {cause}" for cause in result.causes]
     lines += [f"whole  {line}" for line in _elements(result.a.folder, result.b.folder)]
+    lines += [f"ENDED  {line}" for line in result.unfinished]
     if result.is_same:
         lines.append("no difference that rounding does not explain")
-    return "\n".join(line for line in lines if not line.endswith("then   "))
+    elif not (result.differences or result.replicas):
+        lines.append("what both recorded is the same, and that is not all of the training: record it again")
+    return "\n".join(printable(line) for line in lines if not line.endswith("then   "))
+
+
+def printable(line: str) -> str:
+    """Return a line in which nothing steers a terminal: names in a recording may be anybody's."""
+    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in line)
 
 
 def said(first: Difference, alike: list[Difference]) -> str:
@@ -62,6 +71,7 @@ def content(result: Result) -> dict[str, Any]:
     """For `--output`."""
     return {
         "same": result.is_same,
+        "unfinished": result.unfinished,
         "bound": "by type and depth" if result.is_marked else "by runs rounded otherwise",
         "a": {"folder": str(result.a.folder), **result.a.facts},
         "b": {"folder": str(result.b.folder), **result.b.facts},
@@ -103,8 +113,12 @@ def _elements(a: Path, b: Path) -> Iterator[str]:
             continue
         import torch
 
-        ours, theirs = (torch.load(folder / path.name, weights_only=True) for folder in (a, b))
-        for key in ours.keys() & theirs.keys():
+        try:
+            ours, theirs = (torch.load(folder / path.name, weights_only=True) for folder in (a, b))
+            keys = ours.keys() & theirs.keys()
+        except (OSError, ValueError, RuntimeError, EOFError, AttributeError, pickle.UnpicklingError) as error:
+            raise Damaged(f"{path.name} of {a} or {b}: is damaged ({error}); record this training again") from None
+        for key in keys:
             one, other = ours[key].double(), theirs[key].double()
             if one.shape == other.shape and one.numel():
                 place = np.unravel_index(int((one - other).abs().argmax()), one.shape)
