@@ -443,23 +443,26 @@ def _dry_run(
 
 
 @zero_study.command("upgrade")
-@click.argument("old", type=PATH, metavar="OLD", help="uv.lock, requirements.txt or what `pip freeze` prints")
+@click.argument(
+    "old", type=PATH, metavar="OLD", help="uv.lock, requirements.txt, environment.yml or what `pip freeze` prints"
+)
 @click.argument("new", type=PATH, metavar="NEW", help="the same, after the upgrade")
 @click.option("--output", type=PATH, metavar="FILE", help="JSON file to write, each change as OSV has it")
 def _upgrade(old: Path, new: Path, output: Path | None) -> int:
     """Say what other releases change in a training.
 
-    Exit status: 0 nothing comes that trains otherwise; 1 something does, or is unknown; 2 a file cannot be read.
+    Exit status: 0 nothing comes that trains otherwise; 1 something does, is unknown, or could not be compared; 2 a file
+    cannot be read.
     """
     from study.engines import upgrade
 
     before, after = upgrade.read_lock(old), upgrade.read_lock(new)
-    changes = upgrade.compare(before, after)
+    changes = upgrade.compare(before.pins, after.pins)
     if output is not None:
         files.require_folder(output)
         files.write_json(output, {"vulns": [change.as_osv() for change in changes]})
     print(upgrade.text(changes, before, after))
-    return int(any(change.alarms for change in changes))
+    return int(not upgrade.is_fine(changes, before, after))
 
 
 def _require(*modules: str) -> None:

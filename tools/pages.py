@@ -19,11 +19,13 @@ from nbconvert import MarkdownExporter
 
 from study import cli
 from study.engines import upgrade
+from study.engines.locks import Lock
 from study.records.schema import Record
 from study.report import colab
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ROOT / "build" / "pages"
+WIDTH = 100  # of what commands print, in characters
 # A link, whose text may be code; or what is no link: fenced, or code.
 LINK = re.compile(
     r"^ *```.*?^ *```|(?<!!)\[(?P<text>(?:`[^`]*`|[^\]`])*+)\]\((?P<to>[^)#\s:]+)(?P<anchor>#[^)\s]*)?\)|`[^`\n]+`",
@@ -106,10 +108,11 @@ def releases() -> Iterator[tuple[str, str]]:
         for before, version in pairwise([None, *entry["releases"]]):
             faults = [fault for fault in upgrade.known() if fault.package == package and fault.is_in(version)]
             wrong = [" ".join([f"- {fault.summary}", *(f"<{url}>" for url in fault.threads)]) for fault in faults]
-            old, new = {package: before} if before else {}, {package: version}
-            changes = upgrade.text(upgrade.compare(old, new), old, new) if before else "The oldest that was examined."
+            old, new = Lock({package: before} if before else {}), Lock({package: version})
+            changes = upgrade.compare(old.pins, new.pins)
+            said = upgrade.text(changes, old, new, WIDTH) if before else "The oldest that was examined."
             lines = [f"# {package} {version}", "What is known to train wrongly:", "\n".join(wrong or ["- nothing"])]
-            yield f"{package}-{version}", "\n\n".join([*lines, f"```text\n{changes}\n```"])
+            yield f"{package}-{version}", "\n\n".join([*lines, f"```text\n{said}\n```"])
 
 
 def main() -> None:

@@ -8,22 +8,25 @@ from __future__ import annotations
 
 import json
 import re
-import tomllib
+import shutil
+import textwrap
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
-from study.engines import known_bad
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
+
+from study.engines import known_bad, locks
 from study.engines.known_bad import release
-from study.errors import Refusal
-from study.files import read_whole, reading
+from study.engines.locks import Lock
 
 INDEX = Path(__file__).with_name("releases.json")
 THREADS = Path(__file__).with_name("threads.json")
-PIN = re.compile(r"([A-Za-z0-9][\w.-]*)\s*(?:\[[^\]]*\])?\s*===?\s*([^\s;#,*\\]+)\s*(?:[;#\\].*)?")
 # Keys that say what is written, shown or stored, or where a server runs: whatever they are, training is the same.
 HARMLESS = re.compile(
     r"log_|logging_|hub_|push_to|report_to|run_name|exp_name|output_dir|save_|project|trackio_|wandb_|include_|"
@@ -45,10 +48,19 @@ class Change:
     date: str = ""  # of the first thread, or of the post in it that says so
     how: Literal["comes", "goes"] = "comes"
     alarms: bool = False  # something comes that trains otherwise, or nobody knows
+    beside: Mapping[str, str] = field(default_factory=dict)  # other packages that have to be there, and which releases
 
     def is_in(self, version: str | None) -> bool:
+        """Say whether a release of the package has this, whatever is installed beside it."""
         begins, ends = release(self.introduced or "0"), release(self.fixed or "9999")
         return version is not None and begins <= release(version) < ends
+
+    def is_among(self, pins: Mapping[str, str]) -> bool:
+        """Say whether these releases have this together."""
+        return self.is_in(pins.get(self.package)) and all(
+            package in pins and SpecifierSet(asked).contains(Version(".".join(map(str, release(pins[package])))))
+            for package, asked in self.beside.items()
+        )
 
     def as_osv(self) -> dict[str, Any]:
         """The change as an entry of OSV (https://ossf.github.io/osv-schema/); versions are the package's own."""
@@ -90,53 +102,48 @@ def said(fault: known_bad.Fault, engines: Sequence[str]) -> str:
 
 
 def unknown(package: str, version: str) -> str | None:
-    """Say that nothing is known of a release; None: it is within those that were examined."""
+    """Say that nothing is known of a version, and why; None if it was examined, or lies between two that were."""
     first, *_, last = index()["packages"][package]["releases"]
+    if locks.release_of(version) is None:
+        return f"{package} {version} is no final release, so nothing is known of it"
     said = f"{package} {version} is unknown: {first} to {last} were examined, until {index()['made']}"
     return None if release(first) <= release(version) <= release(last) else said
 
 
-def read_lock(path: Path) -> dict[str, str]:
-    """Versions by package: what uv.lock (pylock.toml, poetry.lock), requirements or `pip freeze` pin of the index.
-
-    Raises Refusal where the file cannot be read, pins none of them, or one of them at two versions.
-    """
-    with reading(path, "a lock file or requirements"):
-        text = read_whole(path).decode()
-        if path.suffix in (".lock", ".toml"):
-            content = tomllib.loads(text)
-            parts = [content[key] for key in ("package", "packages") if isinstance(content.get(key), list)]
-            pins = [(str(x.get("name")), str(x.get("version"))) for part in parts for x in part if isinstance(x, dict)]
-        else:
-            pins = [(pin[1], pin[2]) for line in text.splitlines() if (pin := PIN.fullmatch(line.strip()))]
-    found: dict[str, str] = {}
-    for name, version in pins:
-        if name.lower() in index()["packages"] and release(version):
-            first = found.setdefault(name.lower(), version)
-            if release(first) != release(version):
-                raise Refusal(f"{path}: pins {name} at {first} and at {version}; write a file for each environment")
-    if not found:
-        raise Refusal(f"{path}: pins none of {', '.join(index()['packages'])}; write it as `pip freeze` does, with ==")
-    return found
+def read_lock(path: Path) -> Lock:
+    """Read what a file pins of the packages in the index. Raises Refusal as `locks.read` does."""
+    return locks.read(path, tuple(index()["packages"]))
 
 
-def compare(old: dict[str, str], new: dict[str, str]) -> list[Change]:
-    """What the second set of releases changes in a training, what alarms first."""
-    packages = [package for package in new if old.get(package) != new[package]]
-    found = [change for package in packages for change in _of_package(package, old.get(package), new[package])]
+def not_compared(old: Lock, new: Lock) -> list[str]:
+    """Say of each package that is in a file and cannot be compared why; what both files have alike is no change."""
+    said = []
+    for name in dict.fromkeys([*old.unread, *new.unread]):
+        if old.unread.get(name) != new.unread.get(name) or name in {*old.pins, *new.pins}:
+            files = (("OLD", old), ("NEW", new))
+            said.append("; ".join(f"{which} has {lock.unread[name]}" for which, lock in files if name in lock.unread))
+    return said
+
+
+def compare(old: Mapping[str, str], new: Mapping[str, str]) -> list[Change]:
+    """List what the second set of releases changes in a training, what alarms first."""
+    found = [
+        replace(fault, how="comes" if comes else "goes", alarms=comes)
+        for fault in known()
+        if fault.is_among(old) != (comes := fault.is_among(new))
+    ]
+    for package in (package for package in new if old.get(package) != new[package]):
+        found += _of_package(package, old.get(package), new[package])
     return sorted([*found, *_pairs(old, new)], key=lambda change: not change.alarms)
 
 
 def _of_package(package: str, old: str | None, new: str) -> Iterator[Change]:
     releases = index()["packages"][package]["releases"]
-    for fault in known():
-        if fault.package == package and fault.is_in(old) != (comes := fault.is_in(new)):
-            yield replace(fault, how="comes" if comes else "goes", alarms=comes)
     for version in filter(None, (old, new)):
         low, high = (releases[place] for place in _around(releases, version))
         if (outside := unknown(package, version)) or low != high:
-            between = f"{version} was not examined: all that changes from {low} to {high} is listed"
-            yield Change(package, "unknown", version, outside or between, version, alarms=bool(outside))
+            between = f"{package} {version} was not examined, only {low} and {high} around it"
+            yield Change(package, "unknown", version, outside or between, version, alarms=True)
     if old is not None:
         yield from _of_keys(package, old, new)
 
@@ -152,7 +159,14 @@ def _of_keys(package: str, old: str, new: str) -> Iterator[Change]:
     """What becomes of keys and defaults: what the last release between has beside the first, by key and classes."""
     entry = index()["packages"][package]
     older, newer = sorted((old, new), key=release)
-    between = entry["releases"][_around(entry["releases"], older)[0] + 1 : _around(entry["releases"], newer)[1] + 1]
+    examined = entry["releases"]
+    between = examined[_around(examined, older)[0] + 1 : _around(examined, newer)[1] + 1]
+    # A change that was first seen in a release lies after the one that was examined before it: not always within these.
+    certain = {
+        version
+        for before, version in pairwise(examined)
+        if release(older) <= release(before) and release(version) <= release(newer)
+    }
     ends: dict[tuple[str, str], tuple[str | None, str | None, str]] = {}
     for version, classes, key, before, after in entry["changes"]:
         for name in classes.split(",") if version in between else ():
@@ -165,13 +179,16 @@ def _of_keys(package: str, old: str, new: str) -> Iterator[Change]:
     for (key, was, will, version), names in together.items():
         others = f" (and of {', '.join(names[1:])})" if names[1:] else ""
         line = f"{names[0]}.{key}{others}: {was or 'not there'} -> {will or 'not there'}"
-        found = Change(package, "default", f"{names[0]}-{key}", line, version, alarms=not HARMLESS.match(key))
+        if version not in certain:
+            line += f" (somewhere after {examined[examined.index(version) - 1]} and until {version}: perhaps not here)"
+        alarms = version in certain and not HARMLESS.match(key)
+        found = Change(package, "default", f"{names[0]}-{key}", line, version, alarms=alarms)
         if will is None:
             found = replace(found, kind="gone", how="goes", alarms=False)
         yield replace(found, kind="new", alarms=False) if was is None else found
 
 
-def _pairs(old: dict[str, str], new: dict[str, str]) -> Iterator[Change]:
+def _pairs(old: Mapping[str, str], new: Mapping[str, str]) -> Iterator[Change]:
     """Which of the new releases asks for another version of one of them, and did not so far."""
     for package, version in new.items():
         entry = index()["packages"][package]
@@ -183,16 +200,40 @@ def _pairs(old: dict[str, str], new: dict[str, str]) -> Iterator[Change]:
                 yield Change(package, "pair", f"{version}-{other}", line, version, alarms=True)
 
 
-def text(changes: Sequence[Change], old: dict[str, str], new: dict[str, str]) -> str:
-    """One line a change, keys that are gone or new in one line each, under the two releases of their package."""
-    lines = [f"What is pinned, and compared: {', '.join(new)}"]
-    for package in (package for package in index()["packages"] if old.get(package) != new.get(package)):
-        lines.append(f"{package} {old.get(package, '(none)')} -> {new.get(package, '(none)')}")
+def text(changes: Sequence[Change], old: Lock, new: Lock, width: int | None = None) -> str:
+    """Say what changes: the summary first, then a line for each change under the two releases of its package.
+
+    `width`: of the lines, in characters; None: the terminal's.
+    """
+    width = width or shutil.get_terminal_size((80, 24)).columns
+    gone = [package for package in old.pins if package not in new.pins and package not in new.unread]
+    missing = not_compared(old, new) + [f"{package} {old.pins[package]} is in OLD and not in NEW" for package in gone]
+    alarms = sum(change.alarms for change in changes)
+    lines = [f"{alarms} of {len(changes)} changes may train otherwise, or are unknown (marked !)"]
+    if missing:
+        lines += [f"{len(missing)} not compared:", *(f"! {line}" for line in missing)]
+    lines.append(f"compared: {', '.join(package for package in new.pins if package in old.pins) or 'nothing'}")
+    for package in (package for package in index()["packages"] if package in {*old.pins, *new.pins}):
+        was, will = (lock.pins.get(package, "not pinned") for lock in (old, new))
+        if was == will:
+            continue
+        lines.append(f"{package} {was} -> {will}")
         mine = [change for change in changes if change.package == package]
         shown = [change for change in mine if change.kind not in ("gone", "new")]
-        lines += [f"{'!' if one.alarms else ' '} {one.kind:7} {one.how:5}  {one.summary}" for one in shown]
+        for one in shown:
+            how = "there" if package in old.unread else one.how  # nobody knows whether it was there before
+            lines.append(f"{'!' if one.alarms else ' '} {one.kind:7} {how:5}  {one.summary}")
         for kind in ("gone", "new"):
             if keys := [change.summary.partition(":")[0] for change in mine if change.kind == kind]:
                 lines.append(f"  {kind:7} {len(keys):5}  {', '.join(keys[:6])}{', ...' * (len(keys) > 6)}")
-    alarms = sum(change.alarms for change in changes)
-    return "\n".join([*lines, f"{alarms} of {len(changes)} changes (!) may train otherwise, or are unknown"])
+    others = [name for name in {**old.others, **new.others} if old.others.get(name) != new.others.get(name)]
+    if others:
+        shown_others = ", ".join(sorted(others)[:12]) + ", ..." * (len(others) > 12)
+        lines.append(f"not in the index, and so not compared: {shown_others}")
+    wrapped = (textwrap.fill(line, width, subsequent_indent=" " * 17, break_on_hyphens=False) for line in lines)
+    return "\n".join(wrapped)
+
+
+def is_fine(changes: Sequence[Change], old: Lock, new: Lock) -> bool:
+    """Say whether everything could be compared, and nothing comes that trains otherwise."""
+    return not (any(change.alarms for change in changes) or not_compared(old, new) or {*old.pins} - {*new.pins})

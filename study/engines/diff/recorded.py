@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from study.engines.diff.sketch import SIZE
 from study.errors import Refusal
 from study.files import decompressed, read_whole
 
@@ -21,6 +20,7 @@ FORMAT = 3  # 2: outputs with their magnitudes. 3: the identity of a recording, 
 FILE = re.compile(r"rank-(\d{1,6})\.json\.gz")
 KINDS = ("batch", "random", "forward", "loss", "gradient", "norm", "clipped", "weights", "held")
 MOST_RANKS = 1 << 20
+SIZE = 32  # numbers of a sketch
 Key = tuple[int, str, str, Any]  # step, kind, name, and which of it: (rank, call), or None for all together
 
 

@@ -103,12 +103,12 @@ def _packages() -> Iterator[Check]:
 
 def _known_bad() -> Iterator[Check]:
     """What is known to be wrong in the releases that are installed."""
-    for package in filter(_has, upgrade.index()["packages"]):
-        version = importlib.metadata.version(package)
+    installed = {name: importlib.metadata.version(name) for name in filter(_has, upgrade.index()["packages"])}
+    for package, version in installed.items():
         if said := upgrade.unknown(package, version):
             yield Check(f"known of {package}", "unknown", said, "ask it: zero-study conformance")
         for fault in upgrade.known():
-            if fault.package == package and fault.is_in(version):
+            if fault.package == package and fault.is_among(installed):
                 yield Check(f"known of {package}", "note", f"{version}: {fault.summary}")
 
 

@@ -1,0 +1,211 @@
+"""Read which releases an environment pins: from lock files, requirements, `pip freeze` and conda's environment.yml.
+
+Nothing is guessed: a line about a package of interest from which no release can be told is kept, with the reason, so
+that whoever compares two files can say what was not compared.
+"""
+
+from __future__ import annotations
+
+import codecs
+import re
+import tomllib
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
+from packaging.version import InvalidVersion, Version
+
+from study.errors import Refusal
+from study.files import read_whole, reading
+
+CONDA_NAMES = {"pytorch": "torch", "pytorch-cpu": "torch", "pytorch-gpu": "torch"}
+# Local parts of a version that name a build of a release: what PyTorch's own indexes and NVIDIA's add.
+_BUILDS = re.compile(r"cpu|xpu|cu\d+|cuda[\d.]*|rocm[\d.]+|cxx11[.]?abi|pt[\d.]+")
+_OPTION = re.compile(r"\s--?[a-z][\w-]*[ =].*", re.DOTALL)  # behind a requirement: --hash=..., --config-settings ...
+
+
+@dataclass(frozen=True)
+class Lock:
+    """What a file pins."""
+
+    pins: dict[str, str]  # packages of interest, each at one release
+    unread: dict[str, str] = field(default_factory=dict)  # packages of interest, or includes, and why not
+    others: dict[str, str] = field(default_factory=dict)  # all other packages that are pinned
+
+
+@dataclass(frozen=True)
+class _Pin:
+    """One mention of a package: a version, or the reason why there is none."""
+
+    name: str
+    version: str | None
+    text: str  # as it stands in the file
+    reason: str = ""
+
+
+def read(path: Path, packages: Collection[str]) -> Lock:
+    """Read a file, and what it includes. `packages`: those of interest.
+
+    Raises Refusal if the file cannot be read, or mentions none of them.
+    """
+    mentions = list(_mentions(path, ()))
+    pins: dict[str, str] = {}
+    unread: dict[str, str] = {}
+    others: dict[str, str] = {}
+    for name in dict.fromkeys(pin.name for pin in mentions):
+        mine = [pin for pin in mentions if pin.name == name]
+        unplaced = [pin for pin in mine if pin.version is None]
+        versions = dict.fromkeys(pin.version for pin in mine if pin.version is not None)
+        if name not in packages and not name.startswith("-"):
+            if len(versions) == 1:
+                others[name] = next(iter(versions))
+        elif unplaced:
+            unread[name] = f"{unplaced[0].text}: {unplaced[0].reason}"
+        elif len({_comparable(version) for version in versions}) > 1:
+            unread[name] = f"{name}: is pinned at {' and at '.join(versions)}, depending on the platform"
+        else:
+            pins[name] = next(iter(versions))
+    if not (pins or unread):
+        raise Refusal(
+            f"{path}: pins none of {', '.join(packages)}; write it as `pip freeze` does, with ==, or give a lock file"
+        )
+    return Lock(pins, unread, others)
+
+
+def release_of(version: str) -> Version | None:
+    """Return the final release that a version is a build of; None for a pre-release, a nightly or one's own build."""
+    try:
+        read = Version(version)
+    except InvalidVersion:
+        return None
+    if read.is_prerelease or read.is_postrelease or (read.local and not _BUILDS.fullmatch(read.local)):
+        return None
+    return Version(read.public)
+
+
+def _comparable(version: str) -> str:
+    """Return what two pins have to share to be the same: builds of one release are."""
+    release = release_of(version)
+    return version if release is None else str(release)
+
+
+def _mentions(path: Path, including: tuple[Path, ...]) -> Iterator[_Pin]:
+    with reading(path, "a lock file or requirements"):
+        text = _decoded(read_whole(path))
+    if path.suffix in (".lock", ".toml"):
+        with reading(path, "a lock file or requirements"):
+            yield from _of_lock(tomllib.loads(text))
+    elif path.suffix in (".yml", ".yaml"):
+        with reading(path, "an environment of conda"):
+            content = yaml.safe_load(text)
+        yield from _of_conda(content)
+    else:
+        yield from _of_requirements(text, path, including)
+
+
+def _decoded(content: bytes) -> str:
+    """Decode a file as its byte-order mark says, which PowerShell writes; without one it is UTF-8."""
+    for mark, encoding in ((codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16")):
+        if content.startswith(mark):
+            return content.decode(encoding)
+    return content.decode("utf-8-sig")
+
+
+# ---------------------------------------------------------------- requirements
+
+
+def _of_requirements(text: str, path: Path, including: tuple[Path, ...]) -> Iterator[_Pin]:
+    for line in re.sub(r"\\\r?\n", " ", text).splitlines():
+        line = re.sub(r"(^|\s)#.*", "", line).strip()
+        if not line:
+            continue
+        if line.startswith("-"):
+            yield from _of_option(line, path, including)
+        else:
+            yield _of_requirement(_OPTION.sub("", f"{line} ").strip())
+
+
+def _of_option(line: str, path: Path, including: tuple[Path, ...]) -> Iterator[_Pin]:
+    """Follow an included file, and read an editable installation; other options say nothing of releases."""
+    option, _, value = (part.strip() for part in re.sub(r"=", " ", line, count=1).partition(" "))
+    if option in ("-e", "--editable"):
+        yield _Pin(_name_of_address(value), None, line, "is installed from a source tree, of which no release is known")
+    elif re.match(r"(-r|-c|--requirement|--constraint)", option):
+        value = value or option[2:]  # -rmore.txt
+        other = path.parent / value
+        if "://" in value or not other.is_file():
+            yield _Pin(f"-r {value}", None, line, "cannot be read, so what it pins is unknown")
+        elif other.resolve() not in (*including, path.resolve()):
+            yield from _mentions(other, (*including, path.resolve()))
+
+
+def _of_requirement(line: str) -> _Pin:
+    try:
+        requirement = Requirement(line)
+    except InvalidRequirement:
+        if line.endswith(".whl") or "/" in line:
+            return _Pin(_name_of_address(line), None, line, "is a file or an address, of which no release is known")
+        first_word = re.match(r"[\w.-]+", line)
+        found = str(canonicalize_name(first_word[0])) if first_word else line
+        return _Pin(found, None, line, "cannot be read as a requirement")
+    name = str(canonicalize_name(requirement.name))
+    if requirement.url:
+        return _Pin(name, None, line, "is an address, of which no release is known")
+    exact = [one.version for one in requirement.specifier if one.operator in ("==", "===") and "*" not in one.version]
+    if len(requirement.specifier) == 1 and exact:
+        return _Pin(name, exact[0], line)
+    reason = "names a range and no release" if requirement.specifier else "names no release"
+    return _Pin(name, None, line, reason)
+
+
+def _name_of_address(address: str) -> str:
+    """Tell a package from an address: by `#egg=`, by a wheel's name, or by the last part of its path."""
+    if egg := re.search(r"[#&]egg=([\w.-]+)", address):
+        return str(canonicalize_name(egg[1]))
+    place = re.split(r"[#?@]", address.rpartition("://")[2] or address)[0]
+    last: str = place.rstrip("/").rpartition("/")[2]
+    with suppress(InvalidWheelFilename):
+        return str(parse_wheel_filename(last)[0])
+    return str(canonicalize_name(re.sub(r"(\.git|\.zip|\.tar\.gz)$", "", last) or address))
+
+
+# ---------------------------------------------------------------- lock files, and conda
+
+
+def _of_lock(content: Mapping[str, Any]) -> Iterator[_Pin]:
+    """Read uv.lock, poetry.lock or pylock.toml."""
+    parts = [content[key] for key in ("package", "packages") if isinstance(content.get(key), list)]
+    for entry in (entry for part in parts for entry in part if isinstance(entry, dict) and "name" in entry):
+        name = str(canonicalize_name(str(entry["name"])))
+        source = entry["source"] if isinstance(entry.get("source"), dict) else {}
+        kinds = {"git", "url", "path", "directory", "editable", "virtual", "vcs", "archive"} & {*source, *entry}
+        kinds |= {str(source.get("type"))} & {"git", "url", "file", "directory"}  # of poetry
+        version = entry.get("version")
+        if kinds or not isinstance(version, str):
+            yield _Pin(name, None, f"{name} ({', '.join(sorted(kinds)) or 'no version'})", "is no release of an index")
+        else:
+            yield _Pin(name, version, f"{name}=={version}")
+
+
+def _of_conda(content: Any) -> Iterator[_Pin]:
+    """Read environment.yml: packages of conda, of which some have other names than on PyPI, and its part for pip."""
+    entries = content.get("dependencies") if isinstance(content, dict) else None
+    for entry in entries if isinstance(entries, list) else ():
+        if isinstance(entry, dict):
+            for line in entry.get("pip") or ():
+                yield from _of_requirements(str(line), Path(), ())
+        elif isinstance(entry, str):
+            spec = entry.rpartition("::")[2].strip()
+            name, _, version = (part.strip() for part in re.sub(r"\s*(==?)\s*", "=", spec, count=1).partition("="))
+            name = re.split(r"[\s<>!~]", name)[0].lower()
+            version = version.partition("=")[0]  # of =2.1.0=py311_cuda
+            name = CONDA_NAMES.get(name, str(canonicalize_name(name)))
+            if re.fullmatch(r"\d+\.\d+\.\d+[\w.+]*", version):
+                yield _Pin(name, version, entry)
+            else:
+                yield _Pin(name, None, entry, "names no single release")
