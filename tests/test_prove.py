@@ -7,6 +7,7 @@ import io
 import json
 import math
 import re
+import subprocess
 import sys
 from collections import OrderedDict
 from pathlib import Path
@@ -663,3 +664,145 @@ def test_a_script_is_proven_without_a_line_in_it(steps, said, monkeypatch, capsy
     assert not Path("proof-2.json").exists()
     assert not optimizers._global_optimizer_pre_hooks
     assert not torch.nn.modules.module._global_forward_pre_hooks
+
+
+@pytest.mark.parametrize("steps", [3, 5])
+def test_steps_are_counted_from_the_scripts_first(steps, monkeypatch):
+    """Watching begins with the second; the third is counted, and a script of three has one."""
+    Path("train.py").write_text(SCRIPT)
+    monkeypatch.setattr(sys, "argv", ["prove"])
+    monkeypatch.setattr(sys, "path", ["", *sys.path])
+    main(["train.py", str(steps)])
+    assert proof()["step"]["number"] == 3
+
+
+# ---------------------------------------------------------------- what could not be checked
+
+
+ASKED = {
+    "absent.yaml": None, "absent.json": None, "broken.json": "{", "broken.yaml": "a: [", "list.json": "[]",
+    "word.yaml": "zero3", "empty.yaml": "", "other.txt": "{}",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_strict_fails_where_the_file_that_was_asked_for_cannot_be_read(name):
+    if ASKED[name] is not None:
+        Path(name).write_text(ASKED[name])
+    with pytest.raises(prove.NotChecked):
+        prove.watch(*make(), asked=name, strict=True)
+
+
+UNCHECKED = {
+    "a misspelt key": {"gradient_cliping": 1.0},
+    "a misspelt key in a section": {"zero_optimization": {"stage": 0, "overlap_com": True}},
+    "a setting of another engine": {"communication_data_type": "fp32"},
+}
+
+
+@pytest.mark.parametrize("name", UNCHECKED)
+def test_strict_fails_where_a_request_cannot_be_checked_and_says_it_otherwise(name, capsys):
+    with pytest.raises((prove.NotChecked, prove.NotAsAsked)):
+        prove.watch(*make(), asked=UNCHECKED[name], strict=True)
+    capsys.readouterr()
+    model, optimizer = make()
+    prove.watch(model, optimizer, asked=UNCHECKED[name])
+    assert re.search("not checked: |NOT AS ASKED", capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("asked", [{"fp16": {"enabled": True}}, {"bf16": {"enabled": True}}])
+def test_strict_fails_where_another_precision_was_asked(asked):
+    model, optimizer = make()
+    prove.watch(model, optimizer, asked=asked, strict=True)
+    with pytest.raises(prove.NotAsAsked, match=r"precision: asked .*, built fp32"):
+        train(model, optimizer, 4)
+
+
+def test_an_older_proof_does_not_answer_for_a_script_that_ends_early():
+    Path("proof.json").write_text("{}")
+    prove.watch(*make(), asked="absent.yaml")
+    assert not Path("proof.json").exists()
+
+
+ENDS_EARLY = """
+import sys, torch
+from study.engines import prove
+model = torch.nn.Linear(8, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+if sys.argv[1] == "watched":
+    prove.watch(model, optimizer, strict=True)
+for _ in range(int(sys.argv[2])):
+    model(torch.ones(2, 8)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.launches
+@pytest.mark.parametrize(("how", "steps", "status"), [("watched", 2, 1), ("watched", 3, 0), ("-m", 2, 1), ("-m", 3, 0)])
+def test_strict_fails_where_the_script_ends_before_the_counted_step(how, steps, status, tmp_path):
+    Path("train.py").write_text(ENDS_EARLY)
+    Path("proof.json").write_text("{}")
+    program = ["-m", "study.engines.prove", "--strict", "train.py"] if how == "-m" else ["train.py"]
+    environment = launching.environment({"PYTHONPATH": str(launching.ROOT)})
+    done = subprocess.run([sys.executable, *program, how, str(steps)], env=environment, capture_output=True, text=True)
+    assert done.returncode == status, done.stdout + done.stderr
+    assert ("none of them was counted" in done.stdout) == bool(status)
+    assert (proof()["step"] is None) == bool(status)  # and not the one of before
+
+
+NEVER_MOVES = {
+    "no step": "model(x).sum().backward()",
+    "nothing": "model(x)",
+    "every step overflows": (
+        "scaler.scale(model(x).sum() * float('inf')).backward(); scaler.step(optimizer); scaler.update()"
+    ),
+}
+TRAINS = """
+import torch
+model, x = torch.nn.Linear(8, 1), torch.ones(2, 8)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+scaler = torch.amp.GradScaler("cpu")
+for _ in range(5):
+    {}
+"""
+
+
+@pytest.mark.parametrize("name", NEVER_MOVES)
+def test_a_script_that_never_trains_does_not_pass(name, monkeypatch, capsys):
+    Path("train.py").write_text(TRAINS.format(NEVER_MOVES[name]))
+    monkeypatch.setattr(sys, "argv", ["prove"])
+    monkeypatch.setattr(sys, "path", ["", *sys.path])
+    with pytest.raises(SystemExit) as ended:
+        main(["--strict", "train.py"])
+    assert ended.value.code == 1
+    assert ("WRONG" in capsys.readouterr().out) == (name != "nothing")
+
+
+OVERFLOWS = """
+import deepspeed, sys, torch
+from study.engines import extensions
+extensions.use_own_folder()
+extensions.use_built()
+deepspeed.init_distributed("gloo")
+model = torch.nn.Linear(8, 8)
+config = {"train_micro_batch_size_per_gpu": 2, "zero_optimization": {"stage": 2}, "bf16": {"enabled": True},
+          "zero_allow_untested_optimizer": True}
+optimizer = torch.optim.AdamW(model.parameters())
+engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
+for _ in range(4):
+    engine.backward(engine(torch.ones(2, 8, dtype=torch.bfloat16)).sum() * float(sys.argv[1]))
+    engine.step()
+"""
+
+
+@pytest.mark.launches
+@pytest.mark.parametrize(("factor", "status"), [("inf", 1), ("1", 0)])
+def test_an_engine_that_skips_every_step_does_not_pass(factor, status):
+    Path("train.py").write_text(OVERFLOWS)
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    program = [*launch, "-m", "study.engines.prove", "--strict", "train.py", factor]
+    environment = launching.environment({"PYTHONPATH": str(launching.ROOT), "DS_ACCELERATOR": "cpu"})
+    done = subprocess.run([sys.executable, *program], env=environment, capture_output=True, text=True)
+    assert done.returncode == status, done.stdout + done.stderr
+    assert ("no weight moved" in done.stdout) == bool(status)

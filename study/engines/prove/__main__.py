@@ -9,6 +9,7 @@ import argparse
 import gc
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -17,23 +18,28 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from study.engines import scripts
+from study.engines.listening import listening
 from study.engines.prove import read_back
-from study.engines.prove.watching import Watch
+from study.engines.prove.watching import Watch, remove_earlier
 
 
 def main(words: Sequence[str] | None = None) -> None:
     """Run a script as Python would, and watch its models once their optimizers have stepped."""
     parser = argparse.ArgumentParser("python -m study.engines.prove", allow_abbrev=False, description=__doc__)
-    parser.add_argument("--strict", action="store_true", help="raise where it trains wrongly, or not as asked")
+    parser.add_argument("--strict", action="store_true", help="fail if it trains wrongly, not as asked, or unchecked")
     parser.add_argument("--allow-known-bad", action="store_true", help="go on with a release that trains wrongly")
     given = scripts.parse(parser, words)
+    for earlier in (Path("proof.json"), *Path().glob("proof-[0-9]*.json")):
+        remove_earlier(earlier)
     pairs = _Pairs(given.strict, given.allow_known_bad)
     try:
         scripts.run(given.script, given.arguments)
     finally:
         pairs.leave()
     if pairs.waiting or not pairs.paired:
-        print("proof: not made, no optimizer stepped twice with a model that was called", flush=True)
+        print(f"proof: not made, {pairs.why_not_made()}", flush=True)
+        if given.strict:
+            sys.exit(1)
 
 
 class _Pairs:
@@ -46,20 +52,44 @@ class _Pairs:
         self.waiting: list[tuple[Any, torch.optim.Optimizer]] = []
         self._steps: dict[int, int] = {}  # of each optimizer
         self._inner: set[int] = set()  # optimizers of others: a ZeroRedundancyOptimizer steps one
+        self._num_backwards = 0
+        self._engines: dict[int, Any] = {}  # DeepSpeed's, which count the updates that they skip
         self._hooks = [
             register_module_forward_pre_hook(self._on_forward),
             register_optimizer_step_pre_hook(self._on_step),
         ]
+        self._stack = ExitStack()
+        self._stack.enter_context(listening(torch.autograd, "backward", self._on_backward))
+
+    def _on_backward(self, call: Any, *arguments: Any, **options: Any) -> Any:
+        self._num_backwards += 1
+        return call(*arguments, **options)
+
+    def why_not_made(self) -> str:
+        """Say why no proof was made, and call a training wrong that updated nothing."""
+        skipped = [engine for engine in self._engines.values() if engine.skipped_steps >= engine.global_steps > 0]
+        if skipped:
+            return f"WRONG: all {skipped[0].global_steps} optimizer steps were skipped for an overflow, no weight moved"
+        if self._num_backwards and not self._steps:
+            return f"WRONG: {self._num_backwards} backward passes and no optimizer step, no weight moved"
+        if not self._steps:
+            return "nothing was trained: no backward pass, and no optimizer step"
+        return "no optimizer stepped twice with a model that was called"
 
     def leave(self) -> None:
         self._called.clear()
         for hook in self._hooks:
             hook.remove()
+        self._stack.close()
 
     def _on_forward(self, module: torch.nn.Module, _: Any) -> None:
         self._called[id(module)] = module
+        if read_back.is_deepspeed(module):
+            self._engines[id(module)] = module
         while self.waiting:
-            Watch(*self._given).begin(*self.waiting.pop(0), None, _arguments_of_trainer())
+            model, optimizer = self.waiting.pop(0)
+            watched = Watch(*self._given, steps_before=self._steps[id(optimizer)])
+            watched.begin(model, optimizer, None, _arguments_of_trainer())
         if self._steps and min(self._steps.values()) > 2:  # whoever steps in turn has stepped
             self.leave()
 

@@ -65,22 +65,40 @@ def by_arguments(arguments: Any) -> list[Demand]:
 
 
 def by_file(asked: Asked) -> list[Demand]:
-    """What a file asks for, or what one would hold. Raises ValueError where it is neither YAML nor JSON."""
+    """What a file asks for, or what one would hold. Raises ValueError if it is neither YAML nor JSON, or no mapping."""
+    content = content_of(asked)
     if isinstance(asked, dict):
-        return by_json(asked, "asked=")
+        return by_json(content, "asked=")
+    if Path(asked).suffix == ".json":
+        return by_json(content, str(asked))
+    return list(_by_accelerate(content, str(asked)))
+
+
+def content_of(asked: Asked) -> dict[str, Any]:
+    """Return what a file holds that was asked for, or the dict itself. Raises ValueError for what is no mapping."""
+    if isinstance(asked, dict):
+        return asked
     path = Path(asked)
     if path.suffix == ".json":
-        return by_json(json.loads(path.read_text()), str(path))
-    if path.suffix not in (".yaml", ".yml"):
-        raise ValueError(f"{path}: asked= takes an accelerate file (.yaml), a DeepSpeed JSON or a dict")
-    import yaml  # which accelerate needs as well
+        content = json.loads(path.read_text())
+    elif path.suffix in (".yaml", ".yml"):
+        import yaml  # which accelerate needs as well
 
-    return list(_by_accelerate(yaml.safe_load(path.read_text()), str(path)))
+        content = yaml.safe_load(path.read_text())
+    else:
+        raise ValueError(f"{path}: asked= takes an accelerate file (.yaml), a DeepSpeed JSON or a dict")
+    if not isinstance(content, dict):
+        raise ValueError(f"{path}: holds no mapping of keys to values")
+    return content
 
 
 def by_json(content: dict[str, Any], source: str) -> list[Demand]:
     """What a DeepSpeed JSON asks for, key by key; "auto" asks for nothing."""
     engine = [Demand("engine", "DeepSpeed", source)] if "zero_optimization" in content else []
+    for kind in ("fp16", "bf16"):
+        section = content.get(kind)
+        if isinstance(section, dict) and section.get("enabled") is True:
+            engine.append(Demand("precision", kind, source))
     return [*engine, *(Demand(key, value, source) for key, value in engine_settings.asked(content))]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from study.engines.keys import known_keys
@@ -21,6 +21,14 @@ class TrainsWrong(RuntimeError):
 
 class KnownBad(RuntimeError):
     """This release of DeepSpeed is known to train wrongly what was built; not with `allow_known_bad=True`."""
+
+
+class NotChecked(RuntimeError):
+    """What was to be proven could not be checked; only with `strict=True`."""
+
+
+# What the counted step shows, whichever engine there is.
+_SEEN_IN_STEP = ("gradient_accumulation_steps", "gradient_clipping", "precision", "fp16.enabled", "bf16.enabled")
 
 
 class Held(NamedTuple):
@@ -155,6 +163,25 @@ def unread_keys(content: dict[str, Any], demands: Sequence[Demand]) -> list[str]
     for finding in ignored:
         keys.setdefault(finding.message or "nothing reads it", []).append(finding.key)
     return [f"{', '.join(unread)}: {why}" for why, unread in keys.items()]
+
+
+def not_checkable(asked: Mapping[str, Any], demands: Sequence[Demand], unread: Sequence[str], engine: str) -> list[str]:
+    """Say what an explicit request holds that nothing here can check.
+
+    `asked`: its content. `unread`: demands that no fact answers; DeepSpeed has keys that cannot be read back, any other
+    engine is asked for something that it does not have.
+    """
+    from study.engines.doctor.written_files import of_accelerate, of_json
+
+    is_accelerate = "distributed_type" in asked or "compute_environment" in asked
+    found = (of_accelerate if is_accelerate else of_json)("", asked)
+    ignored = [finding for finding in found if finding.matters and finding.effect == "ignored"]
+    said = [f"{finding.key}: {finding.message or 'nothing reads it'}" for finding in ignored]
+    if engine != "DeepSpeed":
+        kind = "the plain model" if engine == "none" else engine
+        names = {f"{_fact(demand)} ({demand.source})" for demand in demands if _fact(demand) not in _SEEN_IN_STEP}
+        said += [f"{name}: {kind} has no such setting" for name in unread if name in names]
+    return said
 
 
 def _fact(demand: Demand) -> str:

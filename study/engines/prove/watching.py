@@ -5,9 +5,10 @@ from __future__ import annotations
 import atexit
 import itertools
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,8 @@ from study.engines.engine_facts import count_states, dtype_names
 from study.engines.listening import before_updates
 from study.engines.prove import exchange, findings, mismatch, read_back
 from study.engines.prove.checksums import Checksum, of_weights
-from study.engines.prove.demands import Asked, Demand, by_arguments, by_file, by_json, by_launcher
-from study.engines.prove.mismatch import KnownBad, NotAsAsked, TrainsWrong, hold
+from study.engines.prove.demands import Asked, Demand, by_arguments, by_file, by_json, by_launcher, content_of
+from study.engines.prove.mismatch import KnownBad, NotAsAsked, NotChecked, TrainsWrong, hold
 from study.engines.prove.proved_step import Step
 from study.engines.scripts import rank
 
@@ -47,8 +48,9 @@ def watch(
     Call it after `prepare`, `deepspeed.initialize`, DDP(...) or `fully_shard`, on every rank; of a DeepSpeed engine the
     optimizer is known. `asked`: an accelerate file, a DeepSpeed JSON, or a dict as one; None: what the launcher passed
     on. `output`: a JSON, which rank 0 writes; the second of a script is proof-2.json. On every rank it raises KnownBad
-    where this release of DeepSpeed trains such an engine wrongly, unless `allow_known_bad`, with `strict` NotAsAsked
-    and TrainsWrong, and nothing else.
+    where this release of DeepSpeed trains such an engine wrongly, unless `allow_known_bad`; with `strict` NotAsAsked,
+    TrainsWrong, and NotChecked for what could not be checked, where it would go on otherwise. A training that ends
+    before the counted step then ends with exit status 1.
     """
     Watch(strict, allow_known_bad, Path(output)).begin(model, optimizer, asked, None)
 
@@ -89,11 +91,12 @@ def callback(
 class Watch:
     """Reads back what was built, then counts one step, then is gone."""
 
-    def __init__(self, strict: bool, allow_known_bad: bool, output: Path) -> None:
+    def __init__(self, strict: bool, allow_known_bad: bool, output: Path, steps_before: int = 0) -> None:
+        """`steps_before`: optimizer steps that the script has taken before it is watched."""
         self._strict = strict
         self._allow_known_bad = allow_known_bad
         self._output = _free(output)
-        self._steps = 0
+        self._steps = steps_before
         self._short = 0  # steps in a row that had fewer forward passes than asked
         self._last: int | None = None  # DeepSpeed's number of the last step seen
         self._step: Step | None = None
@@ -108,6 +111,7 @@ class Watch:
     def begin(self, model: Any, optimizer: Any, asked: Asked | None, arguments: Any) -> None:
         """Read back, hold it against what was asked, and wait for the step."""
         wrong: str | None = None  # which no error of what comes after it hides
+        remove_earlier(self._output)
         with self._out_of_the_way():
             self._called = model
             self._model = read_back.uncompiled(model)
@@ -116,6 +120,7 @@ class Watch:
             wrong, note = mismatch.known_wrong(self._facts)
             self._demands = _demands(self._model, self._facts["engine"], asked, arguments)
             held = hold(self._demands, self._facts)
+            unchecked = [] if asked is None else _not_checkable(asked, held.unread, self._facts["engine"])
             self._content = {
                 "made_by": f"zero-study {__version__}, study.engines.prove",
                 "built": self._facts,
@@ -131,12 +136,15 @@ class Watch:
             notes = [*held.notes, *mismatch.surprises(self._demands, self._facts), *([note] if note else [])]
             if read_back.is_deepspeed(self._model):
                 notes += mismatch.unread_keys(self._model._config._param_dict, self._demands)
+            notes += [f"not checked: {line}" for line in unchecked]
             lines = [*mismatch.of_built(self._facts), mismatch.of_asked(sources, held.num_agreed)]
             self._tell(lines, held.differences, notes, self._content["known_wrong"])
+            if self._strict and unchecked:
+                raise NotChecked("; ".join(unchecked))
             self._base = read_back.base_optimizer(self._optimizer)
             # Of all optimizers: one on this would be copied with it.
             self._hook = before_updates(self._before_update)
-            atexit.register(self.end)
+            atexit.register(self._end_of_process)
         if wrong and not self._allow_known_bad:
             self._leave()
             raise KnownBad(f"{wrong}; pass allow_known_bad=True to go on")
@@ -147,7 +155,19 @@ class Watch:
         self._leave()
         if counts:
             why = f"; the last had fewer forward passes than the {self._asked_passes()} asked" if self._short else ""
-            _print(f"proof: training ended after {self._steps} step(s), and none of them was counted{why}")
+            said = f"training ended after {self._steps} step(s), and none of them was counted{why}"
+            _print(f"proof: {said}")
+            if self._strict:
+                raise NotChecked(said)
+
+    def _end_of_process(self) -> None:
+        """End with exit status 1, as no exception can any more, if the proof was asked for strictly."""
+        try:
+            self.end()
+        except NotChecked:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(1)
 
     def _before_update(self, optimizer: torch.optim.Optimizer) -> None:
         """Watch from the update before the proved step; within its own, look at what the model states hold."""
@@ -274,19 +294,32 @@ class Watch:
         if self._hook is not None:
             self._hook.remove()
         self._hook = None
-        atexit.unregister(self.end)
+        atexit.unregister(self._end_of_process)
 
     @contextmanager
     def _out_of_the_way(self, leave: Callable[[], None] | None = None) -> Iterator[None]:
-        """An error of the proof's own is a line, and no end of anybody's training."""
+        """Make an error of the proof's own a line, and no end of anybody's training, unless the proof is strict."""
         try:
             yield
-        except (NotAsAsked, TrainsWrong):
+        except (NotAsAsked, NotChecked, TrainsWrong):
             self._leave()
             raise
         except Exception as error:
             (leave or self._leave)()
+            if self._strict:
+                raise NotChecked(f"not made on rank {rank()}, {type(error).__name__}: {error}") from error
             print(f"proof: not made on rank {rank()}, {type(error).__name__}: {error}; training goes on", flush=True)
+
+
+def _not_checkable(asked: Asked, unread: Sequence[str], engine: str) -> list[str]:
+    return mismatch.not_checkable(content_of(asked), by_file(asked), unread, engine)
+
+
+def remove_earlier(output: Path) -> None:
+    """Remove the proof of an earlier run from where this one's is to be written, so that it cannot answer for it."""
+    if rank() == 0:
+        with suppress(OSError):
+            output.unlink()
 
 
 def _demands(model: Any, engine: str, asked: Asked | None, arguments: Any) -> list[Demand]:
