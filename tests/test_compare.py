@@ -133,6 +133,22 @@ def test_parity_by_hand(folder):
     ]  # fmt: skip
 
 
+def test_a_run_that_different_code_trained_is_marked_and_is_no_reference(folder):
+    """As after --resume-with-other-code: the sound run is not called different for it."""
+    reference, path = folder / "auto-ddp" / "record.json", folder / "auto-zero0" / "record.json"
+    parts = [{"commit": each * 40, "is_dirty": each == "b", "sha256": each * 64} for each in "ab"]
+    synthetic.change(reference, code=parts)
+    page = parity.table([folder])
+    assert rows(page, "auto-zero0")[0][1] == "(the reference)"
+    assert rows(page, "auto-ddp (mixed code)")[0][-1] == "auto-zero0"
+    for made in (page, at_a_glance.table([folder]), states_held.table([folder])):
+        assert "parts of it were trained by different code (aaaaaaa, then bbbbbbb-dirty)" in made
+    assert re.search(r"^ddp \(mixed code\) ", at_a_glance.table([folder]), re.MULTILINE)
+    assert f"{'b' * 40}-dirty" in schema.read(reference.parent).commits
+    synthetic.change(path, code=parts[:1])
+    assert "auto-zero0 (mixed code)" not in parity.table([folder])
+
+
 def test_a_norm_that_only_one_run_has_is_unknown(folder):
     synthetic.change_step(folder / "auto-zero0" / "record.json", 2, grad_norm=None)
     row = rows(parity.table([folder]), "auto-zero0")[0]

@@ -319,6 +319,10 @@ LIBRARIES = "torch {}, accelerate 1.15.0, deepspeed 0.19.8, transformers 5.23.0"
         ({"num_steps": 30.0}, "40 steps against 30"),
         ({"initial_sha256": "f" * 64}, "other initial weights"),
         ({"status": "killed"}, "zero2: killed"),
+        (
+            {"mixed_code": "parts of it were trained by different code"},
+            "zero2: parts of it were trained by different code",
+        ),
         ({"is_unproven": True}, "zero2: its proof does not say what was sharded; run it again"),
         ({"data_digest": None}, "data unknown"),
         ({"num_steps": float("nan")}, "num steps unknown"),

@@ -229,6 +229,11 @@ def test_what_was_planned_is_let_in(tmp_path):
         ({"evaluation": [{"step": 100, "loss": 0.5}]}, "not taken at step 0"),
         ({"evaluation": [{"step": 0, "loss": 0.5}]}, "not taken at step 100"),
         ({"machine": {"git_dirty": True}}, "its code was changed"),
+        ({"code": [{"commit": "a" * 40, "is_dirty": True, "sha256": "a" * 64}]}, "its code was changed"),
+        (
+            {"code": [{"commit": each * 40, "is_dirty": False, "sha256": each * 64} for each in "ab"]},
+            "parts of it were trained by different code (aaaaaaa, then bbbbbbb)",
+        ),
         ({"machine": {"git_dirty": False, "libraries": {"torch": "1.0"}}}, "its libraries is another than"),
         ({"machine": {"git_dirty": False, "num_cores": 2}}, "its box is another than"),
         ({"machine": {"git_dirty": False, "environment": {"MKL_CBWR": "AVX2"}}}, "its arithmetic is another than"),

@@ -93,8 +93,10 @@ def _reason(
         return "it was begun under another text of the study's file"
     if record.continues is not None:
         return "it began with another run's checkpoint"
-    if record.machine.get("git_dirty") is not False:
+    if record.machine.get("git_dirty") is not False or any(part.is_dirty for part in record.code or ()):
         return "its code was changed since its commit"
+    if record.mixed_code:
+        return record.mixed_code
     asked, ran = (config.model_dump(mode="json", exclude=set(_PLACES))
                   for config in (planned.config, RunConfig.model_validate(record.config)))  # fmt: skip
     if differs := next((name for name in asked if asked[name] != ran[name]), None):

@@ -59,7 +59,7 @@ def _row(file: RecordFile, first: RecordFile) -> list[str]:
     shown = "" if times[0] is None else f"({times[0]:.3g})" if why else f"{times[0]:.3g}"
     alone = file is first
     return [
-        r.strategy,
+        r.strategy + (" (mixed code)" if r.mixed_code else ""),
         str(r.world_size),
         loss,
         "" if alone else _same(file, first),

@@ -60,6 +60,7 @@ def row(file: RecordFile, outcome: Outcome | None) -> dict[str, Any]:
         "share_of_others": share_of_others(r),
         "oversubscribed": _is_oversubscribed(r, device),
         "is_unproven": is_unproven(r),
+        "mixed_code": r.mixed_code,
         "share_device": config.share_device,
         "threads_per_process": r.machine.get("num_threads_per_process"),
         "init": r.init,

@@ -54,6 +54,8 @@ def comparable(run: Mapping[str, Any], other: Mapping[str, Any]) -> str | None:
             return f"{each['strategy']}: {each['status']}"
         if each.get("is_unproven"):
             return f"{each['strategy']}: its proof does not say what was sharded; run it again"
+        if isinstance(each.get("mixed_code"), str):
+            return f"{each['strategy']}: {each['mixed_code']}"
     for name, phrase in _HELD.items():
         mine, theirs = run[name], other[name]
         if pd.isna(mine) or pd.isna(theirs):

@@ -89,11 +89,11 @@ def heading(r: Record) -> str:
     return f"{r.workload} {r.size}, {proven(r).precision}, seed {r.seed}, {dropout}, {steps}{shown_arithmetic(r)}"
 
 
-def order(file: RecordFile) -> tuple[int, int, int, str, str]:
-    """References first: ddp, then the plainest run."""
+def order(file: RecordFile) -> tuple[bool, int, int, int, str, str]:
+    """References first: ddp, then the plainest run; what different code trained comes last, and is no reference."""
     r, proof = file.record, proven(file.record)
     plainness = {"ddp": 0, "single": 1}.get(r.strategy, 3 if proof.sharding else 2)
-    return plainness, r.world_size, proof.zero_stage or 0, r.strategy, r.run_id
+    return r.mixed_code is not None, plainness, r.world_size, proof.zero_stage or 0, r.strategy, r.run_id
 
 
 def incomparable(r: Record, other: Record) -> str | None:
@@ -139,8 +139,8 @@ def _row(file: RecordFile, group: Sequence[RecordFile]) -> list[str]:
 
 
 def _short(r: Record) -> str:
-    """A run's id without what the heading of its table says."""
-    return r.run_id.removeprefix(f"{r.workload}-{r.size}-")
+    """A run's id without what the heading of its table says, and whether different code trained parts of it."""
+    return r.run_id.removeprefix(f"{r.workload}-{r.size}-") + (" (mixed code)" if r.mixed_code else "")
 
 
 def _weights(file: RecordFile) -> tuple[Checksum, Checksum]:

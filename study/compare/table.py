@@ -38,6 +38,7 @@ COLUMNS: dict[str, str] = {
     "why_untimed": "object",  # None where the run has times
     "oversubscribed": "bool",  # more threads than cores, or processes than GPUs: its times say nothing of the strategy
     "is_unproven": "bool",  # FSDP2, and its proof does not say what it sharded
+    "mixed_code": "object",  # None where one code trained all of the run; else a sentence
     "share_device": "bool",  # asked to be on one GPU, for bytes alone
     "threads_per_process": "float64",
     # Settings

@@ -89,9 +89,14 @@ def page(
 
 
 def not_ok(record_files: Iterable[RecordFile]) -> list[str]:
-    """List the runs that did not finish, so that no table drops them unseen."""
-    lines = [f"- {r.run_id}: {r.status}" for r in (file.record for file in record_files) if r.status != "ok"]
-    return ["", "Runs without a result:", "", *lines] if lines else []
+    """List the runs that did not finish, so that no table drops them unseen, and those that different code trained."""
+    found = [file.record for file in record_files]
+    lines = [f"- {shown(r.run_id)}: {r.status}" for r in found if r.status != "ok"]
+    mixed = [f"- {shown(r.run_id)}: {shown(r.mixed_code)}" for r in found if r.mixed_code]
+    return [
+        *(["", "Runs without a result:", "", *lines] if lines else []),
+        *(["", "Runs that no single code trained (--resume-with-other-code):", "", *mixed] if mixed else []),
+    ]
 
 
 def command(name: str, folders: Sequence[Path]) -> str:

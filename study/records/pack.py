@@ -248,7 +248,7 @@ def _origin(runs: Sequence[Kept], folders: Sequence[Path]) -> dict[str, Any]:
         held = f"records of {len(boxes)} boxes ({'; '.join(boxes)})" if boxes else "no record, so no box"
         raise Refusal(f"{' '.join(map(str, folders))}: {held}; pack one box's folders at a time")
     machines = [record.machine for record in facts]
-    commits = {m["git_commit"] + "-dirty" * bool(m.get("git_dirty")) for m in machines if m.get("git_commit")}
+    commits = {commit for record in facts for commit in record.commits}
     libraries: dict[str, set[str]] = {}
     for name, version in (each for m in machines for each in m.get("libraries", {}).items()):
         if version is not None:

@@ -370,6 +370,22 @@ class Record(Facts):
     # Records from before 2026-11-23 lack what follows.
     code: list[Code] | None = None  # of each process that trained a part, the first before `resumed_at`'s first step
 
+    @property
+    def mixed_code(self) -> str | None:
+        """Say that different code trained parts of the run; None if one code trained all that is known of it."""
+        parts = {one.sha256: one for one in self.code or ()}
+        if len(parts) < 2:
+            return None
+        names = [f"{(one.commit or 'no commit')[:7]}{'-dirty' * bool(one.is_dirty)}" for one in parts.values()]
+        return f"parts of it were trained by different code ({', then '.join(names)})"
+
+    @property
+    def commits(self) -> set[str]:
+        """The commits of all code that trained a part of the run; -dirty: with changes."""
+        found = {one.commit + "-dirty" * bool(one.is_dirty) for one in self.code or () if one.commit}
+        of_machine = self.machine.get("git_commit")
+        return found | ({of_machine + "-dirty" * bool(self.machine.get("git_dirty"))} if of_machine else set())
+
     @model_validator(mode="after")
     def _is_one_run(self, info: ValidationInfo) -> Record:
         """Refuse, as a record is read, parts that are not of one run: tables join them without a look."""
