@@ -345,6 +345,12 @@ def refuses_more(folder: Path, num_bytes: int = 1 << 16) -> str | None:
     return None
 
 
+def can_be_written(folder: Path) -> bool:
+    """Say whether a folder can be written, or made if it is not there; nothing is left there."""
+    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    return existing.is_dir() and refuses_more(existing, 1) is None
+
+
 def is_removed(*descriptors: int) -> bool:
     """Whether one of these open files or folders has lost its name."""
     try:

@@ -32,7 +32,7 @@ from study.engines import extensions
 from study.errors import Failed, Interrupted, Refusal
 from study.records import imports
 from study.run import Run
-from study.running import checks, memory_limits, one_writer
+from study.running import caches, checks, memory_limits, one_writer
 from study.running.ending import FAILED, REFUSED
 from study.running.launch import QUIET
 from study.training import rendezvous
@@ -103,7 +103,7 @@ def run(arguments: list[str]) -> None:
         print("loading PyTorch and the engine: some 10 seconds, once ...", file=sys.stderr, flush=True)
     imports.check(Path(sys.argv[0]))
     extensions.use_own_folder()
-    os.environ.update(QUIET | dict(os.environ))
+    os.environ.update(QUIET | caches.outside_home() | dict(os.environ))
     library_warnings = LibraryWarnings()
     asked = requested_run(build_config(**parse_flags(arguments)))
     memory_limits.apply(asked, rank=int(os.environ.get("RANK", "0")))

@@ -36,7 +36,7 @@ from filelock import FileLock, Timeout
 
 from study import processes
 from study.errors import Refusal
-from study.files import ROOT
+from study.files import ROOT, can_be_written
 
 EXTENSIONS_DIR = ROOT / ".torch_extensions"
 DEVICES = Path("/dev")
@@ -99,17 +99,12 @@ def _base_folder() -> Path:
     given = os.environ.get("TORCH_EXTENSIONS_DIR")
     if given:
         return Path(given)
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path("~").expanduser() / ".cache")
     candidates = [EXTENSIONS_DIR, cache / "zero-study" / "extensions"]
     candidates.append(Path(tempfile.gettempdir()) / f"zero-study-extensions-{os.getuid()}")
-    writable = (path for path in candidates if _can_be_written(path))
+    writable = (path for path in candidates if can_be_written(path))
     # DeepSpeed compiles for a GPU under the same names with other flags.
     return next(writable, EXTENSIONS_DIR) / _device()
-
-
-def _can_be_written(path: Path) -> bool:
-    existing = next(parent for parent in [path, *path.absolute().parents] if parent.exists())
-    return existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)
 
 
 def _version(package: str) -> str:

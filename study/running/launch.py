@@ -31,7 +31,7 @@ from study.files import is_removed, refuses_more, shown_text
 from study.records import schema
 from study.records.schema import Failure, Memory, OutcomeStatus
 from study.run import Run
-from study.running import ending, memory_limits, one_writer
+from study.running import caches, ending, memory_limits, one_writer
 from study.running.ending import End
 
 TRAIN = Path(__file__).resolve().parents[1] / "train.py"
@@ -197,7 +197,9 @@ def _environment(run: Run) -> dict[str, str]:
     threads = os.environ.get("OMP_NUM_THREADS") or str(this_machine.threads_of_each(here))
     inherited = {name: value for name, value in os.environ.items() if not allowed.says_which_rank(name)}
     own = {"OMP_NUM_THREADS": threads, RUN_FOLDER: str(run.own_folder.resolve()), "PYTHONSAFEPATH": "1"}
-    return inherited | own  # PYTHONSAFEPATH: no module of the current folder stands before Python's own
+    return (
+        inherited | caches.outside_home() | own
+    )  # PYTHONSAFEPATH: no module of the current folder stands before Python's own
 
 
 def _wait(

@@ -1,0 +1,36 @@
+"""Choose where libraries keep caches if the home folder cannot be written, as on some clusters and in containers."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from study.files import can_be_written
+
+# Variables of datasets, evaluate, Triton and Matplotlib, each with a folder of its own. Not the hub's cache of models
+# and texts: what is there already is only read.
+_VARIABLES = {
+    "HF_MODULES_CACHE": "modules",
+    "HF_EVALUATE_CACHE": "evaluate",
+    "HF_METRICS_CACHE": "metrics",
+    "HF_DATASETS_CACHE": "datasets",
+    "TRITON_CACHE_DIR": "triton",
+    "MPLCONFIGDIR": "matplotlib",
+}
+
+
+def outside_home(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Return variables that send caches to the temporary folder; none if the home folder's cache can be written.
+
+    What `environment` sets itself stays as it is.
+    """
+    home = Path(environment.get("HOME") or "~").expanduser()
+    cache = Path(
+        environment.get("HF_HOME") or Path(environment.get("XDG_CACHE_HOME") or home / ".cache") / "huggingface"
+    )
+    if can_be_written(cache):
+        return {}
+    folder = Path(tempfile.gettempdir()) / f"zero-study-caches-{os.getuid()}"
+    return {name: str(folder / place) for name, place in _VARIABLES.items() if name not in environment}
