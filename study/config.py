@@ -153,7 +153,7 @@ class RunConfig(BaseModel):
     def _check_together(self) -> RunConfig:
         sizes = SIZES[self.workload]
         if self.size not in sizes:
-            raise ValueError(f"size {self.size!r} is not one of {self.workload}'s: {', '.join(sizes)}; change --size")
+            raise ValueError(unknown(f"{self.workload}'s size", self.size, sizes, "--size takes"))
         positions = sizes[self.size]["positions"]
         if self.sequence_length > positions:
             raise ValueError(

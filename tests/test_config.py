@@ -59,7 +59,7 @@ def test_presets():
     ("flags", "expected"),
     [
         ({"sizes": "tiny"}, "unknown key 'sizes'"),
-        ({"size": "124m"}, "size '124m' is not one of bert-imdb's: tiny, "),
+        ({"size": "124m"}, "bert-imdb's size '124m' is unknown; --size takes tiny, "),
         ({"precision": "fp8"}, "precision='fp8': input should be 'fp32', "),
         ({"dropout": 1}, "dropout=1: input should be less than 1; change --dropout"),
         ({"learning_rate": 0}, "learning_rate=0: input should be greater than 0; change --learning-rate"),

@@ -331,3 +331,41 @@ def test_the_command_says_all_of_it(monkeypatch, tmp_path):
     assert checks["environment"]["verdict"] == "bites"
     assert checks["two gloo ranks"]["verdict"] == "ok"
     assert checks["packages"]["verdict"] == "ok"
+
+
+@pytest.mark.parametrize(
+    "path",
+    sorted(path for path in (launching.ROOT / "accelerate_configs").rglob("*") if path.suffix in (".yaml", ".json")),
+)
+def test_the_projects_own_files_have_no_finding(path, monkeypatch):
+    monkeypatch.chdir(launching.ROOT)
+    assert [finding for finding in examine.examine(path).findings if finding.matters] == []
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "crashes"),
+    [
+        ("reduce_bucket_size", "5e8", True),  # each as DeepSpeed 0.19.8 reads it
+        ("reduce_bucket_size", "500000000", False),
+        ("reduce_bucket_size", 5e8, False),
+        ("reduce_bucket_size", 5.5, True),
+        ("stage3_max_live_parameters", 1e9, False),
+        ("overlap_comm", "true", False),
+        ("overlap_comm", "perhaps", True),
+        ("memory_efficient_linear", False, False),
+        ("offload_param", True, True),
+        ("offload_param", False, True),
+    ],
+)
+def test_a_value_is_judged_as_deepspeed_reads_it(key, value, crashes, tmp_path):
+    (path := tmp_path / "ds.json").write_text(json.dumps({"zero_optimization": {"stage": 3, key: value}}))
+    (found,) = [one for one in examine.examine(path).findings if one.key == f"zero_optimization.{key}"]
+    assert (found.effect == "crashes", found.matters) == (crashes, crashes)
+
+
+def test_a_typo_is_one_finding(tmp_path):
+    (path := tmp_path / "ds.json").write_text(json.dumps({"gradient_cliping": 1.0, "zero_optimization": {"stage": 2}}))
+    (found,) = [one for one in examine.examine(path).findings if "clip" in one.key and one.matters]
+    assert found.key == "gradient_cliping"
+    assert found.remedy == "write gradient_clipping"
+    assert "1.0" in found.message  # what DeepSpeed does without the right one

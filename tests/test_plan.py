@@ -397,7 +397,7 @@ def find(tmp_path):
         (QUESTION + "control: zero9\nparts: [{}]\n", "control 'zero9' is unknown; it is a strategy, by default 'ddp'"),
         (QUESTION + "parts: [{flag: {}}]\n", "unknown key 'parts.0.flag'"),
         (QUESTION + "parts: [{}, {flags: {sze: tiny}}]\n", "parts.1: flags.sze is not a flag of train.py"),
-        (QUESTION + "parts: [{flags: {size: huge}}]\n", "parts.0: size 'huge' is not one of bert-imdb's"),
+        (QUESTION + "parts: [{flags: {size: huge}}]\n", "parts.0: bert-imdb's size 'huge' is unknown"),
         (QUESTION + "parts: [{seeds: [010]}]\n", "cannot be read as YAML (line 2: '010' is a number that YAML reads"),
         (QUESTION + "parts: [{world_sizes: [true]}]\n", "parts.0.world_sizes.0=True: input should be a valid integer"),
         (QUESTION + "parts: [{seeds: [4294967296]}]\n", "parts.0.seeds.0=4294967296: input should be less than or"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -112,7 +113,22 @@ def _examine(path: Path, content: dict[str, Any]) -> Examined:
         elif named is not None:
             inner = _read_json(Path(named))
             found += _written_twice(Path(named), inner) + written_files.of_json(named, inner)
-    return Examined(path, content, [_as_shipped(finding) for finding in found])
+    return Examined(path, content, [_as_shipped(finding) for finding in _one_for_a_typo(found)])
+
+
+def _one_for_a_typo(found: Sequence[Finding]) -> list[Finding]:
+    """Join what is said of a misspelt key with what is said of the right one, which is missing for that reason."""
+    missing = {(one.file, one.key): one for one in found if one.value is ABSENT}
+    joined: list[Finding] = []
+    dropped: set[tuple[str, str]] = set()
+    for one in found:
+        right = one.mend.key if isinstance(one.mend, Instead) else None
+        absent = missing.get((one.file, right)) if right is not None else None
+        if right is not None and absent is not None:
+            dropped.add((one.file, right))
+            one = replace(one, message=f"{one.message}; {absent.message}")
+        joined.append(one)
+    return [one for one in joined if (one.file, one.key) not in dropped or one.value is not ABSENT]
 
 
 def _as_shipped(finding: Finding) -> Finding:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from study.engines.doctor.findings import Finding, Settings, cut, misspelt
+from study.engines.doctor.written_files import NOT_COERCED
 from study.engines.keys import known_keys
 from study.engines.keys.patterns import ABSENT, fits, in_words, shown
 
@@ -69,7 +70,9 @@ def _not_taken(place: known_keys.Place, key: str, value: Any, finding: Finding |
     is_odd = isinstance(value, bool) and finding is not None and finding.effect == "crashes"  # an unquoted no
     if why and not is_odd:
         return f"{key}: {written} {why}" if key in known_keys.taken(place) else f"{key} {why}"
-    return f"{key}: {written}: {finding.message}; {finding.remedy}" if finding and finding.matters else None
+    if finding is None or not finding.matters or finding.error == NOT_COERCED:  # of which the study's pattern says more
+        return None
+    return f"{key}: {written}: {finding.message}; {finding.remedy}"
 
 
 def _is_lost(key: str, finding: Finding) -> bool:

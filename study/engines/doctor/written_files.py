@@ -7,6 +7,7 @@ true of one key stands in the table.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -164,9 +165,14 @@ def of_json(name: str, content: Mapping[str, Any]) -> list[Finding]:
             known = {*named["top"], *sections}
         elif section in sections:
             known = sections[section].keys
+        stops = section in sections and sections[section].is_strict
+        if stops and inner in known and (wanted := _not_coerced(section, inner, value)):
+            return Finding(
+                file=name, key=key, value=value, effect="crashes", matters=True, error=NOT_COERCED,
+                message=f"DeepSpeed wants {wanted} there, and cannot read this as one", remedy=f"write {wanted}",
+            )  # fmt: skip
         if not known or inner in known:
             return None
-        stops = section in sections and sections[section].is_strict
         return misspelt(
             name, key, value, known, effect="crashes" if stops else "ignored",
             message=f"DeepSpeed refuses an unknown key of {section}" if stops else "DeepSpeed reads no such key, and "
@@ -174,6 +180,26 @@ def of_json(name: str, content: Mapping[str, Any]) -> list[Finding]:
         )  # fmt: skip
 
     return examine(name, DeepSpeedFile(content), "json", unknown)
+
+
+NOT_COERCED = "Input should be a valid"  # what pydantic then says
+# What pydantic, which reads DeepSpeed's strict sections, takes as true or false in a string.
+_BOOLEANS = {"0", "off", "f", "false", "n", "no", "1", "on", "t", "true", "y", "yes"}
+
+
+def _not_coerced(section: str, key: str, value: Any) -> str | None:
+    """Say what DeepSpeed wants of a key, if it cannot make that of a string or of a number; None if it can.
+
+    A whole number may be written 1e9 or "1000000000", and not "1e9" or 5.5.
+    """
+    kind = str(known_keys.installed("deepspeed", "strict").get(section, {}).get(key, {}).get("type", ""))
+    if kind.startswith("<count"):
+        is_whole = isinstance(value, float) and value.is_integer()
+        is_written = isinstance(value, str) and re.fullmatch(r"\s*[+-]?\d+(\.0+)?\s*", value)
+        return "a whole number" if isinstance(value, (str, float)) and not (is_whole or is_written) else None
+    if kind == "<bool>" and isinstance(value, str):
+        return None if value.strip().lower() in _BOOLEANS else "true or false"
+    return None
 
 
 def _no_section(name: str, key: str, value: Any, remedy: str) -> Finding:
