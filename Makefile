@@ -44,11 +44,10 @@ help:
 	@echo "make audit        ask PyPI whether vulnerabilities are known of the versions in constraints.txt"
 	@echo "make help         list these commands"
 
-# The run that swaps to a disk comes last, after the picture: the extension that it needs takes minutes to compile. It is
-# compiled beside the other runs, of which none is timed.
+# The run that swaps to a disk comes last, after the picture: the extension that it needs takes minutes to compile.
+# Compiled beside the other runs it would take as long from them: Linux shares processors between sessions equally.
 study: setup
-	@MAX_JOBS=1 nice -n 19 .venv/bin/python -m study.engines.extensions >.venv/extensions.log 2>&1 & \
-	$(SMOKE) --skip nvme; status=$$?; [ $$status -le 1 ] || exit $$status; .venv/bin/zero-study report smoke && \
+	@$(SMOKE) --skip nvme; status=$$?; [ $$status -le 1 ] || exit $$status; .venv/bin/zero-study report smoke && \
 		.venv/bin/zero-study compare $(foreach name,$(SHOWN),runs/smoke/bert-imdb-tiny-$(name)-2x-seed0)
 	@echo "the picture: reports/smoke/answer.png; one run is left, which offloads to a disk (NVMe)"
 	@$(SMOKE); status=$$?; [ $$status -le 1 ] || exit $$status; .venv/bin/zero-study report smoke && exit $$status
