@@ -54,8 +54,11 @@ def script(study: Study, runs: Sequence[Run], folder: Path, timeout_seconds: flo
     """Write the shell script that submits the runs of a study that are not finished.
 
     `folder`: of the study. `command`: the words that run one of them, before its id. Raises Refusal where all are
-    finished, and where a run directory holds the record of a run with other flags.
+    finished, where a run directory holds the record of a run with other flags, and where a name has a line break.
     """
+    for text in (str(folder), str(Path.cwd()), *command):
+        if "\n" in text or "\r" in text:  # it would end the script of a task, which stands in lines of the whole script
+            raise Refusal(f"{text!r}: a line break cannot stand in a script of Slurm; take a name without one")
     shapes: dict[_Shape, list[Run]] = {}
     for run in unfinished(runs, timeout_seconds):
         shapes.setdefault(_shape(run, study.device == "gpu"), []).append(run)
