@@ -277,6 +277,28 @@ def test_what_an_earlier_matrix_has_is_no_failure(tmp_path, monkeypatch, capsys)
 
 
 @pytest.mark.parametrize(
+    ("before", "now", "is_new"),
+    [
+        ({"share_of_bound": 1.1}, {"share_of_bound": 1e9}, True),
+        ({"share_of_bound": 1.1}, {"share_of_bound": 2.0}, False),
+        ({"share_of_bound": 1.1}, {"share_of_bound": None}, True),
+        ({"share_of_bound": None}, {"share_of_bound": None}, False),
+        ({"ranks_apart": None}, {"ranks_apart": {"step": 1, "of": ["w"]}}, True),
+        ({"message": "ValueError: a"}, {"message": "ValueError: b"}, False),
+        ({"message": "ValueError: a"}, {"message": "KeyError: a"}, True),
+    ],
+)
+def test_a_known_fault_hides_no_larger_one(before, now, is_new):
+    """Only the verdict was compared: a fault of 1.1 times the bound hid the same cell at a thousand million times."""
+    if "message" in now:
+        plain = {"verdict": "crashed", "stage": "stepped"}
+    else:
+        plain = {"verdict": "wrong", "share_of_bound": 2.0, "ranks_apart": None}
+    matrix, known = ({"cells": {"a": plain | change}} for change in (now, before))
+    assert committed.failures(matrix, known) == (["a"] if is_new else [])
+
+
+@pytest.mark.parametrize(
     ("words", "said"),
     [
         (["--only", "zero9"], "--only zero9: "),

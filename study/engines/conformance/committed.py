@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -14,6 +15,7 @@ from study.files import ROOT, parse_yaml
 PLACE = ROOT / "reports" / "conformance"
 VERDICTS = ("same", "wrong", "refused", "crashed")
 FAULTS = ("wrong", "crashed")
+KNOWN_UP_TO = 10  # times as far from the right weights as in an earlier matrix, a fault is still the same
 
 
 def read(package: str = "deepspeed", folder: Path = PLACE) -> dict[str, dict[str, Any]]:
@@ -62,9 +64,21 @@ def faults() -> list[known_bad.Fault]:
 
 def failures(matrix: Mapping[str, Any], known: Mapping[str, Any] | None = None) -> list[str]:
     """The names of the cells that are wrong or crashed, and not so in an earlier matrix, where one is `known`."""
-    bad = {name: cell["verdict"] for name, cell in matrix["cells"].items() if cell["verdict"] in FAULTS}
+    bad = {name: cell for name, cell in matrix["cells"].items() if cell["verdict"] in FAULTS}
     earlier = known["cells"] if known else {}
-    return [name for name, verdict in bad.items() if earlier.get(name, {}).get("verdict") != verdict]
+    return [name for name, cell in bad.items() if not _is_known(cell, earlier.get(name, {}))]
+
+
+def _is_known(cell: Mapping[str, Any], earlier: Mapping[str, Any]) -> bool:
+    """Say whether a cell fails as it did in an earlier matrix: a small fault that is known hides no large one."""
+    if cell["verdict"] != earlier.get("verdict"):
+        return False
+    if "message" in cell:  # it crashed
+        kinds = [(each["stage"], each["message"].partition(":")[0]) for each in (cell, earlier)]
+        return kinds[0] == kinds[1]
+    share, before = (math.inf if each["share_of_bound"] is None else each["share_of_bound"] for each in (cell, earlier))
+    is_larger = share > before * KNOWN_UP_TO and share != before
+    return not is_larger and bool(cell["ranks_apart"]) <= bool(earlier["ranks_apart"])
 
 
 def lines(matrix: Mapping[str, Any]) -> list[str]:
