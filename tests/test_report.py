@@ -11,9 +11,10 @@ import nbformat
 import pandas as pd
 import pytest
 from matplotlib.text import Text
-from synthetic import write_outcome, write_run
+from synthetic import change, write_outcome, write_run
 
 from study.claims import ledger
+from study.compare import differences, states_held, step_peaks
 from study.errors import Refusal
 from study.files import ROOT
 from study.report import build as report
@@ -153,6 +154,18 @@ def test_tables_are_tidy(folder):
     states = tables.states(folder)
     assert (states["bytes_per_parameter"].dropna() >= 0).all()
     assert set(states["moment"]) == {"updating", "resting"}
+
+
+def test_what_a_record_says_is_no_html(tmp_path):
+    """A merged record's message went into the notebook and the site as it stood."""
+    script = "<script>alert(1)</script>"
+    change(write_outcome(tmp_path, "killed", message=script), size=script)
+    write_run(tmp_path, strategy="ddp")
+    runs = tables.runs(tmp_path)
+    assert script not in runs.drop(columns=["record", "curve"]).to_html(escape=False)
+    assert "&lt;script" in runs.set_index("status").loc["killed", "message"]
+    for page in (step_peaks.table([tmp_path]), states_held.table([tmp_path]), differences.table([tmp_path], "ddp")):
+        assert "<script" not in page
 
 
 def test_repeats_of_a_seed_count_once():

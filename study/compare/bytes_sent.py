@@ -41,7 +41,7 @@ def table(folders: Sequence[Path]) -> str:
     lines = [*_summary(communicating), "", COLUMNS, ""] if communicating else []
     head = ["strategy", "sent", "theory", "paper", "error", "by gloo", "collectives"]
     for heading, members in groupby(sorted(communicating, key=_order), key=lambda c: model_heading(c.record)):
-        lines += [f"## {heading}", ""]
+        lines += [f"## {words.shown(heading)}", ""]
         for title, block in groupby(members, key=_title):
             lines += [f"### {title}", "", *words.markdown(head, _rows(list(block))), ""]
     unknown = [r.run_id for r, c in found if c is None]

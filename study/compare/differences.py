@@ -370,7 +370,7 @@ def table(folders: Sequence[Path], control: str) -> str:
     head = ["strategy", "processes", "n", control, "value", "difference", "margin", "verdict", "why"]
     lines = []
     for heading, metrics in _sections(compare(runs, control)):
-        lines += [f"## {heading}", ""]
+        lines += [f"## {words.shown(heading)}", ""]
         for metric, rows in metrics.groupby("metric", sort=False):
             lines += [f"### {metric}", "", *words.markdown(head, map(_row, rows.to_dict("records"))), ""]
     lines += _untimed(runs) + _left_out(pairs.pair(runs, control).refused)

@@ -60,7 +60,7 @@ def table(folders: Sequence[Path]) -> str:
     for setting, runs in _by_setting(files):
         workload, precision, world_size, batch = setting
         where = f"{precision}, {words.processes(world_size)}"
-        lines += [f"## {workload}, {where}, {batch} sequences a step", ""]
+        lines += [f"## {words.shown(workload)}, {where}, {batch} sequences a step", ""]
         head = ["strategy", "peak", "theory", "process", *(part.replace("_", " ") for part in PARTS), "more"]
         for size, of_size in groupby(runs, key=lambda each: each.record.size):
             these = sorted(of_size, key=lambda each: words.in_order(run.record.strategy for run in runs).index(

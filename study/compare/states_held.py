@@ -36,7 +36,7 @@ def table(folders: Sequence[Path]) -> str:
     notes: list[str] = []  # reasons in the order of their first use
     lines = []
     for heading, members in groupby(sorted(measured, key=_order), key=model_heading):
-        lines += [f"## {heading}", ""]
+        lines += [f"## {words.shown(heading)}", ""]
         for world_size, block in groupby(members, key=lambda r: r.world_size):
             rows = _distinct(list(block))
             for moment in MOMENTS:

@@ -45,7 +45,7 @@ def table(folders: Sequence[Path]) -> str:
     lines = [_summary(cells), "", COLUMNS, ""] if cells else []
     head = ["strategy", "batch x tokens", "measured, MB", "theory, MB", "error", "too large by, MB", "differs in"]
     for heading, members in groupby(sorted(cells, key=_order), key=_heading):
-        lines += [f"## {heading}", "", *words.markdown([*head, "highest at"], map(_row, members)), ""]
+        lines += [f"## {words.shown(heading)}", "", *words.markdown([*head, "highest at"], map(_row, members)), ""]
     lines += computed_buckets(c.record for c in cells if proven(c.record).device == "cpu")
     title = "How much does a step hold at its highest?"
     return words.page(title, EXPLANATION, lines, "--view peaks", folders, record_files)

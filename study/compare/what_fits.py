@@ -79,7 +79,7 @@ def table(folders: Sequence[Path], control: str = "ddp") -> str:
     for work, members in groupby(tried, key=lambda each: each.work):
         runs = list(members)
         workload, precision, length, cap = work
-        lines += [f"## {cap:g} GiB: {workload}, {precision}, sequences of {length} tokens", ""]
+        lines += [f"## {cap:g} GiB: {words.shown(workload)}, {precision}, sequences of {length} tokens", ""]
         of = "models" if _knob(runs) == "size" else f"batches of {runs[0].config.size}"
         lines += [f"Of {of}:", "", *words.markdown(HEAD, [each.cells() for each in _largest(runs)]), ""]
         if of != "models" and (timed := [each.cells() for each in _speeds(runs, control)]):
@@ -89,7 +89,7 @@ def table(folders: Sequence[Path], control: str = "ddp") -> str:
                 *words.markdown([name.format(control) for name in TIMED], timed),
                 "",
             ]
-        lines += [f"- {each.outcome.run_id}: {each.outcome.status}, {each.outcome.message}"
+        lines += [f"- {each.outcome.run_id}: {each.outcome.status}, {words.shown(each.outcome.message)}"
                   for each in runs if each.outcome.status not in ("ok", "out_of_memory", "skipped")]  # fmt: skip
     found = [file for folder in folders for file in records.find([folder])]
     return words.page("What fits: measured, and predicted", EXPLANATION, lines, "--view fits", folders, found)

@@ -5,6 +5,7 @@ Each takes folders of runs or of collected records, one or several, by name or p
 
 from __future__ import annotations
 
+import html
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -57,7 +58,7 @@ def runs(records: str | Path | Sequence[str | Path]) -> pd.DataFrame:
     read["peak_gib"] = read["peak_allocated_gib"].where(on_gpu, read["peak_tensors_gib"])
     shown = [*_RUNS.values(), *_GIB.values(), "peak_gib", "device", "status", "message"]
     columns = list(dict.fromkeys([*KEYS, *shown, "record", "curve"]))
-    return _ordered(read[columns])
+    return _escaped(_ordered(read[columns]))
 
 
 def steps(records: str | Path | Sequence[str | Path]) -> pd.DataFrame:
@@ -96,17 +97,17 @@ def collectives(records: str | Path | Sequence[str | Path]) -> pd.DataFrame:
 
 def largest(records: str | Path | Sequence[str | Path]) -> pd.DataFrame:
     """One row per strategy and cap: the largest model, or batch, that trained, the smallest that did not, predicted."""
-    return pd.DataFrame(what_fits.largest(folders(records)), columns=list(what_fits.Largest._fields))
+    return _escaped(pd.DataFrame(what_fits.largest(folders(records)), columns=list(what_fits.Largest._fields)))
 
 
 def speeds(records: str | Path | Sequence[str | Path], control: str = "ddp") -> pd.DataFrame:
     """One row per strategy that was timed beside the control under a cap: at its batch, and at the strategy's own."""
-    return pd.DataFrame(what_fits.speeds(folders(records), control), columns=list(what_fits.Speed._fields))
+    return _escaped(pd.DataFrame(what_fits.speeds(folders(records), control), columns=list(what_fits.Speed._fields)))
 
 
 def crossings(records: str | Path | Sequence[str | Path]) -> pd.DataFrame:
     """One row per strategy that ran with three sizes or more: from which on it holds less than DDP, and by theory."""
-    return pd.DataFrame(peak_parts.crossings(folders(records)), columns=list(peak_parts.Crossing._fields))
+    return _escaped(pd.DataFrame(peak_parts.crossings(folders(records)), columns=list(peak_parts.Crossing._fields)))
 
 
 def settings(runs: pd.DataFrame, control: str) -> list[pd.DataFrame]:
@@ -149,6 +150,16 @@ def _recorded(records: str | Path | Sequence[str | Path]) -> Iterable[tuple[dict
     for run in runs(records).to_dict("records"):
         if run["record"] is not None:
             yield {key: run[key] for key in KEYS}, run["record"]
+
+
+def _escaped(table: pd.DataFrame) -> pd.DataFrame:
+    """A table whose texts are shown as they stand: a notebook and the site would take what records say for HTML."""
+    texts = {
+        name: column.map(lambda value: html.escape(value, quote=False) if isinstance(value, str) else value)
+        for name, column in table.items()
+        if column.dtype == object or pd.api.types.is_string_dtype(column.dtype)
+    }
+    return table.assign(**texts)
 
 
 def _ordered(table: pd.DataFrame) -> pd.DataFrame:
