@@ -18,7 +18,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import yaml
 from pydantic import BaseModel, ConfigDict
@@ -57,7 +57,7 @@ def write_whole(path: Path, content: bytes) -> None:
     """Write a file so that it is there whole or not at all."""
     scratch = path.with_name(path.name + ".part")
     try:
-        with open(scratch, "wb") as file:
+        with open_new(scratch, "wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
@@ -68,6 +68,15 @@ def write_whole(path: Path, content: bytes) -> None:
         raise
     finally:
         scratch.unlink(missing_ok=True)
+
+
+def open_new(path: Path, mode: str) -> IO[Any]:
+    """Open a file to write, in place of what has its name.
+
+    A link there is removed and not followed: who may write into a run's folder could name any other file by it.
+    """
+    path.unlink(missing_ok=True)
+    return open(path, mode.replace("w", "x"))
 
 
 def write_json(path: Path, content: Any) -> None:
@@ -367,9 +376,10 @@ def missing_folders(run_dir: Path) -> list[Path]:
 def remove_empty(folders: Sequence[Path]) -> None:
     """Remove folders, innermost first, as far as they are empty."""
     for folder in folders:
-        if any(folder.iterdir()):
+        try:
+            folder.rmdir()
+        except OSError:  # it is not empty, or another process has removed it
             break
-        folder.rmdir()
 
 
 def shown_path(path: Path) -> str:
@@ -381,8 +391,9 @@ def shown_path(path: Path) -> str:
 def shown_text(text: str) -> str:
     """A text without this machine's folders and name: the current one and the project's become `.`, the user's own `~`.
 
-    The name is in the report of torchrun.
+    The name is in the report of torchrun. Characters that a terminal would obey are written out.
     """
+    text = "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in text)
     text = _HOST.sub(r"\1(this machine)", text)
     for folder, short in ((Path.cwd(), "."), (ROOT, "."), (Path(os.path.expanduser("~")), "~")):
         if folder != folder.parent:

@@ -27,7 +27,7 @@ from study import processes
 from study.engines import this_machine
 from study.engines.keys import allowed
 from study.errors import Refusal
-from study.files import is_removed, refuses_more, shown_text
+from study.files import is_removed, open_new, refuses_more, shown_text
 from study.records import schema
 from study.records.schema import Failure, Memory, OutcomeStatus
 from study.run import Run
@@ -109,7 +109,8 @@ def _launch(
     kills_before = _out_of_memory_kills()
     for stale in run.own_folder.glob("failure-rank*.json"):  # an earlier attempt's
         stale.unlink()
-    with open(run.own_folder / "stdout.log", "w") as stdout, open(run.own_folder / "stderr.log", "w+") as stderr:
+    logs = [run.own_folder / name for name in ("stdout.log", "stderr.log")]
+    with open_new(logs[0], "w") as stdout, open_new(logs[1], "w+") as stderr:
         process = subprocess.Popen(
             processes.bound(_started(run)), stdout=stdout, stderr=stderr, env=environment, start_new_session=True
         )
@@ -138,8 +139,8 @@ def _launch(
         end = End("stalled", machine_0.says)
     end = end._replace(message=shown_text(end.message))
     if end.status == "misconfigured" and report is None:
-        for log in ("stdout.log", "stderr.log"):
-            (run.own_folder / log).unlink(missing_ok=True)
+        for log in logs:
+            log.unlink(missing_ok=True)
     path = run.own_folder / "record.json"
     if report and path.exists():
         _let_agree(path, end)
