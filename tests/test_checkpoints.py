@@ -138,6 +138,19 @@ def test_one_of_another_device_is_not_taken_but_may_be_named(tmp_path, monkeypat
     assert not manifest.choose(a_run(tmp_path / "run", resume=str(here)), Accelerator(cpu=True)).is_exact
 
 
+def test_other_threads_or_another_processor_are_said(tmp_path, monkeypatch, capsys):
+    run = a_run(tmp_path / "run")
+    here = a_checkpoint(run, 5)
+    said = []
+    for threads, processor in ((machine.code().num_threads, machine.cpu_model()), (7, machine.cpu_model()), (7, "Z80")):
+        written = files.load(here / MANIFEST, "a manifest") | {"num_threads": threads, "processor": processor}
+        files.write_json(here / MANIFEST, written)
+        assert chosen(run) == here.name
+        lines = capsys.readouterr().out.splitlines()
+        said.append([what for what in ("processor was Z80", "a process was 7 and is") if what in "".join(lines)])
+    assert said == [[], ["a process was 7 and is"], ["processor was Z80", "a process was 7 and is"]]
+
+
 def test_the_newest_is_taken_and_an_unfinished_one_removed(tmp_path):
     run = a_run(tmp_path / "run")
     assert chosen(run) is None

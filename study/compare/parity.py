@@ -93,7 +93,8 @@ def order(file: RecordFile) -> tuple[bool, int, int, int, str, str]:
     """References first: ddp, then the plainest run; what different code trained comes last, and is no reference."""
     r, proof = file.record, proven(file.record)
     plainness = {"ddp": 0, "single": 1}.get(r.strategy, 3 if proof.sharding else 2)
-    return r.mixed_code is not None, plainness, r.world_size, proof.zero_stage or 0, r.strategy, r.run_id
+    mixed = bool(r.mixed_code or r.mixed_processors)
+    return mixed, plainness, r.world_size, proof.zero_stage or 0, r.strategy, r.run_id
 
 
 def incomparable(r: Record, other: Record) -> str | None:

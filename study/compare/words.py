@@ -89,13 +89,18 @@ def page(
 
 
 def not_ok(record_files: Iterable[RecordFile]) -> list[str]:
-    """List the runs that did not finish, so that no table drops them unseen, and those that different code trained."""
+    """List the runs that did not finish, so that no table drops them unseen.
+
+    And those that different code, other processors or another number of threads trained in parts.
+    """
     found = [file.record for file in record_files]
     lines = [f"- {shown(r.run_id)}: {r.status}" for r in found if r.status != "ok"]
     mixed = [f"- {shown(r.run_id)}: {shown(r.mixed_code)}" for r in found if r.mixed_code]
+    others = [f"- {shown(r.run_id)}: {shown(r.mixed_processors)}" for r in found if r.mixed_processors]
     return [
         *(["", "Runs without a result:", "", *lines] if lines else []),
         *(["", "Runs that no single code trained (--resume-with-other-code):", "", *mixed] if mixed else []),
+        *(["", "Runs that went on with other threads or another processor:", "", *others] if others else []),
     ]
 
 

@@ -60,7 +60,7 @@ def describe() -> dict[str, Any]:
     import torch
 
     return {
-        "cpu": _cpu_model(),
+        "cpu": cpu_model(),
         "num_cores": psutil.cpu_count(logical=False),
         "usable_cores": this_machine.usable_cores(),
         "allowed_processors": this_machine.allowed_processors(),
@@ -101,7 +101,7 @@ def arithmetic(described: Mapping[str, Any]) -> dict[str, Any]:
     return found | ({"tf32": True} if described.get("tf32") else {})
 
 
-def _cpu_model() -> str | None:
+def cpu_model() -> str | None:
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -156,9 +156,17 @@ def bits_per_second(rate: str) -> float | None:
 
 
 def code() -> Code:
-    """The study's code as this process has it."""
+    """The study's code and the processor as this process has them."""
+    import torch
+
     state = git_state()
-    return Code(commit=state["git_commit"], is_dirty=state["git_dirty"], sha256=code_sha256())
+    return Code(
+        commit=state["git_commit"],
+        is_dirty=state["git_dirty"],
+        sha256=code_sha256(),
+        processor=cpu_model(),
+        num_threads=torch.get_num_threads(),
+    )
 
 
 def code_sha256(folder: Path = _STUDY) -> str:

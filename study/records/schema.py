@@ -186,11 +186,14 @@ class Network(Facts):
 
 
 class Code(Facts):
-    """The study's code, as one process of a run had it."""
+    """The study's code and the processor, as one process of a run had them."""
 
     commit: str | None  # None: not in a clone
     is_dirty: bool | None  # whether the clone had changes
     sha256: str  # of all modules
+    # Records from before 2026-11-26 lack what follows.
+    processor: str | None = None  # its model; None: the system does not say
+    num_threads: int | None = None  # of the process, as torch uses them
 
 
 class Continued(Facts):
@@ -378,6 +381,15 @@ class Record(Facts):
             return None
         names = [f"{(one.commit or 'no commit')[:7]}{'-dirty' * bool(one.is_dirty)}" for one in parts.values()]
         return f"parts of it were trained by different code ({', then '.join(names)})"
+
+    @property
+    def mixed_processors(self) -> str | None:
+        """Say that parts of the run were trained on another processor, or by another number of threads; else None."""
+        parts = [(one.processor, one.num_threads) for one in self.code or () if one.num_threads is not None]
+        if len(set(parts)) < 2:
+            return None
+        names = [f"{threads} threads on {processor or 'an unknown processor'}" for processor, threads in parts]
+        return f"parts of it were trained otherwise ({', then '.join(names)})"
 
     @property
     def commits(self) -> set[str]:

@@ -169,7 +169,9 @@ class Checkpoints:
                 step=step,
                 engine=engine_state.kind_of(built.run),
                 identity=identity_of(built.run),
-                code_sha256=self._journal.code_sha256,
+                code_sha256=self._journal.code.sha256,
+                processor=self._journal.code.processor,
+                num_threads=self._journal.code.num_threads,
                 files=digests,
             )
             files.write_json(part / MANIFEST, manifest.model_dump(mode="json"))

@@ -146,10 +146,10 @@ class Journal:
         return self.lines[-1]["elapsed_seconds"] if self.lines else 0.0
 
     @property
-    def code_sha256(self) -> str:
-        """Of the code of this process. On rank 0."""
+    def code(self) -> schema.Code:
+        """The code and the processor of this process. On rank 0."""
         code: schema.Code = self._facts["code"][-1]
-        return code.sha256
+        return code
 
     def progress(self) -> Progress:
         """What another process needs to go on from here."""

@@ -61,6 +61,8 @@ class Manifest(Facts):
     engine: str  # as engine_state.kind_of names it
     identity: Identity
     code_sha256: str | None = None  # of the study's modules; None: from before 2026-11-23
+    processor: str | None = None  # its model; None: not known, or from before 2026-11-26
+    num_threads: int | None = None  # of each process; None: from before 2026-11-26
     files: dict[str, tuple[int, str]]  # path in the folder -> bytes, SHA-256
 
 
@@ -153,6 +155,7 @@ def _choose(run: Run) -> Checkpoint | None:
         if difference := _difference(named.manifest, run, is_named=True):
             raise Refusal(f"{named.folder}: cannot be gone on from: {difference}; name another")
         _check_code(named, run)
+        _say_what_rounds_otherwise(named)
         return replace(named, is_exact=named.manifest.identity == identity_of(run))
     if run.config.resume == "never":
         for path in in_order(folder):
@@ -168,8 +171,25 @@ def _choose(run: Run) -> Checkpoint | None:
             continue
         _check_code(found, run)
         print(f"going on from {path}, after step {found.manifest.step} of {run.config.num_steps}", flush=True)
+        _say_what_rounds_otherwise(found)
         return replace(found, is_exact=True)
     return None
+
+
+def _say_what_rounds_otherwise(checkpoint: Checkpoint) -> None:
+    """Print that sums are rounded otherwise from here on, if the processor or its threads are others than before.
+
+    A run on a GPU says it too: what it offloads is updated on the processor.
+    """
+    before = (checkpoint.manifest.processor, checkpoint.manifest.num_threads)
+    now = (machine.cpu_model(), torch.get_num_threads())
+    for what, then, here in zip(("processor", "number of threads of a process"), before, now, strict=True):
+        if then is not None and then != here:
+            print(
+                f"{checkpoint.folder}: the {what} was {then} and is {here} now; the run goes on, but on a CPU sums are "
+                "rounded otherwise, so that its last bits are not those of a run that was never cut off",
+                flush=True,
+            )
 
 
 def _check_code(checkpoint: Checkpoint, run: Run) -> None:
