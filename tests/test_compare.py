@@ -412,6 +412,26 @@ def test_runs_without_a_time_are_counted_with_the_reason(tmp_path):
     assert "Without a time" not in differences.table([path.parent], "ddp")
 
 
+@pytest.mark.parametrize("strategy", ["zero3_nvme_offload", "zero3_" + "x" * 60, "zero3_" + "_".join(["word"] * 15)])
+def test_the_short_view_fits_into_80_columns(strategy, tmp_path):
+    for name in ("ddp", strategy):
+        synthetic.write_run(tmp_path, strategy=name, dropout=0.1, world_size=1 if name == "ddp" else 2)
+        synthetic.write_run(tmp_path / "control", strategy=name)
+    lines = at_a_glance.table([tmp_path]).splitlines()
+    assert strategy in "".join(line.split()[0] for line in lines if line)
+    assert max(map(len, lines)) <= 80
+
+
+def test_a_run_that_went_on_with_other_threads_is_listed(tmp_path):
+    """It trained other bits, and only a look into its record could have told."""
+    path = synthetic.write_run(tmp_path, strategy="zero3")
+    synthetic.write_run(tmp_path, strategy="zero2")
+    parts = [{"commit": None, "is_dirty": None, "sha256": "a", "processor": "Z80", "num_threads": n} for n in (1, 2)]
+    synthetic.change(path, code=parts)
+    for page in (at_a_glance.table([tmp_path]), parity.table([tmp_path])):
+        assert "1 threads on Z80, then 2 threads on Z80" in page.split("went on with other threads")[1]
+
+
 @pytest.mark.launches
 def test_output_without_a_reader_is_no_error():
     code = """

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
-
-from tabulate import tabulate
 
 from study.compare import expected, facts, parity, words
 from study.errors import Refusal
 from study.records import find as records
 from study.records.find import RecordFile
 
-HEAD = ["strategy", "processes", "loss", "", "peak memory", "", "s/step", ""]
+HEAD = ["strategy", "ranks", "loss", "", "peak", "", "s/step", ""]
 LEGEND = f"""\
-Beside the first line of a block. same: no step's loss is off by more than {parity.WITHIN:g}.
-Peak: of tensors, of the fullest process. other masks: of dropout, so losses differ for that.
+Each row is compared with the first of its block, "vs".
+loss: of the last step. same: no step's loss differs by more than {parity.WITHIN:g};
+  a number: the largest relative difference; masks, steps: the runs drew other
+  dropout masks, or took other steps, so that their losses cannot be compared.
+peak: of the tensors of the fullest rank.
 More: --view differences, parity, parts, model-states or communication."""
+WIDTH = 80  # of a terminal, in columns
 MOST_GROUPS = 8  # that are shown
 
 
@@ -32,20 +35,34 @@ def table(folders: Sequence[Path]) -> str:
     for group in groups[:MOST_GROUPS]:
         rows = [_row(file, group[0]) for file in group]
         columns = len(HEAD) if any(row[6] for row in rows) else 6  # without times where none was taken
-        head = [name or f"vs {group[0].record.strategy}" for name in HEAD[:columns]]
-        shown = tabulate([row[:columns] for row in rows], head, tablefmt="plain", disable_numparse=True)
+        first = group[0].record.strategy
+        head = [name or f"vs {first if len(first) <= len('ddp') else '1st'}" for name in HEAD[:columns]]
+        shown = _fitting([row[:columns] for row in rows], head)
         reasons = dict.fromkeys(row[-1] for row in rows if row[-1])
         box = f", {records.box_of(group[0].record)}" if several else ""
         lines += [
-            words.shown(parity.heading(group[0].record) + box),
+            textwrap.fill(words.shown(parity.heading(group[0].record) + box), WIDTH),
             "",
             shown,
             "",
-            *(f"(): {reason}" for reason in reasons),
+            *(textwrap.fill(f"(): {reason}", WIDTH) for reason in reasons),
         ]
     if len(groups) > MOST_GROUPS:
         lines += [f"{len(groups) - MOST_GROUPS} more groups of runs that train the same; name fewer folders."]
     return "\n".join([*lines, LEGEND if lines else "No run here ended well.", *words.not_ok(files)])
+
+
+def _fitting(rows: Sequence[Sequence[str]], head: Sequence[str]) -> str:
+    """Make a table that fits into the terminal: a long name of a strategy goes on in the next line."""
+    columns = [*zip(head, *rows, strict=True)]
+    widths = [max(map(len, column)) for column in columns]
+    widths[0] = max(len(head[0]), min(widths[0], WIDTH - sum(2 + width for width in widths[1:])))
+    lines = []
+    for name, *others in (head, *rows):
+        first, *more = textwrap.wrap(name, widths[0])
+        cells = [f"{cell:<{width}}" for cell, width in zip((first, *others), widths, strict=True)]
+        lines += ["  ".join(cells).rstrip(), *more]
+    return "\n".join(lines)
 
 
 def _row(file: RecordFile, first: RecordFile) -> list[str]:
@@ -73,14 +90,14 @@ def _row(file: RecordFile, first: RecordFile) -> list[str]:
 
 def _same(file: RecordFile, first: RecordFile) -> str:
     if parity.incomparable(file.record, first.record):
-        return "other masks"
+        return "masks"
     try:
         difference = parity.largest_loss_difference(file, first)
     except Refusal:
-        return "other steps"
+        return "steps"
     if difference is None:
         return "unknown"
-    return "same" if difference <= parity.WITHIN else f"off by {difference:.1e}"
+    return "same" if difference <= parity.WITHIN else f"{difference:.1e}"
 
 
 def _times(value: float | None, other: float | None) -> str:
