@@ -415,7 +415,11 @@ def _diff(a: Path, b: Path, output: Path | None) -> int:
 
 @zero_study.command("dry-run", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 @click.option("--world", "world_size", type=NUMBER, required=True, help="processes that are pretended")
-@click.option("--ranks", metavar="R,R", help="which of them are asked [default: the first and the last]")
+@click.option(
+    "--ranks",
+    metavar="R,R",
+    help="which of them are asked [default: the first and the last; of up to 4 with a script, all]",
+)
 @click.option("--per-machine", type=NUMBER, default=8, help="processes on one machine")
 @click.option("--model", metavar="NAME", default="gpt2", help="a known name (gpt2-xl, llama-2-7b ...) or a config.json")
 @click.option("--micro-batch-size", type=NUMBER, default=1, help="sequences per process and forward pass")

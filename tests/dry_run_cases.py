@@ -14,7 +14,7 @@ import pytest
 from dry_run_program import HANGS, MODELS, STRATEGIES, ask, differences, held, in_theory, of_torch, parted
 
 from study import cli
-from study.engines.dry_run import order
+from study.engines.dry_run import order, together
 from study.engines.dry_run.watch import Call
 from study.errors import Refusal
 from study.files import ROOT
@@ -23,7 +23,10 @@ from study.strategy import file
 from study.strategy.in_theory import engine_of
 from study.theory.case import Engine, Job
 
+Capture = pytest.CaptureFixture[str]
+
 PORTS = count(29600)
+DECISIONS = Path(__file__).with_name("dry_run_decisions.py")
 CALL = Call("all_gather", (), "float32", 64, "first", "train.py:1")
 
 
@@ -50,6 +53,77 @@ def test_every_strategy_on_more_ranks(strategy: str, world_size: int) -> None:
     for rank, pretended in ask(strategy, "bert", world_size, asked).items():
         assert differences(pretended, there[rank]) in ([], ["peak_bytes"])
         assert bool(pretended["reserved_bytes"]) == ("offload" not in strategy)
+
+
+@pytest.mark.parametrize(
+    ("which", "status", "said"),
+    [
+        ("joins", 0, "The 2 ranks make the same calls"),
+        ("decides", 0, "The 2 ranks make the same calls"),
+        ("sleeps", 0, "The 2 ranks make the same calls"),
+        ("sends", 0, "The 2 ranks make the same calls"),
+        ("decides alone", 1, "HANG: ranks 0 and 1 part at their collective"),
+        ("receives", 1, "HANG: ranks 0, 1 waited until they were ended"),
+        ("raises", 1, "rank 1 raised ValueError: no such file"),
+    ],
+)
+def test_all_ranks_of_a_small_world_exchange_what_is_real(
+    which: str, status: int, said: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """DDP's `join`, and a decision by an all-reduce, were reported as hangs: no rank had another one's value."""
+    monkeypatch.setattr(together, "WAITING_SECONDS", 1.5)
+    assert cli.run(["dry-run", "--world", "2", "ddp", str(DECISIONS), which]) == status
+    printed = capsys.readouterr().out
+    assert "exchange real values" in printed
+    assert said in printed
+    assert status == 0 or "Connection closed" not in printed
+
+
+@pytest.mark.parametrize(
+    ("content", "strategy", "said"),
+    [
+        ({"model_type": "t5", "num_layers": 2, "d_model": 64, "d_kv": 16, "num_heads": 4}, "zero2", None),
+        ({"model_type": "bart", "encoder_layers": 1, "decoder_layers": 1, "d_model": 64}, "ddp", None),
+        ({"model_type": "olmo2", "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4}, "fsdp2", None),
+        ({"model_type": "vit", "hidden_size": 64, "num_attention_heads": 4,
+          "architectures": ["ViTForImageClassification"]}, "zero1", "its forward pass with tokens and labels fails"),
+        ({"model_type": "olmo2", "hidden_size": 63, "num_attention_heads": 4}, "zero1", "RuntimeError: The size of"),
+        ({"model_type": "nothing"}, "zero1", "model_type 'nothing'; give a config.json of"),
+    ],
+)  # fmt: skip
+def test_any_class_of_transformers_is_run(
+    content: dict[str, object], strategy: str, said: str | None, tmp_path: Path, capsys: Capture
+) -> None:
+    """Encoder-decoders, and whatever theory does not count, were refused, although nothing needs counting."""
+    config = tmp_path / "config.json"
+    config.write_text(
+        json.dumps({"vocab_size": 512, "pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 1} | content)
+    )
+    words = ["dry-run", "--world", "4", "--ranks", "3", "--sequence-length", "16", "--model", str(config), strategy]
+    if said is None:
+        assert cli.run(words) == 0
+        assert "it is built and run as transformers has it" in capsys.readouterr().out
+    else:
+        with pytest.raises(Refusal, match=said):
+            cli.run(words)
+
+
+def test_mixed_precision_is_what_accelerate_makes_of_it(capsys: Capture) -> None:
+    """Under FSDP2 it was dropped: collectives were float32, of twice the bytes."""
+    for precision, dtype in (("no", "float32"), ("bf16", "bfloat16")):
+        (said,) = ask("fsdp2", "gpt2", 4, [3], precision=precision).values()
+        sharded = {call["dtype"] for call in said["calls"] if call["kind"] in ("all_gather", "reduce_scatter")}
+        assert sharded == {dtype}
+    (kept,), (cast,) = (ask("ddp", "gpt2", 4, [3], precision=of).values() for of in ("no", "bf16"))
+    assert {call["dtype"] for call in cast["calls"]} == {"float32"}  # autocast keeps gradients as parameters are
+    assert cast["peak_bytes"] < kept["peak_bytes"]
+
+
+def test_some_ranks_of_a_world_get_no_values(capsys: Capture) -> None:
+    assert cli.run(["dry-run", "--world", "8", "--ranks", "0,1", "ddp", str(DECISIONS), "decides alone"]) == 1
+    assert "a group that is pretended" in capsys.readouterr().out
+    with pytest.raises(Refusal, match="--world 999999999: engines keep lists of all ranks; ask for at most 16,384"):
+        cli.run(["dry-run", "--world", "999999999", "ddp"])
 
 
 @pytest.mark.parametrize("strategy", ["zero1", "zero2", "zero3"])

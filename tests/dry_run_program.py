@@ -29,6 +29,7 @@ from study.engines.dry_run.watch import Call, Watch
 from study.errors import Refusal
 from study.planner import dry_run, fake_tensors, published_rows
 from study.planner.trace import check_traceable
+from study.planner.trainable import of_shape
 from study.strategy import file
 from study.strategy.in_theory import engine_of
 from study.theory import measured_by_others, peaks, shapes
@@ -67,7 +68,7 @@ def ask(
 ) -> dict[int, dict[str, Any]]:  # fmt: skip
     """What these ranks say; all of a world that is there, where a port is given."""
     made = pretend.environment(file.find_strategy(strategy), world_size, precision)
-    program = dry_run.trained(MODELS[model], Job(2, 32, accumulation, checkpointing), has_memory)
+    program = dry_run.trained(of_shape(MODELS[model], 32), Job(2, 32, accumulation, checkpointing), has_memory)
     if port is None:
         local = min(8, world_size)
         return ranks.ask(program, {rank: pretend.rank_of_many(rank, world_size, local, made) for rank in asked})

@@ -11,25 +11,25 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-import torch
 import yaml
 
 from study import files
 from study.engines import extensions
-from study.engines.dry_run import order, pretend, ranks, scripted, text, training
+from study.engines.dry_run import order, pretend, ranks, scripted, text, together, training
 from study.engines.dry_run.watch import Call
 from study.engines.dry_run.without_memory import without_memory
 from study.errors import Refusal
-from study.planner import fake_tensors
-from study.planner.asked import Asked, find_model
-from study.planner.fake_tensors import block_class, build_model, loss, make_batch, one_document_a_sequence
+from study.planner import fake_tensors, trainable
+from study.planner.fake_tensors import one_document_a_sequence
 from study.planner.trace import Traced, check_traceable
+from study.planner.trainable import Trainable
 from study.theory.case import Engine, Job
 from study.theory.shapes import ModelShape
 
+MOST_RANKS = 1 << 14  # in a world: engines keep lists of all of them, and stage 3 then takes 40 s
+MOST_OF_A_SCRIPT = 4  # ranks of a world that are all asked by default
 REAL_BYTES = 40  # of a parameter where tensors have memory: fp32 states, whole gradients and buckets, twice at most
 SHARE = 0.5  # of this machine's free memory that one may take
-GPU = "a100-80gb"  # of the question that finds a model; nothing here depends on it
 
 ZERO = {  # DeepSpeed's option -> the engine's
     "overlap_comm": "overlap_comm", "reduce_bucket_size": "reduce_bucket_size", "sub_group_size": "sub_group_size",
@@ -56,83 +56,104 @@ def command(
     """Ask the ranks, print what they said, and return the exit status. Raises Refusal."""
     if output is not None:
         files.require_folder(output)
-    asked = _ranks(ranks_asked, world_size)
+    if world_size > MOST_RANKS:
+        raise Refusal(f"--world {world_size}: engines keep lists of all ranks; ask for at most {MOST_RANKS:,}")
+    asked = _ranks(ranks_asked, world_size, bool(script))
     if script and not Path(script[0]).is_file():
         raise Refusal(f"{script[0]}: no such script; options of dry-run stand before the strategy")
-    shape, question, notes = find_model(model, Asked(GPU, sequence_length=sequence_length))
+    found = trainable.find(model, sequence_length)
     job = Job(
-        batch["micro_batch_size"], question.sequence_length or 1, batch["gradient_accumulation_steps"],
-        activation_checkpointing,
-    )  # fmt: skip
+        batch["micro_batch_size"], found.sequence_length, batch["gradient_accumulation_steps"], activation_checkpointing
+    )
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
     extensions.use_own_folder()
-    made = pretend.environment(file, world_size, mixed_precision)
-    program = _scripted(script) if script else trained(shape, job, _has_memory(made, shape, len(asked)))
+    made = pretend.environment(file, world_size, mixed_precision, bool(script))
     local = min(per_machine, world_size)
-    said = ranks.ask(program, {rank: pretend.rank_of_many(rank, world_size, local, made) for rank in asked})
+    are_all_there = bool(script) and len(asked) == world_size <= together.MOST_RANKS
+    if are_all_there:
+        said = of_script_together(script, world_size, local, made)
+    else:
+        program = _scripted(script) if script else trained(found, job, _has_memory(made, found, len(asked)))
+        said = ranks.ask(program, {rank: pretend.rank_of_many(rank, world_size, local, made) for rank in asked})
     calls = {rank: [Call.read(call) for call in one["calls"]] for rank, one in said.items()}
-    partings = order.partings(calls)
+    partings = order.partings(calls, by_module=not are_all_there)
     if output is not None:
-        files.write_json(output, {"file": str(file), "world_size": world_size, "ranks": said})
-    what = Path(script[0]).name if script else f"{shape.name}, {job.micro_batch_size} x {job.sequence_length} tokens"
+        exchange = "real" if are_all_there else "pretended"
+        files.write_json(output, {"file": str(file), "world_size": world_size, "exchange": exchange, "ranks": said})
+    what = Path(script[0]).name if script else f"{found.name}, {job.micro_batch_size} x {job.sequence_length} tokens"
     print(f"{file.stem}: {what}, as ranks {', '.join(map(str, asked))} of {world_size:,}")
-    print("\n".join([*notes, text.TRACED, ""]))
+    print("\n".join([*found.notes, text.REAL if are_all_there else text.TRACED, ""]))
     if not script:
         print(text.held(said), end="\n\n")
     print(text.sent(calls[asked[0]], world_size), end="\n\n")
-    raised = [f"rank {rank} raised {one['raised']}" for rank, one in said.items() if one.get("raised")]
-    print("\n".join([*text.order(partings, asked), *raised]))
-    return 1 if partings or raised else 0
+    raised = text.raised(said, is_explained=bool(partings))
+    waiting = {rank: calls[rank] for rank, one in said.items() if one.get("waits")}
+    told = [*text.order(partings, asked, are_all_there), *([] if partings else text.waiting(waiting)), *raised]
+    print("\n".join(told))
+    return 1 if partings or raised or waiting or any(one.get("raised") for one in said.values()) else 0
 
 
-def _ranks(asked: str | None, world_size: int) -> list[int]:
-    """The ranks that are asked; the first and the last by default. Raises Refusal."""
+def of_script_together(
+    script: Sequence[str], world_size: int, local_world_size: int, made: dict[str, str]
+) -> dict[int, dict[str, Any]]:
+    """What all ranks of a world say of a script, as they exchange what is real. Raises Refusal and RunFailed."""
+    with tempfile.TemporaryDirectory(prefix="zero-study-") as name:
+        folder = Path(name)
+        places = {
+            rank: pretend.rank_of_many(rank, world_size, local_world_size, made, folder / "meeting")
+            for rank in range(world_size)
+        }
+        return together.ask(_scripted(script, folder), places, folder)
+
+
+def _ranks(asked: str | None, world_size: int, has_script: bool) -> list[int]:
+    """The ranks that are asked; by default the first and the last, of a script in a small world all. Raises Refusal."""
     if asked is None:
-        return sorted({0, world_size - 1})
+        return [*range(world_size)] if has_script and world_size <= MOST_OF_A_SCRIPT else sorted({0, world_size - 1})
     words = asked.split(",")
     if not all(word.isdecimal() and int(word) < world_size for word in words):
         raise Refusal(f"--ranks {asked}: must be numbers from 0 to {world_size - 1} with commas between them")
     return sorted({int(word) for word in words})
 
 
-def _scripted(script: Sequence[str]) -> ranks.Program:
-    return lambda: scripted.run(Path(script[0]), script[1:])
+def _scripted(script: Sequence[str], journals: Path | None = None) -> ranks.Program:
+    return lambda: scripted.run(Path(script[0]), script[1:], journals)
 
 
-def trained(shape: ModelShape, job: Job, has_memory: bool) -> ranks.Program:
+def trained(model: Trainable, job: Job, has_memory: bool) -> ranks.Program:
     """What a rank does with a model: its tensors have memory, or none."""
 
     def program() -> dict[str, Any]:
         if has_memory:
-            return _train(shape, job)
+            return _train(model, job)
         with one_document_a_sequence(), without_memory():
-            return _train(shape, job)
+            return _train(model, job)
 
     return program
 
 
-def _train(shape: ModelShape, job: Job) -> dict[str, Any]:
+def _train(model: Trainable, job: Job) -> dict[str, Any]:
     return training.train(
-        lambda: build_model(shape, job, torch.float32),
-        lambda model, batch: loss(model, batch, shape),
-        lambda: make_batch(shape, job),
+        lambda: model.build(job),
+        model.loss,
+        lambda: model.batch(job),
         int(job.gradient_accumulation_steps),
-        lambda model: block_class(model, shape),
+        model.blocks,
     )
 
 
-def _has_memory(made: Mapping[str, str], shape: ModelShape, num_ranks: int) -> bool:
+def _has_memory(made: Mapping[str, str], model: Trainable, num_ranks: int) -> bool:
     """Whether tensors are to have memory: where the model fits here, and where they must. Raises Refusal."""
     free = psutil.virtual_memory().available * SHARE
-    if REAL_BYTES * shape.num_params * min(num_ranks, 2) < free:
+    if REAL_BYTES * model.num_params * min(num_ranks, 2) < free:
         return True
     offload = {made.get(f"ACCELERATE_DEEPSPEED_OFFLOAD_{part}_DEVICE", "none") for part in ("OPTIMIZER", "PARAM")}
     if made.get("ACCELERATE_USE_DEEPSPEED") == "true" and offload == {"none"}:
         return False
     why = "offload computes on the host's own numbers" if offload != {"none"} else "DDP and FSDP2 take real tensors"
-    takes = REAL_BYTES * shape.num_params
+    takes = REAL_BYTES * model.num_params
     raise Refusal(
-        f"{shape.name} takes {takes / 2**30:.0f} GiB here, {free / 2**30:.0f} are to be had, and {why}; name a smaller "
+        f"{model.name} takes {takes / 2**30:.0f} GiB here, {free / 2**30:.0f} are to be had, and {why}; name a smaller "
         "model, or a file of stages 1 to 3 without offload"
     )
 
@@ -165,4 +186,5 @@ def of_deepspeed(shape: ModelShape, engine: Engine, job: Job) -> dict[str, Any]:
         file.write_text(yaml.safe_dump({"distributed_type": "DEEPSPEED", "deepspeed_config": deepspeed}))
         made = pretend.environment(file, engine.world_size, "bf16" if engine.precision == "bf16" else None)
         place = pretend.rank_of_many(0, engine.world_size, min(8, engine.world_size), made)
-        return ranks.ask(trained(shape, job, has_memory=False), {0: place})[0]
+        model = trainable.of_shape(shape, int(job.sequence_length))
+        return ranks.ask(trained(model, job, has_memory=False), {0: place})[0]

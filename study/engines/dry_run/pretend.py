@@ -9,15 +9,19 @@ from __future__ import annotations
 
 import importlib
 import os
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from datetime import timedelta
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import FileStore
 from torch.nn.parallel import DistributedDataParallel
 
 from study import files
@@ -30,6 +34,7 @@ from study.errors import Refusal
 IMPORTED = ("torch._dynamo", "torch._inductor.compile_fx", "deepspeed")
 PORT = 29500  # which nobody listens at
 PLENTY = 1 << 60  # bytes
+PATIENCE = timedelta(days=1)  # of ranks that exchange what is real; who asks them ends those that wait for ever
 WEIGHT = 0.01  # in the place of what rank 0 would have sent
 # Of what a launch may say in its environment, in small letters.
 PRETENDED = {"ACCELERATE_USE_MEGATRON_LM": "false", "FSDP_VERSION": "2", "FSDP_OFFLOAD_PARAMS": "false"}
@@ -37,8 +42,13 @@ PRETENDED |= {f"PARALLELISM_CONFIG_{name}_SIZE": "1" for name in ("TP", "CP", "S
 OTHERS = ("simple_launcher", "tpu_launcher", "tpu_pod_launcher", "sagemaker_launcher")
 
 
-def environment(file: Path, world_size: int, mixed_precision: str | None = None) -> dict[str, str]:
-    """What accelerate's own functions make of a file for its ranks; imports the engine. Raises Refusal."""
+def environment(
+    file: Path, world_size: int, mixed_precision: str | None = None, is_script: bool = False
+) -> dict[str, str]:
+    """Return what accelerate's own functions make of a file for its ranks; import the engine. Raises Refusal.
+
+    `is_script`: a script may start DeepSpeed by itself, whatever the file names.
+    """
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # before torch looks for one
     from accelerate.commands import launch
     from accelerate.utils import launch as made
@@ -75,26 +85,38 @@ def environment(file: Path, world_size: int, mixed_precision: str | None = None)
         raise Refusal(f"{file}: parallelism_config is for {mesh.total_size} ranks; change it, or --world {world_size}")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for name in IMPORTED if "ACCELERATE_USE_DEEPSPEED" in found else IMPORTED[:1]:
+        has_deepspeed = "ACCELERATE_USE_DEEPSPEED" in found or (is_script and find_spec("deepspeed") is not None)
+        for name in IMPORTED if has_deepspeed else IMPORTED[:1]:
             importlib.import_module(name)
-        if "ACCELERATE_USE_DEEPSPEED" in found:
+        if has_deepspeed:
             extensions.use_built()  # without what would wait, as DeepSpeed starts, for ranks that are not there
     return found
 
 
 @contextmanager
-def rank_of_many(rank: int, world_size: int, local_world_size: int, made: dict[str, str]) -> Iterator[None]:
-    """Be this rank: its environment, its group, and an answer to all that an engine asks of others. For good."""
-    os.environ.update(made | environment_of(rank, world_size, local_world_size))
-    from torch.testing._internal.distributed.fake_pg import FakeStore
+def rank_of_many(
+    rank: int, world_size: int, local_world_size: int, made: dict[str, str], meeting: Path | None = None
+) -> Iterator[None]:
+    """Be this rank: its environment, its group, and an answer to all that an engine asks of others. For good.
 
-    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
+    `meeting`: a file by which all ranks of the world find each other, to exchange what is real; None: only some of the
+    ranks are there.
+    """
+    os.environ.update(made | environment_of(rank, world_size, local_world_size))
     with ExitStack() as stack:
+        if meeting is None:
+            from torch.testing._internal.distributed.fake_pg import FakeStore
+
+            dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
+            stack.enter_context(listening(DistributedDataParallel, "__init__", _reduce_by_hook))
+            stack.enter_context(listening(dist, "broadcast_object_list", _refuse_objects))
+        else:
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+            store = FileStore(str(meeting), world_size)
+            dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=PATIENCE)
         stack.enter_context(listening(dist, "init_process_group", lambda call, *_, **__: None))  # the script's
-        stack.enter_context(listening(DistributedDataParallel, "__init__", _reduce_by_hook))
-        stack.enter_context(listening(dist, "broadcast_object_list", _refuse_objects))
-        if made.get("ACCELERATE_USE_DEEPSPEED") == "true":
-            for answered in _of_deepspeed():
+        if "deepspeed" in sys.modules:  # which `environment` has imported, if it may be used
+            for answered in _of_deepspeed(are_all_there=meeting is not None):
                 stack.enter_context(answered)
         stack.enter_context(on_a_cpu(made))
         yield
@@ -126,7 +148,10 @@ def on_a_cpu(made: dict[str, str]) -> Iterator[None]:
         os.environ.pop("ACCELERATE_USE_PARALLELISM_CONFIG", None)  # what it says is read below
         call(accelerator, *arguments, **options, cpu=not is_deepspeed)
         if is_fsdp:
-            shard_on_cpu(accelerator, plugin or accelerate.FullyShardedDataParallelPlugin(), mesh or _mesh(made))
+            plugin = plugin or accelerate.FullyShardedDataParallelPlugin()
+            if accelerator.mixed_precision != "no":
+                plugin.set_mixed_precision(accelerator.mixed_precision)  # as accelerate's state does on GPUs
+            shard_on_cpu(accelerator, plugin, mesh or _mesh(made))
 
     with listening(accelerate.PartialState, "__init__", begin), listening(accelerate.Accelerator, "__init__", build):
         yield
@@ -171,17 +196,19 @@ def _refuse_objects(
     call(objects, src, *rest, **how)
 
 
-def _of_deepspeed() -> Iterator[Any]:
+def _of_deepspeed(are_all_there: bool) -> Iterator[Any]:
     import deepspeed
     from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
     from deepspeed.runtime.swap_tensor.partitioned_param_swapper import AsyncPartitionedParameterSwapper
     from deepspeed.runtime.zero import stage3, utils
 
-    yield listening(deepspeed, "initialize", _fill)
     # Of a GPU: stages 1 and 2 make their flat buffers in the host's memory where the card's is short.
     yield listening(CPU_Accelerator, "available_memory", lambda call, *_: PLENTY)
     yield listening(AsyncPartitionedParameterSwapper, "__init__", _refuse_swapping)
     yield listening(stage3.DeepSpeedZeroOptimizer_Stage3, "_configure_tensor_swapping", _refuse_swapping)
+    if are_all_there:
+        return
+    yield listening(deepspeed, "initialize", _fill)
     # zero/utils.py and partitioned_param_coordinator.py: the fake broadcast leaves the -1 of the receiver.
     yield listening(utils, "assert_lst_len_same_as_other_ranks", lambda call, its: _send_list(call, [len(its)]))
     yield listening(utils, "get_lst_from_rank0", _send_list)

@@ -40,10 +40,10 @@ def ask(
             while waiting or running:
                 while waiting and len(running) < at_once:
                     rank = waiting.pop(0)
-                    running[rank] = _start(program, places[rank], Path(scratch) / str(rank))
+                    running[rank] = start(program, places[rank], Path(scratch) / str(rank))
                 rank = next(iter(running))
                 _, status, used = os.wait4(running.pop(rank), 0)
-                said = _answer(Path(scratch) / str(rank), rank, os.waitstatus_to_exitcode(status))
+                said = answer(Path(scratch) / str(rank), rank, os.waitstatus_to_exitcode(status))
                 answers[rank] = said | {"resident_bytes": used.ru_maxrss * 1024}
         finally:
             for child in running.values():
@@ -52,7 +52,8 @@ def ask(
     return answers
 
 
-def _start(program: Program, place: AbstractContextManager[None], path: Path) -> int:
+def start(program: Program, place: AbstractContextManager[None], path: Path) -> int:
+    """Fork a process that is a rank, and writes what it has to say to this path; return its number."""
     sys.stdout.flush()
     sys.stderr.flush()
     child = os.fork()
@@ -87,7 +88,7 @@ def _be(program: Program, place: AbstractContextManager[None], path: Path) -> in
         return CRASHED
 
 
-def _answer(path: Path, rank: int, status: int) -> dict[str, Any]:
+def answer(path: Path, rank: int, status: int) -> dict[str, Any]:
     """What a rank that has ended said. Raises Refusal where it refused, and RunFailed where it said nothing."""
     if path.exists():
         found: dict[str, Any] = files.load(path, "a rank's answer")

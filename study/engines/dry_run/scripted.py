@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from study.engines import scripts
+from study.engines.dry_run import together
 from study.engines.dry_run.watch import Watch
 from study.errors import Refusal
 
 
-def run(script: Path, arguments: Sequence[str]) -> dict[str, Any]:
-    """Run a script to its end as this rank: which collectives it issued, how much it held at most, what it raised."""
-    watch = Watch()
+def run(script: Path, arguments: Sequence[str], journals: Path | None = None) -> dict[str, Any]:
+    """Run a script to its end as this rank: which collectives it issued, how much it held at most, what it raised.
+
+    `journals`: a folder in which a rank writes its calls as it issues them, because it may not come to its end.
+    """
     raised = None
-    with watch:
+    with ExitStack() as stack:
+        rank = scripts.rank()
+        watch = Watch(None if journals is None else stack.enter_context(open(together.journal(journals, rank), "w")))
+        stack.enter_context(watch)
         try:
             scripts.run(script, arguments)
         except Refusal:

@@ -13,7 +13,15 @@ from study.engines.dry_run.watch import Call
 
 STATES = ("parameters", "gradients", "optimizer_states", "communication_buffers")
 RESERVED = {"default": "", "expandable_segments": ", expandable_segments"}
-TRACED = "Traced: the engine's own code on a group that is pretended; a GPU's kernels, context and NCCL are not in it."
+TRACED = """\
+Traced: the engine's own code on a group that is pretended, where no rank gets another one's values; a GPU's kernels,
+context and NCCL are not in it."""
+REAL = "All ranks are here and exchange real values, over gloo; a GPU's kernels, context and NCCL are not in it."
+ENDED = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Broken pipe",
+)  # what gloo says of a rank that is gone
 
 
 def held(ranks: Mapping[int, Mapping[str, Any]]) -> str:
@@ -43,10 +51,13 @@ def sent(calls: Sequence[Call], world_size: int) -> str:
     return str(tabulate(rows, headers=["collectives", "ranks", "type", "calls", "whole tensors"]))
 
 
-def order(partings: Sequence[Parting], ranks: Sequence[int]) -> Iterator[str]:
+def order(partings: Sequence[Parting], ranks: Sequence[int], are_all_there: bool) -> Iterator[str]:
     """Say where ranks would wait for each other for ever, or that they do not."""
     if len(ranks) > 1 and not partings:
-        yield f"Ranks {', '.join(map(str, ranks))} make the same calls in the same order."
+        if are_all_there:
+            yield f"The {len(ranks)} ranks make the same calls in the same order, by kind, size and type."
+        else:
+            yield f"Ranks {', '.join(map(str, ranks))} make the same calls in the same order."
     for parting in partings:
         yield (
             f"HANG: ranks {parting.ranks[0]} and {parting.ranks[1]} part at their collective {parting.number}"
@@ -54,6 +65,24 @@ def order(partings: Sequence[Parting], ranks: Sequence[int]) -> Iterator[str]:
         )
         for rank, call in zip(parting.ranks, parting.calls, strict=True):
             yield f"  rank {rank}: {_call(call) if call else 'makes no more calls'}"
+
+
+def waiting(ranks: Mapping[int, Sequence[Call]]) -> Iterator[str]:
+    """Say which ranks had to be ended, because they waited for each other, and in which call each of them was."""
+    if ranks:
+        yield f"HANG: rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))} waited until they were ended"
+    for rank, calls in ranks.items():
+        yield f"  rank {rank}: {_call(calls[-1]) if calls else 'has made no call'}"
+
+
+def raised(ranks: Mapping[int, Mapping[str, Any]], is_explained: bool) -> list[str]:
+    """Say what ranks raised.
+
+    What the end of another rank made one raise is left out if that one says why, or if it `is_explained`.
+    """
+    found = {rank: str(said["raised"]) for rank, said in ranks.items() if said.get("raised")}
+    own = {rank: why for rank, why in found.items() if not any(ended in why for ended in ENDED)}
+    return [f"rank {rank} raised {why}" for rank, why in (own if own or is_explained else found).items()]
 
 
 def _call(call: Call) -> str:

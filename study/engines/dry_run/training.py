@@ -23,9 +23,12 @@ RATE = 1e-6
 
 def train(
     build: Callable[[], Any], loss: Callable[[Any, dict[str, Tensor]], Any], batch: Callable[[], dict[str, Tensor]],
-    accumulation: int, block: Callable[[Any], str],
+    accumulation: int, blocks: Callable[[Any], list[str]],
 ) -> dict[str, Any]:  # fmt: skip
-    """Train three steps as this rank, and say what the third held and sent; `block` names a model's class of block."""
+    """Train three steps as this rank, and say what the third held and sent.
+
+    `blocks` names a model's classes of blocks.
+    """
     watch = Watch()
     with watch:
         accelerator = accelerate.Accelerator(gradient_accumulation_steps=accumulation)
@@ -44,7 +47,7 @@ def train(
         fsdp_plugin = getattr(accelerator.state, "fsdp_plugin", None)
         if fsdp_plugin is not None and not fsdp_plugin.transformer_cls_names_to_wrap:
             # Transformers' own list has BERT's embeddings in it, which accelerate 1.15 then shards a second time.
-            fsdp_plugin.transformer_cls_names_to_wrap = [block(model)]
+            fsdp_plugin.transformer_cls_names_to_wrap = blocks(model)
         model, optimizer = accelerator.prepare(model, _make_optimizer(model, "optimizer" in offloaded))
         states: list[dict[str, Any]] = []
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 import torch.distributed as dist
@@ -25,6 +26,7 @@ from study.engines.dry_run.allocator import Allocator
 from study.engines.listening import carried, is_script_object, listening, wait
 
 PLAIN = (torch.Tensor, torch.nn.Parameter, FakeTensor)
+DONE = "done"  # in a journal, of the call before it
 LIBRARIES = ("site-packages", "dist-packages", "study/engines", "lib/python", "<frozen", "<string>")
 
 
@@ -52,9 +54,11 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     made is, where it is an operator's result (DDP's buckets).
     """
 
-    def __init__(self) -> None:
+    def __init__(self, journal: IO[str] | None = None) -> None:
+        """`journal`: a file to which each call is written before it is waited for, and `DONE` after it."""
         super().__init__()  # type: ignore[no-untyped-call]
         self.calls: list[Call] = []
+        self._journal = journal
         self.bucket_bytes: int | None = None  # of DDP
         self.held = 0  # bytes
         self.peak = 0  # of them, since a caller set it
@@ -94,6 +98,8 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._note_call(*found, args)
         if self._waits and func.namespace == "c10d":
             wait(result)
+            if found is not None:
+                self._write(DONE)
         for leaf in tree_leaves(result):
             if isinstance(leaf, torch.Tensor):
                 self._note(leaf)
@@ -157,6 +163,12 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         dtype = str(tensors[0].dtype).removeprefix("torch.") if tensors else ""
         num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
         self.calls.append(Call(kind, self._ranks(args), dtype, num_bytes, self._module(), _line()))
+        self._write(json.dumps(asdict(self.calls[-1])))
+
+    def _write(self, line: str) -> None:
+        if self._journal is not None:
+            self._journal.write(line + "\n")
+            self._journal.flush()
 
     def _ranks(self, args: Any) -> tuple[int, ...]:
         """The ranks of a call's group; empty: all of them."""

@@ -4,6 +4,7 @@ from study.theory.shapes.config_json import from_config as from_config
 from study.theory.shapes.known_models import KNOWN as KNOWN
 from study.theory.shapes.known_models import find as find
 from study.theory.shapes.known_models import find_known as find_known
+from study.theory.shapes.known_models import read_config as read_config
 from study.theory.shapes.shape import GATED as GATED
 from study.theory.shapes.shape import Architecture as Architecture
 from study.theory.shapes.shape import Head as Head

@@ -52,6 +52,14 @@ def find(text: str) -> ModelShape:
     """
     if known := find_known(text):
         return known
+    return from_config(*read_config(text))
+
+
+def read_config(text: str) -> tuple[dict[str, Any], str]:
+    """Read the config.json that a path or an id on the hub names; return it with where it was found.
+
+    Raises ValueError with the remedy.
+    """
     if not text.strip():
         raise ValueError("the name is empty; give a known name, a config.json or a hub id, owner/name")
     path = Path(text if len(text) < LONGEST_PATH else "\0")  # no file can have that name
@@ -69,7 +77,7 @@ def find(text: str) -> ModelShape:
     raise ValueError(f"unknown model {text!r}: {hint}; give one, a config.json or a hub id, owner/name")
 
 
-def _from_file(path: Path) -> ModelShape:
+def _from_file(path: Path) -> tuple[dict[str, Any], str]:
     try:
         content = parse_json(path.read_bytes())
     except OSError as error:
@@ -78,10 +86,10 @@ def _from_file(path: Path) -> ModelShape:
         raise ValueError(f"{path}: not JSON ({error}); give the path of a transformers config.json") from None
     if not isinstance(content, dict):
         raise ValueError(f"{path}: no JSON object; give the path of a transformers config.json")
-    return from_config(content, str(path))
+    return content, str(path)
 
 
-def _from_hub(hub_id: str) -> ModelShape:
+def _from_hub(hub_id: str) -> tuple[dict[str, Any], str]:
     try:
         content = parse_json(hub.read_config(hub_id))
     except hub.Unavailable as reason:
@@ -92,7 +100,7 @@ def _from_hub(hub_id: str) -> ModelShape:
         raise ValueError(f"{hub_id}: the hub's config.json is not JSON ({error}); give the path of another") from None
     if not isinstance(content, dict):
         raise ValueError(f"{hub_id}: the hub's config.json holds no object; give the path of another")
-    return from_config(content, hub_id)
+    return content, hub_id
 
 
 def _near(text: str) -> str:

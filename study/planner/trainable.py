@@ -1,0 +1,164 @@
+"""Which model does a dry run train? One whose shape theory counts, or any that the installed transformers builds.
+
+A dry run counts what the engine and the modules themselves hold and send, so it needs no shape.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+from transformers.models.auto import modeling_auto
+
+from study.errors import Refusal
+from study.planner import fake_tensors
+from study.planner.asked import DEFAULT_LENGTH, Asked, find_model
+from study.theory import shapes
+from study.theory.case import Job
+from study.theory.shapes import ModelShape
+
+GPU = "a100-80gb"  # of the question that finds a model; nothing here depends on it
+# Where a config.json names no class: what transformers builds for its model_type, the first that it knows.
+MAPPINGS = (
+    modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
+    modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+    modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
+)
+LENGTHS = ("max_position_embeddings", "n_positions", "max_source_positions")  # of a config, as models call it
+OF_ONE_LABEL = ("ForSequenceClassification",)  # classes whose labels are one a sequence
+
+
+@dataclass(frozen=True)
+class Trainable:
+    """A model that a dry run trains, on no text."""
+
+    name: str
+    num_params: int
+    sequence_length: int  # tokens; of an encoder-decoder, of both
+    notes: tuple[str, ...]
+    build: Callable[[Job], Any]  # the model, in fp32
+    loss: Callable[[Any, dict[str, Tensor]], Any]
+    batch: Callable[[Job], dict[str, Tensor]]
+    blocks: Callable[[Any], list[str]]  # names of the classes that FSDP2 shards one by one
+
+
+def find(name: str, sequence_length: int | None) -> Trainable:
+    """Find a model by a known name, a config.json, an id on the hub, or by the name of a class of transformers.
+
+    Raises Refusal for one that transformers does not build either.
+    """
+    try:
+        shape, asked, notes = find_model(name, Asked(GPU, sequence_length=sequence_length))
+    except Refusal as not_counted:
+        if (found := _class_and_config(name)) is None:
+            raise not_counted from None
+        return _of_class(*found, name, sequence_length)
+    return of_shape(shape, asked.sequence_length or 1, tuple(notes))
+
+
+def of_shape(shape: ModelShape, sequence_length: int, notes: tuple[str, ...] = ()) -> Trainable:
+    """The model of a shape."""
+    return Trainable(
+        shape.name,
+        shape.num_params,
+        sequence_length,
+        notes,
+        build=lambda job: fake_tensors.build_model(shape, job, torch.float32),
+        loss=lambda model, batch: fake_tensors.loss(model, batch, shape),
+        batch=partial(fake_tensors.make_batch, shape),
+        blocks=lambda model: [fake_tensors.block_class(model, shape)],
+    )
+
+
+def _class_and_config(name: str) -> tuple[type[Any], Any] | None:
+    """The class of transformers and the configuration that a name stands for; None: it stands for none."""
+    named = getattr(transformers, name, None)
+    configuration: Any = getattr(named, "config_class", None)
+    if inspect.isclass(named) and configuration is not None:
+        return named, configuration()
+    try:
+        content, where = shapes.read_config(name)
+    except ValueError:  # which has been said before
+        return None
+    content = dict(content)
+    model_type = content.pop("model_type", None)
+    known = [mapping[model_type] for mapping in MAPPINGS if model_type in mapping]
+    for class_name in [*(content.get("architectures") or []), *known]:
+        if isinstance(class_name, str) and inspect.isclass(built := getattr(transformers, class_name, None)):
+            content.pop("architectures", None)
+            content.pop("quantization_config", None)
+            try:
+                return built, transformers.AutoConfig.for_model(model_type, **content)
+            except (TypeError, ValueError, AttributeError) as error:
+                raise Refusal(f"{where}: transformers makes no {class_name} of it: {_said(error)}") from None
+    return None
+
+
+def _of_class(built: type[Any], config: Any, name: str, sequence_length: int | None) -> Trainable:
+    for key, value in config.to_dict().items():
+        if "drop" in key and isinstance(value, float):
+            setattr(config, key, 0.0)
+    config.use_cache = False
+    if getattr(config, "is_encoder_decoder", False) and getattr(config, "decoder_start_token_id", None) is None:
+        config.decoder_start_token_id = getattr(config, "pad_token_id", None) or 0
+    make = getattr(built, "_from_config", built)
+    try:
+        with torch.device("meta"):
+            model = make(config)
+    except Exception as error:  # of anybody's class and configuration
+        why = f"transformers does not build {built.__name__}: {_said(error)}"
+        raise Refusal(f"{name}: {why}; correct its config.json") from None
+    positions = [value for key in LENGTHS if isinstance(value := getattr(config, key, None), int) and value > 0]
+    length = sequence_length or min([DEFAULT_LENGTH, *positions])
+    return Trainable(
+        built.__name__,
+        sum(parameter.numel() for parameter in model.parameters()),
+        length,
+        (f"theory does not count {built.__name__}; it is built and run as transformers has it",),
+        build=lambda job: _build(make, config, job),
+        loss=lambda model, batch: _loss(model, batch, built.__name__),
+        batch=lambda job: _batch(job, built.__name__),
+        blocks=_blocks,
+    )
+
+
+def _build(make: Callable[[Any], Any], config: Any, job: Job) -> Any:
+    model = make(config).float().train()
+    if job.activation_checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    return model
+
+
+def _batch(job: Job, class_name: str) -> dict[str, Tensor]:
+    """Make one rank's micro batch of tokens, which a decoder is given as labels too."""
+    ids = torch.zeros(int(job.micro_batch_size), int(job.sequence_length), dtype=torch.long)
+    return {"input_ids": ids, "labels": ids[:, 0] if class_name.endswith(OF_ONE_LABEL) else ids}
+
+
+def _loss(model: Any, batch: dict[str, Tensor], class_name: str) -> Any:
+    try:
+        loss = getattr(model(**batch), "loss", None)
+    except (TypeError, ValueError, AttributeError, RuntimeError) as error:
+        why = f"its forward pass with tokens and labels fails: {_said(error)}"
+        raise Refusal(f"{class_name}: {why}; dry-run a script of yours, or take another strategy") from None
+    if loss is None:
+        raise Refusal(f"{class_name}: has no loss of its own; name a class with a head, or dry-run a script of yours")
+    return loss
+
+
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
+
+
+def _blocks(model: nn.Module) -> list[str]:
+    """The classes that transformers does not split, as far as lists of the model are of them."""
+    listed = {type(part).__name__ for each in model.modules() if isinstance(each, nn.ModuleList) for part in each}
+    whole = getattr(model, "_no_split_modules", None) or ()
+    return sorted(listed & set(whole)) or sorted(listed)

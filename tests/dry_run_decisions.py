@@ -1,0 +1,61 @@
+"""A script whose ranks decide by what they hear from each other, as its argument says; or which wait for each other."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.join import Join
+from torch.nn.parallel import DistributedDataParallel
+
+WHICH, WIDTH = sys.argv[1], 8
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+torch.manual_seed(0)
+model = DistributedDataParallel(nn.Linear(WIDTH, WIDTH))
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+batches = [torch.full((2, WIDTH), float(rank + 1))] * (3 + (WHICH == "joins") * rank)
+
+
+def step(batch: torch.Tensor) -> None:
+    model(batch).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+if WHICH == "joins":  # uneven batches
+    with Join([model]):
+        for batch in batches:
+            step(batch)
+elif WHICH == "decides":  # early stopping, by one rank's loss
+    for batch in batches:
+        step(batch)
+        has_enough = torch.tensor([float(rank == 1)])
+        dist.all_reduce(has_enough, dist.ReduceOp.MAX)
+        if has_enough.item():
+            break
+    else:
+        raise RuntimeError("nobody has had enough")
+elif WHICH == "decides alone":
+    for batch in batches:
+        step(batch)
+        if rank == 1:
+            break
+elif WHICH == "receives":  # both wait for what neither sends
+    dist.recv(torch.ones(1), 1 - rank)
+elif WHICH == "raises":
+    step(batches[0])
+    if rank == 1:
+        raise ValueError("no such file")
+    step(batches[0])
+elif WHICH == "sleeps":
+    time.sleep(3 * rank)
+    step(batches[0])
+elif WHICH == "sends":
+    sent = [{"lr": 0.1}] if rank == 0 else [None]
+    dist.broadcast_object_list(sent)
+    assert sent == [{"lr": 0.1}]
