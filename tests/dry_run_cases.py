@@ -21,6 +21,7 @@ from study.files import ROOT
 from study.planner import dry_run
 from study.strategy import file
 from study.strategy.in_theory import engine_of
+from study.theory import peaks
 from study.theory.case import Engine, Job
 
 Capture = pytest.CaptureFixture[str]
@@ -134,10 +135,29 @@ def test_without_memory_it_is_the_same(strategy: str) -> None:
 
 
 def test_a_planners_engine_is_as_its_file() -> None:
-    engine = engine_of(file.read_strategy(file.find_strategy("zero3_tuned")), MODELS["gpt2"].hidden, 8, "bf16")
+    engine = engine_of(file.read_strategy(file.find_strategy("zero3_tuned")), MODELS["gpt2"].hidden, 8, "bf16", "bf16")
     (asked,) = ask("zero3_tuned", "gpt2", 8, [0], precision="bf16", has_memory=False).values()
     traced = dry_run.trace(MODELS["gpt2"], engine, Job(2, 32))
     assert [traced.total, traced.reserved_bytes] == [asked["peak_bytes"], asked["reserved_bytes"]["default"]]
+
+
+def test_stage_1_in_bf16_is_traced_though_it_has_no_bucket() -> None:
+    """`advise --trace` without --strategy ended at it: DeepSpeed refuses a bucket of no elements."""
+    engine = engine_of(file.read_strategy(file.find_strategy("zero1")), MODELS["gpt2"].hidden, 8, "bf16", "fp32")
+    traced = dry_run.trace(MODELS["gpt2"], engine, Job(2, 32))
+    assert engine.reduce_bucket_size == 0
+    assert traced.total >= sum(peaks.states(engine, MODELS["gpt2"], "stepping").device.values()) > 0
+
+
+@pytest.mark.slow
+def test_every_strategy_is_traced_or_it_is_said_why_not(tmp_path: Path, capsys: Capture) -> None:
+    shape = {"model_type": "gpt2", "n_layer": 1, "n_embd": 64, "n_head": 4, "n_positions": 64, "vocab_size": 512}
+    (tmp_path / "config.json").write_text(json.dumps(shape))
+    question = "--gpu a100-80gb --gpus 4 --sequence-length 32 --trace"
+    assert cli.run(["advise", "--model", str(tmp_path), *question.split()]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    for name in set(file.names()) - {"single"}:
+        assert f" {name}, 8 x 1: traced" in printed or name in printed.partition("Not traced, but predicted:")[2]
 
 
 def test_what_dtensor_only_imagines_is_not_played() -> None:

@@ -181,7 +181,10 @@ def of_deepspeed(shape: ModelShape, engine: Engine, job: Job) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="zero-study-") as folder:
         file, config = Path(folder) / "traced.yaml", Path(folder) / "traced.json"
         zero = {"stage": engine.zero_stage} | {key: getattr(engine, name) for key, name in ZERO.items()}
-        files.write_json(config, {"zero_optimization": zero} | dict.fromkeys(ACCELERATES, "auto"))
+        if not engine.reduce_bucket_size:  # of the optimizer that stage 1 takes in bf16 with sums in fp32: it has none
+            del zero["reduce_bucket_size"]
+        sums = {"data_types": {"grad_accum_dtype": "fp32"}} if engine.accumulation_bytes == 4 else {}
+        files.write_json(config, {"zero_optimization": zero} | sums | dict.fromkeys(ACCELERATES, "auto"))
         deepspeed = {"deepspeed_config_file": str(config), "zero3_init_flag": engine.zero_stage == 3}
         file.write_text(yaml.safe_dump({"distributed_type": "DEEPSPEED", "deepspeed_config": deepspeed}))
         made = pretend.environment(file, engine.world_size, "bf16" if engine.precision == "bf16" else None)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from study.errors import Refusal
+from study.errors import Refusal, RunFailed
 from study.planner.advice_text import LINE, MARKS
 from study.planner.asked import Asked
 from study.planner.choose import Option, option_of, splits
@@ -91,8 +91,8 @@ def trace_options(tracer: Tracer, shape: ModelShape, asked: Asked, options: Sequ
         name = option.strategy.name
         try:
             found[name] = _trace(tracer, shape, asked, option)
-        except Refusal as refusal:
-            not_traced.setdefault(str(refusal), []).append(name)
+        except (Refusal, RunFailed) as stopped:  # an engine that stops at one file says nothing of the others
+            not_traced.setdefault(str(stopped), []).append(name)
     for reason, names in not_traced.items():
         print(textwrap.fill(f"Not traced, but predicted: {', '.join(names)}: {reason}.", LINE))
     print()
