@@ -241,6 +241,16 @@ HALF_FLOW = {"before_wrap": flowing("blocks.1", 0.5)}
 BUCKET = {"before_wrap": lambda net: [each.register_hook(torch.zeros_like) for each in list(net.parameters())[:6]]}
 FROZEN = {"before_wrap": lambda net: net.blocks[0].up.weight.requires_grad_(False)}
 EPSILON = {"before_wrap": lambda net: setattr(net.blocks[1].norm2, "eps", 1e-3)}
+
+
+def with_rate_of_one_norm(net: Any) -> list[dict[str, Any]]:
+    """Groups of parameters: the 16 weights of one norm have another rate than all others."""
+    (norm, others) = ([], [])
+    for name, parameter in net.named_parameters():
+        (norm if name == "blocks.1.norm2.weight" else others).append(parameter)
+    return [{"params": others}, {"params": norm, "lr": 0.7e-3}]
+
+
 FAULTS = {
     "module_bypass": Fault(DDP, {"call": lambda model: model.module}, "replicas"),
     "no_sync_always": Fault(DDP2, {"syncs": False}, "replicas"),
@@ -269,7 +279,9 @@ FAULTS = {
     "part_optimized_fsdp2": Fault(FSDP2, {"parameters": lambda net: net.blocks[0].parameters()}, "update", "", 0.0),
     "rate_doubled": Fault(DDP, {"rate": 2e-3}, "update", "", 2.0),
     "rate_doubled_zero3": Fault(ZERO3, {"rate": 2e-3}, "update", "", 2.0),
-    "rate_less": Fault(DDP, {"rate": 0.99e-3}, "whole", "", 0.99),
+    "rate_less": Fault(DDP, {"rate": 0.99e-3}, "update", "", 0.99),
+    "rate_of_one_norm": Fault(DDP, {"parameters": with_rate_of_one_norm}, "update", "blocks.1.norm2", 0.7),
+    "rate_of_one_norm_zero2": Fault(ZERO2, {"parameters": with_rate_of_one_norm}, "update", "blocks.1.norm2", 0.7),
     "rate_late": Fault(DDP, {"after_update": then(lr=5e-4)}, "update", "", 0.5),
     "other_betas": Fault(DDP, {"after_update": then(betas=(0.5, 0.999))}, "update"),
     "clipped_lower": Fault(CLIPPED, {"clip": 0.25}, "clipped", "", 0.5),

@@ -167,8 +167,8 @@ def test_a_script_is_recorded_without_a_line_in_it(record: Any):
 
 
 CHANGES = [
-    ({"steps": 1}, {"rate": 0.01}, [(1, "update", "0.weight")]),
-    ({"inf": 1}, {"rate": 0.01}, [(2, "update", "0.weight")]),
+    ({"steps": 1}, {"rate": 0.01}, [(1, "update", "3.weight")]),
+    ({"inf": 1}, {"rate": 0.01}, [(2, "update", "3.weight")]),
     ({"steps": 1}, {"parts": 0}, [(1, "whole", "")]),
     ({}, {"parts": 2}, []),
     ({}, {"eps": 0.1}, [(1, "forward", "1")]),
@@ -195,6 +195,95 @@ def test_a_noise_run_is_of_the_same_training_and_the_same_as_it(record: Any, tmp
             record("b", "--noise", "1", **changes)
 
 
+# ---------------------------------------------------------------- a batch that is cut otherwise
+
+CUT = """
+import torch
+from torch import nn
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.position = nn.Parameter(torch.ones(6))  # used first, and of no module of its own
+        self.table, self.state, self.norm = nn.Embedding(9, 6), nn.GRU(6, 6, 2, batch_first=True), nn.LayerNorm(6)
+        self.head = nn.Linear(6, 9)
+    def forward(self, ids, attention_mask, labels, items):
+        x = (self.table(ids) + self.position) * attention_mask[..., None]
+        x, state = self.state(x)
+        logits = self.head(self.norm(x)) * {scale}
+        routed = logits.flatten(0, 1)
+        loss = nn.functional.cross_entropy(routed, labels.flatten(), reduction="sum") / items
+        return {{"loss": loss, "logits": logits, "state": state, "routed": routed, "auxiliary": logits.square().mean()}}
+torch.manual_seed(0)
+model = Net()
+for name in {doubled}:
+    model.get_parameter(name).register_hook(lambda got: got * 2)
+others = [each for name, each in model.named_parameters() if name != "norm.weight"]
+optimizer = torch.optim.Adam([{{"params": others}}, {{"params": [model.norm.weight], "lr": 1e-3 * {rate}}}], 1e-3)
+for step in range(4):
+    draws = torch.Generator().manual_seed(step)
+    ids, labels = (torch.randint(0, 9, (4, 5), generator=draws) for _ in range(2))
+    mask = torch.ones(4, 5)
+    mask[-1, {masked}:] = 0
+    for rows in torch.arange(4).split({rows}):
+        model(ids[rows], attention_mask=mask[rows], labels=labels[rows], items=20)["loss"].backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.fixture
+def cut(tmp_path: Path, monkeypatch: Any) -> Any:
+    def made(name: str, *words: str, **changes: Any) -> Recording:
+        settings = {"scale": 1, "doubled": [], "rate": 1, "masked": 3, "rows": 4}
+        (script := tmp_path / f"{name}.py").write_text(CUT.format(**settings | changes))
+        main(["--output", str(tmp_path / name), "--steps", "4", *words, str(script)])
+        return Recording.read(tmp_path / name)
+
+    monkeypatch.setattr("sys.path", [*__import__("sys").path])
+    return made
+
+
+@pytest.mark.parametrize("noise", [(), ("--noise", "1")])
+def test_what_has_no_row_per_sequence_is_left_out_where_a_batch_is_cut_otherwise(cut: Any, noise: Any):
+    """A scalar, and a state of (layers, rows, width), were compared as if they had rows: six of ten errors."""
+    a = cut("a")
+    a = cut("a", *noise) if noise else a
+    assert compare(a, cut("whole")).is_same
+    for rows in (1, 2):
+        result = compare(a, b := cut(f"parts-{rows}", rows=rows))
+        assert result.differences == []
+        (left_out,) = [note for note in result.notes if "without a row for each row" in note]
+        assert sorted(left_out.partition("compared: ")[2].split(", ")) == [
+            "state:1", "the model", "the model:2", "the model:4"
+        ]  # fmt: skip
+        assert b.cut == [[rows] * (4 // rows)]
+    faulty = compare(a, cut("faulty", rows=2, scale=1.5))
+    assert faulty.differences[0][:2] == (1, "forward")
+
+
+def test_the_first_gradient_is_the_first_in_the_order_of_the_backward_pass(cut: Any):
+    """A parameter of the model itself, which a forward pass uses first, was taken for the last one used."""
+    result = compare(cut("a"), cut("b", doubled=["position", "head.weight"]))
+    assert [one.name for one in result.differences if one[:2] == (1, "gradient")] == ["head.weight", "position"]
+
+
+@pytest.mark.parametrize("rate", [0.5, 0.9, 1.2])
+def test_another_rate_of_a_single_small_norm_is_seen(cut: Any, rate: float):
+    """One element whose step rounding may turn round was half of what six elements move."""
+    a = cut("a")
+    result = compare(cut("a", "--noise", "1"), cut("b", rate=rate))
+    assert a.facts["steps"] == 4
+    assert [one[:3] for one in result.differences[:1]] == [(1, "update", "norm.weight")]
+    assert result.differences[0].factor == pytest.approx(rate, rel=1e-3)
+
+
+def test_it_is_said_which_part_of_the_batches_differs(cut: Any):
+    a = cut("a")
+    for rows in (4, 2):
+        first = compare(a, cut("b", masked=2, rows=rows)).differences[0]
+        assert first[:3] == (1, "batch", "other attention_mask, the same argument 1, labels")
+
+
 # ---------------------------------------------------------------- one recording has one identity
 
 
@@ -202,8 +291,8 @@ def put(folder: Path, *, of_rank: int = 0, **changes: Any) -> Path:
     """Write the file of one rank: two steps of one weight, with some facts changed."""
     facts = {
         "format": FORMAT, "rank": of_rank, "world_size": 1, "token": "a", "of": None, "engine": "", "versions": {},
-        "asked": 2, "steps": 2, "completed": 2, "raised": None,
-        "entries": [[step, "weights", "w", 0, 1, "float32", [1.0 + step] * sketch.SIZE] for step in (0, 1, 2)],
+        "asked": 2, "steps": 2, "completed": 2, "raised": None, "backward": [],
+        "entries": [[step, "weights", "w", 0, 1, "float32", [1.0 + step] * sketch.SIZE, []] for step in (0, 1, 2)],
     }  # fmt: skip
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"rank-{of_rank}.json.gz"
@@ -215,7 +304,7 @@ def diff_command(*words: Any) -> int:
     return cli.run(["diff", *map(str, words)])
 
 
-ENTRY = [1, "weights", "w", 0, 1, "float32", [1.0] * sketch.SIZE]
+ENTRY = [1, "weights", "w", 0, 1, "float32", [1.0] * sketch.SIZE, []]
 DAMAGE = {
     **{f"no {name}": {name: None} for name in ("rank", "world_size", "token", "engine", "versions", "entries")},
     **{f"{name} of 10^12": {name: 10**12} for name in ("steps", "completed", "world_size")},
@@ -225,8 +314,9 @@ DAMAGE = {
     "entries are a mapping": {"entries": {}}, "an entry is too short": {"entries": [ENTRY[:-1]]},
     "an entry is twice there": {"entries": [ENTRY, ENTRY, [2, *ENTRY[1:]]]},
     "an unknown kind": {"entries": [[1, "weight", *ENTRY[2:]], [2, *ENTRY[1:]]]},
-    "a sketch is too short": {"entries": [[2, *ENTRY[1:-1], [1.0]]]},
-    "a sketch of words": {"entries": [[2, *ENTRY[1:-1], ["1"] * sketch.SIZE]]},
+    "a sketch is too short": {"entries": [[2, *ENTRY[1:-2], [1.0], []]]},
+    "a sketch of words": {"entries": [[2, *ENTRY[1:-2], ["1"] * sketch.SIZE, []]]},
+    "a shape of words": {"entries": [[2, *ENTRY[1:-1], ["4"]]]}, "no backward": {"backward": None},
     "more completed than begun": {"completed": 3, "asked": 3},
 }  # fmt: skip
 
@@ -283,9 +373,10 @@ def test_a_recording_of_another_release_is_refused(tmp_path: Path):
 
 
 def test_names_do_not_steer_the_terminal(tmp_path: Path, capsys: Any):
-    entries = [[step, "weights", "w\x1b[2J\n", 0, 1, "float32", [1.0 + step] * sketch.SIZE] for step in (0, 1, 2)]
+    name = "w\x1b[2J\n"
+    entries = [[step, "weights", name, 0, 1, "float32", [1.0 + step] * sketch.SIZE, []] for step in (0, 1, 2)]
     put(tmp_path / "a", entries=entries)
-    put(tmp_path / "b", entries=[*entries[:2], [*entries[2][:-1], [9.0] * sketch.SIZE]])
+    put(tmp_path / "b", entries=[*entries[:2], [*entries[2][:-2], [9.0] * sketch.SIZE, []]])
     assert diff_command(tmp_path / "a", tmp_path / "b") == 1
     assert "\x1b" not in capsys.readouterr().out
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain
 
 from study.engines.diff.recorded import Difference, Recording
 
@@ -49,7 +48,7 @@ def _causes(first: Difference, alike: Sequence[Difference], a: Recording, b: Rec
     if 0 < len(first.ranks) < a.world_size and first.kind != "batch":
         yield f"rank {first.ranks[0]} alone: its shard, its weights or its code are others"
     if first.kind == "batch":
-        passes = [sum(e[:2] == (first.step, "batch") for e in chain(*one.ranks)) for one in (a, b)]
+        passes = [sum(map(len, one.rows(first.step))) for one in (a, b)]
         if passes[0] != passes[1]:
             yield f"{passes[0]} forward passes in A and {passes[1]} in B: accumulation, evaluation mode, or updates"
         yield "the order of the data: seeds, samplers, shuffling, workers" if "order" in first.name else "the data"

@@ -26,6 +26,8 @@ FP32 = 2.0**-24
 FLOOR = 16 * FP32
 EXACT = 1e-12  # relative; what the order in which threads add a sketch makes is less
 FACTOR = 1e-3  # relative; as near to a multiple counts as one
+FEW = 8  # elements whose step rounding may turn round, that can be told from all others by a sketch
+MOST_NAMES = 5  # that a line lists
 # In the order in which a step makes them. `update` is told from the weights before and after; `whole` is that of all
 # parameters together, of which the length alone is compared.
 KINDS = ("forward", "gradient", "norm", "clipped", "update", "whole")
@@ -59,6 +61,10 @@ def compare(a: Recording, b: Recording) -> Result:
     steps = min(a.facts["steps"], b.facts["steps"])
     is_apart = a.cut == b.cut
     notes = [] if is_apart else ["the batch is cut otherwise: means over all rows are compared"]
+    left_out = {} if is_apart else _without_rows(a, b, steps)
+    if left_out:
+        names = list(dict.fromkeys(name for _, name in left_out))
+        notes.append(f"outputs without a row for each row of the batch are not compared: {_some(names)}")
     ours, theirs = (
         {key: seen for key, seen in recording.values(is_apart).items() if key[0] <= steps} for recording in (a, b)
     )
@@ -70,7 +76,7 @@ def compare(a: Recording, b: Recording) -> Result:
     have = {which: {key[:2] for key in found} for which, found in (("A", ours), ("B", theirs))}
     alone: dict[tuple[str, str], dict[str, None]] = {}  # what no difference says: kind and where -> names
     for key in sorted(both := ours | theirs, key=bounds.place):
-        if key[1] not in KINDS:
+        if key[1] not in KINDS or (key[1] == "forward" and (key[0], key[2]) in left_out):
             continue
         one, other = ours.get(key), theirs.get(key)
         if one is None or other is None:
@@ -89,7 +95,7 @@ def compare(a: Recording, b: Recording) -> Result:
             if len(broken) < 2 or key[1] not in ("forward", "gradient", "norm", "clipped"):
                 differences.append(Difference(*key[:3], _ranks(key), math.inf, 0.0, None, None, " and ".join(broken)))
             continue
-        distance, bound, size = _distance(key[1], one, other), bounds.of(key, one, other), _norm(one.sketch)
+        (distance, bound), size = bounds.away(key, one, other), _norm(one.sketch)
         if distance <= bound:
             num_alike += not differences
             furthest = max(furthest, distance / bound if bound and not differences else 0.0)
@@ -142,6 +148,9 @@ class _Bounds:
         self.is_marked = not self._noise
         self._unit = max(ROUNDOFF.get(e.dtype, FP32) for one in (a, b) for e in one.ranks[0])  # of the coarsest type
         self._order = _order(a)
+        # Some engines do not say in which order backward came to the parameters.
+        told: list[str] = next((one.facts["backward"] for one in (a, b) if one.facts["backward"]), [])
+        self._backward = {name: place for place, name in enumerate(told)}
         self._ours = ours
         self._names = dict.fromkeys((step, name) for step, kind, name, _ in ours if kind == "update")
         self._elements = Counter[int]()  # of the weights, by step
@@ -158,7 +167,43 @@ class _Bounds:
         rank = _rank_of(which) or 0
         at = self._order.get(name if kind == "forward" else name.rpartition(".")[0], len(self._order))
         kinds = KINDS.index(kind) if kind in KINDS else -1
-        return (step, kinds, calls, at, rank, name) if kind == "forward" else (step, kinds, 0, -at, rank, name)
+        if kind == "forward":
+            return (step, kinds, calls, at, rank, name)
+        return (step, kinds, 0, self._backward.get(name, len(self._backward)), -at, rank, name)
+
+    def away(self, key: Key, one: Seen, other: Seen) -> tuple[float, float]:
+        """How far B's tensor is from A's, and the largest distance that rounding explains."""
+        distance, bound = _distance(key[1], one, other), self.of(key, one, other)
+        if key[1] == "update" and distance <= bound < math.inf:
+            expected, most = self._turned(key, one, [key[2]])
+            if most < FEW:
+                # Of few elements whose steps rounding may turn round, each is in one sum of a sketch: the others are
+                # to be alike. A setting of this tensor alone, such as its rate, moves all of them.
+                moved = np.sort(np.abs(other.sketch - one.sketch))[: -math.ceil(most)]
+                explained = max(self._floor(key), 2 * math.sqrt(expected / max(1, one.size)) * _norm(one.sketch))
+                if _norm(moved) > explained:
+                    return _norm(moved), explained
+        return distance, bound
+
+    def _floor(self, key: Key) -> float:
+        """How far rounding moves an update of which no element turns round: by noise, and that of the weights."""
+        weights = self._ours[key[0], "weights", key[2], key[3]]
+        return max(MARGIN * self._noise.get(key, 0.0), 4 * FP32 * _norm(weights.sketch))
+
+    def _turned(self, key: Key, one: Seen, names: Sequence[str]) -> tuple[float, float]:
+        """How many elements of an update rounding turns round: as many as are expected, and at most.
+
+        Adam makes steps of full length of what is small in a gradient, rounding too: of an element whose gradient is
+        within its noise the step may have the other sign.
+        """
+        seen = [at for name in names if (at := (key[0], "clipped", name, key[3])) in self._ours]
+        gradient = math.hypot(*(_norm(self._ours[at].sketch) for at in seen))
+        away = math.hypot(
+            *(self._noise.get(at, 0.0) if self._noise else self._by_depth(at) * gradient / MARGIN for at in seen)
+        )
+        share = min(1.0, (away + FP32 * gradient) / gradient) if gradient else 1.0
+        expected = one.size * share
+        return expected, min(one.size, expected + 3 * math.sqrt(expected) + 1)
 
     def of(self, key: Key, one: Seen, other: Seen) -> float:
         """The largest distance that rounding explains."""
@@ -174,24 +219,14 @@ class _Bounds:
             noise = max(noise, FP32 * math.sqrt(self._elements[step]) * size)
         if kind not in ("update", "whole"):
             return max(noise, FLOOR * total, self._by_depth(key) * total / 8 if self.is_marked else 0.0)
-        # Adam makes steps of full length of what is small in a gradient, rounding too: of an element whose gradient is
-        # within its noise the step may have the other sign.
         if self.is_marked and self._unit > FP32 and kind == "update":
             return math.inf  # by a rule of thumb nothing can be said of single ones in 16 bits
         noise = noise if self._noise else 0.0
         names = [other for at, other in self._names if at == step] if kind == "whole" else [name]
-        seen = [at for other in names if (at := (step, "clipped", other, which)) in self._ours]
-        gradient = math.hypot(*(_norm(self._ours[at].sketch) for at in seen))
-        away = math.hypot(
-            *(self._noise.get(at, 0.0) if self._noise else self._by_depth(at) * gradient / MARGIN for at in seen)
-        )
-        share = min(1.0, (away + FP32 * gradient) / gradient) if gradient else 1.0
-        flips = one.size * share
-        flips = min(one.size, flips + 3 * math.sqrt(flips) + 1)
+        _, flips = self._turned(key, one, names)
         if kind == "whole":
             return max(noise, 2 * flips / one.size * size)
-        weights = self._ours[step, "weights", name, which]
-        return max(noise, 2 * math.sqrt(flips / one.size) * size, 4 * FP32 * _norm(weights.sketch))
+        return max(self._floor(key), 2 * math.sqrt(flips / one.size) * size)
 
     def _by_depth(self, key: Key) -> float:
         """Relative: the roundoff of the coarsest type that was seen, growing as a walk at random of so many modules."""
@@ -248,14 +283,64 @@ def _other_batches(a: Recording, b: Recording, steps: int) -> Iterator[Differenc
             continue
         is_order = sorted(chain(*ours)) == sorted(chain(*theirs))
         if a.cut == b.cut or not is_order:
-            name = "the same rows in another order" if is_order else "other rows"
+            name = "the same rows in another order" if is_order else _what_differs(a, b, step)
             yield Difference(step, "batch", name, [], math.nan, 0.0, None, None)
             return
 
 
-def _rows(recording: Recording, step: int) -> list[list[float]]:
-    return [[row for e in entries if (e.kind, e.step) == ("batch", step) for row in e.sketch]
-            for entries in recording.ranks]  # fmt: skip
+def _rows(recording: Recording, step: int, part: str = "") -> list[list[float]]:
+    return [list(chain(*passes)) for passes in recording.rows(step, part)]
+
+
+def _what_differs(a: Recording, b: Recording, step: int) -> str:
+    """Say which of the tensors that the forward passes were given have other rows, where some have the same."""
+    names = dict.fromkeys(e.name for entries in (*a.ranks, *b.ranks) for e in entries if e.kind == "batch" and e.name)
+    differ = [
+        name for name in names
+        if sorted(chain(*_rows(a, step, name))) != sorted(chain(*_rows(b, step, name)))
+    ]  # fmt: skip
+    same = [name for name in names if name not in differ]
+    if not differ:
+        return "other rows: each tensor has the same rows, and they are put together otherwise"
+    return f"other {_some(differ)}, the same {_some(same)}" if same else "other rows"
+
+
+def _some(names: Sequence[str]) -> str:
+    shown = ", ".join(f"the model{name}" if name[:1] in ("", ":") else name for name in names[:MOST_NAMES])
+    return shown + (f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else "")
+
+
+def _without_rows(a: Recording, b: Recording, steps: int) -> dict[tuple[int, str], None]:
+    """The outputs, by step and name, whose mean depends on how the batch is cut: a scalar, a state of a layer.
+
+    Where both have passed the same rows together, in whatever order of passes and ranks, no mean does.
+    """
+    found: dict[tuple[int, str], None] = {}
+    for step in range(1, steps + 1):
+        passes = [sorted(map(tuple, chain(*recording.rows(step)))) for recording in (a, b)]
+        if passes[0] == passes[1]:
+            continue
+        ours, theirs = (recording.shapes(step) for recording in (a, b))
+        for name in ours.keys() & theirs.keys():
+            if not _has_rows(ours[name], theirs[name]):
+                found[step, name] = None
+    return found
+
+
+def _has_rows(ours: Sequence[tuple[int | None, list[int]]], theirs: Sequence[tuple[int | None, list[int]]]) -> bool:
+    """Whether the first dimension of an output is of the batch's rows, or of parts of them such as tokens.
+
+    Each output has its shape and the rows of its pass. A dimension that is not of rows is the same in each pass, so
+    that it has another sum where a batch is cut into more passes.
+    """
+    both = [*ours, *theirs]
+    if not all(shape for _, shape in both) or sum(s[0] for _, s in ours) != sum(s[0] for _, s in theirs):
+        return False
+    if len(ours) != len(theirs) or len({shape[0] for _, shape in both}) > 1:
+        return True
+    counts = {rows for rows, _ in both}
+    (rows, (length, *others)) = both[0]
+    return len(counts) == 1 and bool(rows) and length % (rows or 1) == 0 and rows not in others
 
 
 def _other_start(ours: dict[Key, Seen], theirs: dict[Key, Seen]) -> Iterator[Difference]:

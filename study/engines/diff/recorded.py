@@ -16,7 +16,7 @@ import numpy as np
 from study.errors import Refusal
 from study.files import decompressed, read_whole
 
-FORMAT = 3  # 2: outputs with their magnitudes. 3: the identity of a recording, and how it ended
+FORMAT = 4  # 3: the identity of a recording, and how it ended. 4: shapes, parts of batches, order of backward
 FILE = re.compile(r"rank-(\d{1,6})\.json\.gz")
 KINDS = ("batch", "random", "forward", "loss", "gradient", "norm", "clipped", "weights", "held")
 MOST_RANKS = 1 << 20
@@ -38,6 +38,12 @@ class Entry(NamedTuple):
     rows: int  # of an output: how many rows are in the mean; of anything else: its elements
     dtype: str
     sketch: list[float]
+    shape: list[int]  # of an output; of anything else empty
+
+    @property
+    def is_whole_batch(self) -> bool:
+        """Whether it is of all tensors of a batch together."""
+        return self.kind == "batch" and not self.name
 
 
 class Seen(NamedTuple):
@@ -109,12 +115,32 @@ class Recording:
     @property
     def batches(self) -> list[tuple[int, list[float]]]:
         """What rank 0 was given, by step."""
-        return [(entry.step, entry.sketch) for entry in self.ranks[0] if entry.kind == "batch"]
+        return [(entry.step, entry.sketch) for entry in self.ranks[0] if entry.is_whole_batch]
 
     @cached_property
     def cut(self) -> list[list[int]]:
         """How a step's batch is cut: by rank, the rows of each forward pass of the first step."""
-        return [[len(e.sketch) for e in entries if (e.kind, e.step) == ("batch", 1)] for entries in self.ranks]
+        return [[len(rows) for rows in passes] for passes in self.rows(1)]
+
+    def rows(self, step: int, part: str = "") -> list[list[list[float]]]:
+        """What each forward pass of a step was given, by rank: a digest of each row. `part`: of one tensor alone."""
+        return [
+            [e.sketch for e in entries if (e.kind, e.step, e.name) == ("batch", step, part)] for entries in self.ranks
+        ]
+
+    def shapes(self, step: int) -> dict[str, list[tuple[int | None, list[int]]]]:
+        """Of each output of a step: its shapes, each with the rows of its forward pass (None: not known)."""
+        found: dict[str, list[tuple[int | None, list[int]]]] = {}
+        for entries, passes in zip(self.ranks, self.rows(step), strict=True):
+            outputs: dict[str, list[Entry]] = {}
+            for entry in entries:
+                if (entry.kind, entry.step) == ("forward", step):
+                    outputs.setdefault(entry.name, []).append(entry)
+            for name, calls in outputs.items():
+                per_pass, rest = divmod(len(calls), max(1, len(passes)))
+                counts = [None if rest or not per_pass else len(passes[at // per_pass]) for at in range(len(calls))]
+                found.setdefault(name, []).extend(zip(counts, [entry.shape for entry in calls], strict=True))
+        return found
 
     def values(self, is_apart: bool) -> dict[Key, Seen]:
         """What was seen, by key, in the order of rank 0. `is_apart`: outputs by rank and call, else their mean."""
@@ -166,6 +192,7 @@ _FACTS: dict[str, Any] = {
     "completed": lambda value: _is_count(value),
     "raised": lambda value: value is None or isinstance(value, str),
     "engine": lambda value: isinstance(value, str),
+    "backward": lambda value: isinstance(value, list) and all(isinstance(name, str) for name in value),
     "versions": lambda value: isinstance(value, dict) and all(isinstance(part, str) for part in value.values()),
 }
 
@@ -204,7 +231,7 @@ def _is_entry(entry: Any) -> bool:
     """Say whether these are the values of an Entry, of types and sizes that a recording has."""
     if not isinstance(entry, list) or len(entry) != len(Entry._fields):
         return False
-    step, kind, name, call, rows, dtype, sketch = entry
+    step, kind, name, call, rows, dtype, sketch, shape = entry
     has_values = isinstance(sketch, list) and all(type(value) in (int, float) for value in sketch)
     sizes = {"norm": 1, **dict.fromkeys(("forward", "gradient", "clipped", "weights", "held"), SIZE)}
     return (
@@ -214,6 +241,8 @@ def _is_entry(entry: Any) -> bool:
         and isinstance(dtype, str)
         and has_values
         and len(sketch) == sizes.get(kind, len(sketch))
+        and isinstance(shape, list)
+        and all(map(_is_count, shape))
         and (kind not in ("batch", "random") or all(math.isfinite(value) for value in sketch))
     )
 

@@ -28,7 +28,7 @@ import torch.distributed as dist
 from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.nn.utils import clip_grad
 from torch.optim.optimizer import register_optimizer_step_post_hook
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_flatten_with_path, tree_leaves
 
 from study import __version__
 from study.engines import whole
@@ -68,6 +68,7 @@ class Recorder:
         self._entries: dict[tuple[int, str, str, int], Entry] = {}  # by what they begin with
         self._model: Any = None
         self._names: dict[int, str] = {}  # of modules
+        self._backward: dict[str, None] = {}  # parameters, in the order in which backward first came to them
         self._parameters: list[tuple[str, Any]] = []
         self._step = 0  # that is under way; 0: none is yet
         self._updated = {""}  # parameters, in this step; once there are any, the next forward pass begins another
@@ -104,6 +105,15 @@ class Recorder:
         self._parameters = [(canonical(name), parameter) for name, parameter in model.named_parameters()]
         if read_back.is_deepspeed(model):
             self._stack.enter_context(listening(type(model), "step", self._on_engine_step))
+        for name, parameter in self._parameters:
+            # FSDP2 gives its shards a gradient by itself: autograd never comes to them.
+            if parameter.requires_grad and parameter.is_leaf and not hasattr(parameter, "full_tensor"):
+                hook = parameter.register_post_accumulate_grad_hook(functools.partial(self._on_gradient, name))
+                self._stack.callback(hook.remove)
+
+    def _on_gradient(self, name: str, _: torch.Tensor) -> None:
+        """Note in which order a backward pass comes to the parameters."""
+        self._backward.setdefault(name)
 
     def _adopts(self, module: torch.nn.Module) -> bool:
         """Whether the outermost module that trains is the model, or has it in it, or is a part of it."""
@@ -145,7 +155,8 @@ class Recorder:
             self.end()
             return False
         self._token = self._token or _shared_token(self._folder)
-        self._add("batch", "", _digests(arguments, options))
+        for part, digests in _digests(arguments, options).items():
+            self._add("batch", part, digests)
         states = [torch.get_rng_state(), *([torch.cuda.get_rng_state()] if torch.cuda.is_available() else [])]
         self._add("random", "", [float(zlib.crc32(state.numpy().tobytes())) for state in states])
         return True
@@ -164,7 +175,7 @@ class Recorder:
             if type(leaf) is torch.Tensor and leaf.is_floating_point() and not is_functorch_wrapped_tensor(leaf):
                 rows, found = of_rows(leaf)
                 part = f"{name}:{number}" if number else name
-                self._put(Entry(self._step, "forward", part, call, rows, _type(leaf), found))
+                self._put(Entry(self._step, "forward", part, call, rows, _type(leaf), found, list(leaf.shape)))
                 self._keep("forward", part, call, leaf)
 
     def _on_backward(self, call: Any, tensors: Any, *arguments: Any, **options: Any) -> Any:
@@ -284,7 +295,7 @@ class Recorder:
         call = self._calls[kind, name] if of is None else 0
         self._calls[kind, name] += 1
         size = 1 if of is None else read_back.whole_size(of)
-        self._put(Entry(self._step, kind, name, call, size, _type(of), found))
+        self._put(Entry(self._step, kind, name, call, size, _type(of), found, []))
 
     def _put(self, entry: Entry) -> None:
         self._entries[entry[:4]] = entry
@@ -303,7 +314,8 @@ class Recorder:
             content = {
                 "made_by": f"zero-study {__version__}, study.engines.diff", "format": FORMAT, "rank": rank(),
                 "token": self._token, "of": self._of, **facts, "asked": len(self._steps), "steps": steps,
-                "completed": completed, "raised": _name_of_failure(raised), "entries": entries,
+                "completed": completed, "raised": _name_of_failure(raised),
+                "backward": list(self._backward), "entries": entries,
             }  # fmt: skip
             self._folder.mkdir(parents=True, exist_ok=True)
             if self._kept:
@@ -367,14 +379,29 @@ def _facts(model: Any) -> dict[str, Any]:
     }
 
 
-def _digests(*given: Any) -> list[float]:
-    """One for each row of a batch, over all of its tensors that have as many rows."""
-    tensors = [leaf.detach() for leaf in tree_leaves(given) if isinstance(leaf, torch.Tensor) and leaf.ndim]
-    rows = len(tensors[0]) if tensors else 0
-    flat = [t.cpu().contiguous().reshape(rows, -1).view(torch.uint8).numpy() for t in tensors if len(t) == rows]
-    return [
-        float(functools.reduce(lambda crc, part: zlib.crc32(part[row].tobytes(), crc), flat, 0)) for row in range(rows)
+def _digests(arguments: Any, options: Any) -> dict[str, list[float]]:
+    """One for each row of a batch: of each of its tensors that have as many rows, by name, and under "" of all."""
+    leaves, _ = tree_flatten_with_path((list(arguments), options))
+    tensors = {_name_of(path): leaf.detach() for path, leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.ndim}
+    rows = len(next(iter(tensors.values()))) if tensors else 0
+    flat = {
+        name: tensor.cpu().contiguous().reshape(rows, -1).view(torch.uint8).numpy()
+        for name, tensor in tensors.items()
+        if len(tensor) == rows
+    }
+    found = {name: [float(zlib.crc32(part[row].tobytes())) for row in range(rows)] for name, part in flat.items()}
+    whole = [
+        float(functools.reduce(lambda crc, part: zlib.crc32(part[row].tobytes(), crc), flat.values(), 0))
+        for row in range(rows)
     ]
+    return {"": whole, **found}
+
+
+def _name_of(path: tuple[Any, ...]) -> str:
+    """Name a tensor that a forward pass is given: by its keyword, or as the first, second ... argument."""
+    (_, *inner), is_positional = path, path[0].idx == 0
+    keys = [str(getattr(part, "key", getattr(part, "idx", part))) for part in inner]
+    return f"argument {int(keys[0]) + 1}" + "".join(f".{key}" for key in keys[1:]) if is_positional else ".".join(keys)
 
 
 def _type(tensor: Any) -> str:
