@@ -106,6 +106,14 @@ def clip(model: Any) -> None:
     torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
 
 
+def clip_by_own_norm(model: Any, optimizer: Any) -> None:
+    """As some scripts do under FSDP2: by the norm of this rank's shards, which is another on each."""
+    shards = [p.grad.to_local() for p in model.parameters()]
+    norm = torch.stack([shard.norm() for shard in shards]).norm()
+    for shard in shards:
+        shard.mul_(0.01 / norm)
+
+
 def erase(model: Any, optimizer: Any) -> None:
     optimizer.zero_grad()
     clip(model)
@@ -213,6 +221,7 @@ CASES: dict[str, dict[str, Any]] = {
     "rate_of_zero": {"make": lambda: ddp(model := net(), torch.optim.SGD(model.parameters(), 0.0))},
     "rates_by_rank": {"make": lambda: sharded(False, lr=1e-3 + dist.get_rank())},
     "infinite_batch": {"make": ddp, "batch": lambda *steps: batch(*steps) / 0},
+    "clipped_by_own_norm": {"make": lambda: sharded(False), "after": clip_by_own_norm},
     "optimizer_before_sharding": {"make": lambda: sharded(True)},
     "optimizer_of_a_copy": {"make": lambda: ddp(optimizer=adam(copy.deepcopy(net())))},
     "optimizer_of_a_part": {"make": lambda: ddp(model := net(), adam(model[2]))},
@@ -232,6 +241,7 @@ CASES: dict[str, dict[str, Any]] = {
     "frozen": {"make": frozen},
     "made_up_batch": {"make": ddp, "batch": lambda *_: torch.ones(4, 8)},
     "fsdp2": {"make": lambda: sharded(False)},
+    "fsdp2_clipped": {"make": lambda: sharded(False), "after": lambda model, _: clip(model)},
     "fsdp1": {"make": lambda: (model := FullyShardedDataParallel(net(), device_id=torch.device("cpu")), adam(model))},
     "zero_redundancy": {"make": redundant},
     "around_ddp": {"make": lambda: (model := nn.Sequential(DistributedDataParallel(net())), adam(model))},

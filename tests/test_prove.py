@@ -6,9 +6,11 @@ import copy
 import io
 import json
 import math
+import os
 import re
 import subprocess
 import sys
+import time
 from collections import OrderedDict
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,7 +26,8 @@ from torch.nn.utils import clip_grad_norm_
 from torch.optim import optimizer as optimizers
 from torch.optim.swa_utils import AveragedModel
 
-from study.engines import prove
+from study.engines import prove, torch_locks
+from study.engines.doctor import checkup
 from study.engines.engine_facts import count_states
 from study.engines.listening import before_updates
 from study.engines.prove.__main__ import main
@@ -498,6 +501,7 @@ WRONG = {
     "rate_of_zero": ["no weight moved: in all watched updates, at learning rates [0.0]"],
     "rates_by_rank": ["ranks 0 and 1 update otherwise: lr 0.001 and lr 1.001"],
     "infinite_batch": ["weights are not finite after the step: 4 of 4, first module.0.weight"],
+    "clipped_by_own_norm": ["gradients of ranks [0, 1] are multiplied with other numbers before the update"],
     "optimizer_before_sharding": ["212 of 212 parameters are not trained, first 0.weight"],
     "optimizer_of_a_copy": ["212 of 212 parameters are not trained, first module.0.weight"],
     "optimizer_of_a_part": ["144 of 212 parameters are not trained"],
@@ -726,7 +730,8 @@ def test_an_older_proof_does_not_answer_for_a_script_that_ends_early():
 
 ENDS_EARLY = """
 import sys, torch
-from study.engines import prove
+from study.engines import prove, torch_locks
+from study.engines.doctor import checkup
 model = torch.nn.Linear(8, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 if sys.argv[1] == "watched":
@@ -806,3 +811,102 @@ def test_an_engine_that_skips_every_step_does_not_pass(factor, status):
     done = subprocess.run([sys.executable, *program], env=environment, capture_output=True, text=True)
     assert done.returncode == status, done.stdout + done.stderr
     assert ("no weight moved" in done.stdout) == bool(status)
+
+
+# ---------------------------------------------------------------- what a script does around the engine
+
+AROUND = """
+import copy, torch, types
+from torch import nn
+from torch.utils.data import DataLoader, DistributedSampler, Subset, TensorDataset
+torch.manual_seed(0)
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table, self.head = nn.Embedding(16, 8), nn.Linear(8, 16, bias=False)
+        self.config = types.SimpleNamespace(tie_word_embeddings=False)
+    def get_input_embeddings(self): return self.table
+    def get_output_embeddings(self): return self.head
+    def forward(self, ids): return self.head(self.table(ids))
+def entropy(ids, **how): return nn.functional.cross_entropy(net(ids).flatten(0, 1), ids.flatten(), **how)
+net, sign, before, rows = Net(), 1, None, 4
+data = TensorDataset(torch.randint(1, 16, (64, 6)))
+loader = DataLoader(data, batch_size=rows)
+optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
+schedule, steps, sizes, how, after_backward = None, 1, 2, {{}}, lambda: None
+lower = torch.optim.lr_scheduler.LambdaLR
+{fault}
+schedule = schedule or lower(optimizer, lambda step: max(0.0, 1 - step / 16))
+for step, (ids,) in enumerate(loader):
+    for part in ids.split(sizes):
+        (sign * entropy(part, **how) / 2).backward()
+    after_backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    [schedule.step() for _ in range(steps)]
+    if before:
+        net.load_state_dict(before)
+    if step == 7:
+        break
+"""
+CLIPS = "after_backward = lambda: nn.utils.clip_grad_norm_(net.parameters(), 0.01)"
+NEGATES = "after_backward = lambda: [p.grad.neg_() for p in net.parameters()]"
+TIED = "net.config.tie_word_embeddings = True"
+SAMPLED = "loader = DataLoader(data, batch_size=4, sampler=DistributedSampler(data, {}, 0))"
+HALF = "loader = DataLoader(Subset(data, range(0, 64, {})), batch_size=4)"
+FAULTS = {  # what is planted -> what is said, and where: a finding, a note, nothing
+    "sign = -1": ("findings", "gradient ascent: backward is called on the negative of the cross-entropy"),
+    NEGATES: ("findings", "gradient ascent: gradients are multiplied with -1"),
+    "before = copy.deepcopy(net.state_dict())": ("findings", "weights are put back"),
+    TIED: ("findings", "embedding and head are not tied"),
+    SAMPLED.format(2): ("findings", "data is divided twice: DistributedSampler divide it by 2, and 1 rank(s)"),
+    "steps, sizes = 2, 4": ("notes", "the learning rate is zero from update 9 on, and an epoch has 16"),
+    "net.head.weight.data.copy_(net.table.weight.data)": ("notes", "table.weight and head.weight hold the same"),
+    "sizes = [1, 3]": ("notes", "losses of the step are means over 6 to 18 targets"),
+    "": None,
+    CLIPS: None,
+    f"{TIED}; net.head.weight = net.table.weight; optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)": None,
+    SAMPLED.format(1): None,
+    HALF.format(2): None,  # a script may train on a part
+    "schedule = lower(optimizer, lambda step: max(0.0, 1 - step / 8))": None,
+    "schedule = lower(optimizer, lambda step: 0.0 if step < 2 else 1.0)": None,
+    "steps, sizes, schedule = 2, 4, lower(optimizer, lambda step: max(0.0, 1 - step / 32))": None,
+    "sizes, how = [1, 3], {'reduction': 'sum'}": None,
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_what_a_script_does_around_the_engine(fault, monkeypatch):
+    Path("train.py").write_text(AROUND.format(fault=fault))
+    monkeypatch.setattr(sys, "argv", ["prove"])
+    monkeypatch.setattr(sys, "path", ["", *sys.path])
+    main(["train.py"])
+    found = proof()
+    where, said = FAULTS[fault] or ("", "nothing")
+    assert [line.startswith(said) for line in found["findings"]] == ([True] if where == "findings" else [])
+    assert any(line.startswith(said) for line in found["notes"]) == (where == "notes")
+    others = ("the learning rate", "table.weight", "losses of the step")
+    assert sum(line.startswith(others) for line in found["notes"]) == (where == "notes")
+
+
+@pytest.mark.launches
+def test_the_lock_of_a_killed_build_is_said(monkeypatch, capsys):
+    """Every script that loads the extension waits for it without a line, and `doctor` said that all is well."""
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(Path("extensions").absolute()))
+    for name, age in (("shm", 3600), ("fresh", 1)):
+        Path("extensions", name).mkdir(parents=True)
+        Path("extensions", name, "lock").touch()
+        os.utime(Path("extensions", name, "lock"), (time.time() - age,) * 2)
+    launching.use()
+    Path("train.py").write_text("")
+    monkeypatch.setattr(sys, "argv", ["prove"])
+    monkeypatch.setattr(sys, "path", ["", *sys.path])
+    main(["train.py"])
+    said = capsys.readouterr().err
+    assert "shm/lock: a lock of torch's that is 60 min old" in said
+    assert "fresh" not in said
+    (check,) = [each for each in checkup.examine(Path()) if each.name == "torch's extensions"]
+    assert (check.verdict, check.remedy) == ("bites", "delete it")
+    with subprocess.Popen(["sleep", "30"], cwd="extensions/shm") as compiler:
+        assert torch_locks.stale() == []
+        compiler.kill()

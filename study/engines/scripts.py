@@ -11,6 +11,8 @@ from pathlib import Path
 
 import torch.distributed as dist
 
+from study.engines import torch_locks
+
 
 def parse(parser: argparse.ArgumentParser, words: Sequence[str] | None) -> argparse.Namespace:
     """Parse a program's own options, the script, and what is the script's."""
@@ -23,7 +25,13 @@ def parse(parser: argparse.ArgumentParser, words: Sequence[str] | None) -> argpa
 
 
 def run(script: Path, arguments: Sequence[str]) -> None:
-    """Run a script to its end, in this process, which becomes the script's: its command line, and where it imports."""
+    """Run a script to its end, in this process, which becomes the script's: its command line, and where it imports.
+
+    Says on stderr which locks may make it wait for ever.
+    """
+    if rank() == 0:
+        for lock in torch_locks.stale():
+            print(torch_locks.said(lock), file=sys.stderr, flush=True)
     sys.argv = [str(script), *arguments]
     sys.path[0] = str(script.resolve().parent)
     runpy.run_path(str(script), run_name="__main__")

@@ -21,7 +21,7 @@ from typing import Literal
 import psutil
 
 from study import processes
-from study.engines import extensions, this_machine, upgrade
+from study.engines import extensions, this_machine, torch_locks, upgrade
 from study.engines.keys import allowed
 from study.errors import Refusal, RunFailed
 from study.files import refuses_more
@@ -123,6 +123,9 @@ def _extensions() -> Iterator[Check]:
         else:
             message = f"is built when the first run of {extension.strategies} needs it, in {extension.duration}"
             yield Check(f"DeepSpeed's {name}", "note", message)
+    for lock in torch_locks.stale():
+        message, _, remedy = torch_locks.said(lock).rpartition("; ")
+        yield Check("torch's extensions", "bites", message, remedy)
 
 
 def _cuda() -> Iterator[Check]:

@@ -19,8 +19,8 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from study.engines import scripts
 from study.engines.listening import listening
-from study.engines.prove import read_back
-from study.engines.prove.watching import Watch, remove_earlier
+from study.engines.prove import findings, read_back
+from study.engines.prove.watching import Loaders, Watch, remove_earlier
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -58,6 +58,8 @@ class _Pairs:
             register_module_forward_pre_hook(self._on_forward),
             register_optimizer_step_pre_hook(self._on_step),
         ]
+        self._loaders = Loaders()
+        self._loaders.listen()
         self._stack = ExitStack()
         self._stack.enter_context(listening(torch.autograd, "backward", self._on_backward))
 
@@ -83,12 +85,14 @@ class _Pairs:
         self._stack.close()
 
     def _on_forward(self, module: torch.nn.Module, _: Any) -> None:
+        if not self._called:
+            self._loaders.notes += findings.equal_embeddings(read_back.inner(module))
         self._called[id(module)] = module
         if read_back.is_deepspeed(module):
             self._engines[id(module)] = module
         while self.waiting:
             model, optimizer = self.waiting.pop(0)
-            watched = Watch(*self._given, steps_before=self._steps[id(optimizer)])
+            watched = Watch(*self._given, steps_before=self._steps[id(optimizer)], loaders=self._loaders)
             watched.begin(model, optimizer, None, _arguments_of_trainer())
         if self._steps and min(self._steps.values()) > 2:  # whoever steps in turn has stepped
             self.leave()

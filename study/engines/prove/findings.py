@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -11,9 +12,10 @@ import torch
 
 from study.engines.prove import read_back
 from study.engines.prove.checksums import Checksum, checksums, first_difference
-from study.engines.prove.proved_step import Step
+from study.engines.prove.proved_step import NEAR, Step
 
 _AVERAGES = ("DDP", "FSDP1", "FSDP2", "DeepSpeed")  # engines
+_SHARDED = ("FSDP1", "FSDP2")  # whose gradients a script can only see in part
 _SETTINGS = ("lr", "weight_decay", "betas", "momentum", "eps")  # of a group of parameters
 _OF_SHARDS = ("every gradient is zero", "no weight moved")
 _OF_ZERO = ("bit16_groups", "fp16_groups", "bf16_groups")  # the model's own parameters; its masters are others
@@ -39,6 +41,8 @@ def posted(
         "batches": batches,
         "settings": [f"{key} {group[key]}" for group in optimizer.param_groups for key in _SETTINGS if key in group],
         "findings": of_rank(facts, step, kept_alike),
+        "scaled": step.scaled if facts["engine"] in _SHARDED else None,
+        "targets": step.targets,
     }
 
 
@@ -93,6 +97,11 @@ def of_rank(facts: dict[str, Any], step: Step, kept_alike: str | None) -> list[s
             f"zero_grad is missing: gradients of earlier steps were there before each of {step.backwards} backward "
             "call(s) and are added; call optimizer.zero_grad() once a step"
         )
+    if step.is_ascent or (step.scaled is not None and step.scaled < 0):
+        how = "backward is called on the negative of the cross-entropy" if step.is_ascent else (
+            f"gradients are multiplied with {step.scaled:.4g} between backward and the update"
+        )  # fmt: skip
+        found.append(f"gradient ascent: {how}, so that the loss grows; take the sign out")
     if 0 < step.num_gradients == step.num_zero_gradients:
         found.append(
             f"every gradient is zero: all elements of {step.num_gradients} tensors at the update; look for hooks, and "
@@ -145,6 +154,117 @@ def not_moved(model: Any, facts: dict[str, Any], optimizer: Any, before: Any, af
     ]
 
 
+def put_back(
+    model: Any, facts: dict[str, Any], before: dict[str, Checksum], begun: dict[str, Checksum], after: Any
+) -> list[str]:
+    """Whether the weights with which a step began are those of before an earlier update. Rank-local.
+
+    `before`: ahead of that update. `begun`: as the step's first forward pass began. `after`: its own update.
+    """
+    names = [name for name, p in model.named_parameters() if p.requires_grad and name in before and name in begun]
+    has_masters = facts["parameter_dtypes"] != ["float32"] and facts.get("master_dtypes")  # which may have moved
+    are_same = all(before[name] == begun[name] for name in names)
+    moves = any(after[name] != begun[name] for name in names)
+    if not names or has_masters or not are_same or not moves:
+        return []
+    return [
+        "weights are put back: an update moves them, and the next step begins with those of before; look for weights "
+        "that are loaded or copied within the loop"
+    ]
+
+
+def lost_ties(model: Any) -> list[str]:
+    """Embedding and head that the configuration of a transformers model ties, and that are two tensors."""
+    inner = read_back.inner(model)
+    if not getattr(getattr(inner, "config", None), "tie_word_embeddings", False):
+        return []
+    parts = [getattr(inner, f"get_{which}_embeddings", lambda: None)() for which in ("input", "output")]
+    weights = [getattr(part, "weight", None) for part in parts]
+    if any(weight is None or not weight.requires_grad for weight in weights) or weights[0] is weights[1]:
+        return []
+    if len({getattr(weight, "ds_id", None) for weight in weights} - {None}) == 1:  # of stage 3
+        return []
+    return [
+        "embedding and head are not tied: config.tie_word_embeddings is true, and they are two parameters, each with "
+        "an update of its own; call model.tie_weights() after loading"
+    ]
+
+
+def equal_embeddings(module: torch.nn.Module) -> list[str]:
+    """Note embeddings and heads that hold the same values and are two parameters: a tie that may have been lost."""
+    kinds = (torch.nn.Embedding, torch.nn.Linear)
+    tables, heads = ([(name, part.weight) for name, part in module.named_modules() if type(part) is kind]
+                     for kind in kinds)  # fmt: skip
+    return [
+        f"{table}.weight and {head}.weight hold the same values and are two parameters: were they tied before a load?"
+        for (table, one), (head, other) in itertools.product(tables, heads)
+        if one is not other and one.numel() > 1 and one.shape == other.shape and one.device.type != "meta"
+        and not hasattr(one, "full_tensor") and not hasattr(one, "ds_id") and torch.equal(one, other)
+    ]  # fmt: skip
+
+
+# ---------------------------------------------------------------- of the data and the schedule
+
+
+def of_loader(loader: Any, num_ranks: int) -> list[str]:
+    """Whether a loader's rows are divided among more ranks than there are: a part of them is never seen."""
+    parts: dict[str, int] = {}
+    seen: list[Any] = [loader]
+    for each in seen:
+        name = type(each).__name__
+        if isinstance(each, torch.utils.data.DistributedSampler):
+            parts[name] = each.num_replicas
+        elif name == "BatchSamplerShard":  # accelerate's
+            parts[name] = each.num_processes
+        elif isinstance(each, torch.utils.data.Subset) and len(each) and num_ranks > 1:
+            divided = len(each.dataset) / len(each)  # type: ignore[arg-type]
+            if round(divided) == num_ranks and len(each.dataset) - len(each) * num_ranks < num_ranks:  # type: ignore[arg-type]
+                parts[name] = num_ranks
+        inner = [getattr(each, key, None) for key in ("batch_sampler", "sampler", "dataset")]
+        seen += [one for one in inner if one is not None and not any(one is other for other in seen)]
+    total = math.prod(parts.values())
+    if total <= num_ranks:
+        return []
+    return [
+        f"data is divided twice: {' and '.join(parts)} divide it by {total}, and {num_ranks} rank(s) have data of "
+        f"their own; {1 - num_ranks / total:.0%} of the rows are never seen; leave one of them out"
+    ]
+
+
+def of_schedule(scheduler: Any, steps_a_update: float, updates: int) -> list[str]:
+    """Note a schedule that goes on several steps with each update, and ends before an epoch does.
+
+    `updates`: of an epoch.
+    """
+    lambdas = getattr(scheduler, "lr_lambdas", None)
+    if steps_a_update <= 1 or not lambdas or any(each is None for each in lambdas):
+        return []
+
+    def is_zero(update: int) -> bool:
+        return all(each(round(update * steps_a_update)) == 0 for each in lambdas)
+
+    if not is_zero(updates - 1) or is_zero(0):
+        return []
+    last, zero = 0, updates - 1
+    while zero - last > 1:
+        middle = (last + zero) // 2
+        last, zero = (last, middle) if is_zero(middle) else (middle, zero)
+    return [
+        f"the learning rate is zero from update {zero + 1} on, and an epoch has {updates}: the schedule goes on "
+        f"{steps_a_update:g} steps with each update (accelerate's takes one for each process)"
+    ]
+
+
+def of_targets(counts: Sequence[int]) -> list[str]:
+    """Note losses of a step that are means over other numbers of tokens."""
+    if len(counts) < 2 or max(counts) <= 1.01 * min(counts):
+        return []
+    return [
+        f"losses of the step are means over {min(counts):,} to {max(counts):,} targets: a token counts more where "
+        "there are few; divide sums by the targets of the whole step, on all ranks, if each is to count alike"
+    ]
+
+
 # ---------------------------------------------------------------- of all ranks
 
 
@@ -171,6 +291,14 @@ def of_ranks(ranks: Sequence[dict[str, Any]]) -> tuple[list[str], list[str]]:
                 break
         differing = filter(None, (first_difference(first["buffers"], other["buffers"]) for other in others))
         notes += [f"buffers differ between ranks: {found}; who saves, saves its own" for found in differing][:1]
+        factors = [rank["scaled"] for rank in (first, *others) if rank["scaled"] is not None]
+        if factors and max(factors) - min(factors) > NEAR * max(map(abs, factors)):
+            findings.append(
+                f"gradients of ranks {list(group)} are multiplied with other numbers before the update, "
+                f"{min(factors):.4g} to {max(factors):.4g}: a norm of each rank's own shards; clip by "
+                "torch.nn.utils.clip_grad_norm_, which takes that of all"
+            )
+        notes += of_targets([count for rank in (first, *others) for count in rank["targets"]])
         batches = first["batches"]
         is_made_up = len(batches) < 2 or not batches[0] or batches[0] == batches[1]  # the same in each step
         if not is_made_up and all(other["batches"] == batches for other in others):

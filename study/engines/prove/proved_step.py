@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grad
+from torch.utils._pytree import tree_leaves
 
 from study.engines.listening import CollectiveProbe, Issued, Listener, listening, without_graphs
 from study.engines.prove import read_back
@@ -25,11 +28,42 @@ _COLLECTIVES = ("all", "broadcast", "reduce", "gather", "scatter", "send", "recv
 # What torch's clip_grad_norm_ calls: whoever imported that before calls these all the same. The names of two are open
 # to scripts too.
 _NORMS = ((clip_grad, "_get_total_norm"), (torch.nn.utils, "get_total_norm"))
+_OF_CROSS_ENTROPY = (  # its arguments
+    "input", "target", "weight", "size_average", "ignore_index", "reduce", "reduction", "label_smoothing",
+)  # fmt: skip
+NEAR = 1e-3  # relative; of factors that are one
 _CLIPPING = ((clip_grad, "_clip_grads_with_norm_"), (torch.nn.utils, "clip_grads_with_norm_"))
 
 
 def _is_collective(method: str) -> bool:
     return method.lstrip("_").startswith(_COLLECTIVES)
+
+
+Mark = tuple[float, float]  # of a gradient: the sum of the first third of its elements, and of all absolute values
+
+
+def marks(tensors: Sequence[torch.Tensor]) -> list[Mark]:
+    """By what the factor between two states of tensors is told: sums of all are zero of many gradients."""
+    parts = [tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors]
+    thirds = checksums(part.reshape(-1)[: max(1, part.numel() // 3)] for part in parts)
+    return [(third[0], whole[1]) for third, whole in zip(thirds, checksums(parts), strict=True)]
+
+
+def common_factor(before: Sequence[Mark], after: Sequence[Mark]) -> float | None:
+    """What all of these tensors were multiplied with; None: not with one number, or nothing tells it."""
+    if len(before) != len(after):
+        return None
+    factors, signs = [], []
+    for (part, size), (other_part, other_size) in zip(before, after, strict=True):
+        if not (math.isfinite(size) and math.isfinite(other_size)) or (size == 0) != (other_size == 0):
+            return None
+        if size:
+            factors.append(other_size / size)
+            signs += [part * other_part] if abs(part) > NEAR * size else []
+    if not factors or max(factors) - min(factors) > NEAR * max(factors):
+        return None
+    is_turned = bool(signs) and all(sign < 0 for sign in signs)
+    return -factors[0] if is_turned else factors[0] if all(sign > 0 for sign in signs) else None
 
 
 class Step:
@@ -70,6 +104,13 @@ class Step:
         self._probe = CollectiveProbe(waits=False)
         self._scaler: Any = None  # that scaled a loss of the step
         self._scalings: list[Any] = []  # a scaler for each loss that was scaled
+        self.scaled: float | None = (
+            None  # what the gradients were multiplied with after the last backward; None: unknown
+        )
+        self.targets: list[int] = []  # of each cross-entropy that is a mean: how many it is of
+        self.is_ascent = False  # backward was called on a negative multiple of the cross-entropy
+        self._entropies: list[float] = []  # of the forward pass that lasts, or was last
+        self._made: list[Mark] = []  # gradients, as the last backward call left them
         self._clipped: tuple[int, list[Checksum]] | None = None  # backward calls before it, and the gradients after it
         self._phase: str | None = None  # that of the call which lasts
         self._counted = 0  # bytes reduced when it was looked last
@@ -79,6 +120,7 @@ class Step:
         scalers = {torch.amp.GradScaler, *torch.amp.GradScaler.__subclasses__()}  # FSDP's has a `scale` of its own
         listeners: list[tuple[tuple[Any, str], Listener]] = [
             ((torch.autograd, "backward"), self._on_backward),
+            ((torch.nn.functional, "cross_entropy"), self._on_cross_entropy),
             *((place, in_update) for place in _NORMS),
             *(((dist.ProcessGroup, name), by_script) for name in vars(dist.ProcessGroup) if _is_collective(name)),
             *((place, self._on_clipping) for place in _CLIPPING),
@@ -123,6 +165,7 @@ class Step:
         self.states = states
         gradients = checksums(self._gradients())
         self.num_gradients, self.num_zero_gradients = len(gradients), gradients.count((0.0, 0.0))
+        self.scaled = common_factor(self._made, marks(self._gradients()))
         self.num_missing_gradients = sum(p.grad is None and p.numel() > 0 for p in self._updated)
         num_before, clipped = self._clipped or (self.backwards, gradients)
         self.added_after_clipping = self.backwards - num_before if clipped != gradients else 0
@@ -225,7 +268,30 @@ class Step:
         if self._phase in (None, "forward"):
             self.backwards += 1
             self.began_clean = self.began_clean or not any(pair[1] > 0 for pair in checksums(self._gradients()))
+            self._note_loss(arguments[0] if arguments else options.get("tensors"))
+            result = self._under_probe("backward", call, *arguments, **options)
+            self._made = marks(self._gradients())
+            return result
         return self._under_probe("backward", call, *arguments, **options)
+
+    def _note_loss(self, tensors: Any) -> None:
+        """See whether a loss is the negative of the one cross-entropy that its forward pass had."""
+        losses = [float(leaf.detach()) for leaf in tree_leaves(tensors)
+                  if isinstance(leaf, torch.Tensor) and leaf.numel() == 1]  # fmt: skip
+        entropies, self._entropies = self._entropies, []
+        self.is_ascent = self.is_ascent or (len(losses) == len(entropies) == 1 and losses[0] < 0 < entropies[0])
+
+    def _on_cross_entropy(self, call: Any, *arguments: Any, **options: Any) -> Any:
+        """Count what a mean is of: targets that are no padding. Signature of torch 2.13."""
+        result = call(*arguments, **options)
+        given = dict(zip(_OF_CROSS_ENTROPY, arguments, strict=False)) | options
+        target, reduction = given.get("target"), given.get("reduction", "mean")
+        if isinstance(result, torch.Tensor) and result.requires_grad and isinstance(target, torch.Tensor):
+            if result.numel() == 1:
+                self._entropies.append(float(result.detach()))
+            if reduction == "mean" and not target.is_floating_point():
+                self.targets.append(int((target != given.get("ignore_index", -100)).sum()))
+        return result
 
     def _on_engine_backward(self, call: Any, *arguments: Any, **options: Any) -> Any:
         self.engine_backwards += bool(self._model.is_gradient_accumulation_boundary())

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import itertools
 import json
 import os
 import sys
+import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 from study import __version__
 from study.engines.engine_facts import count_states, dtype_names
-from study.engines.listening import before_updates
+from study.engines.listening import before_updates, listening
 from study.engines.prove import exchange, findings, mismatch, read_back
 from study.engines.prove.checksums import Checksum, of_weights
 from study.engines.prove.demands import Asked, Demand, by_arguments, by_file, by_json, by_launcher, content_of
@@ -91,8 +93,10 @@ def callback(
 class Watch:
     """Reads back what was built, then counts one step, then is gone."""
 
-    def __init__(self, strict: bool, allow_known_bad: bool, output: Path, steps_before: int = 0) -> None:
-        """`steps_before`: optimizer steps that the script has taken before it is watched."""
+    def __init__(
+        self, strict: bool, allow_known_bad: bool, output: Path, steps_before: int = 0, loaders: Loaders | None = None
+    ) -> None:
+        """`steps_before`: optimizer steps that the script has taken before it is watched. `loaders`: of its data."""
         self._strict = strict
         self._allow_known_bad = allow_known_bad
         self._output = _free(output)
@@ -102,6 +106,9 @@ class Watch:
         self._step: Step | None = None
         self._batches: list[Any] = []  # the first inputs of watched steps
         self._before: dict[str, Checksum] = {}  # as the watching of steps began
+        self._rates: list[float] = []  # of the update that came then
+        self._schedules: dict[int, tuple[int, int]] = {}  # by identity: its steps then, and the number of the update
+        self._loaders = Loaders() if loaders is None else loaders
         self._stepped: dict[int, torch.optim.Optimizer] = {}  # all optimizers
         self._name = f"proof-{next(_numbers)}"  # the same on all ranks
         self._base: torch.optim.Optimizer | None = None  # whose update is waited for; None: of none
@@ -137,7 +144,9 @@ class Watch:
             if read_back.is_deepspeed(self._model):
                 notes += mismatch.unread_keys(self._model._config._param_dict, self._demands)
             notes += [f"not checked: {line}" for line in unchecked]
+            notes += [*self._loaders.notes, *findings.equal_embeddings(read_back.inner(self._model))]
             lines = [*mismatch.of_built(self._facts), mismatch.of_asked(sources, held.num_agreed)]
+            self._loaders.listen()
             self._tell(lines, held.differences, notes, self._content["known_wrong"])
             if self._strict and unchecked:
                 raise NotChecked("; ".join(unchecked))
@@ -196,7 +205,10 @@ class Watch:
                     exchange.post(self._name, self._steps, None)
             # For the inputs of two steps, but where that would be made without its graphs once more.
             if self._steps >= PROVED_STEP - (1 if read_back.is_compiled(self._called) else 2):
-                self._before = self._before or of_weights(self._model)
+                if not self._before:
+                    self._before = of_weights(self._model)
+                    self._rates = [float(group["lr"]) for group in optimizer.param_groups]
+                    self._schedules = {id(s): (s.last_epoch, self._steps) for s in _schedulers(optimizer)}
                 self._step = Step(self._called, self._model, self._base, self._facts["device"], self._after_update)
 
     def _is_compared(self) -> bool:
@@ -248,6 +260,12 @@ class Watch:
             unchanged = {name for name, pair in after.items() if pair == self._before.get(name, pair)}
             found, notes = findings.not_trained(self._model, self._optimizer, self._stepped.values(), unchanged)
             found = found or findings.not_moved(self._model, self._facts, self._optimizer, self._before, after)
+            if max(self._rates, default=0.0) > 0:
+                found += findings.put_back(self._model, self._facts, self._before, step.weights, after)
+            found += findings.lost_ties(self._model)
+            num_ranks = len(self._facts["data_parallel_ranks"] or [0])
+            found += dict.fromkeys(line for each in self._loaders for line in findings.of_loader(each, num_ranks))
+            notes += self._of_schedules(step)
             if 0 < step.num_zero_gradients < step.num_gradients:
                 notes.append(f"{step.num_zero_gradients} of {step.num_gradients} gradients are zero everywhere")
             if step.num_missing_gradients:
@@ -258,11 +276,23 @@ class Watch:
         except Exception as error:  # what else is proven does not need it
             notes.append(f"what trains wrongly: not looked for, {type(error).__name__}: {error}")
         if not self._is_compared():
-            return mine["findings"], notes
+            return mine["findings"], [*notes, *findings.of_targets(step.targets)]
         agreed = exchange.agree(self._name, self._steps, mine if "ranks" in mine else None, findings.of_ranks)
         if agreed is None:
             return mine["findings"], [*notes, "ranks are not compared: one is not watched, or counts another step"]
         return agreed[0], [*notes, *agreed[1]]
+
+    def _of_schedules(self, step: Step) -> list[str]:
+        """Note schedules of this optimizer that end too early, by the steps that they took with the watched updates."""
+        lengths = [len(each) for each in self._loaders if hasattr(each, "__len__") and each.batch_sampler is not None]
+        notes = []
+        for schedule in _schedulers(self._optimizer):
+            before, number = self._schedules.get(id(schedule), (0, self._steps))
+            if lengths and self._steps > number:
+                updates = max(1, lengths[-1] // max(1, step.forward_passes))
+                steps_a_update = (schedule.last_epoch - before) / (self._steps - number)
+                notes += findings.of_schedule(schedule, steps_a_update, updates)
+        return notes
 
     def _tell(self, lines: list[str], differences: list[str], notes: list[str], wrong: Sequence[str] = ()) -> None:
         """Print and write on rank 0; raise TrainsWrong or NotAsAsked on every rank where it is strict."""
@@ -294,6 +324,7 @@ class Watch:
         if self._hook is not None:
             self._hook.remove()
         self._hook = None
+        self._loaders.close()
         atexit.unregister(self._end_of_process)
 
     @contextmanager
@@ -309,6 +340,44 @@ class Watch:
             if self._strict:
                 raise NotChecked(f"not made on rank {rank()}, {type(error).__name__}: {error}") from error
             print(f"proof: not made on rank {rank()}, {type(error).__name__}: {error}; training goes on", flush=True)
+
+
+class Loaders:
+    """The data loaders that a script goes through, as long as it is listened to; and notes from before a watch."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+        self._seen: dict[int, weakref.ref[Any]] = {}
+        self._stack: ExitStack | None = None
+
+    def listen(self) -> None:
+        """Listen from now on; again: nothing."""
+        if self._stack is None:
+            self._stack = ExitStack()
+            self._stack.enter_context(listening(torch.utils.data.DataLoader, "__iter__", self._on_iteration))
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter([loader for reference in self._seen.values() if (loader := reference()) is not None])
+
+    def close(self) -> None:
+        if self._stack is not None:
+            self._stack.close()
+        self._stack = None
+
+    def _on_iteration(self, call: Any, loader: Any) -> Any:
+        self._seen[id(loader)] = weakref.ref(loader)
+        return call(loader)
+
+
+def _schedulers(optimizer: Any) -> list[Any]:
+    """The schedules of an optimizer that are alive."""
+    base = read_back.base_optimizer(optimizer)
+    found = [each for each in gc.get_objects() if issubclass(type(each), torch.optim.lr_scheduler.LRScheduler)]
+    optimizers = [getattr(each, "optimizer", None) for each in found]
+    while wrapped := [at for at, each in enumerate(optimizers) if hasattr(each, "optimizer")]:
+        for at in wrapped:
+            optimizers[at] = optimizers[at].optimizer  # type: ignore[union-attr]
+    return [schedule for schedule, of in zip(found, optimizers, strict=True) if of is base]
 
 
 def _not_checkable(asked: Asked, unread: Sequence[str], engine: str) -> list[str]:
