@@ -194,6 +194,16 @@ def test_keys_of_an_accelerate_file(content, key, effect):
     assert examined(content)[key].effect == effect
 
 
+def test_a_deepspeed_file_of_another_name_is_one():
+    """It was read as accelerate's, of which every key is unknown; open-instruct calls its files .conf."""
+    content = {"zero_optimization": {"stage": 3}, "bf16": {"enabled": True}, "gradient_clipping": 1.0}
+    found = {}
+    for name in ("mine.json", "mine.conf"):
+        Path(name).write_text(json.dumps(content))
+        found[name] = {(one.key, one.effect, one.message) for one in examine.examine(Path(name)).findings}
+    assert found["mine.conf"] == found["mine.json"]
+
+
 def test_bert_under_fsdp2s_default_wrapping():
     section = {"fsdp_version": 2, "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}
     found = examined({"distributed_type": "FSDP", "num_processes": 2, "fsdp_config": section})

@@ -145,13 +145,13 @@ def _train(model: Trainable, job: Job) -> dict[str, Any]:
 def _has_memory(made: Mapping[str, str], model: Trainable, num_ranks: int) -> bool:
     """Whether tensors are to have memory: where the model fits here, and where they must. Raises Refusal."""
     free = psutil.virtual_memory().available * SHARE
-    if REAL_BYTES * model.num_params * min(num_ranks, 2) < free:
+    takes = REAL_BYTES * model.num_params * min(num_ranks, 2)
+    if takes < free:
         return True
     offload = {made.get(f"ACCELERATE_DEEPSPEED_OFFLOAD_{part}_DEVICE", "none") for part in ("OPTIMIZER", "PARAM")}
     if made.get("ACCELERATE_USE_DEEPSPEED") == "true" and offload == {"none"}:
         return False
     why = "offload computes on the host's own numbers" if offload != {"none"} else "DDP and FSDP2 take real tensors"
-    takes = REAL_BYTES * model.num_params
     raise Refusal(
         f"{model.name} takes {takes / 2**30:.0f} GiB here, {free / 2**30:.0f} are to be had, and {why}; name a smaller "
         "model, or a file of stages 1 to 3 without offload"

@@ -16,7 +16,7 @@ from study.engines.doctor import written_files
 from study.engines.doctor.findings import KEEP, REMOVE, Finding, Instead, Settings, cut
 from study.engines.keys.patterns import ABSENT
 from study.errors import Refusal
-from study.files import ROOT, load, read_yaml, write_whole
+from study.files import ROOT, load, read_whole, read_yaml, reading, write_whole
 
 CONFIGS = ROOT / "accelerate_configs"  # the strategies that the project ships
 ORDER = ("crashes", "means something else", "overridden", "ignored", "not examined", "honoured")
@@ -58,7 +58,7 @@ class Examined:
 
 def examine(path: Path, release: str | None = None) -> Examined:
     """Examine an accelerate file or a DeepSpeed JSON, by a release too. Raises Refusal where it is neither."""
-    examined = _examine(path, _read_json(path) if path.suffix == ".json" else read_yaml(path, CONFIGS))
+    examined = _examine(path, _read_json(path) if _is_json(path) else read_yaml(path, CONFIGS))
     found = [] if release is None else _of_release(path, examined.content, release)
     return replace(examined, findings=found + examined.findings)
 
@@ -86,6 +86,17 @@ def _of_release(path: Path, content: dict[str, Any], release: str) -> list[Findi
     return [replace(found, message=f"{release} trains wrongly {upgrade.said(one, [engine])}") for one in bad]
 
 
+def _is_json(path: Path) -> bool:
+    """Whether a file is JSON: by its name, or by its first character where the name says neither.
+
+    DeepSpeed asks no name: some projects call its files .conf.
+    """
+    if path.suffix in (".json", ".yaml", ".yml"):
+        return path.suffix == ".json"
+    with reading(path, "JSON or YAML"):
+        return read_whole(path).lstrip()[:1] == b"{"
+
+
 def _read_json(path: Path) -> dict[str, Any]:
     return with_keys(path, load(path, "JSON", _Section))
 
@@ -102,7 +113,7 @@ def _examine(path: Path, content: dict[str, Any]) -> Examined:
     if content and content.keys() <= OF_DDP.keys():
         found += [Finding(file=str(path), key=key, value=value, effect="honoured", message="zero-study hands it to DDP")
                   for key, value in content.items()]  # fmt: skip
-    elif path.suffix == ".json" and not OF_ACCELERATE & set(content):
+    elif _is_json(path) and not OF_ACCELERATE & set(content):
         found += written_files.of_json(str(path), content)
     else:
         found += written_files.of_accelerate(str(path), content)
@@ -232,7 +243,8 @@ def write_mended(examined: Examined, out: Path) -> None:
     if out.suffix != examined.path.suffix:
         raise Refusal(f"--fix {out}: is written as {examined.path.suffix}, as {examined.path} is; name it so")
     content = mended(examined)
-    written = json.dumps(content, indent=2) if out.suffix == ".json" else yaml.safe_dump(content, sort_keys=False)
+    is_json = _is_json(examined.path)
+    written = json.dumps(content, indent=2) if is_json else yaml.safe_dump(content, sort_keys=False)
     try:
         write_whole(out, (written.rstrip("\n") + "\n").encode())
     except OSError as error:

@@ -22,6 +22,7 @@ from study.errors import Refusal, RunFailed
 
 Program = Callable[[], dict[str, Any]]  # what a rank does, in the place that it is given; returns what it has to say
 REFUSED, CRASHED = 2, 1
+POLL_SECONDS = 0.02
 
 
 def ask(
@@ -41,15 +42,20 @@ def ask(
                 while waiting and len(running) < at_once:
                     rank = waiting.pop(0)
                     running[rank] = start(program, places[rank], Path(scratch) / str(rank))
-                rank = next(iter(running))
-                _, status, used = os.wait4(running.pop(rank), 0)
-                said = answer(Path(scratch) / str(rank), rank, os.waitstatus_to_exitcode(status))
-                answers[rank] = said | {"resident_bytes": used.ru_maxrss * 1024}
+                # Not one call that waits: a signal may reach another thread, and would then not end it.
+                looked = [(rank, *os.wait4(child, os.WNOHANG)) for rank, child in running.items()]
+                ended = {rank: (status, used) for rank, child, status, used in looked if child}
+                for rank in ended:
+                    del running[rank]
+                for rank, (status, used) in ended.items():
+                    said = answer(Path(scratch) / str(rank), rank, os.waitstatus_to_exitcode(status))
+                    answers[rank] = said | {"resident_bytes": used.ru_maxrss * 1024}
+                time.sleep(POLL_SECONDS)
         finally:
             for child in running.values():
                 os.kill(child, signal.SIGKILL)
                 os.waitpid(child, 0)
-    return answers
+    return dict(sorted(answers.items()))
 
 
 def start(program: Program, place: AbstractContextManager[None], path: Path) -> int:
