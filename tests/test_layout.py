@@ -57,7 +57,8 @@ LIGHT = [
     "models", "planner", "processes", "records", "report", "run", "running", "strategy",
     "theory", "train", "workloads.sources", "__main__",
 ]  # fmt: skip
-WHEN_CALLED = {"study.planner.fake_tensors", "study.planner.dry_run"}  # imported by what runs it
+# Imported by what runs it.
+WHEN_CALLED = {"study.planner.fake_tensors", "study.planner.dry_run", "study.planner.trainable"}
 DRAWING = {"matplotlib", "study.report"}  # only the pages draw
 HEAVY = {"torch", "accelerate", "deepspeed", "transformers", "datasets", "evaluate"}
 

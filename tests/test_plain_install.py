@@ -89,9 +89,9 @@ def _run_all(folder: Path) -> None:
     hidden = sorted(set.union(*modules_of_extras().values()))
     assert {"torch", "pandas", "scipy", "matplotlib", "markdown_it", "papermill"} <= set(hidden)
     recording = {
-        "format": 3, "rank": 0, "world_size": 1, "token": "a", "of": None, "engine": "", "versions": {},
-        "asked": 1, "steps": 1, "completed": 1, "raised": None,
-        "entries": [[step, "weights", "w", 0, 1, "float32", [1.0 + step] * 32] for step in (0, 1)],
+        "format": 4, "rank": 0, "world_size": 1, "token": "a", "of": None, "engine": "", "versions": {},
+        "asked": 1, "steps": 1, "completed": 1, "raised": None, "backward": [],
+        "entries": [[step, "weights", "w", 0, 1, "float32", [1.0 + step] * 32, []] for step in (0, 1)],
     }  # fmt: skip
     (folder / "rank-0.json.gz").write_bytes(gzip.compress(json.dumps(recording).encode()))
     asked = {"input": json.dumps([hidden, list(COMMANDS)]), "cwd": folder, "env": launching.environment()}
