@@ -198,9 +198,8 @@ def _environment(run: Run) -> dict[str, str]:
     threads = os.environ.get("OMP_NUM_THREADS") or str(this_machine.threads_of_each(here))
     inherited = {name: value for name, value in os.environ.items() if not allowed.says_which_rank(name)}
     own = {"OMP_NUM_THREADS": threads, RUN_FOLDER: str(run.own_folder.resolve()), "PYTHONSAFEPATH": "1"}
-    return (
-        inherited | caches.outside_home() | own
-    )  # PYTHONSAFEPATH: no module of the current folder stands before Python's own
+    # PYTHONSAFEPATH: no module of the current folder stands before Python's own.
+    return inherited | caches.outside_home() | own
 
 
 def _wait(

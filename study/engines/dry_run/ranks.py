@@ -43,19 +43,31 @@ def ask(
                     rank = waiting.pop(0)
                     running[rank] = start(program, places[rank], Path(scratch) / str(rank))
                 # Not one call that waits: a signal may reach another thread, and would then not end it.
-                looked = [(rank, *os.wait4(child, os.WNOHANG)) for rank, child in running.items()]
-                ended = {rank: (status, used) for rank, child, status, used in looked if child}
-                for rank in ended:
-                    del running[rank]
-                for rank, (status, used) in ended.items():
-                    said = answer(Path(scratch) / str(rank), rank, os.waitstatus_to_exitcode(status))
-                    answers[rank] = said | {"resident_bytes": used.ru_maxrss * 1024}
+                answers |= ended(running, Path(scratch))
                 time.sleep(POLL_SECONDS)
         finally:
-            for child in running.values():
-                os.kill(child, signal.SIGKILL)
-                os.waitpid(child, 0)
+            end(running)
     return dict(sorted(answers.items()))
+
+
+def ended(running: dict[int, int], folder: Path) -> dict[int, dict[str, Any]]:
+    """Take the ranks that have ended out of those that run, and return what they said. Raises as `ask` does."""
+    looked = [(rank, *os.wait4(child, os.WNOHANG)) for rank, child in running.items()]
+    found = {rank: (status, used) for rank, child, status, used in looked if child}
+    for rank in found:
+        del running[rank]
+    return {
+        rank: _answer(folder / str(rank), rank, os.waitstatus_to_exitcode(status))
+        | {"resident_bytes": used.ru_maxrss * 1024}
+        for rank, (status, used) in found.items()
+    }
+
+
+def end(running: dict[int, int]) -> None:
+    """End the ranks that still run."""
+    for child in running.values():
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
 
 
 def start(program: Program, place: AbstractContextManager[None], path: Path) -> int:
@@ -94,7 +106,7 @@ def _be(program: Program, place: AbstractContextManager[None], path: Path) -> in
         return CRASHED
 
 
-def answer(path: Path, rank: int, status: int) -> dict[str, Any]:
+def _answer(path: Path, rank: int, status: int) -> dict[str, Any]:
     """What a rank that has ended said. Raises Refusal where it refused, and RunFailed where it said nothing."""
     if path.exists():
         found: dict[str, Any] = files.load(path, "a rank's answer")

@@ -6,8 +6,6 @@ A decision that they make by an all-reduce, or DDP's `join`, is then the same fo
 from __future__ import annotations
 
 import json
-import os
-import signal
 import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, suppress
@@ -16,7 +14,7 @@ from typing import Any
 
 import psutil
 
-from study.engines.dry_run.ranks import Program, answer, start
+from study.engines.dry_run.ranks import Program, end, ended, start
 from study.engines.dry_run.watch import DONE
 
 MOST_RANKS = 8  # that exchange what is real on one machine
@@ -45,20 +43,13 @@ def ask(
     try:
         while running:
             time.sleep(POLL_SECONDS)
-            for rank, child in list(running.items()):
-                ended, status, used = os.wait4(child, os.WNOHANG)
-                if ended:
-                    del running[rank]
-                    said = answer(folder / str(rank), rank, os.waitstatus_to_exitcode(status))
-                    answers[rank] = said | {"resident_bytes": used.ru_maxrss * 1024}
+            answers |= ended(running, folder)
             if running and idle.is_for_ever(running):
                 break
         for rank in running:
             answers[rank] = {"calls": _written(journal(folder, rank)), "raised": None, "waits": True}
     finally:
-        for child in running.values():
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
+        end(running)
     return dict(sorted(answers.items()))
 
 

@@ -64,10 +64,16 @@ def engine_optimizer(model: Any, optimizer: Any) -> Any:
 
 def base_optimizer(optimizer: Any) -> torch.optim.Optimizer:
     """The optimizer that does the arithmetic, under all wrappers. Raises ValueError where there is none."""
-    while hasattr(optimizer, "optimizer"):
-        optimizer = optimizer.optimizer
+    optimizer = unwrapped(optimizer)
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise ValueError(f"no torch optimizer: {type(optimizer).__name__}; write prove.watch(model, optimizer)")
+    return optimizer
+
+
+def unwrapped(optimizer: Any) -> Any:
+    """What is under all wrappers of an optimizer, whatever that is."""
+    while hasattr(optimizer, "optimizer"):
+        optimizer = optimizer.optimizer
     return optimizer
 
 

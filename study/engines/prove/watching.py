@@ -373,11 +373,7 @@ def _schedulers(optimizer: Any) -> list[Any]:
     """The schedules of an optimizer that are alive."""
     base = read_back.base_optimizer(optimizer)
     found = [each for each in gc.get_objects() if issubclass(type(each), torch.optim.lr_scheduler.LRScheduler)]
-    optimizers = [getattr(each, "optimizer", None) for each in found]
-    while wrapped := [at for at, each in enumerate(optimizers) if hasattr(each, "optimizer")]:
-        for at in wrapped:
-            optimizers[at] = optimizers[at].optimizer  # type: ignore[union-attr]
-    return [schedule for schedule, of in zip(found, optimizers, strict=True) if of is base]
+    return [each for each in found if read_back.unwrapped(each) is base]
 
 
 def _not_checkable(asked: Asked, unread: Sequence[str], engine: str) -> list[str]:
