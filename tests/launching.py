@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,8 @@ import pytest
 from filelock import FileLock
 
 from study.config import build_config
+from study.engines import extensions
+from study.errors import Refusal
 from study.records import schema
 from study.records.schema import Record
 from study.run import as_words, make_run
@@ -125,6 +128,7 @@ def attempt(arguments: Sequence[str | Path], cwd: Path = ROOT, env: Mapping[str,
     given = [str(word) for word in arguments]
     first = next(program for program in programs if tuple(given[: len(program)]) == program)
     asked = [sys.executable, *programs[first], *given[len(first) :]]
+    _build_extensions(given, env)
     return subprocess.run(asked, cwd=cwd, env=environment(env), capture_output=True, text=True, timeout=TIMEOUT_SECONDS)
 
 
@@ -168,6 +172,7 @@ def _arguments(config_file: Path, num_processes: int, flags: Mapping[str, Any], 
 
 def _start(config_file: Path, num_processes: int, flags: Mapping[str, Any], run_dir: Path) -> None:
     arguments = _arguments(config_file, num_processes, flags, run_dir)
+    _build_extensions(arguments)
     done = subprocess.run(
         arguments, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=TIMEOUT_SECONDS
     )
@@ -224,6 +229,7 @@ def _fork(
 ) -> Done:
     """Run one of warm.py's programs; its output is kept beside a path."""
     use()
+    _build_extensions(arguments, env)
     outputs = {name: beside.with_name(f"{beside.name}.{name}") for name in ("stdout", "stderr")}
     asked = {"program": program, "arguments": arguments, "cwd": str(cwd), "env": environment(env)}
     for output in outputs.values():
@@ -240,6 +246,20 @@ def _fork(
     if status is None:
         raise AssertionError(f"{program} {' '.join(arguments)}\nnot done in time\n{_tail(said['stderr'])}")
     return subprocess.CompletedProcess([program, *arguments], status, **said)
+
+
+def _build_extensions(arguments: Sequence[str], env: Mapping[str, str | None] | None = None) -> None:
+    """Build what the strategies named in a command need, before its time limit begins: a build takes minutes.
+
+    A test that changes where extensions are, or which compiler there is, is about that, and builds nothing here.
+    """
+    if {"TORCH_EXTENSIONS_DIR", "PATH", "CXX"} & {*(env or ())}:
+        return
+    names = {word.removesuffix(".yaml").rpartition("/")[2] for words in arguments for word in words.split(",")}
+    files = [ROOT / "accelerate_configs" / f"{name}.yaml" for name in names if "offload" in name]
+    needs = {need for file in files if file.exists() for need in read_strategy(file, ROOT).needed_extensions}
+    with suppress(Refusal):  # which the command says itself
+        extensions.provide(needs, "a test")
 
 
 def _warm_server() -> subprocess.Popen[str]:

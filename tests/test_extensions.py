@@ -236,6 +236,20 @@ def test_of_two_that_start_at_once_one_builds_and_the_other_waits(build, base):
 
 
 @pytest.mark.launches
+def test_a_build_does_not_wait_for_that_of_another_extension(build, base):
+    long = build(["async_io"], before="time.sleep(60)", wait=False)
+    deadline = time.monotonic() + 60
+    while not list(base.glob("zero-study-*/building-*/*/a.o")):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    short = build(["cpu_adam"])
+    assert (short.returncode, built_parts(base)) == (0, {"cpu_adam"}), short.errors
+    assert "waiting" not in short.errors
+    long.kill()
+    long.communicate()
+
+
+@pytest.mark.launches
 def test_a_killed_build_does_not_block_the_next_one(build, base):
     killed = build(["cpu_adam"], before="time.sleep(60)", wait=False)
     deadline = time.monotonic() + 60

@@ -257,8 +257,11 @@ def provide(needs: Collection[str], needed_by: str, say: Callable[[str], None] =
 
 @contextmanager
 def _one_builder(place: Path, name: str, say: Callable[[str], None]) -> Iterator[None]:
-    """Hold the lock of a folder; while another process has it, say so."""
-    lock = FileLock(place / "build.lock")
+    """Hold the lock of one extension in a folder; while another process has it, say so.
+
+    Each extension has its own lock, so that a run that needs cpu_adam does not wait the minutes that async_io takes.
+    """
+    lock = FileLock(place / f"{name}.lock")
     began, waiting = time.monotonic(), False
     while True:
         try:
@@ -266,7 +269,7 @@ def _one_builder(place: Path, name: str, say: Callable[[str], None]) -> Iterator
             break
         except Timeout:
             if not waiting:
-                say(f"DeepSpeed's {name}: another process is building extensions; waiting for it ...")
+                say(f"DeepSpeed's {name}: another process is building it; waiting for it ...")
                 waiting = True
             else:
                 say(f"  ... waiting, {time.monotonic() - began:.0f} s")
@@ -283,9 +286,9 @@ def _build(name: str, place: Path, needed_by: str, say: Callable[[str], None]) -
         f"Building DeepSpeed's {name}, which {extension.purpose}: {needed_by} needs it. This takes "
         f"{extension.duration} on two cores, once."
     )
-    for abandoned in place.glob("building-*"):  # by builds that were killed: the lock is ours
+    for abandoned in place.glob(f"building-{name}-*"):  # by builds that were killed: the lock is ours
         shutil.rmtree(abandoned, ignore_errors=True)
-    scratch = Path(tempfile.mkdtemp(prefix="building-", dir=place))
+    scratch = Path(tempfile.mkdtemp(prefix=f"building-{name}-", dir=place))
     began = time.monotonic()
     try:
         with _plain_paths(scratch) as (target, search_path):
