@@ -23,8 +23,12 @@ OF_THE_PROCESS = {"output_dir", "data_dir", "swap_dir", "checkpoint_every", "kee
 OF_THE_PROCESS |= {"collective_timeout"}
 # And those that leave every trained number as it is, and say what more there is of the run.
 NOT_TRAINED = OF_THE_PROCESS | {"memory_cap", "measure", "timing_warmup_steps", "log_with", "save_model"}
+NOT_TRAINED |= {"digest_every"}
 
-Precision = Literal["fp32", "bf16-autocast", "fp16-autocast", "bf16", "fp16"]
+Precision = Literal["fp64", "fp32", "bf16-autocast", "fp16-autocast", "bf16", "fp16"]
+
+# What --fixed-order fixes, one by one: see training/fixed_order.py.
+PINS = ("optimizer", "linear", "grouping", "norm", "collectives")
 
 
 LARGEST_NUMBER = 1_000_000_000
@@ -92,7 +96,8 @@ class RunConfig(BaseModel):
 
     # Arithmetic and memory
     precision: Precision = Field(
-        "fp32", description="fp32; *-autocast over fp32 parameters; bf16/fp16: 16-bit parameters, fp32 masters"
+        "fp32",
+        description="fp64 or fp32; *-autocast over fp32 parameters; bf16/fp16: 16-bit parameters, fp32 masters",
     )
     accumulation_dtype: Literal["fp32", "bf16", "fp16"] = Field(
         "fp32", description="type in which gradients of micro batches add up"
@@ -100,6 +105,11 @@ class RunConfig(BaseModel):
     attention: Literal["sdpa", "eager"] = Field("sdpa", description="attention implementation of transformers")
     activation_checkpointing: bool = Field(False, description="recompute activations of each block in backward")
     compile: bool = Field(False, description="torch.compile the model with inductor")
+    fixed_order: str | None = Field(
+        None,
+        description="fix orders of additions in which strategies differ, to show that nothing else does: all, or some "
+        f"of {','.join(PINS)}; unset: engines as shipped",
+    )
     share_device: bool = Field(
         False, description="all ranks of a machine on its first GPU, over gloo: for bytes; times then mean nothing"
     )
@@ -112,6 +122,12 @@ class RunConfig(BaseModel):
     )
 
     # What is observed and left behind
+    digest_every: int | None = Field(
+        None,
+        ge=1,
+        description="optimizer steps between SHA-256 digests of all weights and of Adam's moments, kept in the record; "
+        "unset: the last weights' alone",
+    )
     measure: bool = Field(True, description="probe memory and collectives on one designated step")
     timing_warmup_steps: int = Field(5, ge=1, description="first steps, kept in steps.jsonl but left out of timing")
     output_dir: Path | None = Field(None, description="run directory; unset: runs/<workload>-<size>-<strategy>-...")
@@ -180,6 +196,19 @@ class RunConfig(BaseModel):
         if self.warmup_steps >= self.num_steps:
             raise ValueError(
                 f"warmup_steps {self.warmup_steps} leaves nothing of {self.num_steps} steps; lower --warmup-steps"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_fixed_order(self) -> RunConfig:
+        if self.fixed_order not in (None, "all"):
+            for name in self.fixed_order.split(","):
+                if name not in PINS:
+                    raise ValueError(unknown("fixed_order", name, PINS, "--fixed-order takes all, or a list of"))
+        if self.digest_every is not None and self.checkpoint_every is not None:
+            raise ValueError(
+                "--digest-every and --checkpoint-every: a run that goes on from a checkpoint would lose the digests of "
+                "the steps before it; leave one of them out"
             )
         return self
 

@@ -157,6 +157,7 @@ def train(built: Built, journal: Journal, checkpoints: Checkpoints) -> None:
     import torch
     from tqdm.auto import tqdm
 
+    from study.training import digests
     from study.training.timing import make_clock
 
     config, accelerator, workload = built.run.config, built.accelerator, built.workload
@@ -220,6 +221,8 @@ def train(built: Built, journal: Journal, checkpoints: Checkpoints) -> None:
             }
         )
         bar.set_postfix_str(f"loss {every[:, 0].mean():.4f}", refresh=False)
+        if config.digest_every and (step % config.digest_every == 0 or step == config.num_steps):
+            built.digests.append(digests.take(step, model, optimizer))
         if step == config.num_steps or (config.eval_every and step % config.eval_every == 0):
             journal.add_evaluation(step, evaluate(built))
             model.train()
@@ -270,8 +273,9 @@ def finish(built: Built, journal: Journal, checkpoints: Checkpoints) -> None:
     ranks = gather_object([observer.observed()])
     machines = journal.other_machines()
     proof = observer.proof
-    if proof.moment_dtypes not in (None, ["float32"]):
-        raise Failed(f"moment_dtypes: the study's AdamW keeps ['float32'], the engine has {proof.moment_dtypes}")
+    moment_dtype = "float64" if config.precision == "fp64" else "float32"
+    if proof.moment_dtypes not in (None, [moment_dtype]):
+        raise Failed(f"moment_dtypes: the study's AdamW keeps {[moment_dtype]}, the engine has {proof.moment_dtypes}")
     if built.run.strategy.offloads_to_nvme:
         read, written = [rank.swap_bytes_read for rank in ranks], [rank.swap_bytes_written for rank in ranks]
         if min(written) < SMALLEST_SWAP_BYTES:
@@ -295,6 +299,7 @@ def finish(built: Built, journal: Journal, checkpoints: Checkpoints) -> None:
             collectives_per_step=observer.collectives,
             energy_joules=None if ranks[0].energy_joules is None else [rank.energy_joules for rank in ranks],
             final_parameters=final,
+            digests=built.digests or None,
             tokens=tokens,
             samples=sum(line["samples"] for line in journal.lines),
             timing=timing.summarize(

@@ -222,6 +222,15 @@ class Checksum(Facts):
     sha256: str
 
 
+class StepDigest(Facts):
+    """What a step left, whole and in the order of the parameters' names; the first 16 hexadecimal digits of SHA-256."""
+
+    step: int
+    weights: str  # in 16 bits the fp32 masters, where the engine has them
+    first_moments: str | None  # Adam's, which are made of the gradients; None: the engine does not show them
+    second_moments: str | None
+
+
 Memory = Literal["device", "host", "cap"]  # the GPU's, the machine's, or what a process may have of that
 
 
@@ -350,6 +359,7 @@ class Record(Facts):
     collectives_per_step: list[Collective] | None = None
     initial_parameters: Checksum | None = None
     final_parameters: Checksum | None = None
+    digests: list[StepDigest] | None = None  # None: none was asked for
     steps_done: Count = 0
     final_loss: float | None = None
     energy_joules: list[float | None] | None = None  # per rank: of its whole GPU while all steps were trained

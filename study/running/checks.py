@@ -23,6 +23,7 @@ def check(run: Run) -> None:
     _check_strategy(run)
     _check_precision(run)
     _check_perturb(run)
+    _check_fixed_order(run)
     _check_devices(run)
     _check_packages(run)
     _check_release(run)
@@ -87,8 +88,15 @@ def _check_strategy(run: Run) -> None:
 def _check_precision(run: Run) -> None:
     """Refuse a precision class that the strategy's engine does not have, or has otherwise than the others."""
     config, strategy = run.config, run.strategy
+    if config.precision == "fp64" and strategy.distributed_type == "DEEPSPEED":
+        raise Refusal(
+            f"--precision fp64: DeepSpeed keeps its masters in fp32, so that {strategy.name} would train in fp32; use "
+            "ddp, single or an FSDP2 strategy"
+        )
+    if config.precision == "fp64" and config.measure:
+        raise Refusal("--precision fp64 is there to compare weights: no theory has its bytes; add --no-measure")
     if strategy.distributed_type == "FSDP":
-        if config.precision not in ("fp32", "bf16"):
+        if config.precision not in ("fp64", "fp32", "bf16"):
             raise Refusal(
                 f"--precision {config.precision}: {strategy.name} computes in fp32, or in bf16 of fp32 shards; use "
                 "--precision bf16"
@@ -132,6 +140,17 @@ def _check_perturb(run: Run) -> None:
         raise Refusal(f"--perturb {perturb}: is done to DDP alone, the run is of {strategy.name}; use ddp.yaml")
     if perturb == "dropped-micro-batch" and run.gradient_accumulation_steps == 1:
         raise Refusal("--perturb dropped-micro-batch: a step has one micro batch; lower --micro-batch-size")
+
+
+def _check_fixed_order(run: Run) -> None:
+    """Refuse to fix what cannot be: gradients that lie on a disk, and what 16 bits and compiled code do otherwise."""
+    config, strategy = run.config, run.strategy
+    if config.fixed_order is None:
+        return
+    if strategy.offloads_to_nvme:
+        raise Refusal(f"--fixed-order: {strategy.name} has its gradients on a disk; take {strategy.name} as it is")
+    if config.compile:
+        raise Refusal("--fixed-order: torch.compile orders additions by itself; leave one of them out")
 
 
 def _check_devices(run: Run) -> None:

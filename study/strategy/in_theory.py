@@ -106,9 +106,10 @@ def shape_of(config: RunConfig) -> ModelShape:
 
 
 def of_run(config: RunConfig, chosen: Strategy, world_size: int) -> tuple[ModelShape, Engine]:
-    """The model that a run trains, and its engine."""
+    """The model that a run trains, and its engine. fp64, which theory does not know, is taken for fp32."""
     shape = shape_of(config)
-    return shape, engine_of(chosen, shape.hidden, world_size, config.precision, config.accumulation_dtype)
+    precision = "fp32" if config.precision == "fp64" else config.precision
+    return shape, engine_of(chosen, shape.hidden, world_size, precision, config.accumulation_dtype)
 
 
 def job_of(config: RunConfig, world_size: int, device: Literal["cpu", "gpu"]) -> Job:

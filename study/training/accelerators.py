@@ -35,9 +35,10 @@ def build_accelerator(run: Run) -> Accelerator:
         def use_distributed(self) -> bool:
             return True
 
-    from study.training import fsdp
+    from study.training import fixed_order, fsdp
 
     config, strategy = run.config, run.strategy
+    fixed_order.before_engine(config)
     on_cpu = not torch.cuda.is_available()
     is_fsdp = strategy.distributed_type == "FSDP"
     is_deepspeed = strategy.distributed_type == "DEEPSPEED"
@@ -95,7 +96,7 @@ def _handlers(run: Run, on_cpu: bool) -> list[Any] | None:
 def _mixed_precision(run: Run) -> str:
     """What accelerate is to know of the precision: nothing where the engine, or FSDP2's policy, has it from us."""
     precision, kind = run.config.precision, run.strategy.distributed_type
-    if precision == "fp32" or kind == "FSDP" or (kind == "DEEPSPEED" and precision.endswith("-autocast")):
+    if precision in ("fp32", "fp64") or kind == "FSDP" or (kind == "DEEPSPEED" and precision.endswith("-autocast")):
         return "no"
     return precision.removesuffix("-autocast")
 
@@ -145,6 +146,8 @@ def _deepspeed_plugin(run: Run) -> Any:
     """
     from accelerate.utils import DeepSpeedPlugin
 
+    from study.training import fixed_order
+
     config, strategy = run.config, run.strategy
     section = strategy.content["deepspeed_config"]
     plugin = DeepSpeedPlugin(
@@ -168,9 +171,13 @@ def _deepspeed_plugin(run: Run) -> Any:
     if config.precision in ("bf16", "fp16"):
         engine[config.precision] = {"enabled": True}
         engine["data_types"] = {"grad_accum_dtype": config.accumulation_dtype}
-    elif config.precision != "fp32":
+    elif config.precision.endswith("-autocast"):
         dtype = {"bf16-autocast": "bfloat16", "fp16-autocast": "float16"}[config.precision]
         engine["torch_autocast"] = {"enabled": True, "dtype": dtype}
+    if "linear" in fixed_order.pins(config):
+        zero["memory_efficient_linear"] = False
+    if "optimizer" in fixed_order.pins(config):
+        engine.update(zero_force_ds_cpu_optimizer=False, zero_allow_untested_optimizer=True)
     for key, value in suited_buckets(hidden).items():  # now, because zero.Init reads the config before `prepare`
         if zero.get(key) == "auto":
             zero[key] = value

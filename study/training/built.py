@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import shutil
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from study.errors import Refusal
-from study.records.schema import Checksum, Proof
+from study.records.schema import Checksum, Proof, StepDigest
 from study.run import Run
 from study.training.accelerators import build_accelerator
 
@@ -43,6 +43,7 @@ class Built:
     initial_parameters: Checksum
     planned_tokens: int  # of all steps, without padding, world total
     checkpoint: Checkpoint | None  # that the run goes on from
+    digests: list[StepDigest] = field(default_factory=list)
 
 
 def build(run: Run, accelerator: Accelerator) -> Built:
@@ -50,7 +51,7 @@ def build(run: Run, accelerator: Accelerator) -> Built:
     import torch
     from torch.utils.data import DataLoader
 
-    from study.training import engine_state, manifest, perturbed, weights
+    from study.training import engine_state, fixed_order, manifest, perturbed, weights
     from study.training.memory import BucketBytes, PhaseMemory
     from study.training.order import TrainingOrder
     from study.workloads import WORKLOADS, load_metric
@@ -68,6 +69,7 @@ def build(run: Run, accelerator: Accelerator) -> Built:
     model: Any = weights.build_model(accelerator, workload, splits, run)
     if config.activation_checkpointing:
         model.activation_checkpointing_enable({"use_reentrant": False})
+    fixed_order.before_prepare(model, config, run.strategy.zero_stage)
     optimizer = weights.make_optimizer(model, config)
     perturbed.perturb(model, optimizer, run)
     arrangement = (len(splits.train), config.global_batch_size, config.num_steps, config.seed)
@@ -82,6 +84,7 @@ def build(run: Run, accelerator: Accelerator) -> Built:
         model, optimizer, train_batches, eval_batches = accelerator.prepare(
             model, optimizer, train_batches, eval_batches
         )
+    fixed_order.after_prepare(model, optimizer.optimizer, config, run.strategy.zero_stage)
     proof = _prove(accelerator, model, optimizer, splits, run)
     memory.begin(None)
     # Dropout's stream starts here, whatever random numbers building the model took.

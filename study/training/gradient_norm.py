@@ -12,8 +12,10 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
 
 
-def global_norm(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
+def global_norm(tensors: Iterable[torch.Tensor], is_exact: bool = False) -> torch.Tensor:
     """2-norm of all tensors together, as exact as DeepSpeed's stages 1 to 3 have it, which sum in fp64.
+
+    `is_exact`: all squares are summed in fp64, and the norm is rounded once.
 
     On a CPU torch adds up the squares of a whole tensor in fp32: its norm of 31 million gradients is 1.7e-3 too small.
     Row by row, and the rows in fp64, it is right to 1e-7 and no slower. GPUs add in a tree, which is exact enough.
@@ -21,15 +23,26 @@ def global_norm(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
     import torch
     from torch.distributed.tensor import DTensor
 
+    from study.training.fixed_order import exact_norm
+
     tensors = list(tensors)
     sharded = [tensor for tensor in tensors if isinstance(tensor, DTensor)]  # FSDP2's
     if not sharded:
-        return _norm(tensors).float()
+        return exact_norm(tensors, is_sharded=False) if is_exact else _norm(tensors).to(_norm_type(tensors))
     shards = [tensor.to_local() for tensor in sharded]
+    if is_exact:
+        mesh = sharded[0].device_mesh
+        return exact_norm(shards, mesh.get_group(mesh.ndim - 1))
     square = _norm([shard for shard in shards if shard.numel()] or shards).square()
     mesh = sharded[0].device_mesh
     torch.distributed.all_reduce(square, group=mesh.get_group(mesh.ndim - 1))  # replicas hold the same
-    return square.sqrt().float()
+    return square.sqrt().to(_norm_type(tensors))
+
+
+def _norm_type(tensors: list[torch.Tensor]) -> torch.dtype:
+    import torch
+
+    return torch.float64 if tensors[0].dtype == torch.float64 else torch.float32
 
 
 def _norm(tensors: list[torch.Tensor]) -> torch.Tensor:
@@ -50,12 +63,15 @@ def gradient_norm_reader(accelerator: Accelerator, model: Any, config: RunConfig
     """
     import torch
 
+    from study.training.fixed_order import pins
+
+    is_exact = "norm" in pins(config)
     if accelerator.distributed_type.value != "DEEPSPEED":
         parameters = [p for p in model.parameters() if p.requires_grad]
 
         def clip() -> torch.Tensor:
             accelerator.unscale_gradients()  # fp16-autocast's; does nothing otherwise
-            norm = global_norm(p.grad for p in parameters)
+            norm = global_norm((p.grad for p in parameters), is_exact)
             if config.gradient_clipping:
                 torch.nn.utils.clip_grads_with_norm_(parameters, config.gradient_clipping, norm)
             return norm
@@ -70,7 +86,7 @@ def gradient_norm_reader(accelerator: Accelerator, model: Any, config: RunConfig
 
     def note_norm_and_step(*args: Any, **kwargs: Any) -> Any:
         scaler = model.torch_autocast_z0_gradscaler
-        norm = global_norm(p.grad for p in model.module.parameters())
+        norm = global_norm((p.grad for p in model.module.parameters()), is_exact)
         latest[:] = [norm / scaler.get_scale() if scaler else norm]
         return take_step(*args, **kwargs)
 

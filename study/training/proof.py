@@ -19,6 +19,7 @@ from study.errors import Failed, Refusal
 from study.models import SIZES
 from study.records.schema import Proof, Sharding
 from study.run import Run
+from study.training import fixed_order
 from study.training.accelerators import uses_gloo
 from study.training.fsdp import read_sharding
 from study.workloads import WORKLOADS
@@ -56,8 +57,9 @@ def read_back(accelerator: Accelerator, model: Any, optimizer: Any, run: Run) ->
         return Proof(**facts | _facts_of_fsdp(model, WORKLOADS[run.config.workload].block_class(run.config)))
     if accelerator.distributed_type.value != "DEEPSPEED":
         autocast = accelerator.mixed_precision
+        is_fp64 = facts["parameter_dtypes"] == ["float64"]
         facts["autocast_dtype"] = {"no": None, "bf16": "bfloat16", "fp16": "float16"}[autocast]
-        facts["precision"] = "fp32" if autocast == "no" else f"{autocast}-autocast"
+        facts["precision"] = f"{autocast}-autocast" if autocast != "no" else "fp64" if is_fp64 else "fp32"
         return Proof(**facts)
     facts |= facts_of_deepspeed(model)
     facts["settings"] = engine_settings.read(model, innermost(optimizer))
@@ -72,7 +74,7 @@ def _facts_of_fsdp(model: Any, block: str) -> dict[str, Any]:
     """What FSDP2's modules say of themselves."""
     sharding = read_sharding(model, block)
     device = "cpu" if sharding.offloads else "none"
-    precisions = {"float32": "fp32", "bfloat16": "bf16"}
+    precisions = {"float64": "fp64", "float32": "fp32", "bfloat16": "bf16"}
     return {
         "sharding": sharding,
         "offload_optimizer_device": device,
@@ -171,7 +173,7 @@ def _asked_of_the_run(run: Run) -> list[Demand]:
     types = {"MULTI_GPU": "MULTI_GPU" if on_gpu else "MULTI_CPU"}
     # FSDP2's parameters are the masters themselves, and lowered as they are gathered.
     lowered = {} if strategy.distributed_type == "FSDP" else {"bf16": "bfloat16", "fp16": "float16"}
-    parameter_dtype = lowered.get(config.precision, "float32")
+    parameter_dtype = "float64" if config.precision == "fp64" else lowered.get(config.precision, "float32")
     return [
         ("world_size", run.world_size, f"change num_processes in {path}, or --num_processes"),
         (
@@ -206,6 +208,7 @@ def _asked_of_the_engine(proof: Proof, run: Run) -> list[Demand]:
     strategy, precision = run.strategy, run.config.precision
     classes = {"MULTI_GPU": "DistributedDataParallel", "DEEPSPEED": "DeepSpeedEngine"}
     has_group = strategy.distributed_type != "NO"
+    steps_on_host = "cpu_adam" in strategy.needed_extensions
     backend = "gloo" if uses_gloo(run.config, on_cpu=proof.device == "cpu") else "nccl"
     asked: list[Demand] = [
         (
@@ -216,7 +219,7 @@ def _asked_of_the_engine(proof: Proof, run: Run) -> list[Demand]:
         ("engine_class", classes.get(strategy.distributed_type, proof.engine_class), f"change {strategy.path}"),
         (
             "optimizer_class",
-            "DeepSpeedCPUAdam" if "cpu_adam" in strategy.needed_extensions else "AdamW",
+            "DeepSpeedCPUAdam" if steps_on_host and "optimizer" not in fixed_order.pins(run.config) else "AdamW",
             f"change offload_optimizer_device in {strategy.path}",
         ),
     ]
@@ -231,7 +234,7 @@ def _asked_of_fsdp(run: Run) -> list[Demand]:
     strategy = run.strategy
     if strategy.distributed_type != "FSDP":
         return []
-    compute = "bfloat16" if run.config.precision == "bf16" else "float32"
+    compute = {"bf16": "bfloat16", "fp64": "float64"}.get(run.config.precision, "float32")
     precision = "change --precision, and pass no --mixed_precision to the launcher"
     return [
         ("mesh", strategy.mesh or [run.world_size], f"change parallelism_config in {strategy.path}"),
@@ -243,7 +246,7 @@ def _asked_of_fsdp(run: Run) -> list[Demand]:
         ("unsharded_parameters", 0, f"change {strategy.path}"),
         ("offloads", strategy.offload_param_device == "cpu", f"change fsdp_offload_params in {strategy.path}"),
         ("compute_dtypes", [compute], precision),
-        ("reduce_dtypes", ["float32"], precision),
+        ("reduce_dtypes", ["float64" if run.config.precision == "fp64" else "float32"], precision),
     ]
 
 

@@ -15,7 +15,7 @@ from accelerate.utils import set_seed
 from study.config import RunConfig
 from study.records.schema import Checksum
 from study.run import Run
-from study.training import perturbed
+from study.training import fixed_order, perturbed
 from study.workloads.sources import Splits
 
 _SUMMED_AT_ONCE = 1 << 24  # elements: a table of words as fp64, whole, would be the highest moment of a sharded run
@@ -34,6 +34,8 @@ def build_model(accelerator: Accelerator, workload: ModuleType, splits: Splits, 
             model = _whole(workload, splits, config)
         if run.strategy.distributed_type == "FSDP" and config.precision == "bf16":
             _round_to_bf16(model)
+        if config.precision == "fp64":
+            model.double()
         return model
     folder, builds = run.initial_weights_folder, run.is_first_of_machine(accelerator.process_index)
     if builds:
@@ -78,12 +80,14 @@ class unpartitioned:
 
 def make_optimizer(model: torch.nn.Module, config: RunConfig) -> torch.optim.AdamW:
     """The optimizer of every run; an engine that steps on the host puts its own in its place."""
+    is_pinned = "optimizer" in fixed_order.pins(config)
     return torch.optim.AdamW(
         parameter_groups(model, config.weight_decay),
         lr=config.learning_rate,
         betas=(config.adam_beta1, config.adam_beta2),
         eps=config.adam_epsilon,
-        fused=True,
+        fused=not is_pinned,
+        foreach=False if is_pinned else None,
     )
 
 
@@ -122,11 +126,14 @@ def full_parameters(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]
 
 
 def checksum(model: torch.nn.Module) -> Checksum:
-    """Sum and hash all parameters of the unsharded model as fp32. Collective; the same on every rank."""
+    """Sum and hash all parameters of the unsharded model as fp32, or fp64 if they are that.
+
+    Collective; the same on every rank.
+    """
     digest = hashlib.sha256()
     absolute = square = 0.0
     for name, tensor in full_parameters(model):
-        values = tensor.float().cpu().contiguous()
+        values = (tensor if tensor.dtype == torch.float64 else tensor.float()).cpu().contiguous()
         digest.update(name.encode())
         digest.update(values.numpy().data)
         for part in torch.split(values.flatten(), _SUMMED_AT_ONCE):

@@ -170,13 +170,13 @@ def inputs(batch: dict[str, Tensor]) -> dict[str, Any]:
 
 
 def loss(model_output: ModelOutput, batch: dict[str, Tensor]) -> Tensor:
-    """Mean cross-entropy over the batch, in fp32."""
-    return functional.cross_entropy(model_output.logits.float(), batch["labels"])
+    """Mean cross-entropy over the batch, in fp32 or fp64."""
+    return functional.cross_entropy(sources.at_least_fp32(model_output.logits), batch["labels"])
 
 
 def sequence_losses(model_output: ModelOutput, batch: dict[str, Tensor]) -> Tensor:
-    """Loss of each review, (batch,), in fp32, for evaluation."""
-    return functional.cross_entropy(model_output.logits.float(), batch["labels"], reduction="none")
+    """Loss of each review, (batch,), in fp32 or fp64, for evaluation."""
+    return functional.cross_entropy(sources.at_least_fp32(model_output.logits), batch["labels"], reduction="none")
 
 
 def predictions(model_output: ModelOutput, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:

@@ -186,12 +186,14 @@ def inputs(batch: dict[str, Tensor]) -> dict[str, Any]:
 
 def loss(model_output: ModelOutput, batch: dict[str, Tensor]) -> Tensor:
     """Mean next-token loss over the batch; transformers takes it in fp32. Blocks are equally long, so means add up."""
+    if model_output.logits.dtype == torch.float64:  # which transformers would round
+        return sequence_losses(model_output, batch).mean()
     return model_output.loss
 
 
 def sequence_losses(model_output: ModelOutput, batch: dict[str, Tensor]) -> Tensor:
-    """Mean next-token loss of each block, (batch,), in fp32, for evaluation."""
-    logits = model_output.logits[:, :-1].float()
+    """Mean next-token loss of each block, (batch,), in fp32 or fp64, for evaluation."""
+    logits = sources.at_least_fp32(model_output.logits[:, :-1])
     return functional.cross_entropy(logits.transpose(1, 2), batch["labels"][:, 1:], reduction="none").mean(dim=1)
 
 

@@ -381,3 +381,10 @@ def digest(*parts: Examples) -> str:
             total.update(json.dumps([name, array.shape]).encode())
             total.update(array.tobytes())
     return total.hexdigest()
+
+
+def at_least_fp32(logits: torch.Tensor) -> torch.Tensor:
+    """Return logits in the type that a loss is taken in: fp32, or fp64 where they have it."""
+    import torch
+
+    return logits if logits.dtype == torch.float64 else logits.float()
