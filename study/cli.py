@@ -35,6 +35,7 @@ VIEWS = {
     "peaks": "step_peaks.table",
     "theory": "step_peaks.by_strategy",
     "parity": "parity.table",
+    "bits": "bits.table",
     "acceptance": "acceptance.table",
     "fits": "what_fits.table",
     "parts": "peak_parts.table",

@@ -93,6 +93,7 @@ def settings(config: RunConfig, r: Record | Outcome) -> dict[str, Any]:
     decisive["init"] = config.effective_init
     weights_sha256 = r.weights_sha256 if isinstance(r, Record) else None
     since = {"weights": weights_sha256, "nudge_seed": config.nudge_seed, "perturb": config.perturb}
+    since["fixed_order"] = config.fixed_order
     for name, value in since.items():
         if value is None:  # as in records from before there were these
             del decisive[name]

@@ -74,6 +74,8 @@ def settings(r: Record) -> dict[str, Any]:
     """What decides what a run trains: its knobs, and what changes its machine's arithmetic."""
     begun = {} if r.continues is None else {"continues": r.continues.model_dump()}
     decisive = {name: value for name, value in r.config.items() if name not in NOT_COMPARED} | {"init": r.init}
+    if decisive.get("fixed_order") is None:
+        decisive.pop("fixed_order", None)  # as in records from before there was one
     return decisive | begun | machine.arithmetic(r.machine)
 
 

@@ -1,0 +1,259 @@
+"""The view `bits`: which strategies leave the same bits, and by which rounding are the others told apart?
+
+What is expected stands here, and is older than the runs it is held against: `roundings` names, for one run, each
+choice that its engine makes where floating-point arithmetic leaves one. Two runs of one setting that make the same
+choices must leave the same weights and moments, bit by bit, after every step. Where the choices differ the bits may
+differ, and the names say why.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from study.compare import words
+from study.compare.facts import proven
+from study.config import NOT_TRAINED, PINS
+from study.records import find as records
+from study.records.find import RecordFile
+from study.records.schema import Record
+
+ROUNDINGS = {
+    "last elements": "torch's fused AdamW on a CPU rounds the elements that fill no vector register, at the end of a "
+    "tensor, by another code path. ZeRO's flat partitions and FSDP2's shards end elsewhere than parameters do.",
+    "CPU Adam": "Under offload DeepSpeed steps by a kernel of its own.",
+    "linear": "Stage 3 replaces torch's linear layer by one that adds the bias in an operation of its own.",
+    "grouping": "Stage 3 puts nodes around modules, so that autograd groups the terms of a gradient otherwise where a "
+    "tensor is used several times, as the input of BERT's attention is.",
+    "norm": "With clipping, each engine adds up the squares of the global gradient norm in another order.",
+    "order of ranks": "With more than two processes, gloo adds in an order that depends on where in a buffer a number "
+    "lies, and buffers differ.",
+    "division by 3": "With a number of processes that is no power of two, it matters whether gradients are divided "
+    "before they are added or after, and whether by division or by a product.",
+    "micro batches": "With several micro batches, stages 2 and 3 and FSDP2 add the ranks first, DDP, stage 0 and "
+    "stage 1 the micro batches.",
+    "16 bits": "In bf16, FSDP2 reduces gradients in fp32, and the ZeRO stages in bf16.",
+    "missed gradients": "No rounding but a fault: with offload to a disk, DeepSpeed misses gradients.",
+}
+HEAD = "strategy"
+SAME = "same bits"
+
+
+def roundings(r: Record) -> dict[str, str]:
+    """Return the choices of one run: the name of a rounding -> which way of it the engine takes."""
+    proof, config = proven(r), r.config
+    fixed = config.get("fixed_order")
+    pins = set(PINS if fixed == "all" else (fixed or "").split(","))
+    stage, is_fsdp, is_bert = proof.zero_stage, proof.sharding is not None, r.workload == "bert-imdb"
+    is_odd = r.world_size & (r.world_size - 1) != 0
+    named = {}
+    if proof.offload_optimizer_device == "nvme":
+        named["missed gradients"] = "of a disk"
+    if "optimizer" not in pins:
+        if stage and proof.offload_optimizer_device != "none":
+            named["CPU Adam"] = "DeepSpeed's"
+        elif stage and (is_bert or is_odd):  # BERT's head has a bias of two elements
+            named["last elements"] = "of the partitions of stages 1 and 2" if stage < 3 else "of stage 3's partitions"
+        elif is_fsdp and is_odd:
+            named["last elements"] = "of shards"
+    if stage == 3 and is_bert:  # GPT-2's projections are no linear layers, and one serves query, key and value
+        named |= {name: "stage 3's" for name in ("linear", "grouping") if name not in pins}
+    if config["gradient_clipping"] and "norm" not in pins:
+        named["norm"] = _way_of_norm(stage, is_fsdp, proof.offload_optimizer_device)
+    if r.world_size > 2 and "collectives" not in pins:
+        named["order of ranks"] = r.strategy
+    if is_odd:
+        named["division by 3"] = "after" if is_fsdp else "before, by division" if stage else "before, by a product"
+    if proof.gradient_accumulation_steps > 1:
+        named["micro batches"] = "ranks first" if is_fsdp or (stage or 0) >= 2 else "micro batches first"
+    if is_fsdp and proof.precision == "bf16":
+        named["16 bits"] = "gradients reduced in fp32"
+    return named
+
+
+def _way_of_norm(stage: int | None, is_fsdp: bool, offload: str) -> str:
+    if is_fsdp:
+        return "of shards"
+    if not stage:
+        return "of whole tensors"
+    return f"of stage {'3' if stage == 3 else '1 and 2'}" + (", on the host" if offload != "none" else "")
+
+
+# ---------------------------------------------------------------- the page
+
+
+def table(folders: Sequence[Path]) -> str:
+    """Make the page: one table per model and precision, rows are strategies, columns settings; then what held."""
+    found = records.find(folders)
+    usable = [file for file in found if file.record.status == "ok" and file.record.digests]
+    lines: list[str] = []
+    for heading, members in groupby(sorted(usable, key=_heading), key=_heading):
+        lines += [f"## {heading}", "", *_table(list(members)), ""]
+    lines += _held(usable)
+    used = {name for file in usable for name in roundings(file.record)}
+    named = [f"- **{name}**: {text}" for name, text in ROUNDINGS.items() if name in used]
+    legend = "\n".join(
+        [
+            "A cell compares a run with DDP's of the same setting: weights and both of Adam's moments after every step "
+            "of which both keep digests. It says that all bits are the same, or from which step on they are not, which "
+            "roundings tell the two apart, and how far the held-out losses are apart at the end, relative.",
+            "",
+            *named,
+        ]
+    )
+    return words.page("Which strategies train the same bits?", legend, lines, "--view bits", folders, found)
+
+
+def _heading(file: RecordFile) -> str:
+    r = file.record
+    return f"{r.workload} {r.size}, {proven(r).precision}, {r.steps_done} steps, seed {r.seed}, {records.box_of(r)}"
+
+
+def _setting(file: RecordFile) -> str:
+    """What is equal of runs that stand in one column: all that decides what they train but strategy and fault."""
+    r = file.record
+    decisive = {name: value for name, value in r.config.items() if name not in NOT_TRAINED and name != "perturb"}
+    return json.dumps([_heading(file), r.world_size, decisive, (r.data or {}).get("digest")], sort_keys=True)
+
+
+def _column(file: RecordFile) -> str:
+    """What a column's head says."""
+    r, proof = file.record, proven(file.record)
+    said = [words.processes(r.world_size)]
+    if proof.gradient_accumulation_steps > 1:
+        said.append(f"{proof.gradient_accumulation_steps} micro batches")
+    if r.config["gradient_clipping"]:
+        said.append(f"clipped at {r.config['gradient_clipping']:g}")
+    fixed = r.config.get("fixed_order")
+    if fixed:
+        said.append("all pins" if fixed == "all" else f"pinned: {fixed.replace(',', ', ')}")
+    return ", ".join(said)
+
+
+def _columns(files: Sequence[RecordFile]) -> list[list[RecordFile]]:
+    """Group runs by setting: first as shipped, then with more and more pins."""
+
+    def place(column: list[RecordFile]) -> tuple[Any, ...]:
+        config = column[0].record.config
+        fixed = config.get("fixed_order")
+        number = 0 if not fixed else len(PINS) if fixed == "all" else len(fixed.split(","))
+        return number, column[0].record.world_size != 2, column[0].record.world_size, _column(column[0])
+
+    by_setting = sorted(files, key=_setting)
+    return sorted(([*members] for _, members in groupby(by_setting, key=_setting)), key=place)
+
+
+def _name(r: Record) -> str:
+    return r.strategy + (f", {r.config['perturb']}" if r.config.get("perturb") else "")
+
+
+def _control(column: Sequence[RecordFile]) -> RecordFile:
+    sound = [file for file in column if not file.record.config.get("perturb")] or list(column)
+    return next((file for file in sound if file.record.strategy == "ddp"), sound[0])
+
+
+def _table(files: Sequence[RecordFile]) -> list[str]:
+    columns = [column for column in _columns(files) if len({_name(file.record) for file in column}) > 1]
+    names = words.in_order(file.record.strategy for file in files)
+    faults = sorted({_name(file.record) for file in files} - {*names})
+    rows = []
+    for name in [*names, *faults]:
+        cells = [next((file for file in column if _name(file.record) == name), None) for column in columns]
+        if any(cells):
+            pairs = zip(cells, columns, strict=True)
+            rows.append([name, *("" if file is None else _cell(file, _control(column)) for file, column in pairs)])
+    return list(words.markdown([HEAD, *(_column(column[0]) for column in columns)], rows))
+
+
+def _cell(file: RecordFile, control: RecordFile) -> str:
+    if file is control:
+        return "(the reference)"
+    step = parts_at(file.record, control.record)
+    if step is None:
+        return SAME
+    names = _apart(file.record, control.record)
+    said = ", ".join(names) if names else "**no rounding is named**"
+    apart = _held_out(file.record, control.record)
+    size = "" if apart is None else f"; {words.powers(apart)}"
+    return f"{said}; from step {step}{size}"
+
+
+def parts_at(r: Record, other: Record) -> int | None:
+    """Return the first step after which weights or moments differ; None: there is none."""
+    if r.digests is None or other.digests is None:
+        return 0
+    theirs = {digest.step: digest for digest in other.digests}
+    for own in r.digests:
+        if own.step in theirs and own != theirs[own.step]:
+            return own.step
+    return None
+
+
+def _apart(r: Record, other: Record) -> list[str]:
+    """Name the roundings in which two runs differ; of a run with a planted fault, the fault."""
+    if r.config.get("perturb"):
+        return [f"a fault: {r.config['perturb']}"]
+    mine, theirs = roundings(r), roundings(other)
+    return [name for name in ROUNDINGS if mine.get(name) != theirs.get(name)]
+
+
+def _held_out(r: Record, other: Record) -> float | None:
+    if not r.evaluation or not other.evaluation:
+        return None
+    mine, theirs = (each.evaluation[-1]["loss"] for each in (r, other) if each.evaluation)
+    return abs(mine - theirs) / abs(theirs)
+
+
+# ---------------------------------------------------------------- what was expected, and held
+
+
+def held(files: Sequence[RecordFile]) -> Mapping[str, list[tuple[str, str]]]:
+    """Return pairs of runs by what was expected of them: `same` and are, `broken` and are not; `repeats`, `seen`, ...
+
+    Two runs of a setting with the same roundings are expected to be the same; a planted fault is expected to be seen.
+    """
+    result: dict[str, list[tuple[str, str]]] = {
+        kind: [] for kind in ("same", "broken", "repeated", "not repeated", "named", "seen", "not seen")
+    }
+    for column in _columns(files):
+        for place, file in enumerate(column):
+            for other in column[:place]:
+                r, o = file.record, other.record
+                is_same, pair = parts_at(r, o) is None, (o.run_id, r.run_id)
+                faults = [each for each in (r, o) if each.config.get("perturb")]
+                if faults:
+                    if len(faults) == 1 and r.strategy == o.strategy:
+                        result["not seen" if is_same else "seen"].append(pair)
+                elif r.strategy == o.strategy:
+                    result["repeated" if is_same else "not repeated"].append(pair)
+                elif not _apart(r, o):
+                    result["same" if is_same else "broken"].append(pair)
+                elif not is_same:
+                    result["named"].append(pair)
+    return result
+
+
+def _held(files: Sequence[RecordFile]) -> list[str]:
+    found = held(files)
+
+    def of(good: str, bad: str) -> str:
+        return f"{len(found[good])} of {len(found[good]) + len(found[bad])}"
+
+    lines = [
+        "## What was expected, and held",
+        "",
+        f"- A strategy run twice left the same bits: {of('repeated', 'not repeated')} pairs.",
+        f"- Two strategies whose roundings are the same left the same bits: {of('same', 'broken')} pairs.",
+        f"- {len(found['named'])} pairs left other bits, each told apart by a rounding that is named.",
+        f"- A training that is wrong on purpose left other bits than DDP's: {of('seen', 'not seen')}.",
+    ]
+    for kind, said in (
+        ("not repeated", "not the same twice"),
+        ("broken", "other bits, and no rounding is named"),
+        ("not seen", "a planted fault was not seen"),
+    ):
+        lines += [f"- **{said}**: {first} and {second}" for first, second in found[kind]]
+    return [*lines, ""]
