@@ -203,8 +203,8 @@ def _apart(r: Record, other: Record) -> list[str]:
 def _held_out(r: Record, other: Record) -> float | None:
     if not r.evaluation or not other.evaluation:
         return None
-    mine, theirs = (each.evaluation[-1]["loss"] for each in (r, other) if each.evaluation)
-    return abs(mine - theirs) / abs(theirs)
+    mine, theirs = r.evaluation[-1].get("loss"), other.evaluation[-1].get("loss")
+    return None if mine is None or not theirs else abs(mine - theirs) / abs(theirs)
 
 
 # ---------------------------------------------------------------- what was expected, and held

@@ -88,16 +88,17 @@ def facts_of_sharding(model: torch.nn.Module, block: str | None) -> dict[str, An
     policies = {group.mp_policy for group in groups}
     parameters = list(model.parameters())
     meshes = {tuple(p.device_mesh.shape) for p in parameters if isinstance(p, DTensor)}
+    own = torch.float64 if {p.dtype for p in parameters} == {torch.float64} else torch.float32
+    computed = {policy.param_dtype or own for policy in policies}
+    reduced = {policy.reduce_dtype or policy.param_dtype or own for policy in policies}
     return {
         "units": dict(Counter(map(_unit, groups))),
         "reshard_after_forward": all(group.post_forward_mesh_info for group in blocks),
         "sharded_parameters": sum(isinstance(p, DTensor) and p.placements[-1].is_shard() for p in parameters),
         "unsharded_parameters": sum(not isinstance(p, DTensor) for p in parameters),
         "mesh": list(*meshes) if len(meshes) == 1 else [],
-        "compute_dtypes": dtype_names({policy.param_dtype or torch.float32 for policy in policies}),
-        "reduce_dtypes": dtype_names(
-            {policy.reduce_dtype or policy.param_dtype or torch.float32 for policy in policies}
-        ),
+        "compute_dtypes": dtype_names(computed),
+        "reduce_dtypes": dtype_names(reduced),
         "offloads": bool(groups) and all(isinstance(group.offload_policy, CPUOffloadPolicy) for group in groups),
     }
 

@@ -150,7 +150,7 @@ def _check_fixed_order(run: Run) -> None:
     if strategy.offloads_to_nvme:
         raise Refusal(f"--fixed-order: {strategy.name} has its gradients on a disk; take {strategy.name} as it is")
     if config.compile:
-        raise Refusal("--fixed-order: torch.compile orders additions by itself; leave one of them out")
+        raise Refusal("--fixed-order: --compile lets torch order additions by itself; leave one of the two out")
 
 
 def _check_devices(run: Run) -> None:
