@@ -19,7 +19,7 @@ from typing import Any
 
 from study.claims import sentences
 from study.claims.published import defects
-from study.compare import expected, step_peaks, verdict_text, what_fits, words
+from study.compare import bits, expected, step_peaks, verdict_text, what_fits, words
 from study.compare.words import three_digits
 from study.engines import known_bad
 from study.engines.conformance import committed
@@ -407,8 +407,22 @@ def between_ends(versions: list[str]) -> str:
     return versions[0] if len(versions) == 1 else f"{versions[0]} to {versions[-1]} ({len(versions)})"
 
 
+def roundings() -> str:
+    """What each rounding does by itself in the study `bits`."""
+    files = [file for file in records.find([CPU / "bits"]) if file.record.status == "ok" and file.record.digests]
+    rows = []
+    for name, seen in bits.alone(files).items():
+        pairs = f"{seen.num_pairs - seen.num_same} of {seen.num_pairs}"
+        largest = "" if seen.largest is None else words.powers(seen.largest)
+        rows.append([f"**{name}**", bits.ROUNDINGS[name], pairs, largest])
+    head = ["rounding", "what differs", "pairs of runs that only this tells apart: different bits",
+            "largest relative difference of held-out losses"]  # fmt: skip
+    return tabulate(head, rows)
+
+
 PLACES: dict[tuple[str, str], Callable[[], str]] = {
     ("reports/README.md", "numbers"): lambda: tabulate(FIRST_SCREEN, first_screen.table()),
+    ("docs/bits.md", "roundings"): roundings,
     ("docs/what-fits.md", "fits"): fits,
     ("docs/what-fits.md", "speeds"): speeds,
     ("docs/what-fits.md", "series"): series,

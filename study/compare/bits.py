@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -90,8 +91,10 @@ def table(folders: Sequence[Path]) -> str:
     found = records.find(folders)
     usable = [file for file in found if file.record.status == "ok" and file.record.digests]
     lines: list[str] = []
-    for heading, members in groupby(sorted(usable, key=_heading), key=_heading):
-        lines += [f"## {heading}", "", *_table(list(members)), ""]
+    for heading, (shipped, pinned) in _settings(usable).items():
+        lines += [f"## {heading}", ""]
+        lines += ["### As shipped", "", *_table(shipped), ""] if shipped else []
+        lines += ["### With pins", "", *_table(pinned), ""] if pinned else []
     lines += _held(usable)
     used = {name for file in usable for name in roundings(file.record)}
     named = [f"- **{name}**: {text}" for name, text in ROUNDINGS.items() if name in used]
@@ -155,30 +158,79 @@ def _control(column: Sequence[RecordFile]) -> RecordFile:
     return next((file for file in sound if file.record.strategy == "ddp"), sound[0])
 
 
-def _table(files: Sequence[RecordFile]) -> list[str]:
-    columns = [column for column in _columns(files) if len({_name(file.record) for file in column}) > 1]
+Column = Sequence[RecordFile]  # the runs of one setting
+
+
+def settings(folders: Sequence[Path]) -> dict[str, tuple[list[Column], list[Column]]]:
+    """Return, for each model and precision, the settings that were run as shipped, and those with pins."""
+    return _settings([file for file in records.find(folders) if file.record.status == "ok" and file.record.digests])
+
+
+def _settings(files: Sequence[RecordFile]) -> dict[str, tuple[list[Column], list[Column]]]:
+    ordered = sorted(files, key=_heading)
+    split = {heading: _shipped_and_pinned(list(members)) for heading, members in groupby(ordered, key=_heading)}
+    return {heading: both for heading, both in split.items() if any(both)}
+
+
+def heads(columns: Sequence[Column]) -> list[str]:
+    """Return what the head of each column says of its setting."""
+    return [_column(column[0]) for column in columns]
+
+
+def _shipped_and_pinned(files: Sequence[RecordFile]) -> tuple[list[Column], list[Column]]:
+    """Return the settings that have something to compare, without and with pins."""
+    columns: list[Column] = [column for column in _columns(files) if len({_name(file.record) for file in column}) > 1]
+    shipped = [column for column in columns if not column[0].record.config.get("fixed_order")]
+    return shipped, [column for column in columns if column not in shipped]
+
+
+def _table(columns: Sequence[Column]) -> list[str]:
+    cells = grid(columns)
+    return list(
+        words.markdown(
+            [HEAD, *heads(columns)], [[name, *(_shown(cell) for cell in row)] for name, row in cells.items()]
+        )
+    )
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run beside the reference of its setting."""
+
+    step: int | None  # the first step after which weights or moments differ; None: none does
+    roundings: tuple[str, ...]  # that tell the two apart
+    held_out: float | None  # relative difference of the held-out losses at the end
+    is_reference: bool = False
+
+
+def grid(columns: Sequence[Column]) -> dict[str, list[Cell | None]]:
+    """Return a row of cells for each strategy, then for each planted fault; None: no such run in that setting."""
+    files = [file for column in columns for file in column]
     names = words.in_order(file.record.strategy for file in files)
     faults = sorted({_name(file.record) for file in files} - {*names})
-    rows = []
+    rows = {}
     for name in [*names, *faults]:
-        cells = [next((file for file in column if _name(file.record) == name), None) for column in columns]
-        if any(cells):
-            pairs = zip(cells, columns, strict=True)
-            rows.append([name, *("" if file is None else _cell(file, _control(column)) for file, column in pairs)])
-    return list(words.markdown([HEAD, *(_column(column[0]) for column in columns)], rows))
+        runs = [next((file for file in column if _name(file.record) == name), None) for column in columns]
+        if any(runs):
+            pairs = zip(runs, columns, strict=True)
+            rows[name] = [None if file is None else _cell(file, _control(column)) for file, column in pairs]
+    return rows
 
 
-def _cell(file: RecordFile, control: RecordFile) -> str:
-    if file is control:
-        return "(the reference)"
-    step = parts_at(file.record, control.record)
-    if step is None:
-        return SAME
-    names = _apart(file.record, control.record)
-    said = ", ".join(names) if names else "**no rounding is named**"
-    apart = _held_out(file.record, control.record)
-    size = "" if apart is None else f"; {words.powers(apart)}"
-    return f"{said}; from step {step}{size}"
+def _cell(file: RecordFile, control: RecordFile) -> Cell:
+    r, reference = file.record, control.record
+    step = parts_at(r, reference)
+    names = () if step is None else tuple(_apart(r, reference))
+    return Cell(step, names, _held_out(r, reference), file is control)
+
+
+def _shown(cell: Cell | None) -> str:
+    if cell is None:
+        return ""
+    if cell.step is None:
+        return "(the reference)" if cell.is_reference else SAME
+    names = ", ".join(cell.roundings) or "**no rounding is named**"
+    return f"{names}; from step {cell.step}" + ("" if cell.held_out is None else f"; {words.powers(cell.held_out)}")
 
 
 def parts_at(r: Record, other: Record) -> int | None:
@@ -234,6 +286,36 @@ def held(files: Sequence[RecordFile]) -> Mapping[str, list[tuple[str, str]]]:
                 elif not is_same:
                     result["named"].append(pair)
     return result
+
+
+@dataclass(frozen=True)
+class Alone:
+    """What one rounding does by itself: the pairs of runs of one setting that differ in it and in nothing else."""
+
+    num_pairs: int
+    num_same: int  # pairs of which the bits are the same all the same
+    largest: float | None  # relative difference of held-out losses at the end
+
+
+def alone(files: Sequence[RecordFile]) -> dict[str, Alone]:
+    """Return what each rounding does by itself, in the order of `ROUNDINGS`, if there are such pairs."""
+    pairs: dict[str, list[tuple[bool, float | None]]] = {}
+    for column in _columns(files):
+        sound = [file.record for file in column if not file.record.config.get("perturb")]
+        for place, r in enumerate(sound):
+            for other in sound[:place]:
+                names = _apart(r, other)
+                if len(names) == 1:
+                    pairs.setdefault(names[0], []).append((parts_at(r, other) is None, _held_out(r, other)))
+    return {
+        name: Alone(
+            len(pairs[name]),
+            sum(is_same for is_same, _ in pairs[name]),
+            max((apart for is_same, apart in pairs[name] if not is_same and apart is not None), default=None),
+        )
+        for name in ROUNDINGS
+        if name in pairs
+    }
 
 
 def _held(files: Sequence[RecordFile]) -> list[str]:

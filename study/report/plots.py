@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -12,8 +13,10 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
+from study.compare.bits import ROUNDINGS, Cell
 from study.compare.expected import step_peak
 from study.compare.words import in_order
 
@@ -153,6 +156,42 @@ def lines(table: pd.DataFrame, x: str, y: str, control: str = "ddp") -> tuple[Fi
         axes.annotate(f" {name}", (1, place), color=look(name)["color"], **where)
     plt.close(figure)
     return figure, axes
+
+
+def bits(rows: Mapping[str, Sequence[Cell | None]], heads: Sequence[str]) -> Figure:
+    """Draw which settings leave the same bits: a row for each strategy, a column for each setting.
+
+    A green square: the same bits as the reference. An open one has the numbers of the roundings that differ.
+    """
+    cells = [cell for row in rows.values() for cell in row if cell is not None]
+    used = [name for name in ROUNDINGS if any(name in cell.roundings for cell in cells)]
+    figure, axes = panel(0.32 * len(rows) + 0.22 * len(used) + 2.2)
+    axes.grid(visible=False)
+    axes.spines[:].set_visible(False)
+    for y, row in enumerate(rows.values()):
+        for x, cell in enumerate(row):
+            if cell is not None:
+                is_same = cell.step is None
+                colour = COLOURS["zero2"] if is_same else "none"
+                axes.add_patch(Rectangle((x - 0.46, y - 0.4), 0.92, 0.8, facecolor=colour, edgecolor=INK))
+                text = "=" if is_same else _numbers(cell, used)
+                axes.text(x, y, text, ha="center", va="center", fontsize=10, color="white" if is_same else INK)
+    axes.set_xlim(-0.5, len(heads) - 0.5)
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.set_yticks(range(len(rows)), list(rows), fontsize=10)
+    axes.set_xticks(range(len(heads)), [textwrap.fill(head, 11) for head in heads], fontsize=8)
+    axes.tick_params(length=0)
+    axes.xaxis.tick_top()
+    legend = ["=  the same bits as the reference", *(f"{number}  {name}" for number, name in enumerate(used, 1))]
+    figure.supxlabel("\n".join(legend), fontsize=10, x=0.02, ha="left")
+    return finished(figure, axes)
+
+
+def _numbers(cell: Cell, used: Sequence[str]) -> str:
+    """The numbers of the roundings in a cell; `fault` for a planted one, and `?` if nothing has a name."""
+    if any(name not in used for name in cell.roundings):
+        return "fault"
+    return ",".join(str(used.index(name) + 1) for name in cell.roundings) or "?"
 
 
 def panel(height: float) -> tuple[Figure, Axes]:
