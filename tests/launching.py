@@ -35,7 +35,7 @@ from study.strategy.file import find_strategy, read_strategy
 
 ROOT = Path(__file__).resolve().parents[1]
 HAS_IPROUTE2 = all(shutil.which(program) for program in ("ip", "tc"))
-TIMEOUT_SECONDS = 300
+TIMEOUT_SECONDS = 900  # a hang is found; a slow machine is none
 
 # Small, but long enough for the probed step (the sixth) and two more; the learning rate lets the tiny model move.
 DEFAULTS: dict[str, Any] = {"max_steps": 8, "num_train_examples": 64, "num_eval_examples": 16, "learning_rate": 1e-3}

@@ -143,12 +143,14 @@ def test_mended_files_start(verdicts):
 @pytest.mark.slow
 @pytest.mark.launches
 def test_what_traps_did_they_do_again():
-    """All of them, in forks of one process."""
+    """All of them, in forks of one process: each setting of which doctor says something, as it was once observed."""
     cases = [case for name, case in doctor_observed.cases().items() if name.startswith("trap ")]
     found = doctor_observed.observe_alone(cases)
-    assert {name: seen.get("values") for name, seen in found.items()} == {
-        name: doctor_observed.committed()[name].get("values") for name in found
-    }
+    for name, seen in found.items():
+        before, now = doctor_observed.committed()[name].get("values"), seen.get("values")
+        assert (before is None) == (now is None), name
+        if now is not None:  # of a misspelt key doctor says less than of two keys before
+            assert now == {key: before[key] for key in now}, name
 
 
 @pytest.mark.launches
