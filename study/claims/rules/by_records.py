@@ -180,15 +180,18 @@ def _from_least_to_most(values: list[float], runs: list[RecordFile]) -> Observed
     return Observed(statistics.mean(values), evidence, interval, told="" if interval is None else "least to most")
 
 
-def peak_ratio(of: str, to: str) -> Observed:
+def peak_ratio(of: str, to: str, precision: str | None = None) -> Observed:
     """Bytes of tensors at the highest moment of a step over those of another strategy, of the fullest process.
 
-    From least to most, over the models, numbers of processes and precisions of `peaks-real`; in bf16 DDP is autocast.
+    From least to most, over the models, numbers of processes and precisions of `peaks-real`; `precision` takes only the
+    runs of one. In bf16 DDP is autocast.
     """
     from study.compare import table
 
     runs = table.read([RECORDS / "peaks-real"]).query("status == 'ok'")
     runs = runs.assign(precision=runs["precision"].str.removesuffix("-autocast"))
+    if precision is not None:
+        runs = runs[runs["precision"] == precision]
     above, below = (runs[runs["strategy"] == name] for name in (of, to))
     pairs = above.merge(below, on=["workload", "size", "world_size", "precision", "seed"], suffixes=("", "_below"))
     ratios = [float(ratio) for ratio in pairs["peak_tensor_bytes"] / pairs["peak_tensor_bytes_below"]]
