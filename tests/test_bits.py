@@ -79,6 +79,38 @@ def test_a_plain_loop_of_one_process_leaves_the_same_bits(monkeypatch, capsys):
     assert "first moments from step 1" in capsys.readouterr().out
 
 
+@pytest.mark.slow
+@pytest.mark.launches
+def test_diff_records_the_trainer_and_names_a_planted_fault(tmp_path):
+    """The launcher starts the recorder, and that the trainer."""
+    flags = [
+        "--workload",
+        "gpt-wikitext",
+        "--dropout",
+        "0",
+        "--no-measure",
+        "--max-steps",
+        "3",
+        "--gradient-clipping",
+        "0",
+    ]
+    for name, fault in {"sound": [], "wrong": ["--perturb", "scaled-gradient"]}.items():
+        launch = ["accelerate", "launch", "--config_file", launching.ROOT / "accelerate_configs" / "ddp.yaml"]
+        launch += ["--num_processes", "2", "--main_process_port", "0", "-m", "study.engines.diff"]
+        script = [
+            "--output",
+            tmp_path / name,
+            launching.ROOT / "study" / "train.py",
+            "--output-dir",
+            tmp_path / f"of_{name}",
+        ]
+        done = launching.attempt([*launch, *script, *flags, *fault])
+        assert done.returncode == 0, done.stderr[-2000:]
+    done = launching.command_line(["diff", tmp_path / "sound", tmp_path / "wrong"])
+    assert done.returncode == 1
+    assert "x 0.98 in B" in done.stdout
+
+
 @pytest.mark.launches
 def test_in_fp64_a_difference_of_rounding_shrinks():
     fp64 = {**BERT, "gradient_clipping": 0.5, "precision": "fp64"}

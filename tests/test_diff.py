@@ -423,6 +423,31 @@ def test_a_script_that_raises_in_its_second_step_is_not_whole(record: Any, tmp_p
     assert (result.differences, result.is_same) == ([], False)
 
 
+def test_a_script_that_leaves_by_the_system_call_is_recorded(record: Any, tmp_path: Path):
+    """As trainers do that fear the end of the interpreter."""
+    whole = record("a", steps=2)
+    (script := tmp_path / "b.py").write_text(SCRIPT.format(**SETTINGS | {"steps": 2}) + "import os\nos._exit(0)\n")
+    with pytest.raises(SystemExit) as left:
+        main(["--output", str(tmp_path / "b"), "--whole", "3", str(script)])
+    assert left.value.code == 0
+    assert compare(whole, Recording.read(tmp_path / "b")).is_same
+
+
+COUNTS_FLOPS = """
+from torch._subclasses.fake_tensor import FakeTensorMode
+with FakeTensorMode():
+    nn.Linear(4, 4)(torch.randn(2, 4)).sum().backward()
+"""
+
+
+def test_passes_without_values_are_no_part_of_a_step(record: Any, tmp_path: Path):
+    """A script that counts its FLOPs with fake tensors, which have no loss to be read."""
+    whole = record("a", steps=2)
+    (script := tmp_path / "b.py").write_text(SCRIPT.format(**SETTINGS | {"steps": 2}) + COUNTS_FLOPS)
+    main(["--output", str(tmp_path / "b"), "--whole", "3", str(script)])
+    assert compare(whole, Recording.read(tmp_path / "b")).is_same
+
+
 def test_a_new_recording_replaces_noise_and_ranks_of_the_older_one(record: Any, tmp_path: Path):
     record("a"), record("a", "--noise", "1")
     put(tmp_path / "a", of_rank=1, world_size=2)

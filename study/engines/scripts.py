@@ -6,8 +6,11 @@ import argparse
 import os
 import runpy
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import NoReturn
 
 import torch.distributed as dist
 
@@ -34,7 +37,25 @@ def run(script: Path, arguments: Sequence[str]) -> None:
             print(torch_locks.said(lock), file=sys.stderr, flush=True)
     sys.argv = [str(script), *arguments]
     sys.path[0] = str(script.resolve().parent)
-    runpy.run_path(str(script), run_name="__main__")
+    with _without_hard_exit():
+        runpy.run_path(str(script), run_name="__main__")
+
+
+@contextmanager
+def _without_hard_exit() -> Iterator[None]:
+    """Let `os._exit` of the script's main thread end the script alone: what was observed is not written yet."""
+    own, hard_exit = os.getpid(), os._exit
+
+    def leave(status: int) -> NoReturn:
+        if os.getpid() == own and threading.current_thread() is threading.main_thread():
+            raise SystemExit(status)
+        hard_exit(status)
+
+    os._exit = leave
+    try:
+        yield
+    finally:
+        os._exit = hard_exit
 
 
 def rank() -> int:

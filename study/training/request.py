@@ -17,6 +17,9 @@ from study.errors import Refusal
 from study.run import Run, make_run
 from study.strategy.file import Strategy, read_strategy
 
+# Modules of this project that run a script as it is, and write down what it does.
+RECORDERS = {"study.engines.diff", "study.engines.prove"}
+
 
 def requested_run(config: RunConfig) -> Run:
     """Return the run that the `accelerate launch` above this process was asked for.
@@ -26,7 +29,9 @@ def requested_run(config: RunConfig) -> Run:
     a flag or a variable that a run may not have.
     """
     if (launcher := _launcher()) is not None:
-        parent, flags, _ = launcher
+        parent, flags, command = launcher
+        if RECORDERS & {*command}:  # the program that is run within them is the trainer still
+            flags.pop("module", None)
         if "config_file" in flags:
             allowed.check_flags(flags)
             allowed.check_variables(_environment(parent))

@@ -26,6 +26,7 @@ import psutil
 import torch
 import torch.distributed as dist
 from torch._C._functorch import is_functorch_wrapped_tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.utils import clip_grad
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._pytree import tree_flatten_with_path, tree_leaves
@@ -179,7 +180,8 @@ class Recorder:
                 self._keep("forward", part, call, leaf)
 
     def _on_backward(self, call: Any, tensors: Any, *arguments: Any, **options: Any) -> Any:
-        if self._is_in_backward or not self._step:
+        without_values = any(isinstance(leaf, FakeTensor) for leaf in tree_leaves(tensors))  # a script counts FLOPs
+        if self._is_in_backward or not self._step or without_values:
             return call(tensors, *arguments, **options)
         self._is_in_backward = True
         losses = [leaf for leaf in tree_leaves(tensors) if isinstance(leaf, torch.Tensor) and leaf.numel() == 1]
