@@ -220,7 +220,7 @@ def grid(columns: Sequence[Column]) -> dict[str, list[Cell | None]]:
 def _cell(file: RecordFile, control: RecordFile) -> Cell:
     r, reference = file.record, control.record
     step = parts_at(r, reference)
-    names = () if step is None else tuple(_apart(r, reference))
+    names = () if step is None else tuple(roundings_apart(r, reference))
     return Cell(step, names, _held_out(r, reference), file is control)
 
 
@@ -244,7 +244,7 @@ def parts_at(r: Record, other: Record) -> int | None:
     return None
 
 
-def _apart(r: Record, other: Record) -> list[str]:
+def roundings_apart(r: Record, other: Record) -> list[str]:
     """Name the roundings in which two runs differ; of a run with a planted fault, the fault."""
     if r.config.get("perturb"):
         return [f"a fault: {r.config['perturb']}"]
@@ -281,7 +281,7 @@ def held(files: Sequence[RecordFile]) -> Mapping[str, list[tuple[str, str]]]:
                         result["not seen" if is_same else "seen"].append(pair)
                 elif r.strategy == o.strategy:
                     result["repeated" if is_same else "not repeated"].append(pair)
-                elif not _apart(r, o):
+                elif not roundings_apart(r, o):
                     result["same" if is_same else "broken"].append(pair)
                 elif not is_same:
                     result["named"].append(pair)
@@ -304,7 +304,7 @@ def alone(files: Sequence[RecordFile]) -> dict[str, Alone]:
         sound = [file.record for file in column if not file.record.config.get("perturb")]
         for place, r in enumerate(sound):
             for other in sound[:place]:
-                names = _apart(r, other)
+                names = roundings_apart(r, other)
                 if len(names) == 1:
                     pairs.setdefault(names[0], []).append((parts_at(r, other) is None, _held_out(r, other)))
     return {

@@ -80,6 +80,26 @@ def loss_difference(
     return _compared(table, study, strategy, control, "final_loss" if part == "training" else "eval_loss")
 
 
+def different_bits(strategy: str, control: str) -> Observed:
+    """Number of trainings with fixed orders that end with other bits than the control's of the same setting.
+
+    Of the studies `bits` and `bits-learned`, those in which no rounding tells the two strategies apart.
+    """
+    from study.compare import bits
+
+    compared, different = [], 0
+    for study in ("bits", "bits-learned"):
+        for _, pinned in bits.settings([RECORDS / study]).values():
+            for column in pinned:
+                of = {run.record.strategy: run.record for run in column if run.record.config["fixed_order"] == "all"}
+                if {strategy, control} <= of.keys() and not bits.roundings_apart(of[strategy], of[control]):
+                    different += bits.parts_at(of[strategy], of[control]) is not None
+                    compared.append(of[strategy].run_id)
+    if not compared:
+        raise ValueError(f"arguments: no setting of the bits studies has {strategy} and {control}")
+    return Observed(different, tuple(sorted(compared)), told=f"weights and moments of {len(compared)} trainings")
+
+
 def gradient_norm_ratio(study: str, strategy: str, control: str) -> Observed:
     """The mean gradient norm of a run over the control's, with its interval over seeds."""
     difference = _compared(_table(study), study, strategy, control, "mean_grad_norm")
@@ -304,7 +324,7 @@ def protocol_effect(program: str, metric: defects.Metric) -> Observed:
 FUNCTIONS: dict[str, Callable[..., Observed]] = {
     function.__name__: function
     for function in (
-        loss_difference, gradient_norm_ratio, state_bytes_per_parameter, state_ratio, peak_ratio, volume, volume_ratio,
+        loss_difference, different_bits, gradient_norm_ratio, state_bytes_per_parameter, state_ratio, peak_ratio, volume, volume_ratio,
         reduced_ratio, uses_collective, accumulation_difference, protocol_effect,
     )
 }  # fmt: skip
