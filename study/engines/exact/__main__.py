@@ -46,10 +46,10 @@ def main(words: Sequence[str] | None = None) -> int:
         file.find_strategy(name)  # raises Refusal for a name that is not known
     chosen = cells.table(given.quick, only, [int(number) for number in given.ranks.split(",")] if given.ranks else None)
     names = [name for name in faults.FAULTS if (given.fault or "") in name]
-    faulty = cells.with_faults(names, only) if given.faults or given.fault else []
+    faulty = cells.with_faults(names, only) if given.faults or given.fault is not None else []
     if given.fault is not None and not names:
         parser.error(f"no fault's name contains {given.fault!r}; the faults are: {'; '.join(faults.FAULTS)}")
-    chosen = [] if given.fault else chosen
+    chosen = [] if given.fault is not None else chosen
 
     expected = reference.expect()
     print(
@@ -73,7 +73,7 @@ def main(words: Sequence[str] | None = None) -> int:
     if outcomes:
         print(
             f"{len(same)} of {len(trained)} trainings have the reference's bits in every gradient, weight and momentum "
-            f"({num_compared:,} tensors compared). {len(outcomes) - len(trained)} could not run."
+            f"({num_compared:,} tensors compared). {len(outcomes) - len(trained)} were refused."
         )
     if seen:
         print(f"{sum(each.is_seen for each in seen)} of {len(seen)} planted faults were seen in their first step.")
@@ -81,11 +81,9 @@ def main(words: Sequence[str] | None = None) -> int:
     if given.output:
         given.output.write_text(json.dumps(_as_json(outcomes, seen), indent=1) + "\n")
         print(f"Wrote {given.output}.")
-    not_run = bool(only) and any(
-        not any(each.answers for each in outcomes if each.cell.strategy == name) for name in only
-    )
+    ran = {each.cell.strategy for each in [*outcomes, *seen] if each.answers}
     complete = len(same) == len(trained) and all(each.is_seen for each in seen)
-    return 0 if complete and not (not_run and chosen) else 1
+    return 0 if complete and ran.issuperset(only or ran) else 1
 
 
 def _follow(outcomes: Iterable[Outcome], number: int, what: str) -> list[Outcome]:
@@ -106,7 +104,10 @@ def _print_table(outcomes: Sequence[Outcome]) -> None:
         return
     by_place = {(each.cell.strategy, each.cell.accumulation, each.cell.num_ranks): each for each in outcomes}
     columns = sorted({ranks for _, _, ranks in by_place})
-    print(f"\n{'strategy':<20}{'micro batches':>14}  " + "".join(f"{f'{n} ranks':<11}" for n in columns))
+    print(
+        f"\n{'strategy':<20}{'micro batches':>14}  "
+        + "".join(f"{f'{n} ranks' if n > 1 else '1 rank':<11}" for n in columns)
+    )
     for name, steps in dict.fromkeys((name, steps) for name, steps, _ in by_place):
         cells = [by_place[name, steps, number].word for number in columns]
         print(f"{name:<20}{steps:>14}  " + "".join(f"{word:<11}" for word in cells))

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 
-from study.engines import extensions
 from study.engines.exact import faults, problem
 from study.strategy.file import Strategy, names, read_by_name
 
@@ -55,8 +54,8 @@ class Cell:
             return f"the mesh has {shipped.mesh[0]} replicas of {shipped.mesh[1]} shards or more"
         if shipped.distributed_type == "FSDP" and shipped.offload_param_device != "none":
             return "FSDP2 offloads from a GPU to the host, and these trainings are on the CPU"
-        if missing := [name for name in shipped.needed_extensions - {"cpu_adam"} if not extensions.is_built(name)]:
-            return f"DeepSpeed's {missing[0]} is not built; run: python -m study.engines.extensions {missing[0]}"
+        if shipped.offloads_to_nvme:
+            return "DeepSpeed swaps no tensor below 1 MiB, and this model has 4 KiB: nothing would reach the disk"
         return None
 
 

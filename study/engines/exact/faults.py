@@ -7,6 +7,7 @@ the update is wrong.
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
 FAULTY_STEP = 3  # counted from 1; earlier steps must agree with the reference
 BLOCK = 2  # of the model, where a fault is in one block
 FAULTY_RANK = 1  # where a fault is on one rank
-REDUCTIONS = ("all_reduce", "reduce", "reduce_scatter_tensor", "reduce_scatter")  # of torch.distributed
+# Of torch.distributed.
+REDUCTIONS = ("all_reduce", "reduce", "reduce_scatter_single", "reduce_scatter_tensor", "reduce_scatter")
 
 
 @dataclass(frozen=True)
@@ -169,7 +171,7 @@ def _around_step(training: Training, step: Callable[[Callable[..., Any]], Any]) 
         call = functools.partial(taken, *arguments, **options)
         return step(call) if _acts(training) else call()
 
-    training.base.step = changed
+    training.base.step = changed  # type: ignore[method-assign]
 
 
 def _skip_step(training: Training) -> None:
@@ -214,7 +216,7 @@ def _change_rate(training: Training) -> None:
 # ---------------------------------------------------------------- collectives
 
 
-def _around_reduction(training: Training, change: Callable[[Tensor], None], when: Literal["before", "after"]) -> None:
+def _around_reduction(training: Training, change: Callable[[Tensor], object], when: Literal["before", "after"]) -> None:
     """Change the input or the result of the first reduction of gradients in the faulty step, whoever calls it."""
     changed: list[int] = []
 
@@ -225,16 +227,18 @@ def _around_reduction(training: Training, change: Callable[[Tensor], None], when
         return True
 
     for name in REDUCTIONS:
-        call = getattr(dist, name)
+        if (call := getattr(dist, name, None)) is None:  # not in this release of torch
+            continue
 
-        def reduce(output: Any, *arguments: Any, call: Any = call, name: str = name, **options: Any) -> Any:
-            given = arguments[0] if name.startswith("reduce_scatter") and arguments else options.get("input", output)
+        def reduce(*arguments: Any, call: Any = call, name: str = name, **options: Any) -> Any:
+            bound = list(inspect.signature(call).bind(*arguments, **options).arguments.values())
+            output, given = bound[0], bound[1 if name.startswith("reduce_scatter") else 0]
             if not isinstance(given, Tensor) or not is_first(given):
-                return call(output, *arguments, **options)
+                return call(*arguments, **options)
             if when == "before":
                 change(given)
-                return call(output, *arguments, **options)
-            work = call(output, *arguments, **options)
+                return call(*arguments, **options)
+            work = call(*arguments, **options)
             if work is not None:
                 work.wait()
             change(output)

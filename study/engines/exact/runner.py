@@ -10,7 +10,6 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -100,8 +99,7 @@ def run(cells: Sequence[Cell]) -> Iterator[Outcome]:
     """Train cells and yield the outcome of each as it ends. Cells of one rank train side by side, one per processor."""
     processors = max(1, len(this_machine.allowed_processors()))
     waiting, active = list(cells), list[_Active]()
-    with ExitStack() as stack:
-        stack.callback(lambda: [each.end() for each in active])
+    try:
         while waiting or active:
             while waiting and (
                 not active or sum(each.cell.num_ranks for each in active) + waiting[0].num_ranks <= processors
@@ -115,6 +113,9 @@ def run(cells: Sequence[Cell]) -> Iterator[Outcome]:
                 active.remove(each)
                 yield each.outcome
             time.sleep(POLL_SECONDS)
+    finally:
+        for each in active:
+            each.end()
 
 
 class _Active:

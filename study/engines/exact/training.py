@@ -79,8 +79,9 @@ class Training:
         self.module = self._build(run.strategy)
         matrices = [p for name, p in self.module.named_parameters() if not name.endswith("bias")]
         vectors = [p for name, p in self.module.named_parameters() if name.endswith("bias")]
+        groups: list[dict[str, Any]] = [{"params": matrices}, {"params": vectors, "lr": 2.0**-problem.VECTOR_RATE_BITS}]
         optimizer = torch.optim.SGD(
-            [{"params": matrices}, {"params": vectors, "lr": 2.0**-problem.VECTOR_RATE_BITS}],
+            groups,
             lr=2.0**-problem.MATRIX_RATE_BITS,
             momentum=problem.MOMENTUM,
         )
