@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from study.engines.exact import problem
+from study.exact import problem
 
 STEP = 2.0**-problem.ACTIVATION_BITS
 LARGEST = problem.LARGEST_ACTIVATION * STEP

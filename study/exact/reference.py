@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-from study.engines.exact import problem
-from study.engines.exact.problem import ACTIVATION_BITS, GRADIENT_BITS, NUM_BLOCKS, WEIGHT_BITS
+from study.exact import problem
+from study.exact.problem import ACTIVATION_BITS, GRADIENT_BITS, NUM_BLOCKS, WEIGHT_BITS
 
 SIGNIFICANT_BITS = 24  # of fp32: it holds every integer up to 2^24, and every such integer times a power of two
 Matrix = list[list[int]]  # a vector is a matrix of one row

@@ -1,4 +1,4 @@
-"""`python -m study.engines.exact`: train the exact problem with every strategy and compare the bits.
+"""`python -m study.exact`: train the exact problem with every strategy and compare the bits.
 
 Every strategy trains the same batches on 1, 2, 3, 4 and 8 processes of this machine's CPU, with and without gradient
 accumulation. Every sum is exact in fp32, so all of them must end with the bits of a reference in Python's integers.
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from study.errors import Refusal
 
 if TYPE_CHECKING:
-    from study.engines.exact.runner import Outcome
+    from study.exact.runner import Outcome
 
 HEARTBEAT_SECONDS = 10
 SAME = "same bits"
@@ -27,17 +27,19 @@ SAME = "same bits"
 
 def main(words: Sequence[str] | None = None) -> int:
     """Print the table; return 0 if all that trained has the reference's bits and every planted fault was seen."""
-    parser = argparse.ArgumentParser("python -m study.engines.exact", allow_abbrev=False, description=__doc__)
+    parser = argparse.ArgumentParser("python -m study.exact", allow_abbrev=False, description=__doc__)
     parser.add_argument("--quick", action="store_true", help="five strategies on two and three processes")
     parser.add_argument("--only", metavar="STRATEGIES", help="these strategies, separated by commas")
     parser.add_argument("--ranks", metavar="NUMBERS", help="these numbers of processes, separated by commas")
     parser.add_argument("--faults", action="store_true", help="also plant faults, each of which must be seen")
-    parser.add_argument("--fault", metavar="TEXT", help="only the faults whose names contain this, and no table")
+    parser.add_argument(
+        "--fault", metavar="TEXT", action="append", help="no table, and only the faults whose names contain this"
+    )
     parser.add_argument("--output", metavar="FILE", type=Path, help="write the outcomes as JSON")
     given = parser.parse_args(words)
     os.environ |= {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}  # before torch
 
-    from study.engines.exact import cells, faults, problem, reference
+    from study.exact import cells, faults, problem, reference
     from study.strategy import file
 
     began = time.monotonic()
@@ -45,10 +47,10 @@ def main(words: Sequence[str] | None = None) -> int:
     for name in only or ():
         file.find_strategy(name)  # raises Refusal for a name that is not known
     chosen = cells.table(given.quick, only, [int(number) for number in given.ranks.split(",")] if given.ranks else None)
-    names = [name for name in faults.FAULTS if (given.fault or "") in name]
+    names = [name for name in faults.FAULTS if any(text in name for text in given.fault or [""])]
     faulty = cells.with_faults(names, only) if given.faults or given.fault is not None else []
     if given.fault is not None and not names:
-        parser.error(f"no fault's name contains {given.fault!r}; the faults are: {'; '.join(faults.FAULTS)}")
+        parser.error(f"no fault's name contains {' or '.join(given.fault)}; the faults are: {'; '.join(faults.FAULTS)}")
     chosen = [] if given.fault is not None else chosen
 
     expected = reference.expect()
@@ -59,12 +61,12 @@ def main(words: Sequence[str] | None = None) -> int:
         "fp32, in any order of additions."
     )
     print("Importing the engines ...", flush=True)
-    from study.engines.exact import runner
+    from study.exact import runner
 
     runner.import_engines()
     outcomes = _follow(runner.run(chosen), len(chosen), "cells")
-    seen = _follow(runner.run(faulty), len(faulty), "trainings with a fault")
     _print_table(outcomes)
+    seen = _follow(runner.run(faulty), len(faulty), "trainings with a fault")
     _print_faults(seen)
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     num_compared = sum(answer["compared"] for outcome in outcomes for answer in outcome.answers)
@@ -95,7 +97,7 @@ def _follow(outcomes: Iterable[Outcome], number: int, what: str) -> list[Outcome
         if time.monotonic() - said > HEARTBEAT_SECONDS:
             said = time.monotonic()
             print(f"  {len(found)} of {number} {what} ...", flush=True)
-    return found
+    return sorted(found, key=lambda outcome: outcome.number)
 
 
 def _print_table(outcomes: Sequence[Outcome]) -> None:
@@ -129,8 +131,8 @@ def _print_faults(outcomes: Sequence[Outcome]) -> None:
 
 def _as_json(outcomes: Sequence[Outcome], seen: Sequence[Outcome]) -> dict[str, Any]:
     """What was trained, compared and found; no times and no names of this machine."""
-    from study.engines.exact import problem, reference
     from study.engines.prove.read_back import versions
+    from study.exact import problem, reference
 
     expected = reference.expect()
     return {

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from study.config import build_config
 from study.engines import whole
-from study.engines.exact import faults, model, problem, reference
-from study.engines.exact.cells import Cell
 from study.engines.prove import read_back
+from study.exact import faults, model, problem, reference
+from study.exact.cells import Cell
 from study.models import suited_buckets
 from study.run import Run
 from study.strategy.file import Strategy
@@ -32,11 +32,12 @@ PERSISTENCE_THRESHOLD = 50
 @contextmanager
 def as_rank(cell: Cell, rank: int, folder: Path) -> Iterator[None]:
     """Be this rank of a cell's world: set the launcher's environment and join its process group. For good."""
-    sizes = {"WORLD_SIZE": cell.num_ranks, "LOCAL_WORLD_SIZE": cell.num_ranks, "RANK": rank, "LOCAL_RANK": rank}
-    os.environ |= {name: str(value) for name, value in sizes.items()}
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}  # nobody connects: the ranks meet at a file
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    if cell.strategy_file.distributed_type != "NO":
+    if cell.strategy_file.distributed_type != "NO":  # whose one process no launcher tells of a world
+        sizes = {"WORLD_SIZE": cell.num_ranks, "LOCAL_WORLD_SIZE": cell.num_ranks, "RANK": rank, "LOCAL_RANK": rank}
+        sizes["LOCAL_SIZE"] = cell.num_ranks  # of DeepSpeed: without it each rank starts numactl, 24 times
+        os.environ |= {name: str(value) for name, value in sizes.items()}
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}  # nobody connects: the ranks meet at a file
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         dist.init_process_group(
             "gloo",
             init_method=f"file://{folder / 'store'}",
@@ -62,7 +63,7 @@ class Training:
     """An engine that trains the problem, built as a run builds it."""
 
     def __init__(self, cell: Cell, folder: Path) -> None:
-        self.cell, self.rank = cell, int(os.environ["RANK"])
+        self.cell, self.rank = cell, dist.get_rank() if dist.is_initialized() else 0
         self.step = 0
         self.expected = reference.expect()
         self.difference: dict[str, Any] | None = None
@@ -111,8 +112,7 @@ class Training:
 
     def sequences(self, number: int) -> list[problem.Sequence]:
         """Return the sequences of this rank's micro batch of this number in this step."""
-        rows, part = self.cell.micro_batch_size, number * self.cell.num_ranks + self.rank
-        return problem.batch(self.step)[part * rows : (part + 1) * rows]
+        return self.cell.sequences(self.step, self.rank, number)
 
     def loss(self, outputs: Tensor, targets: Tensor, number: int) -> Tensor:
         del number  # of the micro batch, for the faults

@@ -10,17 +10,16 @@ import functools
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional
 
-from study.engines.exact import problem
+from study.exact import problem
 
-if TYPE_CHECKING:
-    from study.engines.exact.training import Training
+Training = Any  # training.Training, which imports this module
 
 FAULTY_STEP = 3  # counted from 1; earlier steps must agree with the reference
 BLOCK = 2  # of the model, where a fault is in one block
@@ -38,7 +37,7 @@ class Fault:
 
 
 def _acts(training: Training) -> bool:
-    return training.step + 1 >= FAULTY_STEP
+    return bool(training.step + 1 >= FAULTY_STEP)
 
 
 # ---------------------------------------------------------------- the batch and the loss
@@ -46,38 +45,38 @@ def _acts(training: Training) -> bool:
 
 def _drop_micro_batch(training: Training) -> None:
     """Let one rank's second micro batch contribute nothing."""
-    loss = training.loss
+    loss: Callable[..., Tensor] = training.loss
 
     def dropped(outputs: Tensor, targets: Tensor, number: int) -> Tensor:
         drops = _acts(training) and training.rank == FAULTY_RANK and number == 1
         return loss(outputs, targets, number) * (0 if drops else 1)
 
-    training.loss = dropped  # type: ignore[method-assign]
+    training.loss = dropped
 
 
 def _sum_micro_batches(training: Training) -> None:
     """Add the gradients of micro batches up without dividing by their number."""
-    loss = training.loss
+    loss: Callable[..., Tensor] = training.loss
 
     def summed(outputs: Tensor, targets: Tensor, number: int) -> Tensor:
         return loss(outputs, targets, number) * (training.cell.accumulation if _acts(training) else 1)
 
-    training.loss = summed  # type: ignore[method-assign]
+    training.loss = summed
 
 
 def _repeat_micro_batch(training: Training) -> None:
     """Give one rank its first micro batch a second time instead of its second one."""
-    sequences = training.sequences
+    sequences: Callable[[int], list[problem.Sequence]] = training.sequences
 
     def repeated(number: int) -> list[problem.Sequence]:
         return sequences(0 if _acts(training) and training.rank == FAULTY_RANK and number == 1 else number)
 
-    training.sequences = repeated  # type: ignore[method-assign]
+    training.sequences = repeated
 
 
 def _read_other_rank(training: Training) -> None:
     """Give one rank the batch of rank 0."""
-    sequences = training.sequences
+    sequences: Callable[[int], list[problem.Sequence]] = training.sequences
 
     def of_other(number: int) -> list[problem.Sequence]:
         rank = training.rank
@@ -87,7 +86,7 @@ def _read_other_rank(training: Training) -> None:
         finally:
             training.rank = rank
 
-    training.sequences = of_other  # type: ignore[method-assign]
+    training.sequences = of_other
 
 
 # ---------------------------------------------------------------- parameters as layers use them
@@ -171,7 +170,7 @@ def _around_step(training: Training, step: Callable[[Callable[..., Any]], Any]) 
         call = functools.partial(taken, *arguments, **options)
         return step(call) if _acts(training) else call()
 
-    training.base.step = changed  # type: ignore[method-assign]
+    training.base.step = changed
 
 
 def _skip_step(training: Training) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 
-from study.engines.exact import faults, problem
+from study.exact import faults, problem
 from study.strategy.file import Strategy, names, read_by_name
 
 NUM_RANKS = (1, 2, 3, 4, 8)
@@ -35,6 +35,11 @@ class Cell:
     @property
     def micro_batch_size(self) -> int:
         return problem.BATCH_SIZE // (self.num_ranks * self.accumulation)
+
+    def sequences(self, step: int, rank: int, number: int) -> list[problem.Sequence]:
+        """Return the sequences of a rank's micro batch of this number."""
+        part = number * self.num_ranks + rank
+        return problem.batch(step)[part * self.micro_batch_size : (part + 1) * self.micro_batch_size]
 
     @cached_property
     def strategy_file(self) -> Strategy:

@@ -16,9 +16,9 @@ from typing import Any
 
 from study.engines import extensions, this_machine
 from study.engines.dry_run import ranks
-from study.engines.exact import faults, reference, training
-from study.engines.exact.cells import Cell
 from study.errors import Refusal, RunFailed
+from study.exact import faults, reference, training
+from study.exact.cells import Cell
 
 CELL_SECONDS = 300
 POLL_SECONDS = 0.01
@@ -40,6 +40,7 @@ class Outcome:
     failure: str | None = None  # how its training ended
     answers: list[dict[str, Any]] = field(default_factory=list)  # of each rank
     seconds: float = 0.0
+    number: int = 0  # of the cell in its list: outcomes come as they end
 
     @property
     def difference(self) -> dict[str, Any] | None:
@@ -97,18 +98,15 @@ def import_engines() -> None:
 
 def run(cells: Sequence[Cell]) -> Iterator[Outcome]:
     """Train cells and yield the outcome of each as it ends. Cells of one rank train side by side, one per processor."""
-    processors = max(1, len(this_machine.allowed_processors()))
-    waiting, active = list(cells), list[_Active]()
+    waiting, active = list(enumerate(cells)), list[_Active]()
     try:
         while waiting or active:
-            while waiting and (
-                not active or sum(each.cell.num_ranks for each in active) + waiting[0].num_ranks <= processors
-            ):
-                cell = waiting.pop(0)
+            while waiting and _fits(waiting[0][1], active):
+                number, cell = waiting.pop(0)
                 if refusal := cell.refusal:
-                    yield Outcome(cell, refusal=refusal)
-                    continue
-                active.append(_Active(cell))
+                    yield Outcome(cell, refusal=refusal, number=number)
+                else:
+                    active.append(_Active(cell, number))
             for each in [each for each in active if each.is_done()]:
                 active.remove(each)
                 yield each.outcome
@@ -118,11 +116,17 @@ def run(cells: Sequence[Cell]) -> Iterator[Outcome]:
             each.end()
 
 
+def _fits(cell: Cell, active: Sequence[_Active]) -> bool:
+    """Say whether there are processors for the ranks of one more cell; a cell of more ranks trains by itself."""
+    num_processors = len(this_machine.allowed_processors())
+    return not active or sum(each.cell.num_ranks for each in active) + cell.num_ranks <= num_processors
+
+
 class _Active:
     """A cell whose ranks run."""
 
-    def __init__(self, cell: Cell) -> None:
-        self.cell, self.outcome = cell, Outcome(cell)
+    def __init__(self, cell: Cell, number: int) -> None:
+        self.cell, self.outcome = cell, Outcome(cell, number=number)
         self._began = time.monotonic()
         self._scratch = tempfile.TemporaryDirectory(prefix="zero-study-", ignore_cleanup_errors=True)
         self._answers: dict[int, dict[str, Any]] = {}
