@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from study.exact.runner import Outcome
 
 HEARTBEAT_SECONDS = 10
-SAME = "same bits"
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -114,12 +113,16 @@ def _print_table(outcomes: Sequence[Outcome]) -> None:
         cells = [by_place[name, steps, number].word for number in columns]
         print(f"{name:<20}{steps:>14}  " + "".join(f"{word:<11}" for word in cells))
     print()
-    reasons: dict[str, list[str]] = {}
+    refused: dict[tuple[str, str], set[int]] = {}
     for each in outcomes:
-        if each.word != SAME:
-            reasons.setdefault(each.text, []).append(each.cell.name)
-    for text, names in reasons.items():
-        print(f"{', '.join(names)}: {text}")
+        if each.refusal:
+            refused.setdefault((each.cell.strategy, each.text), set()).add(each.cell.num_ranks)
+        elif not each.is_same:
+            found = each.difference
+            where = f", {found['what']} of {found['parameter']} on rank {found['rank']}" if found else ""
+            print(f"{each.cell.name}: {each.text}{where}")
+    for (name, text), numbers in refused.items():
+        print(f"{name} on {', '.join(map(str, sorted(numbers)))} ranks: {text}")
 
 
 def _print_faults(outcomes: Sequence[Outcome]) -> None:

@@ -49,16 +49,15 @@ class Cell:
     def refusal(self) -> str | None:
         """Say why this cell cannot be trained; None: it can."""
         shipped = read_by_name(self.strategy)
+        copies = shipped.secondary_partition_size
         if shipped.distributed_type == "NO" and self.num_ranks > 1:
-            return "single is one process"
-        if shipped.secondary_partition_size > 1 and self.num_ranks % shipped.secondary_partition_size:
-            return (
-                f"the second copy is sharded over {shipped.secondary_partition_size} ranks, which must divide the world"
-            )
+            return "the strategy is for one process"
+        if copies > 1 and self.num_ranks % copies:
+            return f"the strategy shards its second copy of the parameters over groups of {copies} ranks"
         if shipped.mesh and not shipped.could_run(self.num_ranks):
-            return f"the mesh has {shipped.mesh[0]} replicas of {shipped.mesh[1]} shards or more"
+            return f"the strategy has {shipped.mesh[0]} replicas of at least 2 shards each"
         if shipped.distributed_type == "FSDP" and shipped.offload_param_device != "none":
-            return "FSDP2 offloads from a GPU to the host, and these trainings are on the CPU"
+            return "FSDP2 offloads from a GPU to the host, and PyTorch refuses it where there is no GPU"
         if shipped.offloads_to_nvme:
             return "DeepSpeed swaps no tensor below 1 MiB, and this model has 4 KiB: nothing would reach the disk"
         return None
