@@ -26,17 +26,19 @@ HEARTBEAT_SECONDS = 10
 
 def main(words: Sequence[str] | None = None) -> int:
     """Print the table; return 0 if all that trained has the reference's bits and every planted fault was seen."""
+    os.environ |= {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}  # before torch
     parser = argparse.ArgumentParser("python -m study.exact", allow_abbrev=False, description=__doc__)
     parser.add_argument("--quick", action="store_true", help="five strategies on two and three processes")
     parser.add_argument("--only", metavar="STRATEGIES", help="these strategies, separated by commas")
-    parser.add_argument("--ranks", metavar="NUMBERS", help="these numbers of processes, separated by commas")
+    parser.add_argument(
+        "--ranks", metavar="NUMBERS", type=_numbers, help="these numbers of processes, separated by commas"
+    )
     parser.add_argument("--faults", action="store_true", help="also plant faults, each of which must be seen")
     parser.add_argument(
         "--fault", metavar="TEXT", action="append", help="no table, and only the faults whose names contain this"
     )
     parser.add_argument("--output", metavar="FILE", type=Path, help="write the outcomes as JSON")
     given = parser.parse_args(words)
-    os.environ |= {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}  # before torch
 
     from study.exact import cells, faults, problem, reference
     from study.strategy import file
@@ -45,7 +47,7 @@ def main(words: Sequence[str] | None = None) -> int:
     only = given.only.split(",") if given.only else None
     for name in only or ():
         file.find_strategy(name)  # raises Refusal for a name that is not known
-    chosen = cells.table(given.quick, only, [int(number) for number in given.ranks.split(",")] if given.ranks else None)
+    chosen = cells.table(given.quick, only, given.ranks)
     names = [name for name in faults.FAULTS if any(text in name for text in given.fault or [""])]
     faulty = cells.with_faults(names, only) if given.faults or given.fault is not None else []
     if given.fault is not None and not names:
@@ -85,6 +87,16 @@ def main(words: Sequence[str] | None = None) -> int:
     ran = {each.cell.strategy for each in [*outcomes, *seen] if each.answers}
     complete = len(same) == len(trained) and all(each.is_seen for each in seen)
     return 0 if complete and ran.issuperset(only or ran) else 1
+
+
+def _numbers(text: str) -> list[int]:
+    """Read numbers of processes. Raises ArgumentTypeError for one over which the batch does not divide."""
+    from study.exact.cells import NUM_RANKS
+
+    known = {str(number): number for number in NUM_RANKS}
+    if wrong := [word for word in text.split(",") if word not in known]:
+        raise argparse.ArgumentTypeError(f"{wrong[0]!r} is not one of {', '.join(known)}")
+    return [known[word] for word in text.split(",")]
 
 
 def _follow(outcomes: Iterable[Outcome], number: int, what: str) -> list[Outcome]:

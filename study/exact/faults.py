@@ -64,6 +64,16 @@ def _sum_micro_batches(training: Training) -> None:
     training.loss = summed
 
 
+def _scale_loss(training: Training) -> None:
+    """Scale the loss by so little that rounding between the layers hides it everywhere but in the head."""
+    loss: Callable[..., Tensor] = training.loss
+
+    def scaled(outputs: Tensor, targets: Tensor, number: int) -> Tensor:
+        return loss(outputs, targets, number) * (1 + 2.0**-12 if _acts(training) else 1)
+
+    training.loss = scaled
+
+
 def _repeat_micro_batch(training: Training) -> None:
     """Give one rank its first micro batch a second time instead of its second one."""
     sequences: Callable[[int], list[problem.Sequence]] = training.sequences
@@ -276,6 +286,7 @@ FAULTS = {
     "a micro batch is dropped": Fault(_drop_micro_batch, accumulation=4),
     "a micro batch is used twice": Fault(_repeat_micro_batch, accumulation=4),
     "micro batches are summed": Fault(_sum_micro_batches, accumulation=4),
+    "the loss is scaled by 1 + 2^-12": Fault(_scale_loss),
     "a rank reads the batch of another": Fault(_read_other_rank),
     "ranks are summed": Fault(_sum_ranks),
     "a bias's gradient is lost": Fault(_lose_bias),

@@ -43,6 +43,9 @@ def shapes() -> dict[str, tuple[int, ...]]:
     return found | {"head.bias": (VOCABULARY,)}
 
 
+NUM_COMPARED = (2 * NUM_STEPS + 1) * len(shapes())  # each gradient and weight after each step, momentum after the last
+
+
 @cache
 def initial_weights() -> dict[str, list[int]]:
     """Return the initial value of every parameter, row after row, in units of 2^-6."""

@@ -17,7 +17,7 @@ from typing import Any
 from study.engines import extensions, this_machine
 from study.engines.dry_run import ranks
 from study.errors import Refusal, RunFailed
-from study.exact import faults, reference, training
+from study.exact import faults, problem, reference, training
 from study.exact.cells import Cell
 
 CELL_SECONDS = 300
@@ -39,7 +39,6 @@ class Outcome:
     refusal: str | None = None  # why it cannot be trained
     failure: str | None = None  # how its training ended
     answers: list[dict[str, Any]] = field(default_factory=list)  # of each rank
-    seconds: float = 0.0
     number: int = 0  # of the cell in its list: outcomes come as they end
 
     @property
@@ -51,7 +50,8 @@ class Outcome:
     @property
     def is_same(self) -> bool:
         """Whether every rank compared every value, and all had the reference's bits."""
-        return bool(self.answers) and self.difference is None and all(each["compared"] for each in self.answers)
+        is_complete = [each["compared"] for each in self.answers] == [problem.NUM_COMPARED] * self.cell.num_ranks
+        return is_complete and not (self.failure or self.refusal or self.difference)
 
     @property
     def word(self) -> str:
@@ -65,7 +65,9 @@ class Outcome:
         """What the table says of the cell."""
         if self.refusal or self.failure:
             return f"refused: {self.refusal}" if self.refusal else f"failed: {self.failure}"
-        return f"DIFFERENT from step {self.difference['step']}" if self.difference else "same bits"
+        if self.difference:
+            return f"DIFFERENT from step {self.difference['step']}"
+        return "same bits" if self.is_same else "DIFFERENT: a rank has not compared every value"
 
     @property
     def is_seen(self) -> bool:
@@ -143,11 +145,9 @@ class _Active:
             self._answers |= ranks.ended(self._running, Path(self._scratch.name))
             if self._running and time.monotonic() - self._began > CELL_SECONDS:
                 raise RunFailed(f"not done after {CELL_SECONDS} s")
-        except Refusal as refusal:
-            self.outcome.refusal = str(refusal)
-        except RunFailed as failed:
+        except (Refusal, RunFailed) as failed:  # a refusal that the cell did not foresee is a failure, too
             self.outcome.failure = str(failed)
-        if self._running and not (self.outcome.refusal or self.outcome.failure):
+        if self._running and not self.outcome.failure:
             return False
         self.outcome.answers = [answer for _, answer in sorted(self._answers.items())]
         self.end()
@@ -156,5 +156,4 @@ class _Active:
     def end(self) -> None:
         ranks.end(self._running)
         self._running.clear()
-        self.outcome.seconds = time.monotonic() - self._began
         self._scratch.cleanup()
