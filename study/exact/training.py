@@ -16,6 +16,7 @@ from torch import Tensor
 from study.config import build_config
 from study.engines import whole
 from study.engines.prove import read_back
+from study.errors import RunFailed
 from study.exact import faults, model, problem, reference
 from study.exact.cells import Cell
 from study.models import suited_buckets
@@ -91,6 +92,7 @@ class Training:
         if run.strategy.distributed_type == "FSDP":
             self.module = self.model
         self.base = read_back.base_optimizer(self.optimizer)
+        _check_engine(self.model, self.base, run.strategy)
         if self.is_deepspeed:  # accelerate's backward pass includes its step
             self._step_of_engine, self.model.step = self.model.step, self._step_engine
         if fault and fault.before_engine:
@@ -170,6 +172,25 @@ class Training:
         self.num_compared += len(found)
         if self.step == problem.NUM_STEPS - 1:
             self.sha256[what] = reference.sha256(found)
+
+
+def _check_engine(engine: Any, optimizer: Any, strategy: Strategy) -> None:
+    """Raise RunFailed unless the engine is the strategy's, and shards what the strategy shards."""
+    from torch.distributed.fsdp import FSDPModule
+
+    parameters = list(engine.parameters())
+    if strategy.distributed_type == "DEEPSPEED":
+        sharded = sum(hasattr(p, "ds_tensor") and not p.ds_persist for p in parameters)
+        is_right = engine.zero_optimization_stage() == strategy.zero_stage
+        is_right &= (sharded >= 2 * problem.NUM_BLOCKS) == (strategy.zero_stage == 3)
+    elif strategy.distributed_type == "FSDP":
+        units = sum(isinstance(module, FSDPModule) for module in engine.modules())
+        is_right = units == problem.NUM_BLOCKS + 1 and all(hasattr(p, "full_tensor") for p in parameters)
+    else:
+        replicates = isinstance(engine, torch.nn.parallel.DistributedDataParallel)
+        is_right = replicates == (strategy.distributed_type == "MULTI_GPU")
+    if not is_right or type(optimizer) is not torch.optim.SGD:
+        raise RunFailed(f"{strategy.name} built another engine: {type(engine).__name__}, {type(optimizer).__name__}")
 
 
 def _difference(numbers: Tensor, expected: bytes) -> dict[str, Any]:
