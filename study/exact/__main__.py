@@ -61,10 +61,11 @@ def main(words: Sequence[str] | None = None) -> int:
         f"The longest sum takes {max(expected.bits.values())} of the {reference.SIGNIFICANT_BITS} significant bits of "
         "fp32, in any order of additions."
     )
-    print("Importing the engines ...", flush=True)
     from study.exact import runner
 
-    runner.import_engines()
+    if not all(cell.refusal for cell in [*chosen, *faulty]):
+        print("Importing the engines ...", flush=True)
+        runner.import_engines()
     outcomes = _follow(runner.run(chosen), len(chosen), "cells")
     _print_table(outcomes)
     seen = _follow(runner.run(faulty), len(faulty), "trainings with a fault")
