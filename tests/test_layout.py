@@ -37,6 +37,7 @@ MAY_IMPORT = {
     "workloads": "config errors files models",
     "engines": "errors files processes",
     "training": "config engines errors files models records run running strategy workloads",
+    "exact": "config engines errors models run strategy training",
     "running": "config engines errors files processes records run strategy theory workloads",
     "train": "compare config engines errors files processes records run running strategy training workloads",
     "compare": "config errors files models records running theory",

@@ -45,15 +45,22 @@ def gradient(parameter: Any) -> torch.Tensor | None:
 
 def have_moments(optimizer: Any, parameters: Iterable[Any]) -> bool:
     """Whether the ZeRO optimizer of every rank has first moments of these: a rank that raised would hang the others."""
-    if hasattr(optimizer, "_lazy_init_hp_params_optimizer_state"):
-        # DeepSpeed 0.19.8 ties them to parameters once, after its first group has stepped; other groups have none yet.
-        optimizer._hp_optimizer_states_linked = False
-        optimizer._lazy_init_hp_params_optimizer_state()
+    link_states(optimizer)
     held = [getattr(parameter, "_hp_mapping", None) for parameter in parameters]
     lacks = any(one is not None and "exp_avg" not in (one.optim_fragment or {}) for one in held)
     answers: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(answers, lacks)
     return not any(answers)
+
+
+def link_states(optimizer: Any) -> None:
+    """Let a ZeRO optimizer of stage 1 or 2 find the states of all parameters.
+
+    DeepSpeed 0.19.8 looks for them once, after its first group has stepped, when the other groups have none yet.
+    """
+    if hasattr(optimizer, "_lazy_init_hp_params_optimizer_state"):
+        optimizer._hp_optimizer_states_linked = False
+        optimizer._lazy_init_hp_params_optimizer_state()
 
 
 def moment(parameter: torch.Tensor) -> torch.Tensor | None:

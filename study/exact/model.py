@@ -1,0 +1,103 @@
+"""The model of the problem: layers of torch, and between them a function that puts every number back on its grid."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from study.exact import problem
+
+STEP = 2.0**-problem.ACTIVATION_BITS
+LARGEST = problem.LARGEST_ACTIVATION * STEP
+GRADIENT_STEP = 3 * STEP
+LARGEST_GRADIENT = problem.LARGEST_GRADIENT * GRADIENT_STEP
+
+
+class Quantize(torch.autograd.Function):
+    """Round activations to multiples of 2^-3 in [-1, 1], and gradients of single sequences to multiples of 3 * 2^-3.
+
+    The gradient that arrives is divided by `divisor` already; the one that leaves is divided by it again, which is
+    exact. `divisor` None leaves the gradient as it is.
+    """
+
+    @staticmethod
+    def forward(context: Any, values: Tensor, divisor: int | None) -> Tensor:
+        context.divisor = divisor
+        return (values / STEP).round().mul(STEP).clamp(-LARGEST, LARGEST)
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        if context.divisor is None:
+            return gradient, None
+        steps = (gradient * context.divisor / GRADIENT_STEP).round()
+        return steps.mul(GRADIENT_STEP).clamp(-LARGEST_GRADIENT, LARGEST_GRADIENT) / context.divisor, None
+
+
+def quantize(values: Tensor, divisor: int | None) -> Tensor:
+    quantized: Tensor = Quantize.apply(values, divisor)  # type: ignore[no-untyped-call]
+    return quantized
+
+
+class Block(nn.Module):
+    """The unit that FSDP2 shards: two linear layers and a residual connection."""
+
+    def __init__(self, divisor: int) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(problem.WIDTH, problem.HIDDEN), nn.Linear(problem.HIDDEN, problem.WIDTH)
+        self.divisor = divisor
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        inner = quantize(self.up(inputs), self.divisor)
+        return quantize(inputs + self.down(inner), self.divisor)
+
+
+class Model(nn.Module):
+    """Maps tokens (sequences x LENGTH) to quantized outputs (sequences x VOCABULARY).
+
+    `divisor`: sequences of a micro batch times micro batches, by which a backward pass divides each gradient.
+    """
+
+    def __init__(self, divisor: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(problem.VOCABULARY, problem.WIDTH)
+        self.blocks = nn.ModuleList(Block(divisor) for _ in range(problem.NUM_BLOCKS))
+        self.head = nn.Linear(problem.WIDTH, problem.VOCABULARY)
+        self.head.weight = self.embedding.weight
+        self.divisor = divisor
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        hidden = quantize(self.embedding(tokens).sum(1), self.divisor)
+        for block in self.blocks:
+            hidden = block(hidden)
+        return quantize(self.head(hidden), None)  # the loss's own gradient shows how the engine scales the loss
+
+
+def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return the mean over sequences; 1.5 makes its gradient three times an error, which divides by 3 exactly."""
+    return (1.5 * (outputs - targets).square()).sum(1).mean()
+
+
+def set_initial_weights(model: nn.Module) -> None:
+    """Write the weights that the problem begins with. Collective if ZeRO stage 3 has partitioned the model."""
+    from contextlib import nullcontext
+
+    values = problem.initial_weights()
+    parameters = dict(model.named_parameters())
+    for name, parameter in parameters.items():
+        gathered: Any = nullcontext()
+        if hasattr(parameter, "ds_id"):
+            import deepspeed
+
+            gathered = deepspeed.zero.GatheredParameters([parameter], modifier_rank=0)
+        with gathered, torch.no_grad():
+            if parameter.numel():
+                written = torch.tensor(values[name]) * 2.0**-problem.INITIAL_BITS
+                parameter.copy_(written.reshape(parameter.shape))
+
+
+def tensors(sequences: list[problem.Sequence]) -> tuple[Tensor, Tensor]:
+    """Return the tokens and the targets of a micro batch."""
+    tokens = torch.tensor([sequence.tokens for sequence in sequences])
+    return tokens, torch.tensor([sequence.targets for sequence in sequences]) * STEP

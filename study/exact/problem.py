@@ -1,0 +1,80 @@
+"""The training problem in integers: sizes, initial weights, batches and the grids that every number lies on.
+
+Nothing here needs more than Python: the reference and the model of the engines both read it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+
+NUM_STEPS = 6
+BATCH_SIZE = 96  # sequences of a step, 3 * 2^5: divides over 1, 2, 3, 4 and 8 ranks with 1 and 4 micro batches each
+VOCABULARY, WIDTH, HIDDEN, NUM_BLOCKS = 11, 7, 13, 5  # odd, so that shards need padding
+LENGTH = 3  # tokens of a sequence
+
+# Activations are multiples of 2^-3 between -1 and 1. The gradient of one sequence, before the division by the batch
+# size, is a multiple of 3 * 2^-3: then the division by 96, or by 32 and by 3, is exact in any order.
+ACTIVATION_BITS = 3
+LARGEST_ACTIVATION = 1 << ACTIVATION_BITS  # in units of 2^-3
+LARGEST_GRADIENT = 8  # in units of 3 * 2^-3
+
+# Weights begin as multiples of 2^-6. A step adds multiples of 2^-15 to them: the smallest gradient, 2^-11, times the
+# larger learning rate, or 2^-8 times the smaller one.
+INITIAL_BITS, WEIGHT_BITS = 6, 15
+GRADIENT_BITS = 11  # of the mean over the batch
+MATRIX_RATE_BITS, VECTOR_RATE_BITS = 4, 5  # learning rates 2^-4 and 2^-5, one parameter group each
+MOMENTUM = 1.0  # the sum of all gradients: any other factor would need more bits in each step
+
+
+@dataclass(frozen=True)
+class Sequence:
+    tokens: tuple[int, ...]
+    targets: tuple[int, ...]  # of each word of the vocabulary, in units of 2^-3
+
+
+def shapes() -> dict[str, tuple[int, ...]]:
+    """Return the shape of every parameter, in the order in which the model has them; the head's matrix is tied."""
+    found: dict[str, tuple[int, ...]] = {"embedding.weight": (VOCABULARY, WIDTH)}
+    for block in range(NUM_BLOCKS):
+        found |= {f"blocks.{block}.up.weight": (HIDDEN, WIDTH), f"blocks.{block}.up.bias": (HIDDEN,)}
+        found |= {f"blocks.{block}.down.weight": (WIDTH, HIDDEN), f"blocks.{block}.down.bias": (WIDTH,)}
+    return found | {"head.bias": (VOCABULARY,)}
+
+
+NUM_COMPARED = (2 * NUM_STEPS + 1) * len(shapes())  # each gradient and weight after each step, momentum after the last
+
+
+@cache
+def initial_weights() -> dict[str, list[int]]:
+    """Return the initial value of every parameter, row after row, in units of 2^-6."""
+    found = {}
+    for number, (name, shape) in enumerate(shapes().items()):
+        largest = {"embedding.weight": 40}.get(name, 24 if len(shape) == 2 else 8)
+        draws = _draws(number)
+        size = shape[0] * (shape[1] if len(shape) == 2 else 1)
+        found[name] = [next(draws) % (2 * largest + 1) - largest for _ in range(size)]
+    return found
+
+
+@cache
+def batch(step: int) -> list[Sequence]:
+    """Return the sequences of a step. Their targets are a rule that can be learned."""
+    draws = _draws(1000 + step)
+    rows = []
+    for _ in range(BATCH_SIZE):
+        tokens = tuple(next(draws) % VOCABULARY for _ in range(LENGTH))
+        answer = sum(tokens) % 3
+        rows.append(Sequence(tokens, tuple(8 if word % 3 == answer else -4 for word in range(VOCABULARY))))
+    return rows
+
+
+def _draws(seed: int) -> Iterator[int]:
+    """Random integers of 32 bits: the generator splitmix64, written out because a library may change its own."""
+    state = (seed + 1) * 0x632BE59BD9B4E019
+    while True:
+        state = (state + 0x9E3779B97F4A7C15) % (1 << 64)
+        mixed = (state ^ (state >> 30)) * 0xBF58476D1CE4E5B9 % (1 << 64)
+        mixed = (mixed ^ (mixed >> 27)) * 0x94D049BB133111EB % (1 << 64)
+        yield (mixed ^ (mixed >> 31)) >> 32

@@ -1,0 +1,186 @@
+"""The reference: the same training in Python's integers, and the proof that fp32 holds every sum that it takes."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+from study.exact import problem
+from study.exact.problem import ACTIVATION_BITS, GRADIENT_BITS, NUM_BLOCKS, WEIGHT_BITS
+
+SIGNIFICANT_BITS = 24  # of fp32: it holds every integer up to 2^24, and every such integer times a power of two
+Matrix = list[list[int]]  # a vector is a matrix of one row
+Values = dict[str, bytes]  # of each parameter: its values in fp32, row after row
+
+
+@dataclass
+class Expected:
+    """What every engine must hold, bit for bit."""
+
+    gradients: list[Values] = field(default_factory=list)  # of each step: the mean over the batch
+    weights: list[Values] = field(default_factory=list)  # after each step
+    momenta: list[Values] = field(default_factory=list)  # after each step
+    losses: list[float] = field(default_factory=list)  # of each step
+    bits: dict[str, int] = field(default_factory=dict)  # that the largest sum of each kind takes, in any order
+
+
+@cache
+def expect() -> Expected:
+    """Train in integers. Raises ArithmeticError if there is a sum that fp32 might round."""
+    found, sums = Expected(), _Sums()
+    weights = {name: _initial(name, shape) for name, shape in problem.shapes().items()}
+    momenta = {name: [[0] * len(row) for row in matrix] for name, matrix in weights.items()}
+    for step in range(problem.NUM_STEPS):
+        terms: dict[str, list[list[list[int]]]] = {
+            name: [[[] for _ in row] for row in matrix] for name, matrix in weights.items()
+        }
+        errors = [_add_terms(sequence, weights, terms, sums) for sequence in problem.batch(step)]
+        # In units of 2^-11. On three ranks, each has three times its share until the mean over the ranks is taken.
+        gradients = {
+            name: [[sums.add("weight's gradient", each, 3) for each in row] for row in matrix]
+            for name, matrix in terms.items()
+        }
+        for name, matrix in gradients.items():
+            bits = problem.VECTOR_RATE_BITS if name.endswith("bias") else problem.MATRIX_RATE_BITS
+            for held, rows, new in zip(momenta[name], weights[name], matrix, strict=True):
+                for i, value in enumerate(new):
+                    held[i] = sums.add("momentum", (held[i], value))
+                    update = _exactly_shifted(held[i], GRADIENT_BITS + bits - WEIGHT_BITS)
+                    rows[i] = sums.add("weight", (rows[i], -update))
+        found.gradients.append(_in_fp32(gradients, GRADIENT_BITS))
+        found.momenta.append(_in_fp32(momenta, GRADIENT_BITS))
+        found.weights.append(_in_fp32(weights, WEIGHT_BITS))
+        found.losses.append(1.5 * sum(errors) / 4**ACTIVATION_BITS / problem.BATCH_SIZE)
+    found.bits = {kind: largest.bit_length() for kind, largest in sums.largest.items()}
+    if max(found.bits.values()) > SIGNIFICANT_BITS:
+        raise ArithmeticError(f"a sum may take more than the {SIGNIFICANT_BITS} significant bits of fp32: {found.bits}")
+    return found
+
+
+def _add_terms(
+    sequence: problem.Sequence, weights: Mapping[str, Matrix], terms: Mapping[str, list[list[list[int]]]], sums: _Sums
+) -> int:
+    """Add what one sequence contributes to each gradient to the terms of its sum; return its squared error.
+
+    Activations are in units of 2^-3, their products with weights in units of 2^-17. Gradients are in units of
+    3 * 2^-3, as they are before the division by the batch size, their products with weights in units of 3 * 2^-17.
+    """
+    table, bias = weights["embedding.weight"], weights["head.bias"][0]
+    words = [table[token] for token in sequence.tokens]
+    hidden = [
+        _activation(sums.add("activation", column), WEIGHT_BITS - ACTIVATION_BITS)
+        for column in zip(*words, strict=True)
+    ]
+    inputs, inner = [], []
+    for block in range(NUM_BLOCKS):
+        inputs.append(hidden)
+        up, up_bias, down, down_bias = (weights[f"blocks.{block}.{name}"] for name in _OF_BLOCK)
+        inner.append(_linear(up, up_bias[0], hidden, [0] * len(up), sums))
+        hidden = _linear(down, down_bias[0], inner[-1], hidden, sums)
+    outputs = _linear(table, bias, hidden, [0] * len(table), sums)
+
+    gradient = [output - target for output, target in zip(outputs, sequence.targets, strict=True)]
+    errors = sum(error**2 for error in gradient)
+    _add_outer(terms, "embedding.weight", "head.bias", gradient, hidden)
+    gradient = _input_gradient(table, gradient, [0] * len(hidden), sums)
+    for block in reversed(range(NUM_BLOCKS)):
+        up, _, down, _ = (weights[f"blocks.{block}.{name}"] for name in _OF_BLOCK)
+        _add_outer(terms, f"blocks.{block}.down.weight", f"blocks.{block}.down.bias", gradient, inner[block])
+        of_inner = _input_gradient(down, gradient, [0] * len(up), sums)
+        _add_outer(terms, f"blocks.{block}.up.weight", f"blocks.{block}.up.bias", of_inner, inputs[block])
+        gradient = _input_gradient(up, of_inner, gradient, sums)
+    for token in sequence.tokens:
+        for place, value in zip(terms["embedding.weight"][token], gradient, strict=True):
+            place.append(value << ACTIVATION_BITS)
+    return errors
+
+
+_OF_BLOCK = ("up.weight", "up.bias", "down.weight", "down.bias")
+
+
+def _linear(matrix: Matrix, bias: list[int], inputs: list[int], residual: list[int], sums: _Sums) -> list[int]:
+    """Return the quantized activations residual + matrix * inputs + bias."""
+    found = []
+    for row, offset, kept in zip(matrix, bias, residual, strict=True):
+        products = [weight * value for weight, value in zip(row, inputs, strict=True)]
+        total = sums.add("activation", (*products, offset << ACTIVATION_BITS, kept << WEIGHT_BITS))
+        found.append(_activation(total, WEIGHT_BITS))
+    return found
+
+
+def _input_gradient(matrix: Matrix, gradient: list[int], residual: list[int], sums: _Sums) -> list[int]:
+    """Return the quantized gradient residual + gradient * matrix."""
+    found = []
+    for column, kept in zip(zip(*matrix, strict=True), residual, strict=True):
+        products = [weight * value for weight, value in zip(column, gradient, strict=True)]
+        total = sums.add("activation's gradient", (*products, kept << WEIGHT_BITS), 3)
+        found.append(_clamped(_rounded(total, WEIGHT_BITS), problem.LARGEST_GRADIENT))
+    return found
+
+
+def _add_outer(terms: Mapping[str, Any], weight: str, bias: str, gradient: list[int], inputs: list[int]) -> None:
+    """Add the terms of a linear layer's gradients: in units of 2^-11 once they are divided by the batch size."""
+    for row, offset, value in zip(terms[weight], terms[bias][0], gradient, strict=True):
+        for place, each in zip(row, inputs, strict=True):
+            place.append(value * each)
+        offset.append(value << ACTIVATION_BITS)
+
+
+class _Sums:
+    """Adds integers, and keeps the largest sum of absolute values: what any order of additions stays below."""
+
+    def __init__(self) -> None:
+        self.largest: dict[str, int] = {}
+
+    def add(self, kind: str, terms: Iterable[int], factor: int = 1) -> int:
+        terms = tuple(terms)
+        self.largest[kind] = max(self.largest.get(kind, 0), factor * sum(map(abs, terms)))
+        return sum(terms)
+
+
+def _rounded(value: int, bits: int) -> int:
+    """Divide by 2^bits and round to the nearest integer, halves to the even one."""
+    quotient, remainder = divmod(value, 1 << bits)
+    half = 1 << bits - 1
+    return quotient + (remainder > half or (remainder == half and quotient % 2 == 1))
+
+
+def _clamped(value: int, largest: int) -> int:
+    return max(-largest, min(largest, value))
+
+
+def _activation(value: int, bits: int) -> int:
+    return _clamped(_rounded(value, bits), problem.LARGEST_ACTIVATION)
+
+
+def _exactly_shifted(value: int, bits: int) -> int:
+    if value % (1 << bits):
+        raise ArithmeticError(f"{value} has digits below the grid of the weights")
+    return value >> bits
+
+
+def _initial(name: str, shape: tuple[int, ...]) -> Matrix:
+    values = [value << WEIGHT_BITS - problem.INITIAL_BITS for value in problem.initial_weights()[name]]
+    return [values[start : start + shape[-1]] for start in range(0, len(values), shape[-1])]
+
+
+def _in_fp32(matrices: Mapping[str, Matrix], bits: int) -> Values:
+    """Write integers in units of 2^-bits as fp32, which holds them exactly."""
+    found = {}
+    for name, matrix in matrices.items():
+        flat = [value for row in matrix for value in row]
+        found[name] = struct.pack(f"<{len(flat)}f", *(value / (1 << bits) for value in flat))
+    return found
+
+
+def sha256(values: Values) -> str:
+    """Hash every parameter with its name, in the order of their names."""
+    digest = hashlib.sha256()
+    for name, content in sorted(values.items()):
+        digest.update(name.encode())
+        digest.update(content)
+    return digest.hexdigest()

@@ -1,0 +1,159 @@
+"""Train cells, each by ranks that are forked for it from this process, which has imported everything."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import importlib
+import tempfile
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from study.engines import extensions, this_machine
+from study.engines.dry_run import ranks
+from study.errors import Refusal, RunFailed
+from study.exact import faults, problem, reference, training
+from study.exact.cells import Cell
+
+CELL_SECONDS = 300
+POLL_SECONDS = 0.01
+# What engines import as they train, and each rank would import anew.
+IMPORTED = (
+    "cpuinfo", "torch._dynamo", "torch._inductor.compile_fx", "torch.distributed.fsdp", "torch.distributed.tensor",
+    "torch.distributed.algorithms.ddp_comm_hooks", "deepspeed", "deepspeed.module_inject.auto_ep_layer",
+    "deepspeed.runtime.superoffload.superoffload_stage3", "deepspeed.runtime.zero.muon.original_muon",
+    "transformers.integrations.deepspeed", "study.training.fsdp",
+)  # fmt: skip
+
+
+@dataclass
+class Outcome:
+    """What came of one cell."""
+
+    cell: Cell
+    refusal: str | None = None  # why it cannot be trained
+    failure: str | None = None  # how its training ended
+    answers: list[dict[str, Any]] = field(default_factory=list)  # of each rank
+    number: int = 0  # of the cell in its list: outcomes come as they end
+
+    @property
+    def difference(self) -> dict[str, Any] | None:
+        """The first difference from the reference, in the first step that any rank saw one; None: there is none."""
+        found = [answer["difference"] for answer in self.answers if answer["difference"]]
+        return min(found, key=lambda each: each["step"], default=None)
+
+    @property
+    def is_same(self) -> bool:
+        """Whether every rank compared every value, and all had the reference's bits."""
+        is_complete = [each["compared"] for each in self.answers] == [problem.NUM_COMPARED] * self.cell.num_ranks
+        return is_complete and not (self.failure or self.refusal or self.difference)
+
+    @property
+    def word(self) -> str:
+        """What a narrow column says of the cell."""
+        if self.refusal or self.failure:
+            return "refused" if self.refusal else "FAILED"
+        return "same bits" if self.is_same else "DIFFERENT"
+
+    @property
+    def text(self) -> str:
+        """What the table says of the cell."""
+        if self.refusal or self.failure:
+            return f"refused: {self.refusal}" if self.refusal else f"failed: {self.failure}"
+        if self.difference:
+            return f"DIFFERENT from step {self.difference['step']}"
+        return "same bits" if self.is_same else "DIFFERENT: a rank has not compared every value"
+
+    @property
+    def is_seen(self) -> bool:
+        """Whether the planted fault was found in its first step, where it has to show."""
+        fault, found = faults.FAULTS[self.cell.fault or ""], self.difference
+        return found is not None and (found["step"], found["what"]) == (faults.FAULTY_STEP, fault.shows_in)
+
+    def as_json(self) -> dict[str, Any]:
+        cell = self.cell
+        written = {"strategy": cell.strategy, "ranks": cell.num_ranks, "accumulation": cell.accumulation}
+        if cell.fault:
+            return written | {"fault": cell.fault, "seen": self.is_seen, "difference": self.difference}
+        return written | {"outcome": self.text, "difference": self.difference}
+
+
+def import_engines() -> None:
+    """Import once what every rank needs. This process still has only one thread afterwards, so it can be forked."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for name in IMPORTED:
+            importlib.import_module(name)
+        cpuinfo: Any = importlib.import_module("cpuinfo")  # DeepSpeed asks it for a second in each rank
+        cpuinfo.get_cpu_info = functools.cache(cpuinfo.get_cpu_info)
+        extensions.use_built()
+    reference.expect()
+    assert threading.active_count() == 1
+    gc.collect()
+    gc.freeze()  # or each rank would copy all that was imported when it collects garbage
+
+
+def run(cells: Sequence[Cell]) -> Iterator[Outcome]:
+    """Train cells and yield the outcome of each as it ends. Cells of one rank train side by side, one per processor."""
+    waiting, active = list(enumerate(cells)), list[_Active]()
+    try:
+        while waiting or active:
+            while waiting and _fits(waiting[0][1], active):
+                number, cell = waiting.pop(0)
+                if refusal := cell.refusal:
+                    yield Outcome(cell, refusal=refusal, number=number)
+                else:
+                    active.append(_Active(cell, number))
+            for each in [each for each in active if each.is_done()]:
+                active.remove(each)
+                yield each.outcome
+            time.sleep(POLL_SECONDS)
+    finally:
+        for each in active:
+            each.end()
+
+
+def _fits(cell: Cell, active: Sequence[_Active]) -> bool:
+    """Say whether there are processors for the ranks of one more cell; a cell of more ranks trains by itself."""
+    num_processors = len(this_machine.allowed_processors())
+    return not active or sum(each.cell.num_ranks for each in active) + cell.num_ranks <= num_processors
+
+
+class _Active:
+    """A cell whose ranks run."""
+
+    def __init__(self, cell: Cell, number: int) -> None:
+        self.cell, self.outcome = cell, Outcome(cell, number=number)
+        self._began = time.monotonic()
+        self._scratch = tempfile.TemporaryDirectory(prefix="zero-study-", ignore_cleanup_errors=True)
+        self._answers: dict[int, dict[str, Any]] = {}
+        folder = Path(self._scratch.name)
+        program: Callable[[], dict[str, Any]] = functools.partial(training.train, cell, folder)
+        self._running = {
+            rank: ranks.start(program, training.as_rank(cell, rank, folder), folder / str(rank))
+            for rank in range(cell.num_ranks)
+        }
+
+    def is_done(self) -> bool:
+        """Take the answers of the ranks that have ended; after a failure or too long a time, end the others."""
+        try:
+            self._answers |= ranks.ended(self._running, Path(self._scratch.name))
+            if self._running and time.monotonic() - self._began > CELL_SECONDS:
+                raise RunFailed(f"not done after {CELL_SECONDS} s")
+        except (Refusal, RunFailed) as failed:  # a refusal that the cell did not foresee is a failure, too
+            self.outcome.failure = str(failed)
+        if self._running and not self.outcome.failure:
+            return False
+        self.outcome.answers = [answer for _, answer in sorted(self._answers.items())]
+        self.end()
+        return True
+
+    def end(self) -> None:
+        ranks.end(self._running)
+        self._running.clear()
+        self._scratch.cleanup()

@@ -1,0 +1,233 @@
+"""Train the problem as one rank of an engine, and compare every gradient, weight and momentum with the reference."""
+
+from __future__ import annotations
+
+import datetime
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from study.config import build_config
+from study.engines import whole
+from study.engines.prove import read_back
+from study.errors import RunFailed
+from study.exact import faults, model, problem, reference
+from study.exact.cells import Cell
+from study.models import suited_buckets
+from study.run import Run
+from study.strategy.file import Strategy
+from study.training.accelerators import build_accelerator
+
+COLLECTIVE_SECONDS = 60
+# Elements from which ZeRO stage 3 shards a parameter here, if the strategy leaves the default: 100,000 elements, more
+# than this model has. So matrices are sharded and biases stay whole, as in a real model.
+PERSISTENCE_THRESHOLD = 50
+
+
+@contextmanager
+def as_rank(cell: Cell, rank: int, folder: Path) -> Iterator[None]:
+    """Be this rank of a cell's world: set the launcher's environment and join its process group. For good."""
+    if cell.strategy_file.distributed_type != "NO":  # whose one process no launcher tells of a world
+        sizes = {"WORLD_SIZE": cell.num_ranks, "LOCAL_WORLD_SIZE": cell.num_ranks, "RANK": rank, "LOCAL_RANK": rank}
+        sizes["LOCAL_SIZE"] = cell.num_ranks  # of DeepSpeed: without it each rank starts numactl, 24 times
+        os.environ |= {name: str(value) for name, value in sizes.items()}
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}  # nobody connects: the ranks meet at a file
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        dist.init_process_group(
+            "gloo",
+            init_method=f"file://{folder / 'store'}",
+            rank=rank,
+            world_size=cell.num_ranks,
+            timeout=datetime.timedelta(seconds=COLLECTIVE_SECONDS),
+        )
+    yield
+
+
+def train(cell: Cell, folder: Path) -> dict[str, Any]:
+    """Train one cell as the rank that this process is; return the first difference and the digests. Collective."""
+    training = Training(cell, folder)
+    for step in range(problem.NUM_STEPS):
+        training.take_step(step)
+    training.compare_momenta(problem.NUM_STEPS - 1)
+    if dist.is_initialized():
+        dist.barrier()  # no rank leaves while another still reads
+    return {"difference": training.difference, "sha256": training.sha256, "compared": training.num_compared}
+
+
+class Training:
+    """An engine that trains the problem, built as a run builds it."""
+
+    def __init__(self, cell: Cell, folder: Path) -> None:
+        self.cell, self.rank = cell, dist.get_rank() if dist.is_initialized() else 0
+        self.step = 0
+        self.expected = reference.expect()
+        self.difference: dict[str, Any] | None = None
+        self.sha256: dict[str, str] = {}  # of the last step's gradient, weights and momentum
+        self.num_compared = 0  # parameters, over all steps
+        self.before_update: list[Callable[[], None]] = []  # what a planted fault does between backward pass and update
+        self.update: Callable[[], None] | None = None
+        fault = faults.FAULTS[cell.fault] if cell.fault else None
+        if fault and fault.before_engine:
+            fault.plant(self)
+        run = _run(cell, folder)
+        self.accelerator = build_accelerator(run)
+        _suit(self.accelerator, run.strategy)
+        self.module = self._build(run.strategy)
+        matrices = [p for name, p in self.module.named_parameters() if not name.endswith("bias")]
+        vectors = [p for name, p in self.module.named_parameters() if name.endswith("bias")]
+        groups: list[dict[str, Any]] = [{"params": matrices}, {"params": vectors, "lr": 2.0**-problem.VECTOR_RATE_BITS}]
+        optimizer = torch.optim.SGD(
+            groups,
+            lr=2.0**-problem.MATRIX_RATE_BITS,
+            momentum=problem.MOMENTUM,
+        )
+        self.model, self.optimizer = self.accelerator.prepare(self.module, optimizer)
+        self.is_deepspeed = run.strategy.distributed_type == "DEEPSPEED"
+        if run.strategy.distributed_type == "FSDP":
+            self.module = self.model
+        self.base = read_back.base_optimizer(self.optimizer)
+        _check_engine(self.model, self.base, run.strategy)
+        if self.is_deepspeed:  # accelerate's backward pass includes its step
+            self._step_of_engine, self.model.step = self.model.step, self._step_engine
+        if fault and fault.before_engine:
+            faults.reduce_by_python(self.model)
+        elif fault:
+            fault.plant(self)
+
+    def _build(self, strategy: Strategy) -> Any:
+        partitions: Any = nullcontext()
+        if strategy.zero_stage == 3 and strategy.zero3_init:
+            import deepspeed
+
+            settings = self.accelerator.state.deepspeed_plugin.deepspeed_config
+            partitions = deepspeed.zero.Init(config_dict_or_path=settings)
+        with partitions:
+            built = model.Model(problem.BATCH_SIZE // self.cell.num_ranks)
+        model.set_initial_weights(built)
+        return built
+
+    def sequences(self, number: int) -> list[problem.Sequence]:
+        """Return the sequences of this rank's micro batch of this number in this step."""
+        return self.cell.sequences(self.step, self.rank, number)
+
+    def loss(self, outputs: Tensor, targets: Tensor, number: int) -> Tensor:
+        del number  # of the micro batch, for the faults
+        return model.loss(outputs, targets)
+
+    def take_step(self, step: int) -> None:
+        """Train one step and compare its gradient and the weights after it."""
+        self.step = step
+        for number in range(self.cell.accumulation):
+            tokens, targets = model.tensors(self.sequences(number))
+            with self.accelerator.accumulate(self.model):
+                self.accelerator.backward(self.loss(self.model(tokens), targets, number))
+                if self.accelerator.sync_gradients and not self.is_deepspeed:
+                    self._look_before_update()
+                self.optimizer.step()
+                self.optimizer.zero_grad()
+        self._compare("weights", self.expected.weights, whole.weight)
+
+    def _step_engine(self, *arguments: Any, **options: Any) -> Any:
+        self._look_before_update()
+        return self._step_of_engine(*arguments, **options)
+
+    def _look_before_update(self) -> None:
+        self._compare("gradient", self.expected.gradients, whole.gradient)
+        for act in self.before_update:
+            act()
+
+    def compare_momenta(self, step: int) -> None:
+        self.step = step
+        whole.link_states(getattr(self.model, "optimizer", None))
+        self._compare("momentum", self.expected.momenta, self._momentum)
+
+    def _momentum(self, parameter: Any) -> Tensor | None:
+        if whole.is_of_zero(parameter):
+            from deepspeed.utils import safe_get_full_optimizer_state
+
+            return safe_get_full_optimizer_state(parameter, "momentum_buffer")  # type: ignore[no-any-return]
+        found: Any = self.base.state[parameter]["momentum_buffer"]
+        return found.full_tensor() if hasattr(found, "full_tensor") else found  # type: ignore[no-any-return]
+
+    def _compare(self, what: str, expected: list[reference.Values], read: Callable[[Any], Tensor | None]) -> None:
+        """Compare a value of every parameter with the reference's bits, and keep the first difference. Collective."""
+        found = {}
+        for name, parameter in sorted(self.module.named_parameters()):
+            name = name.removeprefix("module.")
+            values = read(parameter)
+            # A sum of zeros is -0.0 in one order and 0.0 in another: + 0.0 makes both 0.0.
+            numbers = torch.tensor([]) if values is None else values.detach().cpu() + 0.0
+            found[name] = numbers.contiguous().numpy().tobytes()
+            if self.difference is None and found[name] != expected[self.step][name]:
+                self.difference = _difference(numbers, expected[self.step][name])
+                self.difference |= {"step": self.step + 1, "what": what, "parameter": name, "rank": self.rank}
+        if found.keys() != expected[self.step].keys():
+            raise AssertionError(f"the engine has {sorted(found)}, the reference {sorted(expected[self.step])}")
+        self.num_compared += len(found)
+        if self.step == problem.NUM_STEPS - 1:
+            self.sha256[what] = reference.sha256(found)
+
+
+def _check_engine(engine: Any, optimizer: Any, strategy: Strategy) -> None:
+    """Raise RunFailed unless the engine is the strategy's, and shards what the strategy shards."""
+    from torch.distributed.fsdp import FSDPModule
+
+    parameters = list(engine.parameters())
+    if strategy.distributed_type == "DEEPSPEED":
+        sharded = sum(hasattr(p, "ds_tensor") and not p.ds_persist for p in parameters)
+        is_right = engine.zero_optimization_stage() == strategy.zero_stage
+        is_right &= (sharded >= 2 * problem.NUM_BLOCKS) == (strategy.zero_stage == 3)
+    elif strategy.distributed_type == "FSDP":
+        units = sum(isinstance(module, FSDPModule) for module in engine.modules())
+        is_right = units == problem.NUM_BLOCKS + 1 and all(hasattr(p, "full_tensor") for p in parameters)
+    else:
+        replicates = isinstance(engine, torch.nn.parallel.DistributedDataParallel)
+        is_right = replicates == (strategy.distributed_type == "MULTI_GPU")
+    if not is_right or type(optimizer) is not torch.optim.SGD:
+        raise RunFailed(f"{strategy.name} built another engine: {type(engine).__name__}, {type(optimizer).__name__}")
+
+
+def _difference(numbers: Tensor, expected: bytes) -> dict[str, Any]:
+    """Describe how the values of a parameter differ from the reference's."""
+    right = torch.frombuffer(bytearray(expected), dtype=torch.float32)
+    flat = numbers.flatten()
+    if flat.shape != right.shape:
+        return {"num_different": len(right), "num_values": len(right), "expected": None, "found": None}
+    wrong = (flat != right).nonzero().flatten()
+    first = int(wrong[0])
+    values = {"expected": float(right[first]), "found": float(flat[first])}
+    return {"num_different": len(wrong), "num_values": len(right), **values}
+
+
+def _run(cell: Cell, folder: Path) -> Run:
+    """The run that `build_accelerator` makes the engine of. Its workload gives only sizes for buckets."""
+    config = build_config(
+        max_steps=problem.NUM_STEPS,
+        global_batch_size=problem.BATCH_SIZE,
+        micro_batch_size=cell.micro_batch_size,
+        gradient_clipping=0.0,
+        collective_timeout=COLLECTIVE_SECONDS,
+        measure=False,
+    )
+    return Run(config, cell.strategy_file, cell.num_ranks, folder / "run")
+
+
+def _suit(accelerator: Any, strategy: Strategy) -> None:
+    """Suit the engine's sizes to this small model, and let DeepSpeed's offload step with torch's own SGD."""
+    if strategy.distributed_type == "FSDP":
+        accelerator.state.fsdp_plugin.transformer_cls_names_to_wrap = [model.Block.__name__]
+    if strategy.distributed_type != "DEEPSPEED":
+        return
+    settings = accelerator.state.deepspeed_plugin.deepspeed_config
+    settings |= {"zero_force_ds_cpu_optimizer": False, "zero_allow_untested_optimizer": True}
+    zero = settings["zero_optimization"]
+    left_open = (strategy.deepspeed_json or {}).get("zero_optimization", {})
+    zero |= {key: size for key, size in suited_buckets(problem.WIDTH).items() if left_open.get(key) == "auto"}
+    if strategy.zero_stage == 3 and "stage3_param_persistence_threshold" not in left_open:
+        zero["stage3_param_persistence_threshold"] = PERSISTENCE_THRESHOLD

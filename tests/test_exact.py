@@ -1,0 +1,218 @@
+"""Do all strategies train the exact problem to the same bits, and is every planted fault seen?"""
+
+from __future__ import annotations
+
+import ast
+import json
+import random
+import re
+import struct
+from pathlib import Path
+
+import launching
+import pytest
+import torch
+
+from study.exact import cells, faults, model, problem, reference, runner
+from study.exact.cells import Cell
+from study.strategy import file
+
+RECORD = launching.ROOT / "reports" / "exact.json"
+THREE_FAULTS = ("a bucket is reduced twice", "a layer computes with stale weights", "the last element of a shard")
+
+
+# ---------------------------------------------------------------- the reference
+
+
+def test_the_reference_needs_only_python():
+    for module in (reference, problem):
+        tree = ast.parse(Path(module.__file__).read_text())
+        imported = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+        imported |= {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+        ours = {"study.exact", "study.exact.problem"}
+        assert imported - ours <= {
+            "__future__",
+            "hashlib",
+            "struct",
+            "collections.abc",
+            "dataclasses",
+            "functools",
+            "typing",
+        }
+
+
+def test_fp32_holds_every_sum():
+    expected = reference.expect()
+    kinds = {"activation", "activation's gradient", "weight's gradient", "momentum", "weight"}
+    assert expected.bits.keys() == kinds
+    assert max(expected.bits.values()) <= reference.SIGNIFICANT_BITS == 24
+    assert len(expected.gradients) == len(expected.weights) == len(expected.momenta) == problem.NUM_STEPS
+    assert expected.losses[-1] < 0.7 * expected.losses[0]  # it learns
+
+
+def test_a_sum_that_fp32_might_round_is_refused(monkeypatch):
+    monkeypatch.setattr(reference, "SIGNIFICANT_BITS", max(reference.expect().bits.values()) - 1)
+    with pytest.raises(ArithmeticError, match="significant bits"):
+        reference.expect.__wrapped__()
+
+
+def test_a_weight_below_its_grid_is_refused(monkeypatch):
+    monkeypatch.setattr(problem, "MATRIX_RATE_BITS", problem.MATRIX_RATE_BITS + 1)
+    with pytest.raises(ArithmeticError, match="grid"):
+        reference.expect.__wrapped__()
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"), [(3, 0), (4, 0), (5, 1), (12, 2), (-4, 0), (-5, -1), (-12, -2), (20, 2)]
+)
+def test_halves_are_rounded_as_torch_rounds(value, expected):
+    assert reference._rounded(value, 3) == expected == int(torch.tensor(value / 8).round())
+
+
+def test_sums_keep_what_any_order_of_additions_stays_below():
+    sums = reference._Sums()
+    assert sums.add("a sum", (5, -5, 1), factor=3) == 1
+    assert sums.largest == {"a sum": 33}
+
+
+@pytest.mark.parametrize("rows", [96, 32, 12, 3])
+def test_torch_alone_has_the_bits_of_the_reference_in_any_order(rows):
+    expected, shuffled = reference.expect(), random.Random(rows)
+    built = model.Model(problem.BATCH_SIZE)
+    model.set_initial_weights(built)
+    groups = [[p for p in built.parameters() if p.ndim == n] for n in (2, 1)]
+    rates = [2.0**-problem.MATRIX_RATE_BITS, 2.0**-problem.VECTOR_RATE_BITS]
+    optimizer = torch.optim.SGD(
+        [{"params": group, "lr": rate} for group, rate in zip(groups, rates, strict=True)], momentum=problem.MOMENTUM
+    )
+    for step in range(problem.NUM_STEPS):
+        batch = shuffled.sample(problem.batch(step), problem.BATCH_SIZE)
+        for start in range(0, problem.BATCH_SIZE, rows):
+            tokens, targets = model.tensors(batch[start : start + rows])
+            (model.loss(built(tokens), targets) * (rows / problem.BATCH_SIZE)).backward()
+        for name, parameter in built.named_parameters():
+            assert (parameter.grad + 0.0).numpy().tobytes() == expected.gradients[step][name]
+        optimizer.step()
+        optimizer.zero_grad()
+        for name, parameter in built.named_parameters():
+            assert (parameter.detach() + 0.0).numpy().tobytes() == expected.weights[step][name]
+
+
+def test_three_times_an_integer_is_divided_by_three_exactly_however_an_engine_divides():
+    """By a division, or by a product with 1/3 as fp32 rounds it: for every integer whose triple fp32 can hold."""
+    integers = torch.arange(2**24 // 3 + 1, dtype=torch.float32)
+    assert torch.equal(3 * integers / 3, integers)
+    assert torch.equal(3 * integers * torch.tensor(1 / 3), integers)
+    assert not torch.equal(integers / 3 * 3 * torch.tensor(1 / 3), integers / 3)  # which is no rule of all numbers
+
+
+# ---------------------------------------------------------------- cells and verdicts
+
+
+@pytest.mark.parametrize("num_ranks", cells.NUM_RANKS)
+@pytest.mark.parametrize("accumulation", cells.ACCUMULATIONS)
+def test_the_micro_batches_of_all_ranks_are_the_batch(num_ranks, accumulation):
+    cell = Cell("ddp", num_ranks, accumulation)
+    places = [(rank, number) for number in range(accumulation) for rank in range(num_ranks)]
+    assert [row for place in places for row in cell.sequences(1, *place)] == problem.batch(1)
+
+
+def test_the_table_has_every_strategy_and_says_why_one_is_not_trained():
+    assert {cell.strategy for cell in cells.table()} == set(file.names())
+    never = {name for name in file.names() if all(c.refusal for c in cells.table(strategies=[name]))}
+    assert never == {"fsdp2_cpu_offload", "zero3_nvme_offload"}
+    refused = {cell.name for cell in cells.table() if cell.refusal and cell.strategy not in never}
+    assert {name.rpartition("/")[0] for name in refused} == {
+        *(f"single/{n}" for n in (2, 3, 4, 8)), *(f"zero3_hpz/{n}" for n in (1, 3)),
+        *(f"fsdp2_hybrid/{n}" for n in (1, 2, 3)),
+    }  # fmt: skip
+
+
+def test_the_mesh_of_eight_ranks_has_larger_shards():
+    assert cells.strategy_for("fsdp2_hybrid", 4).mesh == [2, 2]
+    assert cells.strategy_for("fsdp2_hybrid", 8).mesh == [2, 4]
+
+
+def _outcome(*differences, fault=None, compared=problem.NUM_COMPARED):
+    answers = [{"difference": difference, "compared": compared} for difference in differences]
+    return runner.Outcome(Cell("ddp", 2, 1, fault), answers=answers)
+
+
+def test_one_rank_that_differs_makes_a_difference():
+    wrong = {"step": 4, "what": "weights", "parameter": "head.bias"}
+    assert _outcome(None, None).is_same
+    assert not _outcome(None, wrong).is_same
+    assert _outcome(None, wrong).text == "DIFFERENT from step 4"
+    assert not _outcome().is_same  # no rank answered
+    assert not _outcome(None).is_same  # one of two
+    assert not _outcome(None, None, compared=problem.NUM_COMPARED - 1).is_same
+
+
+@pytest.mark.parametrize(
+    ("step", "what", "is_seen"), [(3, "weights", True), (3, "gradient", False), (2, "weights", False)]
+)
+def test_a_fault_is_seen_in_its_first_step_and_where_it_shows(step, what, is_seen):
+    found = {"step": step, "what": what, "parameter": "head.bias"}
+    assert _outcome(None, found, fault="a rank skips an update").is_seen == is_seen
+    assert not _outcome(None, None, fault="a rank skips an update").is_seen
+
+
+def test_the_record_is_of_this_reference_and_complete():
+    record, expected = json.loads(RECORD.read_text()), reference.expect()
+    assert record["sha256"] == {
+        "gradient": reference.sha256(expected.gradients[-1]),
+        "weights": reference.sha256(expected.weights[-1]),
+        "momentum": reference.sha256(expected.momenta[-1]),
+    }
+    recorded = {(each["strategy"], each["ranks"], each["accumulation"]): each["outcome"] for each in record["cells"]}
+    for cell in cells.table():
+        outcome = f"refused: {cell.refusal}" if cell.refusal else "same bits"
+        assert recorded.pop((cell.strategy, cell.num_ranks, cell.accumulation)) == outcome
+    assert not recorded
+    assert {(each["fault"], each["strategy"]) for each in record["faults"] if each["seen"]} == {
+        (fault, strategy) for fault in faults.FAULTS for strategy in cells.FAULTY_STRATEGIES
+    }
+
+
+def test_values_are_written_as_fp32():
+    written = reference._in_fp32({"a vector": [[1, -3, 1 << 20]]}, 2)
+    assert written == {"a vector": struct.pack("<3f", 0.25, -0.75, 262144.0)}
+
+
+# ---------------------------------------------------------------- engines
+
+
+def _command(*words: str) -> launching.Done:
+    return launching.attempt(["python", "-m", "study.exact", *words])
+
+
+@pytest.mark.launches
+def test_five_strategies_have_the_bits_of_the_reference(tmp_path):
+    output = tmp_path / "exact.json"
+    done = _command("--quick", "--output", str(output))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "20 of 20 trainings have the reference's bits" in done.stdout
+    assert len(re.findall(r"\bsame bits\b", done.stdout)) == 20
+    assert {each["outcome"] for each in json.loads(output.read_text())["cells"]} == {"same bits"}
+
+
+@pytest.mark.launches
+def test_planted_faults_are_seen():
+    done = _command("--only", "ddp,zero3", *(word for fault in THREE_FAULTS for word in ("--fault", fault)))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len(re.findall(r"^seen ", done.stdout, re.MULTILINE)) == 6
+
+
+@pytest.mark.launches
+def test_a_strategy_that_was_asked_for_and_not_trained_is_a_failure():
+    done = _command("--only", "fsdp2_cpu_offload", "--ranks", "2")
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "refused: FSDP2 offloads from a GPU" in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.launches
+def test_every_strategy_has_the_bits_of_the_reference():
+    for num_ranks in cells.NUM_RANKS:
+        done = _command("--ranks", str(num_ranks))
+        assert done.returncode == 0, done.stdout + done.stderr
