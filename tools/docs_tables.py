@@ -407,6 +407,31 @@ def between_ends(versions: list[str]) -> str:
     return versions[0] if len(versions) == 1 else f"{versions[0]} to {versions[-1]} ({len(versions)})"
 
 
+def exact() -> str:
+    """How many trainings in exact arithmetic have the reference's bits, which were refused, and the planted faults."""
+    found = json.loads((ROOT / "reports" / "exact.json").read_text())
+    trained = [cell for cell in found["cells"] if not cell["outcome"].startswith("refused")]
+    same = [cell for cell in trained if cell["outcome"] == "same bits"]
+    faults = {fault["fault"] for fault in found["faults"]}
+    engines = words.in_order(fault["strategy"] for fault in found["faults"])
+    seen = sum(fault["seen"] for fault in found["faults"])
+    rows = [
+        ["trainings that end with the bits of the reference", f"{len(same)} of {len(trained)}"],
+        ["strategies among them", ", ".join(words.in_order({cell["strategy"] for cell in trained}))],
+        ["strategies that a CPU does not train", ", ".join(_never_trained(found["cells"]))],
+        [
+            f"planted faults that are seen: {len(faults)}, each under {', '.join(engines)}",
+            f"{seen} of {len(found['faults'])}",
+        ],
+    ]
+    return tabulate(["what", "result"], rows)
+
+
+def _never_trained(cells: list[dict[str, Any]]) -> list[str]:
+    trained = {cell["strategy"] for cell in cells if not cell["outcome"].startswith("refused")}
+    return words.in_order({cell["strategy"] for cell in cells} - trained)
+
+
 def roundings() -> str:
     """What each rounding does by itself in the study `bits`."""
     files = [file for file in records.find([CPU / "bits"]) if file.record.status == "ok" and file.record.digests]
@@ -423,6 +448,7 @@ def roundings() -> str:
 PLACES: dict[tuple[str, str], Callable[[], str]] = {
     ("reports/README.md", "numbers"): lambda: tabulate(FIRST_SCREEN, first_screen.table()),
     ("docs/bits.md", "roundings"): roundings,
+    ("docs/bits.md", "exact"): exact,
     ("docs/what-fits.md", "fits"): fits,
     ("docs/what-fits.md", "speeds"): speeds,
     ("docs/what-fits.md", "series"): series,

@@ -324,7 +324,7 @@ def protocol_effect(program: str, metric: defects.Metric) -> Observed:
 FUNCTIONS: dict[str, Callable[..., Observed]] = {
     function.__name__: function
     for function in (
-        loss_difference, different_bits, gradient_norm_ratio, state_bytes_per_parameter, state_ratio, peak_ratio, volume, volume_ratio,
-        reduced_ratio, uses_collective, accumulation_difference, protocol_effect,
+        loss_difference, different_bits, gradient_norm_ratio, state_bytes_per_parameter, state_ratio, peak_ratio,
+        volume, volume_ratio, reduced_ratio, uses_collective, accumulation_difference, protocol_effect,
     )
 }  # fmt: skip
