@@ -445,10 +445,27 @@ def roundings() -> str:
     return tabulate(head, rows)
 
 
+def learned_bits() -> str:
+    """By strategy: what the long trainings of the study `bits-learned` leave, compared with DDP's."""
+    shown: dict[str, dict[str, str]] = {}
+    for heading, both in bits.settings([CPU / "bits-learned"]).items():
+        workload, precision, steps, seed = heading.split(", ")[:4]
+        for columns in both:
+            for head, column in zip(bits.heads(columns), columns, strict=True):
+                pins = "all pins" if "all pins" in head else "as shipped"
+                shown[f"{workload.split('-')[0].upper()}, {steps}, {seed}, {precision}, {pins}"] = {
+                    name: bits.shown(cells[0]) for name, cells in bits.grid([column]).items()
+                }
+    names = words.in_order({name for cells in shown.values() for name in cells})
+    rows = [[name, *(cells.get(name, "") for cells in shown.values())] for name in names]
+    return tabulate(["strategy", *shown], rows)
+
+
 PLACES: dict[tuple[str, str], Callable[[], str]] = {
     ("reports/README.md", "numbers"): lambda: tabulate(FIRST_SCREEN, first_screen.table()),
     ("docs/bits.md", "roundings"): roundings,
     ("docs/bits.md", "exact"): exact,
+    ("docs/bits.md", "learned_bits"): learned_bits,
     ("docs/what-fits.md", "fits"): fits,
     ("docs/what-fits.md", "speeds"): speeds,
     ("docs/what-fits.md", "series"): series,

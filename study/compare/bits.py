@@ -187,9 +187,7 @@ def _shipped_and_pinned(files: Sequence[RecordFile]) -> tuple[list[Column], list
 def _table(columns: Sequence[Column]) -> list[str]:
     cells = grid(columns)
     return list(
-        words.markdown(
-            [HEAD, *heads(columns)], [[name, *(_shown(cell) for cell in row)] for name, row in cells.items()]
-        )
+        words.markdown([HEAD, *heads(columns)], [[name, *(shown(cell) for cell in row)] for name, row in cells.items()])
     )
 
 
@@ -224,7 +222,8 @@ def _cell(file: RecordFile, control: RecordFile) -> Cell:
     return Cell(step, names, _held_out(r, reference), file is control)
 
 
-def _shown(cell: Cell | None) -> str:
+def shown(cell: Cell | None) -> str:
+    """Say what a cell says, in words; empty: there is no such run."""
     if cell is None:
         return ""
     if cell.step is None:
