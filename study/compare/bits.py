@@ -9,7 +9,7 @@ differ, and the names say why.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -95,6 +95,7 @@ def table(folders: Sequence[Path]) -> str:
         lines += [f"## {heading}", ""]
         lines += ["### As shipped", "", *_table(shipped), ""] if shipped else []
         lines += ["### With pins", "", *_table(pinned), ""] if pinned else []
+    lines += _against_shipped(usable)
     lines += _held(usable)
     used = {name for file in usable for name in roundings(file.record)}
     named = [f"- **{name}**: {text}" for name, text in ROUNDINGS.items() if name in used]
@@ -115,10 +116,10 @@ def _heading(file: RecordFile) -> str:
     return f"{r.workload} {r.size}, {proven(r).precision}, {r.steps_done} steps, seed {r.seed}, {records.box_of(r)}"
 
 
-def _setting(file: RecordFile) -> str:
+def _setting(file: RecordFile, whatever: Collection[str] = ("perturb",)) -> str:
     """What is equal of runs that stand in one column: all that decides what they train but strategy and fault."""
     r = file.record
-    decisive = {name: value for name, value in r.config.items() if name not in NOT_TRAINED and name != "perturb"}
+    decisive = {name: value for name, value in r.config.items() if name not in NOT_TRAINED and name not in whatever}
     return json.dumps([_heading(file), r.world_size, decisive, (r.data or {}).get("digest")], sort_keys=True)
 
 
@@ -256,6 +257,31 @@ def _held_out(r: Record, other: Record) -> float | None:
         return None
     mine, theirs = r.evaluation[-1].get("loss"), other.evaluation[-1].get("loss")
     return None if mine is None or not theirs else abs(mine - theirs) / abs(theirs)
+
+
+def _against_shipped(files: Sequence[RecordFile]) -> list[str]:
+    """Compare each strategy with all pins with the same strategy as shipped: what do the pins change?"""
+
+    def place(file: RecordFile) -> tuple[str, str]:
+        return _setting(file, ("perturb", "fixed_order")), file.record.strategy
+
+    sound = sorted((file for file in files if not file.record.config.get("perturb")), key=place)
+    rows = []
+    for _, members in groupby(sound, key=place):
+        by_pins = {file.record.config.get("fixed_order"): file for file in members}
+        if {None, "all"} <= by_pins.keys():
+            shipped, pinned = by_pins[None], by_pins["all"]
+            step, apart = parts_at(pinned.record, shipped.record), _held_out(pinned.record, shipped.record)
+            said = SAME if step is None else f"from step {step}" + ("" if apart is None else f"; {words.powers(apart)}")
+            rows.append([f"{_heading(shipped).split(',')[0]}, {_column(shipped)}", shipped.record.strategy, said])
+    if not rows:
+        return []
+    return [
+        "## All pins, compared with the same strategy as shipped",
+        "",
+        *words.markdown(["setting", HEAD, "bits"], rows),
+        "",
+    ]
 
 
 # ---------------------------------------------------------------- what was expected, and held
