@@ -97,7 +97,8 @@ class RunConfig(BaseModel):
     # Arithmetic and memory
     precision: Precision = Field(
         "fp32",
-        description="fp64 or fp32; *-autocast over fp32 parameters; bf16/fp16: 16-bit parameters, fp32 masters",
+        description="fp64 and fp32: parameters and computation in that type; *-autocast: fp32 parameters with "
+        "autocast; bf16, fp16: 16-bit parameters with fp32 master weights; fp64 does not work with DeepSpeed",
     )
     accumulation_dtype: Literal["fp32", "bf16", "fp16"] = Field(
         "fp32", description="type in which gradients of micro batches add up"
@@ -107,8 +108,8 @@ class RunConfig(BaseModel):
     compile: bool = Field(False, description="torch.compile the model with inductor")
     fixed_order: str | None = Field(
         None,
-        description="fix orders of additions in which strategies differ, to show that nothing else does: all, or some "
-        f"of {','.join(PINS)}; unset: engines as shipped",
+        description="use the same order of floating-point operations under every strategy, to check that nothing else "
+        f"differs: all, or a comma-separated list of {','.join(PINS)}; unset: engines are not modified",
     )
     share_device: bool = Field(
         False, description="all ranks of a machine on its first GPU, over gloo: for bytes; times then mean nothing"
@@ -125,8 +126,8 @@ class RunConfig(BaseModel):
     digest_every: int | None = Field(
         None,
         ge=1,
-        description="optimizer steps between SHA-256 digests of all weights and of Adam's moments, kept in the record; "
-        "unset: the last weights' alone",
+        description="record SHA-256 digests of the weights and of Adam's moments after every so many optimizer steps; "
+        "unset: only of the final weights",
     )
     measure: bool = Field(True, description="probe memory and collectives on one designated step")
     timing_warmup_steps: int = Field(5, ge=1, description="first steps, kept in steps.jsonl but left out of timing")

@@ -60,7 +60,7 @@ def test_presets():
     [
         ({"sizes": "tiny"}, "unknown key 'sizes'"),
         ({"size": "124m"}, "bert-imdb's size '124m' is unknown; --size takes tiny, "),
-        ({"precision": "fp8"}, "precision='fp8': input should be 'fp32', "),
+        ({"precision": "fp8"}, "precision='fp8': input should be 'fp64', "),
         ({"dropout": 1}, "dropout=1: input should be less than 1; change --dropout"),
         ({"learning_rate": 0}, "learning_rate=0: input should be greater than 0; change --learning-rate"),
         ({"learning_rate": "inf"}, "learning_rate='inf': input should be a finite number"),

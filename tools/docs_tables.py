@@ -433,15 +433,16 @@ def _never_trained(cells: list[dict[str, Any]]) -> list[str]:
 
 
 def roundings() -> str:
-    """What each rounding does by itself in the study `bits`."""
+    """What each cause does by itself in the study `bits`, and what removes it."""
     files = [file for file in records.find([CPU / "bits"]) if file.record.status == "ok" and file.record.digests]
     rows = []
     for name, seen in bits.alone(files).items():
+        pin = f"`{bits.PIN_OF[name]}`" if name in bits.PIN_OF else "nothing"
         pairs = f"{seen.num_pairs - seen.num_same} of {seen.num_pairs}"
         largest = "" if seen.largest is None else words.powers(seen.largest)
-        rows.append([f"**{name}**", bits.ROUNDINGS[name], pairs, largest])
-    head = ["rounding", "what differs", "pairs of runs that only this tells apart: different bits",
-            "largest relative difference of held-out losses"]  # fmt: skip
+        rows.append([f"**{name}**", bits.ROUNDINGS[name], pin, pairs, largest])
+    head = ["cause", "explanation", "removed by", "pairs of runs with only this cause that differ",
+            "largest relative difference of their held-out losses"]  # fmt: skip
     return tabulate(head, rows)
 
 
@@ -452,7 +453,7 @@ def learned_bits() -> str:
         workload, precision, steps, seed = heading.split(", ")[:4]
         for columns in both:
             for head, column in zip(bits.heads(columns), columns, strict=True):
-                pins = "all pins" if "all pins" in head else "as shipped"
+                pins = "fixed order" if "fixed order" in head else "unmodified"
                 shown[f"{workload.split('-')[0].upper()}, {steps}, {seed}, {precision}, {pins}"] = {
                     name: bits.shown(cells[0]) for name, cells in bits.grid([column]).items()
                 }

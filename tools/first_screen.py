@@ -126,6 +126,7 @@ NUMBERS = [
         "equal-memory-again",
         partial(_over_series, "own_ratios", "zero3_tuned"),
     ),
+    Number("1.37", "step of `fsdp2`", "equal-memory-again", partial(_over_series, "equal_ratios", "fsdp2")),
     Number("1.63", "step of the repaired program's ZeRO side", "published program", _repaired),
     Number("0.17.6 to 0.18.2", "lose gradients", "conformance", lambda: _wrong("zero2-accumulation")),
     Number("0.18.3 to 0.19.5", "divide twice", "conformance", lambda: _wrong("outputs-of-outputs")),

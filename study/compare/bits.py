@@ -23,21 +23,33 @@ from study.records.find import RecordFile
 from study.records.schema import Record
 
 ROUNDINGS = {
-    "last elements": "torch's fused AdamW on a CPU rounds the elements that fill no vector register, at the end of a "
-    "tensor, by another code path. ZeRO's flat partitions and FSDP2's shards end elsewhere than parameters do.",
-    "CPU Adam": "Under offload DeepSpeed steps by a kernel of its own.",
-    "linear": "Stage 3 replaces torch's linear layer by one that adds the bias in an operation of its own.",
-    "grouping": "Stage 3 puts nodes around modules, so that autograd groups the terms of a gradient otherwise where a "
-    "tensor is used several times, as the input of BERT's attention is.",
-    "norm": "With clipping, each engine adds up the squares of the global gradient norm in another order.",
-    "order of ranks": "With more than two processes, gloo adds in an order that depends on where in a buffer a number "
-    "lies, and buffers differ.",
-    "division by 3": "With a number of processes that is no power of two, it matters whether gradients are divided "
-    "before they are added or after, and whether by division or by a product.",
-    "micro batches": "With several micro batches, stages 2 and 3 and FSDP2 add the ranks first, DDP, stage 0 and "
-    "stage 1 the micro batches.",
-    "16 bits": "In bf16, FSDP2 reduces gradients in fp32, and the ZeRO stages in bf16.",
-    "missed gradients": "No rounding but a fault: with offload to a disk, DeepSpeed misses gradients.",
+    "last elements": "PyTorch's fused AdamW for CPUs uses another code path, with other rounding, for the elements at "
+    "the end of a tensor that do not fill a vector register. ZeRO's partitions and FSDP2's shards end at other "
+    "elements than whole parameters do.",
+    "CPU Adam": "With offload, DeepSpeed uses its own Adam kernel.",
+    "linear": "ZeRO-3 replaces PyTorch's linear layer with one that adds the bias in a separate operation.",
+    "grouping": "ZeRO-3 puts autograd nodes around modules. If a tensor is used several times, like the input of "
+    "BERT's attention, the contributions to its gradient are then added in another order.",
+    "norm": "With clipping, each engine adds the squares of the global gradient norm in another order.",
+    "order of ranks": "With more than two processes, gloo's order of addition depends on the position in the buffer, "
+    "and each strategy lays out its buffers differently.",
+    "division by 3": "If the number of processes is no power of two, dividing by it is not exact. The result depends "
+    "on whether gradients are divided before or after the sum, and on whether they are divided by N or multiplied by "
+    "1/N.",
+    "micro batches": "With several micro batches, ZeRO-2, ZeRO-3 and FSDP2 add over the ranks after each micro batch. "
+    "DDP, ZeRO-0 and ZeRO-1 add the micro batches first.",
+    "16 bits": "In bf16, FSDP2 reduces gradients in fp32, and the ZeRO stages reduce them in bf16.",
+    "missed gradients": "This is no rounding but a fault of DeepSpeed: with offload to a disk, some gradients are "
+    "missed.",
+}
+# The pin of --fixed-order that removes a cause; what has none is a decision of the engine, or a fault.
+PIN_OF = {
+    "last elements": "optimizer",
+    "CPU Adam": "optimizer",
+    "linear": "linear",
+    "grouping": "grouping",
+    "norm": "norm",
+    "order of ranks": "collectives",
 }
 HEAD = "strategy"
 SAME = "same bits"
@@ -93,17 +105,18 @@ def table(folders: Sequence[Path]) -> str:
     lines: list[str] = []
     for heading, (shipped, pinned) in _settings(usable).items():
         lines += [f"## {heading}", ""]
-        lines += ["### As shipped", "", *_table(shipped), ""] if shipped else []
-        lines += ["### With pins", "", *_table(pinned), ""] if pinned else []
+        lines += ["### Unmodified engines", "", *_table(shipped), ""] if shipped else []
+        lines += ["### With --fixed-order", "", *_table(pinned), ""] if pinned else []
     lines += _against_shipped(usable)
     lines += _held(usable)
     used = {name for file in usable for name in roundings(file.record)}
     named = [f"- **{name}**: {text}" for name, text in ROUNDINGS.items() if name in used]
     legend = "\n".join(
         [
-            "A cell compares a run with DDP's of the same setting: weights and both of Adam's moments after every step "
-            "of which both keep digests. It says that all bits are the same, or from which step on they are not, which "
-            "roundings tell the two apart, and how far the held-out losses are apart at the end, relative.",
+            "Each cell compares a run with the DDP run of the same setting: the digests of the weights and of both "
+            "Adam moments, at every step for which both runs have digests. *same bits*: all of them are equal. "
+            "Otherwise the cell lists the causes of the difference, the first step that differs, and the relative "
+            "difference of the final held-out losses. An empty cell was not run.",
             "",
             *named,
         ]
@@ -133,7 +146,7 @@ def _column(file: RecordFile) -> str:
         said.append(f"clipped at {r.config['gradient_clipping']:g}")
     fixed = r.config.get("fixed_order")
     if fixed:
-        said.append("all pins" if fixed == "all" else f"pinned: {fixed.replace(',', ', ')}")
+        said.append("fixed order" if fixed == "all" else f"fixed: {fixed.replace(',', ', ')}")
     return ", ".join(said)
 
 
@@ -229,7 +242,7 @@ def shown(cell: Cell | None) -> str:
         return ""
     if cell.step is None:
         return "(the reference)" if cell.is_reference else SAME
-    names = ", ".join(cell.roundings) or "**no rounding is named**"
+    names = ", ".join(cell.roundings) or "**unknown cause**"
     return f"{names}; from step {cell.step}" + ("" if cell.held_out is None else f"; {words.powers(cell.held_out)}")
 
 
@@ -277,7 +290,7 @@ def _against_shipped(files: Sequence[RecordFile]) -> list[str]:
     if not rows:
         return []
     return [
-        "## All pins, compared with the same strategy as shipped",
+        "## Each strategy with fixed order, compared with itself unmodified",
         "",
         *words.markdown(["setting", HEAD, "bits"], rows),
         "",
@@ -350,16 +363,16 @@ def _held(files: Sequence[RecordFile]) -> list[str]:
         return f"{len(found[good])} of {len(found[good]) + len(found[bad])}"
 
     lines = [
-        "## What was expected, and held",
+        "## Expectations",
         "",
-        f"- A strategy run twice left the same bits: {of('repeated', 'not repeated')} pairs.",
-        f"- Two strategies whose roundings are the same left the same bits: {of('same', 'broken')} pairs.",
-        f"- {len(found['named'])} pairs left other bits, each told apart by a rounding that is named.",
-        f"- A training that is wrong on purpose left other bits than DDP's: {of('seen', 'not seen')}.",
+        f"- Repeated runs of the same strategy are bitwise identical: {of('repeated', 'not repeated')} pairs.",
+        f"- Strategies that were expected to be identical are identical: {of('same', 'broken')} pairs.",
+        f"- {len(found['named'])} pairs differ, and a known cause was expected for each of them.",
+        f"- Runs with a planted fault differ from the correct run: {of('seen', 'not seen')}.",
     ]
     for kind, said in (
-        ("not repeated", "not the same twice"),
-        ("broken", "other bits, and no rounding is named"),
+        ("not repeated", "not the same when run twice"),
+        ("broken", "different bits without a known cause"),
         ("not seen", "a planted fault was not seen"),
     ):
         lines += [f"- **{said}**: {first} and {second}" for first, second in found[kind]]
