@@ -213,6 +213,7 @@ def test_a_strategy_that_was_asked_for_and_not_trained_is_a_failure():
 @pytest.mark.slow
 @pytest.mark.launches
 def test_every_strategy_has_the_bits_of_the_reference():
-    for num_ranks in cells.NUM_RANKS:
+    """On one and on four processes; the committed record has the others."""
+    for num_ranks in (1, 4):
         done = _command("--ranks", str(num_ranks))
         assert done.returncode == 0, done.stdout + done.stderr
