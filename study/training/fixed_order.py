@@ -176,9 +176,9 @@ def exact_norm(pieces: Iterable[torch.Tensor], group: Any = None, is_sharded: bo
     Where the pieces are fp64, nothing is rounded. Collective, if they are sharded.
     """
     pieces = list(pieces)
-    square = torch.zeros((), dtype=torch.float64)
+    square = torch.zeros((), dtype=torch.float64, device=pieces[0].device)
     for piece in pieces:
-        square += piece.detach().double().square().sum().cpu()
+        square += piece.detach().double().square().sum()
     if is_sharded:
         dist.all_reduce(square, group=group)
     return square.sqrt() if pieces[0].dtype == torch.float64 else square.sqrt().float()
