@@ -75,8 +75,10 @@ def names_imported(path: Path) -> set[str]:
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}: relative import"
-            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+            # Of a relative import, level 1 is the package that the file is in.
+            above = ["study", *path.relative_to(STUDY).parts[:-1]][: 1 - node.level or None] if node.level else []
+            module = ".".join([*above, *([node.module] if node.module else [])])
+            names |= {f"{module}.{alias.name}" for alias in node.names}
     return {name.removeprefix("study.") for name in names if name.startswith("study.")}
 
 

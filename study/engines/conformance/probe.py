@@ -26,9 +26,9 @@ from typing import Any, NoReturn
 
 import torch
 
-from study.engines import extensions
-from study.engines.conformance import adapters, toy
-from study.engines.conformance.cells import NUM_STEPS, SAVED_AFTER, Cell
+from .. import extensions
+from . import adapters, toy
+from .cells import NUM_STEPS, SAVED_AFTER, Cell
 
 MOST_VALUES = 4096  # kept of a parameter, evenly spread: the disk would be all that a large model measures
 COLLECTIVE_SECONDS = 60

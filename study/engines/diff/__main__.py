@@ -10,9 +10,9 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from study.engines import scripts
-from study.engines.diff import NUM_STEPS
-from study.engines.diff.recording import Recorder
+from .. import scripts
+from . import NUM_STEPS
+from .recording import Recorder
 
 
 def main(words: Sequence[str] | None = None) -> None:

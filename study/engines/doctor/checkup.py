@@ -20,11 +20,11 @@ from typing import Literal
 
 import psutil
 
-from study import processes
-from study.engines import extensions, this_machine, torch_locks, upgrade
-from study.engines.keys import allowed
-from study.errors import Refusal, RunFailed
-from study.files import refuses_more
+from ... import processes
+from ...errors import Refusal, RunFailed
+from ...files import refuses_more
+from .. import extensions, this_machine, torch_locks, upgrade
+from ..keys import allowed
 
 Verdict = Literal["ok", "note", "bites", "unknown"]
 

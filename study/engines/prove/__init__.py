@@ -9,7 +9,7 @@
 It needs torch and what the script has imported itself.
 """
 
-from study.engines.prove.mismatch import KnownBad, NotAsAsked, NotChecked, TrainsWrong
-from study.engines.prove.watching import callback, watch
+from .mismatch import KnownBad, NotAsAsked, NotChecked, TrainsWrong
+from .watching import callback, watch
 
 __all__ = ["KnownBad", "NotAsAsked", "NotChecked", "TrainsWrong", "callback", "watch"]

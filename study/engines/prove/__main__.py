@@ -17,10 +17,10 @@ import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from study.engines import scripts
-from study.engines.listening import listening
-from study.engines.prove import findings, read_back
-from study.engines.prove.watching import Loaders, Watch, remove_earlier
+from .. import scripts
+from ..listening import listening
+from . import findings, read_back
+from .watching import Loaders, Watch, remove_earlier
 
 
 def main(words: Sequence[str] | None = None) -> None:
