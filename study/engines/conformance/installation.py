@@ -126,7 +126,7 @@ def train(
     *,
     environment: Mapping[str, str] = os.environ,
     say: Callable[[str], None] = print,
-    module: str = "study.engines.conformance.probe",
+    module: str = f"{__package__}.probe",
 ) -> dict[Cell, Failure]:
     """Train every cell, those of as many ranks in one launch, and return those that failed.
 

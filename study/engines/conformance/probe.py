@@ -1,6 +1,6 @@
 """Train cells, one after the other, and leave what came of each: one rank of a launch.
 
-`python -m study.engines.conformance.probe FOLDER` reads FOLDER/cells.json and writes, for its rank,
+`python -m zero_study.engines.conformance.probe FOLDER` reads FOLDER/cells.json and writes, for its rank,
 FOLDER/NUMBER-RANK.pt of each cell that trained and FOLDER/NUMBER-RANK.txt of each that did not. It judges
 nothing, so that any release of torch, DeepSpeed and accelerate can run it.
 """

@@ -1,10 +1,10 @@
 """Where two trainings begin to differ by more than rounding: recordings of anybody's scripts, compared.
 
-from study.engines import diff
+from zero_study import diff
 
 diff.record(model, "a")                   # after prepare, deepspeed.initialize, DDP(...) or fully_shard
 diff.assert_same_training("a", "b")       # in a test
-python -m study.engines.diff --output a train.py    # or no line at all
+python -m zero_study.diff --output a train.py    # or no line at all
 """
 
 from pathlib import Path
