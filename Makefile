@@ -127,7 +127,7 @@ lint: setup
 	@.venv/bin/ruff format --check .
 
 types: setup
-	@.venv/bin/mypy study
+	@.venv/bin/mypy study zero_study.py
 
 setup: .venv/.installed
 	@:

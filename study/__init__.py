@@ -1,3 +1,3 @@
 """What do DDP and DeepSpeed ZeRO, with and without offload, really cost and save?"""
 
-__version__ = "0.1.0"
+from .version import __version__ as __version__

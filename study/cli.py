@@ -75,7 +75,7 @@ GROUPS = {
     "Check": (("doctor", "dry-run", "upgrade", "diff", "conformance", "claims"), "zero-study doctor my_deepspeed.json"),
     "Maintain": (("pack", "merge"), "zero-study pack runs/smoke my-box.zip"),
 }
-PROVE = "In a script of your own: from study.engines import prove; prove.watch(engine) says what it really trains."
+PROVE = "Check your own script: python -m zero_study.prove train.py (docs/prove.md)."
 
 
 class _Commands(config.Command, click.Group):
@@ -392,7 +392,7 @@ def _doctor(
 def _diff(a: Path, b: Path, output: Path | None) -> int:
     """Say in which tensor two trainings first differ by more than rounding.
 
-    Record each with `python -m study.engines.diff --output A train.py`, and A once more with --noise 1: docs/diff.md.
+    Record each with `python -m zero_study.diff --output A train.py`, and A once more with --noise 1: docs/diff.md.
 
     Exit status: 0 no difference; 1 there is one; 2 they cannot be compared; 3 not known, because a recording is damaged
     or mixed from several, or because a training failed or ended before the other one.

@@ -121,7 +121,8 @@ def describe_missing(error: ModuleNotFoundError) -> str | None:
     try:
         required = importlib.metadata.requires("zero-study") or []
     except importlib.metadata.PackageNotFoundError:  # a clone that is not installed
-        return f"{missing} is not installed; in the clone run: make setup" if missing not in ("", "study") else None
+        is_other = missing not in ("", "study", "zero_study")
+        return f"{missing} is not installed; in the clone run: make setup" if is_other else None
     for line in required:
         name, extra = re.split(r"[^\w.-]", line)[0], re.search(r"extra == ['\"](\w+)", line)
         # markdown-it-py is imported as markdown_it.

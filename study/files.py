@@ -23,7 +23,7 @@ from typing import IO, Any
 import yaml
 from pydantic import BaseModel, ConfigDict
 
-from study.errors import Refusal
+from .errors import Refusal
 
 ROOT = Path(__file__).resolve().parents[1]  # of the project, where it is installed in place
 

@@ -22,8 +22,8 @@ from typing import Any, NamedTuple
 
 import psutil
 
-from study import files
-from study.errors import Refusal, RunFailed
+from . import files
+from .errors import Refusal, RunFailed
 
 ANSWER = "ZERO_STUDY_ANSWER"  # in a rank's environment: the file for what it has to say
 MESSAGE_LENGTH = 300

@@ -96,7 +96,7 @@ def test_diff_records_the_trainer_and_names_a_planted_fault(tmp_path):
     ]
     for name, fault in {"sound": [], "wrong": ["--perturb", "scaled-gradient"]}.items():
         launch = ["accelerate", "launch", "--config_file", launching.ROOT / "accelerate_configs" / "ddp.yaml"]
-        launch += ["--num_processes", "2", "--main_process_port", "0", "-m", "study.engines.diff"]
+        launch += ["--num_processes", "2", "--main_process_port", "0", "-m", "zero_study.diff"]
         script = [
             "--output",
             tmp_path / name,

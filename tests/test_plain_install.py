@@ -170,7 +170,7 @@ def built_wheel(folder: Path) -> Path:
     """Build a wheel as `python -m build` does, from a source distribution, of a copy: a build leaves folders behind."""
     for name in ("study", "accelerate_configs"):
         shutil.copytree(launching.ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in ("zero_study.py", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(launching.ROOT / name, folder)
     command = [sys.executable, "-m", "build", "--no-isolation"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
@@ -190,7 +190,7 @@ def test_a_wheel_holds_what_commands_read(tmp_path):
     }
     assert len(files_there) > 100
     with zipfile.ZipFile(path) as wheel:
-        assert files_there <= set(wheel.namelist())
+        assert {"zero_study.py", *files_there} <= set(wheel.namelist())
 
 
 @pytest.mark.slow

@@ -34,9 +34,9 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from study import processes
-from study.errors import Refusal
-from study.files import ROOT, can_be_written
+from .. import processes
+from ..errors import Refusal
+from ..files import ROOT, can_be_written
 
 EXTENSIONS_DIR = ROOT / ".torch_extensions"
 DEVICES = Path("/dev")

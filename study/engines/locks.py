@@ -20,8 +20,8 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 
-from study.errors import Refusal
-from study.files import read_whole, reading
+from ..errors import Refusal
+from ..files import read_whole, reading
 
 CONDA_NAMES = {"pytorch": "torch", "pytorch-cpu": "torch", "pytorch-gpu": "torch"}
 # Local parts of a version that name a build of a release: what PyTorch's own indexes and NVIDIA's add.

@@ -21,9 +21,9 @@ from typing import Any, Literal
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-from study.engines import known_bad, locks
-from study.engines.known_bad import release
-from study.engines.locks import Lock
+from . import known_bad, locks
+from .known_bad import release
+from .locks import Lock
 
 INDEX = Path(__file__).with_name("releases.json")
 THREADS = Path(__file__).with_name("threads.json")

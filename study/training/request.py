@@ -18,7 +18,11 @@ from study.run import Run, make_run
 from study.strategy.file import Strategy, read_strategy
 
 # Modules of this project that run a script as it is, and write down what it does.
-RECORDERS = {"study.engines.diff", "study.engines.prove"}
+RECORDERS = {
+    f"{package}.{name}"
+    for package in ("study", "zero_study")
+    for name in ("diff", "engines.diff", "prove", "engines.prove")
+}
 
 
 def requested_run(config: RunConfig) -> Run:

@@ -15,9 +15,9 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from study.engines import whole
-from study.engines.conformance import toy
-from study.engines.conformance.cells import MAX_NORM, NUM_STEPS, Cell
+from .. import whole
+from . import toy
+from .cells import MAX_NORM, NUM_STEPS, Cell
 
 # Masters, where the engine shows them, and the weights that it computes with, whole, by their names.
 Values = tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from study import files
-from study.engines import known_bad
-from study.files import ROOT, parse_yaml
+from ... import files
+from ...files import ROOT, parse_yaml
+from .. import known_bad
 
 PLACE = ROOT / "reports" / "conformance"
 VERDICTS = ("same", "wrong", "refused", "crashed")

@@ -19,12 +19,12 @@ from typing import Any
 
 import torch
 
-from study import processes
-from study.engines import extensions
-from study.engines.conformance import releases
-from study.engines.conformance.cells import Cell
-from study.engines.conformance.judge import References, judge
-from study.files import ROOT
+from ... import processes
+from ...files import ROOT
+from .. import extensions
+from . import releases
+from .cells import Cell
+from .judge import References, judge
 
 PACKAGES = ("torch", "deepspeed", "accelerate")
 
@@ -126,7 +126,7 @@ def train(
     *,
     environment: Mapping[str, str] = os.environ,
     say: Callable[[str], None] = print,
-    module: str = "study.engines.conformance.probe",
+    module: str = f"{__package__}.probe",
 ) -> dict[Cell, Failure]:
     """Train every cell, those of as many ranks in one launch, and return those that failed.
 

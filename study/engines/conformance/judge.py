@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from study.engines.conformance import reference
-from study.engines.conformance.cells import NUM_STEPS, Cell
-from study.engines.conformance.probe import sampled
-from study.engines.conformance.reference import Expected
+from . import reference
+from .cells import NUM_STEPS, Cell
+from .probe import sampled
+from .reference import Expected
 
 
 def judge(cell: Cell, expected: Expected, ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Train cells, one after the other, and leave what came of each: one rank of a launch.
 
-`python -m study.engines.conformance.probe FOLDER` reads FOLDER/cells.json and writes, for its rank,
+`python -m zero_study.engines.conformance.probe FOLDER` reads FOLDER/cells.json and writes, for its rank,
 FOLDER/NUMBER-RANK.pt of each cell that trained and FOLDER/NUMBER-RANK.txt of each that did not. It judges
 nothing, so that any release of torch, DeepSpeed and accelerate can run it.
 """
@@ -26,9 +26,9 @@ from typing import Any, NoReturn
 
 import torch
 
-from study.engines import extensions
-from study.engines.conformance import adapters, toy
-from study.engines.conformance.cells import NUM_STEPS, SAVED_AFTER, Cell
+from .. import extensions
+from . import adapters, toy
+from .cells import NUM_STEPS, SAVED_AFTER, Cell
 
 MOST_VALUES = 4096  # kept of a parameter, evenly spread: the disk would be all that a large model measures
 COLLECTIVE_SECONDS = 60

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from study.engines.conformance import toy
-from study.engines.conformance.cells import MAX_NORM, NUM_STEPS, Cell
+from . import toy
+from .cells import MAX_NORM, NUM_STEPS, Cell
 
 ROUNDOFF_FP32, ROUNDOFF_BF16 = 2.0**-24, 2.0**-8
 MARGIN = 8

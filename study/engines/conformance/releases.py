@@ -9,11 +9,11 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-from study import processes
-from study.engines import extensions
-from study.engines.conformance.cells import PACKAGES
-from study.errors import Refusal, RunFailed
-from study.files import ROOT
+from ... import processes
+from ...errors import Refusal, RunFailed
+from ...files import ROOT
+from .. import extensions
+from .cells import PACKAGES
 
 FOLDER = ROOT / ".releases"
 INSTALL_SECONDS = 1800

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from study.engines.conformance.cells import NEWER_TWISTS, Cell
+from .cells import NEWER_TWISTS, Cell
 
 VOCABULARY = 32
 LENGTH = 6  # tokens of a sequence

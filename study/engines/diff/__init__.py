@@ -1,10 +1,10 @@
 """Where two trainings begin to differ by more than rounding: recordings of anybody's scripts, compared.
 
-from study.engines import diff
+from zero_study import diff
 
 diff.record(model, "a")                   # after prepare, deepspeed.initialize, DDP(...) or fully_shard
 diff.assert_same_training("a", "b")       # in a test
-python -m study.engines.diff --output a train.py    # or no line at all
+python -m zero_study.diff --output a train.py    # or no line at all
 """
 
 from pathlib import Path
@@ -22,16 +22,16 @@ def record(
     outputs and gradients of what begins with this name are kept as they are. Once the training goes on after `steps`,
     or ends, it is written; nothing of it is left.
     """
-    from study.engines.diff.recording import Recorder
+    from .recording import Recorder
 
     Recorder(Path(folder), steps, noise, whole).adopt(model)
 
 
 def assert_same_training(a: str | Path, b: str | Path) -> None:
     """Raise AssertionError with the first difference of two recorded trainings that rounding does not explain."""
-    from study.engines.diff.compare import compare
-    from study.engines.diff.recorded import Recording
-    from study.engines.diff.text import text
+    from .compare import compare
+    from .recorded import Recording
+    from .text import text
 
     result = compare(Recording.read(Path(a)), Recording.read(Path(b)))
     if not result.is_same:

@@ -1,6 +1,6 @@
-"""`python -m study.engines.diff --output a train.py`: a recording of a script in which nothing was written for it.
+"""`python -m zero_study.diff --output a train.py`: a recording of a script in which nothing was written for it.
 
-Also `accelerate launch -m study.engines.diff --output a train.py` and `torchrun -m study.engines.diff ...`. With
+Also `accelerate launch -m zero_study.diff --output a train.py` and `torchrun -m zero_study.diff ...`. With
 `--noise 1` its results are rounded otherwise, and go into a/noise-1: what the comparison takes its bound from.
 """
 
@@ -10,14 +10,14 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from study.engines import scripts
-from study.engines.diff import NUM_STEPS
-from study.engines.diff.recording import Recorder
+from .. import scripts
+from . import NUM_STEPS
+from .recording import Recorder
 
 
 def main(words: Sequence[str] | None = None) -> None:
     """Run a script as Python would, and record its first optimizer steps."""
-    parser = argparse.ArgumentParser("python -m study.engines.diff", allow_abbrev=False, description=__doc__)
+    parser = argparse.ArgumentParser("python -m zero_study.diff", allow_abbrev=False, description=__doc__)
     parser.add_argument("--output", type=Path, required=True, help="folder of the recording, a file for each rank")
     parser.add_argument("--steps", type=int, default=NUM_STEPS, help="optimizer steps to record")
     parser.add_argument("--noise", type=int, help="number of a run whose results are rounded otherwise")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
-from study.engines.diff.recorded import Difference, Recording
+from .recorded import Difference, Recording
 
 NEAR = 5e-3  # relative; of a factor and a whole number
 NOTHING = 1e-6  # a factor that is none

@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from study.engines.diff.causes import likely
-from study.engines.diff.recorded import Difference, Key, Recording, Seen
-from study.errors import Refusal
+from ...errors import Refusal
+from .causes import likely
+from .recorded import Difference, Key, Recording, Seen
 
 MARGIN = 8
 ROUNDOFF = {"bfloat16": 2.0**-8, "float16": 2.0**-11}  # of any other type: fp32's

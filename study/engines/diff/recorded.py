@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from study.errors import Refusal
-from study.files import decompressed, read_whole
+from ...errors import Refusal
+from ...files import decompressed, read_whole
 
 FORMAT = 4  # 3: the identity of a recording, and how it ended. 4: shapes, parts of batches, order of backward
 FILE = re.compile(r"rank-(\d{1,6})\.json\.gz")

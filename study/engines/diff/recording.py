@@ -31,16 +31,16 @@ from torch.nn.utils import clip_grad
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._pytree import tree_flatten_with_path, tree_leaves
 
-from study import __version__
-from study.engines import whole
-from study.engines.diff.recorded import FILE, FORMAT, Entry, token_of
-from study.engines.diff.rounding import Rounding
-from study.engines.diff.sketch import SIZE, of_rows, sketch
-from study.engines.engine_facts import dtype_names
-from study.engines.listening import before_updates, listening, without_graphs
-from study.engines.prove import read_back
-from study.engines.scripts import rank
-from study.files import write_whole
+from ... import __version__
+from ...files import write_whole
+from .. import whole
+from ..engine_facts import dtype_names
+from ..listening import before_updates, listening, without_graphs
+from ..prove import read_back
+from ..scripts import rank
+from .recorded import FILE, FORMAT, Entry, token_of
+from .rounding import Rounding
+from .sketch import SIZE, of_rows, sketch
 
 # Parts of a module's name that a wrapper has put there.
 _WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 
-from study.engines.diff.recorded import SIZE as SIZE
+from .recorded import SIZE as SIZE
 
 PART = 2**22  # elements that are taken at once
 _MIX = (-7046029254386353131, -4658895280553007687, -7723592293110705685)  # splitmix64's constants

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from study.engines.diff.causes import uniform
-from study.engines.diff.compare import KINDS, NAMES, Result
-from study.engines.diff.recorded import Damaged, Difference, Recording
+from .causes import uniform
+from .compare import KINDS, NAMES, Result
+from .recorded import Damaged, Difference, Recording
 
 
 def text(result: Result) -> str:

@@ -20,11 +20,11 @@ from typing import Literal
 
 import psutil
 
-from study import processes
-from study.engines import extensions, this_machine, torch_locks, upgrade
-from study.engines.keys import allowed
-from study.errors import Refusal, RunFailed
-from study.files import refuses_more
+from ... import processes
+from ...errors import Refusal, RunFailed
+from ...files import ROOT, refuses_more
+from .. import extensions, this_machine, torch_locks, upgrade
+from ..keys import allowed
 
 Verdict = Literal["ok", "note", "bites", "unknown"]
 
@@ -32,10 +32,11 @@ DISK_BYTES = 1 << 28  # written and read back
 RANKS_SECONDS = 90
 PORT = 29500  # accelerate's and torchrun's, where none is named
 
-# Two processes of this machine add 1 and 2, as a run's first collective does.
+# Two processes of this machine add 1 and 2, as a run's first collective does. They start in the user's folder, which
+# may have a package `study` of its own.
 RANKS = """\
 import datetime, os, sys, torch, torch.distributed as dist
-from study import processes
+from zero_study import processes
 backend, rank = sys.argv[1], int(os.environ["RANK"])
 device = torch.device("cuda", rank) if backend == "nccl" else torch.device("cpu")
 if backend == "nccl":
@@ -184,6 +185,7 @@ def _ranks() -> Iterator[Check]:
 def _talk(backend: str) -> str | None:
     """Start both ranks; say what keeps them from their sum, None where nothing does."""
     inherited = {name: value for name, value in os.environ.items() if not allowed.says_which_rank(name)}
+    inherited["PYTHONPATH"] = os.pathsep.join(filter(None, (inherited.get("PYTHONPATH"), str(ROOT))))
     try:
         ranks = processes.run(["-c", RANKS, backend], 2, timeout_seconds=RANKS_SECONDS, environment=inherited)
     except RunFailed:

@@ -11,12 +11,12 @@ from typing import Any
 
 import yaml
 
-from study.engines import known_bad, upgrade
-from study.engines.doctor import written_files
-from study.engines.doctor.findings import KEEP, REMOVE, Finding, Instead, Settings, cut
-from study.engines.keys.patterns import ABSENT
-from study.errors import Refusal
-from study.files import ROOT, load, read_whole, read_yaml, reading, write_whole
+from ...errors import Refusal
+from ...files import ROOT, load, read_whole, read_yaml, reading, write_whole
+from .. import known_bad, upgrade
+from ..keys.patterns import ABSENT
+from . import written_files
+from .findings import KEEP, REMOVE, Finding, Instead, Settings, cut
 
 CONFIGS = ROOT / "accelerate_configs"  # the strategies that the project ships
 ORDER = ("crashes", "means something else", "overridden", "ignored", "not examined", "honoured")

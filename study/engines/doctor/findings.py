@@ -9,8 +9,8 @@ from fnmatch import fnmatchcase
 from functools import cache, lru_cache
 from typing import Any, Literal
 
-from study.engines.keys import known_keys
-from study.engines.keys.patterns import ABSENT, Mark, Pattern, holds
+from ..keys import known_keys
+from ..keys.patterns import ABSENT, Mark, Pattern, holds
 
 Effect = Literal["honoured", "ignored", "overridden", "crashes", "means something else", "not examined"]
 

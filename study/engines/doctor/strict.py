@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from study.engines.doctor.findings import Finding, Settings, cut, misspelt
-from study.engines.doctor.written_files import NOT_COERCED
-from study.engines.keys import known_keys
-from study.engines.keys.patterns import ABSENT, fits, in_words, shown
+from ..keys import known_keys
+from ..keys.patterns import ABSENT, fits, in_words, shown
+from .findings import Finding, Settings, cut, misspelt
+from .written_files import NOT_COERCED
 
 HPZ = "zero_optimization.zero_hpz_partition_size"  # of stage 3 only
 

@@ -11,8 +11,8 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from study.engines.doctor.findings import REMOVE, Finding, Settings, examine, misspelt
-from study.engines.keys import known_keys
+from ..keys import known_keys
+from .findings import REMOVE, Finding, Settings, examine, misspelt
 
 STAGES = (0, 1, 2, 3)
 PREFIXES = {"fsdp_config": "fsdp_", "dynamo_config": "dynamo_"}  # which the launcher adds where a key lacks it

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, zip_longest
 
-from study.engines.dry_run.watch import Call
+from .watch import Call
 
 BETWEEN_TWO = ("send", "recv", "recv_any_source")  # which are not compared: any order that pairs them will do
 UNEQUAL = ("gather", "scatter", "all_to_all")  # of which each rank holds another part

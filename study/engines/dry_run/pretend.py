@@ -24,11 +24,11 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore
 from torch.nn.parallel import DistributedDataParallel
 
-from study import files
-from study.engines import extensions
-from study.engines.listening import listening
-from study.engines.sharding_on_cpu import shard_on_cpu
-from study.errors import Refusal
+from ... import files
+from ...errors import Refusal
+from .. import extensions
+from ..listening import listening
+from ..sharding_on_cpu import shard_on_cpu
 
 # Before ranks are forked, which would need seconds each; zero.Init under a mode does not survive the first import.
 IMPORTED = ("torch._dynamo", "torch._inductor.compile_fx", "deepspeed")

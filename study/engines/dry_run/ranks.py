@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 
-from study import files, processes
-from study.engines import this_machine
-from study.errors import Refusal, RunFailed
+from ... import files, processes
+from ...errors import Refusal, RunFailed
+from .. import this_machine
 
 Program = Callable[[], dict[str, Any]]  # what a rank does, in the place that it is given; returns what it has to say
 REFUSED, CRASHED = 2, 1

@@ -8,10 +8,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from study.engines import scripts
-from study.engines.dry_run import together
-from study.engines.dry_run.watch import Watch
-from study.errors import Refusal
+from ...errors import Refusal
+from .. import scripts
+from . import together
+from .watch import Watch
 
 
 def run(script: Path, arguments: Sequence[str], journals: Path | None = None) -> dict[str, Any]:

@@ -8,8 +8,8 @@ from typing import Any
 
 from tabulate import tabulate
 
-from study.engines.dry_run.order import Parting
-from study.engines.dry_run.watch import Call
+from .order import Parting
+from .watch import Call
 
 STATES = ("parameters", "gradients", "optimizer_states", "communication_buffers")
 RESERVED = {"default": "", "expandable_segments": ", expandable_segments"}

@@ -14,8 +14,8 @@ from typing import Any
 
 import psutil
 
-from study.engines.dry_run.ranks import Program, end, ended, start
-from study.engines.dry_run.watch import DONE
+from .ranks import Program, end, ended, start
+from .watch import DONE
 
 MOST_RANKS = 8  # that exchange what is real on one machine
 POLL_SECONDS = 0.25

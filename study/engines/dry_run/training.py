@@ -10,11 +10,11 @@ import accelerate
 import torch
 from torch import Tensor
 
-from study.engines import extensions
-from study.engines.dry_run.watch import Watch
-from study.engines.engine_facts import count_states
-from study.engines.prove import read_back
-from study.errors import Refusal
+from ...errors import Refusal
+from .. import extensions
+from ..engine_facts import count_states
+from ..prove import read_back
+from .watch import Watch
 
 # ZeRO-3 has traced its order of parameters after the first step, DDP has arranged its buckets anew in the second.
 STEADY_STEP = 3

@@ -22,8 +22,8 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from study.engines.dry_run.allocator import Allocator
-from study.engines.listening import carried, is_script_object, listening, wait
+from ..listening import carried, is_script_object, listening, wait
+from .allocator import Allocator
 
 PLAIN = (torch.Tensor, torch.nn.Parameter, FakeTensor)
 DONE = "done"  # in a journal, of the call before it

@@ -13,8 +13,8 @@ from fnmatch import fnmatchcase
 from functools import cache
 from typing import Literal, NamedTuple
 
-from study.engines.keys import known_keys
-from study.errors import Refusal
+from ...errors import Refusal
+from . import known_keys
 
 
 class Allowed(NamedTuple):

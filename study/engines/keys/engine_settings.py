@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from study.engines.keys import known_keys
+from . import known_keys
 
 Value = bool | int | float | str | None
 

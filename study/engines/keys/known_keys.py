@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from study.engines.keys.patterns import Pattern
+from .patterns import Pattern
 
 Place = Literal["accelerate", "json"]  # an accelerate file, a DeepSpeed JSON
 

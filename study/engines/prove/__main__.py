@@ -1,6 +1,6 @@
-"""`python -m study.engines.prove train.py`: the proof of a script in which nothing was written for it.
+"""`python -m zero_study.prove train.py`: the proof of a script in which nothing was written for it.
 
-Also `accelerate launch -m study.engines.prove train.py` and `torchrun -m study.engines.prove train.py`.
+Also `accelerate launch -m zero_study.prove train.py` and `torchrun -m zero_study.prove train.py`.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from study.engines import scripts
-from study.engines.listening import listening
-from study.engines.prove import findings, read_back
-from study.engines.prove.watching import Loaders, Watch, remove_earlier
+from .. import scripts
+from ..listening import listening
+from . import findings, read_back
+from .watching import Loaders, Watch, remove_earlier
 
 
 def main(words: Sequence[str] | None = None) -> None:
     """Run a script as Python would, and watch its models once their optimizers have stepped."""
-    parser = argparse.ArgumentParser("python -m study.engines.prove", allow_abbrev=False, description=__doc__)
+    parser = argparse.ArgumentParser("python -m zero_study.prove", allow_abbrev=False, description=__doc__)
     parser.add_argument("--strict", action="store_true", help="fail if it trains wrongly, not as asked, or unchecked")
     parser.add_argument("--allow-known-bad", action="store_true", help="go on with a release that trains wrongly")
     given = scripts.parse(parser, words)

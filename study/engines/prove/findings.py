@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from study.engines.prove import read_back
-from study.engines.prove.checksums import Checksum, checksums, first_difference
-from study.engines.prove.proved_step import NEAR, Step
+from . import read_back
+from .checksums import Checksum, checksums, first_difference
+from .proved_step import NEAR, Step
 
 _AVERAGES = ("DDP", "FSDP1", "FSDP2", "DeepSpeed")  # engines
 _SHARDED = ("FSDP1", "FSDP2")  # whose gradients a script can only see in part

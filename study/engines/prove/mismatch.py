@@ -6,9 +6,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from study.engines.keys import known_keys
-from study.engines.prove.demands import Demand
-from study.engines.prove.read_back import precision
+from ..keys import known_keys
+from .demands import Demand
+from .read_back import precision
 
 
 class NotAsAsked(RuntimeError):
@@ -130,7 +130,7 @@ def known_wrong(facts: dict[str, Any]) -> tuple[str | None, str | None]:
     if facts["engine"] != "DeepSpeed":
         return None, None
     try:
-        from study.engines.known_bad import find, sentence
+        from ..known_bad import find, sentence
 
         version = sys.modules["deepspeed"].__version__
         known = find(
@@ -155,7 +155,7 @@ def unread_keys(content: dict[str, Any], demands: Sequence[Demand]) -> list[str]
 
     `content`: the whole of it as the engine has it, where accelerate has filled in keys that nobody wrote.
     """
-    from study.engines.doctor.written_files import of_json
+    from ..doctor.written_files import of_json
 
     names = {demand.name for demand in demands}
     ignored = [f for f in of_json("", content) if f.effect == "ignored" and f.key in names]
@@ -171,7 +171,7 @@ def not_checkable(asked: Mapping[str, Any], demands: Sequence[Demand], unread: S
     `asked`: its content. `unread`: demands that no fact answers; DeepSpeed has keys that cannot be read back, any other
     engine is asked for something that it does not have.
     """
-    from study.engines.doctor.written_files import of_accelerate, of_json
+    from ..doctor.written_files import of_accelerate, of_json
 
     is_accelerate = "distributed_type" in asked or "compute_environment" in asked
     found = (of_accelerate if is_accelerate else of_json)("", asked)

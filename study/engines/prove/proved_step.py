@@ -19,9 +19,9 @@ from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grad
 from torch.utils._pytree import tree_leaves
 
-from study.engines.listening import CollectiveProbe, Issued, Listener, listening, without_graphs
-from study.engines.prove import read_back
-from study.engines.prove.checksums import Checksum, checksums, of_batch, of_weights
+from ..listening import CollectiveProbe, Issued, Listener, listening, without_graphs
+from . import read_back
+from .checksums import Checksum, checksums, of_batch, of_weights
 
 # What a script calls by itself comes here, however it has imported it: gradients averaged by hand, a pipeline's sends.
 _COLLECTIVES = ("all", "broadcast", "reduce", "gather", "scatter", "send", "recv", "barrier")  # as methods' names begin

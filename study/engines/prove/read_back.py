@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from study.engines.engine_facts import (
+from ..engine_facts import (
     backend,
     data_parallel_mesh,
     dtype_names,
@@ -19,7 +19,7 @@ from study.engines.engine_facts import (
     facts_of_deepspeed,
     facts_of_sharding,
 )
-from study.engines.keys import engine_settings
+from ..keys import engine_settings
 
 _PRECISIONS = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 _LIBRARIES = ("torch", "deepspeed", "accelerate", "transformers", "trl")

@@ -1,0 +1,158 @@
+"""Do `prove` and `diff` work as `zero_study` in a folder that has a package `study` of its own?"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import launching
+import psutil
+import pytest
+from test_layout import TWO_NAMES
+from test_plain_install import built_wheel
+from test_strategy import Ancestor
+
+from study import version
+from study.config import build_config
+from study.engines.doctor import checkup
+from study.engines.keys import allowed
+from study.training.request import requested_run
+
+TRAIN = """
+import sys
+import accelerate, torch
+from study import ROWS  # the package in this folder
+accelerator = accelerate.Accelerator(cpu=True)
+torch.manual_seed(0)
+net = torch.nn.Linear(8, 1)
+model, optimizer = accelerator.prepare(net, torch.optim.AdamW(net.parameters(), lr=0.01))
+if "imports" in sys.argv:
+    from zero_study import diff, prove
+    diff.record(model, "recorded")
+    prove.watch(model, optimizer, strict=True)
+batches = torch.Generator().manual_seed(accelerator.process_index)
+for _ in range(5):
+    accelerator.backward(model(torch.randn(ROWS, 8, generator=batches)).square().mean())
+    optimizer.step()
+    optimizer.zero_grad()
+imported = [module.__file__ for name, module in sys.modules.items() if name.partition(".")[0] == "study"]
+with open(f"imported-{accelerator.process_index}.txt", "w") as file:
+    print(*imported, file=file)
+"""
+LAUNCH = [
+    "accelerate", "launch", "--config_file", launching.ROOT / "accelerate_configs" / "ddp.yaml", "--num_processes", "2",
+    "--main_process_port", "0",
+]  # fmt: skip
+PROVE, DIFF = ["prove", "--strict", "train.py"], ["diff", "--output", "recorded", "train.py"]
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    folder = tmp_path / "project"
+    (folder / "study").mkdir(parents=True)
+    (folder / "study" / "__init__.py").write_text("ROWS = 4\n")
+    for room in TWO_NAMES - {"__init__"}:  # an editable installation would find ours if they were not there
+        (folder / "study" / f"{room}.py").write_text("raise RuntimeError('imported the package in this folder')\n")
+    (folder / "train.py").write_text(TRAIN)
+    return folder
+
+
+def check(project: Path, words: Sequence[str | Path], num_ranks: int, place: Path = launching.ROOT) -> None:
+    """Run the script; it imports its own `study`, and is proved or recorded by what lies in `place`."""
+    before = sorted(path.name for path in (project / "study").iterdir())
+    for left in (*project.glob("imported-*.txt"), *project.glob("proof.json")):
+        left.unlink()
+    env = {"PYTHONPATH": str(place), "PYTHONDONTWRITEBYTECODE": "1"}
+    done = launching.attempt(words, cwd=project, env=env)
+    assert done.returncode == 0, done.stdout + done.stderr
+    imported = [path.read_text().strip() for path in project.glob("imported-*.txt")]
+    assert imported == [f"{project}/study/__init__.py"] * num_ranks
+    assert sorted(path.name for path in (project / "study").iterdir()) == before
+    if "diff" not in str(words):
+        proof = json.loads((project / "proof.json").read_text())
+        assert proof["step"] is not None
+        assert proof["made_by"].startswith(f"zero-study {version.__version__},")
+        assert "not averaged" not in done.stdout
+    if "prove" not in str(words):
+        recorded = sorted(path.name for path in (project / "recorded").iterdir())
+        assert recorded == [f"rank-{rank}.json.gz" for rank in range(num_ranks)]
+
+
+@pytest.mark.launches
+def test_prove_and_diff_by_import(project):
+    check(project, ["python", "train.py", "imports"], 1)
+
+
+@pytest.mark.launches
+@pytest.mark.parametrize("words", [PROVE, DIFF], ids=["prove", "diff"])
+def test_a_script_by_its_short_name(words, project):
+    check(project, ["python", "-m", f"zero_study.{words[0]}", *words[1:]], 1)
+
+
+@pytest.mark.launches
+def test_a_launch_of_two_ranks(project):
+    check(project, [*LAUNCH, "-m", "zero_study.prove", *PROVE[1:]], 2)
+
+
+@pytest.mark.slow
+@pytest.mark.launches
+@pytest.mark.parametrize("words", [PROVE, DIFF], ids=["prove", "diff"])
+def test_other_names_and_launches(words, project):
+    check(project, ["python", "-m", f"zero_study.engines.{words[0]}", *words[1:]], 1)
+    check(project, [*LAUNCH, "-m", f"zero_study.engines.{words[0]}", *words[1:]], 2)
+    check(project, [*LAUNCH, "-m", f"zero_study.{words[0]}", *words[1:]], 2)
+    check(project, [*LAUNCH, "train.py", "imports"], 2)
+
+
+@pytest.mark.slow
+@pytest.mark.launches
+def test_a_wheel(project, tmp_path):
+    (tmp_path / "source").mkdir()
+    wheel, place = built_wheel(tmp_path / "source"), tmp_path / "installed"
+    install = ["-m", "pip", "install", "-q", "--no-deps", "--no-index", "--target", place, wheel]
+    subprocess.run([sys.executable, *install], check=True)
+    check(project, ["python", "train.py", "imports"], 1, place)
+    for words in (PROVE, DIFF):
+        check(project, ["python", "-m", f"zero_study.{words[0]}", *words[1:]], 1, place)
+        check(project, [*LAUNCH, "-m", f"zero_study.{words[0]}", *words[1:]], 2, place)
+
+
+# Each way to import a module gives the same one; the names of before are kept.
+NAMES = """
+import zero_study, {package}.{name}
+from {package} import {name} as by_from
+from {package}.engines import {name} as by_engines
+assert {package}.{name} is by_from is by_engines, ({package}.{name}, by_from, by_engines)
+assert by_from.__name__ == "{package}.engines.{name}", by_from.__name__
+assert {package}.__version__ == zero_study.__version__ == "{version}"
+assert not hasattr(zero_study, "not_there")
+"""
+
+
+@pytest.mark.launches
+def test_every_import_gives_the_same_module():
+    asked = [(package, name) for package in ("study", "zero_study") for name in ("prove", "diff")]
+    code = "".join(NAMES.format(package=package, name=name, version=version.__version__) for package, name in asked)
+    done = launching.attempt(["python", "-c", code])
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("package", ["study", "zero_study"])
+@pytest.mark.parametrize("module", ["prove", "diff", "engines.prove", "engines.diff"])
+def test_the_trainer_runs_within_either(package, module, monkeypatch):
+    command = f"accelerate-launch --config_file accelerate_configs/ddp.yaml -m {package}.{module} study/train.py"
+    monkeypatch.chdir(launching.ROOT)
+    monkeypatch.setattr(psutil.Process, "parents", lambda self: [Ancestor(command, launching.ROOT)])
+    monkeypatch.setattr(allowed, "check_rank", lambda *_: None)
+    assert requested_run(build_config()).strategy.name == "ddp"
+
+
+@pytest.mark.launches
+def test_the_check_of_this_machine(project, monkeypatch):
+    """Its two ranks start in the current folder."""
+    launching.use()
+    monkeypatch.chdir(project)
+    assert checkup._talk("gloo") is None

@@ -1,0 +1,21 @@
+"""Import the package `study` under a name that other projects do not use.
+
+    from zero_study import diff, prove
+    python -m zero_study.prove train.py
+
+A script may have a package `study` of its own: whatever is imported through this name uses relative imports, and so
+never imports `study`.
+"""
+
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+__path__ = [str(Path(__file__).with_name("study"))]
+__version__: str = import_module(f"{__name__}.version").__version__
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("diff", "prove"):  # imported when used: both need torch
+        return import_module(f"{__name__}.engines.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
