@@ -6,10 +6,13 @@ test_dry_run.py runs these in a Python of their own, whose forks the ranks are.
 from __future__ import annotations
 
 import json
+import math
 from itertools import count, product
 from pathlib import Path
+from types import SimpleNamespace
 
 import launching
+import psutil
 import pytest
 from dry_run_program import HANGS, MODELS, STRATEGIES, ask, differences, held, in_theory, of_torch, parted
 
@@ -63,6 +66,10 @@ def test_every_strategy_on_more_ranks(strategy: str, world_size: int) -> None:
         ("decides", 0, "The 2 ranks make the same calls"),
         ("sleeps", 0, "The 2 ranks make the same calls"),
         ("sends", 0, "The 2 ranks make the same calls"),
+        ("prepares", 0, "The 2 ranks make the same calls"),
+        ("leaves", 0, "The 2 ranks make the same calls"),
+        ("other sizes", 1, "rank 1: all_gather of 40 bytes float32 dry_run_decisions.py"),
+        ("is killed", 1, "rank 1 was ended by signal 9 (SIGKILL)"),
         ("decides alone", 1, "HANG: ranks 0 and 1 part at their collective"),
         ("receives", 1, "HANG: ranks 0, 1 waited until they were ended"),
         ("raises", 1, "rank 1 raised ValueError: no such file"),
@@ -78,6 +85,53 @@ def test_all_ranks_of_a_small_world_exchange_what_is_real(
     assert "exchange real values" in printed
     assert said in printed
     assert status == 0 or "Connection closed" not in printed
+
+
+def test_a_child_that_computes_is_no_hang(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the ranks' own time was counted: a build of an extension was said to be a hang."""
+    monkeypatch.setattr(together, "ASLEEP_SECONDS", 2.0)
+    assert cli.run(["dry-run", "--world", "2", "ddp", str(DECISIONS), "compiles"]) == 0
+    assert "The 2 ranks make the same calls" in capsys.readouterr().out
+
+
+def test_what_ranks_have_started_ends_with_them(
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A compiler went on, and torch's lock stayed, for which every other script waits."""
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    monkeypatch.setattr(together, "ASLEEP_SECONDS", 3.0)
+    assert cli.run(["dry-run", "--world", "2", "ddp", str(DECISIONS), "builds"]) == 1
+    assert "HANG: ranks 0, 1 waited until they were ended" in capsys.readouterr().out
+    assert [*tmp_path.rglob("made_up")]
+    assert not [*tmp_path.rglob("lock")]
+    left = [each for each in psutil.process_iter(["cmdline"]) if (each.info["cmdline"] or [])[-1:] == ["98765"]]
+    assert left == []
+
+
+@pytest.mark.parametrize(
+    ("journal", "a_second", "seconds"),
+    [
+        ("", 0.0, 60), ("", 0.004, 60), ("{}\n", 0.004, 10), ("{}\ndone\n", 0.004, 60), ("", 0.2, None),
+    ],
+)  # fmt: skip
+def test_how_long_ranks_wait(
+    journal: str, a_second: float, seconds: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank without a call was said to be in one; two ticks of the clock between two looks were said to be work."""
+    times = [tick / 4 for tick in range(480)]
+    clock = iter([0.0, *times])
+    monkeypatch.setattr(together, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    for rank in range(2):
+        together.journal(tmp_path, rank).write_text(journal)
+    looks = iter(times)
+
+    def look(running: dict[int, int]) -> dict[int, float]:
+        used = math.floor(next(looks) * a_second / 0.02) * 0.02  # two ticks at once
+        return dict.fromkeys(running, used)
+
+    idle = together._Idle(tmp_path, SimpleNamespace(look=look))  # type: ignore[arg-type]
+    found = next((now for now in times if idle.is_for_ever({0: 1, 1: 2})), None)
+    assert found == seconds
 
 
 @pytest.mark.parametrize(

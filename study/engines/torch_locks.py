@@ -12,21 +12,32 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+NAME = "lock"
 STALE_SECONDS = 60.0  # for which no process has compiled in the folder
 
 
 def stale() -> list[Path]:
     """List the locks that are older than a minute, and beside which no process of this user compiles."""
-    given = os.environ.get("TORCH_EXTENSIONS_DIR")
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path("~").expanduser() / ".cache")
-    folders = [Path(given)] if given else sorted((cache / "torch_extensions").glob("*"))
     found = []
-    for folder in folders:
-        for lock in sorted(folder.glob("*/lock")):
+    for folder in _folders():
+        for lock in sorted(folder.glob(f"*/{NAME}")):
             with suppress(OSError):
                 if time.time() - lock.stat().st_mtime > STALE_SECONDS and not _is_worked_in(lock.parent):
                     found.append(lock)
     return found
+
+
+def is_of_build(lock: Path) -> bool:
+    """Whether a file of this name is torch's: it is in a folder for extensions, or beside a file for ninja."""
+    folders = [folder.resolve() for folder in _folders()]
+    return lock.parent.resolve().parent in folders or (lock.parent / "build.ninja").exists()
+
+
+def _folders() -> list[Path]:
+    """Where torch builds extensions, each in a folder of its own."""
+    given = os.environ.get("TORCH_EXTENSIONS_DIR")
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path("~").expanduser() / ".cache")
+    return [Path(given)] if given else sorted((cache / "torch_extensions").glob("*"))
 
 
 def said(lock: Path) -> str:

@@ -90,7 +90,7 @@ def command(
     waiting = {rank: calls[rank] for rank, one in said.items() if one.get("waits")}
     told = [*text.order(partings, asked, are_all_there), *([] if partings else text.waiting(waiting)), *raised]
     print("\n".join(told))
-    return 1 if partings or waiting or any(one.get("raised") for one in said.values()) else 0
+    return 1 if partings or waiting or any(one.get("raised") or one.get("ended") for one in said.values()) else 0
 
 
 def of_script_together(

@@ -16,10 +16,12 @@ from typing import Any
 
 import torch
 
-from ... import files, processes
-from ...errors import Refusal, RunFailed
-from .. import this_machine
+from study import files, processes
+from study.engines import this_machine
+from study.engines.dry_run.trees import Trees
+from study.errors import Refusal, RunFailed
 
+Judge = Callable[[int, str | None], dict[str, Any] | None]  # what a rank said that left no answer, and ended like this
 Program = Callable[[], dict[str, Any]]  # what a rank does, in the place that it is given; returns what it has to say
 REFUSED, CRASHED = 2, 1
 POLL_SECONDS = 0.02
@@ -46,28 +48,25 @@ def ask(
                 answers |= ended(running, Path(scratch))
                 time.sleep(POLL_SECONDS)
         finally:
-            end(running)
+            Trees().end(running)
     return dict(sorted(answers.items()))
 
 
-def ended(running: dict[int, int], folder: Path) -> dict[int, dict[str, Any]]:
-    """Take the ranks that have ended out of those that run, and return what they said. Raises as `ask` does."""
+def ended(running: dict[int, int], folder: Path, judge: Judge = lambda rank, how: None) -> dict[int, dict[str, Any]]:
+    """Take the ranks that have ended out of those that run, and return what they said.
+
+    `judge` is asked about a rank that left no answer: it returns one, or None if it has none either. It is told how the
+    rank ended, or None if that was with status 0. Raises as `ask` does.
+    """
     looked = [(rank, *os.wait4(child, os.WNOHANG)) for rank, child in running.items()]
     found = {rank: (status, used) for rank, child, status, used in looked if child}
     for rank in found:
         del running[rank]
     return {
-        rank: _answer(folder / str(rank), rank, os.waitstatus_to_exitcode(status))
+        rank: _answer(folder / str(rank), rank, os.waitstatus_to_exitcode(status), judge)
         | {"resident_bytes": used.ru_maxrss * 1024}
         for rank, (status, used) in found.items()
     }
-
-
-def end(running: dict[int, int]) -> None:
-    """End the ranks that still run."""
-    for child in running.values():
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
 
 
 def start(program: Program, place: AbstractContextManager[None], path: Path) -> int:
@@ -106,13 +105,26 @@ def _be(program: Program, place: AbstractContextManager[None], path: Path) -> in
         return CRASHED
 
 
-def _answer(path: Path, rank: int, status: int) -> dict[str, Any]:
+def _answer(path: Path, rank: int, status: int, judge: Judge) -> dict[str, Any]:
     """What a rank that has ended said. Raises Refusal where it refused, and RunFailed where it said nothing."""
     if path.exists():
         found: dict[str, Any] = files.load(path, "a rank's answer")
         if "refused" in found:
             raise Refusal(found["refused"])
         return found
-    raised = processes.raised_in(processes.lines_of(path.with_suffix(".log").read_bytes()))
-    how = raised[0].text if raised else f"ended with status {status}"
-    raise RunFailed(f"rank {rank}: {f'was ended by signal {-status}' if status < 0 else how}")
+    how = _how(path.with_suffix(".log").read_bytes(), status)
+    judged = judge(rank, how if status else None)
+    if judged is None:
+        raise RunFailed(f"rank {rank}: {how}")
+    return judged
+
+
+def _how(log: bytes, status: int) -> str:
+    """How a rank ended that left no answer; of a signal also what C++ wrote as it gave up."""
+    lines = processes.lines_of(log)
+    if status < 0:
+        with_name = f"was ended by signal {-status} ({signal.Signals(-status).name})"
+        words = next((line.partition("what():")[2].strip() for line in reversed(lines) if "what():" in line), "")
+        return f"{with_name}: {words}" if words else with_name
+    raised = processes.raised_in(lines)
+    return raised[0].text if raised else f"ended with status {status}"

@@ -21,7 +21,8 @@ ENDED = (
     "Connection closed by peer",
     "Connection reset by peer",
     "Broken pipe",
-)  # what gloo says of a rank that is gone
+    "Is there a distributed collective mismatch",
+)  # what gloo says of a rank that is gone, or that makes another call
 
 
 def held(ranks: Mapping[int, Mapping[str, Any]]) -> str:
@@ -76,13 +77,14 @@ def waiting(ranks: Mapping[int, Sequence[Call]]) -> Iterator[str]:
 
 
 def raised(ranks: Mapping[int, Mapping[str, Any]], is_explained: bool) -> list[str]:
-    """Say what ranks raised.
+    """Say what ranks raised, and how those ended that did not come to their end.
 
     What the end of another rank made one raise is left out if that one says why, or if it `is_explained`.
     """
-    found = {rank: str(said["raised"]) for rank, said in ranks.items() if said.get("raised")}
+    found = {rank: f"raised {said['raised']}" for rank, said in ranks.items() if said.get("raised")}
+    found |= {rank: str(said["ended"]) for rank, said in ranks.items() if said.get("ended")}
     own = {rank: why for rank, why in found.items() if not any(ended in why for ended in ENDED)}
-    return [f"rank {rank} raised {why}" for rank, why in (own if own or is_explained else found).items()]
+    return [f"rank {rank} {why}" for rank, why in (own if own or is_explained else found).items()]
 
 
 def _call(call: Call) -> str:

@@ -8,18 +8,19 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import psutil
-
-from .ranks import Program, end, ended, start
-from .watch import DONE
+from study.engines.dry_run.ranks import Program, ended, start
+from study.engines.dry_run.trees import Trees
+from study.engines.dry_run.watch import DONE
 
 MOST_RANKS = 8  # that exchange what is real on one machine
 POLL_SECONDS = 0.25
-IDLE_SHARE = 0.02  # of a processor, that a process which only waits takes at most
+IDLE_SHARE = 0.02  # of a processor, that a rank which only waits takes at most, with all that it has started
+WINDOW_SECONDS = 5.0  # over which that is measured: the clock of a processor's time has ticks of 10 ms
 WAITING_SECONDS = 10.0  # in collectives, without one that is done: for ever
 ASLEEP_SECONDS = 60.0  # outside of them: a script may sleep
 
@@ -34,23 +35,32 @@ def ask(
 ) -> dict[int, dict[str, Any]]:
     """Run a program as all ranks of a world at once, and return what each has said.
 
-    Ranks that wait for each other for ever are ended; `waits` is then true in what they say, which is their calls.
-    `folder`: of their journals. Raises Refusal if a rank refuses, and RunFailed if one ends without an answer.
+    Ranks that wait for each other for ever are ended, with all that they have started; `waits` is then true in what
+    they say, which is their calls. The same is said of a rank that a signal ends, or that ends itself by os._exit:
+    `ended` is how. `folder`: of their journals. Raises Refusal if a rank refuses, and RunFailed if one ends before the
+    script begins.
     """
     running = {rank: start(program, place, folder / str(rank)) for rank, place in places.items()}
     answers: dict[int, dict[str, Any]] = {}
-    idle = _Idle(folder)
+    trees = Trees()
+    idle = _Idle(folder, trees)
     try:
         while running:
             time.sleep(POLL_SECONDS)
-            answers |= ended(running, folder)
+            answers |= ended(running, folder, partial(_judge, folder))
             if running and idle.is_for_ever(running):
                 break
         for rank in running:
             answers[rank] = {"calls": _written(journal(folder, rank)), "raised": None, "waits": True}
     finally:
-        end(running)
+        trees.end(running)
     return dict(sorted(answers.items()))
+
+
+def _judge(folder: Path, rank: int, how: str | None) -> dict[str, Any] | None:
+    """What a rank has to say that ended without an answer: the calls in its journal. None: it has none."""
+    path = journal(folder, rank)
+    return {"calls": _written(path), "raised": None, "ended": how} if path.exists() else None
 
 
 def _written(path: Path) -> list[dict[str, Any]]:
@@ -60,32 +70,33 @@ def _written(path: Path) -> list[dict[str, Any]]:
 
 
 class _Idle:
-    """Since when all processes of a world have been waiting, by their time on a processor and by their journals."""
+    """Since when all ranks of a world have been waiting, by their time on a processor and by their journals."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, trees: Trees) -> None:
         self._folder = folder
-        self._since = self._looked = time.monotonic()
+        self._trees = trees
+        self._since = self._began = time.monotonic()  # the latter: of a window
         self._before: Any = None
-        self._seconds = 0.0
+        self._seconds: dict[int, float] = {}  # of each rank, as the window began
 
     def is_for_ever(self, running: Mapping[int, int]) -> bool:
         """Say whether these ranks, with their process ids, have all been waiting for too long."""
         now = time.monotonic()
-        seconds = sum(map(_processor_seconds, running.values()))
+        seconds = self._trees.look(running)
         journals = {rank: journal(self._folder, rank) for rank in running}
         state = {rank: path.stat().st_size if path.exists() else 0 for rank, path in journals.items()}
-        works = seconds - self._seconds > IDLE_SHARE * len(running) * (now - self._looked)
-        if works or state != self._before:
+        most = IDLE_SHARE * WINDOW_SECONDS
+        works = state != self._before or any(seconds[rank] - self._seconds.get(rank, 0.0) > most for rank in running)
+        if works:
             self._since = now
-        self._before, self._seconds, self._looked = state, seconds, now
-        if now - self._since < WAITING_SECONDS:
-            return False
-        in_calls = all(path.exists() and not path.read_text().endswith(f"{DONE}\n") for path in journals.values())
-        return in_calls or now - self._since > ASLEEP_SECONDS
+        if works or now - self._began > WINDOW_SECONDS:
+            self._began, self._seconds = now, seconds
+        self._before = state
+        waits = WAITING_SECONDS if all(map(_is_in_call, journals.values())) else ASLEEP_SECONDS
+        return now - self._since >= waits
 
 
-def _processor_seconds(process: int) -> float:
-    with suppress(psutil.Error):
-        used = psutil.Process(process).cpu_times()
-        return float(used.user + used.system)
-    return 0.0
+def _is_in_call(path: Path) -> bool:
+    """Whether the last call in a journal is not done; a rank that has made none yet is in none."""
+    last = path.read_text().splitlines()[-1:] if path.exists() else []
+    return bool(last) and last != [DONE]

@@ -91,19 +91,33 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(kind not in PLAIN for kind in types):
             return NotImplemented  # of tensors around tensors, which come again, one by one
-        result = func(*args, **(kwargs or {}))
+        if self._waits and func.namespace == "c10d" and not self._imagines:
+            result = self._call_and_wait(func, args, kwargs or {})
+        else:
+            result = func(*args, **(kwargs or {}))
+            if not self._imagines and (found := carried(func, args, result)) is not None:
+                self._note_call(*found, args)
+            elif self._waits and func.namespace == "_c10d_functional" and "wait_tensor" in func._schema.name:
+                self._write(DONE)
         if self._imagines:
             return result
-        if (found := carried(func, args, result)) is not None:
-            self._note_call(*found, args)
-        if self._waits and func.namespace == "c10d":
-            wait(result)
-            if found is not None:
-                self._write(DONE)
         for leaf in tree_leaves(result):
             if isinstance(leaf, torch.Tensor):
                 self._note(leaf)
         return result
+
+    def _call_and_wait(self, func: Any, args: Any, options: Any) -> Any:
+        """Make a call, which is noted before: gloo's thread may end the process at once if the ranks' calls differ."""
+        found = carried(func, args, None)
+        if found is not None:
+            self._note_call(*found, args)
+        try:
+            result = func(*args, **options)
+            wait(result)
+            return result
+        finally:  # a script may go on after a call that fails
+            if found is not None:
+                self._write(DONE)
 
     def replay(self) -> None:
         """Play what comes and goes from here on to CUDA's allocators; what is held now comes first, in its order.

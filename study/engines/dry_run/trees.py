@@ -1,0 +1,104 @@
+"""What ranks have started, compilers for example: how long all of it has computed, and its end."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+from study.engines import torch_locks
+
+
+class Trees:
+    """Ranks, with all processes that they have started; a process stays known when the one that started it ends."""
+
+    def __init__(self) -> None:
+        self._members: dict[int, dict[int, psutil.Process]] = {}  # rank -> process id -> process, the rank's own too
+        self._counted: dict[int, float] = {}  # rank -> the seconds of its members, when they were looked at last
+        self._seconds: dict[int, float] = {}
+        self._locks: dict[Path, tuple[psutil.Process, tuple[int, int]]] = {}  # -> who holds it, and which file it is
+
+    def look(self, running: Mapping[int, int]) -> dict[int, float]:
+        """Return, for each rank that runs, the seconds for which it and what it has started have computed so far.
+
+        `running`: rank -> process id.
+        """
+        children: dict[int, list[psutil.Process]] = {}
+        for process in psutil.process_iter():
+            with suppress(psutil.Error):
+                children.setdefault(process.ppid(), []).append(process)
+        for rank, process_id in running.items():
+            members = self._members.setdefault(rank, {})
+            if process_id not in members:
+                with suppress(psutil.Error):
+                    members[process_id] = psutil.Process(process_id)
+            waiting = [*members]
+            while waiting:
+                found = {child.pid: child for child in children.get(waiting.pop(), ()) if child.pid not in members}
+                members |= found
+                waiting += found
+            counted = sum(map(_seconds, members.values()))
+            # What ends takes its seconds along, unless its parent counts them.
+            self._seconds[rank] = self._seconds.get(rank, 0.0) + max(0.0, counted - self._counted.get(rank, 0.0))
+            self._counted[rank] = counted
+            self._locks |= {lock: (each, file) for each in members.values() for lock, file in _locks_of(each)}
+        return {rank: self._seconds[rank] for rank in running}
+
+    def end(self, running: Mapping[int, int]) -> None:
+        """End the ranks that still run, and all that any rank has started; remove the locks of builds that this ends.
+
+        Everything is stopped first, so that nothing starts another process in the meantime.
+        """
+        self.look(running)
+        stopped: set[psutil.Process] = set()
+        while found := [each for each in self._started() if each not in stopped]:
+            for process in found:
+                with suppress(psutil.Error):
+                    process.suspend()
+            stopped.update(found)
+            self.look(running)
+        for process in stopped:
+            with suppress(psutil.Error):
+                process.kill()
+        for process_id in running.values():
+            os.waitpid(process_id, 0)
+        psutil.wait_procs([each for each in stopped if each.pid not in running.values()], timeout=5)
+        for lock, (holder, file) in self._locks.items():
+            with suppress(OSError):
+                if not _runs(holder) and _identity(lock) == file:
+                    lock.unlink()
+
+    def _started(self) -> Iterator[psutil.Process]:
+        """The processes that are still there; of ranks that have ended only what they have started."""
+        return (each for members in self._members.values() for each in members.values() if _runs(each))
+
+
+def _seconds(process: psutil.Process) -> float:
+    """On a processor, with the processes that it has waited for."""
+    with suppress(psutil.Error):
+        used = process.cpu_times()
+        return float(used.user + used.system + used.children_user + used.children_system)
+    return 0.0
+
+
+def _runs(process: psutil.Process) -> bool:
+    with suppress(psutil.Error):
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    return False
+
+
+def _locks_of(process: psutil.Process) -> Iterable[tuple[Path, tuple[int, int]]]:
+    """The locks of torch's builds that a process holds: who builds keeps the file open."""
+    with suppress(psutil.Error, OSError):
+        for file in process.open_files():
+            path = Path(file.path)
+            if path.name == torch_locks.NAME and torch_locks.is_of_build(path):
+                yield path, _identity(path)
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    found = path.stat()
+    return found.st_ino, found.st_ctime_ns
