@@ -102,8 +102,22 @@ def plain(seed: int = 0) -> Made:
     return model, adam(model)
 
 
-def clip(model: Any) -> None:
-    torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+def clip(model: Any, at: float = 0.05) -> None:
+    torch.nn.utils.clip_grad_norm_(model.parameters(), at)
+
+
+def set_aside(model: Any) -> None:
+    """As in private training: each sample's gradients are clipped, and added up elsewhere."""
+    clip(model)
+    for parameter in model.parameters():
+        parameter.kept = getattr(parameter, "kept", 0) + parameter.grad
+        parameter.grad = None
+
+
+def put_together(model: Any, optimizer: Any) -> None:
+    for parameter in model.parameters():
+        parameter.grad = parameter.__dict__.pop("kept")
+    average(model, optimizer)
 
 
 def clip_by_own_norm(model: Any, optimizer: Any) -> None:
@@ -145,12 +159,16 @@ def train(
     no_sync: Callable[[int], bool] = lambda micro_step: False,
     zero_grad: bool = True,
     after: Callable[[Any, Any], Any] = lambda model, optimizer: None,
+    after_each: Callable[[Any], Any] = lambda model: None,
     scaler: str = "",
     evaluates: bool = False,
     strict: bool = False,
     closure: bool = False,
 ) -> list[torch.Tensor]:
-    """Return what this rank holds of the weights. `after`: a step's last backward pass, within it with `closure`."""
+    """Return what this rank holds of the weights.
+
+    `after`: a step's last backward pass, within it with `closure`. `after_each`: each of them.
+    """
     model, optimizer = make()
     scaling = torch.amp.GradScaler("cpu", init_scale=1024.0, enabled=bool(scaler))
     if output:
@@ -160,6 +178,7 @@ def train(
         with model.no_sync() if no_sync(micro_step) else nullcontext():
             loss = call(model, micro_step)(batch(dist.get_rank(), step, micro_step)).pow(2).mean()
             scaling.scale(loss).backward()
+        after_each(model)
         if micro_step == micro_steps - 1:
             after(model, optimizer)
 
@@ -217,6 +236,7 @@ CASES: dict[str, dict[str, Any]] = {
     "clipped_while_scaled": {"make": ddp, "scaler": "clipped"},
     "stepped_beside_the_scaler": {"make": ddp, "scaler": "beside"},
     "clipped_too_early": {"make": ddp, "micro_steps": 2, "call": lambda model, _: clip(model) or model},
+    "clipped_each_time": {"make": ddp, "micro_steps": 2, "after_each": clip},
     "erased": {"make": ddp, "after": erase},
     "rate_of_zero": {"make": lambda: ddp(model := net(), torch.optim.SGD(model.parameters(), 0.0))},
     "rates_by_rank": {"make": lambda: sharded(False, lr=1e-3 + dist.get_rank())},
@@ -232,6 +252,9 @@ CASES: dict[str, dict[str, Any]] = {
     "ddp": {"make": ddp},
     "batch_norm": {"make": lambda: ddp(net(norm=True))},
     "accumulation": {"make": ddp, "micro_steps": 2, "no_sync": lambda micro_step: micro_step == 0},
+    "clipped_once": {"make": ddp, "micro_steps": 2, "after": lambda model, _: clip(model)},
+    "clipped_each_time_without_effect": {"make": ddp, "micro_steps": 2, "after_each": lambda model: clip(model, 1e6)},
+    "clipped_by_sample": {"make": plain, "micro_steps": 2, "after_each": set_aside, "after": put_together},
     "by_hand": {"make": plain, "after": average},
     "by_hand_under_ddp": {"make": ddp, "no_sync": lambda _: True, "after": average},
     "parts_of_a_pipeline": {"make": lambda: plain(dist.get_rank()), "after": send_on},

@@ -494,9 +494,10 @@ WRONG = {
     "drawn_anew": [f"{DIFFER}, 2 of 4, first module.0.weight"],
     "no_sampler": ["every rank trains on the same batch"],
     "no_zero_grad": ["zero_grad is missing"],
-    "clipped_while_scaled": ["clipped before unscaling: at 0.5, with the gradients times 1024"],
+    "clipped_while_scaled": ["clipped before unscaling: at 0.05, with the gradients times 1024"],
     "stepped_beside_the_scaler": ["not unscaled: GradScaler has gradients times 1024"],
     "clipped_too_early": ["clipped too early: 1 backward call(s) added"],
+    "clipped_each_time": ["clipped too often: 1 of 2 backward calls added to gradients that had been clipped at 0.05"],
     "erased": ["no weight moved: in all watched updates, at learning rates [0.001]", "clipped nothing: "],
     "rate_of_zero": ["no weight moved: in all watched updates, at learning rates [0.0]"],
     "rates_by_rank": ["ranks 0 and 1 update otherwise: lr 0.001 and lr 1.001"],
@@ -670,6 +671,51 @@ def test_a_script_is_proven_without_a_line_in_it(steps, said, monkeypatch, capsy
     assert not torch.nn.modules.module._global_forward_pre_hooks
 
 
+SAME_BATCH = """
+import sys, torch
+import torch.distributed as dist
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(8, 1)
+    def forward(self, *, given):
+        return self.layer(given)
+torch.manual_seed(0)
+which, model = sys.argv[1], torch.nn.parallel.DistributedDataParallel(Net())
+torch.manual_seed(0 if which == "the same" else rank)
+optimizer = torch.optim.AdamW(model.parameters())
+for _ in range(6):
+    batch = torch.ones(4, 8) if which == "made up" else torch.randn(4, 8)
+    called = model.module if which == "bare" else model
+    called(given=batch).pow(2).mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+dist.destroy_process_group()
+"""
+OF_ONE_BATCH = "every rank trains on the same batch: in two steps the inputs of ranks [0, 1] are equal"
+BARE = "gradients were not averaged: DDP over 2 of 2 ranks reduced 0 bytes"
+
+
+@pytest.mark.launches
+@pytest.mark.parametrize(
+    ("which", "found"), [("the same", [OF_ONE_BATCH]), ("others", []), ("made up", []), ("bare", [BARE, DIFFER])]
+)
+def test_two_ranks_of_a_script_as_it_is(which, found):
+    """The counted step was the only one with inputs; and a DDP whose module is called was none."""
+    Path("train.py").write_text(SAME_BATCH)
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    environment = launching.environment({"PYTHONPATH": str(launching.ROOT)})
+    program = [*launch, "-m", "study.engines.prove", "train.py", which]
+    done = subprocess.run([sys.executable, *program], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert proof()["built"]["engine"] == "DDP"
+    assert [line.startswith(expected) for line, expected in zip(proof()["findings"], found, strict=True)] == [
+        True
+    ] * len(found)
+
+
 @pytest.mark.parametrize("steps", [3, 5])
 def test_steps_are_counted_from_the_scripts_first(steps, monkeypatch):
     """Watching begins with the second; the third is counted, and a script of three has one."""
@@ -796,9 +842,26 @@ config = {"train_micro_batch_size_per_gpu": 2, "zero_optimization": {"stage": 2}
 optimizer = torch.optim.AdamW(model.parameters())
 engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
 for _ in range(4):
-    engine.backward(engine(torch.ones(2, 8, dtype=torch.bfloat16)).sum() * float(sys.argv[1]))
+    model = engine.module if len(sys.argv) > 2 else engine
+    engine.backward(model(torch.ones(2, 8, dtype=torch.bfloat16)).sum() * float(sys.argv[1]))
     engine.step()
 """
+
+
+@pytest.mark.launches
+@pytest.mark.parametrize(("factor", "status"), [("inf", 1), ("1", 0)])
+def test_an_engine_whose_bare_module_is_called_is_recognized(factor, status, monkeypatch):
+    Path("train.py").write_text(OVERFLOWS)
+    alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    environment = launching.environment({"PYTHONPATH": str(launching.ROOT), "DS_ACCELERATOR": "cpu", **alone})
+    program = ["-m", "study.engines.prove", "--strict", "train.py", factor, "bare"]
+    done = subprocess.run([sys.executable, *program], env=environment, capture_output=True, text=True)
+    assert done.returncode == status, done.stdout + done.stderr
+    if status:
+        assert "WRONG: all 4 optimizer steps were skipped" in done.stdout
+    else:
+        assert [proof()["built"][key] for key in ("engine", "zero_stage")] == ["DeepSpeed", 2]
+        assert proof()["step"]["forward_passes"] == 1
 
 
 @pytest.mark.launches
@@ -854,6 +917,16 @@ NEGATES = "after_backward = lambda: [p.grad.neg_() for p in net.parameters()]"
 TIED = "net.config.tie_word_embeddings = True"
 SAMPLED = "loader = DataLoader(data, batch_size=4, sampler=DistributedSampler(data, {}, 0))"
 HALF = "loader = DataLoader(Subset(data, range(0, 64, {})), batch_size=4)"
+AHEAD = "kinds = torch.optim.lr_scheduler; steps, sizes, schedule = 2, 4, kinds.{}"
+WARMED = (
+    "SequentialLR(optimizer, [kinds.LinearLR(optimizer, 0.5, 1.0, 4), kinds.LinearLR(optimizer, 1.0, 0.0, {})], [4])"
+)
+OWN_SCHEDULE = """
+class Own(torch.optim.lr_scheduler.LinearLR):
+    def __deepcopy__(self, memo): raise RuntimeError("copied")
+steps, sizes, schedule = 2, 4, Own(optimizer, 1.0, 0.0, 16)
+schedule.net = net
+"""
 FAULTS = {  # what is planted -> what is said, and where: a finding, a note, nothing
     "sign = -1": ("findings", "gradient ascent: backward is called on the negative of the cross-entropy"),
     NEGATES: ("findings", "gradient ascent: gradients are multiplied with -1"),
@@ -863,8 +936,22 @@ FAULTS = {  # what is planted -> what is said, and where: a finding, a note, not
     "steps, sizes = 2, 4": ("notes", "the learning rate is zero from update 9 on, and an epoch has 16"),
     "net.head.weight.data.copy_(net.table.weight.data)": ("notes", "table.weight and head.weight hold the same"),
     "sizes = [1, 3]": ("notes", "losses of the step are means over 6 to 18 targets"),
+    AHEAD.format("CosineAnnealingLR(optimizer, 16)"): ("notes", "the learning rate is zero at update 9 and rises"),
+    AHEAD.format("LinearLR(optimizer, 1.0, 0.0, 16)"): ("notes", "the learning rate is zero from update 9 on"),
+    AHEAD.format("PolynomialLR(optimizer, 16, 2.0)"): ("notes", "the learning rate is zero from update 9 on"),
+    AHEAD.format("OneCycleLR(optimizer, 0.01, 16)"): ("notes", "the learning rate is zero from update 9 on"),
+    AHEAD.format(WARMED.format(14)): ("notes", "the learning rate is zero from update 10 on"),
+    AHEAD.format(f"ChainedScheduler([kinds.{WARMED.format(14)}])"): ("notes", "the learning rate is zero from"),
     "": None,
     CLIPS: None,
+    AHEAD.format("CosineAnnealingLR(optimizer, 32)"): None,
+    AHEAD.format("LinearLR(optimizer, 1.0, 0.0, 32)"): None,
+    AHEAD.format("PolynomialLR(optimizer, 32, 2.0)"): None,
+    AHEAD.format("OneCycleLR(optimizer, 0.01, 32)"): None,
+    AHEAD.format(WARMED.format(28)): None,
+    AHEAD.format("ConstantLR(optimizer, 0.5, 4)"): None,
+    AHEAD.format("CosineAnnealingWarmRestarts(optimizer, 4)"): None,
+    OWN_SCHEDULE: None,  # with a model in it: it is not copied
     f"{TIED}; net.head.weight = net.table.weight; optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)": None,
     SAMPLED.format(1): None,
     HALF.format(2): None,  # a script may train on a part
@@ -882,6 +969,7 @@ def test_what_a_script_does_around_the_engine(fault, monkeypatch):
     monkeypatch.setattr(sys, "path", ["", *sys.path])
     main(["train.py"])
     found = proof()
+    assert not [line for line in found["notes"] if "not looked for" in line]
     where, said = FAULTS[fault] or ("", "nothing")
     assert [line.startswith(said) for line in found["findings"]] == ([True] if where == "findings" else [])
     assert any(line.startswith(said) for line in found["notes"]) == (where == "notes")

@@ -9,11 +9,12 @@ import argparse
 import gc
 import sys
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
@@ -49,7 +50,7 @@ class _Pairs:
         self.paired: set[int] = set()  # optimizers
         self._given = (strict, allow_known_bad, Path("proof.json"))
         self._called: dict[int, torch.nn.Module] = {}
-        self.waiting: list[tuple[Any, torch.optim.Optimizer]] = []
+        self.waiting: list[tuple[Any, Any, torch.optim.Optimizer]] = []  # model, what is called of it, optimizer
         self._steps: dict[int, int] = {}  # of each optimizer
         self._inner: set[int] = set()  # optimizers of others: a ZeroRedundancyOptimizer steps one
         self._num_backwards = 0
@@ -69,7 +70,8 @@ class _Pairs:
 
     def why_not_made(self) -> str:
         """Say why no proof was made, and call a training wrong that updated nothing."""
-        skipped = [engine for engine in self._engines.values() if engine.skipped_steps >= engine.global_steps > 0]
+        engines = [*self._engines.values(), *_alive("deepspeed.runtime.engine", "DeepSpeedEngine")]
+        skipped = [engine for engine in engines if engine.skipped_steps >= engine.global_steps > 0]
         if skipped:
             return f"WRONG: all {skipped[0].global_steps} optimizer steps were skipped for an overflow, no weight moved"
         if self._num_backwards and not self._steps:
@@ -91,9 +93,9 @@ class _Pairs:
         if read_back.is_deepspeed(module):
             self._engines[id(module)] = module
         while self.waiting:
-            model, optimizer = self.waiting.pop(0)
+            model, called, optimizer = self.waiting.pop(0)
             watched = Watch(*self._given, steps_before=self._steps[id(optimizer)], loaders=self._loaders)
-            watched.begin(model, optimizer, None, _arguments_of_trainer())
+            watched.begin(model, optimizer, None, _arguments_of_trainer(), called)
         if self._steps and min(self._steps.values()) > 2:  # whoever steps in turn has stepped
             self.leave()
 
@@ -102,10 +104,26 @@ class _Pairs:
             return
         self._inner.add(id(getattr(optimizer, "optim", None)))
         self._steps[id(optimizer)] = self._steps.get(id(optimizer), 0) + 1
-        model = None if id(optimizer) in self.paired else owner(list(self._called.values()), optimizer)
-        if model is not None:
+        if id(optimizer) in self.paired:
+            return
+        found = around(list(self._called.values()), optimizer)
+        if found is not None:
             self.paired.add(id(optimizer))
-            self.waiting.append((model, optimizer))
+            self.waiting.append((*found, optimizer))
+
+
+def around(called: Sequence[torch.nn.Module], optimizer: torch.optim.Optimizer) -> tuple[Any, Any] | None:
+    """The model that an optimizer is of, and what the script calls of it: the engine, or the bare module inside it."""
+    ids = set(map(id, called))
+    for engine in _alive("deepspeed.runtime.engine", "DeepSpeedEngine"):
+        with suppress(ValueError):  # it has no optimizer
+            if read_back.base_optimizer(engine.optimizer) is optimizer:
+                is_bare = id(engine) not in ids and id(engine.module) in ids
+                return engine, engine.module if is_bare else engine
+    found = owner(called, optimizer)
+    wrappers = [each for each in _alive(DistributedDataParallel.__module__, "DistributedDataParallel")
+                if found is not None and each.module is found]  # fmt: skip
+    return None if found is None else (wrappers[0] if len(wrappers) == 1 else found, found)
 
 
 def owner(called: Sequence[torch.nn.Module], optimizer: torch.optim.Optimizer) -> torch.nn.Module | None:
@@ -119,9 +137,14 @@ def owner(called: Sequence[torch.nn.Module], optimizer: torch.optim.Optimizer) -
 
 
 def _arguments_of_trainer() -> Any:
-    kind = getattr(sys.modules.get("transformers.trainer"), "Trainer", None)
-    trainers = [each for each in gc.get_objects() if kind is not None and issubclass(type(each), kind)]
+    trainers = _alive("transformers.trainer", "Trainer")
     return trainers[0].args if len(trainers) == 1 else None
+
+
+def _alive(module: str, name: str) -> list[Any]:
+    """The objects of a class, or of one made of it; none if nobody has imported its module."""
+    kind = getattr(sys.modules.get(module), name, None)
+    return [each for each in gc.get_objects() if issubclass(type(each), kind)] if kind is not None else []
 
 
 if __name__ == "__main__":

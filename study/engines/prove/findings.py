@@ -83,6 +83,11 @@ def of_rank(facts: dict[str, Any], step: Step, kept_alike: str | None) -> list[s
         )
     if step.added_after_clipping:
         found.append(f"clipped too early: {step.added_after_clipping} backward call(s) added to the gradients after it")
+    elif step.added_to_clipped:
+        found.append(
+            f"clipped too often: {step.added_to_clipped} of {step.backwards} backward calls added to gradients that "
+            f"had been clipped at {step.clipped_at} already; clip once, after the step's last backward call"
+        )
     elif not step.num_clipped and step.clipped_at not in (None, facts["gradient_clipping"]):
         found.append(f"clipped nothing: no gradient was there to clip at {step.clipped_at}; ZeRO has gradient_clipping")
     if step.updated_scaled_by not in (None, 1):
@@ -203,7 +208,7 @@ def equal_embeddings(module: torch.nn.Module) -> list[str]:
     ]  # fmt: skip
 
 
-# ---------------------------------------------------------------- of the data and the schedule
+# ---------------------------------------------------------------- of the data
 
 
 def of_loader(loader: Any, num_ranks: int) -> list[str]:
@@ -228,30 +233,6 @@ def of_loader(loader: Any, num_ranks: int) -> list[str]:
     return [
         f"data is divided twice: {' and '.join(parts)} divide it by {total}, and {num_ranks} rank(s) have data of "
         f"their own; {1 - num_ranks / total:.0%} of the rows are never seen; leave one of them out"
-    ]
-
-
-def of_schedule(scheduler: Any, steps_a_update: float, updates: int) -> list[str]:
-    """Note a schedule that goes on several steps with each update, and ends before an epoch does.
-
-    `updates`: of an epoch.
-    """
-    lambdas = getattr(scheduler, "lr_lambdas", None)
-    if steps_a_update <= 1 or not lambdas or any(each is None for each in lambdas):
-        return []
-
-    def is_zero(update: int) -> bool:
-        return all(each(round(update * steps_a_update)) == 0 for each in lambdas)
-
-    if not is_zero(updates - 1) or is_zero(0):
-        return []
-    last, zero = 0, updates - 1
-    while zero - last > 1:
-        middle = (last + zero) // 2
-        last, zero = (last, middle) if is_zero(middle) else (middle, zero)
-    return [
-        f"the learning rate is zero from update {zero + 1} on, and an epoch has {updates}: the schedule goes on "
-        f"{steps_a_update:g} steps with each update (accelerate's takes one for each process)"
     ]
 
 

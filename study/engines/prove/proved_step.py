@@ -80,6 +80,7 @@ class Step:
         self.clipped_scaled_by: float | None = None  # what GradScaler had the gradients times as they were clipped
         self.num_clipped = 0  # gradients that torch's functions were given
         self.added_after_clipping = 0  # backward calls after it that changed the gradients
+        self.added_to_clipped = 0  # backward calls that added to gradients which a clipping had made smaller
         self.updated_scaled_by: float | None = None  # what it had them times as the step updates
         self.states: dict[str, Any] | None = None  # the model states, as the step updates
         self.weights: dict[str, Checksum] = {}  # as its first forward pass begins
@@ -112,6 +113,7 @@ class Step:
         self._entropies: list[float] = []  # of the forward pass that lasts, or was last
         self._made: list[Mark] = []  # gradients, as the last backward call left them
         self._clipped: tuple[int, list[Checksum]] | None = None  # backward calls before it, and the gradients after it
+        self._shrunk: list[Checksum] = []  # the gradients that the last clipping has made smaller
         self._phase: str | None = None  # that of the call which lasts
         self._counted = 0  # bytes reduced when it was looked last
         self._stack = ExitStack()
@@ -249,9 +251,13 @@ class Step:
             if scaler is not None and "UNSCALED" not in stages and scaler.get_scale() != 1:
                 self.clipped_scaled_by = scaler.get_scale()
             self.num_clipped += sum(p.grad is not None for p in parameters)
+        before = checksums(self._gradients()) if is_ours else []
         result = self._under_probe("update", call, parameters, max_norm, *arguments, **options)
         if is_ours:
             self._clipped = self.backwards, checksums(self._gradients())
+            pairs = zip(before, self._clipped[1], strict=True)
+            is_smaller = any(size < (1 - NEAR) * earlier for (_, earlier), (_, size) in pairs)
+            self._shrunk = self._clipped[1] if is_smaller else []
         return result
 
     def _on_scaling(self, call: Any, scaler: Any, *arguments: Any, **options: Any) -> Any:
@@ -267,7 +273,11 @@ class Step:
     def _on_backward(self, call: Any, *arguments: Any, **options: Any) -> Any:
         if self._phase in (None, "forward"):
             self.backwards += 1
-            self.began_clean = self.began_clean or not any(pair[1] > 0 for pair in checksums(self._gradients()))
+            if not self.began_clean or self._shrunk:
+                found = checksums(self._gradients())
+                self.began_clean = self.began_clean or not any(pair[1] > 0 for pair in found)
+                self.added_to_clipped += bool(self._shrunk) and found == self._shrunk
+                self._shrunk = []
             self._note_loss(arguments[0] if arguments else options.get("tensors"))
             result = self._under_probe("backward", call, *arguments, **options)
             self._made = marks(self._gradients())

@@ -17,17 +17,17 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from ... import __version__
-from ..engine_facts import count_states, dtype_names
-from ..listening import before_updates, listening
-from ..scripts import rank
-from . import exchange, findings, mismatch, read_back
-from .checksums import Checksum, of_weights
-from .demands import Asked, Demand, by_arguments, by_file, by_json, by_launcher, content_of
-from .mismatch import KnownBad, NotAsAsked, NotChecked, TrainsWrong, hold
-from .proved_step import Step
+from study import __version__
+from study.engines.engine_facts import count_states, dtype_names
+from study.engines.listening import before_updates, listening
+from study.engines.prove import exchange, findings, mismatch, read_back, schedules
+from study.engines.prove.checksums import Checksum, of_batch, of_weights
+from study.engines.prove.demands import Asked, Demand, by_arguments, by_file, by_json, by_launcher, content_of
+from study.engines.prove.mismatch import KnownBad, NotAsAsked, NotChecked, TrainsWrong, hold
+from study.engines.prove.proved_step import Step
+from study.engines.scripts import rank
 
 PROVED_STEP = 3  # moments exist after the first, and stage 3 has traced the order of its parameters after the second
 SHORT_STEPS = 3  # as many with fewer forward passes than asked are no coincidence; a single one may end an epoch
@@ -105,6 +105,7 @@ class Watch:
         self._last: int | None = None  # DeepSpeed's number of the last step seen
         self._step: Step | None = None
         self._batches: list[Any] = []  # the first inputs of watched steps
+        self._first: Any = None  # the hook that notes those of the step in which the watching begins
         self._before: dict[str, Checksum] = {}  # as the watching of steps began
         self._rates: list[float] = []  # of the update that came then
         self._schedules: dict[int, tuple[int, int]] = {}  # by identity: its steps then, and the number of the update
@@ -115,12 +116,15 @@ class Watch:
         self._hook: Any = None
         self._content: dict[str, Any] = {}
 
-    def begin(self, model: Any, optimizer: Any, asked: Asked | None, arguments: Any) -> None:
-        """Read back, hold it against what was asked, and wait for the step."""
+    def begin(self, model: Any, optimizer: Any, asked: Asked | None, arguments: Any, called: Any | None = None) -> None:
+        """Read back, hold it against what was asked, and wait for the step.
+
+        `called`: the module that the script calls, if that is not `model` but the one inside it.
+        """
         wrong: str | None = None  # which no error of what comes after it hides
         remove_earlier(self._output)
         with self._out_of_the_way():
-            self._called = model
+            self._called = model if called is None else called
             self._model = read_back.uncompiled(model)
             self._optimizer = read_back.engine_optimizer(self._model, optimizer)
             self._facts = read_back.read_back(self._model, optimizer)
@@ -153,6 +157,8 @@ class Watch:
             self._base = read_back.base_optimizer(self._optimizer)
             # Of all optimizers: one on this would be copied with it.
             self._hook = before_updates(self._before_update)
+            if self._steps and not read_back.is_compiled(self._called):  # the counted step may be the next one
+                self._first = register_module_forward_hook(self._note_first, with_kwargs=True)
             atexit.register(self._end_of_process)
         if wrong and not self._allow_known_bad:
             self._leave()
@@ -168,6 +174,19 @@ class Watch:
             _print(f"proof: {said}")
             if self._strict:
                 raise NotChecked(said)
+
+    def _note_first(self, module: torch.nn.Module, arguments: Any, options: Any, _: Any) -> None:
+        """Note the inputs of the first forward pass: batches are compared over two steps."""
+        if module is not self._called or not torch.is_grad_enabled() or torch.compiler.is_compiling():
+            return
+        with self._out_of_the_way(self._let_go):
+            self._forget_first()
+            self._batches.append(of_batch(arguments, options))
+
+    def _forget_first(self) -> None:
+        if self._first is not None:
+            self._first.remove()
+        self._first = None
 
     def _end_of_process(self) -> None:
         """End with exit status 1, as no exception can any more, if the proof was asked for strictly."""
@@ -208,7 +227,9 @@ class Watch:
                 if not self._before:
                     self._before = of_weights(self._model)
                     self._rates = [float(group["lr"]) for group in optimizer.param_groups]
-                    self._schedules = {id(s): (s.last_epoch, self._steps) for s in _schedulers(optimizer)}
+                    self._schedules = {
+                        id(each): (schedules.steps_of(each), self._steps) for each in _schedulers(optimizer)
+                    }
                 self._step = Step(self._called, self._model, self._base, self._facts["device"], self._after_update)
 
     def _is_compared(self) -> bool:
@@ -290,8 +311,8 @@ class Watch:
             before, number = self._schedules.get(id(schedule), (0, self._steps))
             if lengths and self._steps > number:
                 updates = max(1, lengths[-1] // max(1, step.forward_passes))
-                steps_a_update = (schedule.last_epoch - before) / (self._steps - number)
-                notes += findings.of_schedule(schedule, steps_a_update, updates)
+                steps_a_update = (schedules.steps_of(schedule) - before) / (self._steps - number)
+                notes += schedules.of_schedule(schedule, steps_a_update, self._steps, updates)
         return notes
 
     def _tell(self, lines: list[str], differences: list[str], notes: list[str], wrong: Sequence[str] = ()) -> None:
@@ -316,6 +337,7 @@ class Watch:
         """Take everything back but a hook that does nothing any more: torch fails where it goes within the hooks."""
         if self._step is not None:
             self._step.close()
+        self._forget_first()
         self._step = self._base = None
 
     def _leave(self) -> None:
@@ -370,10 +392,12 @@ class Loaders:
 
 
 def _schedulers(optimizer: Any) -> list[Any]:
-    """The schedules of an optimizer that are alive."""
+    """The schedules of an optimizer that are alive, without those that are parts of another one."""
     base = read_back.base_optimizer(optimizer)
     found = [each for each in gc.get_objects() if issubclass(type(each), torch.optim.lr_scheduler.LRScheduler)]
-    return [each for each in found if read_back.unwrapped(each) is base]
+    own = [each for each in found if read_back.unwrapped(each) is base]
+    parts = {id(part) for each in own for part in schedules.parts_of(each)}
+    return [each for each in own if id(each) not in parts]
 
 
 def _not_checkable(asked: Asked, unread: Sequence[str], engine: str) -> list[str]:

@@ -1,0 +1,166 @@
+"""Does a schedule that goes on several steps with each update end before the epoch does? By a copy that is run ahead."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import types
+import warnings
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from typing import Any
+
+import torch
+from torch.optim import lr_scheduler
+from torch.optim.lr_scheduler import LRScheduler
+
+NOTHING = 1e-12  # of the highest rate: less is zero; of a sound cosine the last rate but one is more
+SHARE = 0.02  # of an epoch's updates that a schedule may end early: scripts round otherwise
+MOST_STEPS = 100_000  # of a copy, which takes some seconds; of LambdaLR any number
+
+_PLAIN = (bool, int, float, str, types.NoneType, types.FunctionType, types.BuiltinFunctionType, types.MethodType)
+_MANY = (list, tuple, set, deque)
+
+
+def parts_of(schedule: Any) -> list[Any]:
+    """The schedules of which one is made, as SequentialLR is, and those of which these are made."""
+    parts = [part for part in getattr(schedule, "_schedulers", ()) if isinstance(part, LRScheduler)]
+    return [each for part in parts for each in (part, *parts_of(part))]
+
+
+def steps_of(schedule: Any) -> int:
+    """How many steps a schedule has gone on; ChainedScheduler does not count them itself."""
+    number = getattr(schedule, "last_epoch", None)
+    return int(number) if number is not None else max(map(steps_of, parts_of(schedule)), default=0)
+
+
+def of_schedule(schedule: Any, steps_a_update: float, number: int, updates: int) -> list[str]:
+    """Note a schedule that goes on several steps with each update, and reaches zero before an epoch ends.
+
+    `number`: of the update that is just made. `updates`: of an epoch. Says nothing of a schedule that cannot be copied.
+    """
+    if steps_a_update <= 1:
+        return []
+    lambdas = getattr(schedule, "lr_lambdas", None)
+    if lambdas and type(schedule) is lr_scheduler.LambdaLR and all(each is not None for each in lambdas):
+        zero, rises = _of_lambdas(lambdas, steps_a_update, updates), False
+    else:
+        zero, rises = _of_copy(schedule, steps_a_update, number, updates)
+    if zero is None:
+        return []
+    when = f"zero at update {zero} and rises again" if rises else f"zero from update {zero} on"
+    return [
+        f"the learning rate is {when}, and an epoch has {updates}: the schedule goes on {steps_a_update:g} steps with "
+        "each update (accelerate's takes one for each process)"
+    ]
+
+
+def _of_lambdas(lambdas: Any, steps_a_update: float, updates: int) -> int | None:
+    """The first update with a rate of zero, if the last one has it too."""
+
+    def is_zero(update: int) -> bool:
+        return all(each(round(update * steps_a_update)) == 0 for each in lambdas)
+
+    if not is_zero(updates - 1) or is_zero(0):
+        return None
+    last, zero = 0, updates - 1
+    while zero - last > 1:
+        middle = (last + zero) // 2
+        last, zero = (last, middle) if is_zero(middle) else (middle, zero)
+    return zero + 1
+
+
+def _of_copy(schedule: Any, steps_a_update: float, number: int, updates: int) -> tuple[int | None, bool]:
+    """The first update that has a rate of zero, or None; and whether the rate rises after it."""
+    num_steps = round((updates - number) * steps_a_update)
+    rates: list[float] = []
+    with suppress(Exception), warnings.catch_warnings():  # a script's own class may raise anything
+        warnings.simplefilter("ignore")  # that a copy steps without its optimizer
+        copied = _copy(schedule) if 0 < num_steps <= MOST_STEPS else None
+        rates = list(_rates(copied, num_steps)) if copied is not None else []
+    if not rates:
+        return None, False
+    highest = max(*_base_rates(copied), *rates)
+    positive = next((step for step, rate in enumerate(rates) if rate > NOTHING * highest), None)
+    zeros = [step for step, rate in enumerate(rates) if rate <= NOTHING * highest]
+    zeros = [step for step in zeros if positive is not None and step > positive]
+    if not zeros:
+        return None, False
+    zero = number - int(-zeros[0] // steps_a_update)
+    is_early = updates - zero + 1 > max(1.0, SHARE * updates)
+    return (zero, max(rates[zeros[0] :]) > NOTHING * highest) if is_early else (None, False)
+
+
+def _rates(schedule: Any, num_steps: int) -> Iterator[float]:
+    """The highest rate of all groups now, and after each further step.
+
+    OneCycleLR raises after its last step, and accelerate then leaves it there: its rate is as good as zero.
+    """
+    groups = schedule.optimizer.param_groups
+    last = schedule.total_steps - 1 if isinstance(schedule, lr_scheduler.OneCycleLR) else None
+    yield max(float(group["lr"]) for group in groups)
+    for _ in range(num_steps):
+        if last is not None and schedule.last_epoch >= last:
+            yield 0.0
+        else:
+            schedule.step()
+            yield max(float(group["lr"]) for group in groups)
+
+
+def _base_rates(schedule: Any) -> list[float]:
+    return [float(rate) for each in (schedule, *parts_of(schedule)) for rate in getattr(each, "base_lrs", ())]
+
+
+# ---------------------------------------------------------------- a copy
+
+
+def _copy(schedule: Any) -> Any | None:
+    """Copy a schedule, with an optimizer of no weights in the place of its own; None: it has more in it than numbers.
+
+    Functions are shared: they are called with other steps, as the schedule itself calls them.
+    """
+    every = [schedule, *parts_of(schedule)]
+    if not all(map(_can_be_run, every)):
+        return None
+    optimizer = schedule.optimizer
+    memo: dict[int, Any] = {id(optimizer): _stand_in(optimizer)}
+    for each in every:
+        memo |= {id(value): value for value in _leaves(vars(each)) if callable(value)}
+    return copy.deepcopy(schedule, memo)
+
+
+def _can_be_run(schedule: Any) -> bool:
+    """Whether a step of it is torch's own, takes no metric, and has nothing but numbers and functions in it."""
+    step = inspect.getattr_static(type(schedule), "step", None)
+    is_torchs = getattr(step, "__module__", "") == lr_scheduler.__name__
+    if not is_torchs or isinstance(schedule, lr_scheduler.ReduceLROnPlateau) or "step" in vars(schedule):
+        return False
+    optimizer = schedule.optimizer
+    return all(
+        isinstance(value, (*_PLAIN, LRScheduler))
+        or value is optimizer
+        or (isinstance(value, torch.Tensor) and value.numel() == 1)
+        for value in _leaves(vars(schedule))
+    )
+
+
+def _leaves(value: Any) -> Iterable[Any]:
+    """What is in nested lists and dicts."""
+    if isinstance(value, (dict, Counter)):
+        value = list(value.values())
+    if isinstance(value, _MANY):
+        for each in value:
+            yield from _leaves(each)
+    else:
+        yield value
+
+
+def _stand_in(optimizer: Any) -> torch.optim.Optimizer:
+    """An optimizer with the settings of another one, and no weights."""
+    groups = [{key: copy.deepcopy(value) for key, value in group.items() if key != "params"}
+              for group in optimizer.param_groups]  # fmt: skip
+    made = torch.optim.SGD([{"params": [torch.zeros(1)]} for _ in groups], lr=0.0)
+    for own, group in zip(made.param_groups, groups, strict=True):
+        own |= group
+    return made
