@@ -89,6 +89,7 @@ def test_all_ranks_of_a_small_world_exchange_what_is_real(
 
 def test_a_child_that_computes_is_no_hang(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only the ranks' own time was counted: a build of an extension was said to be a hang."""
+    monkeypatch.setattr(together, "WAITING_SECONDS", 1.5)
     monkeypatch.setattr(together, "ASLEEP_SECONDS", 2.0)
     assert cli.run(["dry-run", "--world", "2", "ddp", str(DECISIONS), "compiles"]) == 0
     assert "The 2 ranks make the same calls" in capsys.readouterr().out
@@ -99,6 +100,7 @@ def test_what_ranks_have_started_ends_with_them(
 ) -> None:
     """A compiler went on, and torch's lock stayed, for which every other script waits."""
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    monkeypatch.setattr(together, "WAITING_SECONDS", 1.5)
     monkeypatch.setattr(together, "ASLEEP_SECONDS", 3.0)
     assert cli.run(["dry-run", "--world", "2", "ddp", str(DECISIONS), "builds"]) == 1
     assert "HANG: ranks 0, 1 waited until they were ended" in capsys.readouterr().out

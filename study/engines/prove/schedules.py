@@ -1,4 +1,4 @@
-"""Does a schedule that goes on several steps with each update end before the epoch does? By a copy that is run ahead."""
+"""Does a schedule that goes on several steps with each update end before the epoch does? A copy is run ahead."""
 
 from __future__ import annotations
 
