@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import io
 import json
 import math
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections import OrderedDict
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -669,6 +671,28 @@ def test_a_script_is_proven_without_a_line_in_it(steps, said, monkeypatch, capsy
     assert not Path("proof-2.json").exists()
     assert not optimizers._global_optimizer_pre_hooks
     assert not torch.nn.modules.module._global_forward_pre_hooks
+
+
+LEAVES = """
+import sys, torch
+class Left:
+    def __del__(self):
+        print("freed")
+left = Left()
+sys.exit(*map(int, sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize("status", [[], ["3"]])
+def test_what_a_script_leaves_lives_on(status, monkeypatch, capsys):
+    """DDP and its group were freed as the script ended: they wait for threads, which may wait for Python's lock."""
+    Path("train.py").write_text(LEAVES if status else LEAVES.replace("sys.exit", "print"))
+    monkeypatch.setattr(sys, "argv", ["prove"])
+    monkeypatch.setattr(sys, "path", ["", *sys.path])
+    with pytest.raises(SystemExit) if status else nullcontext():
+        main(["train.py", *status])
+    gc.collect()
+    assert "freed" not in capsys.readouterr().out
 
 
 SAME_BATCH = """

@@ -7,14 +7,22 @@ import os
 import runpy
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch.distributed as dist
 
-from . import torch_locks
+from study.engines import torch_locks
+from study.engines.listening import listening
+
+LETTING_GO_SECONDS = 0.05  # a thread needs microseconds, on a machine that is busy milliseconds
+# What a script leaves lives as long as the process, as Python has it: freed as the script ends, DDP and its group may
+# wait for their threads for ever, and what a script does at exit would lack it.
+_globals: list[dict[str, Any]] = []
 
 
 def parse(parser: argparse.ArgumentParser, words: Sequence[str] | None) -> argparse.Namespace:
@@ -37,8 +45,30 @@ def run(script: Path, arguments: Sequence[str]) -> None:
             print(torch_locks.said(lock), file=sys.stderr, flush=True)
     sys.argv = [str(script), *arguments]
     sys.path[0] = str(script.resolve().parent)
-    with _without_hard_exit():
-        runpy.run_path(str(script), run_name="__main__")
+    with _without_hard_exit(), listening(dist, "destroy_process_group", _let_threads_end):
+        try:
+            _globals[:] = [runpy.run_path(str(script), run_name="__main__")]
+        except BaseException as error:
+            frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
+            _globals[:] = [frame.f_globals for frame in frames if frame.f_code.co_filename == str(script)][:1]
+            raise
+        finally:
+            _wait_for_threads()
+
+
+def _let_threads_end(call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    _wait_for_threads()
+    return call(*arguments, **options)
+
+
+def _wait_for_threads() -> None:
+    """Give gloo's threads time to let go of what they have sent.
+
+    A tensor that a probe has seen has a Python object, which such a thread then has to free if it is the last to hold
+    the tensor. If the group ends at that moment, it waits for the thread, and the thread for Python's lock: for ever.
+    """
+    if dist.is_initialized():
+        time.sleep(LETTING_GO_SECONDS)
 
 
 @contextmanager
