@@ -28,7 +28,7 @@ from torch.nn.utils import clip_grad_norm_
 from torch.optim import optimizer as optimizers
 from torch.optim.swa_utils import AveragedModel
 
-from study.engines import prove, torch_locks
+from study.engines import prove, scripts, torch_locks
 from study.engines.doctor import checkup
 from study.engines.engine_facts import count_states
 from study.engines.listening import before_updates
@@ -689,6 +689,8 @@ def test_what_a_script_leaves_lives_on(status, monkeypatch, capsys):
     Path("train.py").write_text(LEAVES if status else LEAVES.replace("sys.exit", "print"))
     monkeypatch.setattr(sys, "argv", ["prove"])
     monkeypatch.setattr(sys, "path", ["", *sys.path])
+    scripts._globals.clear()
+    capsys.readouterr()
     with pytest.raises(SystemExit) if status else nullcontext():
         main(["train.py", *status])
     gc.collect()

@@ -48,7 +48,7 @@ def ask(
                 answers |= ended(running, Path(scratch))
                 time.sleep(POLL_SECONDS)
         finally:
-            Trees().end(running)
+            end(running)
     return dict(sorted(answers.items()))
 
 
@@ -67,6 +67,12 @@ def ended(running: dict[int, int], folder: Path, judge: Judge = lambda rank, how
         | {"resident_bytes": used.ru_maxrss * 1024}
         for rank, (status, used) in found.items()
     }
+
+
+def end(running: dict[int, int]) -> None:
+    """End the ranks that still run, with all that they have started."""
+    if running:
+        Trees().end(running)
 
 
 def start(program: Program, place: AbstractContextManager[None], path: Path) -> int:
