@@ -225,6 +225,22 @@ def train_within(output: str | None) -> list[torch.Tensor]:
     return [p.detach() for p in model.parameters()]
 
 
+def train_by_part(output: str | None) -> list[torch.Tensor]:
+    """Each part has a loss and a norm of its own: no backward call adds to what is clipped already."""
+    model, optimizer = plain()
+    if output:
+        prove.watch(model, optimizer, output=output)
+    for number in range(STEPS):
+        inputs = batch(dist.get_rank(), number, 0)
+        for part, given in ((model[0], inputs), (model[2], torch.cat([inputs, inputs], 1))):
+            part(given).pow(2).mean().backward()
+            clip(part)
+        average(model, optimizer)
+        optimizer.step()
+        optimizer.zero_grad()
+    return [p.detach() for p in model.parameters()]
+
+
 CASES: dict[str, dict[str, Any]] = {
     "module_bypass": {"make": ddp, "call": lambda model, _: model.module},
     "no_sync_always": {"make": ddp, "micro_steps": 2, "no_sync": lambda _: True},
@@ -254,6 +270,7 @@ CASES: dict[str, dict[str, Any]] = {
     "accumulation": {"make": ddp, "micro_steps": 2, "no_sync": lambda micro_step: micro_step == 0},
     "clipped_once": {"make": ddp, "micro_steps": 2, "after": lambda model, _: clip(model)},
     "clipped_each_time_without_effect": {"make": ddp, "micro_steps": 2, "after_each": lambda model: clip(model, 1e6)},
+    "clipped_by_part": {"train": train_by_part},
     "clipped_by_sample": {"make": plain, "micro_steps": 2, "after_each": set_aside, "after": put_together},
     "by_hand": {"make": plain, "after": average},
     "by_hand_under_ddp": {"make": ddp, "no_sync": lambda _: True, "after": average},

@@ -31,7 +31,8 @@ class Trees:
             with suppress(psutil.Error):
                 children.setdefault(process.ppid(), []).append(process)
         for rank, process_id in running.items():
-            members = self._members.setdefault(rank, {})
+            members = {key: each for key, each in self._members.get(rank, {}).items() if each.is_running()}
+            self._members[rank] = members
             if process_id not in members:
                 with suppress(psutil.Error):
                     members[process_id] = psutil.Process(process_id)

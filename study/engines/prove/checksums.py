@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.utils._pytree import tree_leaves
 
 Checksum = tuple[float, float]  # the sum of a tensor's elements in fp64, and of their absolute values
@@ -48,7 +49,7 @@ def _differ(one: Checksum, other: Checksum) -> bool:
 
 def _sums(tensor: torch.Tensor) -> Checksum:
     """The checksum of one; UNKNOWN where it cannot be read: this is no reason to end anybody's training."""
-    tensor = getattr(tensor, "ds_tensor", tensor)  # of stage 3, which has the whole of some in place, and not always
+    tensor = _shard(tensor) if hasattr(tensor, "ds_tensor") else tensor
     tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
     if tensor.is_cuda and torch.cuda.is_current_stream_capturing():  # which reading would break
         return UNKNOWN
@@ -63,3 +64,16 @@ def _sums(tensor: torch.Tensor) -> Checksum:
         return float(tensor.sum(dtype=wide)), float(torch.linalg.vector_norm(tensor, 1, dtype=wide))
     except RuntimeError:  # of meta, or quantized
         return UNKNOWN
+
+
+def _shard(parameter: Any) -> torch.Tensor:
+    """This rank's shard of a parameter of stage 3, without the padding, in which anything may be.
+
+    The whole of some parameters is in place, and not always.
+    """
+    shard: torch.Tensor = parameter.ds_tensor
+    group = getattr(parameter, "ds_process_group", None)
+    if group is None:
+        return shard
+    begin = dist.get_rank(group) * shard.numel()
+    return shard.flatten()[: max(0, parameter.ds_numel - begin)]

@@ -113,7 +113,7 @@ class Step:
         self._entropies: list[float] = []  # of the forward pass that lasts, or was last
         self._made: list[Mark] = []  # gradients, as the last backward call left them
         self._clipped: tuple[int, list[Checksum]] | None = None  # backward calls before it, and the gradients after it
-        self._shrunk: list[Checksum] = []  # the gradients that the last clipping has made smaller
+        self._shrunk: dict[int, Checksum] = {}  # parameter -> its gradient, where the last clipping made it smaller
         self._phase: str | None = None  # that of the call which lasts
         self._counted = 0  # bytes reduced when it was looked last
         self._stack = ExitStack()
@@ -173,6 +173,10 @@ class Step:
         self.added_after_clipping = self.backwards - num_before if clipped != gradients else 0
         if len(self._scalings) >= self.backwards > 0 and not any(s._per_optimizer_states for s in self._scalings):
             self.updated_scaled_by = self._scalings[-1].get_scale()
+
+    def _by_parameter(self) -> dict[int, Checksum]:
+        with_gradients = [p for p in self._updated if p.grad is not None and p.grad.numel()]
+        return dict(zip(map(id, with_gradients), checksums(self._gradients()), strict=True))
 
     def _gradients(self) -> list[torch.Tensor]:
         return [p.grad for p in self._updated if p.grad is not None and p.grad.numel()]
@@ -251,13 +255,12 @@ class Step:
             if scaler is not None and "UNSCALED" not in stages and scaler.get_scale() != 1:
                 self.clipped_scaled_by = scaler.get_scale()
             self.num_clipped += sum(p.grad is not None for p in parameters)
-        before = checksums(self._gradients()) if is_ours else []
+        before = self._by_parameter() if is_ours else {}
         result = self._under_probe("update", call, parameters, max_norm, *arguments, **options)
         if is_ours:
-            self._clipped = self.backwards, checksums(self._gradients())
-            pairs = zip(before, self._clipped[1], strict=True)
-            is_smaller = any(size < (1 - NEAR) * earlier for (_, earlier), (_, size) in pairs)
-            self._shrunk = self._clipped[1] if is_smaller else []
+            after = self._by_parameter()
+            self._clipped = self.backwards, [*after.values()]
+            self._shrunk = {key: pair for key, pair in after.items() if pair[1] < (1 - NEAR) * before[key][1]}
         return result
 
     def _on_scaling(self, call: Any, scaler: Any, *arguments: Any, **options: Any) -> Any:
@@ -273,14 +276,13 @@ class Step:
     def _on_backward(self, call: Any, *arguments: Any, **options: Any) -> Any:
         if self._phase in (None, "forward"):
             self.backwards += 1
-            if not self.began_clean or self._shrunk:
-                found = checksums(self._gradients())
-                self.began_clean = self.began_clean or not any(pair[1] > 0 for pair in found)
-                self.added_to_clipped += bool(self._shrunk) and found == self._shrunk
-                self._shrunk = []
+            found = self._by_parameter() if self._shrunk or not self.began_clean else {}
+            self.began_clean = self.began_clean or not any(pair[1] > 0 for pair in found.values())
+            clipped, self._shrunk = self._shrunk.items() & found.items(), {}
             self._note_loss(arguments[0] if arguments else options.get("tensors"))
             result = self._under_probe("backward", call, *arguments, **options)
             self._made = marks(self._gradients())
+            self.added_to_clipped += bool(clipped and clipped - self._by_parameter().items())
             return result
         return self._under_probe("backward", call, *arguments, **options)
 
