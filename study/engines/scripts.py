@@ -16,8 +16,8 @@ from typing import Any, NoReturn
 
 import torch.distributed as dist
 
-from study.engines import torch_locks
-from study.engines.listening import listening
+from . import torch_locks
+from .listening import listening
 
 LETTING_GO_SECONDS = 0.05  # a thread needs microseconds, on a machine that is busy milliseconds
 # What a script leaves lives as long as the process, as Python has it: freed as the script ends, DDP and its group may

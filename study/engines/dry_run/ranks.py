@@ -16,10 +16,10 @@ from typing import Any
 
 import torch
 
-from study import files, processes
-from study.engines import this_machine
-from study.engines.dry_run.trees import Trees
-from study.errors import Refusal, RunFailed
+from ... import files, processes
+from ...errors import Refusal, RunFailed
+from .. import this_machine
+from .trees import Trees
 
 Judge = Callable[[int, str | None], dict[str, Any] | None]  # what a rank said that left no answer, and ended like this
 Program = Callable[[], dict[str, Any]]  # what a rank does, in the place that it is given; returns what it has to say

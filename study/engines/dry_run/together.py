@@ -13,9 +13,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from study.engines.dry_run.ranks import Program, ended, start
-from study.engines.dry_run.trees import Trees
-from study.engines.dry_run.watch import DONE
+from .ranks import Program, ended, start
+from .trees import Trees
+from .watch import DONE
 
 MOST_RANKS = 8  # that exchange what is real on one machine
 POLL_SECONDS = 0.25

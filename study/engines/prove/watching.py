@@ -19,15 +19,15 @@ import torch
 import torch.distributed as dist
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from study import __version__
-from study.engines.engine_facts import count_states, dtype_names
-from study.engines.listening import before_updates, listening
-from study.engines.prove import exchange, findings, mismatch, read_back, schedules
-from study.engines.prove.checksums import Checksum, of_batch, of_weights
-from study.engines.prove.demands import Asked, Demand, by_arguments, by_file, by_json, by_launcher, content_of
-from study.engines.prove.mismatch import KnownBad, NotAsAsked, NotChecked, TrainsWrong, hold
-from study.engines.prove.proved_step import Step
-from study.engines.scripts import rank
+from ... import __version__
+from ..engine_facts import count_states, dtype_names
+from ..listening import before_updates, listening
+from ..scripts import rank
+from . import exchange, findings, mismatch, read_back, schedules
+from .checksums import Checksum, of_batch, of_weights
+from .demands import Asked, Demand, by_arguments, by_file, by_json, by_launcher, content_of
+from .mismatch import KnownBad, NotAsAsked, NotChecked, TrainsWrong, hold
+from .proved_step import Step
 
 PROVED_STEP = 3  # moments exist after the first, and stage 3 has traced the order of its parameters after the second
 SHORT_STEPS = 3  # as many with fewer forward passes than asked are no coincidence; a single one may end an epoch
