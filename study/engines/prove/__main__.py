@@ -117,7 +117,9 @@ def around(called: Sequence[torch.nn.Module], optimizer: torch.optim.Optimizer) 
     ids = set(map(id, called))
     for engine in _alive("deepspeed.runtime.engine", "DeepSpeedEngine"):
         with suppress(ValueError):  # it has no optimizer
-            if read_back.base_optimizer(engine.optimizer) is optimizer:
+            # A pipeline's engine is never called: its stages are looked at as the modules that they are.
+            is_pipeline = any(kind.__name__ == "PipelineEngine" for kind in type(engine).__mro__)
+            if not is_pipeline and read_back.base_optimizer(engine.optimizer) is optimizer:
                 is_bare = id(engine) not in ids and id(engine.module) in ids
                 return engine, engine.module if is_bare else engine
     found = owner(called, optimizer)
