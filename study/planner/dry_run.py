@@ -144,11 +144,13 @@ def _train(model: Trainable, job: Job) -> dict[str, Any]:
 
 def _has_memory(made: Mapping[str, str], model: Trainable, num_ranks: int) -> bool:
     """Whether tensors are to have memory: where the model fits here, and where they must. Raises Refusal."""
+    offload = {made.get(f"ACCELERATE_DEEPSPEED_OFFLOAD_{part}_DEVICE", "none") for part in ("OPTIMIZER", "PARAM")}
+    if "nvme" in offload:
+        raise Refusal(pretend.NO_SWAPPING)
     free = psutil.virtual_memory().available * SHARE
     takes = REAL_BYTES * model.num_params * min(num_ranks, 2)
     if takes < free:
         return True
-    offload = {made.get(f"ACCELERATE_DEEPSPEED_OFFLOAD_{part}_DEVICE", "none") for part in ("OPTIMIZER", "PARAM")}
     if made.get("ACCELERATE_USE_DEEPSPEED") == "true" and offload == {"none"}:
         return False
     why = "offload computes on the host's own numbers" if offload != {"none"} else "DDP and FSDP2 take real tensors"

@@ -214,8 +214,11 @@ def _of_deepspeed(are_all_there: bool) -> Iterator[Any]:
     yield listening(utils, "get_lst_from_rank0", _send_list)
 
 
+NO_SWAPPING = "NVMe offload is not pretended: it empties its folder, to which a run may be swapping"
+
+
 def _refuse_swapping(call: Callable[..., None], *_: Any, **__: Any) -> None:
-    raise Refusal("NVMe offload is not pretended: it empties its folder, to which a run may be swapping")
+    raise Refusal(NO_SWAPPING)
 
 
 def _send_list(call: Callable[..., list[int]], values: Sequence[int]) -> list[int]:
