@@ -39,7 +39,7 @@ ROUNDINGS = {
     "micro batches": "With several micro batches, ZeRO-2, ZeRO-3 and FSDP2 add over the ranks after each micro batch. "
     "DDP, ZeRO-0 and ZeRO-1 add the micro batches first.",
     "16 bits": "In bf16, FSDP2 reduces gradients in fp32, and the ZeRO stages reduce them in bf16.",
-    "missed gradients": "This is no rounding but a fault of DeepSpeed: with offload to a disk, some gradients are "
+    "missed gradients": "This is no rounding but a fault of DeepSpeed: with offload to a disk, gradients can be "
     "missed.",
 }
 # The pin of --fixed-order that removes a cause; what has none is a decision of the engine, or a fault.
