@@ -91,7 +91,8 @@ def different_bits(strategy: str, control: str) -> Observed:
     for study in ("bits", "bits-learned"):
         for _, pinned in bits.settings([RECORDS / study]).values():
             for column in pinned:
-                of = {run.record.strategy: run.record for run in column if run.record.config["fixed_order"] == "all"}
+                sound = [run.record for run in column if not run.record.config["perturb"]]
+                of = {record.strategy: record for record in sound if record.config["fixed_order"] == "all"}
                 if {strategy, control} <= of.keys() and not bits.roundings_apart(of[strategy], of[control]):
                     different += bits.parts_at(of[strategy], of[control]) is not None
                     compared.append(of[strategy].run_id)
