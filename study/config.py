@@ -206,6 +206,10 @@ class RunConfig(BaseModel):
             for name in self.fixed_order.split(","):
                 if name not in PINS:
                     raise ValueError(unknown("fixed_order", name, PINS, "--fixed-order takes all, or a list of"))
+        return self
+
+    @model_validator(mode="after")
+    def _check_digests(self) -> RunConfig:
         if self.digest_every is not None and self.checkpoint_every is not None:
             raise ValueError(
                 "--digest-every and --checkpoint-every: a run that goes on from a checkpoint would lose the digests of "

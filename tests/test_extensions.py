@@ -235,13 +235,18 @@ def test_of_two_that_start_at_once_one_builds_and_the_other_waits(build, base):
     assert sorted("waiting for it" in text for text in errors) == [False, True]
 
 
+def wait_for_a_file(base: Path, part: str) -> None:
+    """Wait until a build has compiled its first file."""
+    deadline = time.monotonic() + 60
+    while not list(base.glob(f"zero-study-*/building-*/{part}/a.o")):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
 @pytest.mark.launches
 def test_a_build_does_not_wait_for_that_of_another_extension(build, base):
     long = build(["async_io"], before="time.sleep(60)", wait=False)
-    deadline = time.monotonic() + 60
-    while not list(base.glob("zero-study-*/building-*/*/a.o")):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_for_a_file(base, "*")
     short = build(["cpu_adam"])
     assert (short.returncode, built_parts(base)) == (0, {"cpu_adam"}), short.errors
     assert "waiting" not in short.errors
@@ -252,10 +257,7 @@ def test_a_build_does_not_wait_for_that_of_another_extension(build, base):
 @pytest.mark.launches
 def test_a_killed_build_does_not_block_the_next_one(build, base):
     killed = build(["cpu_adam"], before="time.sleep(60)", wait=False)
-    deadline = time.monotonic() + 60
-    while not list(base.glob("zero-study-*/building-*/cpu_adam/a.o")):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_for_a_file(base, "cpu_adam")
     killed.kill()
     killed.communicate()
     assert not built_parts(base)

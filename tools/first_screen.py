@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -76,8 +76,10 @@ def _ratios(column: str) -> pd.Series:
     return pd.Series({name: what_fits.over_series(each)[0] for name, each in ratios.items() if len(each) > 1})
 
 
-def _over_series(column: str, strategy: str) -> str:
-    return f"{_ratios(column)[strategy]:.2f}"
+def _of_series(said: str, what: str, strategy: str) -> Number:
+    """A `step` at DDP's batch, or a `rate` at the largest batch of each, relative to DDP's."""
+    column = {"step": "equal_ratios", "rate": "own_ratios"}[what]
+    return Number(said, f"{what} of `{strategy}`", "equal-memory-again", lambda: f"{_ratios(column)[strategy]:.2f}")
 
 
 def _repaired() -> str:
@@ -97,36 +99,16 @@ NUMBERS = [
     Number("1.57", "peak of `zero3`", "peaks-real", lambda: f"{_of_ddp()['zero3']:.2f}"),
     Number("0.70", "peak of `zero3_tuned`", "peaks-real", lambda: f"{_of_ddp()['zero3_tuned']:.2f}"),
     Number("0.56", "peak of `fsdp2`", "peaks-real", lambda: f"{_of_ddp()['fsdp2']:.2f}"),
-    Number("1.36", "step of `zero3`", "equal-memory-again", partial(_over_series, "equal_ratios", "zero3")),
+    _of_series("1.36", "step", "zero3"),
     Number("124", "largest model under 3 GiB, `ddp`", "frontier", lambda: _trained()["ddp"][:-1]),
     Number("110", "`zero3`", "frontier", lambda: _trained()["zero3"][:-1]),
     Number("204", "`zero3_tuned`", "frontier", lambda: _trained()["zero3_tuned"][:-1]),
     Number("229", "`fsdp2`", "frontier", lambda: _trained()["fsdp2"][:-1]),
-    Number(
-        "1.15",
-        "step of `zero2_tuned`",
-        "equal-memory-again",
-        partial(_over_series, "equal_ratios", "zero2_tuned"),
-    ),
-    Number(
-        "1.55",
-        "step of `zero3_tuned`",
-        "equal-memory-again",
-        partial(_over_series, "equal_ratios", "zero3_tuned"),
-    ),
-    Number(
-        "0.94",
-        "rate of `zero2_tuned`",
-        "equal-memory-again",
-        partial(_over_series, "own_ratios", "zero2_tuned"),
-    ),
-    Number(
-        "0.78",
-        "rate of `zero3_tuned`",
-        "equal-memory-again",
-        partial(_over_series, "own_ratios", "zero3_tuned"),
-    ),
-    Number("1.37", "step of `fsdp2`", "equal-memory-again", partial(_over_series, "equal_ratios", "fsdp2")),
+    _of_series("1.15", "step", "zero2_tuned"),
+    _of_series("1.55", "step", "zero3_tuned"),
+    _of_series("0.94", "rate", "zero2_tuned"),
+    _of_series("0.78", "rate", "zero3_tuned"),
+    _of_series("1.37", "step", "fsdp2"),
     Number("1.63", "step of the repaired program's ZeRO side", "published program", _repaired),
     Number("0.17.6 to 0.18.2", "lose gradients", "conformance", lambda: _wrong("zero2-accumulation")),
     Number("0.18.3 to 0.19.5", "divide twice", "conformance", lambda: _wrong("outputs-of-outputs")),

@@ -22,7 +22,6 @@ from typing import Any
 import datasets
 import numpy as np
 import torch
-from accelerate.utils import set_seed
 from transformers import BertConfig, BertForSequenceClassification, GPT2Config, GPT2LMHeadModel
 
 from study.workloads import synthetic  # the text alone
@@ -50,7 +49,7 @@ def batches_and_model(config: dict[str, Any]) -> tuple[dict[str, torch.Tensor], 
             attention_probs_dropout_prob=0.0, classifier_dropout=0.0, pad_token_id=tokenizer.pad_token_id, num_labels=2,
             attn_implementation=config["attention"],
         )  # fmt: skip
-        set_seed(config["seed"])
+        torch.manual_seed(config["seed"])
         return examples, BertForSequenceClassification(settings)
     lines = [line for line in synthetic.articles()["train"] if line]
     ids = np.concatenate([tokenizer(line, add_special_tokens=False)["input_ids"] for line in lines])
@@ -64,7 +63,7 @@ def batches_and_model(config: dict[str, Any]) -> tuple[dict[str, torch.Tensor], 
         eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.eos_token_id,
         attn_implementation=config["attention"],
     )  # fmt: skip
-    set_seed(config["seed"])
+    torch.manual_seed(config["seed"])
     return {"input_ids": input_ids, "labels": input_ids}, GPT2LMHeadModel(settings)
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import combinations, groupby
 from pathlib import Path
 from typing import Any
 
@@ -129,10 +129,10 @@ def _heading(file: RecordFile) -> str:
     return f"{r.workload} {r.size}, {proven(r).precision}, {r.steps_done} steps, seed {r.seed}, {records.box_of(r)}"
 
 
-def _setting(file: RecordFile, whatever: Collection[str] = ("perturb",)) -> str:
+def _setting(file: RecordFile, ignored: Collection[str] = ("perturb",)) -> str:
     """What is equal of runs that stand in one column: all that decides what they train but strategy and fault."""
     r = file.record
-    decisive = {name: value for name, value in r.config.items() if name not in NOT_TRAINED and name not in whatever}
+    decisive = {name: value for name, value in r.config.items() if name not in NOT_TRAINED and name not in ignored}
     return json.dumps([_heading(file), r.world_size, decisive, (r.data or {}).get("digest")], sort_keys=True)
 
 
@@ -163,12 +163,17 @@ def _columns(files: Sequence[RecordFile]) -> list[list[RecordFile]]:
     return sorted(([*members] for _, members in groupby(by_setting, key=_setting)), key=place)
 
 
+def is_faulty(r: Record) -> bool:
+    """Say whether a run trained with a planted fault."""
+    return bool(r.config.get("perturb"))
+
+
 def _name(r: Record) -> str:
-    return r.strategy + (f", {r.config['perturb']}" if r.config.get("perturb") else "")
+    return r.strategy + (f", {r.config['perturb']}" if is_faulty(r) else "")
 
 
 def _control(column: Sequence[RecordFile]) -> RecordFile:
-    sound = [file for file in column if not file.record.config.get("perturb")] or list(column)
+    sound = [file for file in column if not is_faulty(file.record)] or list(column)
     return next((file for file in sound if file.record.strategy == "ddp"), sound[0])
 
 
@@ -243,7 +248,11 @@ def shown(cell: Cell | None) -> str:
     if cell.step is None:
         return "(the reference)" if cell.is_reference else SAME
     names = ", ".join(cell.roundings) or "**unknown cause**"
-    return f"{names}; from step {cell.step}" + ("" if cell.held_out is None else f"; {words.powers(cell.held_out)}")
+    return f"{names}; {_from_step(cell.step, cell.held_out)}"
+
+
+def _from_step(step: int, held_out: float | None) -> str:
+    return f"from step {step}" + ("" if held_out is None else f"; {words.powers(held_out)}")
 
 
 def parts_at(r: Record, other: Record) -> int | None:
@@ -259,7 +268,7 @@ def parts_at(r: Record, other: Record) -> int | None:
 
 def roundings_apart(r: Record, other: Record) -> list[str]:
     """Name the roundings in which two runs differ; of a run with a planted fault, the fault."""
-    if r.config.get("perturb"):
+    if is_faulty(r):
         return [f"a fault: {r.config['perturb']}"]
     mine, theirs = roundings(r), roundings(other)
     return [name for name in ROUNDINGS if mine.get(name) != theirs.get(name)]
@@ -278,14 +287,14 @@ def _against_shipped(files: Sequence[RecordFile]) -> list[str]:
     def place(file: RecordFile) -> tuple[str, str]:
         return _setting(file, ("perturb", "fixed_order")), file.record.strategy
 
-    sound = sorted((file for file in files if not file.record.config.get("perturb")), key=place)
+    sound = sorted((file for file in files if not is_faulty(file.record)), key=place)
     rows = []
     for _, members in groupby(sound, key=place):
         by_pins = {file.record.config.get("fixed_order"): file for file in members}
         if {None, "all"} <= by_pins.keys():
             shipped, pinned = by_pins[None], by_pins["all"]
             step, apart = parts_at(pinned.record, shipped.record), _held_out(pinned.record, shipped.record)
-            said = SAME if step is None else f"from step {step}" + ("" if apart is None else f"; {words.powers(apart)}")
+            said = SAME if step is None else _from_step(step, apart)
             rows.append([f"{_heading(shipped).split(',')[0]}, {_column(shipped)}", shipped.record.strategy, said])
     if not rows:
         return []
@@ -309,20 +318,18 @@ def held(files: Sequence[RecordFile]) -> Mapping[str, list[tuple[str, str]]]:
         kind: [] for kind in ("same", "broken", "repeated", "not repeated", "named", "seen", "not seen")
     }
     for column in _columns(files):
-        for place, file in enumerate(column):
-            for other in column[:place]:
-                r, o = file.record, other.record
-                is_same, pair = parts_at(r, o) is None, (o.run_id, r.run_id)
-                faults = [each for each in (r, o) if each.config.get("perturb")]
-                if faults:
-                    if len(faults) == 1 and r.strategy == o.strategy:
-                        result["not seen" if is_same else "seen"].append(pair)
-                elif r.strategy == o.strategy:
-                    result["repeated" if is_same else "not repeated"].append(pair)
-                elif not roundings_apart(r, o):
-                    result["same" if is_same else "broken"].append(pair)
-                elif not is_same:
-                    result["named"].append(pair)
+        for r, o in combinations([file.record for file in column], 2):
+            is_same, pair = parts_at(r, o) is None, (r.run_id, o.run_id)
+            faults = [each for each in (r, o) if is_faulty(each)]
+            if faults:
+                if len(faults) == 1 and r.strategy == o.strategy:
+                    result["not seen" if is_same else "seen"].append(pair)
+            elif r.strategy == o.strategy:
+                result["repeated" if is_same else "not repeated"].append(pair)
+            elif not roundings_apart(r, o):
+                result["same" if is_same else "broken"].append(pair)
+            elif not is_same:
+                result["named"].append(pair)
     return result
 
 
@@ -339,12 +346,11 @@ def alone(files: Sequence[RecordFile]) -> dict[str, Alone]:
     """Return what each rounding does by itself, in the order of `ROUNDINGS`, if there are such pairs."""
     pairs: dict[str, list[tuple[bool, float | None]]] = {}
     for column in _columns(files):
-        sound = [file.record for file in column if not file.record.config.get("perturb")]
-        for place, r in enumerate(sound):
-            for other in sound[:place]:
-                names = roundings_apart(r, other)
-                if len(names) == 1:
-                    pairs.setdefault(names[0], []).append((parts_at(r, other) is None, _held_out(r, other)))
+        sound = [file.record for file in column if not is_faulty(file.record)]
+        for other, r in combinations(sound, 2):
+            names = roundings_apart(r, other)
+            if len(names) == 1:
+                pairs.setdefault(names[0], []).append((parts_at(r, other) is None, _held_out(r, other)))
     return {
         name: Alone(
             len(pairs[name]),

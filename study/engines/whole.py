@@ -5,7 +5,7 @@ Collective where the engine shards: every rank goes through the same parameters 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -65,11 +65,20 @@ def link_states(optimizer: Any) -> None:
 
 def moment(parameter: torch.Tensor) -> torch.Tensor | None:
     """The first moment in a ZeRO optimizer that has them (`have_moments`); None: it is not ZeRO's."""
-    if not is_of_zero(parameter):
-        return None
-    from deepspeed.utils import safe_get_full_optimizer_state
+    return state(parameter, "exp_avg", {})
 
-    return safe_get_full_optimizer_state(parameter, "exp_avg")  # type: ignore[no-any-return]
+
+def state(parameter: torch.Tensor, key: str, states: Mapping[Any, Mapping[str, Any]]) -> torch.Tensor | None:
+    """Return one of a parameter's optimizer states, whole; None: it has none of that name.
+
+    `states`: of the optimizer that steps, where it is not ZeRO's.
+    """
+    if is_of_zero(parameter):
+        from deepspeed.utils import safe_get_full_optimizer_state
+
+        return safe_get_full_optimizer_state(parameter, key)  # type: ignore[no-any-return]
+    found: Any = states.get(parameter, {}).get(key)
+    return found.full_tensor() if hasattr(found, "full_tensor") else found  # type: ignore[no-any-return]
 
 
 def is_of_zero(parameter: torch.Tensor) -> bool:

@@ -148,12 +148,7 @@ class Training:
         self._compare("momentum", self.expected.momenta, self._momentum)
 
     def _momentum(self, parameter: Any) -> Tensor | None:
-        if whole.is_of_zero(parameter):
-            from deepspeed.utils import safe_get_full_optimizer_state
-
-            return safe_get_full_optimizer_state(parameter, "momentum_buffer")  # type: ignore[no-any-return]
-        found: Any = self.base.state[parameter]["momentum_buffer"]
-        return found.full_tensor() if hasattr(found, "full_tensor") else found  # type: ignore[no-any-return]
+        return whole.state(parameter, "momentum_buffer", self.base.state)
 
     def _compare(self, what: str, expected: list[reference.Values], read: Callable[[Any], Tensor | None]) -> None:
         """Compare a value of every parameter with the reference's bits, and keep the first difference. Collective."""

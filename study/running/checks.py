@@ -143,12 +143,14 @@ def _check_perturb(run: Run) -> None:
 
 
 def _check_fixed_order(run: Run) -> None:
-    """Refuse to fix what cannot be: gradients that lie on a disk, and what 16 bits and compiled code do otherwise."""
+    """Refuse to fix the order of what lies on a disk, and of what is compiled."""
     config, strategy = run.config, run.strategy
     if config.fixed_order is None:
         return
     if strategy.offloads_to_nvme:
-        raise Refusal(f"--fixed-order: {strategy.name} has its gradients on a disk; take {strategy.name} as it is")
+        raise Refusal(
+            f"--fixed-order: {strategy.name} keeps its gradients on a disk, where no order is fixed; leave it out"
+        )
     if config.compile:
         raise Refusal("--fixed-order: --compile lets torch order additions by itself; leave one of the two out")
 

@@ -11,15 +11,17 @@ import torch
 from study.engines import whole
 from study.records.schema import StepDigest
 from study.training.proof import base_optimizer, innermost
+from study.training.weights import plain_name
 
 DIGITS = 16
 
 
 def take(step: int, model: Any, optimizer: Any) -> StepDigest:
     """Digest what is there after a step. Collective; the same on every rank."""
-    named = sorted((_plain(name), parameter) for name, parameter in model.named_parameters() if parameter.requires_grad)
-    if any(whole.is_of_zero(parameter) and not hasattr(parameter, "ds_id") for _, parameter in named):
-        whole.have_moments(innermost(optimizer), [parameter for _, parameter in named])  # ties them to parameters
+    named = sorted(
+        (plain_name(name), parameter) for name, parameter in model.named_parameters() if parameter.requires_grad
+    )
+    whole.link_states(innermost(optimizer))
     states = base_optimizer(optimizer).state
 
     def weight(parameter: Any) -> torch.Tensor | None:
@@ -27,15 +29,7 @@ def take(step: int, model: Any, optimizer: Any) -> StepDigest:
         return whole.weight(parameter) if master is None else master
 
     def moment(key: str) -> Callable[[Any], torch.Tensor | None]:
-        def read(parameter: Any) -> torch.Tensor | None:
-            if whole.is_of_zero(parameter):
-                from deepspeed.utils import safe_get_full_optimizer_state
-
-                return safe_get_full_optimizer_state(parameter, key)  # type: ignore[no-any-return]
-            found = states.get(parameter, {}).get(key)
-            return found.full_tensor() if hasattr(found, "full_tensor") else found  # type: ignore[no-any-return]
-
-        return read
+        return lambda parameter: whole.state(parameter, key, states)
 
     return StepDigest(
         step=step,
@@ -43,10 +37,6 @@ def take(step: int, model: Any, optimizer: Any) -> StepDigest:
         first_moments=_digest(named, moment("exp_avg")),
         second_moments=_digest(named, moment("exp_avg_sq")),
     )
-
-
-def _plain(name: str) -> str:
-    return name.replace("_orig_mod.", "").removeprefix("module.")
 
 
 def _digest(named: list[tuple[str, Any]], read: Callable[[Any], torch.Tensor | None]) -> str | None:

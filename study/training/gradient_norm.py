@@ -30,12 +30,12 @@ def global_norm(tensors: Iterable[torch.Tensor], is_exact: bool = False) -> torc
     if not sharded:
         return exact_norm(tensors, is_sharded=False) if is_exact else _norm(tensors).to(_norm_type(tensors))
     shards = [tensor.to_local() for tensor in sharded]
-    if is_exact:
-        mesh = sharded[0].device_mesh
-        return exact_norm(shards, mesh.get_group(mesh.ndim - 1))
-    square = _norm([shard for shard in shards if shard.numel()] or shards).square()
     mesh = sharded[0].device_mesh
-    torch.distributed.all_reduce(square, group=mesh.get_group(mesh.ndim - 1))  # replicas hold the same
+    group = mesh.get_group(mesh.ndim - 1)  # replicas hold the same
+    if is_exact:
+        return exact_norm(shards, group)
+    square = _norm([shard for shard in shards if shard.numel()] or shards).square()
+    torch.distributed.all_reduce(square, group=group)
     return square.sqrt().to(_norm_type(tensors))
 
 

@@ -109,11 +109,16 @@ def num_params(model: torch.nn.Module) -> int:
     return sum(getattr(p, "ds_numel", p.numel()) for p in model.parameters())
 
 
+def plain_name(name: str) -> str:
+    """Return a parameter's name without what torch.compile and an engine put before it."""
+    return name.replace("_orig_mod.", "").removeprefix("module.")
+
+
 def full_parameters(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield every parameter whole, gathered one at a time, in the order of their names. Collective."""
     parameter: Any  # an engine adds attributes to some
     for name, parameter in sorted(model.named_parameters()):
-        name = name.replace("_orig_mod.", "").removeprefix("module.")
+        name = plain_name(name)
         if hasattr(parameter, "ds_id"):
             import deepspeed
 

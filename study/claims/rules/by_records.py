@@ -91,7 +91,7 @@ def different_bits(strategy: str, control: str) -> Observed:
     for study in ("bits", "bits-learned"):
         for _, pinned in bits.settings([RECORDS / study]).values():
             for column in pinned:
-                sound = [run.record for run in column if not run.record.config["perturb"]]
+                sound = [run.record for run in column if not bits.is_faulty(run.record)]
                 of = {record.strategy: record for record in sound if record.config["fixed_order"] == "all"}
                 if {strategy, control} <= of.keys() and not bits.roundings_apart(of[strategy], of[control]):
                     different += bits.parts_at(of[strategy], of[control]) is not None
