@@ -27,7 +27,7 @@ from study.compare import network
 from study.config import build_config
 from study.errors import Refusal
 from study.records import find, schema
-from study.records.machine import LABORATORY
+from study.records.laboratory import LABORATORY
 from study.records.schema import Network
 from study.run import make_run
 from study.running import ending, launch, plan, studies

@@ -21,7 +21,7 @@ from study.engines.this_machine import Machine
 from study.errors import Refusal
 from study.records import find as records
 from study.records import schema
-from study.records.machine import LABORATORY
+from study.records.laboratory import LABORATORY
 from study.records.schema import Outcome
 from study.run import Run, make_run
 from study.running import checks, duration, plan, studies

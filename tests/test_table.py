@@ -248,7 +248,7 @@ def test_of_outcome_and_record_the_one_counts_that_says_more(tmp_path):
 
 def test_a_run_without_a_record_is_a_row(tmp_path):
     synthetic.write_outcome(tmp_path, "killed", seed=1, study="s", precision="bf16", global_batch_size=32)
-    assert only(tmp_path)["box"] == records.UNKNOWN_BOX
+    assert only(tmp_path)["box"] == schema.UNKNOWN_BOX
     synthetic.write_run(tmp_path, seed=0, study="s", precision="bf16")
     synthetic.write_outcome(tmp_path, "skipped", seed=2, study="s", message="needs 8 GPUs, found 1")
     rows = table.read([tmp_path]).set_index("seed")
@@ -261,7 +261,7 @@ def test_a_run_without_a_record_is_a_row(tmp_path):
     assert (skipped["status"], skipped["message"]) == ("skipped", "needs 8 GPUs, found 1")
     assert pd.isna(skipped["precision"])
     synthetic.write_run(tmp_path, box="gpu", seed=3)  # now it could be of either box
-    assert table.read([tmp_path]).set_index("seed").loc[1, "box"] == records.UNKNOWN_BOX
+    assert table.read([tmp_path]).set_index("seed").loc[1, "box"] == schema.UNKNOWN_BOX
 
 
 def test_settings_are_those_that_an_outcome_keeps_whatever_its_command_says(tmp_path):

@@ -29,7 +29,7 @@ import click
 import psutil
 
 from study.errors import Refusal
-from study.records.machine import LABORATORY, UNLIMITED, bits_per_second
+from study.records.laboratory import LABORATORY, UNLIMITED, bits_per_second
 
 PREFIX = "zero-study"
 MOST_MACHINES = 64

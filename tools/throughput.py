@@ -35,7 +35,6 @@ from study.compare import expected
 from study.compare.acceptance import tolerance
 from study.config import RunConfig
 from study.errors import Refusal, RunFailed
-from study.records import find as records
 from study.records import schema
 from study.records.machine import header
 from study.run import Run, as_words
@@ -232,7 +231,7 @@ def ours(work: Run) -> dict[str, Any]:
         "step_samples_per_second": facts.timing.samples_per_second,
         "losses": [step["loss"] for step in steps],
         "proof": facts.proof.model_dump(mode="json"),
-        "box": records.box_of(facts),
+        "box": facts.box,
         "peak_samples_per_second": peak and facts.world_size * peak / facts.model_flops_per_sequence,
     }
 

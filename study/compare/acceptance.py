@@ -10,6 +10,7 @@ from typing import NamedTuple
 from study.compare import words
 from study.compare.parity import largest_loss_difference, settings, shown_arithmetic
 from study.records import find as records
+from study.records import schema
 from study.records.find import RecordedRun, RecordFile
 from study.records.schema import Record
 
@@ -62,7 +63,7 @@ def table(folders: Sequence[Path]) -> str:
         verdicts = {check: _check(check, own, plain) for check in CHECKS}
         cells |= {(name, check): verdict for check, verdict in verdicts.items() if verdict}
     rows = [[f"`{name}`", *(_shown(cells.get((name, check))) for check in CHECKS)] for name in names]
-    boxes = sorted({records.box_of(run.record.record) for run in found if run.record}) or [records.UNKNOWN_BOX]
+    boxes = sorted({run.record.record.box for run in found if run.record}) or [schema.UNKNOWN_BOX]
     counts = [f"{sum(cell.status == status for cell in cells.values())} {status}" for status in (OK, FAILED, NOT_RUN)]
     lines = [f"{'; '.join(boxes)}: {', '.join(counts)}.", "", *words.markdown(["strategy", *CHECKS], rows), ""]
     lines += [*_reasons(cells), *_distances(runs, plain)]
@@ -116,7 +117,7 @@ def _work(r: Record) -> str:
     ignored = {"precision", "accumulation_dtype", "compile", "share_device"}
     config = {name: value for name, value in settings(r).items() if name not in ignored}
     digest = (r.data or {}).get("digest")
-    return json.dumps([records.box_of(r), digest, r.config["precision"][:4], config], sort_keys=True)
+    return json.dumps([r.box, digest, r.config["precision"][:4], config], sort_keys=True)
 
 
 # ---------------------------------------------------------------- one check of one strategy
@@ -135,7 +136,7 @@ def _check(check: str, runs: list[_Run], plain: dict[str, RecordFile]) -> Verdic
         return _worst(_as_single(file, plain) for file in finished if not _is_plain(file.record))
     is_asked, holds, reason = _OBSERVED[check]
     observed = [file.record for file in finished if is_asked(file.record)]
-    on_gpu = [r for r in observed if records.device_of(r) != "cpu"]
+    on_gpu = [r for r in observed if r.device != "cpu"]
     if observed and not on_gpu:
         return Verdict(NOT_RUN, "on a CPU")
     return _worst(Verdict(OK) if holds(r) else Verdict(FAILED, f"{r.run_id}: {reason}") for r in on_gpu)

@@ -113,7 +113,7 @@ def _unlike(found: dict[str, Record], names: Sequence[str]) -> dict[str, str]:
     """Runs that differ from most of these in some of their facts."""
     facts = {
         run_id: {
-            "box": records.box_of(record),
+            "box": record.box,
             "libraries": libraries(record.machine),
             "arithmetic": machine.arithmetic(record.machine),
             "text": (record.data or {}).get("digest"),

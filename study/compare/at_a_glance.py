@@ -30,7 +30,7 @@ def table(folders: Sequence[Path]) -> str:
     finished = sorted((file for file in files if file.record.status == "ok"), key=parity.same_training)
     groups = [sorted(members, key=parity.order) for _, members in groupby(finished, key=parity.same_training)]
     groups.sort(key=len, reverse=True)
-    several = len({records.box_of(file.record) for file in finished}) > 1
+    several = len({file.record.box for file in finished}) > 1
     lines: list[str] = []
     for group in groups[:MOST_GROUPS]:
         rows = [_row(file, group[0]) for file in group]
@@ -39,7 +39,7 @@ def table(folders: Sequence[Path]) -> str:
         head = [name or f"vs {first if len(first) <= len('ddp') else '1st'}" for name in HEAD[:columns]]
         shown = _fitting([row[:columns] for row in rows], head)
         reasons = dict.fromkeys(row[-1] for row in rows if row[-1])
-        box = f", {records.box_of(group[0].record)}" if several else ""
+        box = f", {group[0].record.box}" if several else ""
         lines += [
             textwrap.fill(words.shown(parity.heading(group[0].record) + box), WIDTH),
             "",

@@ -126,7 +126,7 @@ def table(folders: Sequence[Path]) -> str:
 
 def _heading(file: RecordFile) -> str:
     r = file.record
-    return f"{r.workload} {r.size}, {proven(r).precision}, {r.steps_done} steps, seed {r.seed}, {records.box_of(r)}"
+    return f"{r.workload} {r.size}, {proven(r).precision}, {r.steps_done} steps, seed {r.seed}, {r.box}"
 
 
 def _setting(file: RecordFile, ignored: Collection[str] = ("perturb",)) -> str:

@@ -40,14 +40,14 @@ def row(file: RecordFile, outcome: Outcome | None) -> dict[str, Any]:
     r = file.record
     config = RunConfig.model_validate(r.config)
     failure = r.failure.error.splitlines()[0] if r.failure and r.failure.error else None
-    device = records.device_of(r)
+    device = r.device
     return {
         "run_id": r.run_id,
         "study": outcome.study if outcome else None,
         "record": r,
         "command": r.command,
         "machine": r.machine,
-        "box": records.box_of(r),
+        "box": r.box,
         "device": device,
         "workload": r.workload,
         "size": r.size,
@@ -248,7 +248,7 @@ def share_of_others(r: Record) -> float | None:
     None where it is not known, on a GPU, which they do not slow down, and on several machines, of which the record
     knows the first's alone.
     """
-    if r.load is None or records.device_of(r) != "cpu" or r.other_machines:
+    if r.load is None or r.device != "cpu" or r.other_machines:
         return None
     return (r.load.other_seconds + r.load.stolen_seconds) / (r.load.seconds * r.load.num_processors)
 
@@ -259,7 +259,7 @@ def why_untimed(r: Record) -> str | None:
         return "no step was timed"
     if (share_of_others(r) or 0.0) > QUIET:  # what is not known is taken to be quiet
         return f"other programs took more than {100 * QUIET:g} % of the processors"
-    if math.isfinite(records.rate_of(r) or math.inf):
+    if math.isfinite(r.network_rate or math.inf):
         return "the network had a rate, by which --view communication compares them"
     return None
 
@@ -269,7 +269,7 @@ def _is_oversubscribed(r: Record, device: str) -> bool:
         return True
     places: float | None
     if device == "cpu":
-        places, wanted = records.usable_cores(r), r.world_size * (r.machine.get("num_threads_per_process") or 1)
+        places, wanted = r.usable_cores, r.world_size * (r.machine.get("num_threads_per_process") or 1)
     else:
         places, wanted = len(r.machine.get("gpus", [])), r.world_size
     return bool(places) and wanted > (places or 0)

@@ -15,7 +15,6 @@ from itertools import groupby
 from typing import NamedTuple
 
 from study.compare import expected, parity, words
-from study.records import find as records
 from study.records.find import RecordFile
 from study.records.schema import Record
 
@@ -95,7 +94,7 @@ def _key(file: RecordFile) -> _Key | None:
         return None
     ranks = proof.ranks_of_machines
     layout = Layout(len(ranks), ranks[0], proof.gradient_accumulation_steps, parity.same_training(file))
-    return layout, r.strategy, -(records.rate_of(r) or 0.0)
+    return layout, r.strategy, -(r.network_rate or 0.0)
 
 
 def _seconds_of(r: Record) -> float | None:

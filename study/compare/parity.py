@@ -45,12 +45,12 @@ def table(folders: Sequence[Path]) -> str:
     lines = []
     groups = [list(members) for _, members in groupby(sorted(finished, key=same_training), key=same_training)]
     alone = [f"{r.run_id}{shown_arithmetic(r)}" for r in (group[0].record for group in groups if len(group) == 1)]
-    several = len({records.box_of(f.record) for f in finished}) > 1
+    several = len({f.record.box for f in finished}) > 1
     for group in groups:
         if len(group) > 1:
             ordered = sorted(group, key=order)
             rows = [_row(file, ordered) for file in ordered]
-            box = f", {records.box_of(ordered[0].record)}" if several else ""
+            box = f", {ordered[0].record.box}" if several else ""
             lines += [f"## {words.shown(heading(ordered[0].record))}{box}", "", *words.markdown(HEAD, rows), ""]
     if alone:
         lines += [f"Nothing to compare with: {words.shown(', '.join(alone))}.", ""]
@@ -66,7 +66,7 @@ def same_training(file: RecordFile) -> str:
     """What is equal of runs that train the same thing: box, model, precision, start, text and configuration."""
     r = file.record
     digest = (r.data or {}).get("digest")
-    place = [records.box_of(r), r.workload, r.size, r.config.get("precision"), r.seed]
+    place = [r.box, r.workload, r.size, r.config.get("precision"), r.seed]
     return json.dumps([*place, digest, settings(r)], sort_keys=True)
 
 
@@ -195,7 +195,7 @@ def _learned(finished: Sequence[RecordFile]) -> list[str]:
     def block(file: RecordFile) -> str:
         r = file.record
         batch = f"{r.config['global_batch_size']} sequences per step"
-        return f"{r.workload} {r.size}, {proven(r).precision}, {batch}, {records.box_of(r)}"
+        return f"{r.workload} {r.size}, {proven(r).precision}, {batch}, {r.box}"
 
     def place(file: RecordFile) -> tuple[Hashable, ...]:
         r = file.record

@@ -16,6 +16,7 @@ from study.compare.words import in_order
 from study.config import RunConfig, build_config, parse_flags
 from study.errors import Refusal
 from study.records import find as records
+from study.records import schema
 from study.records.schema import Outcome
 
 # In the order of the table. Floats may be NaN: unknown.
@@ -222,4 +223,4 @@ def _place_outcomes(rows: list[dict[str, Any]]) -> None:
     for row in rows:
         if "box" not in row:
             boxes = around.get(row["folder"], set())
-            row["box"], row["device"] = next(iter(boxes)) if len(boxes) == 1 else (records.UNKNOWN_BOX, None)
+            row["box"], row["device"] = next(iter(boxes)) if len(boxes) == 1 else (schema.UNKNOWN_BOX, None)

@@ -10,14 +10,13 @@ from __future__ import annotations
 import gzip
 import json
 import re
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from study import files
 from study.errors import Refusal
-from study.records import machine, schema
+from study.records import schema
 from study.records.schema import Outcome, Record
 from study.strategy import shipped
 
@@ -26,7 +25,6 @@ NAMES = (STEPS, OUTCOMES, RECORDS)  # as they are written: a run's record last, 
 
 _START = re.compile(rb'\{"run_id": "([ !#-\[\]-~]{1,256})", ')  # what a name may be is for who reads the line
 
-UNKNOWN_BOX = "unknown box"
 _CALLED = {RECORDS: "a record", OUTCOMES: "an outcome"}
 COMPRESSED = ".gz"
 _OF_RUNS = {"record.json", "outcome.json", *_CALLED, *(name + COMPRESSED for name in _CALLED)}  # what is looked for
@@ -261,56 +259,3 @@ def steps_in(run_id: str, line: bytes) -> bytes:
 
 def _start_of_steps(run_id: str) -> bytes:
     return f'{{"run_id": "{run_id}", "steps": ['.encode()
-
-
-# ---------------------------------------------------------------- on which box
-
-
-def device_of(read: Record) -> str:
-    """Return "cuda" or "cpu": what the run trained on, or would have."""
-    return read.proof.device if read.proof else "cuda" if read.machine.get("gpus") else "cpu"
-
-
-def box_of(read: Record) -> str:
-    """Name the hardware of a run: "8 x NVIDIA H200", "2 x 8 x NVIDIA H200" of two machines, or a CPU and its cores.
-
-    Without a GPU it is the first machine's: those of a laboratory are one box. Where the run might not use all cores,
-    it is another box: "1 of 8 cores".
-    """
-    counted = Counter(boxes_of(read))
-    return " + ".join(name if count == 1 else f"{count} x {name}" for name, count in sorted(counted.items()))
-
-
-def usable_cores(read: Record) -> float | None:
-    """The cores that a run might use of its first machine; in records from before that was asked, all of them."""
-    usable: float | None = read.machine.get("usable_cores")
-    return read.machine.get("num_cores") if usable is None else usable
-
-
-def boxes_of(read: Record) -> list[str]:
-    """Name each machine of a run with its GPUs; without a GPU the first.
-
-    Of the others, a run that did not end leaves no more than their number. They count as the first, of whose model of
-    GPU all must be to train at all.
-    """
-    first = read.machine
-    if device_of(read) == "cpu":
-        cores, usable = first.get("num_cores"), usable_cores(read)
-        limited = "" if usable == cores else f"{usable:g} of "
-        return [f"{first.get('cpu') or 'unknown CPU'}, {limited}{'unknown' if cores is None else cores} cores"]
-    num_machines = len(read.proof.ranks_of_machines or [1]) if read.proof else 1
-    others = read.other_machines or [first] * (num_machines - 1)
-    counts = [Counter(gpu["name"] for gpu in each.get("gpus", [])) for each in (first, *others)]
-    return [" + ".join(f"{count} x {name}" for name, count in sorted(names.items())) or UNKNOWN_BOX for names in counts]
-
-
-def rate_of(read: Record) -> float | None:
-    """A run's network, bits per second each way: the least to which one of its machines is held; None: not known.
-
-    Infinite: a laboratory made it without a limit. Where `tc` shows none, that alone says nothing of a link.
-    """
-    told = machine.bits_per_second(str(read.machine.get("environment", {}).get(machine.LABORATORY)))
-    shown = [each.rate_bits_per_second for each in read.network or []] or [None]
-    rates = [told if rate is None else float(rate) for rate in shown]
-    known = [rate for rate in rates if rate is not None]
-    return min(known) if len(known) == len(rates) else None

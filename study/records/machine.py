@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import hashlib
 import importlib.metadata
-import math
 import os
 import platform
 import re
@@ -19,13 +18,8 @@ import psutil
 from study.engines import this_machine
 from study.files import shown_text
 from study.records import imports
+from study.records.laboratory import LABORATORY
 from study.records.schema import Code
-
-# What a laboratory tells all that runs on its machines: the rate of their network.
-LABORATORY = "ZERO_STUDY_LABORATORY"
-UNLIMITED = "unlimited"
-_RATE = re.compile(r"([1-9]\d{0,9})(kbit|mbit|gbit)")
-_BITS = {"kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
 
 # The variables that change speed, memory or arithmetic. What else is set may hold names or tokens, and stays out.
 _FAMILIES = (
@@ -146,13 +140,6 @@ def _version(name: str) -> str | None:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return None
-
-
-def bits_per_second(rate: str) -> float | None:
-    """Read a rate as a laboratory is told it ("200mbit"); infinite: unlimited; None: it is no rate."""
-    if match := _RATE.fullmatch(rate):
-        return float(int(match[1]) * _BITS[match[2]])
-    return math.inf if rate == UNLIMITED else None
 
 
 def code() -> Code:

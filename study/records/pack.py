@@ -243,7 +243,7 @@ def _results(folders: Sequence[Path]) -> dict[str, bytes]:
 def _origin(runs: Sequence[Kept], folders: Sequence[Path]) -> dict[str, Any]:
     """What a manifest says of where runs come from, by their records. Raises Refusal unless there is one box."""
     facts = [run.record for run in runs if run.record is not None]
-    boxes = sorted({box for record in facts for box in records.boxes_of(record)})
+    boxes = sorted({box for record in facts for box in record.boxes})
     if len(boxes) != 1:
         held = f"records of {len(boxes)} boxes ({'; '.join(boxes)})" if boxes else "no record, so no box"
         raise Refusal(f"{' '.join(map(str, folders))}: {held}; pack one box's folders at a time")

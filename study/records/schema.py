@@ -1,7 +1,7 @@
 """What does a run leave behind? The schema of record.json, written atomically and read strictly.
 
 A record holds raw facts of one run and nothing derived from several; what is unknown is null. `steps.jsonl` beside it
-has one line per optimizer step; its digest is in the record. Collected runs have a line each instead (`lines.py`).
+has one line per optimizer step; its digest is in the record. Collected runs have a line each instead .
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime
 import hashlib
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -17,8 +18,10 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from study import files
 from study.config import RunConfig
 from study.errors import Refusal, refusing
+from study.records.laboratory import LABORATORY, bits_per_second
 
 SCHEMA_VERSION: Literal[1] = 1
+UNKNOWN_BOX = "unknown box"  # the name of hardware of which a record does not say enough
 READ = "read"  # pydantic's context, where facts come from a file
 DIGEST = "record_sha256"  # key of a record.json: of all its other facts; records from before 2026-11-23 lack it
 
@@ -407,6 +410,57 @@ class Record(Facts):
         found = {one.commit + "-dirty" * bool(one.is_dirty) for one in self.code or () if one.commit}
         of_machine = self.machine.get("git_commit")
         return found | ({of_machine + "-dirty" * bool(self.machine.get("git_dirty"))} if of_machine else set())
+
+    @property
+    def device(self) -> str:
+        """The device that the run trained on, or would have: "cuda" or "cpu"."""
+        return self.proof.device if self.proof else "cuda" if self.machine.get("gpus") else "cpu"
+
+    @property
+    def usable_cores(self) -> float | None:
+        """The cores that the run might use of its first machine; all of them in records that do not say."""
+        usable: float | None = self.machine.get("usable_cores")
+        return self.machine.get("num_cores") if usable is None else usable
+
+    @property
+    def boxes(self) -> list[str]:
+        """The name of each machine's GPUs, or of the first machine's CPU if the run trained without a GPU.
+
+        A run that did not end records only how many other machines it had. They count as equal to the first,
+        because all machines need the same model of GPU to train at all.
+        """
+        if self.device == "cpu":
+            cores, usable = self.machine.get("num_cores"), self.usable_cores
+            limit = "" if usable == cores else f"{usable:g} of "
+            num_cores = "unknown" if cores is None else cores
+            return [f"{self.machine.get('cpu') or 'unknown CPU'}, {limit}{num_cores} cores"]
+        num_machines = len(self.proof.ranks_of_machines or [1]) if self.proof else 1
+        machines = [self.machine, *(self.other_machines or [self.machine] * (num_machines - 1))]
+        gpus = [Counter(gpu["name"] for gpu in machine.get("gpus", [])) for machine in machines]
+        return [" + ".join(f"{n} x {name}" for name, n in sorted(counts.items())) or UNKNOWN_BOX for counts in gpus]
+
+    @property
+    def box(self) -> str:
+        """The hardware of the run: "8 x NVIDIA H200", "2 x 8 x NVIDIA H200" for two machines, or a CPU and its cores.
+
+        Without a GPU it is the first machine's, because the machines of a laboratory are one computer. A run that
+        might not use all cores counts as run on other hardware: "1 of 8 cores".
+        """
+        counts = Counter(self.boxes)
+        return " + ".join(name if count == 1 else f"{count} x {name}" for name, count in sorted(counts.items()))
+
+    @property
+    def network_rate(self) -> float | None:
+        """The rate of the run's slowest machine in bits per second, each way; None if a machine's rate is unknown.
+
+        Infinite means that a laboratory did not limit the network. A machine for which `tc` shows no limit has an
+        unknown rate unless a laboratory set it.
+        """
+        laboratory = bits_per_second(str(self.machine.get("environment", {}).get(LABORATORY)))
+        limits = [each.rate_bits_per_second for each in self.network or []] or [None]
+        rates = [laboratory if limit is None else float(limit) for limit in limits]
+        known = [rate for rate in rates if rate is not None]
+        return min(known) if len(known) == len(rates) else None
 
     @model_validator(mode="after")
     def _is_one_run(self, info: ValidationInfo) -> Record:

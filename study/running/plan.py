@@ -20,7 +20,7 @@ from study.engines.this_machine import Machine
 from study.errors import Refusal
 from study.records import find as records
 from study.records import schema
-from study.records.machine import LABORATORY
+from study.records.laboratory import LABORATORY
 from study.records.schema import Outcome, OutcomeStatus, Record
 from study.run import Run
 from study.running import checks, studies

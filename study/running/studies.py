@@ -13,7 +13,7 @@ from pydantic import AfterValidator, Field, ValidationError, model_validator
 from study import files
 from study.config import LARGEST_SEED, RunConfig, build_config
 from study.errors import Refusal, describe, unknown
-from study.records.machine import bits_per_second
+from study.records.laboratory import bits_per_second
 from study.run import Run
 from study.strategy import file
 from study.strategy.file import Strategy, read_by_name
