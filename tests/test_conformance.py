@@ -21,6 +21,7 @@ from study.config import build_config
 from study.engines import known_bad
 from study.engines.conformance import adapters, cells, committed, installation, judge, reference, toy
 from study.engines.conformance.cells import Cell
+from study.engines.strategy_names import StrategyName
 from study.errors import Refusal
 from study.running import checks
 from study.strategy import file
@@ -390,12 +391,12 @@ def test_a_fault_is_of_every_release_between_its_ends(fault):
 @pytest.mark.parametrize("version", MATRICES)
 def test_what_is_refused_of_one_micro_batch_is_wrong_with_one(version):
     for engine, precision in {tuple(name.split("/")[:2]) for name in MATRICES[version]["cells"]}:
-        stage, _, device = engine.partition("_")
-        if not stage.startswith("zero"):
+        name = StrategyName.parse(engine)
+        if name.zero_stage is None:
             continue
         precise = {"autocast": "bf16-autocast", "bf16_fp32_sum": "bf16"}.get(precision, precision)
         found = known_bad.find(
-            deepspeed=version, zero_stage=int(stage[-1]), offloads=[device.partition("_")[0]] if device else [],
+            deepspeed=version, zero_stage=name.zero_stage, offload=name.offload,
             precision=precise, sums_in_fp32=precision == "bf16_fp32_sum", micro_batches=1,
         )  # fmt: skip
         shown = MATRICES[version]["cells"][f"{engine}/{precision}/2-ranks/accumulation-1"]["verdict"]
@@ -403,7 +404,7 @@ def test_what_is_refused_of_one_micro_batch_is_wrong_with_one(version):
 
 
 def test_a_fault_of_a_twist_hits_scripts_that_do_it():
-    asked = {"deepspeed": "0.18.3", "zero_stage": 3, "offloads": (), "precision": "bf16", "sums_in_fp32": False}
+    asked = {"deepspeed": "0.18.3", "zero_stage": 3, "offload": "none", "precision": "bf16", "sums_in_fp32": False}
     assert known_bad.find(**asked, micro_batches=2) is None
     assert known_bad.find(**asked, micro_batches=1, twists=["part_outside"]) is None
     found = known_bad.find(**asked, micro_batches=2, twists=["part_outside"])

@@ -43,7 +43,7 @@ MAY_IMPORT = {
     "exact": "config engines errors models run strategy training",
     "running": "config engines errors files processes records run strategy theory workloads",
     "train": "compare config engines errors files processes records run running strategy training workloads",
-    "compare": "config errors files models records running theory",
+    "compare": "config engines errors files models records running theory",
     "planner": "engines errors files models strategy theory",
     "claims": (
         "compare config engines errors files planner processes records running strategy theory training workloads"

@@ -6,28 +6,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from study.engines.strategy_names import in_order as in_order
 from study.files import shown_path
 
 if TYPE_CHECKING:
     from study.records.find import RecordFile
-
-STAGES = ("single", "ddp", "zero0", "zero1", "zero2", "zero3", "fsdp2")
-KINDS = ("", "cpu_offload", "nvme_offload", "tuned")  # of a stage: what follows the first underscore of a name
-
-
-def in_order(strategies: Iterable[str]) -> list[str]:
-    """Sort from nothing sharded to everything offloaded; strategies of a user's own come last, by name."""
-
-    def place(strategy: str) -> tuple[int, int, str]:
-        stage, _, kind = strategy.partition("_")
-        return _place(stage, STAGES), _place(kind, KINDS), strategy
-
-    return sorted(set(strategies), key=place)
-
-
-def _place(word: str, known: Sequence[str]) -> int:
-    return known.index(word) if word in known else len(known)
-
 
 # ---------------------------------------------------------------- values
 

@@ -7,11 +7,13 @@ own, so it takes Python's alone to look something up.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
+
+from .strategy_names import OffloadDevice, StrategyName
 
 TABLE = Path(__file__).with_name("known_bad.json")
 
@@ -84,7 +86,7 @@ def find(
     *,
     deepspeed: str,
     zero_stage: int,
-    offloads: Sequence[str],
+    offload: OffloadDevice,
     precision: str,
     sums_in_fp32: bool,
     micro_batches: int | None,
@@ -92,11 +94,11 @@ def find(
 ) -> Known | None:
     """What this release of DeepSpeed trains wrongly of what is asked; None: nothing that is known.
 
-    `offloads`: the devices that optimizer states go to (cpu, nvme). `precision`: as records name the classes.
+    `offload`: the device that optimizer states are offloaded to. `precision`: as records name the classes.
     `sums_in_fp32`: gradients of 16-bit parameters are added up in fp32. `micro_batches` of a step; None: it is not
     known, and may be several. `twists`: what the script does beside the plain step.
     """
-    engine = f"zero{zero_stage}{''.join(f'_{device}_offload' for device in offloads)}"
+    engine = str(StrategyName.of_zero(zero_stage, offload))
     asked = _class_of(precision, sums_in_fp32)
     for fault in hitting(engine, deepspeed, [asked], twists):
         if micro_batches != 1 or not fault.several_micro_batches:

@@ -1,7 +1,7 @@
 """What does a run leave behind? The schema of record.json, written atomically and read strictly.
 
 A record holds raw facts of one run and nothing derived from several; what is unknown is null. `steps.jsonl` beside it
-has one line per optimizer step; its digest is in the record. Collected runs have a line each instead .
+has one line per optimizer step; its digest is in the record. Collected runs have a line each instead (`find.py`).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from study import files
 from study.config import RunConfig
+from study.engines.strategy_names import OffloadDevice
 from study.errors import Refusal, refusing
 from study.records.laboratory import LABORATORY, bits_per_second
 
@@ -75,8 +76,8 @@ class Proof(Facts):
     zero_optimizer_class: str | None = None  # DeepSpeed's own around it; None: stage 0, or not DeepSpeed
     zero_stage: int | None = None  # None: not DeepSpeed
     sharding: Sharding | None = None  # None: not FSDP2
-    offload_optimizer_device: Literal["none", "cpu", "nvme"] = "none"
-    offload_param_device: Literal["none", "cpu", "nvme"] = "none"
+    offload_optimizer_device: OffloadDevice = "none"
+    offload_param_device: OffloadDevice = "none"
     swap_folder: str | None = None
     gradient_clipping: float  # 0: no clipping; outside DeepSpeed the study's loop clips, and this is what it does
     gradient_accumulation_steps: int

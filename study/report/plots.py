@@ -19,6 +19,7 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 from study.compare.bits import ROUNDINGS, Cell
 from study.compare.expected import step_peak
 from study.compare.words import in_order
+from study.engines.strategy_names import StrategyName
 
 WIDTH = 6.0  # inches: letters of 12 points are read on a phone, too
 ROW = 0.36  # of a bar
@@ -40,9 +41,9 @@ PART_COLOURS = {"parameters": "#5558C8", "gradients": "#8C90E8", "optimizer stat
 
 def look(strategy: str) -> dict[str, Any]:
     """The colour, mark and line that a strategy has in every figure."""
-    stage, _, kind = strategy.partition("_")
-    mark, line = MARKS.get(kind, ("X", "--"))
-    return {"color": COLOURS.get(stage, "#B0703C"), "marker": mark, "linestyle": line}
+    name = StrategyName.parse(strategy)
+    mark, line = MARKS.get(name.variation, ("X", "--"))
+    return {"color": COLOURS.get(name.engine, "#B0703C"), "marker": mark, "linestyle": line}
 
 
 def loss_curves(steps: pd.DataFrame, control: str = "ddp", window: int = 5) -> Figure:

@@ -186,12 +186,11 @@ def _check_release(run: Run) -> None:
     strategy, config = run.strategy, run.config
     if strategy.zero_stage is None or config.perturb == "bad-release":
         return
-    device = strategy.offload_optimizer_device
     version = importlib.metadata.version("deepspeed")
     found = known_bad.find(
         deepspeed=version,
         zero_stage=strategy.zero_stage,
-        offloads=() if device == "none" else (device,),
+        offload=strategy.offload_optimizer_device,
         precision=config.precision,
         sums_in_fp32=config.accumulation_dtype == "fp32",
         micro_batches=run.gradient_accumulation_steps,

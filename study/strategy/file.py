@@ -12,11 +12,10 @@ from typing import Any, Literal
 from study.engines.doctor import strict, written_files
 from study.engines.doctor.examine import CONFIGS, OF_DDP, with_keys
 from study.engines.keys import known_keys
+from study.engines.strategy_names import OffloadDevice
 from study.errors import Refusal, unknown
 from study.files import check_name, load, read_yaml, shown_path
 from study.strategy import shipped
-
-Device = Literal["none", "cpu", "nvme"]
 
 # Sections of an accelerate file that `accelerate config` writes, most of them empty.
 _SECTIONS = (
@@ -36,8 +35,8 @@ class Strategy:
     num_processes: int  # what the file says; the launcher's --num_processes overrides it
     num_machines: int  # likewise
     zero_stage: int | None  # None: not DeepSpeed
-    offload_optimizer_device: Device
-    offload_param_device: Device
+    offload_optimizer_device: OffloadDevice
+    offload_param_device: OffloadDevice
     zero3_init: bool  # build the model partitioned
     deepspeed_json: dict[str, Any] | None  # the JSON beside the file, where it names one
     ddp_json: dict[str, Any] | None  # the JSON of the same name beside the file, where it is DDP's and there is one

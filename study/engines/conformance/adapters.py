@@ -16,6 +16,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from .. import whole
+from ..strategy_names import StrategyName
 from . import toy
 from .cells import MAX_NORM, NUM_STEPS, Cell
 
@@ -370,17 +371,18 @@ def _of_deepspeed(model: nn.Module, names: Sequence[str]) -> Values:
 
 def config(cell: Cell, scratch: Path) -> dict[str, Any]:
     """The DeepSpeed JSON of a cell."""
-    zero: dict[str, Any] = {"stage": int(cell.engine.partition("zero")[2][0])}
+    name = StrategyName.parse(cell.engine.removeprefix("accelerate_"))
+    zero: dict[str, Any] = {"stage": name.zero_stage}
     if zero["stage"] == 3:
         zero["stage3_param_persistence_threshold"] = 0  # or no parameter of the toy would be sharded
     if cell.does("buckets"):
         sizes = ("reduce_bucket_size", "stage3_prefetch_bucket_size" if zero["stage"] == 3 else "allgather_bucket_size")
         zero |= dict.fromkeys((*sizes, "sub_group_size"), toy.BUCKET)
-    if cell.engine.endswith("_cpu_offload"):
+    if name.offload == "cpu":
         zero["offload_optimizer"] = {"device": "cpu"}
         if zero["stage"] == 3:
             zero["offload_param"] = {"device": "cpu"}
-    if cell.engine.endswith("_nvme_offload"):
+    if name.offload == "nvme":
         zero["offload_optimizer"] = {"device": "nvme", "nvme_path": str(scratch)}
     written: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": 1,  # only bookkeeping where the script draws its batches itself

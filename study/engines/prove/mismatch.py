@@ -136,7 +136,7 @@ def known_wrong(facts: dict[str, Any]) -> tuple[str | None, str | None]:
         known = find(
             deepspeed=version,
             zero_stage=facts["zero_stage"],
-            offloads=[device for device in (facts["offload_optimizer_device"],) if device != "none"],
+            offload=facts["offload_optimizer_device"],
             precision=facts["precision"],
             sums_in_fp32=facts["accumulation_dtype"] == "float32",
             micro_batches=facts["gradient_accumulation_steps"],

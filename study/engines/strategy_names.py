@@ -1,0 +1,64 @@
+"""The parts of a strategy's name: "zero3_cpu_offload" is ZeRO stage 3 with its states in host memory."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+OffloadDevice = Literal["none", "cpu", "nvme"]
+
+# From nothing sharded to everything sharded, and what may follow the first underscore: the order of all tables.
+ENGINES = ("single", "ddp", "zero0", "zero1", "zero2", "zero3", "fsdp2")
+VARIATIONS = ("", "cpu_offload", "nvme_offload", "tuned")
+
+_OFFLOAD = re.compile(r"(cpu|nvme)_offload")
+_STAGE = re.compile(r"zero([0-3])")
+
+
+@dataclass(frozen=True)
+class StrategyName:
+    """A strategy's name in two parts. A user's own name has its first word as engine."""
+
+    engine: str  # the word before the first underscore: ddp, zero0 to zero3, fsdp2
+    variation: str = ""  # what follows it: cpu_offload, tuned, hpz; empty: the plain engine
+
+    @classmethod
+    def parse(cls, name: str) -> StrategyName:
+        engine, _, variation = name.partition("_")
+        return cls(engine, variation)
+
+    @classmethod
+    def of_zero(cls, stage: int, offload: OffloadDevice = "none") -> StrategyName:
+        """Name a ZeRO stage with its optimizer states on a device."""
+        return cls(f"zero{stage}", "" if offload == "none" else f"{offload}_offload")
+
+    def __str__(self) -> str:
+        return f"{self.engine}_{self.variation}" if self.variation else self.engine
+
+    @property
+    def zero_stage(self) -> int | None:
+        """DeepSpeed's ZeRO stage; None for another engine."""
+        match = _STAGE.fullmatch(self.engine)
+        return int(match[1]) if match else None
+
+    @property
+    def offload(self) -> OffloadDevice:
+        """The device that optimizer states are offloaded to."""
+        match = _OFFLOAD.fullmatch(self.variation)
+        return "none" if match is None else "cpu" if match[1] == "cpu" else "nvme"
+
+    @property
+    def position(self) -> tuple[int, int, str]:
+        """A sort key: by what is sharded, then by what is offloaded; names of users come last, by name."""
+        return _index(ENGINES, self.engine), _index(VARIATIONS, self.variation), str(self)
+
+
+def in_order(names: Iterable[str]) -> list[str]:
+    """Sort the names of strategies, each once, from nothing sharded to everything offloaded."""
+    return sorted(set(names), key=lambda name: StrategyName.parse(name).position)
+
+
+def _index(words: tuple[str, ...], word: str) -> int:
+    return words.index(word) if word in words else len(words)
