@@ -15,7 +15,7 @@ from ...errors import Refusal
 from ...files import ROOT, load, read_whole, read_yaml, reading, write_whole
 from .. import known_bad, upgrade
 from ..keys.patterns import ABSENT
-from ..strategy_names import StrategyName
+from ..strategy_names import OffloadDevice, StrategyName
 from . import written_files
 from .findings import KEEP, REMOVE, Finding, Instead, Settings, cut
 
@@ -79,7 +79,7 @@ def _of_release(path: Path, content: dict[str, Any], release: str) -> list[Findi
         stage, offload = of_json.stage, of_json.get("zero_optimization.offload_optimizer.device")
         if of_json.precision:
             classes = {"bf16_fp32_sum" if of_json.get("data_types.grad_accum_dtype") == "fp32" else "bf16"}
-    device = offload if offload in ("cpu", "nvme") else "none"
+    device: OffloadDevice = offload if offload in ("cpu", "nvme") else "none"
     engine = "not DeepSpeed" if stage is None else str(StrategyName.of_zero(stage, device))
     bad = known_bad.hitting(engine, version, classes)
     found = Finding(file=str(path), key="stage", value=stage, effect="means something else", matters=True)
