@@ -32,9 +32,9 @@ from study.engines import extensions
 from study.errors import Failed, Interrupted, Refusal
 from study.records import imports
 from study.run import Run
-from study.running import caches, checks, memory_limits, one_writer
-from study.running.ending import FAILED, REFUSED
+from study.running import caches, checks, lock, memory_limits
 from study.running.launch import QUIET
+from study.running.outcome import FAILED, REFUSED
 from study.training import rendezvous
 from study.training.built import Built, build, start
 from study.training.gradient_norm import gradient_norm_reader
@@ -110,7 +110,7 @@ def run(arguments: list[str]) -> None:
     check_as_launched(asked.strategy, os.environ)
     checks.check_folder(asked)
     # Rank 0 writes for all; a launch of this program has locked the folder before.
-    with one_writer.locked_run(asked.folder) if os.environ.get("RANK", "0") == "0" else nullcontext():
+    with lock.locked_run(asked.folder) if os.environ.get("RANK", "0") == "0" else nullcontext():
         try:
             checks.check_folder(asked)  # another run may just have finished there
             checks.check(asked)

@@ -33,7 +33,7 @@ pytestmark = pytest.mark.launches
 def start(tmp_path, monkeypatch):
     """Launch a fake run that ends as it is told."""
 
-    def prepare_and_launch(ending: str, strategy: str = "single", **options) -> launch.Ending:
+    def prepare_and_launch(ending: str, strategy: str = "single", **options) -> launch.LaunchResult:
         run = Run(build_config(), read_by_name(strategy), 1, tmp_path / "below" / "run")
         fake_train.prepare(tmp_path / "runs.json", [run], {"run": ending})
         monkeypatch.setattr(launch, "command", fake_train.command(tmp_path / "runs.json"))

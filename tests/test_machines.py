@@ -30,7 +30,7 @@ from study.records import find, schema
 from study.records.laboratory import LABORATORY
 from study.records.schema import Network
 from study.run import make_run
-from study.running import ending, launch, plan, studies
+from study.running import launch, outcome, plan, studies
 from study.strategy import in_theory
 from study.strategy.file import read_by_name
 from study.theory import communication, hardware, shapes, step_time
@@ -69,12 +69,12 @@ def test_processes_that_machines_cannot_share_are_refused():
 def test_a_run_of_several_machines_is_not_started_on_one(monkeypatch):
     here = SimpleNamespace(gpu_memory_bytes=[], host_memory_bytes=10**12)
     study = studies.find("smoke")
-    assert "is of 2 machines" in plan.lacking(study, two_machines(), here)
-    assert "is of a laboratory's machines" in plan.lacking(study, two_machines(laboratory="unlimited"), here)
+    assert "is of 2 machines" in plan.missing_resources(study, two_machines(), here)
+    assert "is of a laboratory's machines" in plan.missing_resources(study, two_machines(laboratory="unlimited"), here)
     monkeypatch.setenv(LABORATORY, "unlimited")
     reached = two_machines(laboratory="unlimited", main_process_ip="10.77.0.1")
-    assert plan.lacking(study, reached, here) is None
-    assert "on a network of 8mbit" in plan.lacking(study, replace(reached, laboratory="8mbit"), here)
+    assert plan.missing_resources(study, reached, here) is None
+    assert "on a network of 8mbit" in plan.missing_resources(study, replace(reached, laboratory="8mbit"), here)
 
 
 def test_ranks_are_where_they_were_asked_to_be():
@@ -106,7 +106,7 @@ ALL_CAME, SILENT = "as many machines came as were asked, and in 30 s", "machine 
     ],
 )
 def test_machines_that_do_not_find_each_other(said, message):
-    end = ending.classify(["Traceback (most recent call last):", said], None, 1)
+    end = outcome.classify_exit(["Traceback (most recent call last):", said], None, 1)
     assert end.status == "misconfigured"
     assert end.message.startswith(message)
 

@@ -60,7 +60,7 @@ def test_the_largest_that_fits_is_found_by_bisection(ladder, largest):
     ended, started = [], 0
     for run in ladder:
         place = LADDER.index(run.config.size)
-        shown = plan.shown_by(run, ended)
+        shown = plan.implied_outcome(run, ended)
         fits = place <= (largest if run.strategy.name == "zero3" else 2)
         if shown:
             assert ("ran out of memory" in shown) != fits
@@ -76,8 +76,8 @@ def test_a_run_decides_nothing_of_another_ladder(ladder):
     first = ladder[0]
     for other in ladder:
         if other.strategy.name != first.strategy.name:
-            assert plan.decided(other, [(first, "ok"), (first, "out_of_memory")]) is None
-    assert plan.decided(first, [(run, "failed") for run in ladder]) is None
+            assert plan.implied_by_ladder(other, [(first, "ok"), (first, "out_of_memory")]) is None
+    assert plan.implied_by_ladder(first, [(run, "failed") for run in ladder]) is None
 
 
 @pytest.mark.launches

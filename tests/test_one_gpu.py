@@ -26,7 +26,7 @@ from study.errors import Refusal
 from study.records import pack, schema
 from study.records.schema import Record
 from study.running import checks, launch, plan, runner, studies
-from study.running.duration import Estimate, History
+from study.running.estimate import Estimate, History
 from study.running.runner import Slot
 from study.strategy import file
 
@@ -159,7 +159,7 @@ def test_trainer_is_compared_in_what_is_left_of_the_slot(place, monkeypatch):
         return throughput.reduced({"order": [], "ours": arm, "trainer": arm}, 1e-4)
 
     monkeypatch.setattr(throughput, "compare", compare)
-    assert item.run(place, Slot(1, first_is_due=False)) == throughput.SOME_MISSING
+    assert item.run(place, Slot(1, first_runs_regardless=False)) == throughput.SOME_MISSING
     assert compared == []
     assert item.state(place).to_run == 2
     assert one_gpu.run((LIST[0], item), place, Slot(600)) == runner.ALL_OK

@@ -24,8 +24,8 @@ from study.records import schema
 from study.records.laboratory import LABORATORY
 from study.records.schema import Outcome
 from study.run import Run, make_run
-from study.running import checks, duration, plan, studies
-from study.running.duration import Estimate, History
+from study.running import checks, estimate, plan, studies
+from study.running.estimate import Estimate, History
 from study.strategy.file import read_by_name
 from study.theory import hardware
 
@@ -37,7 +37,7 @@ CPU_BOX = Machine((), 25_000_000_000)
 
 
 def lacking(here: Machine, name: str = "single", num_processes: int = 1, study=ANY, **flags) -> str | None:
-    return plan.lacking(study, make_run(build_config(**flags), read_by_name(name), num_processes), here)
+    return plan.missing_resources(study, make_run(build_config(**flags), read_by_name(name), num_processes), here)
 
 
 # ---------------------------------------------------------------- what a machine lacks
@@ -174,19 +174,19 @@ def test_time_comes_from_the_most_alike_runs():
         history.add(past(0.1, 1.0), seen(wall_seconds), of_report=True)
     assert history.estimate(HALF) == Estimate(pytest.approx(20 + 5), 3)  # and world size: the median
     history.add(past(0.4, 42.0), None)  # of this folder; its launch was not timed
-    expected = Estimate(pytest.approx(42 + duration.UNRECORDED_SECONDS - 40 + 20), 1)
+    expected = Estimate(pytest.approx(42 + estimate.UNRECORDED_SECONDS - 40 + 20), 1)
     assert history.estimate(HALF) == expected
     assert str(history.estimate(HALF)) == "about 30 s, from 1 earlier run"
 
 
 def test_without_earlier_runs_time_is_a_guess_by_parameters_and_tokens():
     """6 x 1 527 938 parameters x 50 x 512 tokens at 5e10 a second on a CPU, and at 2e13 on each of 2 GPUs."""
-    built = 1_527_938 * duration.SECONDS_PER_PARAMETER
+    built = 1_527_938 * estimate.SECONDS_PER_PARAMETER
     on_cpu = History(on_gpu=False).estimate(HALF)
-    assert on_cpu == Estimate(pytest.approx(duration.LAUNCH_SECONDS + built + 4.694, abs=0.01), 0)
+    assert on_cpu == Estimate(pytest.approx(estimate.LAUNCH_SECONDS + built + 4.694, abs=0.01), 0)
     assert str(on_cpu) == "about 25 s, a guess"
     on_gpus = History(on_gpu=True).estimate(HALF)
-    assert on_gpus.seconds == pytest.approx(duration.GPU_LAUNCH_SECONDS + built + 0.0059, abs=0.001)
+    assert on_gpus.seconds == pytest.approx(estimate.GPU_LAUNCH_SECONDS + built + 0.0059, abs=0.001)
 
 
 def test_on_a_gpu_that_theory_knows_steps_are_the_planners():
@@ -196,7 +196,7 @@ def test_on_a_gpu_that_theory_knows_steps_are_the_planners():
     for name in ("t4", "h200"):
         history = History(True, hardware.find_gpu(name))
         expected[name] = history.estimate(make_run(build_config(**large), read_by_name("single"), 1)).seconds
-    fixed = duration.GPU_LAUNCH_SECONDS + 335_143_938 * duration.SECONDS_PER_PARAMETER
+    fixed = estimate.GPU_LAUNCH_SECONDS + 335_143_938 * estimate.SECONDS_PER_PARAMETER
     assert fixed < expected["h200"] < fixed + 10
     # A T4 has no bf16, so theory has no step of it, and the guess by tokens stands in.
     assert expected["t4"] == pytest.approx(fixed + 6 * 335_143_938 * 31 * 32 * 512 / 2e13, rel=1e-3)

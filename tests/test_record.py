@@ -27,7 +27,7 @@ from study.records import pack, schema
 from study.records.schema import Checksum, Failure, Record
 from study.run import Run
 from study.running import launch
-from study.running.ending import End
+from study.running.outcome import Exit
 from study.strategy.file import read_by_name
 from study.training import faults, reports
 from study.training import journal as journals
@@ -421,10 +421,10 @@ def test_no_edit_of_what_a_run_wrote_passes(run_dir, is_collected):
 def test_a_record_that_the_program_writes_again_has_its_own_digest(run_dir):
     """As where the launcher knows better how a run ended (`launch._let_agree`)."""
     path = schema.write(run_dir, schema.read(run_dir))
-    launch._let_agree(path, End("ok", ""))
+    launch._let_agree(path, Exit("ok", ""))
     failure = schema.Failure(step=3, error="it ended")
     schema.write(run_dir, schema.read(path).model_copy(update={"status": "interrupted", "failure": failure}))
-    launch._let_agree(path, End("killed", "rank 1 was ended by SIGKILL"))
+    launch._let_agree(path, Exit("killed", "rank 1 was ended by SIGKILL"))
     assert schema.read(path).status == "killed"
 
 

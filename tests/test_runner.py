@@ -16,8 +16,8 @@ from study import cli, files
 from study.errors import Refusal
 from study.records import schema
 from study.records.schema import Outcome
-from study.running import checks, launch, one_writer, runner, studies
-from study.running.duration import Estimate, History
+from study.running import checks, launch, lock, runner, studies
+from study.running.estimate import Estimate, History
 
 STUDY = """\
 question: Which one?
@@ -262,7 +262,7 @@ def test_nothing_of_an_earlier_attempt_is_taken_for_the_next_ones(study, monkeyp
 @pytest.mark.launches
 def test_a_second_runner_is_refused(study, monkeypatch):
     said = rf"runs/mine: process {os.getpid()} on .* is running this study there; .* pass another --runs-dir"
-    with one_writer.locked_study(Path("runs/mine")), pytest.raises(Refusal, match=said):
+    with lock.locked_study(Path("runs/mine")), pytest.raises(Refusal, match=said):
         run(study, monkeypatch)
     assert run(study, monkeypatch) == runner.ALL_OK
 

@@ -30,8 +30,8 @@ from study.engines import extensions, this_machine
 from study.errors import Refusal
 from study.records import pack
 from study.run import Run, make_run
-from study.running import one_writer, plan, runner, studies
-from study.running.duration import GPU_LAUNCH_SECONDS, History, duration
+from study.running import lock, plan, runner, studies
+from study.running.estimate import GPU_LAUNCH_SECONDS, History, duration
 from study.running.runner import ALL_OK, SOME_NOT_OK, SOME_WITHOUT_OUTCOME, Slot
 from study.running.studies import Part, Study
 from study.strategy.file import read_by_name
@@ -182,9 +182,9 @@ def run(items: Sequence[Item], place: Place, slot: Slot) -> int:
         raise Refusal("no GPU is here; --small rehearses the list on a CPU, --plan shows it")
     if not place.is_small and place.data_dir is None:  # known now, and not after a launch of each run
         sources.from_hub("the texts of the list", lambda: None, "pass --data-dir FOLDER")
-    slot.first_is_due = False  # what does not end in time is not started, be it the first
+    slot.first_runs_regardless = False  # what does not end in time is not started, be it the first
     statuses, minutes = [], []
-    with one_writer.locked_study(place.folder):
+    with lock.locked_study(place.folder):
         try:
             _build_extensions()
             for number, item in enumerate(items, 1):

@@ -126,11 +126,11 @@ def _compare_all(
     for name, work in planned.items():
         done = results[name]["pairs"] if name in results else []
         while len(done) < num_pairs:
-            if not slot.first_is_due and longest > slot.left:
+            if not slot.first_runs_regardless and longest > slot.left:
                 print(f"left for the next call, from pair {len(done) + 1} on: {name} and those after it")
                 return SOME_MISSING
             began = time.monotonic()
-            slot.first_is_due = False
+            slot.first_runs_regardless = False
             try:
                 done = [*done, compare(work, len(done) + 1, num_pairs, against)]
             except RunFailed as failure:  # the strategies after it can be compared all the same

@@ -11,7 +11,7 @@ from study.compare import expected, words
 from study.compare.facts import PARTS, process_bytes, proven
 from study.records import find as records
 from study.records.schema import Record
-from study.running.caps import GIB
+from study.running.memory_limits import GIB
 
 EXPLANATION = """\
 How many GiB does training take at the highest moment of a step (peak), and what are they? Of the rank with the highest

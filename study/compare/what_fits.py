@@ -15,7 +15,8 @@ from study.config import RunConfig
 from study.models import SIZES
 from study.records import find as records
 from study.records.schema import Outcome
-from study.running import caps
+from study.running import estimate
+from study.running.memory_limits import GIB
 
 HEAD = ["strategy", "largest that trained", "smallest that did not", "predicted", "it was predicted to need, GiB"]
 TIMED = ["strategy", "s/step, of {}'s batch", "times {}'s", "larger batch", "sequences/s", "times {}'s rate"]
@@ -49,7 +50,7 @@ class Tried(NamedTuple):
     @property
     def needed(self) -> float:
         """GiB that it was predicted to need."""
-        return caps.needed_bytes(self.config, self.outcome.strategy, self.outcome.world_size) / caps.GIB
+        return estimate.needed_bytes(self.config, self.outcome.strategy, self.outcome.world_size) / GIB
 
 
 class Largest(NamedTuple):

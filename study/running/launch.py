@@ -1,7 +1,7 @@
 """How does one run become processes, and how did they end?
 
 A run is `accelerate launch` in a process group of its own, which lives no longer than the process that started it.
-Whatever happens to it, the answer is an Ending.
+Whatever happens to it, the answer is an LaunchResult.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from study.files import is_removed, open_new, refuses_more, shown_text
 from study.records import schema
 from study.records.schema import Failure, Memory, OutcomeStatus
 from study.run import Run
-from study.running import caches, ending, memory_limits, one_writer
-from study.running.ending import End
+from study.running import caches, lock, memory_limits
+from study.running.outcome import REMOVED, Exit, RankReport, classify_exit, of_record, read_report, shown_command
 
 TRAIN = Path(__file__).resolve().parents[1] / "train.py"
 
@@ -53,7 +53,7 @@ FIRST_WORD_SECONDS = 60.0  # for the ranks here, which know more of what has hap
 
 
 @dataclass(frozen=True)
-class Ending:
+class LaunchResult:
     """What came of one launch. Its texts are as `shown_text` makes them."""
 
     status: OutcomeStatus
@@ -88,7 +88,7 @@ def _started(run: Run) -> list[str]:
 
 def launch(
     run: Run, timeout_seconds: float | None = None, progress: Callable[[str], None] = lambda line: None
-) -> Ending:
+) -> LaunchResult:
     """Start one run, wait for it, and type how it ended. Its output goes to stdout.log and stderr.log.
 
     `progress` is called every few seconds with one line. A time-out and Ctrl-C end its whole process group; where this
@@ -96,13 +96,13 @@ def launch(
     is writing into the run's folder, and for a variable that a run may not have.
     """
     allowed.check_variables(os.environ)
-    with one_writer.locked_run(run.own_folder) as token:
-        return _launch(run, _environment(run) | {one_writer.TOKEN: token}, timeout_seconds, progress)
+    with lock.locked_run(run.own_folder) as token:
+        return _launch(run, _environment(run) | {lock.TOKEN: token}, timeout_seconds, progress)
 
 
 def _launch(
     run: Run, environment: dict[str, str], timeout_seconds: float | None, progress: Callable[[str], None]
-) -> Ending:
+) -> LaunchResult:
     machine_0 = _MainMachine(run)
     started_at = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     started = time.monotonic()
@@ -121,22 +121,22 @@ def _launch(
                 _end_group(process)
             if process.returncode < 0:  # then its ranks are ended by the kernel, or by this
                 end_left_over(run.own_folder)
-            swap_says = _what_became_of_swap(run)
+            swap_problem = _what_became_of_swap(run)
             run.remove_scratch()
             shutil.rmtree(run.own_folder / TORCHRUN, ignore_errors=True)
         wall_seconds = time.monotonic() - started
         errors = processes.lines_of(os.pread(stderr.fileno(), os.fstat(stderr.fileno()).st_size, 0))
-        folder_says = _what_became_of(run.own_folder, stderr.fileno())
+        folder_problem = _what_became_of(run.own_folder, stderr.fileno())
 
-    report = ending.read_report(run.own_folder)
+    report = read_report(run.own_folder)
     if run.machine_rank and report is None and process.returncode == 0:
-        report = ending.OwnReport("ok", text="the record is on machine 0")
-    kernel_ended = _short_memory(kills_before, _out_of_memory_kills(memory_limits.kills(run.own_folder)))
-    end = ending.classify(
-        errors, report, process.returncode, time_limit, kernel_ended, folder_says, swap_says, run.world_size
+        report = RankReport("ok", text="the record is on machine 0")
+    kernel_kill = _short_memory(kills_before, _out_of_memory_kills(memory_limits.kills(run.own_folder)))
+    end = classify_exit(
+        errors, report, process.returncode, time_limit, kernel_kill, folder_problem, swap_problem, run.world_size
     )
     if machine_0.says is not None:
-        end = End("stalled", machine_0.says)
+        end = Exit("stalled", machine_0.says)
     end = end._replace(message=shown_text(end.message))
     if end.status == "misconfigured" and report is None:
         for log in logs:
@@ -144,7 +144,7 @@ def _launch(
     path = run.own_folder / "record.json"
     if report and path.exists():
         _let_agree(path, end)
-    return Ending(
+    return LaunchResult(
         status=end.status,
         message=end.message,
         memory=end.memory,
@@ -152,7 +152,7 @@ def _launch(
         started_at=started_at,
         wall_seconds=wall_seconds,
         returncode=process.returncode,
-        command=ending.shown_command(command(run)),
+        command=shown_command(command(run)),
         stderr_tail=[] if end.status == "ok" else [shown_text(line) for line in errors[-STDERR_LINES:]],
         at_time_limit=time_limit is not None,
     )
@@ -161,7 +161,7 @@ def _launch(
 def _what_became_of(folder: Path, log: int) -> str | None:
     """Say that a run's folder, with this open log, was removed, or takes nothing more; None: neither."""
     if is_removed(log):
-        return f"{folder} {ending.REMOVED}"
+        return f"{folder} {REMOVED}"
     reason = refuses_more(folder)
     return reason and f"{folder}: {reason}"
 
@@ -172,14 +172,14 @@ def _what_became_of_swap(run: Run) -> str | None:
     if not run.strategy.offloads_to_nvme:
         return None
     if not folder.is_dir():
-        return f"{folder} {ending.REMOVED}"
+        return f"{folder} {REMOVED}"
     return f"{folder}: {refuses_more(folder, 1 << 20) or 'a file is shorter than what was swapped out'}"
 
 
-def _let_agree(path: Path, end: End) -> None:
+def _let_agree(path: Path, end: Exit) -> None:
     """Let the record of a run that is not ok say how it ended, where its ranks could not know."""
     record = schema.read(path)
-    right = ending.of_record(end)
+    right = of_record(end)
     if record.status in ("ok", right):
         return
     step = record.failure.step if record.failure else None

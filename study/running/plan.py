@@ -24,7 +24,7 @@ from study.records.laboratory import LABORATORY
 from study.records.schema import Outcome, OutcomeStatus, Record
 from study.run import Run
 from study.running import checks, studies
-from study.running.duration import Estimate, History, counted, duration, model_state_bytes
+from study.running.estimate import Estimate, History, counted, duration, model_state_bytes
 from study.running.studies import Study
 from study.strategy import shipped
 from study.theory import hardware
@@ -144,7 +144,7 @@ def make(study: Study, runs: Iterable[Run], folder: Path, timeout_seconds: float
         skipped = None
         if kept is None:
             try:
-                skipped = lacking(study, run, here)
+                skipped = missing_resources(study, run, here)
                 if skipped is None:
                     checks.check(run)
                     skipped = _blind_torch(study)
@@ -156,7 +156,7 @@ def make(study: Study, runs: Iterable[Run], folder: Path, timeout_seconds: float
                 checked = False
         planned.append(Planned(run, kept, skipped))
     ended = [(each.run, each.kept) for each in planned if each.kept]
-    planned = [replace(each, skipped=shown_by(each.run, ended)) if each.to_run else each for each in planned]
+    planned = [replace(each, skipped=implied_outcome(each.run, ended)) if each.to_run else each for each in planned]
     history = _history(folder, here)
     return Plan(study, folder, here, planned, history, timeout_seconds, checked)
 
@@ -256,10 +256,10 @@ def _of_reports(root: Path) -> list[tuple[Record, Outcome | None]]:
 # ---------------------------------------------------------------- why a run is skipped
 
 
-def shown_by(run: Run, ended: Sequence[tuple[Run, OutcomeStatus]]) -> str | None:
+def implied_outcome(run: Run, ended: Sequence[tuple[Run, OutcomeStatus]]) -> str | None:
     """Say which of the runs that have ended shows what would come of this one, which then need not run."""
     exhausted = [other for other, status in ended if status == "out_of_memory"]
-    return too_large_batch(run, exhausted) or decided(run, ended)
+    return too_large_batch(run, exhausted) or implied_by_ladder(run, ended)
 
 
 def too_large_batch(run: Run, exhausted: Iterable[Run]) -> str | None:
@@ -276,7 +276,7 @@ def too_large_batch(run: Run, exhausted: Iterable[Run]) -> str | None:
     return None
 
 
-def decided(run: Run, ended: Iterable[tuple[Run, OutcomeStatus]]) -> str | None:
+def implied_by_ladder(run: Run, ended: Iterable[tuple[Run, OutcomeStatus]]) -> str | None:
     """Say which other run of its ladder shows what would come of this one.
 
     A larger model, or batch, that trained shows that it fits; a smaller one that ran out of memory, that it does not.
@@ -298,7 +298,7 @@ def decided(run: Run, ended: Iterable[tuple[Run, OutcomeStatus]]) -> str | None:
     return None
 
 
-def lacking(study: Study, run: Run, here: Machine) -> str | None:
+def missing_resources(study: Study, run: Run, here: Machine) -> str | None:
     """Say which GPUs, or how much memory, this machine lacks for a run."""
     if run.laboratory and os.environ.get(LABORATORY) != run.laboratory:
         return f"is of a laboratory's machines on a network of {run.laboratory} (docs/machines.md)"

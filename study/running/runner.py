@@ -21,9 +21,9 @@ from study.files import refuses_more, shown_text, write_json
 from study.records import schema
 from study.records.schema import Outcome
 from study.run import Run
-from study.running import checks, ending, launch, one_writer, plan
-from study.running.duration import duration
-from study.running.ending import End
+from study.running import checks, launch, lock, plan
+from study.running.estimate import duration
+from study.running.outcome import Exit, classify_exit, read_report, shown_command
 from study.running.plan import Plan, Planned
 from study.running.studies import Study
 
@@ -40,7 +40,7 @@ class Slot:
 
     seconds: float = math.inf
     # The first is started whatever is expected of it, and has the whole slot: what does not end in that is a result.
-    first_is_due: bool = True
+    first_runs_regardless: bool = True
     interrupted: bool = False  # by the user: nothing more is to be started
     _began: float = field(default_factory=lambda: time.monotonic())
 
@@ -60,7 +60,7 @@ def run(
     another's name.
     """
     slot = slot or Slot()
-    with one_writer.locked_study(folder):
+    with lock.locked_study(folder):
         launch.end_left_over(folder)
         made = plan.make(study, runs, folder, min(timeout_seconds, slot.seconds), retry=math.isinf(slot.seconds))
         print(f"{plan.heading(made)}\n{plan.summary(made)}", flush=True)
@@ -115,7 +115,7 @@ def _outcomes(made: Plan, slot: Slot) -> Iterator[Outcome]:
     for index, planned in enumerate(made.runs):
         run = planned.run
         head = f"[{index + 1}/{len(made.runs)}] {run.run_id}"
-        reason = planned.skipped or (plan.shown_by(run, ended) if planned.to_run else None)
+        reason = planned.skipped or (plan.implied_outcome(run, ended) if planned.to_run else None)
         seconds = ""
         if planned.kept:
             outcome = _kept_outcome(made.study, planned, position)
@@ -123,7 +123,7 @@ def _outcomes(made: Plan, slot: Slot) -> Iterator[Outcome]:
             outcome = _skipped_outcome(made.study, run, position, reason)
         else:
             left = slot.left
-            if not slot.first_is_due and made.estimate(planned).seconds > left:
+            if not slot.first_runs_regardless and made.estimate(planned).seconds > left:
                 takes = duration(made.history.estimate(run).seconds)
                 print(f"{head}: not started; it takes about {takes}, the slot has {duration(left)} left", flush=True)
                 return
@@ -136,12 +136,12 @@ def _outcomes(made: Plan, slot: Slot) -> Iterator[Outcome]:
                 outcome = _skipped_outcome(made.study, run, position, first_line)
             else:
                 # The first has the whole slot, whatever this call has needed until here.
-                launched = _launch(made, index, position, head, math.inf if slot.first_is_due else left)
+                launched = _launch(made, index, position, head, math.inf if slot.first_runs_regardless else left)
                 if launched is None:
                     print(f"{head}: ended with the slot", flush=True)
                     return
                 outcome = launched
-                slot.first_is_due = False
+                slot.first_runs_regardless = False
             seconds = f" ({duration(outcome.wall_seconds or 0.0)})"
             if outcome.status == "ok":
                 made.history.add(schema.read(run.folder), outcome)
@@ -175,7 +175,7 @@ def _launch(made: Plan, index: int, position: int, head: str, seconds_left: floa
         print(f"{head}: {line}; about {duration(left)} left", flush=True)
 
     if reason := refuses_more(made.folder):  # not even for an empty log
-        end = End("killed", shown_text(f"{run.folder}: {reason}"))
+        end = Exit("killed", shown_text(f"{run.folder}: {reason}"))
         return _write_outcome(made.study, run, position, end, wall_seconds=0.0)
     _clear(run.folder)
     limit = min(made.timeout_seconds, seconds_left)
@@ -186,7 +186,7 @@ def _launch(made: Plan, index: int, position: int, head: str, seconds_left: floa
         made.study,
         run,
         position,
-        End(ended.status, ended.message, ended.memory),
+        Exit(ended.status, ended.message, ended.memory),
         started_at=ended.started_at,
         wall_seconds=ended.wall_seconds,
         returncode=ended.returncode,
@@ -208,7 +208,7 @@ def _kept_outcome(study: Study, planned: Planned, position: int) -> Outcome:
     if outcome and outcome.status == planned.kept:
         return outcome
     record = schema.read(run.folder)
-    end = ending.classify([], ending.read_report(run.folder), returncode=0)
+    end = classify_exit([], read_report(run.folder), returncode=0)
     end = end._replace(message=shown_text(end.message))
     unknown = study.model_copy(update={"sha256": None})  # it may have been begun under another text
     return _write_outcome(unknown, run, position, end, started_at=record.started_at)
@@ -218,14 +218,14 @@ def _skipped_outcome(study: Study, run: Run, position: int, reason: str) -> Outc
     outcome = plan.read_outcome(run.folder)
     if outcome and (outcome.status, outcome.message) == ("skipped", shown_text(reason)):
         return outcome
-    return _write_outcome(study, run, position, End("skipped", shown_text(reason)))
+    return _write_outcome(study, run, position, Exit("skipped", shown_text(reason)))
 
 
 def _write_outcome(
     study: Study,
     run: Run,
     position: int,
-    end: End,
+    end: Exit,
     *,
     started_at: str | None = None,  # None: now
     wall_seconds: float | None = None,
@@ -251,7 +251,7 @@ def _write_outcome(
         started_at=started_at or datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         wall_seconds=wall_seconds,
         returncode=returncode,
-        command=ending.shown_command(launch.command(run)),
+        command=shown_command(launch.command(run)),
         stderr_tail=list(stderr_tail),
     )
     try:

@@ -11,7 +11,7 @@ from pathlib import Path
 from study import files
 from study.errors import Failed, Interrupted, MachineLost, OffloadFailed, OutputFailed, PeerLost, Refusal, Stalled
 from study.run import Run
-from study.running.ending import REMOVED
+from study.running.outcome import REMOVED
 
 # gloo's words, of its operations and of its store.
 # Of two operations that wait for one rank, gloo ends the second with the connection that the first has given up.

@@ -19,9 +19,9 @@ from study.errors import Failed, Interrupted, MachineLost, OutputFailed, PeerLos
 from study.files import missing_folders, remove_empty
 from study.records import machine, schema
 from study.run import Run
-from study.running import memory_limits, one_writer
-from study.running.ending import is_out_of_memory, memory_of, shown_command
+from study.running import lock, memory_limits
 from study.running.launch import command
+from study.running.outcome import is_out_of_memory, memory_of, shown_command
 from study.training import faults, integrity
 from study.training.built import Built
 from study.training.reports import Reports
@@ -59,7 +59,7 @@ class Journal:
         self.evaluation: list[dict[str, float | None]] = []
         self.observer: Any = None
         # Rank 0 has locked the folder; where no launch of the study's has, the others know of it once all have met.
-        self.has_folder = self.rank == 0 or one_writer.is_ours(run.own_folder)
+        self.has_folder = self.rank == 0 or lock.is_ours(run.own_folder)
         self._file: Any = None
         self._folder: int | None = None  # held open, to see it removed
         self._accelerator: Any = None

@@ -7,10 +7,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from study.config import RunConfig
 from study.records.schema import Outcome, Record
 from study.run import Run
-from study.strategy import in_theory
-from study.theory import hardware, model_states, on_box
+from study.strategy import file, in_theory
+from study.theory import hardware, model_states, on_box, peaks
 from study.theory.hardware import Gpu
 
 # What a run costs beside its steps where no earlier run tells, and how fast its steps are: guesses, said to be such.
@@ -22,6 +23,10 @@ COMPILE_SECONDS = 40.0
 CPU_FLOPS_PER_SECOND = 5e10  # of the whole machine
 GPU_FLOPS_PER_SECOND = 2e13  # of one that theory does not know
 HOST_BYTES_PER_SECOND = 3e9  # of what ranks that share a GPU send through the host, three times their parameters each
+# What a rank holds beside its tensors at its highest: Python, the libraries, buffers of gloo. Measured before the first
+# run of `frontier` by `frontier-pilot`: the median of its ten runs without offload in `steady_steps`, 622 MiB, less
+# 150 MiB of the libraries' files, which are read into memory once for all processes and counted against no cap.
+PROCESS_BYTES = 470 << 20
 UNRECORDED_SECONDS = 8.0  # from the launch to where a record's wall_seconds begin
 
 
@@ -36,6 +41,14 @@ def model_state_bytes(run: Run) -> tuple[float, float]:
     shape, engine = in_theory.of_run(run.config, run.strategy, run.world_size)
     placed = model_states.paper_bytes_by_place(engine, shape.num_params)
     return placed.device, placed.host
+
+
+def needed_bytes(config: RunConfig, strategy: str, world_size: int) -> float:
+    """What a rank on a CPU is predicted to hold at its highest, everything included. Raises Refusal and ValueError."""
+    chosen = file.read_by_name(strategy)
+    shape, engine = in_theory.of_run(config, chosen, world_size)
+    found = peaks.peak(shape, engine, in_theory.job_of(config, world_size, "cpu"))
+    return float(found.total) + float(found.host_bytes_then) + PROCESS_BYTES  # type: ignore[arg-type]
 
 
 # ---------------------------------------------------------------- time

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from study import files, processes
-from study.running import ending, launch
-from study.running.ending import OwnReport, classify
+from study.running import launch, outcome
+from study.running.outcome import RankReport, classify_exit
 from study.training.warnings_log import tidy_launcher
 
 FIXTURES = Path(__file__).parent / "fixtures" / "records"
@@ -38,7 +38,7 @@ RANK_KILLED = TORCHRUN.format(code="-9", message="Signal 9 (SIGKILL) received by
 RANK_CRASHED = TORCHRUN.format(code="-11", message="Signal 11 (SIGSEGV) received by PID 4711")
 RANK_ABORTED = TORCHRUN.format(code="-6", message="Signal 6 (SIGABRT) received by PID 4711")
 RANK_FAILED = TORCHRUN.format(code="1", message="To enable traceback see: https://pytorch.org/docs/")
-INTERRUPTED = OwnReport("interrupted", 3, "Interrupted: interrupted by SIGTERM, from the user or from the launcher")
+INTERRUPTED = RankReport("interrupted", 3, "Interrupted: interrupted by SIGTERM, from the user or from the launcher")
 
 
 def traceback(error: str, *files: str) -> str:
@@ -46,22 +46,22 @@ def traceback(error: str, *files: str) -> str:
     return "\n".join(["Traceback (most recent call last):", *frames, error])
 
 
-def failed(error: str, step: int | None = 1) -> OwnReport:
-    return OwnReport("failed", step, error)
+def failed(error: str, step: int | None = 1) -> RankReport:
+    return RankReport("failed", step, error)
 
 
-def ended(status: str, message: str, told: OwnReport | None = None, stderr: str = "", returncode: int = 1) -> tuple:
+def ended(status: str, message: str, told: RankReport | None = None, stderr: str = "", returncode: int = 1) -> tuple:
     """A run that ended so, and the start of what is to be said of it."""
     return stderr, told, returncode, status, message
 
 
 CASES = {
-    "ok": ended("ok", "final loss 0.5000", told=OwnReport("ok", text="final loss 0.5000"), returncode=0),
+    "ok": ended("ok", "final loss 0.5000", told=RankReport("ok", text="final loss 0.5000"), returncode=0),
     "abort after the record": ended("crashed", "rank 1 was ended by SIGABRT, after its record was written",
-        told=OwnReport("ok", text="final loss 0.5000"),
+        told=RankReport("ok", text="final loss 0.5000"),
         stderr=RANK_ABORTED),
     "out of memory, recorded": ended("out_of_memory", "OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB.",
-        told=OwnReport("out_of_memory", 1, "OutOfMemoryError: CUDA out of memory.\nTried to allocate 2 GiB."),
+        told=RankReport("out_of_memory", 1, "OutOfMemoryError: CUDA out of memory.\nTried to allocate 2 GiB."),
         stderr=RANK_FAILED),
     "out of memory, not recorded": ended("out_of_memory",
         "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB.",
@@ -102,10 +102,11 @@ CASES = {
     "two ranks aborted": ended("crashed", "rank 1 was ended by SIGABRT",
         stderr=RANK_ABORTED.replace("rank      : 1", "rank      : 0") + "\n" + RANK_ABORTED),
     "a rank stopped": ended("stalled", "rank 1 did not come to a collective within 20 s",
-        told=OwnReport("stalled", 3, "Stalled: rank 1 did not come to a collective within 20 s (--collective-timeout)"),
+        told=RankReport(
+            "stalled", 3, "Stalled: rank 1 did not come to a collective within 20 s (--collective-timeout)"),
         stderr=RANK_FAILED),
     "a full disk that the run writes to": ended("killed", "runs/x: [Errno 28] No space left on device",
-        told=OwnReport("killed", 3, "OutputFailed: runs/x: [Errno 28] No space left on device")),
+        told=RankReport("killed", 3, "OutputFailed: runs/x: [Errno 28] No space left on device")),
     "a full disk, by an error that names no folder": ended("killed",
         "SafetensorError: Error while serializing: I/O error: No space left on device",
         told=failed("SafetensorError: Error while serializing: I/O error: No space left on device", 3)),
@@ -131,7 +132,7 @@ CASES = {
 
 @pytest.mark.parametrize(("stderr", "told", "returncode", "status", "message"), CASES.values(), ids=CASES)
 def test_how_it_ended(stderr, told, returncode, status, message):
-    found, line, memory = classify(stderr.splitlines(), told, returncode)
+    found, line, memory = classify_exit(stderr.splitlines(), told, returncode)
     assert (memory is not None) == (status == "out_of_memory")
     assert found == status
     assert line.startswith(message)
@@ -146,27 +147,27 @@ def test_who_did_not_come_is_told_by_the_watchdogs_of_those_who_did():
         "ran for 20047 milliseconds before timing out."
     )
     errors = [line.format(rank) for rank in (0, 3)] + RANK_CRASHED.splitlines()
-    found = classify(errors, None, 1, world_size=4)
+    found = classify_exit(errors, None, 1, world_size=4)
     assert found[:2] == ("stalled", "ranks 1, 2 did not come to a collective within 20 s (--collective-timeout)")
 
 
-def test_where_nothing_could_be_recorded_the_folder_says_why():
+def test_where_nothing_could_be_recorded_the_folder_problem_why():
     full = "runs/x: No space left on device"
-    assert classify([], None, 1, folder_says=full)[:2] == ("killed", full)
-    assert classify([], OwnReport("failed", 2, "KeyError: 'labels'"), 1, folder_says=full)[0] == "crashed"
-    gone = f"runs/x {ending.REMOVED}"
-    for error in ("AssertionError: ", f"OffloadFailed: runs/x/swap {ending.REMOVED}"):
-        assert classify([], OwnReport("failed", 2, error), 1, folder_says=gone)[:2] == ("killed", gone)
-    assert classify(RANK_KILLED.splitlines(), None, 1, folder_says=gone)[0] == "killed"
+    assert classify_exit([], None, 1, folder_problem=full)[:2] == ("killed", full)
+    assert classify_exit([], RankReport("failed", 2, "KeyError: 'labels'"), 1, folder_problem=full)[0] == "crashed"
+    gone = f"runs/x {outcome.REMOVED}"
+    for error in ("AssertionError: ", f"OffloadFailed: runs/x/swap {outcome.REMOVED}"):
+        assert classify_exit([], RankReport("failed", 2, error), 1, folder_problem=gone)[:2] == ("killed", gone)
+    assert classify_exit(RANK_KILLED.splitlines(), None, 1, folder_problem=gone)[0] == "killed"
 
 
 def test_an_assertion_of_deepspeeds_reading_names_the_swap_folder():
     aborted = RANK_ABORTED.splitlines()
     said = "python: /x/deepspeed/ops/csrc/aio/py_lib/deepspeed_py_io_handle.cpp:34: bool is_valid_bytes_to_read(...): "
     full = "runs/x/swap: No space left on device"
-    found = classify([said + "Assertion `...' failed.", *aborted], None, 1, swap_says=full)
+    found = classify_exit([said + "Assertion `...' failed.", *aborted], None, 1, swap_problem=full)
     assert found[:2] == ("crashed", f"{full}; rank 1 was ended by SIGABRT in DeepSpeed's reading")
-    assert classify(aborted, None, 1, swap_says=full)[:2] == ("crashed", "rank 1 was ended by SIGABRT")
+    assert classify_exit(aborted, None, 1, swap_problem=full)[:2] == ("crashed", "rank 1 was ended by SIGABRT")
 
 
 @pytest.mark.parametrize(
@@ -179,7 +180,7 @@ def test_an_assertion_of_deepspeeds_reading_names_the_swap_folder():
     ],
 )
 def test_a_record_agrees_with_the_outcome(status, message, record):
-    assert ending.of_record(ending.End(status, message)) == record
+    assert outcome.of_record(outcome.Exit(status, message)) == record
 
 
 def test_exceptions_are_found_behind_what_launchers_put_before_a_line():
@@ -190,15 +191,15 @@ def test_exceptions_are_found_behind_what_launchers_put_before_a_line():
 
 
 @pytest.mark.parametrize(
-    ("kernel_ended", "status", "words", "memory"),
+    ("kernel_kill", "status", "words", "memory"),
     [
         ("host", "out_of_memory", "for want of host memory", "host"),
         ("cap", "out_of_memory", "its control group may have", "cap"),
         ("none", "killed", "though the kernel ended none", None),
     ],
 )
-def test_the_kernels_count_types_a_kill(kernel_ended, status, words, memory):
-    end = classify([], None, -9, kernel_ended=kernel_ended)
+def test_the_kernels_count_types_a_kill(kernel_kill, status, words, memory):
+    end = classify_exit([], None, -9, kernel_kill=kernel_kill)
     assert (end.status, end.memory) == (status, memory)
     assert words in end.message
 
@@ -222,20 +223,20 @@ def test_the_kernel_says_where_memory_was_short(tmp_path, monkeypatch):
 
 def test_an_allocators_error_says_which_memory(monkeypatch):
     on_host = "RuntimeError: [enforce fail at alloc_cpu.cpp:119] DefaultCPUAllocator: can't allocate memory"
-    assert ending.memory_of("OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB.") == "device"
-    assert ending.memory_of(on_host) == "host"
+    assert outcome.memory_of("OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB.") == "device"
+    assert outcome.memory_of(on_host) == "host"
     monkeypatch.setattr(resource, "getrlimit", lambda _: (1 << 30, 1 << 30))  # as under `ulimit -v`
-    assert ending.memory_of(on_host) == "cap"
+    assert outcome.memory_of(on_host) == "cap"
 
 
 def test_what_a_run_told_is_its_record_or_the_first_report_of_another_rank(tmp_path):
-    assert ending.read_report(tmp_path) is None
+    assert outcome.read_report(tmp_path) is None
     for rank, at, step in ((1, 20.0, 5), (2, 10.0, 4)):
         report = {"at": at, "status": "out_of_memory", "step": step, "error": f"OutOfMemoryError: on rank {rank}"}
         (tmp_path / f"failure-rank{rank}.json").write_text(json.dumps(report))
-    assert ending.read_report(tmp_path) == OwnReport("out_of_memory", 4, "OutOfMemoryError: on rank 2")
+    assert outcome.read_report(tmp_path) == RankReport("out_of_memory", 4, "OutOfMemoryError: on rank 2")
     shutil.copy(FIXTURES / "auto-ddp" / "record.json", tmp_path / "record.json")
-    told = ending.read_report(tmp_path)
+    told = outcome.read_report(tmp_path)
     assert told.status == "ok"
     assert told.text.startswith("final loss ")
 
@@ -250,7 +251,7 @@ def test_texts_hold_no_folder_of_this_machine(tmp_path, monkeypatch):
     assert files.shown_text(text) == f'File "./study/train.py" ~/data ./runs ~ {home}less {tmp_path}/hereafter'
     assert files.shown_text("  host      : box.example.org") == "  host      : (this machine)"
     words = [f"{project}/.venv/bin/python", "-m", "accelerate.commands.launch", f"{project}/study/train.py"]
-    assert ending.shown_command([*words, f"{home}/x"]) == ["accelerate", "launch", "study/train.py", "~/x"]
+    assert outcome.shown_command([*words, f"{home}/x"]) == ["accelerate", "launch", "study/train.py", "~/x"]
 
 
 def test_what_torchrun_leaves_of_a_launch_goes_with_its_last_rank(tmp_path, monkeypatch):

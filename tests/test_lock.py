@@ -19,12 +19,12 @@ from test_launch import start, wait_until  # noqa: F401 - a fixture
 from study import files
 from study.errors import Failed, Refusal
 from study.records import schema
-from study.running import one_writer
+from study.running import lock
 from study.training import integrity
 
 HOLD = (
-    "import sys, time; from pathlib import Path; from study.running import one_writer\n"
-    "with one_writer.locked_run(Path(sys.argv[1])): print('held', flush=True); time.sleep(600)"
+    "import sys, time; from pathlib import Path; from study.running import lock\n"
+    "with lock.locked_run(Path(sys.argv[1])): print('held', flush=True); time.sleep(600)"
 )
 
 
@@ -44,20 +44,20 @@ def holding(folder: Path) -> Iterator[int]:
 
 
 def test_a_lock_leaves_nothing(tmp_path):
-    with one_writer.locked_run(tmp_path / "a" / "b"):
-        assert (tmp_path / "a" / "b" / one_writer.LOCK).exists()
+    with lock.locked_run(tmp_path / "a" / "b"):
+        assert (tmp_path / "a" / "b" / lock.LOCK).exists()
     assert not list(tmp_path.iterdir())
-    with one_writer.locked_run(tmp_path / "a"):
+    with lock.locked_run(tmp_path / "a"):
         (tmp_path / "a" / "kept").touch()
     assert [path.name for path in (tmp_path / "a").iterdir()] == ["kept"]
 
 
-@pytest.mark.parametrize("name", [one_writer.LOCK, one_writer.HOLDER])
+@pytest.mark.parametrize("name", [lock.LOCK, lock.HOLDER])
 def test_what_a_link_in_the_locks_place_points_to_stays(tmp_path, name):
     (tmp_path / "precious").write_text("a thesis")
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / name).symlink_to(tmp_path / "precious")
-    with suppress(Refusal), one_writer.locked_run(tmp_path / "run"):
+    with suppress(Refusal), lock.locked_run(tmp_path / "run"):
         pass
     assert (tmp_path / "precious").read_text() == "a thesis"
 
@@ -66,14 +66,14 @@ def test_what_a_link_in_the_locks_place_points_to_stays(tmp_path, name):
 def test_another_process_is_kept_out_until_it_has_ended_however(tmp_path, monkeypatch):
     with holding(tmp_path) as other:
         with pytest.raises(Refusal, match=rf"process {other} on .* is writing a run there; .* or pass another"):
-            one_writer.locked_run(tmp_path).__enter__()
-        monkeypatch.setenv(one_writer.TOKEN, (tmp_path / one_writer.HOLDER).read_text().split()[0])
-        with one_writer.locked_run(tmp_path):  # as what the holder has started
+            lock.locked_run(tmp_path).__enter__()
+        monkeypatch.setenv(lock.TOKEN, (tmp_path / lock.HOLDER).read_text().split()[0])
+        with lock.locked_run(tmp_path):  # as what the holder has started
             pass
-        assert (tmp_path / one_writer.LOCK).exists()
-    monkeypatch.delenv(one_writer.TOKEN)
-    with one_writer.locked_run(tmp_path):
-        assert f"process {os.getpid()} on " in (tmp_path / one_writer.HOLDER).read_text()
+        assert (tmp_path / lock.LOCK).exists()
+    monkeypatch.delenv(lock.TOKEN)
+    with lock.locked_run(tmp_path):
+        assert f"process {os.getpid()} on " in (tmp_path / lock.HOLDER).read_text()
     assert not list(tmp_path.iterdir())
 
 
@@ -111,7 +111,7 @@ def test_a_second_launch_does_not_touch_the_firsts_logs(start, tmp_path):  # noq
             start("ok")
         assert {path.read_text() for path in kept} == {"the first's"}
     assert start("ok").status == "ok"
-    assert not (folder / one_writer.LOCK).exists()
+    assert not (folder / lock.LOCK).exists()
 
 
 @pytest.mark.slow
@@ -125,7 +125,7 @@ def test_two_real_launches_into_one_folder(tmp_path):
         cwd=ROOT, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
     try:
-        wait_until(lambda: (folder / one_writer.LOCK).exists() or first.poll() is not None)
+        wait_until(lambda: (folder / lock.LOCK).exists() or first.poll() is not None)
         second = command_line(["train", *flags, "--max-steps", "2", "--seed", "1"])
         assert (second.returncode, second.stdout) == (2, "")
         assert f"process {first.pid} on " in second.stderr
@@ -137,7 +137,7 @@ def test_two_real_launches_into_one_folder(tmp_path):
         steps = (folder / "steps.jsonl").read_text().splitlines()[:-1]  # of which the last may be half written
         assert [json.loads(line)["step"] for line in steps] == list(range(1, len(steps) + 1))
         assert json.loads((folder / "config.json").read_text())["config"]["seed"] == 0
-        for name in (one_writer.LOCK, one_writer.HOLDER):  # as on a file system that locks nothing
+        for name in (lock.LOCK, lock.HOLDER):  # as on a file system that locks nothing
             (folder / name).unlink()
         third = attempt(["zero-study", "train", *flags, "--max-steps", "3", "--seed", "3"])
         assert third.returncode == 0, third.stderr

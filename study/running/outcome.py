@@ -1,0 +1,359 @@
+"""Classify how a run ended, from what it reported, from its stderr and from its exit status."""
+
+from __future__ import annotations
+
+import json
+import re
+import resource
+import signal
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from study.files import shown_text
+from study.processes import MESSAGE_LENGTH, Raised, raised_in
+from study.records import schema
+from study.records.schema import Memory, OutcomeStatus, RecordStatus
+
+# How train.py begins the one line that says why it refused, or why it failed.
+REFUSED = "zero-study: "
+FAILED = "zero-study failed: "
+
+# How a sentence on a run's folder ends that is not there any more.
+REMOVED = "was removed while the run wrote there"
+
+
+class RankReport(NamedTuple):
+    """What a run reported of its own end."""
+
+    status: str  # as in a record
+    step: int | None = None  # the last one begun; None: before the first
+    text: str = ""  # final loss, or type and message of the error
+
+
+class Exit(NamedTuple):
+    """How a run ended."""
+
+    status: OutcomeStatus
+    message: str  # for people: one line
+    memory: Memory | None = None  # that was out
+
+
+# torchrun's report, and subprocess's in accelerate's launcher of one process.
+_ENDED_BY = re.compile(r"Signal \d+ \((SIG\w+)\) received by PID|died with <Signals\.(SIG\w+)")
+_RANK_OF_REPORT = re.compile(r"\s*rank\s*: (\d+) \(local_rank: \d+\)")
+# NCCL's watchdog, which ends its own process; by torch's sources, for no two GPUs have stalled here.
+_WAITED = re.compile(r"Rank (\d+)\] Watchdog caught collective operation timeout.*?Timeout\(ms\)=(\d+)\d{3}\b")
+
+# torchrun's agents, which wait for one another before there is a rank.
+_CAME = re.compile(r"Timed out after (\d+) seconds waiting for clients\. (\d+)/(\d+) clients joined")
+_RANK_TWICE = re.compile(r"wait timeout after (\d+)000ms, keys: .*torchelastic/(?:role_info|assigned_ranks)")
+_NO_ANSWER = re.compile(
+    r"client socket has (?:timed out after \d+ms while trying|failed) to connect to (?:any network address of )?"
+    r"\(([^,]+), (\d+)\)"
+)
+
+_OUT_OF_MEMORY = re.compile(r"out of memory|can't allocate memory|CUBLAS_STATUS_ALLOC_FAILED", re.IGNORECASE)
+_OF_DEVICE = re.compile(r"CUDA|HIP|CUBLAS|NCCL")
+# torch.utils.cpp_extension's, and those of deepspeed/ops/op_builder/builder.py.
+_BUILD_FAILED = re.compile(
+    r"Error building extension|Unable to (?:JIT )?load (?:the )?\w+ op|Ninja is required to load|"
+    r"MissingCUDAException|CUDAMismatchException|version mismatch! DeepSpeed ops|"
+    r"\.so: (?:cannot open|undefined symbol)"
+)
+_NO_ROOM = re.compile(r"No space left on device|Disk quota exceeded")
+_OFFLOAD_FAILED = re.compile(r"nothing was swapped|\baio_|swap_(?:in|out)|(?:No space|Disk quota).*\bzero_stage_3/")
+_OFFLOAD_FILES = "/deepspeed/runtime/swap_tensor/"
+_AIO = "/deepspeed/ops/csrc/aio/"
+_CONFIG_ERRORS = {"DeepSpeedConfigError", "ValidationError"}
+# What the program itself raises once it knows the cause.
+_NAMED_CAUSES: dict[str, OutcomeStatus] = {
+    "Stalled": "stalled",
+    "MachineLost": "killed",
+    "OutputFailed": "killed",
+    "OffloadFailed": "crashed",
+}
+# A rank's words for the end of another one, which is the cause.
+_CONSEQUENCES = {"PeerLost", "Interrupted"}
+_CHECKS = {"AssertionError", "ValueError", "NotImplementedError"}
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What is known of a run when all its processes have ended."""
+
+    errors: Sequence[str]  # the lines of its stderr
+    report: RankReport | None  # what it reported itself; None: nothing
+    returncode: int  # of the launcher
+    time_limit_seconds: float | None = None  # the limit at which it was ended; None: it ended by itself
+    # The kind of memory for which the kernel killed a process meanwhile; "none": it killed no process; None: unknown.
+    kernel_kill: Memory | Literal["none"] | None = None
+    folder_problem: str | None = None  # what is wrong with the run's folder
+    swap_problem: str | None = None  # what is wrong with the folder that states are swapped to
+    world_size: int = 1
+
+    @cached_property
+    def signal(self) -> str | None:
+        """The signal that ended a process; None: no signal did."""
+        return _process_and_signal(self.errors, self.returncode)[1]
+
+    @cached_property
+    def description(self) -> str:
+        """The end as the operating system saw it: a process and its signal, or the exit status."""
+        process, signal_name = _process_and_signal(self.errors, self.returncode)
+        return f"{process} was ended by {signal_name}" if signal_name else f"exit status {self.returncode}"
+
+    @cached_property
+    def raised(self) -> list[Raised]:
+        """The exceptions, with the cause first if the run reported it."""
+        raised = raised_in(self.errors)
+        if self.report and self.report.status != "interrupted":  # the rank that failed first reported the cause
+            first_line = self.report.text.partition("\n")[0].rstrip(" :")
+            file = next((error.file for error in raised if error.text.rstrip(" :").endswith(first_line)), "")
+            raised.insert(0, Raised(" ".join(self.report.text.split())[:MESSAGE_LENGTH], file))
+        elif self.report and not raised:
+            raised.append(Raised(self.report.text, ""))
+        return raised
+
+    @property
+    def before_first_step(self) -> bool:
+        return self.report is None or self.report.step is None
+
+
+def classify_exit(
+    errors: Sequence[str],
+    report: RankReport | None,
+    returncode: int,
+    time_limit_seconds: float | None = None,
+    kernel_kill: Memory | Literal["none"] | None = None,
+    folder_problem: str | None = None,
+    swap_problem: str | None = None,
+    world_size: int = 1,
+) -> Exit:
+    """Give the status and the message of a run that has ended. `Evidence` explains the arguments.
+
+    The rules are asked in the order of `_RULES`, and the first one that applies decides.
+    """
+    evidence = Evidence(
+        errors, report, returncode, time_limit_seconds, kernel_kill, folder_problem, swap_problem, world_size
+    )
+    return next(end for rule in _RULES if (end := rule(evidence)))
+
+
+def _record_is_ok(run: Evidence) -> Exit | None:
+    if run.report is None or run.report.status != "ok":
+        return None
+    if run.time_limit_seconds is None and not run.returncode:
+        return Exit("ok", run.report.text)
+    return Exit("crashed", f"{_at_time_limit(run) or run.description}, after its record was written")
+
+
+def _was_at_time_limit(run: Evidence) -> Exit | None:
+    message = _at_time_limit(run)
+    return Exit("timed_out", message) if message else None
+
+
+def _at_time_limit(run: Evidence) -> str | None:
+    return None if run.time_limit_seconds is None else f"ended at its time limit of {run.time_limit_seconds:g} s"
+
+
+def _machines_did_not_meet(run: Evidence) -> Exit | None:
+    if run.report is not None:
+        return None
+    message = next((text for error in run.raised if (text := _rendezvous_problem(error.text))), None)
+    return Exit("misconfigured", message) if message else None
+
+
+def _reported_out_of_memory(run: Evidence) -> Exit | None:
+    if run.report is None or run.report.status != "out_of_memory":
+        return None
+    return Exit("out_of_memory", run.raised[0].text, memory_of(run.raised[0].text))
+
+
+def _folder_was_removed(run: Evidence) -> Exit | None:
+    """Blame the missing folder; the folder that states were swapped to was removed with it."""
+    if run.folder_problem and run.folder_problem.endswith(REMOVED) and run.signal != "SIGKILL":
+        return Exit("killed", run.folder_problem)
+    return None
+
+
+def _program_named_the_cause(run: Evidence) -> Exit | None:
+    if run.report is None or run.raised[0].type not in _NAMED_CAUSES:
+        return None
+    return Exit(_NAMED_CAUSES[run.raised[0].type], run.raised[0].text.partition(": ")[2])
+
+
+def _ranks_did_not_come(run: Evidence) -> Exit | None:
+    """Read which ranks did not come to a collective from what NCCL's watchdogs of the other ranks wrote."""
+    waited = {int(match[1]): match[2] for line in run.errors if (match := _WAITED.search(line))}
+    if not waited:
+        return None
+    missing = [str(rank) for rank in range(run.world_size) if rank not in waited]
+    ranks = f"rank{'s' if len(missing) > 1 else ''} {', '.join(missing)}" if missing else "some rank"
+    seconds = next(iter(waited.values()))
+    return Exit("stalled", f"{ranks} did not come to a collective within {seconds} s (--collective-timeout)")
+
+
+def _allocator_failed(run: Evidence) -> Exit | None:
+    text = next((error.text for error in run.raised if is_out_of_memory(error.text)), None)
+    return None if text is None else Exit("out_of_memory", text, memory_of(text))
+
+
+def _sigkill(run: Evidence) -> Exit | None:
+    if run.signal != "SIGKILL":
+        return None
+    if run.kernel_kill == "none":
+        return Exit("killed", f"{run.description}, though the kernel ended none for want of memory")
+    if run.kernel_kill is None:
+        return Exit("killed", f"{run.description}, perhaps by the kernel for want of memory")
+    memory = "the memory that its control group may have" if run.kernel_kill == "cap" else "host memory"
+    return Exit(
+        "out_of_memory", f"{run.description}, and the kernel ended a process for want of {memory}", run.kernel_kill
+    )
+
+
+def _program_refused(run: Evidence) -> Exit | None:
+    """Take the refusal of any rank: the ranks that did not refuse report that they were interrupted."""
+    refusal = next((line.removeprefix(REFUSED) for line in run.errors if line.startswith(REFUSED)), None)
+    if refusal and (run.report is None or run.report.status == "interrupted"):
+        return Exit("misconfigured", refusal)
+    return None
+
+
+def _extension_failed(run: Evidence) -> Exit | None:
+    """Name what one of DeepSpeed's extensions met: while it was built, or else while it swapped to a disk."""
+    for error in run.raised:
+        if _BUILD_FAILED.search(error.text):
+            return Exit("crashed", error.text)
+    for error in run.raised:
+        if error.text and (_OFFLOAD_FAILED.search(error.text) or _OFFLOAD_FILES in error.file):
+            return Exit("crashed", error.text.removeprefix("Failed: "))
+    if run.swap_problem and run.signal and any(_AIO in line for line in run.errors):
+        return Exit("crashed", f"{run.swap_problem}; {run.description} in DeepSpeed's reading")
+    return None
+
+
+def _folder_is_unusable(run: Evidence) -> Exit | None:
+    return Exit("killed", run.folder_problem) if run.report is None and run.folder_problem else None
+
+
+def _disk_is_full(run: Evidence) -> Exit | None:
+    text = next((error.text for error in run.raised if _NO_ROOM.search(error.text)), None)
+    return None if text is None else Exit("killed", text)
+
+
+def _first_error(run: Evidence) -> Exit:
+    """Judge by the first exception that is a cause, or by the exit status if there is none."""
+    causes = [error for error in run.raised if not run.signal or error.type not in _CONSEQUENCES]
+    if not causes:
+        is_silent = not run.signal and not run.returncode
+        return Exit("crashed", "exit status 0 and no record" if is_silent else run.description)
+    cause = causes[0]
+    if cause.type == "Failed":
+        return Exit("failed", cause.text.partition(": ")[2])
+    in_engine = "/deepspeed/" in cause.file or "/accelerate/" in cause.file
+    if run.before_first_step and (cause.type in _CONFIG_ERRORS or (in_engine and cause.type in _CHECKS)):
+        return Exit("misconfigured", cause.text)
+    return Exit("crashed", f"{run.description}: {cause.text}" if run.signal else cause.text)
+
+
+# What the run reported counts more than its errors, a named cause more than a signal, and a signal more than the rest.
+_RULES: tuple[Callable[[Evidence], Exit | None], ...] = (
+    _record_is_ok,
+    _was_at_time_limit,
+    _machines_did_not_meet,
+    _reported_out_of_memory,
+    _folder_was_removed,
+    _program_named_the_cause,
+    _ranks_did_not_come,
+    _allocator_failed,
+    _sigkill,
+    _program_refused,
+    _extension_failed,
+    _folder_is_unusable,
+    _disk_is_full,
+    _first_error,
+)
+
+
+def of_record(end: Exit) -> RecordStatus:
+    """The status of the record of a run that ended like this and is not ok."""
+    if end.status in ("out_of_memory", "killed", "stalled", "timed_out"):
+        return end.status
+    return "interrupted" if end.message.startswith("Interrupted: ") else "failed"
+
+
+def _rendezvous_problem(text: str) -> str | None:
+    """Explain an error of torchrun's agents: the machines of a run have not found each other."""
+    if match := _CAME.search(text):
+        return (
+            f"{match[2]} of {match[3]} machines came within {match[1]} s (--collective-timeout); start the same "
+            "command on each with its own --machine-rank, and see that it reaches --main-process-ip"
+        )
+    if match := _RANK_TWICE.search(text):
+        return (
+            f"as many machines came as were asked, and in {match[1]} s (--collective-timeout) one of their ranks "
+            "did not; give each its own --machine-rank, from 0"
+        )
+    if match := _NO_ANSWER.search(text):
+        return (
+            f"machine 0 did not answer at {match[1]}:{match[2]} within --collective-timeout; start the command "
+            "there, change --main-process-ip, or open its ports"
+        )
+    return None
+
+
+def is_out_of_memory(text: str) -> bool:
+    """Say whether an error is that of an allocator, or of what allocates for itself."""
+    return bool(_OUT_OF_MEMORY.search(text))
+
+
+def memory_of(text: str) -> Memory:
+    """Say of which memory an allocator's error is: a GPU's, the host's, or what a limit leaves a process of that."""
+    if _OF_DEVICE.search(text):
+        return "device"
+    limits = (resource.getrlimit(each)[0] for each in (resource.RLIMIT_AS, resource.RLIMIT_DATA))
+    return "host" if all(limit == resource.RLIM_INFINITY for limit in limits) else "cap"
+
+
+def read_report(run_dir: Path) -> RankReport | None:
+    """Read what a run said of its end: its record or, where rank 0 could write none, the report of another rank."""
+    path = run_dir / "record.json"
+    if path.exists():
+        written = schema.read(path)
+        if written.failure is None:
+            return RankReport("ok", text=f"final loss {written.final_loss:.4f}")
+        return RankReport(written.status, written.failure.step, written.failure.error)
+    reports = [json.loads(report.read_text()) for report in run_dir.glob("failure-rank*.json")]
+    if not reports:
+        return None
+    first = min(reports, key=lambda report: report["at"])
+    return RankReport(first["status"], first["step"], first["error"])
+
+
+def _process_and_signal(errors: Iterable[str], returncode: int) -> tuple[str, str | None]:
+    """Name the process that a signal ended, and the signal; None: no signal.
+
+    SIGKILL comes before other signals, because no launcher sends it first.
+    """
+    endings: list[tuple[str, str]] = []
+    process = "a process"
+    for line in errors:
+        if match := _RANK_OF_REPORT.match(line):
+            process = f"rank {match[1]}"
+        elif match := _ENDED_BY.search(line):
+            endings.append((process, next(filter(None, match.groups()))))
+    if returncode < 0:
+        name = next((s.name for s in signal.Signals if s == -returncode), f"signal {-returncode}")
+        endings.append(("the launcher", name))
+    endings.reverse()  # torchrun's root cause is its last
+    killed = next((ending for ending in endings if ending[1] == "SIGKILL"), None)
+    return killed or (endings[0] if endings else ("a process", None))
+
+
+def shown_command(arguments: Sequence[str]) -> list[str]:
+    """The command of a launch as one would type it in the project's folder, and as records have it."""
+    words = [shown_text(word).removeprefix("./") for word in arguments]
+    return ["accelerate", "launch", *words[3:]] if arguments[2] == "accelerate.commands.launch" else words
