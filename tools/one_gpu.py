@@ -188,7 +188,10 @@ def run(items: Sequence[Item], place: Place, slot: Slot) -> int:
         try:
             _build_extensions()
             for number, item in enumerate(items, 1):
-                print(f"\n== {number}/{len(items)} {item.title}; the slot has {duration(slot.left)} left", flush=True)
+                print(
+                    f"\n== {number}/{len(items)} {item.title}; the slot has {duration(slot.seconds_left)} left",
+                    flush=True,
+                )
                 began = time.monotonic()
                 statuses.append(_status(item, place, slot))
                 minutes.append([item.title, f"{(time.monotonic() - began) / 60:.1f}"])

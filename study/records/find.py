@@ -98,30 +98,30 @@ def find_runs(folders: Iterable[Path]) -> Iterator[RecordedRun]:
         if not folder.is_dir():
             raise Refusal(f"{folder}: no such folder; pass a folder of run directories or of collected records")
         places = sorted({path.parent for path in folder.rglob("*.json*") if path.name in _OF_RUNS})
-        found = [run for place in places for run in (read_run(place), *_collected(place)) if run]
-        empty = empty and not found
-        yield from sorted(found, key=lambda run: (run.folder, order_of(run.identity[0])))
+        runs = [run for place in places for run in (read_run(place), *_collected(place)) if run]
+        empty = empty and not runs
+        yield from sorted(runs, key=lambda run: (run.folder, order_of(run.identity[0])))
     if empty:
         raise _none_below(folders)
 
 
 def steps_of(file: RecordFile) -> list[dict[str, float]]:
     """Read the steps that a record has a digest of. Raises Refusal where they are not those of its run."""
-    record, read = file.record, schema.parse_steps(file.steps_where, file.steps or b"")
-    last = read[-1]["loss"] if read else None
-    if (len(read), last) != (record.steps_done, record.final_loss):
+    record, steps = file.record, schema.parse_steps(file.steps_where, file.steps or b"")
+    last = steps[-1]["loss"] if steps else None
+    if (len(steps), last) != (record.steps_done, record.final_loss):
         raise Refusal(
-            f"{file.steps_where}: {len(read)} steps, the last of loss {last}; {file.where} has {record.steps_done} and "
-            f"{record.final_loss}; restore them, or run it again"
+            f"{file.steps_where}: {len(steps)} steps, the last of loss {last}; {file.where} has "
+            f"{record.steps_done} and {record.final_loss}; restore them, or run it again"
         )
-    if record.status == "ok" and any(line["loss"] is None for line in read):
+    if record.status == "ok" and any(line["loss"] is None for line in steps):
         raise Refusal(f"{file.steps_where}: a loss that is no number, though {file.where} says ok; run it again")
-    return read
+    return steps
 
 
-def identity(read: Record) -> tuple[str, str, float]:
+def identity(record: Record) -> tuple[str, str, float]:
     """Two boxes may start runs of one name in the same second; they do not take the same time."""
-    return read.run_id, read.started_at, read.wall_seconds
+    return record.run_id, record.started_at, record.wall_seconds
 
 
 def read_run(run_dir: Path) -> RecordedRun | None:
@@ -144,42 +144,42 @@ def _content(path: Path) -> bytes | None:
 
 def _collected(folder: Path) -> Iterator[RecordedRun]:
     """The runs that have a line in a folder's files, in the order of their names."""
-    held = {name: read_lines(folder / name) for name in _CALLED}
-    if not any(held.values()):
+    lines = {name: read_lines(folder / name) for name in _CALLED}
+    if not any(lines.values()):
         return
     all_steps = read_lines(folder / STEPS)
-    for run_id in sorted(held[RECORDS].keys() | held[OUTCOMES].keys(), key=order_of):
-        where = {name: _where(folder / name, run_id) for name in _CALLED}
+    for run_id in sorted(lines[RECORDS].keys() | lines[OUTCOMES].keys(), key=order_of):
+        places = {name: _where(folder / name, run_id) for name in _CALLED}
         contents = {}
-        for name, what in _CALLED.items():
-            if run_id in held[name]:
-                with files.reading(where[name], what):
-                    contents[name] = files.parse_json(held[name][run_id])
+        for name, description in _CALLED.items():
+            if run_id in lines[name]:
+                with files.reading(places[name], description):
+                    contents[name] = files.parse_json(lines[name][run_id])
         steps = steps_in(run_id, all_steps[run_id]) if run_id in all_steps else None
-        yield _checked(contents, where, folder / RECORDS, steps)
+        yield _checked(contents, places, folder / RECORDS, steps)
 
 
 def _checked(
-    contents: dict[str, dict[str, Any]], where: dict[str, str], path: Path, steps: bytes | None
+    contents: dict[str, dict[str, Any]], places: dict[str, str], path: Path, steps: bytes | None
 ) -> RecordedRun:
     """What the record and the outcome of one run say, once they hold their schemas and belong together."""
     record = outcome = None
     if RECORDS in contents:
-        record = RecordFile(path, _named(schema.parse(where[RECORDS], contents[RECORDS], Record)), steps)
+        record = RecordFile(path, _named(schema.parse(places[RECORDS], contents[RECORDS], Record)), steps)
         schema.check_tied(record.steps_where, steps, "steps_sha256", record.record, record.where)
     if OUTCOMES in contents:
-        outcome = schema.parse(where[OUTCOMES], contents[OUTCOMES], Outcome)
+        outcome = schema.parse(places[OUTCOMES], contents[OUTCOMES], Outcome)
         if record and outcome.run_id != record.record.run_id:
-            beside = f"the record beside it is {record.record.run_id!r}"
-            raise Refusal(f"{where[OUTCOMES]}: run_id {outcome.run_id!r}, {beside}; take one away")
-    place = where[RECORDS if record else OUTCOMES]
+            neighbor = f"the record beside it is {record.record.run_id!r}"
+            raise Refusal(f"{places[OUTCOMES]}: run_id {outcome.run_id!r}, {neighbor}; take one away")
+    place = places[RECORDS if record else OUTCOMES]
     return RecordedRun(record, outcome, path.parent, place, contents)
 
 
-def _named(read: Record) -> Record:
+def _named(record: Record) -> Record:
     """A record whose strategy is called what its file's content is; an older record keeps no file, and its name."""
-    name = shipped.name_of(read.strategy, read.strategy_file) if read.strategy_file else read.strategy
-    return read.model_copy(update={"strategy": name})
+    name = shipped.name_of(record.strategy, record.strategy_file) if record.strategy_file else record.strategy
+    return record.model_copy(update={"strategy": name})
 
 
 def _where(path: Path, run_id: str) -> str:

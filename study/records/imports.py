@@ -51,12 +51,12 @@ def check(program: Path) -> None:
                     "it, or unset PYTHONPATH"
                 )
     for name in LIBRARIES:
-        found, installed = importlib.util.find_spec(name), _distribution(name)
-        if found is None or found.origin is None or installed is None or _is_editable(installed):
+        spec, installed = importlib.util.find_spec(name), _distribution(name)
+        if spec is None or spec.origin is None or installed is None or _is_editable(installed):
             continue
-        if not Path(found.origin).is_relative_to(Path(str(installed.locate_file("")))):
+        if not Path(spec.origin).is_relative_to(Path(str(installed.locate_file("")))):
             raise Refusal(
-                f"{name}: would be imported from {found.origin}, and not from where it is installed "
+                f"{name}: would be imported from {spec.origin}, and not from where it is installed "
                 f"({installed.locate_file('')}); rename that folder, or unset PYTHONPATH"
             )
 

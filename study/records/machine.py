@@ -89,10 +89,10 @@ def arithmetic(described: Mapping[str, Any]) -> dict[str, Any]:
 
     A library whose files were changed since they were installed has other arithmetic than its version says.
     """
-    found = {name: v for name, v in described.get("environment", {}).items() if _ARITHMETIC.fullmatch(name)}
+    settings = {name: v for name, v in described.get("environment", {}).items() if _ARITHMETIC.fullmatch(name)}
     for name, imported in described.get("imports", {}).get("libraries", {}).items():
-        found |= {f"changed {name}": imported["sha256"][:12]} if imported["changed"] else {}
-    return found | ({"tf32": True} if described.get("tf32") else {})
+        settings |= {f"changed {name}": imported["sha256"][:12]} if imported["changed"] else {}
+    return settings | ({"tf32": True} if described.get("tf32") else {})
 
 
 def cpu_model() -> str | None:
@@ -124,10 +124,10 @@ def _nvidia_smi(*arguments: str) -> str | None:
 def said(*command: str) -> str | None:
     """What a program printed; None where it is not there or failed."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=20)
+        process = subprocess.run(command, capture_output=True, text=True, timeout=20)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return None if done.returncode else done.stdout.strip()
+    return None if process.returncode else process.stdout.strip()
 
 
 def versions() -> dict[str, str | None]:

@@ -50,8 +50,8 @@ def collect(folders: Iterable[Path], folder: Path) -> int:
     Raises Refusal as `find` and `put` do, before the first write.
     """
     finished = find(folders)
-    for told in put(finished, folder, replace=True):
-        print(told)
+    for message in put(finished, folder, replace=True):
+        print(message)
     return len({run.run_id for run in finished})
 
 
@@ -74,41 +74,48 @@ def put(runs: Sequence[Kept], folder: Path, replace: bool) -> list[str]:
     A run's lines replace those that are there, and the lines of other runs stay as they are. Raises Refusal, before the
     first write, where a record would give way to a run without one or, unless told to replace, to another record.
     """
-    found = distinct(runs)
+    new_runs = distinct(runs)
     if folder.exists() and not folder.is_dir():
         raise Refusal(f"{folder}: not a folder; name another")
-    held = {name: records.read_lines(folder / name) for name in records.NAMES}
-    told, changed = [], set()
-    for run in found:
-        before = {name: held[name][run.run_id] for name in records.NAMES if run.run_id in held[name]}
-        if records.RECORDS in before:
-            differs = any(before.get(name, line) != line for name, line in run.lines.items())
-            if run.record is None or (differs and not replace):
-                raise _differ(f"{folder / records.RECORDS}, {run.run_id}", run.place)
-        is_same = records.RECORDS in before and before[records.RECORDS] == run.lines[records.RECORDS]
-        after = {**before, **run.lines} if is_same else run.lines
-        told.append(f"{'kept' if after == before else 'replaced' if before else 'copied'} {run.run_id}")
+    lines = {name: records.read_lines(folder / name) for name in records.NAMES}
+    messages, changed_files = [], set()
+    for run in new_runs:
+        before = {name: lines[name][run.run_id] for name in records.NAMES if run.run_id in lines[name]}
+        after = _lines_after(run, before, folder, replace)
+        messages.append(f"{'kept' if after == before else 'replaced' if before else 'copied'} {run.run_id}")
         for name in records.NAMES:
             if before.get(name) != after.get(name):
-                changed.add(name)
-                held[name].pop(run.run_id, None)
-                held[name] |= {run.run_id: after[name]} if name in after else {}
+                changed_files.add(name)
+                lines[name].pop(run.run_id, None)
+                if name in after:
+                    lines[name][run.run_id] = after[name]
     folder.mkdir(parents=True, exist_ok=True)
     for name in records.NAMES:
-        if name in changed:
-            records.write_lines(folder / name, held[name])
-    return told
+        if name in changed_files:
+            records.write_lines(folder / name, lines[name])
+    return messages
+
+
+def _lines_after(run: Kept, before: dict[str, bytes], folder: Path, replace: bool) -> dict[str, bytes]:
+    """Give the lines of a run after the merge, by file; raise Refusal if the run would replace what it must not."""
+    if records.RECORDS not in before:
+        return run.lines
+    differs = any(before.get(name, line) != line for name, line in run.lines.items())
+    if run.record is None or (differs and not replace):
+        raise _differ(f"{folder / records.RECORDS}, {run.run_id}", run.place)
+    has_same_record = before[records.RECORDS] == run.lines[records.RECORDS]
+    return {**before, **run.lines} if has_same_record else run.lines
 
 
 def distinct(runs: Iterable[Kept]) -> list[Kept]:
     """What is kept of each run, copies taken together. Raises Refusal where two runs of one name differ."""
     by_id: dict[str, Kept] = {}
     for run in runs:
-        other = by_id.setdefault(run.run_id, run)
-        differs = any(other.lines.get(name, line) != line for name, line in run.lines.items())
-        if differs or (other.record is None) != (run.record is None):
-            raise _differ(other.place, run.place)
-        other.lines.update(run.lines)
+        first = by_id.setdefault(run.run_id, run)
+        differs = any(first.lines.get(name, line) != line for name, line in run.lines.items())
+        if differs or (first.record is None) != (run.record is None):
+            raise _differ(first.place, run.place)
+        first.lines.update(run.lines)
     return list(by_id.values())
 
 
@@ -118,17 +125,17 @@ def _keep(run: RecordedRun) -> Kept:
     if file and file.record.status in schema.CUT_OFF:
         print(f"left out {file.where}: {file.record.status}, so no result")
         file = None
-    kept = {}
+    lines = {}
     run_id = file.record.run_id if file else outcome.run_id if outcome else ""
     if file and file.steps is not None and file.record.steps_sha256 is not None:
-        kept[records.STEPS] = records.line_of_steps(run_id, file.steps)
+        lines[records.STEPS] = records.line_of_steps(run_id, file.steps)
     if outcome:
         if outcome.status == "ok" and file is None:
             raise Refusal(f"{run.place}: outcome ok, but no record is beside it; run it again")
-        kept[records.OUTCOMES] = records.line_of(run.contents[records.OUTCOMES])
+        lines[records.OUTCOMES] = records.line_of(run.contents[records.OUTCOMES])
     if file:
-        kept[records.RECORDS] = records.line_of(run.contents[records.RECORDS])
-    return Kept(run_id, file.record if file else None, kept, run.place)
+        lines[records.RECORDS] = records.line_of(run.contents[records.RECORDS])
+    return Kept(run_id, file.record if file else None, lines, run.place)
 
 
 def _differ(first: str, second: str) -> Refusal:
@@ -199,28 +206,30 @@ def merge(file: Path, folder: Path) -> int:
         try:
             runs = find([Path(unpacked)])
             results = _results([Path(unpacked)])
-            held = _files_of(runs)
+            merged = _files_of(runs)
             for name in sorted(set(members) - set(results)):
-                if members[name] != held.get(name):
+                if members[name] != merged.get(name):
                     raise Refusal(f"{file}: {name} is not of finished runs alone; pack the records again")
             for key, value in _origin(runs, [Path(unpacked)]).items():
                 if getattr(manifest, key) != value:
                     says = f"its manifest says {key} {getattr(manifest, key)}"
                     raise Refusal(f"{file}: {says}, its records {value}; pack them again")
-            told = put(runs, folder, replace=False)
+            messages = put(runs, folder, replace=False)
         except Refusal as refusal:
             raise Refusal(str(refusal).replace(unpacked, str(file))) from None
     for name in results:
         files.write_whole(folder / name, members[name])
-    print("\n".join([*told, f"merged {manifest.num_runs} runs on {manifest.box} into {folder}"]))
+    print("\n".join([*messages, f"merged {manifest.num_runs} runs on {manifest.box} into {folder}"]))
     return manifest.num_runs
 
 
 def _files_of(runs: Sequence[Kept]) -> dict[str, bytes]:
     """What a folder holds into which these runs alone are collected, by name."""
-    found = distinct(runs)
-    held = {name: {run.run_id: run.lines[name] for run in found if name in run.lines} for name in records.NAMES}
-    return {name: records.join_lines(of_runs) for name, of_runs in held.items() if of_runs}
+    distinct_runs = distinct(runs)
+    lines = {
+        name: {run.run_id: run.lines[name] for run in distinct_runs if name in run.lines} for name in records.NAMES
+    }
+    return {name: records.join_lines(of_runs) for name, of_runs in lines.items() if of_runs}
 
 
 def _results(folders: Sequence[Path]) -> dict[str, bytes]:
@@ -242,33 +251,40 @@ def _results(folders: Sequence[Path]) -> dict[str, bytes]:
 
 def _origin(runs: Sequence[Kept], folders: Sequence[Path]) -> dict[str, Any]:
     """What a manifest says of where runs come from, by their records. Raises Refusal unless there is one box."""
-    facts = [run.record for run in runs if run.record is not None]
-    boxes = sorted({box for record in facts for box in record.boxes})
+    run_records = [run.record for run in runs if run.record is not None]
+    boxes = sorted({box for record in run_records for box in record.boxes})
     if len(boxes) != 1:
-        held = f"records of {len(boxes)} boxes ({'; '.join(boxes)})" if boxes else "no record, so no box"
-        raise Refusal(f"{' '.join(map(str, folders))}: {held}; pack one box's folders at a time")
-    machines = [record.machine for record in facts]
-    commits = {commit for record in facts for commit in record.commits}
+        problem = f"records of {len(boxes)} boxes ({'; '.join(boxes)})" if boxes else "no record, so no box"
+        raise Refusal(f"{' '.join(map(str, folders))}: {problem}; pack one box's folders at a time")
+    return {
+        "num_runs": len({run.run_id for run in runs}),
+        "box": boxes[0],
+        "git_commits": sorted({commit for record in run_records for commit in record.commits}),
+        "libraries": _versions(run_records),
+    }
+
+
+def _versions(run_records: Iterable[Record]) -> dict[str, list[str]]:
+    """List each library's versions in these records."""
     libraries: dict[str, set[str]] = {}
-    for name, version in (each for m in machines for each in m.get("libraries", {}).items()):
-        if version is not None:
-            libraries.setdefault(name, set()).add(version)
-    versions = {name: sorted(numbers) for name, numbers in sorted(libraries.items())}
-    num_runs = len({run.run_id for run in runs})
-    return {"num_runs": num_runs, "box": boxes[0], "git_commits": sorted(commits), "libraries": versions}
+    for record in run_records:
+        for name, version in record.machine.get("libraries", {}).items():
+            if version is not None:
+                libraries.setdefault(name, set()).add(version)
+    return {name: sorted(versions) for name, versions in sorted(libraries.items())}
 
 
 def _read(file: Path) -> tuple[Manifest, dict[str, bytes]]:
     """The manifest and the other members of a pack, each of which is what the manifest says."""
     try:
         with zipfile.ZipFile(io.BytesIO(files.read_whole(file))) as archive:
-            found = archive.infolist()
-            num_bytes = sum(entry.file_size for entry in found)
+            entries = archive.infolist()
+            num_bytes = sum(entry.file_size for entry in entries)
             if num_bytes > MOST_BYTES:
                 raise Refusal(f"{file}: holds {num_bytes:,} bytes; a pack has at most {MOST_BYTES:,}")
             # Not more is read of a member than its entry says.
-            members = {entry.filename: archive.read(entry) for entry in found}
-            if len(members) != len(found):
+            members = {entry.filename: archive.read(entry) for entry in entries}
+            if len(members) != len(entries):
                 raise Refusal(f"{file}: two members of one name; `zero-study pack` writes no such file")
     except Refusal:
         raise

@@ -325,8 +325,8 @@ def _whole_config(config: dict[str, Any]) -> dict[str, Any]:
     if lacking := next((name for name in _NEVER_NEW if name not in config), None):
         raise ValueError(f"config.{lacking} is missing")
     with refusing("config"):
-        known = RunConfig.model_validate_json(json.dumps(config), strict=True)
-    return known.model_dump(mode="json") | config
+        complete = RunConfig.model_validate_json(json.dumps(config), strict=True)
+    return complete.model_dump(mode="json") | config
 
 
 _PER_RANK = ("model_state_bytes", "resting_state_bytes", "peak_memory", "energy_joules")
@@ -390,16 +390,16 @@ class Record(Facts):
     @property
     def mixed_code(self) -> str | None:
         """Say that different code trained parts of the run; None if one code trained all that is known of it."""
-        parts = {one.sha256: one for one in self.code or ()}
+        parts = {part.sha256: part for part in self.code or ()}
         if len(parts) < 2:
             return None
-        names = [f"{(one.commit or 'no commit')[:7]}{'-dirty' * bool(one.is_dirty)}" for one in parts.values()]
+        names = [f"{(part.commit or 'no commit')[:7]}{'-dirty' * bool(part.is_dirty)}" for part in parts.values()]
         return f"parts of it were trained by different code ({', then '.join(names)})"
 
     @property
     def mixed_processors(self) -> str | None:
         """Say that parts of the run were trained on another processor, or by another number of threads; else None."""
-        parts = [(one.processor, one.num_threads) for one in self.code or () if one.num_threads is not None]
+        parts = [(part.processor, part.num_threads) for part in self.code or () if part.num_threads is not None]
         if len(set(parts)) < 2:
             return None
         names = [f"{threads} threads on {processor or 'an unknown processor'}" for processor, threads in parts]
@@ -408,9 +408,11 @@ class Record(Facts):
     @property
     def commits(self) -> set[str]:
         """The commits of all code that trained a part of the run; -dirty: with changes."""
-        found = {one.commit + "-dirty" * bool(one.is_dirty) for one in self.code or () if one.commit}
+        commits_of_parts = {part.commit + "-dirty" * bool(part.is_dirty) for part in self.code or () if part.commit}
         of_machine = self.machine.get("git_commit")
-        return found | ({of_machine + "-dirty" * bool(self.machine.get("git_dirty"))} if of_machine else set())
+        return commits_of_parts | (
+            {of_machine + "-dirty" * bool(self.machine.get("git_dirty"))} if of_machine else set()
+        )
 
     @property
     def device(self) -> str:
@@ -460,42 +462,57 @@ class Record(Facts):
         laboratory = bits_per_second(str(self.machine.get("environment", {}).get(LABORATORY)))
         limits = [each.rate_bits_per_second for each in self.network or []] or [None]
         rates = [laboratory if limit is None else float(limit) for limit in limits]
-        known = [rate for rate in rates if rate is not None]
-        return min(known) if len(known) == len(rates) else None
+        known_rates = [rate for rate in rates if rate is not None]
+        return min(known_rates) if len(known_rates) == len(rates) else None
 
     @model_validator(mode="after")
     def _is_one_run(self, info: ValidationInfo) -> Record:
         """Refuse, as a record is read, parts that are not of one run: tables join them without a look."""
-        if info.context != READ:
-            return self
+        if info.context == READ:
+            self._check_ranks()
+            self._check_config()
+            self._check_measurements()
+            self._check_status()
+        return self
+
+    def _check_ranks(self) -> None:
         for name in _PER_RANK:
             ranks = getattr(self, name)
             if ranks is not None and len(ranks) != self.world_size:
                 raise ValueError(f"{name} is of {len(ranks)} ranks, world_size is {self.world_size}")
+
+    def _check_config(self) -> None:
+        """Check that the record and its proof say what the run's configuration says."""
         config = RunConfig.model_validate(self.config)
+        pairs = {name: (getattr(self, name), getattr(config, name)) for name in ("workload", "size", "seed")}
         batches = config.batches(self.world_size)
-        known = {name: (getattr(self, name), getattr(config, name)) for name in ("workload", "size", "seed")}
         if self.proof:
             proven = (self.proof.micro_batch_size, self.proof.gradient_accumulation_steps)
-            known |= {"proof's batches": (proven, batches), "proof.precision": (self.proof.precision, config.precision)}
-            known["proof.world_size"] = self.proof.world_size, self.world_size
-        for name, (seen, value) in known.items():
-            if seen != value:
-                raise ValueError(f"{name}={seen!r}, its config has {value!r}")
+            pairs["proof's batches"] = proven, batches
+            pairs["proof.precision"] = self.proof.precision, config.precision
+            pairs["proof.world_size"] = self.proof.world_size, self.world_size
+        for name, (recorded, configured) in pairs.items():
+            if recorded != configured:
+                raise ValueError(f"{name}={recorded!r}, its config has {configured!r}")
+
+    def _check_measurements(self) -> None:
         if any(not {"step", "loss"} <= entry.keys() for entry in self.evaluation):
             raise ValueError("evaluation: an entry without step and loss")
-        timing = self.timing
-        if timing and timing.median_seconds is not None:
+        if self.timing and self.timing.median_seconds is not None:
             for name in ("samples_per_second", "tokens_per_second", "data_wait_median_seconds"):
-                if getattr(timing, name) is None:
+                if getattr(self.timing, name) is None:
                     raise ValueError(f"timing.{name} is missing, though there is a median step")
-        if self.status != "ok" and self.failure is None:
-            raise ValueError(f"status {self.status}, but failure is missing")
-        lacking = [name for name in _OF_RESULTS if getattr(self, name) is None]
-        lacking += [name for name in ("steps_done", "evaluation") if not getattr(self, name)]
-        if self.status == "ok" and lacking:
-            raise ValueError(f"status ok, but {lacking[0]} is missing: no run that ended well leaves that")
-        return self
+
+    def _check_status(self) -> None:
+        """Check that a failed run says why, and that a run that ended well left all of its results."""
+        if self.status != "ok":
+            if self.failure is None:
+                raise ValueError(f"status {self.status}, but failure is missing")
+            return
+        missing = [name for name in _OF_RESULTS if getattr(self, name) is None]
+        missing += [name for name in ("steps_done", "evaluation") if not getattr(self, name)]
+        if missing:
+            raise ValueError(f"status ok, but {missing[0]} is missing: no run that ended well leaves that")
 
 
 OutcomeStatus = Literal[
@@ -560,30 +577,30 @@ def read_outcome(path: Path) -> Outcome:
     return parse(path, files.load(path, "an outcome"), Outcome)
 
 
-def parse(where: Path | str, content: Any, schema: type[Kind]) -> Kind:
+def parse(place: Path | str, content: Any, schema: type[Kind]) -> Kind:
     """Check what a file or a line holds against a schema. Raises Refusal naming where, and the key."""
     if not isinstance(content, dict) or content.get("schema_version") != SCHEMA_VERSION:
         version = content.get("schema_version") if isinstance(content, dict) else None
-        raise Refusal(f"{where}: schema_version {version}, this version reads {SCHEMA_VERSION}; run it again")
+        raise Refusal(f"{place}: schema_version {version}, this version reads {SCHEMA_VERSION}; run it again")
     facts = {key: value for key, value in content.items() if key != DIGEST or schema is not Record}
-    with refusing(str(where)):
-        read = schema.model_validate(facts, strict=True, context=READ)
+    with refusing(str(place)):
+        parsed = schema.model_validate(facts, strict=True, context=READ)
         if len(facts) < len(content) and content[DIGEST] != _digest(facts):
             raise ValueError(f"not what {DIGEST} in it names: changed since it was written; restore it, or delete it")
-        return read
+        return parsed
 
 
-def check_tied(where: Path | str, content: bytes | None, key: str, record: Record, its_place: str) -> None:
+def check_tied(place: Path | str, content: bytes | None, key: str, record: Record, its_place: str) -> None:
     """Raise Refusal unless a file beside a record is there, and is what the record names by digest under this key.
 
     One that ended well has its files, also where it is from before it named them.
     """
     digest = getattr(record, key)
     if content is None and (digest is not None or record.status == "ok"):
-        why = f"{its_place} says ok" if record.status == "ok" else f"{key} in {its_place} names it"
-        raise Refusal(f"{where}: not there, though {why}; restore it, or run it again")
+        reason = f"{its_place} says ok" if record.status == "ok" else f"{key} in {its_place} names it"
+        raise Refusal(f"{place}: not there, though {reason}; restore it, or run it again")
     if content is not None and digest not in (None, hashlib.sha256(content).hexdigest()):
-        raise Refusal(f"{where}: not what {key} in {its_place} names; restore it, or run it again")
+        raise Refusal(f"{place}: not what {key} in {its_place} names; restore it, or run it again")
 
 
 def read_steps(path: Path) -> list[dict[str, float]]:
@@ -594,19 +611,19 @@ def read_steps(path: Path) -> list[dict[str, float]]:
     return parse_steps(path, steps)
 
 
-def parse_steps(where: Path | str, steps: bytes) -> list[dict[str, float]]:
+def parse_steps(place: Path | str, steps: bytes) -> list[dict[str, float]]:
     """Read the content of a steps.jsonl. Raises Refusal where a line is not the step of its number.
 
     Keys: step, loss, learning_rate, grad_norm, seconds, elapsed_seconds, data_wait_seconds, tokens, samples.
     """
-    with files.reading(where, "steps"):
+    with files.reading(place, "steps"):
         lines = steps.decode().splitlines()
-        read: list[dict[str, float]] = files.parse_json(f"[{','.join(lines)}]")
-        for number, line in enumerate(read, 1):
+        parsed: list[dict[str, float]] = files.parse_json(f"[{','.join(lines)}]")
+        for number, line in enumerate(parsed, 1):
             if not isinstance(line, dict) or not line.keys() >= STEP_KEYS or line["step"] != number:
                 raise ValueError(f"line {number} is not step {number}, with {', '.join(sorted(STEP_KEYS))}")
             if not {type(value) for value in line.values()} <= NUMBERS:
                 raise ValueError(f"line {number} has a value that is no number")
-        if len(read) != len(lines):
-            raise ValueError(f"{len(lines)} lines hold {len(read)} steps")
-    return read
+        if len(parsed) != len(lines):
+            raise ValueError(f"{len(lines)} lines hold {len(parsed)} steps")
+    return parsed

@@ -187,7 +187,7 @@ def _check_release(run: Run) -> None:
     if strategy.zero_stage is None or config.perturb == "bad-release":
         return
     version = importlib.metadata.version("deepspeed")
-    found = known_bad.find(
+    fault = known_bad.find(
         deepspeed=version,
         zero_stage=strategy.zero_stage,
         offload=strategy.offload_optimizer_device,
@@ -195,8 +195,8 @@ def _check_release(run: Run) -> None:
         sums_in_fp32=config.accumulation_dtype == "fp32",
         micro_batches=run.gradient_accumulation_steps,
     )
-    if found:  # the study's models return their loss beside their logits
-        raise Refusal(f"{known_bad.sentence(found, version)}; run: pip install -c constraints.txt deepspeed")
+    if fault:  # the study's models return their loss beside their logits
+        raise Refusal(f"{known_bad.sentence(fault, version)}; run: pip install -c constraints.txt deepspeed")
 
 
 def _check_swap_dir(run: Run) -> None:

@@ -47,8 +47,8 @@ def needed_bytes(config: RunConfig, strategy: str, world_size: int) -> float:
     """What a rank on a CPU is predicted to hold at its highest, everything included. Raises Refusal and ValueError."""
     chosen = file.read_by_name(strategy)
     shape, engine = in_theory.of_run(config, chosen, world_size)
-    found = peaks.peak(shape, engine, in_theory.job_of(config, world_size, "cpu"))
-    return float(found.total) + float(found.host_bytes_then) + PROCESS_BYTES  # type: ignore[arg-type]
+    peak = peaks.peak(shape, engine, in_theory.job_of(config, world_size, "cpu"))
+    return float(peak.total) + float(peak.host_bytes_then) + PROCESS_BYTES  # type: ignore[arg-type]
 
 
 # ---------------------------------------------------------------- time
@@ -131,11 +131,11 @@ class History:
         fixed, each, number = self._medians[key]
         return Estimate(fixed + each * tokens, number) if number else Estimate(self._guess(run), 0)
 
-    def _most_alike(self, wanted: dict[str, Any]) -> tuple[float, float, int]:
+    def _most_alike(self, knobs: dict[str, Any]) -> tuple[float, float, int]:
         """Median seconds that are fixed and per token of the earlier runs most like it, and their number."""
         for keys in _LIKENESS:
             for past in (self._own, self._of_reports):
-                alike = [earlier for earlier in past if all(getattr(earlier, key) == wanted[key] for key in keys)]
+                alike = [earlier for earlier in past if all(getattr(earlier, key) == knobs[key] for key in keys)]
                 alike = [earlier for earlier in alike if earlier.timed] or alike
                 if alike:
                     fixed = statistics.median(earlier.fixed_seconds for earlier in alike)

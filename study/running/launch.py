@@ -184,9 +184,9 @@ def _let_agree(path: Path, end: Exit) -> None:
         return
     step = record.failure.step if record.failure else None
     failure = Failure(step=step, error=end.message, memory=end.memory)
-    known = record.model_copy(update={"status": right, "failure": failure})
+    updated = record.model_copy(update={"status": right, "failure": failure})
     with suppress(OSError):
-        schema.write(path.parent, known)
+        schema.write(path.parent, updated)
 
 
 def _environment(run: Run) -> dict[str, str]:
@@ -212,13 +212,13 @@ def _wait(
     """Wait until a run ends, or the others have given it up; return the time limit where it reached that first."""
     started = time.monotonic()
     while process.poll() is None:
-        left = HEARTBEAT_SECONDS
+        seconds = HEARTBEAT_SECONDS
         if timeout_seconds is not None:
-            left = min(left, started + timeout_seconds - time.monotonic())
-        if left <= 0:
+            seconds = min(seconds, started + timeout_seconds - time.monotonic())
+        if seconds <= 0:
             return timeout_seconds
         try:
-            process.wait(timeout=left)
+            process.wait(timeout=seconds)
         except subprocess.TimeoutExpired:
             if machine_0.has_gone():
                 return None

@@ -45,8 +45,8 @@ def locked(folder: Path, doing: str, remedy: str) -> Iterator[str]:
             holder.write(f"{token} process {os.getpid()} on {socket.gethostname()}")
     except Timeout:
         if not is_ours(folder):
-            who = _holder(folder).partition(" ")[2] or "another process"
-            raise Refusal(f"{folder}: {who} is {doing} there; wait for it, end it, or {remedy}") from None
+            holder_name = _holder(folder).partition(" ")[2] or "another process"
+            raise Refusal(f"{folder}: {holder_name} is {doing} there; wait for it, end it, or {remedy}") from None
     except OSError as error:
         _let_go(folder, lock, created)
         raise Refusal(f"{folder}: cannot be written or locked ({error.strerror}); {remedy}") from None

@@ -314,7 +314,7 @@ def memory_of(text: str) -> Memory:
     """Say of which memory an allocator's error is: a GPU's, the host's, or what a limit leaves a process of that."""
     if _OF_DEVICE.search(text):
         return "device"
-    limits = (resource.getrlimit(each)[0] for each in (resource.RLIMIT_AS, resource.RLIMIT_DATA))
+    limits = (resource.getrlimit(resource_limit)[0] for resource_limit in (resource.RLIMIT_AS, resource.RLIMIT_DATA))
     return "host" if all(limit == resource.RLIM_INFINITY for limit in limits) else "cap"
 
 
@@ -322,10 +322,10 @@ def read_report(run_dir: Path) -> RankReport | None:
     """Read what a run said of its end: its record or, where rank 0 could write none, the report of another rank."""
     path = run_dir / "record.json"
     if path.exists():
-        written = schema.read(path)
-        if written.failure is None:
-            return RankReport("ok", text=f"final loss {written.final_loss:.4f}")
-        return RankReport(written.status, written.failure.step, written.failure.error)
+        record = schema.read(path)
+        if record.failure is None:
+            return RankReport("ok", text=f"final loss {record.final_loss:.4f}")
+        return RankReport(record.status, record.failure.step, record.failure.error)
     reports = [json.loads(report.read_text()) for report in run_dir.glob("failure-rank*.json")]
     if not reports:
         return None

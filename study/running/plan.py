@@ -96,10 +96,10 @@ def select(
     chosen = [run for run in studies.runs(study, data_dir, folder, checkpoint_every) if only in run.run_id]
     if not chosen:
         raise Refusal(f"--only {only}: no run of study {study.name!r} has that in its id")
-    left = [run for run in chosen if skip is None or skip not in run.run_id]
-    if not left:
+    remaining = [run for run in chosen if skip is None or skip not in run.run_id]
+    if not remaining:
         raise Refusal(f"--skip {skip}: every chosen run of study {study.name!r} has that in its id, so none is left")
-    return left
+    return remaining
 
 
 def select_one(
@@ -121,8 +121,8 @@ def spread(runs: Iterable[Run], per_machine: int | None) -> list[Run]:
         return list(runs)
     spread: list[Run] = []
     for run in runs:
-        num_machines, rest = divmod(run.world_size, per_machine)
-        if num_machines and rest:
+        num_machines, remainder = divmod(run.world_size, per_machine)
+        if num_machines and remainder:
             raise Refusal(
                 f"--per-machine {per_machine}: {run.run_id} has {run.world_size} processes, and every machine is to "
                 "have as many; pass a divisor, or leave it out with --only"
@@ -136,15 +136,15 @@ def make(study: Study, runs: Iterable[Run], folder: Path, timeout_seconds: float
 
     Raises Refusal where a run directory holds the record of a run with other flags.
     """
-    here = this_machine.find()
+    machine = this_machine.find()
     planned: list[Planned] = []
     checked = True
     for run in runs:
-        kept = finished(run, timeout_seconds, retry)
+        earlier_status = finished(run, timeout_seconds, retry)
         skipped = None
-        if kept is None:
+        if earlier_status is None:
             try:
-                skipped = missing_resources(study, run, here)
+                skipped = missing_resources(study, run, machine)
                 if skipped is None:
                     checks.check(run)
                     skipped = _blind_torch(study)
@@ -154,11 +154,11 @@ def make(study: Study, runs: Iterable[Run], folder: Path, timeout_seconds: float
                 if missing.name != "torch":
                     raise
                 checked = False
-        planned.append(Planned(run, kept, skipped))
-    ended = [(each.run, each.kept) for each in planned if each.kept]
-    planned = [replace(each, skipped=implied_outcome(each.run, ended)) if each.to_run else each for each in planned]
-    history = _history(folder, here)
-    return Plan(study, folder, here, planned, history, timeout_seconds, checked)
+        planned.append(Planned(run, earlier_status, skipped))
+    ended = [(item.run, item.kept) for item in planned if item.kept]
+    planned = [replace(item, skipped=implied_outcome(item.run, ended)) if item.to_run else item for item in planned]
+    history = _history(folder, machine)
+    return Plan(study, folder, machine, planned, history, timeout_seconds, checked)
 
 
 def finished(run: Run, timeout_seconds: float, retry: bool = True) -> OutcomeStatus | None:
@@ -197,25 +197,25 @@ def read_outcome(run_dir: Path) -> Outcome | None:
 
 def _is_of(outcome: Outcome, run: Run) -> bool:
     """Say whether an outcome is of this run; one from before it kept the configuration is not known to be."""
-    is_same = (outcome.strategy, outcome.world_size) == (run.strategy.name, run.world_size)
-    return is_same and outcome.config is not None and _differing(run, outcome.config) is None
+    has_same_ranks = (outcome.strategy, outcome.world_size) == (run.strategy.name, run.world_size)
+    return has_same_ranks and outcome.config is not None and _differing(run, outcome.config) is None
 
 
 def _check_same(run: Run, record: Record, path: Path) -> None:
     ranks = record.proof.ranks_of_machines if record.proof else None
     rate = record.machine.get("environment", {}).get(LABORATORY)
-    other = None
+    difference = None
     if name := _differing(run, record.config):
         planned = run.config.model_dump(mode="json")
-        other = f"with {name}={record.config.get(name)!r}, the study plans {planned[name]!r}"
+        difference = f"with {name}={record.config.get(name)!r}, the study plans {planned[name]!r}"
     elif ranks is not None and len(ranks) != run.num_machines:
-        other = f"of {counted(len(ranks), 'machine')}, {run.num_machines} are planned"
+        difference = f"of {counted(len(ranks), 'machine')}, {run.num_machines} are planned"
     elif run.laboratory and rate not in (None, run.laboratory):
-        other = f"on a network of {rate}, the study plans {run.laboratory}"
+        difference = f"on a network of {rate}, the study plans {run.laboratory}"
     elif record.strategy_file and (key := _differing_strategy(run.strategy.written, record.strategy_file)):
-        other = f"of {run.strategy.name} whose file had another {key}"
-    if other:
-        raise Refusal(f"{path}: holds a run {other}; pass another --runs-dir, or delete it")
+        difference = f"of {run.strategy.name} whose file had another {key}"
+    if difference:
+        raise Refusal(f"{path}: holds a run {difference}; pass another --runs-dir, or delete it")
 
 
 def _differing_strategy(now: dict[str, Any], then: dict[str, Any]) -> str | None:
@@ -232,9 +232,9 @@ def _differing(run: Run, config: dict[str, Any]) -> str | None:
     return next((name for name in sorted(planned) if config.get(name, defaults[name]) != planned[name]), None)
 
 
-def _history(folder: Path, here: Machine) -> History:
+def _history(folder: Path, machine: Machine) -> History:
     """Collect the runs of this folder and of the reports; one that cannot be read tells nothing of times."""
-    history = History(bool(here.gpu_memory_bytes), hardware.find(here.gpu_name or ""))
+    history = History(bool(machine.gpu_memory_bytes), hardware.find(machine.gpu_name or ""))
     for path in sorted(folder.glob("*/record.json")):
         with suppress(Refusal):
             history.add(schema.read(path), read_outcome(path.parent))
@@ -246,11 +246,11 @@ def _history(folder: Path, here: Machine) -> History:
 @cache
 def _of_reports(root: Path) -> list[tuple[Record, Outcome | None]]:
     """The committed runs, which are read once: they take seconds."""
-    found = []
+    runs = []
     for report in sorted(root.glob("reports/*/records")):
         with suppress(Refusal):
-            found += [(run.record.record, run.outcome) for run in records.find_runs([report]) if run.record]
-    return found
+            runs += [(run.record.record, run.outcome) for run in records.find_runs([report]) if run.record]
+    return runs
 
 
 # ---------------------------------------------------------------- why a run is skipped
@@ -258,7 +258,7 @@ def _of_reports(root: Path) -> list[tuple[Record, Outcome | None]]:
 
 def implied_outcome(run: Run, ended: Sequence[tuple[Run, OutcomeStatus]]) -> str | None:
     """Say which of the runs that have ended shows what would come of this one, which then need not run."""
-    exhausted = [other for other, status in ended if status == "out_of_memory"]
+    exhausted = [ended_run for ended_run, status in ended if status == "out_of_memory"]
     return too_large_batch(run, exhausted) or implied_by_ladder(run, ended)
 
 
@@ -267,12 +267,12 @@ def too_large_batch(run: Run, exhausted: Iterable[Run]) -> str | None:
 
     It differs in a smaller global batch and has no larger micro batch.
     """
-    for other in exhausted:
-        alike = (run.strategy.name, run.world_size) == (other.strategy.name, other.world_size)
-        alike = alike and all(getattr(run.config, key) == getattr(other.config, key) for key in DECIDES_MEMORY)
-        smaller = other.config.global_batch_size < run.config.global_batch_size
-        if alike and smaller and other.micro_batch_size <= run.micro_batch_size:
-            return f"{other.run_id} ran out of memory, with a smaller batch"
+    for exhausted_run in exhausted:
+        alike = (run.strategy.name, run.world_size) == (exhausted_run.strategy.name, exhausted_run.world_size)
+        alike = alike and all(getattr(run.config, key) == getattr(exhausted_run.config, key) for key in DECIDES_MEMORY)
+        smaller = exhausted_run.config.global_batch_size < run.config.global_batch_size
+        if alike and smaller and exhausted_run.micro_batch_size <= run.micro_batch_size:
+            return f"{exhausted_run.run_id} ran out of memory, with a smaller batch"
     return None
 
 
@@ -285,37 +285,37 @@ def implied_by_ladder(run: Run, ended: Iterable[tuple[Run, OutcomeStatus]]) -> s
         return None
     knob, place = run.rung
     elsewhere = {knob, "output_dir"}
-    for other, status in ended:
-        if other.rung is None or other.rung[0] != knob:
+    for ended_run, status in ended:
+        if ended_run.rung is None or ended_run.rung[0] != knob:
             continue
-        alike = (other.strategy.name, other.world_size) == (run.strategy.name, run.world_size)
-        if not alike or other.config.model_dump(exclude=elsewhere) != run.config.model_dump(exclude=elsewhere):
+        alike = (ended_run.strategy.name, ended_run.world_size) == (run.strategy.name, run.world_size)
+        if not alike or ended_run.config.model_dump(exclude=elsewhere) != run.config.model_dump(exclude=elsewhere):
             continue
-        if status == "ok" and other.rung[1] > place:
-            return f"{other.run_id} fits, and is larger"
-        if status == "out_of_memory" and other.rung[1] < place:
-            return f"{other.run_id} ran out of memory, and is smaller"
+        if status == "ok" and ended_run.rung[1] > place:
+            return f"{ended_run.run_id} fits, and is larger"
+        if status == "out_of_memory" and ended_run.rung[1] < place:
+            return f"{ended_run.run_id} ran out of memory, and is smaller"
     return None
 
 
-def missing_resources(study: Study, run: Run, here: Machine) -> str | None:
+def missing_resources(study: Study, run: Run, machine: Machine) -> str | None:
     """Say which GPUs, or how much memory, this machine lacks for a run."""
     if run.laboratory and os.environ.get(LABORATORY) != run.laboratory:
         return f"is of a laboratory's machines on a network of {run.laboratory} (docs/machines.md)"
     if run.num_machines > 1 and run.main_process_ip is None:
         return f"is of {run.num_machines} machines: start it on each of them (docs/machines.md), or by plan --slurm"
     num_local = run.world_size if run.laboratory else run.num_local_ranks
-    present = len(here.gpu_memory_bytes)
+    present = len(machine.gpu_memory_bytes)
     num_gpus = 1 if run.config.share_device else num_local
     if num_gpus > present and (present or study.device == "gpu"):
         return f"needs {counted(num_gpus, 'GPU')}, found {present}"
     on_device, on_host = model_state_bytes(run)
     if not present:  # a rank's device is the host
-        return _too_large("model states", on_device + on_host, num_local, "host", here.host_memory_bytes)
+        return _too_large("model states", on_device + on_host, num_local, "host", machine.host_memory_bytes)
     # Where GPUs differ, the best case: the order in which CUDA counts them is not NVML's.
-    smallest = sorted(here.gpu_memory_bytes, reverse=True)[num_gpus - 1]
+    smallest = sorted(machine.gpu_memory_bytes, reverse=True)[num_gpus - 1]
     return _too_large("model states", on_device, num_local // num_gpus, "GPU", smallest) or _too_large(
-        "offloaded model states", on_host, num_local, "host", here.host_memory_bytes
+        "offloaded model states", on_host, num_local, "host", machine.host_memory_bytes
     )
 
 
@@ -348,10 +348,10 @@ def show(plan: Plan) -> str:
     lines = []
     for number, planned in enumerate(plan.runs, 1):
         if planned.to_run:
-            what, why = "run", plan.in_words(planned)
+            action, reason = "run", plan.in_words(planned)
         else:
-            what, why = ("keep", planned.kept) if planned.kept else ("skip", planned.skipped or "")
-        lines.append(f"{number:{digits}}  {what:4}  {planned.run.run_id:{width}}  {why}")
+            action, reason = ("keep", planned.kept) if planned.kept else ("skip", planned.skipped or "")
+        lines.append(f"{number:{digits}}  {action:4}  {planned.run.run_id:{width}}  {reason}")
     return "\n".join([heading(plan), "", *lines, "", summary(plan)])
 
 

@@ -45,7 +45,7 @@ class Slot:
     _began: float = field(default_factory=lambda: time.monotonic())
 
     @property
-    def left(self) -> float:
+    def seconds_left(self) -> float:
         return max(0.0, self._began + self.seconds - time.monotonic())
 
 
@@ -62,20 +62,20 @@ def run(
     slot = slot or Slot()
     with lock.locked_study(folder):
         launch.end_left_over(folder)
-        made = plan.make(study, runs, folder, min(timeout_seconds, slot.seconds), retry=math.isinf(slot.seconds))
-        print(f"{plan.heading(made)}\n{plan.summary(made)}", flush=True)
+        study_plan = plan.make(study, runs, folder, min(timeout_seconds, slot.seconds), retry=math.isinf(slot.seconds))
+        print(f"{plan.heading(study_plan)}\n{plan.summary(study_plan)}", flush=True)
         outcomes: list[Outcome] = []
         try:
             # Shorter, where the slot ends before them.
-            for planned, outcome in zip(made.runs, _outcomes(made, slot), strict=False):
+            for planned, outcome in zip(study_plan.runs, _outcomes(study_plan, slot), strict=False):
                 outcomes.append(outcome)
                 if fail_fast and not planned.kept and outcome.status not in ("ok", "out_of_memory", "skipped"):
                     break
         except KeyboardInterrupt:
             slot.interrupted = True
             print("interrupted", flush=True)
-        missing = sum(not planned.kept for planned in made.runs[len(outcomes) :])
-        return _conclude(made.runs, outcomes, missing)
+        missing = sum(not planned.kept for planned in study_plan.runs[len(outcomes) :])
+        return _conclude(study_plan.runs, outcomes, missing)
 
 
 def _conclude(runs: Sequence[Planned], outcomes: Sequence[Outcome], num_missing: int) -> int:
@@ -92,98 +92,113 @@ def run_one(study: Study, run: Run, folder: Path, timeout_seconds: float, is_fir
 
     Of several machines, the first writes the outcome.
     """
-    made = plan.make(study, [run], folder, timeout_seconds)
-    if not is_first_machine and not made.runs[0].to_run:
-        print(f"{run.run_id}: {made.runs[0].skipped or made.runs[0].kept}", flush=True)
-        return SOME_NOT_OK if made.runs[0].skipped else ALL_OK
+    study_plan = plan.make(study, [run], folder, timeout_seconds)
+    if not is_first_machine and not study_plan.runs[0].to_run:
+        print(f"{run.run_id}: {study_plan.runs[0].skipped or study_plan.runs[0].kept}", flush=True)
+        return SOME_NOT_OK if study_plan.runs[0].skipped else ALL_OK
     if not is_first_machine:
         _clear(run.own_folder)
         ended = launch.launch(run, timeout_seconds)
         print(f"{run.run_id}: {ended.status}, {ended.message}", flush=True)
         return ALL_OK if ended.status == "ok" else SOME_NOT_OK
-    (outcome,) = _outcomes(made, Slot())
+    (outcome,) = _outcomes(study_plan, Slot())
     return ALL_OK if outcome.status == "ok" else SOME_NOT_OK
 
 
-def _outcomes(made: Plan, slot: Slot) -> Iterator[Outcome]:
+def _outcomes(study_plan: Plan, slot: Slot) -> Iterator[Outcome]:
     """Bring every run to an outcome, in the plan's order, and say so; what is kept or skipped takes no time.
 
     Ends where the next run is not expected to end within the slot, and where one did not.
     """
-    position = 1 + max((schema.read_outcome(path).position for path in made.folder.glob("*/outcome.json")), default=0)
-    ended = [(planned.run, planned.kept) for planned in made.runs if planned.kept]
-    for index, planned in enumerate(made.runs):
-        run = planned.run
-        head = f"[{index + 1}/{len(made.runs)}] {run.run_id}"
-        reason = planned.skipped or (plan.implied_outcome(run, ended) if planned.to_run else None)
-        seconds = ""
+    position = 1 + max(
+        (schema.read_outcome(path).position for path in study_plan.folder.glob("*/outcome.json")), default=0
+    )
+    ended = [(planned.run, planned.kept) for planned in study_plan.runs if planned.kept]
+    for index, planned in enumerate(study_plan.runs):
+        head = f"[{index + 1}/{len(study_plan.runs)}] {planned.run.run_id}"
+        skip_reason = planned.skipped or (plan.implied_outcome(planned.run, ended) if planned.to_run else None)
         if planned.kept:
-            outcome = _kept_outcome(made.study, planned, position)
-        elif reason:
-            outcome = _skipped_outcome(made.study, run, position, reason)
+            outcome = _kept_outcome(study_plan.study, planned, position)
+        elif skip_reason:
+            outcome = _skipped_outcome(study_plan.study, planned.run, position, skip_reason)
         else:
-            left = slot.left
-            if not slot.first_runs_regardless and made.estimate(planned).seconds > left:
-                takes = duration(made.history.estimate(run).seconds)
-                print(f"{head}: not started; it takes about {takes}, the slot has {duration(left)} left", flush=True)
+            started = _start(study_plan, index, position, head, slot)
+            if started is None:
                 return
-            try:
-                checks.provide_extensions(run, partial(_say, head))
-            except Refusal as refusal:
-                first_line, _, details = str(refusal).partition("\n")
-                if details:
-                    print(details, flush=True)
-                outcome = _skipped_outcome(made.study, run, position, first_line)
-            else:
-                # The first has the whole slot, whatever this call has needed until here.
-                launched = _launch(made, index, position, head, math.inf if slot.first_runs_regardless else left)
-                if launched is None:
-                    print(f"{head}: ended with the slot", flush=True)
-                    return
-                outcome = launched
-                slot.first_runs_regardless = False
-            seconds = f" ({duration(outcome.wall_seconds or 0.0)})"
-            if outcome.status == "ok":
-                made.history.add(schema.read(run.folder), outcome)
-            ended.append((run, outcome.status))
+            outcome = started
+            ended.append((planned.run, outcome.status))
         position = max(position, outcome.position + 1)
-        left = _seconds_left(made, index + 1)
-        rest = f"; about {duration(left)} left" if left else ""
-        kept = "kept, " if planned.kept else ""
-        print(f"{head}: {kept}{outcome.status}, {outcome.message}{seconds}{rest}", flush=True)
+        print(
+            f"{head}: {_summary(study_plan, index, outcome, is_started=not (planned.kept or skip_reason))}", flush=True
+        )
         yield outcome
+
+
+def _start(study_plan: Plan, index: int, position: int, head: str, slot: Slot) -> Outcome | None:
+    """Run one if the slot has time for it, and return its outcome; None if the slot ends before it does."""
+    planned = study_plan.runs[index]
+    seconds_left = slot.seconds_left
+    if not slot.first_runs_regardless and study_plan.estimate(planned).seconds > seconds_left:
+        expected = duration(study_plan.history.estimate(planned.run).seconds)
+        print(f"{head}: not started; it takes about {expected}, the slot has {duration(seconds_left)} left", flush=True)
+        return None
+    try:
+        checks.provide_extensions(planned.run, partial(_say, head))
+    except Refusal as refusal:
+        first_line, _, details = str(refusal).partition("\n")
+        if details:
+            print(details, flush=True)
+        return _skipped_outcome(study_plan.study, planned.run, position, first_line)
+    # The first has the whole slot, whatever this call has needed until here.
+    outcome = _launch(study_plan, index, position, head, math.inf if slot.first_runs_regardless else seconds_left)
+    if outcome is None:
+        print(f"{head}: ended with the slot", flush=True)
+        return None
+    slot.first_runs_regardless = False
+    if outcome.status == "ok":
+        study_plan.history.add(schema.read(planned.run.folder), outcome)
+    return outcome
+
+
+def _summary(study_plan: Plan, index: int, outcome: Outcome, is_started: bool) -> str:
+    """Say how a run ended, how long it took, and how long the rest will take."""
+    kept = "kept, " if study_plan.runs[index].kept else ""
+    took = f" ({duration(outcome.wall_seconds or 0.0)})" if is_started else ""
+    seconds_left = _seconds_left(study_plan, index + 1)
+    left = f"; about {duration(seconds_left)} left" if seconds_left else ""
+    return f"{kept}{outcome.status}, {outcome.message}{took}{left}"
 
 
 def _say(head: str, line: str) -> None:
     print(f"{head}: {line}", flush=True)
 
 
-def _seconds_left(made: Plan, start: int) -> float:
+def _seconds_left(study_plan: Plan, start: int) -> float:
     """Estimate the runs from this index on."""
-    return sum(made.estimate(planned).seconds for planned in made.runs[start:] if planned.to_run)
+    return sum(study_plan.estimate(planned).seconds for planned in study_plan.runs[start:] if planned.to_run)
 
 
-def _launch(made: Plan, index: int, position: int, head: str, seconds_left: float) -> Outcome | None:
+def _launch(study_plan: Plan, index: int, position: int, head: str, seconds_left: float) -> Outcome | None:
     """Run one, and write what came of it; None where it was ended because the slot did, and so has no outcome."""
-    planned = made.runs[index]
+    planned = study_plan.runs[index]
     run = planned.run
-    expected, later = made.estimate(planned).seconds, _seconds_left(made, index + 1)
+    expected, later = study_plan.estimate(planned).seconds, _seconds_left(study_plan, index + 1)
     started = time.monotonic()
 
     def progress(line: str) -> None:
-        left = max(0.0, expected - (time.monotonic() - started)) + later
-        print(f"{head}: {line}; about {duration(left)} left", flush=True)
+        remaining = max(0.0, expected - (time.monotonic() - started)) + later
+        print(f"{head}: {line}; about {duration(remaining)} left", flush=True)
 
-    if reason := refuses_more(made.folder):  # not even for an empty log
+    if reason := refuses_more(study_plan.folder):  # not even for an empty log
         end = Exit("killed", shown_text(f"{run.folder}: {reason}"))
-        return _write_outcome(made.study, run, position, end, wall_seconds=0.0)
+        return _write_outcome(study_plan.study, run, position, end, wall_seconds=0.0)
     _clear(run.folder)
-    limit = min(made.timeout_seconds, seconds_left)
+    limit = min(study_plan.timeout_seconds, seconds_left)
     ended = launch.launch(run, limit, progress)
-    if ended.at_time_limit and limit < made.timeout_seconds:
+    if ended.at_time_limit and limit < study_plan.timeout_seconds:
         return None  # a record that was written counts: the next call keeps it
     return _write_outcome(
-        made.study,
+        study_plan.study,
         run,
         position,
         Exit(ended.status, ended.message, ended.memory),

@@ -61,39 +61,50 @@ class Part(files.Written):
 
     @model_validator(mode="after")
     def _check(self) -> Part:
+        """Refuse what no run could be made of. Each check raises ValueError, which Refusal is as well."""
+        self._check_keys_have_one_place()
+        self._check_lists()
+        self._check_flags()
+        for name in self.strategies:
+            file.find_strategy(name)
+        return self
+
+    def _check_keys_have_one_place(self) -> None:
         misplaced = _NOT_FLAGS.keys() & self.flags.keys()
         if misplaced:
             name = min(misplaced)
             raise ValueError(f"flags.{name} is not a part's: {_NOT_FLAGS[name]}")
-        if self.global_batch_sizes and "global_batch_size" in self.flags:
-            raise ValueError("flags.global_batch_size and global_batch_sizes: write one of them")
-        if self.sizes and "size" in self.flags:
-            raise ValueError("flags.size and sizes: write one of them")
+        for flag, values in (("global_batch_size", self.global_batch_sizes), ("size", self.sizes)):
+            if values and flag in self.flags:
+                raise ValueError(f"flags.{flag} and {flag}s: write one of them")
         if self.largest and not getattr(self, self.largest):
             raise ValueError(f"largest: {self.largest}: list {self.largest} in this part, smallest first")
         if self.rate is not None and (self.machines == 1 or bits_per_second(self.rate) is None):
             raise ValueError(
                 f"rate: {self.rate}: write machines: 2 or more beside it, and a rate as 200mbit or unlimited"
             )
-        if odd := next((size for size in self.world_sizes if size % self.machines), None):
-            raise ValueError(f"world_sizes: {odd} processes are not as many on each of {self.machines} machines")
+
+    def _check_lists(self) -> None:
+        uneven = next((size for size in self.world_sizes if size % self.machines), None)
+        if uneven:
+            raise ValueError(f"world_sizes: {uneven} processes are not as many on each of {self.machines} machines")
         if not self.strategies:
             raise ValueError("strategies is empty; leave it out for every strategy")
         for key in ("strategies", "world_sizes", "global_batch_sizes", "sizes", "seeds"):
-            values = getattr(self, key) or ()
-            if len(set(values)) < len(values):
-                twice = Counter(values).most_common(1)[0][0]
-                raise ValueError(f"{key}: {twice} is there twice; for the same run several times write repeats: 2")
-        unknown = set(self.flags) - {"preset", *RunConfig.model_fields}
-        if unknown:
-            raise ValueError(f"flags.{min(unknown)} is not a flag of train.py; `zero-study train --help` lists them")
+            value, count = Counter(getattr(self, key) or (None,)).most_common(1)[0]
+            if count > 1:
+                raise ValueError(f"{key}: {value} is there twice; for the same run several times write repeats: 2")
+
+    def _check_flags(self) -> None:
+        unknown_flags = set(self.flags) - {"preset", *RunConfig.model_fields}
+        if unknown_flags:
+            name = min(unknown_flags)
+            raise ValueError(f"flags.{name} is not a flag of train.py; `zero-study train --help` lists them")
         for name, value in self.flags.items():
-            if value is not None and isinstance(value, bool) != (name in _SWITCHES):
-                wanted = "true or false, without quotes" if name in _SWITCHES else "a value"
-                raise ValueError(f"flags.{name}={value!r}: write {wanted}")
-        for name in self.strategies:
-            file.find_strategy(name)  # a Refusal is a ValueError
-        return self
+            is_switch = name in _SWITCHES
+            if value is not None and isinstance(value, bool) != is_switch:
+                remedy = "true or false, without quotes" if is_switch else "a value"
+                raise ValueError(f"flags.{name}={value!r}: write {remedy}")
 
     def _cells(self) -> list[dict[str, Any]]:
         sizes = [{"size": size} for size in self.sizes or ()] or [{}]
@@ -138,15 +149,15 @@ class Part(files.Written):
 
 
 def bisecting(rungs: list[Rung]) -> list[Rung]:
-    """A ladder in the order in which bisection asks it: the middle, then the middles of both sides."""
-    asked: list[Rung] = []
-    left = [rungs]
-    while left:
-        part = left.pop(0)
-        middle = len(part) // 2
-        asked += part[middle : middle + 1]
-        left += [half for half in (part[:middle], part[middle + 1 :]) if half]
-    return asked
+    """Sort a ladder in the order of bisection: the middle first, then the middles of both halves."""
+    order: list[Rung] = []
+    segments = [rungs]
+    while segments:
+        segment = segments.pop(0)
+        middle = len(segment) // 2
+        order += segment[middle : middle + 1]
+        segments += [half for half in (segment[:middle], segment[middle + 1 :]) if half]
+    return order
 
 
 # ---------------------------------------------------------------- what was fixed before the first run
@@ -199,22 +210,38 @@ class Study(files.Written):
     @model_validator(mode="after")
     def _check(self) -> Study:
         files.check_name(self.name, "the study's name")
-        if (planned := sum(part.most_runs for part in self.parts)) > MOST_RUNS:
-            raise ValueError(f"{planned:,} runs are planned, at most {MOST_RUNS:,} are run; make several studies of it")
-        known = {*file.names(), *(read_by_name(name).name for part in self.parts for name in part.strategies)}
-        if self.control not in known:
+        num_runs = sum(part.most_runs for part in self.parts)
+        if num_runs > MOST_RUNS:
+            raise ValueError(
+                f"{num_runs:,} runs are planned, at most {MOST_RUNS:,} are run; make several studies of it"
+            )
+        shipped_or_planned = {*file.names(), *(read_by_name(name).name for name in self._strategies)}
+        if self.control not in shipped_or_planned:
             raise ValueError(f"control {self.control!r} is unknown; it is a strategy, by default 'ddp'")
+        self._check_configurations()
+        self._check_protocol()
+        return self
+
+    @property
+    def _strategies(self) -> set[str]:
+        return {name for part in self.parts for name in part.strategies}
+
+    def _check_configurations(self) -> None:
+        data = "hub" if self.text == "real" else "bundled"
         for number, part in enumerate(self.parts):
             for _, _, cell in part.round(0):
                 try:
-                    build_config(**part.flags, **cell, data="hub" if self.text == "real" else "bundled")
+                    build_config(**part.flags, **cell, data=data)
                 except Refusal as refusal:
                     raise ValueError(f"parts.{number}: {refusal}") from None
-        if self.protocol is not None:
-            known = {part.label for part in self.parts} | {name for part in self.parts for name in part.strategies}
-            if missing := {*self.protocol.variants, *self.protocol.broken} - known:
-                raise ValueError(f"protocol: no part has the label {min(missing)!r}, and none that strategy")
-        return self
+
+    def _check_protocol(self) -> None:
+        if self.protocol is None:
+            return
+        arms = {part.label for part in self.parts} | self._strategies
+        missing_arms = {*self.protocol.variants, *self.protocol.broken} - arms
+        if missing_arms:
+            raise ValueError(f"protocol: no part has the label {min(missing_arms)!r}, and none that strategy")
 
 
 def names() -> list[str]:
@@ -229,8 +256,9 @@ def find(name: str) -> Study:
         raise Refusal(unknown("study", name, names(), "name a YAML file or one of"))
     content = files.read_yaml(path, STUDIES)
     own = {"name": path.stem, "sha256": files.sha256(path)}
-    if taken := min(own.keys() & content.keys(), default=None):
-        raise Refusal(f"{path}: {taken} is not a key; the file's own {taken} is the study's")
+    reserved = min(own.keys() & content.keys(), default=None)
+    if reserved:
+        raise Refusal(f"{path}: {reserved} is not a key; the file's own {reserved} is the study's")
     try:
         return Study.model_validate({**own, **content})
     except ValidationError as error:

@@ -48,8 +48,8 @@ class Strategy:
     @property
     def written(self) -> dict[str, Any]:
         """The file whole, with the JSON that belongs to it, as records keep it."""
-        beside = self.deepspeed_json or self.ddp_json
-        return {"file": shown_path(self.path), "yaml": _shown(self.content), "json": beside}
+        json_content = self.deepspeed_json or self.ddp_json
+        return {"file": shown_path(self.path), "yaml": _shown(self.content), "json": json_content}
 
     @property
     def mesh(self) -> list[int] | None:
@@ -143,79 +143,79 @@ def read_strategy(path: Path, folder: Path = Path()) -> Strategy:
     Raises Refusal naming the file, the key and the remedy.
     """
     content = read_yaml(path, CONFIGS)
-    written = {key: value for key, value in content.items() if key not in _SECTIONS or value not in _EMPTY}
-    named = _json_named(written)
-    wrong = strict.refusals("accelerate", written, written_files.of_accelerate(str(path), written))
-    wrong = wrong or _wrong_sections(written)
+    content_read = {key: value for key, value in content.items() if key not in _SECTIONS or value not in _EMPTY}
+    json_name = _json_named(content_read)
+    wrong = strict.refusals("accelerate", content_read, written_files.of_accelerate(str(path), content_read))
+    wrong = wrong or _wrong_sections(content_read)
     if wrong:
-        raise Refusal("; ".join([f"{path}: {wrong[0]}", *wrong[1:], *_wrong_in_json(named, folder)]))
-    deepspeed, fsdp = written.get("deepspeed_config", {}), written.get("fsdp_config", {})
-    beside = _read_json(path, folder / named) if named is not None else None
-    ddp_json = _read_ddp_json(path) if written["distributed_type"] == "MULTI_GPU" else None
-    devices = {what: deepspeed.get(f"offload_{what}_device", "none") for what in ("optimizer", "param")}
+        raise Refusal("; ".join([f"{path}: {wrong[0]}", *wrong[1:], *_wrong_in_json(json_name, folder)]))
+    deepspeed, fsdp = content_read.get("deepspeed_config", {}), content_read.get("fsdp_config", {})
+    json_content = _read_json(path, folder / json_name) if json_name is not None else None
+    ddp_json = _read_ddp_json(path) if content_read["distributed_type"] == "MULTI_GPU" else None
+    devices = {target: deepspeed.get(f"offload_{target}_device", "none") for target in ("optimizer", "param")}
     stage = deepspeed.get("zero_stage")
-    if beside is not None:
-        zero = beside["zero_optimization"]
+    if json_content is not None:
+        zero = json_content["zero_optimization"]
         stage, devices = (
             zero["stage"],
-            {what: zero.get(f"offload_{what}", {}).get("device", "none") for what in devices},
+            {target: zero.get(f"offload_{target}", {}).get("device", "none") for target in devices},
         )
     elif fsdp.get("fsdp_offload_params"):  # of both
         devices = dict.fromkeys(devices, "cpu")
-    in_charge = deepspeed if beside is None else beside
+    in_charge = deepspeed if json_content is None else json_content
     clipping, accumulation = (
         None if (value := in_charge.get(key, "auto")) == "auto" else value
         for key in ("gradient_clipping", "gradient_accumulation_steps")
     )
     name = check_name(path.stem, f"{path}: the strategy's name")
     return Strategy(
-        name=shipped.name_of(name, {"yaml": content, "json": beside or ddp_json}),
+        name=shipped.name_of(name, {"yaml": content, "json": json_content or ddp_json}),
         path=path,
-        distributed_type=written["distributed_type"],
-        num_processes=written["num_processes"],
-        num_machines=written.get("num_machines", 1),
+        distributed_type=content_read["distributed_type"],
+        num_processes=content_read["num_processes"],
+        num_machines=content_read.get("num_machines", 1),
         zero_stage=stage,
         offload_optimizer_device=devices["optimizer"],
         offload_param_device=devices["param"],
         zero3_init=deepspeed.get("zero3_init_flag", False),
-        deepspeed_json=beside,
+        deepspeed_json=json_content,
         ddp_json=ddp_json,
         gradient_clipping=clipping,
         gradient_accumulation_steps=accumulation,
         content=content,
-        mixed_precision=_precision_asked(written, beside),
+        mixed_precision=_precision_asked(content_read, json_content),
     )
 
 
-def _precision_asked(written: dict[str, Any], beside: dict[str, Any] | None) -> str | None:
+def _precision_asked(content: dict[str, Any], json_content: dict[str, Any] | None) -> str | None:
     """The 16 bits that the files ask for; None: they leave them to the run."""
-    if beside is not None:
-        return written_files.DeepSpeedFile(beside).precision or None
-    precision: str | None = written.get("mixed_precision")
+    if json_content is not None:
+        return written_files.DeepSpeedFile(json_content).precision or None
+    precision: str | None = content.get("mixed_precision")
     return None if precision == "no" else precision
 
 
-def _json_named(written: dict[str, Any]) -> str | None:
-    section = written.get("deepspeed_config")
-    named = section.get("deepspeed_config_file") if isinstance(section, dict) else None
-    return named if isinstance(named, str) else None
+def _json_named(content: dict[str, Any]) -> str | None:
+    section = content.get("deepspeed_config")
+    json_name = section.get("deepspeed_config_file") if isinstance(section, dict) else None
+    return json_name if isinstance(json_name, str) else None
 
 
-def _wrong_sections(written: dict[str, Any]) -> list[str]:
+def _wrong_sections(content: dict[str, Any]) -> list[str]:
     """Say where a section is there without its distributed_type, or without what it needs."""
-    kind, fsdp = written["distributed_type"], written.get("fsdp_config")
-    deepspeed = written.get("deepspeed_config")
+    kind, fsdp = content["distributed_type"], content.get("fsdp_config")
+    deepspeed = content.get("deepspeed_config")
     if (kind == "DEEPSPEED") != (deepspeed is not None):
         return ["distributed_type: DEEPSPEED and a deepspeed_config section belong together"]
     if deepspeed is not None and deepspeed.get("deepspeed_config_file") is None and deepspeed.get("zero_stage") is None:
         return ["deepspeed_config.zero_stage is missing, and accelerate would take 2; write 0, 1, 2 or 3"]
-    machines = written.get("num_machines", 1)
+    machines = content.get("num_machines", 1)
     if deepspeed is not None and machines > 1 and deepspeed.get("deepspeed_multinode_launcher") is None:
-        why = known_keys.read()["study"]["accelerate"]["why"]["deepspeed_config.deepspeed_multinode_launcher"]
-        return [f"num_machines: {machines} without a launcher {why}"]  # accelerate's default is pdsh
+        reason = known_keys.read()["study"]["accelerate"]["why"]["deepspeed_config.deepspeed_multinode_launcher"]
+        return [f"num_machines: {machines} without a launcher {reason}"]  # accelerate's default is pdsh
     if (kind == "FSDP") != (fsdp is not None):
         return ["distributed_type: FSDP and an fsdp_config section belong together"]
-    if "parallelism_config" not in written:
+    if "parallelism_config" not in content:
         return []
     if fsdp is None:
         return ["parallelism_config shards by FSDP, the file's distributed_type is another; remove it"]
@@ -233,12 +233,12 @@ def _read_json(yaml_path: Path, path: Path) -> dict[str, Any]:
     return content
 
 
-def _wrong_in_json(named: str | None, folder: Path) -> list[str]:
+def _wrong_in_json(json_name: str | None, folder: Path) -> list[str]:
     """What is wrong with the JSON that a refused file names, so that all errors are seen at once."""
-    if named is None or not (folder / named).is_file():
+    if json_name is None or not (folder / json_name).is_file():
         return []
     try:
-        _read_json(Path(), folder / named)
+        _read_json(Path(), folder / json_name)
     except Refusal as refusal:
         return [str(refusal)]
     return []
@@ -252,8 +252,11 @@ def _read_ddp_json(file: Path) -> dict[str, Any] | None:
     content = with_keys(path, load(path, "JSON"))
     wrong = [key for key, value in content.items() if json.dumps(value) not in map(json.dumps, OF_DDP.get(key, ()))]
     if wrong or not content:
-        known = "; ".join(f"{key}: {', '.join(json.dumps(each) for each in values)}" for key, values in OF_DDP.items())
-        raise Refusal(f"{path}: holds {', '.join(map(repr, wrong)) or 'no key'}; write {known}")
+        allowed = "; ".join(
+            f"{key}: {', '.join(json.dumps(allowed_value) for allowed_value in values)}"
+            for key, values in OF_DDP.items()
+        )
+        raise Refusal(f"{path}: holds {', '.join(map(repr, wrong)) or 'no key'}; write {allowed}")
     return content
 
 
