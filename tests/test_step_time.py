@@ -194,7 +194,7 @@ def test_a_grid_gives_what_its_configurations_give(name, other):
 
 @pytest.mark.parametrize("name", ENGINES)
 def test_what_is_sent_takes_its_time(name):
-    """The seconds are of the collectives that communication.py lists, an all-reduce passing its bytes twice."""
+    """The seconds are of the collectives that theory/communication/ lists, an all-reduce passing its bytes twice."""
     engine = ENGINES[name]
     time = seconds(engine, Job(4, 1024, 4))
     listed = communication.collectives(engine, GPT2_XL, Job(4, 1024, 4))

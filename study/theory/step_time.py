@@ -380,7 +380,7 @@ def _num_gathers(shape: ModelShape, engine: Engine, job: Job) -> float:
 
 
 def _communication(shape: ModelShape, engine: Engine, job: Job, box: Box, speed: _Speed) -> _Moved:
-    """Take the collectives of communication.py and place them: beside which pass, or with nothing beside them."""
+    """Take the collectives of theory/communication/ and place them: beside which pass, or with nothing beside them."""
     world_size = engine.world_size
     if world_size == 1:
         return _Moved()

@@ -1,0 +1,73 @@
+"""Comments and docstrings name only files that exist, in this project or in a library that it installs."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import io
+import re
+import subprocess
+import tokenize
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+LIBRARIES = ("accelerate", "deepspeed", "torch", "transformers")
+# Files of programs that are not installed here.
+ELSEWHERE = {"litgpt/config.py", "setup.py"}
+
+NAMED_FILE = re.compile(r"(?<![\w/.*{<-])(?:[\w.-]+/)*[\w-]+\.(?:py|md|ipynb|yaml)\b(?![\w*(])")
+
+
+def tracked_files() -> list[str]:
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
+    if listed.returncode:
+        pytest.skip("not a clone: there is no list of the project's files")
+    return listed.stdout.split()
+
+
+@cache
+def library_files() -> list[str]:
+    folders = [
+        Path(spec.origin).parent for name in LIBRARIES if (spec := importlib.util.find_spec(name)) and spec.origin
+    ]
+    return [str(path) for folder in folders for path in folder.rglob("*.py")]
+
+
+def comments(source: str) -> Iterator[tuple[int, str]]:
+    """Yield the line and the text of each comment and docstring."""
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.start[0], token.string
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            yield getattr(node, "lineno", 1), ast.get_docstring(node) or ""
+
+
+def missing(source: str, files: list[str]) -> list[tuple[int, str]]:
+    """List the lines that name a file that is neither among `files` nor a library's."""
+    mentions = [(line, match[0]) for line, text in comments(source) for match in NAMED_FILE.finditer(text)]
+    return [
+        (line, name)
+        for line, name in mentions
+        if name not in ELSEWHERE
+        and not any(path == name or path.endswith(f"/{name}") for path in files)
+        and not any(path.endswith(f"/{name}") for path in library_files())
+    ]
+
+
+def test_comments_name_files_that_exist():
+    files = tracked_files()
+    assert {
+        path: found
+        for path in files
+        if path.endswith(".py") and (ROOT / path).exists() and (found := missing((ROOT / path).read_text(), files))
+    } == {}
+
+
+def test_a_file_that_is_gone_is_found():
+    source = '"""See study/train.py."""\n# study/gone.py did it; zero/stage3.py is DeepSpeed\'s\n'
+    assert missing(source, ["study/train.py"]) == [(2, "study/gone.py")]
