@@ -19,20 +19,20 @@ from study.theory.shapes.config_json import DEFAULTS_FILE, MODEL_TYPES
 
 
 def main() -> None:
-    content = ",\n".join(f" {json.dumps(name)}: {json.dumps(found)}" for name, found in classes().items())
+    content = ",\n".join(f" {json.dumps(name)}: {json.dumps(defaults)}" for name, defaults in classes().items())
     files.write_whole(DEFAULTS_FILE, f"{{\n{content}\n}}\n".encode())
     print(DEFAULTS_FILE)
 
 
 def classes() -> dict[str, dict[str, Any]]:
     """Read the installed classes of all model types that are counted."""
-    found = {}
+    by_class = {}
     for name, model_type in MODEL_TYPES.items():
         own_names, fields = CONFIG_MAPPING[name].attribute_map, dataclasses.fields(CONFIG_MAPPING[name])
         by_name = {own_names.get(field.name, field.name): field.default for field in fields}
         defaults = {key: by_name[key] for key in model_type.keys.values() if key in by_name}
-        found[name] = {"defaults": defaults, "own_names": own_names}
-    return found
+        by_class[name] = {"defaults": defaults, "own_names": own_names}
+    return by_class
 
 
 if __name__ == "__main__":

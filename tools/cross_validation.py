@@ -185,8 +185,8 @@ def _nearest(timed: Timed, constants: Mapping[str, Constants]) -> Constants:
 def regressors(timed: Timed) -> list[float]:
     """What the line through one GPU's rows knows of a case; it predicts the logarithm of a token's seconds."""
     job = timed.job
-    each = flops.hardware_flops_per_sequence(timed.shape, job.sequence_length, job.recomputed)
-    values = (each / job.sequence_length, job.sequence_length, timed.box.num_gpus, job.tokens)
+    flops_per_sequence = flops.hardware_flops_per_sequence(timed.shape, job.sequence_length, job.recomputed)
+    values = (flops_per_sequence / job.sequence_length, job.sequence_length, timed.box.num_gpus, job.tokens)
     return [1.0, *map(math.log, values)]
 
 
@@ -238,14 +238,14 @@ def judge(times: list[Timed]) -> list[Judged]:
     for split, group in GROUP_OF.items():
         groups = [group(timed) for timed in times]
         for name in dict.fromkeys(groups):
-            kept = [timed for timed, own in zip(times, groups, strict=True) if own != name]
+            training = [timed for timed, own in zip(times, groups, strict=True) if own != name]
             members = [index for index, own in enumerate(groups) if own == name]
             generation = times[members[0]].generation
             if name == FOUNDRY or (
-                split == "card" and not any(one.fitted and one.generation == generation for one in kept)
+                split == "card" and not any(row.fitted and row.generation == generation for row in training)
             ):
                 continue
-            fitted = fit(kept)
+            fitted = fit(training)
             for index in members:
                 left_out[index][split] = _errors(fitted, times[index])
     return [Judged(timed, _errors(everything, timed), errors) for timed, errors in zip(times, left_out, strict=True)]
@@ -289,15 +289,15 @@ def tables(judged: list[Judged]) -> list[dict[str, Any]]:
             for grouping, group in GROUPINGS.items():
                 if predictor != "planner" and grouping not in ("grade", "engine"):  # what pages compare
                     continue
-                found: dict[Any, list[tuple[str, float]]] = {}
-                for one in judged:
-                    errors = one.in_sample if split == "nothing" else one.left_out.get(split, {})
+                groups: dict[Any, list[tuple[str, float]]] = {}
+                for judgment in judged:
+                    errors = judgment.in_sample if split == "nothing" else judgment.left_out.get(split, {})
                     if predictor == COMPARED:  # on the line's own cases, to be compared with it
                         errors = {COMPARED: errors["planner"]} if errors.get("line per GPU") is not None else {}
                     if (error := errors.get(predictor)) is not None:
-                        for name in group(one.timed):
-                            found.setdefault(name, []).append((one.timed.name, error))
-                for name, of_group in sorted(found.items()):
+                        for name in group(judgment.timed):
+                            groups.setdefault(name, []).append((judgment.timed.name, error))
+                for name, of_group in sorted(groups.items()):
                     head = {"left_out": split, "predictor": predictor, "by": grouping, "group": str(name)}
                     rows.append(head | summarize(of_group))
     return rows
@@ -316,13 +316,13 @@ LEFT_OUT: dict[Distance, tuple[str, ...]] = {
 
 def intervals(judged: list[Judged]) -> list[dict[str, Any]]:
     """Find the factor either way that nine of ten predictions lay within, for each kind of case that one may ask."""
-    found = []
+    results = []
     for engine in get_args(EngineKind):
         least = 1.0
         for distance in get_args(Distance):  # the farther case never has the narrower interval
-            found.append(_interval(judged, engine, distance, least))
-            least = found[-1]["spread"]
-    return found
+            results.append(_interval(judged, engine, distance, least))
+            least = results[-1]["spread"]
+    return results
 
 
 def _interval(judged: list[Judged], engine: EngineKind, distance: Distance, least: float) -> dict[str, Any]:
@@ -336,20 +336,21 @@ def _interval(judged: list[Judged], engine: EngineKind, distance: Distance, leas
     if len({timed.name for timed, _, _ in predictions}) < FEWEST:
         splits = SPLITS
         predictions = _predictions(judged, engine, splits, known=False)
-    held = tried = 0
+    num_inside = tried = 0
     for timed, split, error in predictions:
         group = GROUP_OF[split]
-        if others := [one for one in predictions if group(one[0]) != group(timed)]:
-            tried, held = tried + 1, held + (_factor(error) <= _bound(others))
+        if other_groups := [prediction for prediction in predictions if group(prediction[0]) != group(timed)]:
+            tried, num_inside = tried + 1, num_inside + (_factor(error) <= _bound(other_groups))
     spread = max(least, _bound(predictions))
     # Those of grades A and B that no factor was made from, too: the model does not describe them.
-    known = distance != "new generation"
-    others = [] if engine == "offload" else _predictions(judged, engine, splits, known, described=False)
+    is_known = distance != "new generation"
+    other_groups = [] if engine == "offload" else _predictions(judged, engine, splits, is_known, described=False)
+    num_inside_all = num_inside + sum(_factor(error) <= spread for _, _, error in other_groups)
     return {
         "engine": engine, "distance": distance, "left_out": list(splits), "spread": spread,
         "cases": len({timed.name for timed, _, _ in predictions}), "predictions": len(predictions),
-        "inside": sum(_factor(error) <= spread for _, _, error in predictions), "tried": tried, "held": held,
-        "tried_all": tried + len(others), "held_all": held + sum(_factor(error) <= spread for _, _, error in others),
+        "inside": sum(_factor(error) <= spread for _, _, error in predictions), "tried": tried, "held": num_inside,
+        "tried_all": tried + len(other_groups), "held_all": num_inside_all,
         **summarize((timed.name, error) for timed, _, error in predictions),
     }  # fmt: skip
 
@@ -360,14 +361,14 @@ def _predictions(
     """List the planner's errors by what was left out; `known`: only of generations that constants are fitted to;
     `described`: only of times that the model describes, or only of the others."""
     return [
-        (one.timed, split, error)
-        for one in judged
+        (judgment.timed, split, error)
+        for judgment in judged
         for split in splits
-        if (error := one.left_out.get(split, {}).get("planner")) is not None
-        and engine_of(one.timed.shape, one.timed.engine) == engine
+        if (error := judgment.left_out.get(split, {}).get("planner")) is not None
+        and engine_of(judgment.timed.shape, judgment.timed.engine) == engine
         # Of offload little else is known.
-        and (engine == "offload" or (one.timed.grade != "C" and described != bool(one.timed.outside)))
-        and (not known or one.timed.generation in GENERATIONS)
+        and (engine == "offload" or (judgment.timed.grade != "C" and described != bool(judgment.timed.outside)))
+        and (not known or judgment.timed.generation in GENERATIONS)
     ]
 
 

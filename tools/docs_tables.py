@@ -123,8 +123,8 @@ def other_ranks() -> str:
     """How near runs are that went on with other ranks or under another strategy, and what was refused."""
     rows = []
     for case in benchmark("other_ranks")["cases"]:
-        found = ["refused", ""] if case["refused"] else [f"{case[name]:.1e}" for name in ("loss", "grad_norm")]
-        rows.append([*(f"`{name}` on {ranks}" for name, ranks in (case["from"], case["to"])), *found])
+        cells = ["refused", ""] if case["refused"] else [f"{case[name]:.1e}" for name in ("loss", "grad_norm")]
+        rows.append([*(f"`{name}` on {ranks}" for name, ranks in (case["from"], case["to"])), *cells])
     return tabulate(["from", "to", "loss", "gradient norm"], rows)
 
 
@@ -133,16 +133,16 @@ def saving() -> str:
     names = "checkpoint_bytes", "save_seconds", "load_seconds_on_2", "load_seconds_on_1", "export_seconds"
     rows = []
     for strategy, tries in benchmark("saving")["strategies"].items():
-        held, *seconds = ([each[name] for each in tries] for name in names)
-        took = ["refused" if None in each else f"{statistics.median(each):.1f}" for each in seconds]
-        rows.append([f"`{strategy}`", f"{held[0] / 1e9:.2f}", *took])
+        num_bytes, *seconds = ([attempt[name] for attempt in tries] for name in names)
+        durations = ["refused" if None in attempt else f"{statistics.median(attempt):.1f}" for attempt in seconds]
+        rows.append([f"`{strategy}`", f"{num_bytes[0] / 1e9:.2f}", *durations])
     return tabulate(["strategy", "GB", "s to save", "to go on, on two", "on one process", "to export"], rows)
 
 
 def throughput() -> str:
     """Our samples per second over those of others at the same work."""
-    rows = [[f"`{name}`", other, pairs.show(result["wall_ratio"]), pairs.show(result["step_ratio"])]
-            for other, file in (("Trainer", "throughput"), ("DeepSpeed alone", "throughput_deepspeed"))
+    rows = [[f"`{name}`", baseline, pairs.show(result["wall_ratio"]), pairs.show(result["step_ratio"])]
+            for baseline, file in (("Trainer", "throughput"), ("DeepSpeed alone", "throughput_deepspeed"))
             for name, result in benchmark(file)["strategies"].items()]  # fmt: skip
     return tabulate(["strategy", "over", "by wall clock", "by the median step"], rows)
 
@@ -156,10 +156,10 @@ def faults() -> str:
             rows.append([*names, f"not injected: {fault['not_injected']}", "", "", ""])
             continue
         record = f"`{fault['record']['status']}`" if fault["record"] else "none"
-        left = ", ".join(f"`{name}`" for name in fault["left"] if name not in LEFT_BY_EVERY_RUN) or "nothing else"
+        leftovers = ", ".join(f"`{name}`" for name in fault["left"] if name not in LEFT_BY_EVERY_RUN) or "nothing else"
         message = (fault["message"] or "").replace("|", " ")
         outcome = f"`{fault['status']}`: {message}" if fault["status"] else message
-        rows.append([*names, outcome, f"{fault['seconds']:.1f}", record, left])
+        rows.append([*names, outcome, f"{fault['seconds']:.1f}", record, leftovers])
     return tabulate(["fault", "strategy", "outcome", "s", "record", "left"], rows)
 
 
@@ -188,10 +188,10 @@ def proof_in_short(row: dict[str, Any]) -> str:
     if built is None:
         return f"**no proof**: status {row['status']}"
     name = f"stage {built['zero_stage']}" if built["engine"] == "DeepSpeed" else built["engine"]
-    said = f"**{name}, not as asked**" if row["not_as_asked"] else name
-    said = f"**WRONG**, {said}" if row.get("findings") else said
-    held = f"; {sum(step['bytes_per_parameter'].values()):.3f}" if step else "; no step counted"
-    return f"{said}{held}" + ("" if row["status"] == 0 else f"; **status {row['status']}** later")
+    verdict = f"**{name}, not as asked**" if row["not_as_asked"] else name
+    verdict = f"**WRONG**, {verdict}" if row.get("findings") else verdict
+    bytes_text = f"; {sum(step['bytes_per_parameter'].values()):.3f}" if step else "; no step counted"
+    return f"{verdict}{bytes_text}" + ("" if row["status"] == 0 else f"; **status {row['status']}** later")
 
 
 LEFT_BY_EVERY_RUN = {
@@ -202,8 +202,8 @@ LEFT_BY_EVERY_RUN = {
 def planner_accuracy() -> str:
     """How far the planner's models are from the committed runs, and where a peak's count may be much too large."""
     sent = [cell for run in runs() if run.world_size > 1 and (cell := expected.messages(run))]
-    apart = [error for error in against_theory().states if abs(error.error) > EXACT]
-    states = [f"{len(runs()) - len(apart)} within 0.001 %", *(f"{percent(e.error, 2)} `{e.run}`" for e in apart)]
+    inexact = [error for error in against_theory().states if abs(error.error) > EXACT]
+    states = [f"{len(runs()) - len(inexact)} within 0.001 %", *(f"{percent(e.error, 2)} `{e.run}`" for e in inexact)]
     peaks = against_theory().peaks
     exact = [error for error in peaks if error.overcount <= NEARLY_EXACT]
     beyond = [error.beyond for error in peaks]
@@ -230,7 +230,10 @@ def planner_memory() -> str:
     groups: dict[str, list[dict[str, Any]]] = {}
     for row in published_rows.memory():
         groups.setdefault(row["group"], []).append(row)
-    rows = [[name, str(each[0]["count"]), *map(off, each), *[""] * (3 - len(each))] for name, each in groups.items()]
+    rows = [
+        [name, str(rows_of[0]["count"]), *map(off, rows_of), *[""] * (3 - len(rows_of))]
+        for name, rows_of in groups.items()
+    ]
     return tabulate(["of", "amounts", *published_rows.ESTIMATORS], rows)
 
 
@@ -240,11 +243,11 @@ def planner_fits() -> str:
                for row in measured_by_others.throughput_rows()]  # fmt: skip
     verdicts = published_rows.fits_verdicts()
     rows = [["LLM Foundry, trained", str(len(foundry)), str(sum(foundry)), str(foundry.count(False)), ""]]
-    for what, trained in (("others, trained", True), ("others, out of memory", False)):
-        mine = [one for one in verdicts if one.trained == trained]
-        wrong = [f"{one.case.family}: {one.case.name}" for one in mine if one.predicted != trained]
-        yes = sum(one.predicted for one in mine)
-        rows.append([what, str(len(mine)), str(yes), str(len(mine) - yes), "; ".join(wrong)])
+    for label, trained in (("others, trained", True), ("others, out of memory", False)):
+        mine = [verdict for verdict in verdicts if verdict.trained == trained]
+        wrong = [f"{verdict.case.family}: {verdict.case.name}" for verdict in mine if verdict.predicted != trained]
+        yes = sum(verdict.predicted for verdict in mine)
+        rows.append([label, str(len(mine)), str(yes), str(len(mine) - yes), "; ".join(wrong)])
     return tabulate(["configurations", "of them", "said to fit", "said not to", "said wrongly"], rows)
 
 
@@ -252,12 +255,14 @@ def published_program() -> str:
     """What is learned: as published, mended, and with each defect that alone changes it."""
     results = defects.read(ROOT / "reports" / "cpu" / "published" / "protocol.json")
     programs = {"as published": defects.AS_PUBLISHED, "all defects mended": defects.MENDED}
-    programs |= {f"all mended but `{name}`": one for name, one in defects.LEFT_ALONE.items()}
+    programs |= {f"all mended but `{name}`": effect_found for name, effect_found in defects.LEFT_ALONE.items()}
     rows = []
     for name, comparison in programs.items():
-        found = [defects.effect(results, comparison, metric) for metric in defects.LOSSES]
-        if name in list(programs)[:2] or {one.word for one in found if one} != {"no difference"}:
-            rows.append([name, *map(in_words, found)])
+        effects = [defects.effect(results, comparison, metric) for metric in defects.LOSSES]
+        if name in list(programs)[:2] or {effect_found.word for effect_found in effects if effect_found} != {
+            "no difference"
+        }:
+            rows.append([name, *map(in_words, effects)])
     settings, machine = results["settings"], results["machine"]
     tokens = f"{settings['num_train_examples']} reviews of {settings['sequence_length']} tokens"
     epochs = f"{settings['epochs']} epoch{'s' * (settings['epochs'] > 1)}"
@@ -275,8 +280,8 @@ def in_words(effect: defects.Effect | None) -> str:
 
 def relative(value: float) -> str:
     """In per cent, unless it is so small that its power of ten reads better."""
-    shown = f"{three_digits(100 * value)} %" if abs(value) >= 1e-3 or value == 0 else three_digits(value)
-    return f"+{shown}" if value > 0 else shown
+    digits = f"{three_digits(100 * value)} %" if abs(value) >= 1e-3 or value == 0 else three_digits(value)
+    return f"+{digits}" if value > 0 else digits
 
 
 # ---------------------------------------------------------------- the places
@@ -284,8 +289,11 @@ def relative(value: float) -> str:
 
 def models() -> str:
     """Which classes of transformers the planner counts, and which model types it refuses by name."""
-    counted = [[f"`{name}`", ", ".join(f"`{one}`" for one in known.classes)] for name, known in MODEL_TYPES.items()]
-    refused = [[f"`{name}`", f"refused: {why}"] for name, why in REFUSED.items()]
+    counted = [
+        [f"`{name}`", ", ".join(f"`{class_name}`" for class_name in model_type.classes)]
+        for name, model_type in MODEL_TYPES.items()
+    ]
+    refused = [[f"`{name}`", f"refused: {reason}"] for name, reason in REFUSED.items()]
     return tabulate(["`model_type`", "`architectures`"], counted + refused)
 
 
@@ -296,13 +304,13 @@ def rooms() -> str:
     return tabulate(head, [[*row[:2], ", ".join(sorted(MAY_IMPORT[row[0].strip("`")].split()))] for row in rows])
 
 
-def decided(what: str) -> str:
+def decided(kind: str) -> str:
     """One row for each verdict and its reason, with all that have it."""
     groups: dict[allowed.Allowed, list[str]] = {}
-    for name, rule in allowed.rules(what).items():
-        groups.setdefault(rule, []).append(f"`{'--' * (what == 'flags')}{name}`")
+    for name, rule in allowed.rules(kind).items():
+        groups.setdefault(rule, []).append(f"`{'--' * (kind == 'flags')}{name}`")
     rows = [[("refused", "accepted")[rule.is_accepted], ", ".join(names), rule.why] for rule, names in groups.items()]
-    return tabulate(["verdict", what, "proven by, or what it does and what to do"], sorted(rows, key=lambda r: r[0]))
+    return tabulate(["verdict", kind, "proven by, or what it does and what to do"], sorted(rows, key=lambda r: r[0]))
 
 
 FRONTIER = CPU / "frontier"
@@ -313,17 +321,17 @@ def frozen(caps: tuple[float, ...] = (3, 6)) -> dict[tuple[float, str], str]:
     """What the protocol of `frontier` predicted, as corrected, by cap and strategy."""
     _, _, text = (ROOT / "study" / "studies" / "frontier.yaml").read_text(encoding="utf-8").partition("# Correction")
     sizes = re.findall(r"([a-z]\w+) (none|\d+m) (\d+m)", " ".join(re.split(r"\s+#?\s*", text)))
-    return {(cap, name): size for name, *both in sizes for cap, size in zip(caps, both, strict=True)}
+    return {(cap, name): size for name, *predicted in sizes for cap, size in zip(caps, predicted, strict=True)}
 
 
 def fits() -> str:
     """The largest model that each strategy trained under each cap, beside what was predicted before."""
-    said, trained = frozen(), {(row.cap_gib, row.strategy): row.trained for row in what_fits.largest([FRONTIER])}
+    predicted, trained = frozen(), {(row.cap_gib, row.strategy): row.trained for row in what_fits.largest([FRONTIER])}
     caps = sorted({cap for cap, _ in trained})
     names = list(dict.fromkeys(name for _, name in trained))
     head = ["strategy", *(text for cap in caps for text in (f"{cap:g} GiB: trained", "predicted"))]
-    rows = [[name, *(each for cap in caps for each in (trained[cap, name], said[cap, name]))] for name in names]
-    return tabulate(head, [[each or "none" for each in row] for row in rows])
+    rows = [[name, *(cell for cap in caps for cell in (trained[cap, name], predicted[cap, name]))] for name in names]
+    return tabulate(head, [[cell or "none" for cell in row] for row in rows])
 
 
 def speeds() -> str:
@@ -333,8 +341,8 @@ def speeds() -> str:
     columns = "seconds a step at DDP's batch, times DDP's", "sequences/s at its own, times DDP's"
     head = ["strategy", "largest batch", *columns]
     names = words.in_order({*largest, *timed})
-    found = {name: [largest.get(name), *(timed.get(name, [""] * 6)[at] for at in (2, 5))] for name in names}
-    return tabulate(head, [[name, *(each or "" for each in cells)] for name, cells in found.items()])
+    cells_of = {name: [largest.get(name), *(timed.get(name, [""] * 6)[at] for at in (2, 5))] for name in names}
+    return tabulate(head, [[name, *(cell or "" for cell in cells)] for name, cells in cells_of.items()])
 
 
 def learned(study: str) -> str:
@@ -353,8 +361,8 @@ def series() -> str:
         return f"{middle:.2f} ({low:.2f} to {high:.2f}; {len(ratios)})"
 
     rows = what_fits.speeds([CPU / "equal-memory-again"])
-    made = [[row.strategy, said(row.equal_ratios), str(row.batch or ""), said(row.own_ratios)] for row in rows]
-    return tabulate(["strategy", "a step, times DDP's", "its batch", "sequences/s, times DDP's"], made)
+    table_rows = [[row.strategy, said(row.equal_ratios), str(row.batch or ""), said(row.own_ratios)] for row in rows]
+    return tabulate(["strategy", "a step, times DDP's", "its batch", "sequences/s, times DDP's"], table_rows)
 
 
 def real_peaks() -> str:
@@ -362,15 +370,17 @@ def real_peaks() -> str:
     runs = plots.only(tables.runs(CPU / "peaks-real"), status="ok", size=["124m", "large", "base"], seed=0)
     runs["precision"] = runs["precision"].str.removesuffix("-autocast")  # all that DDP has in 16 bits
     runs["said"] = [f"{row.peak_gib:.2f} ({row.theory_peak_gib:.2f})" for row in runs.itertuples()]
-    made = []
+    blocks = []
     for sizes in ({"124m": "GPT-124M"}, {"large": "BERT-large", "base": "BERT-base"}):
-        these = runs[(runs["processes"] > 1) & runs["size"].isin(sizes)]
-        found = these.pivot(index="strategy", columns=["size", "precision", "processes"], values="said").fillna("")
-        columns = sorted(found.columns, key=lambda each: (list(sizes).index(each[0]), each[1] != "fp32", each[2]))
+        selected = runs[(runs["processes"] > 1) & runs["size"].isin(sizes)]
+        pivoted = selected.pivot(index="strategy", columns=["size", "precision", "processes"], values="said").fillna("")
+        columns = sorted(
+            pivoted.columns, key=lambda column: (list(sizes).index(column[0]), column[1] != "fp32", column[2])
+        )
         head = ["strategy", *(f"{sizes[size]}, {precision}, {processes}" for size, precision, processes in columns)]
-        names = words.in_order(found.index)
-        made.append(tabulate(head, [[name, *(found.loc[name, each] for each in columns)] for name in names]))
-    return "\n\n".join(made)
+        names = words.in_order(pivoted.index)
+        blocks.append(tabulate(head, [[name, *(pivoted.loc[name, column] for column in columns)] for name in names]))
+    return "\n\n".join(blocks)
 
 
 def crossings() -> str:
@@ -390,14 +400,14 @@ def supported() -> str:
     """What was found of each release of each package, the newest first: a row for neighbours that are alike."""
     rows = []
     for package in PACKAGES:
-        asked = {cell.name for cell in of_release([package])}
-        told: list[tuple[str, str, str]] = []
+        cell_names = {cell.name for cell in of_release([package])}
+        findings: list[tuple[str, str, str]] = []
         for version, matrix in committed.read(package).items():
-            verdicts = Counter(matrix["cells"][name]["verdict"] for name in asked)
+            verdicts = Counter(matrix["cells"][name]["verdict"] for name in cell_names)
             bad = ", ".join(f"{verdicts[verdict]} {verdict}" for verdict in FAULTS if verdicts[verdict])
             is_new = known_bad.release(version) >= known_bad.release(lower_bound(package))
-            told.append((f"{bad or 'none'} of {len(asked)}", "yes" if is_new else "no", version))
-        alike = [(said, [version for *_, version in each]) for said, each in groupby(told, key=lambda one: one[:2])]
+            findings.append((f"{bad or 'none'} of {len(cell_names)}", "yes" if is_new else "no", version))
+        alike = [(said, [version for *_, version in each]) for said, each in groupby(findings, key=lambda one: one[:2])]
         rows += [[f"`{package}`", between_ends(versions), *said] for said, versions in reversed(alike)]
     return tabulate(["package", "releases examined", "cells not the same", "supported"], rows)
 
@@ -409,19 +419,19 @@ def between_ends(versions: list[str]) -> str:
 
 def exact() -> str:
     """How many trainings in exact arithmetic have the reference's bits, which were refused, and the planted faults."""
-    found = json.loads((ROOT / "reports" / "exact.json").read_text())
-    trained = [cell for cell in found["cells"] if not cell["outcome"].startswith("refused")]
-    same = [cell for cell in trained if cell["outcome"] == "same bits"]
-    faults = {fault["fault"] for fault in found["faults"]}
-    engines = words.in_order(fault["strategy"] for fault in found["faults"])
-    seen = sum(fault["seen"] for fault in found["faults"])
+    report = json.loads((ROOT / "reports" / "exact.json").read_text())
+    trained = [cell for cell in report["cells"] if not cell["outcome"].startswith("refused")]
+    matching = [cell for cell in trained if cell["outcome"] == "same bits"]
+    faults = {fault["fault"] for fault in report["faults"]}
+    engines = words.in_order(fault["strategy"] for fault in report["faults"])
+    num_seen = sum(fault["seen"] for fault in report["faults"])
     rows = [
-        ["trainings that end with the bits of the reference", f"{len(same)} of {len(trained)}"],
+        ["trainings that end with the bits of the reference", f"{len(matching)} of {len(trained)}"],
         ["strategies among them", ", ".join(words.in_order({cell["strategy"] for cell in trained}))],
-        ["strategies that a CPU does not train", ", ".join(_never_trained(found["cells"]))],
+        ["strategies that a CPU does not train", ", ".join(_never_trained(report["cells"]))],
         [
             f"planted faults that are seen: {len(faults)}, each under {', '.join(engines)}",
-            f"{seen} of {len(found['faults'])}",
+            f"{num_seen} of {len(report['faults'])}",
         ],
     ]
     return tabulate(["what", "result"], rows)
@@ -437,10 +447,10 @@ def roundings() -> str:
     files = [file for file in records.find([CPU / "bits"]) if file.record.status == "ok" and file.record.digests]
     rows, alone = [], bits.alone(files)
     met = {name for file in files for name in bits.roundings(file.record)}
-    for name in (each for each in bits.ROUNDINGS if each in met):
-        pin, seen = f"`{bits.PIN_OF[name]}`" if name in bits.PIN_OF else "nothing", alone.get(name)
-        pairs = "never alone" if seen is None else f"{seen.num_pairs - seen.num_same} of {seen.num_pairs}"
-        largest = "" if seen is None or seen.largest is None else words.powers(seen.largest)
+    for name in (cause for cause in bits.ROUNDINGS if cause in met):
+        pin, effect = f"`{bits.PIN_OF[name]}`" if name in bits.PIN_OF else "nothing", alone.get(name)
+        pairs = "never alone" if effect is None else f"{effect.num_pairs - effect.num_same} of {effect.num_pairs}"
+        largest = "" if effect is None or effect.largest is None else words.powers(effect.largest)
         rows.append([f"**{name}**", bits.ROUNDINGS[name], pin, pairs, largest])
     head = ["cause", "explanation", "removed by", "pairs of runs with only this cause that differ",
             "largest relative difference of their held-out losses"]  # fmt: skip
@@ -449,18 +459,18 @@ def roundings() -> str:
 
 def learned_bits() -> str:
     """By strategy: what the long trainings of the study `bits-learned` leave, compared with DDP's."""
-    shown: dict[str, dict[str, str]] = {}
-    for heading, both in bits.settings([CPU / "bits-learned"]).items():
+    cells_by_setting: dict[str, dict[str, str]] = {}
+    for heading, column_groups in bits.settings([CPU / "bits-learned"]).items():
         workload, precision, steps, seed = heading.split(", ")[:4]
-        for columns in both:
+        for columns in column_groups:
             for head, column in zip(bits.heads(columns), columns, strict=True):
                 pins = "fixed order" if "fixed order" in head else "unmodified"
-                shown[f"{workload.split('-')[0].upper()}, {steps}, {seed}, {precision}, {pins}"] = {
+                cells_by_setting[f"{workload.split('-')[0].upper()}, {steps}, {seed}, {precision}, {pins}"] = {
                     name: bits.shown(cells[0]) for name, cells in bits.grid([column]).items()
                 }
-    names = words.in_order({name for cells in shown.values() for name in cells})
-    rows = [[name, *(cells.get(name, "") for cells in shown.values())] for name in names]
-    return tabulate(["strategy", *shown], rows)
+    names = words.in_order({name for cells in cells_by_setting.values() for name in cells})
+    rows = [[name, *(cells.get(name, "") for cells in cells_by_setting.values())] for name in names]
+    return tabulate(["strategy", *cells_by_setting], rows)
 
 
 PLACES: dict[tuple[str, str], Callable[[], str]] = {
@@ -512,9 +522,12 @@ def main() -> None:
     """Write every place, and the page of theory's errors, anew."""
     THEORY.write_text(f"{whole_theory()}\n", encoding="utf-8")
     for (page, name), make in PLACES.items():
-        path, made = ROOT / page, make()
+        path, table = ROOT / page, make()
         text = path.read_text(encoding="utf-8")
-        path.write_text(pattern(name).sub(lambda m, made=made: f"{m[1]}{made}\n{m[3]}", text), encoding="utf-8")
+        path.write_text(
+            pattern(name).sub(lambda m, table=table: f"{m[1]}{table}\n{m[3]}", text),
+            encoding="utf-8",
+        )
 
 
 if __name__ == "__main__":

@@ -50,7 +50,7 @@ def _strategies() -> list[verdict.Arm]:
 
 
 def _furthest() -> str:
-    return words.percent(max(abs(each) for arm in _strategies() for each in arm.differences.values()))
+    return words.percent(max(abs(difference) for arm in _strategies() for difference in arm.differences.values()))
 
 
 @cache
@@ -73,7 +73,7 @@ def _ratios(column: str) -> pd.Series:
     """By strategy: the geometric mean over six series of runs of a step's time or a rate, relative to DDP's."""
     rows = what_fits.speeds([CPU / "equal-memory-again"])
     ratios = {row.strategy: getattr(row, column) for row in rows}
-    return pd.Series({name: what_fits.over_series(each)[0] for name, each in ratios.items() if len(each) > 1})
+    return pd.Series({name: what_fits.over_series(series)[0] for name, series in ratios.items() if len(series) > 1})
 
 
 def _of_series(said: str, what: str, strategy: str) -> Number:
@@ -120,17 +120,20 @@ def table() -> Iterable[list[str]]:
     for number in NUMBERS:
         folder = CPU / number.study
         if not folder.exists():
-            where = {
+            folders = {
                 "conformance": ["[conformance](conformance/README.md)", "", "each cell once"],
                 "published program": ["[published program](../docs/published-program.md)", "", "1, 5"],
             }
-            yield [number.said, number.what, *where[number.study]]
+            yield [number.said, number.what, *folders[number.study]]
             continue
-        named = re.findall(r"`(\w+)`", number.what)
-        read = [file.record for file in records.find([folder]) if not named or file.record.strategy in named]
-        alike = Counter(f"{run.strategy} {run.world_size} {dict(run.config, output_dir='')}" for run in read)
-        seeds = len({run.seed for run in read})
-        study, measured = f"[{number.study}](../study/studies/{number.study}.yaml)", max(run.started_at for run in read)
+        strategies = re.findall(r"`(\w+)`", number.what)
+        runs = [file.record for file in records.find([folder]) if not strategies or file.record.strategy in strategies]
+        alike = Counter(f"{run.strategy} {run.world_size} {dict(run.config, output_dir='')}" for run in runs)
+        seeds = len({run.seed for run in runs})
+        study, measured = (
+            f"[{number.study}](../study/studies/{number.study}.yaml)",
+            max(run.started_at for run in runs),
+        )
         yield [number.said, number.what, study, measured[:10], f"{seeds}, {max(alike.values())}"]
 
 

@@ -98,8 +98,8 @@ def of_deepspeed() -> dict[str, Any]:
 
 def _flag(action: argparse.Action) -> dict[str, Any]:
     kind = "flag" if action.nargs == 0 else getattr(action.type, "__name__", "str")
-    said = {"type": kind, "default": _default(action.default)}
-    return said | ({"choices": list(action.choices)} if action.choices else {})
+    description = {"type": kind, "default": _default(action.default)}
+    return description | ({"choices": list(action.choices)} if action.choices else {})
 
 
 def _fields(model: Any) -> dict[str, Any]:
@@ -120,7 +120,12 @@ def _type(kind: Any, metadata: Sequence[Any] = ()) -> Any:
     if issubclass(kind, enum.Enum):
         return [member.value for member in kind]
     signs = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
-    bounds = [f" {sign} {getattr(one, word)}" for one in metadata for word, sign in signs.items() if hasattr(one, word)]
+    bounds = [
+        f" {sign} {getattr(constraint, word)}"
+        for constraint in metadata
+        for word, sign in signs.items()
+        if hasattr(constraint, word)
+    ]
     bound = bounds[0] if bounds else ""
     word = {bool: "bool", int: f"count{bound}", float: f"number{bound}", str: "text", Path: "text"}.get(kind, "any")
     return f"<{word}>"

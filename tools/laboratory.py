@@ -98,8 +98,8 @@ class Lab:
             _ip("-n", namespace, "link", "add", "eth0", "type", "veth", "peer", "name", port, "netns", bridge)
             _ip("-n", namespace, "address", "add", f"{self._address(machine)}/24", "dev", "eth0")
             _ip("-n", bridge, "link", "set", port, "master", "bridge")
-            for where, interface in ((namespace, "lo"), (namespace, "eth0"), (bridge, port)):
-                _ip("-n", where, "link", "set", interface, "up")
+            for place, interface in ((namespace, "lo"), (namespace, "eth0"), (bridge, port)):
+                _ip("-n", place, "link", "set", interface, "up")
             if self.rate != UNLIMITED:  # what a machine sends, and what it receives from several at once
                 _limit(namespace, "eth0", self.rate)
                 _limit(bridge, port, self.rate)
@@ -114,13 +114,13 @@ class Lab:
             folder.mkdir(parents=True, exist_ok=True)
             steps.append(f"mount --bind {shlex.quote(str(disk))} {shlex.quote(str(folder))}")
         steps.append(f"export {LABORATORY}={self.rate}")
-        there = f"cd {shlex.quote(os.getcwd())}"  # once more, for it may lie under what was just mounted
-        script = " && ".join([*steps, there, f"exec {shlex.join(words)}"])
+        change_folder = f"cd {shlex.quote(os.getcwd())}"  # once more, for it may lie under what was just mounted
+        script = " && ".join([*steps, change_folder, f"exec {shlex.join(words)}"])
         return [shutil.which("ip") or "ip", "netns", "exec", self._namespace(machine), "sh", "-c", script]
 
-    def start(self, machine: int, words: Sequence[str], **how: Any) -> subprocess.Popen:
+    def start(self, machine: int, words: Sequence[str], **options: Any) -> subprocess.Popen:
         """Start these words on a machine; `how` as `subprocess.Popen` takes it."""
-        return subprocess.Popen(self.command(machine, words), **how)
+        return subprocess.Popen(self.command(machine, words), **options)
 
     def variables(self, machine: int) -> dict[str, str]:
         """What a command needs to know to be a part of a launch on all machines."""
@@ -186,10 +186,10 @@ def _ip(*words: str) -> str:
 
 def _run(words: list[str]) -> str:
     """What a command prints. Raises Refusal with its own words where it fails."""
-    done = subprocess.run(words, capture_output=True, text=True)
-    if done.returncode:
-        raise Refusal(f"{' '.join(words)}: {' '.join(done.stderr.split()) or f'exit status {done.returncode}'}")
-    return done.stdout
+    process = subprocess.run(words, capture_output=True, text=True)
+    if process.returncode:
+        raise Refusal(f"{' '.join(words)}: {' '.join(process.stderr.split()) or f'exit status {process.returncode}'}")
+    return process.stdout
 
 
 def run_everywhere(lab: Lab, line: str, say: Callable[[str], None]) -> list[int]:
@@ -203,8 +203,8 @@ def run_everywhere(lab: Lab, line: str, say: Callable[[str], None]) -> list[int]
         there = {**os.environ, **lab.variables(machine)}
         words = ["sh", "-c", line]
         with lab.start(machine, words, env=there, text=True, errors="replace", **pipes) as process:
-            for said in process.stdout or ():
-                say(f"machine {machine}: " + said.rstrip("\n").rpartition("\r")[2])
+            for line_read in process.stdout or ():
+                say(f"machine {machine}: " + line_read.rstrip("\n").rpartition("\r")[2])
         return process.returncode
 
     with ThreadPoolExecutor(lab.num_machines) as pool:

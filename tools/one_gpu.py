@@ -157,7 +157,7 @@ ITEMS: tuple[Item, ...] = (
 
 def show(items: Sequence[Item], place: Place) -> str:
     """Say what is on the list, what each item has left to do, and how long that is expected to take."""
-    here = this_machine.find()
+    machine = this_machine.find()
     states = [item.state(place) for item in items]
     rows = [
         [number, item.title, item.folder(place).name, *state[:3], f"{state.seconds / 60:.1f}"]
@@ -167,7 +167,7 @@ def show(items: Sequence[Item], place: Place) -> str:
     total = duration(sum(state.seconds for state in states))
     basis = "by earlier runs on a CPU"
     if not place.is_small:
-        gpu = here.gpu_name or f"{USUAL_GPU}, because no GPU is here"
+        gpu = machine.gpu_name or f"{USUAL_GPU}, because no GPU is here"
         basis = f"predicted for {gpu}: launches of {GPU_LAUNCH_SECONDS:.0f} s, steps by the planner or earlier runs"
     table = tabulate(rows, headers=head, tablefmt="simple", disable_numparse=True, colalign=["right", "left", "left"])
     return f"{table}\nabout {total} in all; minutes are {basis}"
@@ -245,8 +245,8 @@ def _take_home(items: Sequence[Item], place: Place) -> None:
 
 def _on_usual_gpu(run: Run) -> float:
     """The seconds of a run on the GPU that is here, or on the usual one."""
-    here = this_machine.find().gpu_name
-    return History(True, (here and hardware.find(here)) or hardware.find_gpu(USUAL_GPU)).estimate(run).seconds
+    gpu_name = this_machine.find().gpu_name
+    return History(True, (gpu_name and hardware.find(gpu_name)) or hardware.find_gpu(USUAL_GPU)).estimate(run).seconds
 
 
 # ---------------------------------------------------------------- rehearsed on a CPU

@@ -43,32 +43,32 @@ LOOK = "<style>.md-typeset table:not([class]) :is(th, td) {min-width: 0; padding
 
 def sources() -> dict[str, Path]:
     """Every file of the project that is a page, by its place in the site; notebooks become Markdown."""
-    found = {"index.md": ROOT / "README.md", "CHANGELOG.md": ROOT / "CHANGELOG.md"}
+    pages = {"index.md": ROOT / "README.md", "CHANGELOG.md": ROOT / "CHANGELOG.md"}
     for folder in ("docs", "reports"):
         for path in sorted((ROOT / folder).rglob("*")):
             if path.suffix in (".md", ".ipynb") and "records" not in path.parts:
-                found[str(path.relative_to(ROOT).with_suffix(".md"))] = path
-    return found
+                pages[str(path.relative_to(ROOT).with_suffix(".md"))] = path
+    return pages
 
 
 def linked(text: str, source: Path, place: str, places: dict[Path, str]) -> str:
     """A page's text with links to pages and files of the site, or to where the project is published; else without."""
     published = colab.repository()
 
-    def link(found: re.Match[str]) -> str:
-        if not found["to"]:
-            return found[0]
-        target = Path(os.path.normpath(source.parent / found["to"]))
-        comes_along = target.is_file() and target.suffix != ".md" and target.stat().st_size < LARGEST
-        if target in places or comes_along:
+    def link(match: re.Match[str]) -> str:
+        if not match["to"]:
+            return match[0]
+        target = Path(os.path.normpath(source.parent / match["to"]))
+        is_copied = target.is_file() and target.suffix != ".md" and target.stat().st_size < LARGEST
+        if target in places or is_copied:
             to = places.get(target, str(target.relative_to(ROOT)))
             if target not in places:
                 (PAGES / to).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy(target, PAGES / to)
-            return f"[{found['text']}]({os.path.relpath(to, Path(place).parent)}{found['anchor'] or ''})"
+            return f"[{match['text']}]({os.path.relpath(to, Path(place).parent)}{match['anchor'] or ''})"
         if published and target.exists():
-            return f"[{found['text']}]({published}/blob/main/{target.relative_to(ROOT)})"
-        return str(found["text"])
+            return f"[{match['text']}]({published}/blob/main/{target.relative_to(ROOT)})"
+        return str(match["text"])
 
     return LINK.sub(link, text)
 
@@ -86,8 +86,8 @@ def notebook(source: Path, target: Path) -> str:
     text = re.sub(r"<style.*?</style>|(?<=<table)[^>]*", "", text, flags=re.DOTALL)  # the theme's look and scroll box
     text = re.sub(r"\n```\s+```python\n", "\n\n", text)  # cells with nothing between them
     text = re.sub(r"^```python\n.*?^```$", FOLDED, text, flags=re.DOTALL | re.MULTILINE)
-    titles = [(found.start(), found[1]) for found in re.finditer(r"^(?:#+ |\*\*)([^*\n]+)", text, re.MULTILINE)]
-    text = re.sub(r"!\[png\]", lambda found: f"![{[name for at, name in titles if at < found.start()][-1]}]", text)
+    titles = [(heading.start(), heading[1]) for heading in re.finditer(r"^(?:#+ |\*\*)([^*\n]+)", text, re.MULTILINE)]
+    text = re.sub(r"!\[png\]", lambda heading: f"![{[name for at, name in titles if at < heading.start()][-1]}]", text)
     return text.replace("# What became of an article?", f"# {source.stem}: what became of it", 1)
 
 
@@ -110,24 +110,24 @@ def releases() -> Iterator[tuple[str, str]]:
             wrong = [" ".join([f"- {fault.summary}", *(f"<{url}>" for url in fault.threads)]) for fault in faults]
             old, new = Lock({package: before} if before else {}), Lock({package: version})
             changes = upgrade.compare(old.pins, new.pins)
-            said = upgrade.text(changes, old, new, WIDTH) if before else "The oldest that was examined."
+            report = upgrade.text(changes, old, new, WIDTH) if before else "The oldest that was examined."
             lines = [f"# {package} {version}", "What is known to train wrongly:", "\n".join(wrong or ["- nothing"])]
-            yield f"{package}-{version}", "\n\n".join([*lines, f"```text\n{said}\n```"])
+            yield f"{package}-{version}", "\n\n".join([*lines, f"```text\n{report}\n```"])
 
 
 def main() -> None:
     """Gather all pages anew."""
     shutil.rmtree(PAGES, ignore_errors=True)
-    found = sources()
-    places = {path: place for place, path in found.items()} | {ROOT / "reports": "reports/README.md"}
-    for place, source in found.items():
+    pages = sources()
+    places = {path: place for place, path in pages.items()} | {ROOT / "reports": "reports/README.md"}
+    for place, source in pages.items():
         target = PAGES / place
         target.parent.mkdir(parents=True, exist_ok=True)
         if source.suffix == ".ipynb":
             text = notebook(source, target)
         else:
-            both = r"![\g<alt>](\g<light>#only-light)\n![\g<alt>](\g<dark>#only-dark)"
-            text = PICTURE.sub(both, source.read_text(encoding="utf-8"))
+            picture = r"![\g<alt>](\g<light>#only-light)\n![\g<alt>](\g<dark>#only-dark)"
+            text = PICTURE.sub(picture, source.read_text(encoding="utf-8"))
         target.write_text(LOOK + linked(text, source, place, places), encoding="utf-8")
     for path in (ROOT / "reports").glob("*.svg"):
         shutil.copy(path, PAGES / "reports")

@@ -89,12 +89,12 @@ def train(config: dict[str, Any], world_size: int, ranks_first: bool) -> list[di
 
     def gradient(rows: list[int]) -> list[torch.Tensor]:
         """The gradient of one rank's micro batch, as a part of the step's."""
-        given = {name: values[rows] for name, values in examples.items()}
-        labels = given.pop("labels")
+        micro_batch = {name: values[rows] for name, values in examples.items()}
+        labels = micro_batch.pop("labels")
         if is_bert:
-            loss = torch.nn.functional.cross_entropy(model(**given).logits, labels)
+            loss = torch.nn.functional.cross_entropy(model(**micro_batch).logits, labels)
         else:
-            logits = model(**given).logits[:, :-1]
+            logits = model(**micro_batch).logits[:, :-1]
             loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten())
         return list(torch.autograd.grad(loss / num_micro_steps, parameters))
 
@@ -140,33 +140,33 @@ def learning_rate(config: dict[str, Any], step: int, num_steps: int) -> float:
 
 def digest(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, str]:
     """The first 16 digits of the SHA-256 of weights and moments, in the order of the parameters' names."""
-    found = {}
+    parts = {}
     for kind, key in (("weights", None), ("first_moments", "exp_avg"), ("second_moments", "exp_avg_sq")):
         sha = hashlib.sha256()
         for name, parameter in sorted(model.named_parameters()):
             values = parameter.detach() if key is None else optimizer.state[parameter][key]
             sha.update(name.encode())
             sha.update(values.contiguous().numpy().tobytes())
-        found[kind] = sha.hexdigest()[:16]
-    return found
+        parts[kind] = sha.hexdigest()[:16]
+    return parts
 
 
 def main(arguments: list[str]) -> int:
     """Repeat a run and say where it parts."""
     record = json.loads((Path(arguments[0]) / "record.json").read_text())
     config, expected = record["config"], record.get("digests")
-    wanted = {"data": "bundled", "precision": "fp32", "dropout": 0, "schedule": "linear"}
-    if not expected or config["digest_every"] != 1 or any(config[name] != value for name, value in wanted.items()):
+    required = {"data": "bundled", "precision": "fp32", "dropout": 0, "schedule": "linear"}
+    if not expected or config["digest_every"] != 1 or any(config[name] != value for name, value in required.items()):
         print("a run of --digest-every 1, the bundled sample, fp32 and --dropout 0 can be repeated", file=sys.stderr)
         return 2
     torch.set_num_threads(1)
-    found = train(config, record["world_size"], "--ranks-first" in arguments)
-    for one, other in zip(found, expected, strict=True):
+    digests = train(config, record["world_size"], "--ranks-first" in arguments)
+    for ours, recorded in zip(digests, expected, strict=True):
         for kind in ("first_moments", "second_moments", "weights"):
-            if one[kind] != other[kind]:
-                print(f"other bits: {kind.replace('_', ' ')} from step {one['step']} on")
+            if ours[kind] != recorded[kind]:
+                print(f"other bits: {kind.replace('_', ' ')} from step {ours['step']} on")
                 return 1
-    print(f"the same bits in all {len(found)} steps: weights and both moments, {found[-1]['weights']} at the end")
+    print(f"the same bits in all {len(digests)} steps: weights and both moments, {digests[-1]['weights']} at the end")
     return 0
 
 

@@ -37,12 +37,12 @@ TOLERANCE = 1e-3  # relative: another machine's least squares end elsewhere
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", action="store_true", help="write the committed files where they changed")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     times = cross_validation.published()
     result = judge(measured_by_others.throughput_rows()) | cross_validated(times)
     result["cases"] = [compare(case) for case in measured_by_others.cases()]
     say(result)
-    if asked.write:
+    if options.write:
         head = header("published_throughput", f"{published_rows.COMMAND} --write")
         _write(VALIDATION, head, result)
         _write(EVIDENCE, {}, evidence(times, result["intervals"]))
@@ -65,29 +65,29 @@ def evidence(times: list[cross_validation.Timed], intervals: list[dict[str, Any]
         "optimizers": sorted({timed.engine.optimizer for timed in times}),
         # A T4 stands in for the Titan RTX of one row, and is no card of theirs.
         "cards": sorted({timed.box.gpu.name for timed in times} - {"t4"}),
-        "intervals": [{name: found[name] for name in names} for found in intervals],
+        "intervals": [{name: interval[name] for name in names} for interval in intervals],
     }
 
 
 def _write(path: Path, head: dict[str, Any], content: dict[str, Any]) -> None:
     """Write a file where its content is another than what is there."""
-    there = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    if is_same({name: there.get(name) for name in content}, json.loads(json.dumps(content))):
+    existing = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    if is_same({name: existing.get(name) for name in content}, json.loads(json.dumps(content))):
         print(f"{path}: unchanged")
         return
     files.write_json(path, {**head, **content})
     print(f"{path}: written")
 
 
-def is_same(one: Any, other: Any) -> bool:
+def is_same(a: Any, b: Any) -> bool:
     """Whether two contents are equal but for the last digits of numbers."""
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(is_same(one[key], other[key]) for key in one)
-    if isinstance(one, list) and isinstance(other, list):
-        return len(one) == len(other) and all(map(is_same, one, other))
-    if isinstance(one, float) and isinstance(other, int | float):
-        return math.isclose(one, other, rel_tol=TOLERANCE, abs_tol=TOLERANCE)
-    return bool(one == other)
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(is_same(a[key], b[key]) for key in a)
+    if isinstance(a, list) and isinstance(b, list):
+        return len(a) == len(b) and all(map(is_same, a, b))
+    if isinstance(a, float) and isinstance(b, int | float):
+        return math.isclose(a, b, rel_tol=TOLERANCE, abs_tol=TOLERANCE)
+    return bool(a == b)
 
 
 def judge(rows: list[MeasuredRow]) -> dict[str, Any]:
@@ -115,10 +115,10 @@ def cross_validated(times: list[cross_validation.Timed]) -> dict[str, Any]:
         },
         "errors": cross_validation.tables(judged),
         "unseen": [  # how far a time is missed by a fit without its family
-            {name: getattr(one.timed, name) for name in CASE}
-            | {"error": round(one.left_out["family"]["planner"], DIGITS)}
-            for one in judged
-            if "family" in one.left_out
+            {name: getattr(judgment.timed, name) for name in CASE}
+            | {"error": round(judgment.left_out["family"]["planner"], DIGITS)}
+            for judgment in judged
+            if "family" in judgment.left_out
         ],
         "intervals": cross_validation.intervals(judged),
     }

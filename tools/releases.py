@@ -44,9 +44,9 @@ def pip(*words: str) -> str:
 def chosen(package: str) -> list[str]:
     """The releases to read, the oldest first."""
     listed = re.findall(r"(?<= )\d+\.\d+\.\d+(?=,|$)", pip("index", "versions", package).split("\n")[1])
-    found = sorted((one for one in listed if release(one) >= release(SINCE[package])), key=release)
-    last = list({release(one)[:2]: one for one in found}.values())[::-1]
-    return [*last[:NEWEST], *last[NEWEST + 1 :: 2]][::-1] if package in BY_MINOR else found
+    recent = sorted((version for version in listed if release(version) >= release(SINCE[package])), key=release)
+    last = list({release(version)[:2]: version for version in recent}.values())[::-1]
+    return [*last[:NEWEST], *last[NEWEST + 1 :: 2]][::-1] if package in BY_MINOR else recent
 
 
 def shipped(package: str, version: str, folder: Path) -> tuple[list[str], str]:
@@ -64,8 +64,11 @@ def shipped(package: str, version: str, folder: Path) -> tuple[list[str], str]:
 def value(node: ast.expr | None, names: dict[str, str]) -> str:
     """A default as source text; a name that the file assigns is what it stands for."""
     if isinstance(node, ast.Call) and ast.unparse(node.func) in ("field", "Field", "pp_int", "int", "float"):
-        said = {keyword.arg: keyword.value for keyword in node.keywords}
-        return value(said.get("default", said.get("default_factory", node.args[0] if node.args else None)), names)
+        given_by_name = {keyword.arg: keyword.value for keyword in node.keywords}
+        return value(
+            given_by_name.get("default", given_by_name.get("default_factory", node.args[0] if node.args else None)),
+            names,
+        )
     text = ast.unparse(node) if node else "(required)"
     return names.get(text, text)
 
@@ -105,7 +108,7 @@ def changes(before: Classes, after: Classes, own: dict[str, str]) -> list[list[s
             old, new = (one[name].get(key, OWN if key in own else None) for one in (before, after))
             if old != new and key[0] != "_" and not (OWN in (old, new) and own[key] in (old, new)):
                 together.setdefault((key, old, new), []).append(name)
-    return [[",".join(names), *what] for what, names in together.items()]
+    return [[",".join(names), *change] for change, names in together.items()]
 
 
 def index(folder: Path) -> dict[str, object]:
@@ -113,12 +116,14 @@ def index(folder: Path) -> dict[str, object]:
     packages: dict[str, object] = {"torch": {"releases": [*committed.released("torch")], "changes": [], "requires": {}}}
     own: dict[str, str] = {}
     for package in SINCE:
-        read = {version: shipped(package, version, folder) for version in chosen(package)}
-        found = {version: defaults(sources) for version, (sources, _) in read.items()}
+        shipped_sources = {version: shipped(package, version, folder) for version in chosen(package)}
+        found = {version: defaults(sources) for version, (sources, _) in shipped_sources.items()}
         packages[package] = {
             "releases": list(found),
             "changes": [[b, *change] for a, b in pairwise(found) for change in changes(found[a], found[b], own)],
-            "requires": {version: dict(re.findall(ASKS, said, re.MULTILINE)) for version, (_, said) in read.items()},
+            "requires": {
+                version: dict(re.findall(ASKS, said, re.MULTILINE)) for version, (_, said) in shipped_sources.items()
+            },
         }
         own = found[list(found)[-1]].get("TrainingArguments", {})  # for trl, which comes after transformers
     return {"made": str(datetime.date.today()), "packages": packages}

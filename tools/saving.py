@@ -38,15 +38,15 @@ STRATEGIES = ("ddp", "zero1", "zero2", "zero2_cpu_offload", "zero3", "zero3_cpu_
 @click.option("--output", type=click.Path(path_type=Path), help="JSON file to write, and to go on with")
 def main(repeats: int, data_dir: Path | None, output: Path | None) -> None:
     pairs.share_cores(num_processes=2)
-    found: dict[str, list[dict[str, Any]]] = {name: [] for name in STRATEGIES} | dict(soak.kept(output, "strategies"))
+    results: dict[str, list[dict[str, Any]]] = {name: [] for name in STRATEGIES} | dict(soak.kept(output, "strategies"))
     text = {"data": "files", "data_dir": data_dir} if data_dir else {}
     for number in range(repeats):
         for name in STRATEGIES:
-            if len(found[name]) == number:
+            if len(results[name]) == number:
                 with tempfile.TemporaryDirectory(prefix="zero-study-saving-") as folder:
-                    found[name].append(measure(name, Path(folder), **text))
-                print(name, json.dumps(found[name][-1]), flush=True)
-                soak.keep(output, "saving", "python tools/saving.py", strategies=found)
+                    results[name].append(measure(name, Path(folder), **text))
+                print(name, json.dumps(results[name][-1]), flush=True)
+                soak.keep(output, "saving", "python tools/saving.py", strategies=results)
 
 
 def measure(strategy: str, folder: Path, **text: Any) -> dict[str, Any]:

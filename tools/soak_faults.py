@@ -52,11 +52,11 @@ class Scene:
         """A rank of the run, or the launcher above them."""
         for process in psutil.process_iter():
             with suppress(psutil.Error):
-                said = process.environ()
-                of_run = said.get(RUN_FOLDER) == str(self.run_folder.resolve())
-                if of_run and rank is None and "RANK" not in said and "accelerate.commands.launch" in process.cmdline():
+                env = process.environ()
+                of_run = env.get(RUN_FOLDER) == str(self.run_folder.resolve())
+                if of_run and rank is None and "RANK" not in env and "accelerate.commands.launch" in process.cmdline():
                     return process
-                if of_run and rank is not None and said.get("RANK") == str(rank):
+                if of_run and rank is not None and env.get("RANK") == str(rank):
                     return process
         raise SystemExit(f"no process of rank {rank}")
 
@@ -85,10 +85,10 @@ def fill(name: str, but: int = 0) -> Callable[[Scene], None]:
     def inject(scene: Scene) -> None:
         scene.filler = scene.run_folder / name / "filler"
         with open(scene.filler, "wb", buffering=0) as file:
-            left = shutil.disk_usage(scene.filler.parent).free - but
+            remaining = shutil.disk_usage(scene.filler.parent).free - but
             with suppress(OSError):
-                while left > 0:
-                    left -= file.write(b"x" * min(left, 1 << 20))
+                while remaining > 0:
+                    remaining -= file.write(b"x" * min(remaining, 1 << 20))
 
     return inject
 
@@ -135,9 +135,9 @@ FAULTS = [
 def main(only: str, output: Path | None) -> None:
     pairs.share_cores(num_processes=2)
     rows: list[dict[str, Any]] = soak.kept(output, "faults")
-    done = {(row["fault"], row["strategy"]) for row in rows}
+    finished = {(row["fault"], row["strategy"]) for row in rows}
     for fault in FAULTS:
-        if only in f"{fault.name} ({fault.strategy})" and (fault.name, fault.strategy) not in done:
+        if only in f"{fault.name} ({fault.strategy})" and (fault.name, fault.strategy) not in finished:
             with tempfile.TemporaryDirectory(prefix="zero-study-faults-") as scratch:
                 rows.append(try_fault(fault, Path(scratch)))
             print(json.dumps(rows[-1]), flush=True)
@@ -161,11 +161,11 @@ def try_fault(fault: Fault, scratch: Path) -> dict[str, Any]:
         return {**row, "not_injected": error}
     log = scratch / "log"
     try:
-        with open(log, "wb") as said:
-            runner = subprocess.Popen(words, stdout=said, stderr=said)
+        with open(log, "wb") as log_file:
+            runner = subprocess.Popen(words, stdout=log_file, stderr=log_file)
         scene = Scene(run_folder, runner)
-        seen = json.dumps(watch(fault, scene, log, words))
-        return {**row, **json.loads(seen.replace(f"{scratch}/", ""))}
+        answer = json.dumps(watch(fault, scene, log, words))
+        return {**row, **json.loads(answer.replace(f"{scratch}/", ""))}
     finally:
         if runner.poll() is None:
             soak.kill_family(runner.pid)
@@ -177,8 +177,8 @@ def mount(folder: Path, mebibytes: int) -> str | None:
     """Put a small disk on a folder; say why not, where that is not permitted."""
     folder.mkdir(parents=True)
     words = ["mount", "-t", "tmpfs", "-o", f"size={mebibytes}m", "none", str(folder)]
-    done = subprocess.run(words, capture_output=True, text=True)
-    return f"not injected: {done.stderr.strip()}" if done.returncode else None
+    process = subprocess.run(words, capture_output=True, text=True)
+    return f"not injected: {process.stderr.strip()}" if process.returncode else None
 
 
 def watch(fault: Fault, scene: Scene, log: Path, words: list[str]) -> dict[str, Any]:
@@ -202,20 +202,23 @@ def watch(fault: Fault, scene: Scene, log: Path, words: list[str]) -> dict[str, 
         outcomes = tuple(f"{head}{name}, " for name in get_args(OutcomeStatus))
 
         def line() -> str | None:
-            return next((one for one in log.read_text(errors="replace").splitlines() if one.startswith(outcomes)), None)
+            return next(
+                (text for text in log.read_text(errors="replace").splitlines() if text.startswith(outcomes)),
+                None,
+            )
 
         soak.wait(lambda: line() is not None or scene.runner.poll() is not None, WAIT_SECONDS)
         seconds = time.monotonic() - began
         left, in_swap = left_in(scene.run_folder), swapped(scene.run_folder)
         if scene.filler:
             scene.filler.unlink(missing_ok=True)
-        said = line() or log.read_text(errors="replace").strip().splitlines()[-1]
+        last_line = line() or log.read_text(errors="replace").strip().splitlines()[-1]
         if (scene.run_folder / "record.json").exists():
-            read = schema.read(scene.run_folder)
-            record = {"status": read.status, "error": read.failure.error if read.failure else None}
+            run_record = schema.read(scene.run_folder)
+            record = {"status": run_record.status, "error": run_record.failure.error if run_record.failure else None}
         soak.wait(lambda: scene.runner.poll() is not None, WAIT_SECONDS)
         next_ok = any(re.match(r"\[2/2\] .*: ok, ", one) for one in log.read_text(errors="replace").splitlines())
-        status, _, message = re.sub(r" \([^()]+\); about .* left$", "", said.removeprefix(head)).partition(", ")
+        status, _, message = re.sub(r" \([^()]+\); about .* left$", "", last_line.removeprefix(head)).partition(", ")
         agrees = record is None or record["status"] == status or (record["status"], status) in AGREE
         expected = status == fault.expected and fault.words in message and agrees and next_ok
     return {

@@ -72,12 +72,12 @@ def measure(study: Path, folder: Path, kills: int, moments: random.Random) -> di
     started = time.monotonic()
     with start(study, folder / "undisturbed") as runner:
         if runner.wait():
-            said = log(folder / "undisturbed").read_text()[-2000:]
-            raise RunFailed(f"the undisturbed study: exit status {runner.returncode}\n{said}")
+            tail = log(folder / "undisturbed").read_text()[-2000:]
+            raise RunFailed(f"the undisturbed study: exit status {runner.returncode}\n{tail}")
     undisturbed_seconds = time.monotonic() - started
     print(f"undisturbed: {num_runs} runs in {undisturbed_seconds:.0f} s", flush=True)
 
-    each, finished, left = [], {}, 0
+    rows, finished, num_left = [], {}, 0
     interrupted = folder / "interrupted"
     for number in range(1, kills + 1):
         seconds = moments.uniform(0, RUNS_BETWEEN_KILLS * undisturbed_seconds / num_runs)
@@ -85,18 +85,18 @@ def measure(study: Path, folder: Path, kills: int, moments: random.Random) -> di
             time.sleep(seconds)
             ended_before = runner.poll() is not None
             runner.send_signal(signal.SIGKILL)
-        left += processes_left(interrupted)
+        num_left += processes_left(interrupted)
         finished = {**finished_records(interrupted), **finished}
-        each.append({"after_seconds": seconds, "ended_before": ended_before, "finished_runs": len(finished)})
+        rows.append({"after_seconds": seconds, "ended_before": ended_before, "finished_runs": len(finished)})
         print(f"{number}/{kills}: killed after {seconds:.1f} s, {len(finished)} runs finished", flush=True)
     with start(study, interrupted) as runner:
         status = runner.wait()
     at_the_end = finished_records(interrupted)
     return {
-        "num_runs": num_runs, "undisturbed_seconds": undisturbed_seconds, "kills": kills, "each_kill": each,
+        "num_runs": num_runs, "undisturbed_seconds": undisturbed_seconds, "kills": kills, "each_kill": rows,
         "finished_before_the_last_call": len(finished),
         "changed": sum(at_the_end.get(name) != digest for name, digest in finished.items()),
-        "processes_left": left, "last_exit_status": status, "finished_at_the_end": len(at_the_end),
+        "processes_left": num_left, "last_exit_status": status, "finished_at_the_end": len(at_the_end),
         "differing": differing(folder / "undisturbed", interrupted),
     }  # fmt: skip
 
@@ -109,8 +109,8 @@ def failed(result: dict[str, Any]) -> bool:
 
 def start(study: Path, runs_dir: Path) -> subprocess.Popen:
     command = [sys.executable, "-m", "study", "run", str(study), "--runs-dir", str(runs_dir)]
-    with open(log(runs_dir), "a") as said:
-        return subprocess.Popen(command, stdout=said, stderr=said)
+    with open(log(runs_dir), "a") as output:
+        return subprocess.Popen(command, stdout=output, stderr=output)
 
 
 def log(runs_dir: Path) -> Path:
@@ -140,9 +140,9 @@ def differing(undisturbed: Path, interrupted: Path) -> int:
     for folder in (undisturbed, interrupted):
         by_run = {}
         for path in folder.glob("*/*/record.json"):
-            read = schema.read(path)
+            record = schema.read(path)
             losses = [line["loss"] for line in schema.read_steps(path)]
-            by_run[read.run_id] = losses, read.final_parameters and read.final_parameters.sha256
+            by_run[record.run_id] = losses, record.final_parameters and record.final_parameters.sha256
         facts.append(by_run)
     return sum(facts[0].get(name) != facts[1].get(name) for name in facts[0].keys() | facts[1].keys())
 

@@ -50,12 +50,12 @@ class Scene:
 
     def ranks(self, machine: int) -> list[psutil.Process]:
         """The ranks on a machine, the first first."""
-        found = {}
+        processes = {}
         for process in psutil.Process(self.started[machine].pid).children(recursive=True):
             with suppress(psutil.Error):
-                if "RANK" in (said := process.environ()):
-                    found[int(said["RANK"])] = process
-        return [found[rank] for rank in sorted(found)]
+                if "RANK" in (variables := process.environ()):
+                    processes[int(variables["RANK"])] = process
+        return [processes[rank] for rank in sorted(processes)]
 
 
 @dataclass
@@ -165,14 +165,14 @@ def _row(
     lines = output.read_text(errors="replace").splitlines()
     outcomes = ("zero-study: ", *(f"{name}: " for name in get_args(OutcomeStatus)))
     lines = [re.sub(r"/\S*/machines-\w+/", "", line) for line in lines if line.startswith(outcomes)]
-    said = lines[-1] if lines else ""
+    last_line = lines[-1] if lines else ""
     words = fault.expected.get(machine)
     # What was killed with its machine says nothing.
     is_expected = words is None or (seconds is not None and any(words in line for line in lines))
     return {
         "fault": fault.name, "strategy": fault.strategy, "machine": machine, "status": process.poll(),
         "seconds": None if seconds is None else round(seconds, 1),
-        "said": said if words is None else next((line for line in lines if words in line), said),
+        "said": last_line if words is None else next((line for line in lines if words in line), last_line),
         "is_expected": is_expected,
     }  # fmt: skip
 

@@ -40,13 +40,13 @@ CASES = [  # strategy and processes of the first, strategy and processes of the 
 @click.option("--output", type=click.Path(path_type=Path), help="JSON file to write, and to go on with")
 def main(only: str, output: Path | None) -> None:
     pairs.share_cores(num_processes=2)
-    done: list[dict[str, Any]] = soak.kept(output, "cases")
+    finished: list[dict[str, Any]] = soak.kept(output, "cases")
     with tempfile.TemporaryDirectory(prefix="zero-study-ranks-") as folder:
         for case in CASES:
-            is_done = any((*each["from"], *each["to"]) == case for each in done)
-            if only in case[0] and not is_done:
-                done.append(try_case(*case, Path(folder)))
-                soak.keep(output, "other ranks", "python tools/soak_other_ranks.py", cases=done)
+            has_finished = any((*case_done["from"], *case_done["to"]) == case for case_done in finished)
+            if only in case[0] and not has_finished:
+                finished.append(try_case(*case, Path(folder)))
+                soak.keep(output, "other ranks", "python tools/soak_other_ranks.py", cases=finished)
 
 
 def try_case(first: str, first_ranks: int, second: str, second_ranks: int, folder: Path) -> dict[str, Any]:
@@ -77,11 +77,13 @@ def launch(strategy: str, ranks: int, target: Path, **flags: Any) -> str | None:
     """Run to the end; return the line that refuses it, None where it is ok."""
     words = as_words({**FLAGS, **flags, "output_dir": target})
     command = [sys.executable, "-m", "study", "train", "--strategy", strategy, "--num-processes", str(ranks)]
-    done = subprocess.run([*command, *words], capture_output=True, text=True)
-    if done.returncode == 2:
-        return done.stderr.strip().splitlines()[-1]
-    if done.returncode:
-        raise SystemExit(f"{strategy} x{ranks}: status {done.returncode}\n{done.stdout[-800:]}\n{done.stderr[-800:]}")
+    process = subprocess.run([*command, *words], capture_output=True, text=True)
+    if process.returncode == 2:
+        return process.stderr.strip().splitlines()[-1]
+    if process.returncode:
+        raise SystemExit(
+            f"{strategy} x{ranks}: status {process.returncode}\n{process.stdout[-800:]}\n{process.stderr[-800:]}"
+        )
     return None
 
 

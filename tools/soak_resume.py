@@ -44,18 +44,18 @@ WAIT_SECONDS = 600
 @click.option("--output", type=click.Path(path_type=Path), help="JSON file to write, and to go on with")
 def main(kills: int, seed: int, only: str, output: Path | None) -> None:
     pairs.share_cores(num_processes=2)
-    done: list[dict[str, Any]] = soak.kept(output, "cases")
+    finished: list[dict[str, Any]] = soak.kept(output, "cases")
     for name, workload, precision in CASES:
         names = {"strategy": name, "workload": workload, "precision": precision}
-        if only not in name or any(names.items() <= case.items() for case in done):
+        if only not in name or any(names.items() <= case.items() for case in finished):
             continue
         draw = random.Random(f"{seed} {name} {workload} {precision}")
         with tempfile.TemporaryDirectory(prefix="zero-study-resume-") as folder:
             case = {**names, **try_case(name, workload, precision, kills, draw, Path(folder))}
-        done.append(case)
+        finished.append(case)
         print(json.dumps(case), flush=True)
-        soak.keep(output, "resume", f"python tools/soak_resume.py --kills {kills} --seed {seed}", cases=done)
-    sys.exit(not all(case["skipped"] or all(kill["identical"] for kill in case["kills"]) for case in done))
+        soak.keep(output, "resume", f"python tools/soak_resume.py --kills {kills} --seed {seed}", cases=finished)
+    sys.exit(not all(case["skipped"] or all(kill["identical"] for kill in case["kills"]) for case in finished))
 
 
 def try_case(
@@ -107,8 +107,8 @@ def kill(run: Run, flags: dict[str, Any], folder: Path, draw: random.Random, whi
     process = start(run, flags, folder)
 
     def has_come() -> bool:
-        written = any(folder.glob(f"checkpoints/step-{at:08d}.part/*"))
-        return written if while_writing else soak.steps(folder) >= at
+        exists = any(folder.glob(f"checkpoints/step-{at:08d}.part/*"))
+        return exists if while_writing else soak.steps(folder) >= at
 
     soak.wait(lambda: has_come() or process.poll() is not None, WAIT_SECONDS, 0.002)
     time.sleep(draw.random() * 0.05 if while_writing else 0)
@@ -123,17 +123,17 @@ def kill(run: Run, flags: dict[str, Any], folder: Path, draw: random.Random, whi
 def export(folder: Path) -> dict[str, float | int]:
     """Export a run's model with its command; return its loss on the held-out examples, and the run's own."""
     words = [sys.executable, "-m", "study", "export", str(folder)]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=WAIT_SECONDS)
-    if done.returncode:
-        raise SystemExit(f"export: status {done.returncode}: {done.stderr[-500:]}")
-    loss = float(done.stdout.split("held-out examples ")[1].split(",")[0])
+    process = subprocess.run(words, capture_output=True, text=True, timeout=WAIT_SECONDS)
+    if process.returncode:
+        raise SystemExit(f"export: status {process.returncode}: {process.stderr[-500:]}")
+    loss = float(process.stdout.split("held-out examples ")[1].split(",")[0])
     return {"loss": loss, "own_loss": schema.read(folder).evaluation[-1]["loss"]}
 
 
 def start(run: Run, flags: dict[str, Any], folder: Path) -> subprocess.Popen[bytes]:
     """Start `accelerate launch` with a run's flags, to begin it or to take it up."""
-    asked = make_run(build_config(**flags, output_dir=folder), run.strategy, run.world_size)
-    return subprocess.Popen(launch.command(asked), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    requested = make_run(build_config(**flags, output_dir=folder), run.strategy, run.world_size)
+    return subprocess.Popen(launch.command(requested), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
 
 
 def check_end(run: Run, process: subprocess.Popen[bytes]) -> None:

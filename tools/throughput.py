@@ -90,8 +90,8 @@ def measure(
     names = hf_trainer.STRATEGIES if strategies == "all" else strategies.split(",")
     planned = {name: plan(name, flags, num_processes, against) for name in names}
     config = next(iter(planned.values())).config
-    shown = config.model_dump(mode="json", exclude={"data_dir", "output_dir", "swap_dir"})
-    head = {"command": command, "config": shown, "loss_tolerance": tolerance(config.precision)}
+    settings = config.model_dump(mode="json", exclude={"data_dir", "output_dir", "swap_dir"})
+    head = {"command": command, "config": settings, "loss_tolerance": tolerance(config.precision)}
     results = earlier(output, head)
 
     def keep(**machine: Any) -> None:
@@ -124,20 +124,20 @@ def _compare_all(
     """Add the pairs that are missing to the results, calling `keep` after each; return the exit status."""
     status = 0
     for name, work in planned.items():
-        done = results[name]["pairs"] if name in results else []
-        while len(done) < num_pairs:
-            if not slot.first_runs_regardless and longest > slot.left:
-                print(f"left for the next call, from pair {len(done) + 1} on: {name} and those after it")
+        pairs_done = results[name]["pairs"] if name in results else []
+        while len(pairs_done) < num_pairs:
+            if not slot.first_runs_regardless and longest > slot.seconds_left:
+                print(f"left for the next call, from pair {len(pairs_done) + 1} on: {name} and those after it")
                 return SOME_MISSING
             began = time.monotonic()
             slot.first_runs_regardless = False
             try:
-                done = [*done, compare(work, len(done) + 1, num_pairs, against)]
+                pairs_done = [*pairs_done, compare(work, len(pairs_done) + 1, num_pairs, against)]
             except RunFailed as failure:  # the strategies after it can be compared all the same
                 print(f"zero-study: {name}: {failure}", file=sys.stderr)
                 status = 1
                 break
-            results[name] = summarize(done)
+            results[name] = summarize(pairs_done)
             longest = max(longest, time.monotonic() - began)
             keep()  # a machine that is lent may end this at any moment
     return status
@@ -180,8 +180,8 @@ def compare(work: Run, number: int, num_pairs: int, against: str) -> dict[str, A
         )
 
     pair = pairs.run_pair(arms, number, say)
-    same = SAME if theirs is work else tuple(name for name in SAME if name != "engine_class")
-    return reduced(pair, tolerance(work.config.precision), same)
+    equal_keys = SAME if theirs is work else tuple(name for name in SAME if name != "engine_class")
+    return reduced(pair, tolerance(work.config.precision), equal_keys)
 
 
 def reduced(pair: dict[str, Any], loss_tolerance: float, same: Sequence[str] = SAME) -> dict[str, Any]:
@@ -196,8 +196,8 @@ def reduced(pair: dict[str, Any], loss_tolerance: float, same: Sequence[str] = S
     for step, difference in enumerate(differences, 1):
         if not difference <= loss_tolerance:
             mine, theirs = losses[step - 1]
-            apart = f"step {step} has loss {mine} in ours, {theirs} in {against}"
-            raise RunFailed(f"the arms do not do the same work: {apart}")
+            mismatch = f"step {step} has loss {mine} in ours, {theirs} in {against}"
+            raise RunFailed(f"the arms do not do the same work: {mismatch}")
     for facts in arms.values():
         facts["final_loss"] = facts.pop("losses")[-1]
         facts["proof"] = {name: facts["proof"][name] for name in SAME}
@@ -208,23 +208,23 @@ def reduced(pair: dict[str, Any], loss_tolerance: float, same: Sequence[str] = S
     return entry
 
 
-def summarize(kept: list[dict[str, Any]]) -> dict[str, Any]:
+def summarize(pairs_kept: list[dict[str, Any]]) -> dict[str, Any]:
     """Add to a strategy's pairs the median and range of their ratios, and MFU where the GPU's peak is known."""
-    spread = {ratio: pairs.summarize([pair[ratio] for pair in kept]) for ratio in ("wall_ratio", "step_ratio")}
+    spread = {ratio: pairs.summarize([pair[ratio] for pair in pairs_kept]) for ratio in ("wall_ratio", "step_ratio")}
     # Of the same model on the same GPU, so that the arms' ratio is that of their samples per second.
-    known = [pair["ours"]["peak_samples_per_second"] for pair in kept]
+    throughputs = [pair["ours"]["peak_samples_per_second"] for pair in pairs_kept]
     mfu = None
-    if None not in known:
-        both = kept[0].keys() & {"ours", *ENGINES}
-        rates = {arm: [pair[arm]["step_samples_per_second"] for pair in kept] for arm in both}
-        mfu = {arm: statistics.median(rates[arm]) / known[0] for arm in rates}
-    return {"pairs": kept, **spread, "mfu": mfu}
+    if None not in throughputs:
+        common = pairs_kept[0].keys() & {"ours", *ENGINES}
+        rates = {arm: [pair[arm]["step_samples_per_second"] for pair in pairs_kept] for arm in common}
+        mfu = {arm: statistics.median(rates[arm]) / throughputs[0] for arm in rates}
+    return {"pairs": pairs_kept, **spread, "mfu": mfu}
 
 
 def ours(work: Run) -> dict[str, Any]:
     """One run of train.py, as users start it."""
-    with pairs.finished(work) as done:
-        facts, steps = schema.read(done.folder), schema.read_steps(done.folder)
+    with pairs.finished(work) as outcome:
+        facts, steps = schema.read(outcome.folder), schema.read_steps(outcome.folder)
     peak = expected.peak_flops_per_second(facts)  # None on a CPU and for an unknown GPU
     return {
         "wall_samples_per_second": wall_samples_per_second(steps, work.config),
@@ -252,9 +252,9 @@ def other(work: Run, against: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="zero-study-benchmark-") as folder:
         words = work.arguments()
         program = [str(ENGINES[against].__file__), work.strategy.name, folder, *words]
-        what, limit = f"{against} under {work.strategy.name}", pairs.TIMEOUT_SECONDS
+        work_name, limit = f"{against} under {work.strategy.name}", pairs.TIMEOUT_SECONDS
         ranks = {"num_ranks": work.world_size, "environment": environment}
-        answers = processes.ask(program, what, timeout_seconds=limit, **ranks)
+        answers = processes.ask(program, work_name, timeout_seconds=limit, **ranks)
     return next(answer for answer in answers if answer)
 
 
@@ -283,11 +283,11 @@ def main(minutes: int | None, **options: Any) -> None:
 
 def recorded(options: dict[str, Any]) -> str:
     """The command line as a result's file has it: without its output, its slot and this machine's folders."""
-    told = {"against": "deepspeed"} if options.get("against") == "deepspeed" else {}
-    told |= {"pairs": options["num_pairs"]}
-    told |= {name: options[name] for name in ("strategies", "work", "size", "num_processes")}
-    told |= {"data_dir": "DIR"} if options["data_dir"] else {}
-    return " ".join(["python tools/throughput.py", *as_words(told)])
+    options_told = {"against": "deepspeed"} if options.get("against") == "deepspeed" else {}
+    options_told |= {"pairs": options["num_pairs"]}
+    options_told |= {name: options[name] for name in ("strategies", "work", "size", "num_processes")}
+    options_told |= {"data_dir": "DIR"} if options["data_dir"] else {}
+    return " ".join(["python tools/throughput.py", *as_words(options_told)])
 
 
 if __name__ == "__main__":

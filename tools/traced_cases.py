@@ -40,8 +40,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=TRACES, help="JSON file; what it has already is kept")
     parser.add_argument("--only", default="", metavar="TEXT", help="only cases whose name contains this")
-    asked = parser.parse_args()
-    for line in run(asked.output, asked.only):
+    options = parser.parse_args()
+    for line in run(options.output, options.only):
         print(line, flush=True)
 
 
@@ -113,8 +113,8 @@ def point(
     micro_batch_size, length = BATCHES[workload]
     sequences = micro_batch_size * world_size
     batch = {"micro_batch_size": micro_batch_size, "global_batch_size": sequences, "num_train_examples": sequences}
-    asked = {"precision": precision, "activation_checkpointing": activation_checkpointing, "sequence_length": length}
-    config = build_config(workload=workload, size=size, data="hub", dropout=0.0, **batch, **asked)
+    settings = {"precision": precision, "activation_checkpointing": activation_checkpointing, "sequence_length": length}
+    config = build_config(workload=workload, size=size, data="hub", dropout=0.0, **batch, **settings)
     return Point(config, strategy, world_size)
 
 
@@ -129,7 +129,7 @@ def points() -> list[Point]:
         for precision in PRECISIONS
         for checkpointed in (False, True)
     ]
-    return sorted(every, key=lambda each: each.shape.num_params)
+    return sorted(every, key=lambda case: case.shape.num_params)
 
 
 def point_of(traced: TracedPoint) -> Point:
@@ -152,28 +152,28 @@ def run(path: Path, only: str) -> Iterator[str]:
     """
     made_with = {name: importlib.metadata.version(name) for name in LIBRARIES}
     every = points()
-    chosen = [each for each in every if only in each.name]
+    chosen = [case for case in every if only in case.name]
     if not chosen:
         raise Refusal(f"--only {only}: is in no case's name, such as {every[0].name}; correct it")
-    there = read(path) if path.exists() else TracedGrid(made_with=made_with, traces=[])
-    if there.made_with != made_with:
-        then, now = (", ".join(map(" ".join, each.items())) for each in (there.made_with, made_with))
+    existing = read(path) if path.exists() else TracedGrid(made_with=made_with, traces=[])
+    if existing.made_with != made_with:
+        then, now = (", ".join(map(" ".join, case.items())) for case in (existing.made_with, made_with))
         raise Refusal(f"{path}: was made with {then}, here is {now}; move it away")
     from study.planner.fake_tensors import trace
 
-    traces = {point_of(entry).name: entry for entry in there.traces}
-    missing = [each for each in chosen if each.name not in traces]
+    traces = {point_of(entry).name: entry for entry in existing.traces}
+    missing = [case for case in chosen if case.name not in traces]
     yield f"{len(chosen)} cases, {len(missing)} of them to be traced"
-    for place, each in enumerate(missing, 1):
-        traced = trace(each.shape, each.engine, each.job)
-        own = each.config.model_dump(include=set(TracedPoint.model_fields))
+    for place, case in enumerate(missing, 1):
+        traced = trace(case.shape, case.engine, case.job)
+        own = case.config.model_dump(include=set(TracedPoint.model_fields))
         counted = {"parts": traced.parts, "moment": traced.moment, "seconds": round(traced.seconds, 1)}
-        traces[each.name] = TracedPoint(**own, strategy=each.strategy, world_size=each.world_size, **counted)
-        ordered = [traces[known.name] for known in every if known.name in traces]
+        traces[case.name] = TracedPoint(**own, strategy=case.strategy, world_size=case.world_size, **counted)
+        ordered = [traces[case_known.name] for case_known in every if case_known.name in traces]
         files.write_whole(path, _text(TracedGrid(made_with=made_with, traces=ordered)).encode())
-        error = 100 * (each.predicted.total / traced.total - 1)
-        found = f"traced {traced.total / 2**30:.3f} GiB, predicted {error:+.1f} %; {traced.seconds:.1f} s"
-        yield f"{place}/{len(missing)} {each.name}: {found}"
+        error = 100 * (case.predicted.total / traced.total - 1)
+        summary = f"traced {traced.total / 2**30:.3f} GiB, predicted {error:+.1f} %; {traced.seconds:.1f} s"
+        yield f"{place}/{len(missing)} {case.name}: {summary}"
 
 
 def _text(grid: TracedGrid) -> str:
