@@ -87,6 +87,16 @@ def _check_strategy(run: Run) -> None:
 
 def _check_precision(run: Run) -> None:
     """Refuse a precision class that the strategy's engine does not have, or has otherwise than the others."""
+    _check_fp64(run)
+    if run.strategy.distributed_type == "FSDP":
+        _check_precision_of_fsdp(run)
+    elif run.config.precision in ("bf16", "fp16"):
+        _check_16_bit_parameters(run)
+    _check_accumulation_dtype(run)
+    _check_fp16(run)
+
+
+def _check_fp64(run: Run) -> None:
     config, strategy = run.config, run.strategy
     if config.precision == "fp64" and strategy.distributed_type == "DEEPSPEED":
         raise Refusal(
@@ -95,34 +105,47 @@ def _check_precision(run: Run) -> None:
         )
     if config.precision == "fp64" and config.measure:
         raise Refusal("--precision fp64 is there to compare weights: no theory has its bytes; add --no-measure")
-    if strategy.distributed_type == "FSDP":
-        if config.precision not in ("fp64", "fp32", "bf16"):
-            raise Refusal(
-                f"--precision {config.precision}: {strategy.name} computes in fp32, or in bf16 of fp32 shards; use "
-                "--precision bf16"
-            )
-        if config.accumulation_dtype != "fp32":
-            raise Refusal(
-                f"--accumulation-dtype {config.accumulation_dtype}: {strategy.name} adds gradients up in fp32, its "
-                "shards' type; use --accumulation-dtype fp32"
-            )
-    elif config.precision in ("bf16", "fp16"):
-        if strategy.zero_stage is None:
-            raise Refusal(
-                f"--precision {config.precision} (16-bit parameters with fp32 masters) needs DeepSpeed, which "
-                f"{strategy.name} does not use; use --precision {config.precision}-autocast"
-            )
-        if strategy.zero_stage == 0:
-            raise Refusal(
-                f"--precision {config.precision} at ZeRO stage 0 takes a dummy Adam step as the engine is built, so it "
-                f"cannot be a baseline; use --precision {config.precision}-autocast"
-            )
-    if config.accumulation_dtype not in ("fp32", config.precision):
+
+
+def _check_precision_of_fsdp(run: Run) -> None:
+    config, strategy = run.config, run.strategy
+    if config.precision not in ("fp64", "fp32", "bf16"):
         raise Refusal(
-            f"--accumulation-dtype {config.accumulation_dtype} needs --precision {config.accumulation_dtype}, the run "
-            f"has {config.precision}; change one of them"
+            f"--precision {config.precision}: {strategy.name} computes in fp32, or in bf16 of fp32 shards; use "
+            "--precision bf16"
         )
-    if config.precision == "fp16" and strategy.offloads_to_nvme and config.checkpoint_every:
+    if config.accumulation_dtype != "fp32":
+        raise Refusal(
+            f"--accumulation-dtype {config.accumulation_dtype}: {strategy.name} adds gradients up in fp32, its "
+            "shards' type; use --accumulation-dtype fp32"
+        )
+
+
+def _check_16_bit_parameters(run: Run) -> None:
+    config, strategy = run.config, run.strategy
+    if strategy.zero_stage is None:
+        raise Refusal(
+            f"--precision {config.precision} (16-bit parameters with fp32 masters) needs DeepSpeed, which "
+            f"{strategy.name} does not use; use --precision {config.precision}-autocast"
+        )
+    if strategy.zero_stage == 0:
+        raise Refusal(
+            f"--precision {config.precision} at ZeRO stage 0 takes a dummy Adam step as the engine is built, so it "
+            f"cannot be a baseline; use --precision {config.precision}-autocast"
+        )
+
+
+def _check_accumulation_dtype(run: Run) -> None:
+    dtype, precision = run.config.accumulation_dtype, run.config.precision
+    if dtype not in ("fp32", precision):
+        raise Refusal(
+            f"--accumulation-dtype {dtype} needs --precision {dtype}, the run has {precision}; change one of them"
+        )
+
+
+def _check_fp16(run: Run) -> None:
+    config = run.config
+    if config.precision == "fp16" and run.strategy.offloads_to_nvme and config.checkpoint_every:
         raise Refusal(
             f"--checkpoint-every {config.checkpoint_every}: of fp16 under NVMe offload the loss scaler is not saved; "
             "use --precision bf16, or leave checkpoints out"
