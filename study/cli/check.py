@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -14,6 +14,9 @@ from study.cli.options import NUMBER, PATH, TRAINING, command, require
 from study.errors import Refusal
 from study.files import require_clone
 from study.strategy import file
+
+if TYPE_CHECKING:
+    from study.engines.conformance.cells import Cell
 
 
 @command("doctor")
@@ -32,16 +35,29 @@ def _doctor(
 
     Exit status: 0 every key does what it says, or nothing bites; 1 otherwise; 2 the file cannot be read.
     """
-    from study.engines.doctor import checkup, examine
-
     if file is None:
-        if everything or fix or release:
-            raise Refusal(f"{'--all' if everything else '--fix' if fix else '--for'} is about a file; name one")
-        checks = checkup.examine(disk or Path())
-        print(checkup.as_json(checks) if as_json else checkup.text(checks))
-        return 1 if any(check.verdict == "bites" for check in checks) else 0
+        about_a_file = {"--all": everything, "--fix": fix, "--for": release}
+        if given := [flag for flag, value in about_a_file.items() if value]:
+            raise Refusal(f"{given[0]} is about a file; name one")
+        return _check_machine(disk or Path(), as_json)
     if disk is not None:
         raise Refusal(f"--disk {disk} is about this machine; leave FILE out, or --disk")
+    return _check_file(file, release, fix, everything, as_json)
+
+
+def _check_machine(disk: Path, as_json: bool) -> int:
+    """Print what would fail on this machine; return the exit status."""
+    from study.engines.doctor import checkup
+
+    checks = checkup.examine(disk)
+    print(checkup.as_json(checks) if as_json else checkup.text(checks))
+    return int(any(check.verdict == "bites" for check in checks))
+
+
+def _check_file(file: Path, release: str | None, fix: Path | None, everything: bool, as_json: bool) -> int:
+    """Print what the keys of a file do, and write the mended file to `fix`; return the exit status."""
+    from study.engines.doctor import examine
+
     examined = examine.examine(file, release)
     if fix is not None:
         examine.write_mended(examined, fix)
@@ -139,7 +155,7 @@ def _diff(a: Path, b: Path, output: Path | None) -> int:
 @click.option("--ranks", metavar="NUMBERS", help="how many processes, with commas between [default: 1,2]")
 @click.option(
     "--release",
-    "asked_releases",
+    "package_versions",
     multiple=True,
     metavar="PACKAGE==VERSION",
     help="another release than the installed one, of deepspeed, accelerate or torch: its plain cells",
@@ -147,7 +163,7 @@ def _diff(a: Path, b: Path, output: Path | None) -> int:
 @click.option("--known", type=PATH, metavar="FILE", help="an earlier --output: what it has as it is now is no failure")
 @click.option("--output", type=PATH, help="JSON file to write")
 def _conformance(
-    only: tuple[str, ...], ranks: str | None, asked_releases: tuple[str, ...], known: Path | None, output: Path | None
+    only: tuple[str, ...], ranks: str | None, package_versions: tuple[str, ...], known: Path | None, output: Path | None
 ) -> int:
     """Ask whether the installed engines train right.
 
@@ -156,31 +172,45 @@ def _conformance(
     On a CPU, in some minutes. Exit status: 0 every cell is the same or refused, or known; 1 one is wrong or crashed.
     """
     require(*TRAINING[:1], "deepspeed")
-    from study.engines.conformance import cells, committed, installation, releases
+    from study.engines.conformance import committed, installation, releases
 
-    if ranks is not None and not re.fullmatch(r"[1-9](,[1-9])*", ranks):
-        raise Refusal(f"--ranks {ranks}: write numbers of processes, for instance 1,2")
-    chosen = releases.parse(asked_releases)
-    if ranks is not None and chosen:
-        raise Refusal(f"--ranks {ranks}: another release is examined on two processes; leave it out")
-    numbers = sorted({int(number) for number in (ranks or "1,2").split(",")})
-    matrix = cells.of_release(chosen, (cells.PLAIN, *cells.NEWER_TWISTS)) if chosen else cells.matrix(numbers)
-    asked = [cell for cell in matrix if all(text in cell.name for text in only)]
-    if not asked:
-        raise Refusal(
-            f"--only {' --only '.join(only)}: no cell's name has that; zero2/bf16/2-ranks/accumulation-2 is one"
-        )
+    _check_ranks(ranks)
+    chosen_releases = releases.parse(package_versions)
+    cells = _cells_to_examine(only, ranks, chosen_releases)
     if output is not None:
         files.require_folder(output)
     earlier = None if known is None else committed.load(known)
-    found = installation.examine(asked, lambda line: print(line, flush=True), chosen=chosen)
+    results = installation.examine(cells, lambda line: print(line, flush=True), chosen=chosen_releases)
     if output is not None:
-        files.write_json(output, found)
-    print("\n".join(committed.lines(found)))
-    new = committed.failures(found, earlier)
+        files.write_json(output, results)
+    print("\n".join(committed.lines(results)))
+    failures = committed.failures(results, earlier)
     if known is not None:
-        print(f"\nnew since {known}: {', '.join(new) or 'none'}")
-    return int(bool(new))
+        print(f"\nnew since {known}: {', '.join(failures) or 'none'}")
+    return int(bool(failures))
+
+
+def _check_ranks(ranks: str | None) -> None:
+    if ranks is not None and not re.fullmatch(r"[1-9](,[1-9])*", ranks):
+        raise Refusal(f"--ranks {ranks}: write numbers of processes, for instance 1,2")
+
+
+def _cells_to_examine(only: tuple[str, ...], ranks: str | None, chosen_releases: dict[str, str]) -> list[Cell]:
+    """Return the cells of the matrix whose names contain every text of --only. Raises Refusal if there is none."""
+    from study.engines.conformance import cells
+
+    if chosen_releases:
+        if ranks is not None:
+            raise Refusal(f"--ranks {ranks}: another release is examined on two processes; leave it out")
+        matrix = cells.of_release(chosen_releases, (cells.PLAIN, *cells.NEWER_TWISTS))
+    else:
+        matrix = cells.matrix(sorted({int(number) for number in (ranks or "1,2").split(",")}))
+    chosen = [cell for cell in matrix if all(text in cell.name for text in only)]
+    if not chosen:
+        raise Refusal(
+            f"--only {' --only '.join(only)}: no cell's name has that; zero2/bf16/2-ranks/accumulation-2 is one"
+        )
+    return chosen
 
 
 @command("claims")

@@ -6,13 +6,17 @@ import dataclasses
 import functools
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from study.cli.options import A_STUDY, NUMBER, PATH, TRACING, choice, command, require
 from study.errors import Refusal
 from study.theory import case
+
+if TYPE_CHECKING:
+    from study.planner import Asked
+    from study.planner.choose import Advice
 
 
 @command("advise")
@@ -88,45 +92,63 @@ def _advise(
 
     Without --model: the largest model for the GPUs. Without --gpus: the fewest GPUs for the model.
     """
-    import json
-
     from study import planner
     from study.planner import advice_text
 
     if model is None and num_gpus is None:
         raise Refusal("--model or --gpus is missing: a model for its GPUs, GPUs for their model, or both")
-    asked = planner.Asked(num_gpus=num_gpus or 1, **options)
+    request = planner.Asked(num_gpus=num_gpus or 1, **options)
+    is_complete = model is not None and num_gpus is not None
     if trace:
-        if as_json or None in (model, num_gpus):
-            raise Refusal("--trace goes with both --model and --gpus and prints no JSON; add them, or leave --json out")
-        require(*TRACING)
+        _check_trace(is_complete, as_json)
     if write is not None:
-        if None in (model, num_gpus):
-            raise Refusal(f"--write {write}: needs both --model and --gpus")
-        advice_text.check_free(write)
-
-    def show(advice: Any, text: Callable[[Any], str], content: Callable[[Any], dict[str, Any]]) -> None:
-        print(json.dumps(content(advice), indent=1) if as_json else text(advice))
-
+        _check_write(write, is_complete)
+    show = _print_json if as_json else _print_text
     if model is None:
-        show(planner.largest_models(asked), advice_text.text_of_largest, advice_text.content_of_largest)
-        return
-    if num_gpus is None:
-        show(planner.fewest_gpus(model, asked), advice_text.text_of_fewest, advice_text.content_of_fewest)
-        return
-    tracer = None
-    if trace:
-        from study.planner import dry_run
-        from study.planner.trace import trace_options
+        show(planner.largest_models(request), advice_text.text_of_largest, advice_text.content_of_largest)
+    elif num_gpus is None:
+        show(planner.fewest_gpus(model, request), advice_text.text_of_fewest, advice_text.content_of_fewest)
+    else:
+        advice = _advise_by_traces(model, request) if trace else planner.advise(model, request, None)
+        show(advice, advice_text.text_of_all if everything else advice_text.text, advice_text.content)
+        if write is not None:
+            advice_text.write(advice, write)
+            if not as_json:
+                print(f"\nWritten: {write}")
 
-        asked = dataclasses.replace(asked, kernels="transformers")  # whose modules are traced
-        tracer = functools.partial(trace_options, dry_run.trace)
-    advice = planner.advise(model, asked, tracer)
-    show(advice, advice_text.text_of_all if everything else advice_text.text, advice_text.content)
-    if write is not None:
-        advice_text.write(advice, write)
-        if not as_json:
-            print(f"\nWritten: {write}")
+
+def _check_trace(is_complete: bool, as_json: bool) -> None:
+    if as_json or not is_complete:
+        raise Refusal("--trace goes with both --model and --gpus and prints no JSON; add them, or leave --json out")
+    require(*TRACING)
+
+
+def _check_write(path: Path, is_complete: bool) -> None:
+    from study.planner import advice_text
+
+    if not is_complete:
+        raise Refusal(f"--write {path}: needs both --model and --gpus")
+    advice_text.check_free(path)
+
+
+def _print_json(advice: Any, _: Callable[[Any], str], content: Callable[[Any], dict[str, Any]]) -> None:
+    import json
+
+    print(json.dumps(content(advice), indent=1))
+
+
+def _print_text(advice: Any, text: Callable[[Any], str], _: Callable[[Any], dict[str, Any]]) -> None:
+    print(text(advice))
+
+
+def _advise_by_traces(model: str, request: Asked) -> Advice:
+    """Choose by traces of the model over fake tensors, whose modules are those of transformers."""
+    from study import planner
+    from study.planner import dry_run
+    from study.planner.trace import trace_options
+
+    request = dataclasses.replace(request, kernels="transformers")
+    return planner.advise(model, request, functools.partial(trace_options, dry_run.trace))
 
 
 @command("predict")
