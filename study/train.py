@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from study import processes
-from study.compare import brief
 from study.config import build_config, parse_flags
 from study.engines import extensions
 from study.errors import Failed, Interrupted, Refusal
@@ -259,6 +258,7 @@ def finish(built: Built, journal: Journal, checkpoints: Checkpoints) -> None:
     """Check that the run trained, gather every rank's facts, and write the record on rank 0. Collective."""
     from accelerate.utils import gather_object
 
+    from study.compare import summary  # the analysis of records, which training itself does not need
     from study.training import timing, weights
     from study.training.timing import model_flops_per_sequence
 
@@ -310,7 +310,7 @@ def finish(built: Built, journal: Journal, checkpoints: Checkpoints) -> None:
             other_machines=machines,
             network=[rank.network for rank in ranks if rank.network] or None,
         )
-        print(brief.text(built.run.folder), flush=True)
+        print(summary.of_run(built.run.folder), flush=True)
         if config.save_model:
             checkpoints.export()
     accelerator.wait_for_everyone()

@@ -46,7 +46,7 @@ def test_as_shipped_stage_3_groups_additions_otherwise_and_the_view_names_it(tmp
     runs = [launching.run(name, **shipped) for name in ("ddp", "zero3", "fsdp2")]
     assert parts(runs[1], runs[0]) == 1
     assert parts(runs[2], runs[0]) is None
-    said = bits.table([run.run_dir for run in runs])
+    said = bits.BITS.page([run.run_dir for run in runs])
     (row,) = (line for line in said.splitlines() if line.startswith("| zero3"))
     assert "grouping" in row
     assert "from step 1" in row

@@ -11,8 +11,8 @@ import pandas as pd
 import pytest
 import synthetic
 
-from study.compare import expected, table
-from study.compare.expected import with_theory
+from study.compare import predicted, table
+from study.compare.predicted import with_theory
 from study.config import build_config
 from study.errors import Refusal
 from study.records import find as records
@@ -33,9 +33,9 @@ def test_theory_is_joined_and_changes_no_fact(tmp_path):
     rows = table.read([tmp_path])
     assert list(rows.columns) == list(table.COLUMNS)
     joined = with_theory(rows)
-    assert {name: str(kind) for name, kind in joined.dtypes.items()} == table.COLUMNS | expected.COLUMNS
+    assert {name: str(kind) for name, kind in joined.dtypes.items()} == table.COLUMNS | predicted.COLUMNS
     pd.testing.assert_frame_equal(joined[list(rows.columns)], rows)
-    assert joined.loc[1, list(expected.COLUMNS)].isna().all()
+    assert joined.loc[1, list(predicted.COLUMNS)].isna().all()
 
 
 def test_identity_and_settings(tmp_path):

@@ -10,8 +10,8 @@ import pytest
 import synthetic
 
 from study import cli, files
-from study.compare import admitted, verdict, verdict_text
-from study.compare.admitted import Runs, Trained, Wanted
+from study.compare import eligible_runs, verdict, verdict_text
+from study.compare.eligible_runs import Runs, Trained, Wanted
 from study.config import RunConfig
 from study.errors import Refusal
 from study.running import studies
@@ -205,17 +205,19 @@ def all_of_it(folder, seeds=(0, 1), without="", **changes):
     """Every run that the study plans, but one."""
     for run in wanted(seeds):
         if run.run_id != without:
-            write(folder, run.strategy, run.config.seed, admitted.label_of(run.run_id, [*NULL, "scaled"]), **changes)
+            write(
+                folder, run.strategy, run.config.seed, eligible_runs.label_of(run.run_id, [*NULL, "scaled"]), **changes
+            )
 
 
 def let_in(folder) -> Runs:
-    return admitted.read([folder], wanted(), protocol(), "mine", "f" * 64)
+    return eligible_runs.read([folder], wanted(), protocol(), "mine", "f" * 64)
 
 
 def test_what_was_planned_is_let_in(tmp_path):
     all_of_it(tmp_path)
     for folders in ([tmp_path], [tmp_path, tmp_path]):
-        found = admitted.read(folders, wanted(), protocol(), "mine", "f" * 64)
+        found = eligible_runs.read(folders, wanted(), protocol(), "mine", "f" * 64)
         assert (len(found.taken), found.left_out, found.missing, found.num_planned) == (10, {}, [], 10)
         assert {run.label for run in found.taken} == {"", "cut", "rounding", "scaled"}
 

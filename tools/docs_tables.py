@@ -17,15 +17,16 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from study import formatting
 from study.claims import sentences
 from study.claims.published import defects
-from study.compare import bits, expected, step_peaks, verdict_text, what_fits, words
-from study.compare.words import three_digits
+from study.compare import bits, frontier, memory_views, predicted, verdict_text
 from study.engines import known_bad
 from study.engines.conformance import committed
 from study.engines.conformance.cells import PACKAGES, of_release
 from study.engines.conformance.committed import FAULTS
 from study.engines.keys import allowed
+from study.formatting import three_digits
 from study.planner import published_rows
 from study.records import find as records
 from study.records.schema import Record
@@ -76,15 +77,15 @@ def runs() -> list[Record]:
 
 
 @cache
-def against_theory() -> step_peaks.Errors:
-    return step_peaks.errors([CPU])
+def against_theory() -> memory_views.Errors:
+    return memory_views.errors([CPU])
 
 
 def close(errors: list[float]) -> int:
-    return sum(abs(error) <= step_peaks.WANTED for error in errors)
+    return sum(abs(error) <= memory_views.WANTED for error in errors)
 
 
-def close_peaks(errors: list[step_peaks.Error]) -> str:
+def close_peaks(errors: list[memory_views.Error]) -> str:
     worst = max(errors, key=lambda error: abs(error.error))
     return f"{close([error.error for error in errors])} within 5 %; the worst {percent(worst.error)}, `{worst.run}`"
 
@@ -94,7 +95,7 @@ THEORY = CPU.parent / "theory.md"
 
 @cache
 def whole_theory() -> str:
-    return step_peaks.by_strategy([CPU])
+    return memory_views.THEORY.page([CPU])
 
 
 def resumed() -> str:
@@ -201,7 +202,7 @@ LEFT_BY_EVERY_RUN = {
 
 def planner_accuracy() -> str:
     """How far the planner's models are from the committed runs, and where a peak's count may be much too large."""
-    sent = [cell for run in runs() if run.world_size > 1 and (cell := expected.messages(run))]
+    sent = [cell for run in runs() if run.world_size > 1 and (cell := predicted.messages(run))]
     apart = [error for error in against_theory().states if abs(error.error) > EXACT]
     states = [f"{len(runs()) - len(apart)} within 0.001 %", *(f"{percent(e.error, 2)} `{e.run}`" for e in apart)]
     peaks = against_theory().peaks
@@ -318,7 +319,7 @@ def frozen(caps: tuple[float, ...] = (3, 6)) -> dict[tuple[float, str], str]:
 
 def fits() -> str:
     """The largest model that each strategy trained under each cap, beside what was predicted before."""
-    said, trained = frozen(), {(row.cap_gib, row.strategy): row.trained for row in what_fits.largest([FRONTIER])}
+    said, trained = frozen(), {(row.cap_gib, row.strategy): row.trained for row in frontier.largest([FRONTIER])}
     caps = sorted({cap for cap, _ in trained})
     names = list(dict.fromkeys(name for _, name in trained))
     head = ["strategy", *(text for cap in caps for text in (f"{cap:g} GiB: trained", "predicted"))]
@@ -328,11 +329,11 @@ def fits() -> str:
 
 def speeds() -> str:
     """The largest batch of each strategy under 3 GiB, its step at DDP's batch, and its rate at its own."""
-    largest = {row.strategy: row.trained for row in what_fits.largest([CPU / "equal-memory-batches"])}
-    timed = {row.strategy: row.cells() for row in what_fits.speeds([CPU / "equal-memory"])}
+    largest = {row.strategy: row.trained for row in frontier.largest([CPU / "equal-memory-batches"])}
+    timed = {row.strategy: row.cells() for row in frontier.speeds([CPU / "equal-memory"])}
     columns = "seconds a step at DDP's batch, times DDP's", "sequences/s at its own, times DDP's"
     head = ["strategy", "largest batch", *columns]
-    names = words.in_order({*largest, *timed})
+    names = formatting.in_order({*largest, *timed})
     found = {name: [largest.get(name), *(timed.get(name, [""] * 6)[at] for at in (2, 5))] for name in names}
     return tabulate(head, [[name, *(each or "" for each in cells)] for name, cells in found.items()])
 
@@ -349,10 +350,10 @@ def series() -> str:
     def said(ratios: tuple[float, ...]) -> str:
         if len(ratios) < 2:
             return ", ".join(f"{ratio:.2f}" for ratio in ratios)
-        middle, low, high = what_fits.over_series(ratios)
+        middle, low, high = frontier.over_series(ratios)
         return f"{middle:.2f} ({low:.2f} to {high:.2f}; {len(ratios)})"
 
-    rows = what_fits.speeds([CPU / "equal-memory-again"])
+    rows = frontier.speeds([CPU / "equal-memory-again"])
     made = [[row.strategy, said(row.equal_ratios), str(row.batch or ""), said(row.own_ratios)] for row in rows]
     return tabulate(["strategy", "a step, times DDP's", "its batch", "sequences/s, times DDP's"], made)
 
@@ -368,7 +369,7 @@ def real_peaks() -> str:
         found = these.pivot(index="strategy", columns=["size", "precision", "processes"], values="said").fillna("")
         columns = sorted(found.columns, key=lambda each: (list(sizes).index(each[0]), each[1] != "fp32", each[2]))
         head = ["strategy", *(f"{sizes[size]}, {precision}, {processes}" for size, precision, processes in columns)]
-        names = words.in_order(found.index)
+        names = formatting.in_order(found.index)
         made.append(tabulate(head, [[name, *(found.loc[name, each] for each in columns)] for name in names]))
     return "\n\n".join(made)
 
@@ -413,11 +414,11 @@ def exact() -> str:
     trained = [cell for cell in found["cells"] if not cell["outcome"].startswith("refused")]
     same = [cell for cell in trained if cell["outcome"] == "same bits"]
     faults = {fault["fault"] for fault in found["faults"]}
-    engines = words.in_order(fault["strategy"] for fault in found["faults"])
+    engines = formatting.in_order(fault["strategy"] for fault in found["faults"])
     seen = sum(fault["seen"] for fault in found["faults"])
     rows = [
         ["trainings that end with the bits of the reference", f"{len(same)} of {len(trained)}"],
-        ["strategies among them", ", ".join(words.in_order({cell["strategy"] for cell in trained}))],
+        ["strategies among them", ", ".join(formatting.in_order({cell["strategy"] for cell in trained}))],
         ["strategies that a CPU does not train", ", ".join(_never_trained(found["cells"]))],
         [
             f"planted faults that are seen: {len(faults)}, each under {', '.join(engines)}",
@@ -429,7 +430,7 @@ def exact() -> str:
 
 def _never_trained(cells: list[dict[str, Any]]) -> list[str]:
     trained = {cell["strategy"] for cell in cells if not cell["outcome"].startswith("refused")}
-    return words.in_order({cell["strategy"] for cell in cells} - trained)
+    return formatting.in_order({cell["strategy"] for cell in cells} - trained)
 
 
 def roundings() -> str:
@@ -440,7 +441,7 @@ def roundings() -> str:
     for name in (each for each in bits.ROUNDINGS if each in met):
         pin, seen = f"`{bits.PIN_OF[name]}`" if name in bits.PIN_OF else "nothing", alone.get(name)
         pairs = "never alone" if seen is None else f"{seen.num_pairs - seen.num_same} of {seen.num_pairs}"
-        largest = "" if seen is None or seen.largest is None else words.powers(seen.largest)
+        largest = "" if seen is None or seen.largest is None else formatting.powers(seen.largest)
         rows.append([f"**{name}**", bits.ROUNDINGS[name], pin, pairs, largest])
     head = ["cause", "explanation", "removed by", "pairs of runs with only this cause that differ",
             "largest relative difference of their held-out losses"]  # fmt: skip
@@ -458,7 +459,7 @@ def learned_bits() -> str:
                 shown[f"{workload.split('-')[0].upper()}, {steps}, {seed}, {precision}, {pins}"] = {
                     name: bits.shown(cells[0]) for name, cells in bits.grid([column]).items()
                 }
-    names = words.in_order({name for cells in shown.values() for name in cells})
+    names = formatting.in_order({name for cells in shown.values() for name in cells})
     rows = [[name, *(cells.get(name, "") for cells in shown.values())] for name in names]
     return tabulate(["strategy", *shown], rows)
 

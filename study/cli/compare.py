@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import operator
 from pathlib import Path
 
 import click
@@ -11,19 +12,19 @@ from study.cli.options import A_STUDY, DATA_FOLDER, PATH, RECORDS, TRAINING, com
 from study.errors import Refusal
 from study.files import require_clone
 
-# The tables of `zero-study compare`, by the module of study.compare that makes each.
+# The tables of `zero-study compare`, and the function of study.compare that makes each.
 VIEWS = {
-    "short": "at_a_glance.table",
-    "differences": "differences.table",
-    "model-states": "states_held.table",
-    "communication": "bytes_sent.table",
-    "peaks": "step_peaks.table",
-    "theory": "step_peaks.by_strategy",
-    "parity": "parity.table",
-    "bits": "bits.table",
-    "acceptance": "acceptance.table",
-    "fits": "what_fits.table",
-    "parts": "peak_parts.table",
+    "short": "summary.table",
+    "differences": "differences.page",
+    "model-states": "memory_views.MODEL_STATES.page",
+    "communication": "communication_views.COMMUNICATION.page",
+    "peaks": "memory_views.PEAKS.page",
+    "theory": "memory_views.THEORY.page",
+    "parity": "parity.PARITY.page",
+    "bits": "bits.BITS.page",
+    "acceptance": "acceptance.page",
+    "fits": "frontier.page",
+    "parts": "memory_views.PEAK_PARTS.page",
 }
 WITH_CONTROL = ("differences",)  # the tables that compare with one strategy
 
@@ -57,9 +58,9 @@ def _compare(records: tuple[Path, ...], view: str, control: str, verdict: str | 
         return
     if control != "ddp" and view not in WITH_CONTROL:
         raise Refusal(f"--control {control}: --view {view} compares with no strategy of your choice; leave it out")
-    module, table = VIEWS[view].split(".")
-    make = getattr(importlib.import_module(f"study.compare.{module}"), table)
-    print(make(records, control) if view in WITH_CONTROL else make(records))
+    module, _, attributes = VIEWS[view].partition(".")
+    page = operator.attrgetter(attributes)(importlib.import_module(f"study.compare.{module}"))
+    print(page(records, control) if view in WITH_CONTROL else page(records))
 
 
 @command("report")

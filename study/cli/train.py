@@ -55,7 +55,7 @@ def _train(
 
     Of several machines, this one's part of it.
     """
-    from study.compare import brief
+    from study.compare import summary
     from study.run import make_run
     from study.running import checks, launch
 
@@ -75,7 +75,7 @@ def _train(
         raise Refusal(ended.message)
     print(f"{ended.status}: {ended.message}" + (f" ({ended.record_path})" if ended.record_path else ""))
     if ended.status == "ok" and ended.record_path:
-        print(brief.text(run.folder))
+        print(summary.of_run(run.folder))
     if ended.status == "crashed":
         print("\n".join([" ".join(ended.command), *ended.stderr_tail]))
     return 0 if ended.status == "ok" else 1

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from study.compare import words
+from study import formatting
+from study.compare import view
 from study.compare.parity import largest_loss_difference, settings, shown_arithmetic
 from study.records import find as records
 from study.records.find import RecordedRun, RecordFile
@@ -50,7 +51,7 @@ def tolerance(precision: str) -> float:
     return LOSS_TOLERANCE if precision == "fp32" else LOSS_TOLERANCE_IN_16_BITS
 
 
-def table(folders: Sequence[Path]) -> str:
+def page(folders: Sequence[Path]) -> str:
     """Make the page: a row for each strategy, a column for each check; then the reasons, and how far each run is."""
     found = {run.identity: run for run in records.find_runs(folders)}.values()
     runs = [_read(run) for run in found]
@@ -64,9 +65,9 @@ def table(folders: Sequence[Path]) -> str:
     rows = [[f"`{name}`", *(_shown(cells.get((name, check))) for check in CHECKS)] for name in names]
     boxes = sorted({records.box_of(run.record.record) for run in found if run.record}) or [records.UNKNOWN_BOX]
     counts = [f"{sum(cell.status == status for cell in cells.values())} {status}" for status in (OK, FAILED, NOT_RUN)]
-    lines = [f"{'; '.join(boxes)}: {', '.join(counts)}.", "", *words.markdown(["strategy", *CHECKS], rows), ""]
+    lines = [f"{'; '.join(boxes)}: {', '.join(counts)}.", "", *formatting.markdown(["strategy", *CHECKS], rows), ""]
     lines += [*_reasons(cells), *_distances(runs, plain)]
-    return words.page("Acceptance: does every strategy work here?", EXPLANATION, lines, "--view acceptance", folders)
+    return view.page("Acceptance: does every strategy work here?", EXPLANATION, lines, "--view acceptance", folders)
 
 
 def _shown(verdict: Verdict | None) -> str:
@@ -156,11 +157,9 @@ def _as_single(file: RecordFile, plain: dict[str, RecordFile]) -> Verdict:
     difference = largest_loss_difference(file, reference)
     if difference is not None and difference <= allowed:
         return Verdict(OK)
-    return Verdict(FAILED, f"{r.run_id}: a loss is {_number(difference)} from `single`'s, at most {allowed:g}")
-
-
-def _number(difference: float | None) -> str:
-    return "unknown" if difference is None else f"{difference:.1e}"
+    return Verdict(
+        FAILED, f"{r.run_id}: a loss is {formatting.difference(difference)} from `single`'s, at most {allowed:g}"
+    )
 
 
 def _has_process_memory(r: Record) -> bool:
@@ -206,7 +205,9 @@ def _reasons(cells: dict[tuple[str, str], Verdict]) -> list[str]:
     for verdict, places in sorted(where.items()):
         names = dict.fromkeys(f"`{name}`" for name, _ in places)
         checks = sorted({check for _, check in places}, key=CHECKS.index)
-        lines.append(f"- {verdict.status}: {', '.join(checks)} of {', '.join(names)}: {words.shown(verdict.reason)}")
+        lines.append(
+            f"- {verdict.status}: {', '.join(checks)} of {', '.join(names)}: {formatting.shown(verdict.reason)}"
+        )
     return ["## What is not ok", "", *lines, ""] if lines else []
 
 
@@ -215,8 +216,8 @@ def _distances(runs: list[_Run], plain: dict[str, RecordFile]) -> list[str]:
     rows = []
     for file in (run.file for run in runs if run.file and not _is_plain(run.file.record)):
         if reference := plain.get(_work(file.record)):
-            seen = _number(largest_loss_difference(file, reference))
+            seen = formatting.difference(largest_loss_difference(file, reference))
             allowed = tolerance(file.record.config["precision"])
             rows.append([file.record.run_id, reference.record.run_id, seen, f"{allowed:g}"])
     head = ["run", "compared with", "largest difference of a loss", "at most"]
-    return ["## How far from `single`", "", *words.markdown(head, rows), ""] if rows else []
+    return ["## How far from `single`", "", *formatting.markdown(head, rows), ""] if rows else []

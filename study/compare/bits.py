@@ -9,14 +9,15 @@ differ, and the names say why.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, groupby
 from pathlib import Path
 from typing import Any
 
-from study.compare import words
+from study import formatting
 from study.compare.facts import proven
+from study.compare.view import View, finished
 from study.config import NOT_TRAINED, PINS
 from study.records import find as records
 from study.records.find import RecordFile
@@ -98,30 +99,28 @@ def _way_of_norm(stage: int | None, is_fsdp: bool, offload: str) -> str:
 # ---------------------------------------------------------------- the page
 
 
-def table(folders: Sequence[Path]) -> str:
-    """Make the page: one table per model and precision, rows are strategies, columns settings; then what held."""
-    found = records.find(folders)
-    usable = [file for file in found if file.record.status == "ok" and file.record.digests]
-    lines: list[str] = []
+EXPLANATION = (
+    "Each cell compares a run with the DDP run of the same setting: the digests of the weights and of both "
+    "Adam moments, at every step for which both runs have digests. *same bits*: all of them are equal. "
+    "Otherwise the cell lists the causes of the difference, the first step that differs, and the relative "
+    "difference of the final held-out losses. An empty cell was not run."
+)
+
+
+def _sections(record_files: list[RecordFile]) -> list[str]:
+    """The causes that occur; a table per model and precision, rows are strategies, columns settings; then what held."""
+    usable = _with_digests(record_files)
+    occurring = {name for file in usable for name in roundings(file.record)}
+    lines = [*(f"- **{name}**: {text}" for name, text in ROUNDINGS.items() if name in occurring), ""]
     for heading, (shipped, pinned) in _settings(usable).items():
         lines += [f"## {heading}", ""]
         lines += ["### Unmodified engines", "", *_table(shipped), ""] if shipped else []
         lines += ["### With --fixed-order", "", *_table(pinned), ""] if pinned else []
-    lines += _against_shipped(usable)
-    lines += _held(usable)
-    used = {name for file in usable for name in roundings(file.record)}
-    named = [f"- **{name}**: {text}" for name, text in ROUNDINGS.items() if name in used]
-    legend = "\n".join(
-        [
-            "Each cell compares a run with the DDP run of the same setting: the digests of the weights and of both "
-            "Adam moments, at every step for which both runs have digests. *same bits*: all of them are equal. "
-            "Otherwise the cell lists the causes of the difference, the first step that differs, and the relative "
-            "difference of the final held-out losses. An empty cell was not run.",
-            "",
-            *named,
-        ]
-    )
-    return words.page("Which strategies train the same bits?", legend, lines, "--view bits", folders, found)
+    return [*lines, *_against_shipped(usable), *_held(usable)]
+
+
+def _with_digests(record_files: Iterable[RecordFile]) -> list[RecordFile]:
+    return [file for file in finished(record_files) if file.record.digests]
 
 
 def _heading(file: RecordFile) -> str:
@@ -139,7 +138,7 @@ def _setting(file: RecordFile, ignored: Collection[str] = ("perturb",)) -> str:
 def _column(file: RecordFile) -> str:
     """What a column's head says."""
     r, proof = file.record, proven(file.record)
-    said = [words.processes(r.world_size)]
+    said = [formatting.processes(r.world_size)]
     if proof.gradient_accumulation_steps > 1:
         said.append(f"{proof.gradient_accumulation_steps} micro batches")
     if r.config["gradient_clipping"]:
@@ -182,7 +181,7 @@ Column = Sequence[RecordFile]  # the runs of one setting
 
 def settings(folders: Sequence[Path]) -> dict[str, tuple[list[Column], list[Column]]]:
     """Return, for each model and precision, the settings that were run as shipped, and those with pins."""
-    return _settings([file for file in records.find(folders) if file.record.status == "ok" and file.record.digests])
+    return _settings(_with_digests(records.find(folders)))
 
 
 def _settings(files: Sequence[RecordFile]) -> dict[str, tuple[list[Column], list[Column]]]:
@@ -206,7 +205,9 @@ def _shipped_and_pinned(files: Sequence[RecordFile]) -> tuple[list[Column], list
 def _table(columns: Sequence[Column]) -> list[str]:
     cells = grid(columns)
     return list(
-        words.markdown([HEAD, *heads(columns)], [[name, *(shown(cell) for cell in row)] for name, row in cells.items()])
+        formatting.markdown(
+            [HEAD, *heads(columns)], [[name, *(shown(cell) for cell in row)] for name, row in cells.items()]
+        )
     )
 
 
@@ -223,7 +224,7 @@ class Cell:
 def grid(columns: Sequence[Column]) -> dict[str, list[Cell | None]]:
     """Return a row of cells for each strategy, then for each planted fault; None: no such run in that setting."""
     files = [file for column in columns for file in column]
-    names = words.in_order(file.record.strategy for file in files)
+    names = formatting.in_order(file.record.strategy for file in files)
     faults = sorted({_name(file.record) for file in files} - {*names})
     rows = {}
     for name in [*names, *faults]:
@@ -252,7 +253,7 @@ def shown(cell: Cell | None) -> str:
 
 
 def _from_step(step: int, held_out: float | None) -> str:
-    return f"from step {step}" + ("" if held_out is None else f"; {words.powers(held_out)}")
+    return f"from step {step}" + ("" if held_out is None else f"; {formatting.powers(held_out)}")
 
 
 def parts_at(r: Record, other: Record) -> int | None:
@@ -301,7 +302,7 @@ def _against_shipped(files: Sequence[RecordFile]) -> list[str]:
     return [
         "## Each strategy with fixed order, compared with itself unmodified",
         "",
-        *words.markdown(["setting", HEAD, "bits"], rows),
+        *formatting.markdown(["setting", HEAD, "bits"], rows),
         "",
     ]
 
@@ -383,3 +384,6 @@ def _held(files: Sequence[RecordFile]) -> list[str]:
     ):
         lines += [f"- **{said}**: {first} and {second}" for first, second in found[kind]]
     return [*lines, ""]
+
+
+BITS = View("bits", "Which strategies train the same bits?", EXPLANATION, _sections)

@@ -14,7 +14,8 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from study.compare import expected, pairs, words
+from study import formatting
+from study.compare import pairs, predicted, view
 from study.compare import table as tidy
 from study.compare.parity import WITHIN
 
@@ -80,7 +81,7 @@ class _Estimate(NamedTuple):
 def compare(table: pd.DataFrame, control: str = "ddp", metrics: Iterable[str] = METRICS) -> pd.DataFrame:
     """Compare each strategy with the control, metric by metric; one row per comparison, with `COLUMNS`.
 
-    `mfu` is a metric of tables that `expected.with_theory` has joined.
+    `mfu` is a metric of tables that `predicted.with_theory` has joined.
 
     Which runs go together is for `pairs.pair` to say, whose `refused` lists the rest. What is learned is compared seed
     by seed, the mean of a seed's repeats with that of the control's; times launch by launch, as logarithms of ratios;
@@ -363,18 +364,18 @@ one-sided tests, *higher* and *lower* have an interval that leaves out 0. Each i
 without any effect, one is expected to leave out 0. Bytes are counted, and compared exactly."""
 
 
-def table(folders: Sequence[Path], control: str) -> str:
+def page(folders: Sequence[Path], control: str) -> str:
     """Make the page: verdicts metric by metric, and the list of what was left out."""
-    runs = expected.with_theory(tidy.read(folders))
+    runs = predicted.with_theory(tidy.read(folders))
     tidy.check_control(runs, control)
     head = ["strategy", "processes", "n", control, "value", "difference", "margin", "verdict", "why"]
     lines = []
     for heading, metrics in _sections(compare(runs, control)):
-        lines += [f"## {words.shown(heading)}", ""]
+        lines += [f"## {formatting.shown(heading)}", ""]
         for metric, rows in metrics.groupby("metric", sort=False):
-            lines += [f"### {metric}", "", *words.markdown(head, map(_row, rows.to_dict("records"))), ""]
+            lines += [f"### {metric}", "", *formatting.markdown(head, map(_row, rows.to_dict("records"))), ""]
     lines += _untimed(runs) + _left_out(pairs.pair(runs, control).refused)
-    return words.page(f"Differences from {control}", EXPLANATION, lines, "", folders)
+    return view.page(f"Differences from {control}", EXPLANATION, lines, "", folders)
 
 
 def _sections(rows: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
@@ -390,7 +391,7 @@ def _sections(rows: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
 
 
 def _row(row: dict[Any, Any]) -> list[Any]:
-    show = words.bytes_text if row["metric"].endswith("_bytes") else "{:.4g}".format
+    show = formatting.bytes_text if row["metric"].endswith("_bytes") else "{:.4g}".format
     relative = "" if pd.isna(row["relative_difference"]) else f"{row['relative_difference']:+.3%}"
     if not pd.isna(row["relative_low"]):
         relative += f" ({row['relative_low']:+.3%} to {row['relative_high']:+.3%})"
@@ -426,6 +427,6 @@ def _left_out(refused: pd.DataFrame) -> list[str]:
     known = [run["status"] != "ok" and not pd.isna(run["message"]) for run in runs]
     reasons = [run["reason"] + (f" ({run['message']})" if why else "") for run, why in zip(runs, known, strict=True)]
     counted = Counter(reasons).most_common()
-    lines = [f"- {n} run(s): {words.shown(why)}" for why, n in counted[:SHOWN_REASONS]]
+    lines = [f"- {n} run(s): {formatting.shown(why)}" for why, n in counted[:SHOWN_REASONS]]
     others = sum(n for _, n in counted[SHOWN_REASONS:])
     return ["## Not compared", "", *lines, *([f"- and {others} for other reasons"] if others else []), ""]

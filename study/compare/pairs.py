@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from study.compare.parity import other_masks
-from study.compare.words import processes
+from study.formatting import processes
 
 # What must be equal between two runs, in the order in which a difference is told, and how it is told.
 _HELD: dict[str, str] = {

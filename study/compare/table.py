@@ -12,9 +12,9 @@ from pydantic import ValidationError
 
 from study.compare import facts
 from study.compare.facts import CURVE
-from study.compare.words import in_order
 from study.config import RunConfig, build_config, parse_flags
 from study.errors import Refusal
+from study.formatting import in_order
 from study.records import find as records
 from study.records.schema import Outcome
 
@@ -109,7 +109,7 @@ COLUMNS: dict[str, str] = {
     "settings": "object",  # what `config_digest` is the digest of
     "libraries": "str",
     # What the record has of them as it is; None: there is no record
-    "record": "object",  # the record itself, which `expected.with_theory` reads
+    "record": "object",  # the record itself, which `predicted.with_theory` reads
     "command": "object",
     "machine": "object",
     # Curves
@@ -122,7 +122,7 @@ EQUAL = (*CELL, "global_batch_size", "micro_batch_size", "strategy", "world_size
 def read(folders: Iterable[Path], boxes: Sequence[str] | None = None) -> pd.DataFrame:
     """Read all runs below the folders, of these boxes or of all, into one table; its columns are `COLUMNS`.
 
-    Facts alone: what theory expects is joined by `expected.with_theory`. A run of which there is only an outcome is a
+    Facts alone: what theory expects is joined by `predicted.with_theory`. A run of which there is only an outcome is a
     row too: its status and message, and NaN for what a record would say; it has the box of the runs around it.
 
     Raises Refusal for a record or an outcome that does not hold the schema, and for steps that are missing or altered.

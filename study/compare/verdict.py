@@ -14,10 +14,10 @@ from typing import NamedTuple
 import numpy as np
 from scipy import stats
 
-from study.compare.admitted import Runs, Trained
 from study.compare.differences import bootstrap_interval
-from study.compare.words import in_order
+from study.compare.eligible_runs import Runs, Trained
 from study.errors import Refusal
+from study.formatting import in_order
 from study.running.studies import Protocol
 
 EXCHANGES = 20_000  # random ones, from a fixed seed: a p of 0.05 is known to 0.003

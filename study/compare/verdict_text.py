@@ -9,11 +9,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from study.compare import admitted, verdict, words
-from study.compare.admitted import Runs, Wanted
+from study import formatting
+from study.compare import eligible_runs, verdict, view
+from study.compare.eligible_runs import Runs, Wanted
 from study.compare.verdict import Arm, Verdict
-from study.compare.words import percent, signed_percent
 from study.files import parse_yaml
+from study.formatting import percent, signed_percent
 from study.records import find as records
 from study.running import studies
 from study.running.studies import Study
@@ -66,11 +67,14 @@ def decided_in(folders: Sequence[Path]) -> list[Decided]:
 
 
 def admit(folders: Sequence[Path], study: Study, of: Study | None = None) -> Runs:
-    """Take the runs that a protocol lets in, the study's own or `of` another's. Raises Refusal as `admitted.read`."""
+    """Take the runs that a protocol lets in, the study's own or `of` another's.
+
+    Raises Refusal as `eligible_runs.read` does.
+    """
     protocol = (of or study).protocol
     assert protocol is not None
     wanted = [Wanted(run.run_id, run.strategy.name, run.world_size, run.config) for run in studies.runs(study)]
-    return admitted.read(folders, wanted, protocol, study.name, study.sha256)
+    return eligible_runs.read(folders, wanted, protocol, study.name, study.sha256)
 
 
 def page(folders: Sequence[Path], study: Study) -> str:
@@ -83,18 +87,18 @@ def page(folders: Sequence[Path], study: Study) -> str:
         named = ", ".join(map(str, still))
         lines += [f"## Without the starts that hardly learn ({named})", "", said, "", *table_of_arms(later), ""]
     lines += ["## What it rests on", "", *(f"- {line}" for line in basis(decided)), ""]
-    return words.page(study.question, answer(decided), lines, f"--verdict {study.name}", folders)
+    return view.page(study.question, answer(decided), lines, f"--verdict {study.name}", folders)
 
 
 def table_of_arms(decided: Decided) -> list[str]:
     """The table of what became of each arm, in Markdown."""
     head = ["arm", "starts", "mean difference", "90 % interval", "furthest run", "times the null's distance", "p",
             "beyond the null", "of all starts at most"]  # fmt: skip
-    return words.markdown(head, map(_row, decided.verdict.arms))
+    return formatting.markdown(head, map(_row, decided.verdict.arms))
 
 
 def answer(decided: Decided) -> str:
-    """The verdict in plain words."""
+    """The verdict in plain formatting."""
     found = decided.verdict
     if found.lacks:
         return f"No verdict: {'; '.join(found.lacks)}."
@@ -148,7 +152,7 @@ def _null(decided: Decided) -> list[str]:
     return [
         f"## The null: {control}'s own training, rounded otherwise",
         "",
-        *words.markdown(["variant", "starts", "median distance", "furthest"], rows),
+        *formatting.markdown(["variant", "starts", "median distance", "furthest"], rows),
         "",
         f"In {found.share_noticed:.0%} of starts one of them ends {percent(protocol.noticed)} or more from {control}, "
         f"whose held-out loss falls by {percent(-max(falls))} to {percent(-min(falls))}.",
@@ -157,7 +161,7 @@ def _null(decided: Decided) -> list[str]:
         "",
         "Simulated from these distances: an arm whose runs part from the control's in a share of starts, by so much.",
         "",
-        *words.markdown(["share of starts", *(f"by {percent(by)}" for by in PARTINGS)], power),
+        *formatting.markdown(["share of starts", *(f"by {percent(by)}" for by in PARTINGS)], power),
     ]
 
 

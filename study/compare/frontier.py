@@ -9,7 +9,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from study.compare import words
+from study import formatting
+from study.compare import view
 from study.compare.facts import why_untimed
 from study.config import RunConfig
 from study.models import SIZES
@@ -72,27 +73,27 @@ class Largest(NamedTuple):
         return [self.strategy, shown[0], shown[1] + struck, shown[2], needed]
 
 
-def table(folders: Sequence[Path], control: str = "ddp") -> str:
+def page(folders: Sequence[Path], control: str = "ddp") -> str:
     """Make the page: by workload and cap, one row per strategy."""
     tried = read(folders)
     lines: list[str] = [] if tried else ["No run here had a cap; `zero-study run frontier` makes some.", ""]
     for work, members in groupby(tried, key=lambda each: each.work):
         runs = list(members)
         workload, precision, length, cap = work
-        lines += [f"## {cap:g} GiB: {words.shown(workload)}, {precision}, sequences of {length} tokens", ""]
+        lines += [f"## {cap:g} GiB: {formatting.shown(workload)}, {precision}, sequences of {length} tokens", ""]
         of = "models" if _knob(runs) == "size" else f"batches of {runs[0].config.size}"
-        lines += [f"Of {of}:", "", *words.markdown(HEAD, [each.cells() for each in _largest(runs)]), ""]
+        lines += [f"Of {of}:", "", *formatting.markdown(HEAD, [each.cells() for each in _largest(runs)]), ""]
         if of != "models" and (timed := [each.cells() for each in _speeds(runs, control)]):
             lines += [
                 OF_TIMES.format(control),
                 "",
-                *words.markdown([name.format(control) for name in TIMED], timed),
+                *formatting.markdown([name.format(control) for name in TIMED], timed),
                 "",
             ]
-        lines += [f"- {each.outcome.run_id}: {each.outcome.status}, {words.shown(each.outcome.message)}"
+        lines += [f"- {each.outcome.run_id}: {each.outcome.status}, {formatting.shown(each.outcome.message)}"
                   for each in runs if each.outcome.status not in ("ok", "out_of_memory", "skipped")]  # fmt: skip
     found = [file for folder in folders for file in records.find([folder])]
-    return words.page("What fits: measured, and predicted", EXPLANATION, lines, "--view fits", folders, found)
+    return view.page("What fits: measured, and predicted", EXPLANATION, lines, "--view fits", folders, found)
 
 
 def read(folders: Sequence[Path]) -> list[Tried]:
@@ -132,7 +133,7 @@ def _largest(runs: list[Tried]) -> list[Largest]:
     place: Callable[[Tried], int] = _parameters if knob == "size" else lambda run: run.batch
     ladder = {place(run): getattr(run.config, knob) for run in runs}
     rows = []
-    for name in words.in_order(run.outcome.strategy for run in runs):
+    for name in formatting.in_order(run.outcome.strategy for run in runs):
         trained = max(_of(name, runs), key=place, default=None)
         ended = min(_of(name, runs, "out_of_memory"), key=place, default=None)
         like = next(run for run in runs if run.outcome.strategy == name)
@@ -185,7 +186,7 @@ def _speeds(runs: list[Tried], control: str) -> list[Speed]:
     if len(controls) < 2:  # a ladder's runs, one of each batch
         return []
     rows = []
-    for name in words.in_order(run.outcome.strategy for run in runs if run.outcome.strategy != control):
+    for name in formatting.in_order(run.outcome.strategy for run in runs if run.outcome.strategy != control):
         trained = _of(name, runs)
         largest = max((run.batch for run in trained if run.batch > batch), default=0)
         equal, own = ([run for run in trained if run.batch == each] for each in (batch, largest))

@@ -1,4 +1,4 @@
-"""What theory expects of recorded runs, beside what they measured: states, messages, peaks, FLOP/s; predicted records.
+"""What theory predicts of recorded runs, beside what they measured: states, messages, peaks, FLOP/s; predicted records.
 
 The only module of this room that imports `study.theory`. `with_theory` joins its columns to the tidy table.
 """

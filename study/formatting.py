@@ -1,15 +1,11 @@
-"""How values, strategies and tables read: units, digits, the order of strategies, Markdown."""
+"""How values and tables read: units, digits, the order of strategies, tables in Markdown."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, SupportsFloat
 
-from study.files import shown_path
-
-if TYPE_CHECKING:
-    from study.records.find import RecordFile
+GIB = 1 << 30
 
 STAGES = ("single", "ddp", "zero0", "zero1", "zero2", "zero3", "fsdp2")
 KINDS = ("", "cpu_offload", "nvme_offload", "tuned")  # of a stage: what follows the first underscore of a name
@@ -32,9 +28,16 @@ def _place(word: str, known: Sequence[str]) -> int:
 # ---------------------------------------------------------------- values
 
 
-def bytes_text(value: float) -> str:
-    name, size = next((unit for unit in (("GiB", 2**30), ("MiB", 2**20)) if value >= unit[1]), ("KiB", 2**10))
-    return f"{three_digits(value / size)} {name}"
+def gib(num_bytes: SupportsFloat | None, digits: int = 2) -> str:
+    """Return bytes in GiB, without the unit; empty if they are not known."""
+    return "" if num_bytes is None else f"{float(num_bytes) / GIB:.{digits}f}"
+
+
+def bytes_text(num_bytes: float) -> str:
+    """Return bytes in three digits with the unit that suits them: GiB, MiB or KiB."""
+    units = (("GiB", GIB), ("MiB", 2**20))
+    name, size = next((unit for unit in units if num_bytes >= unit[1]), ("KiB", 2**10))
+    return f"{three_digits(num_bytes / size)} {name}"
 
 
 def three_digits(value: float) -> str:
@@ -66,6 +69,11 @@ def powers(value: float) -> str:
     return f"{mantissa.removesuffix('.0')}e{int(exponent)}"
 
 
+def difference(relative: float | None) -> str:
+    """A relative difference between two runs, in two digits and a power of ten of two: 2.1e-06."""
+    return "unknown" if relative is None else f"{relative:.1e}"
+
+
 def processes(count: float) -> str:
     return f"{count:.0f} process" if count == 1 else f"{count:.0f} processes"
 
@@ -73,44 +81,8 @@ def processes(count: float) -> str:
 # ---------------------------------------------------------------- Markdown
 
 
-def page(
-    title: str,
-    legend: str,
-    lines: Iterable[str],
-    option: str,
-    folders: Sequence[Path],
-    record_files: Iterable[RecordFile] = (),
-) -> str:
-    """Make a page of `zero-study compare`: title and folders, legend, tables, runs without a result, its command."""
-    name = f"compare {option}".rstrip()
-    of = ", ".join(path.name for path in folders if path.name not in ("", "records"))
-    head = f"# {title} ({of})" if of else f"# {title}"
-    return "\n".join([head, "", legend, "", *lines, *not_ok(record_files), f"Made by `{command(name, folders)}`."])
-
-
-def not_ok(record_files: Iterable[RecordFile]) -> list[str]:
-    """List the runs that did not finish, so that no table drops them unseen.
-
-    And those that different code, other processors or another number of threads trained in parts.
-    """
-    found = [file.record for file in record_files]
-    lines = [f"- {shown(r.run_id)}: {r.status}" for r in found if r.status != "ok"]
-    mixed = [f"- {shown(r.run_id)}: {shown(r.mixed_code)}" for r in found if r.mixed_code]
-    others = [f"- {shown(r.run_id)}: {shown(r.mixed_processors)}" for r in found if r.mixed_processors]
-    return [
-        *(["", "Runs without a result:", "", *lines] if lines else []),
-        *(["", "Runs that no single code trained (--resume-with-other-code):", "", *mixed] if mixed else []),
-        *(["", "Runs that went on with other threads or another processor:", "", *others] if others else []),
-    ]
-
-
-def command(name: str, folders: Sequence[Path]) -> str:
-    """The command that makes a page, with folders as seen from the current one."""
-    return " ".join(["zero-study", name, *map(shown_path, folders)])
-
-
 def shown(text: Any) -> str:
-    """What a record says, on one line: nothing in it ends a cell, is HTML, or turns the direction of what follows."""
+    """Return text on one line in which nothing ends a cell, is HTML, or turns the direction of what follows."""
     line = " ".join(str(text).split())
     visible = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line)
     return visible.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;")
