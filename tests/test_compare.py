@@ -391,7 +391,7 @@ def test_the_page_of_differences(tmp_path):
         synthetic.write_run(tmp_path, strategy="zero2", seed=seed, loss_shift=0.5)
     synthetic.write_outcome(tmp_path, "killed", strategy="zero3")
     page = differences.page([tmp_path], "ddp")
-    losses = rows(page.split("### final_loss")[1].split("###")[0], "zero2")
+    losses = rows(page.split("### mean_final_loss")[1].split("###")[0], "zero2")
     assert [(row[2], row[7]) for row in losses] == [("3", "higher")]
     assert losses[0][5].startswith("+")
     assert "zero3: killed (synthetic: killed)" in page.split("## Not compared")[1]

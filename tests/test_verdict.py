@@ -75,7 +75,7 @@ def test_an_arm_is_further_by_a_small_shift_or_by_more_scatter(shift, scatter, i
 def test_an_arm_that_is_one_of_the_null_is_called_further_as_seldom_as_it_says():
     draw = np.random.default_rng(2)
     for tail in (draw.standard_normal, lambda size: draw.standard_t(1.5, size)):
-        ps = np.array([verdict.exchange(each[:, 0], each[:, 1:])[1] for each in tail((300, STARTS, 4))])
+        ps = np.array([verdict.permutation_test(each[:, 0], each[:, 1:])[1] for each in tail((300, STARTS, 4))])
         assert np.mean(ps < 0.05) < 0.08
 
 
@@ -85,12 +85,12 @@ def test_one_start_that_parts_outweighs_no_others():
     both = 1e-5 * draw.normal(size=(24, 4))
     both[:, 0] *= 10
     both[0] = 1e-2 * draw.normal(size=4)
-    assert verdict.exchange(both[:, 0], both[:, 1:])[1] < 0.01
+    assert verdict.permutation_test(both[:, 0], both[:, 1:])[1] < 0.01
 
 
 def test_runs_that_are_all_equal_are_no_further():
-    assert verdict.exchange(np.zeros(STARTS), np.zeros((STARTS, 3))) == (1.0, 1.0)
-    distance, p = verdict.exchange(np.full(STARTS, 1e-7), np.zeros((STARTS, 3)))
+    assert verdict.permutation_test(np.zeros(STARTS), np.zeros((STARTS, 3))) == (1.0, 1.0)
+    distance, p = verdict.permutation_test(np.full(STARTS, 1e-7), np.zeros((STARTS, 3)))
     assert (distance, p < 0.01) == (pytest.approx(100), True)
 
 

@@ -22,7 +22,7 @@ from study.compare.parity import WITHIN
 Kind = Literal["learned", "times", "bytes"]
 
 METRICS: dict[str, Kind] = {
-    "final_loss": "learned",
+    "mean_final_loss": "learned",
     "loss_area": "learned",
     "eval_loss": "learned",
     "mean_grad_norm": "learned",

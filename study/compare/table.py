@@ -34,7 +34,7 @@ COLUMNS: dict[str, str] = {
     "status": "str",
     "message": "str",
     "started_at": "str",
-    "share_of_others": "float64",  # of a CPU's processors, by others; above facts.QUIET the run has no times
+    "share_of_others": "float64",  # of a CPU's processors; above facts.MAX_FOREIGN_CPU_SHARE the run has no times
     "why_untimed": "object",  # None where the run has times
     "oversubscribed": "bool",  # more threads than cores, or processes than GPUs: its times say nothing of the strategy
     "is_unproven": "bool",  # FSDP2, and its proof does not say what it sharded
@@ -52,7 +52,7 @@ COLUMNS: dict[str, str] = {
     "num_params": "float64",
     "num_steps": "float64",
     # Learning
-    "final_loss": "float64",
+    "mean_final_loss": "float64",  # over the last steps (facts.steps_at_an_end); Record.final_loss is the last alone
     "last_loss": "float64",
     "eval_loss": "float64",
     "accuracy": "float64",
@@ -203,13 +203,13 @@ def _tell_apart(rows: Iterable[dict[str, Any]]) -> None:
     """
     proven: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
-        if row.get("proven_strategy") is not None:
+        if row.get("engine_fingerprint") is not None:
             proven.setdefault(row["strategy"], []).append(row)
     for name, same in proven.items():
-        kinds = [row["proven_strategy"] for row in same]
+        kinds = [row["engine_fingerprint"] for row in same]
         differ = [key for key in kinds[0] if any(kind.get(key) != kinds[0][key] for kind in kinds)]
         for row in same if differ else ():
-            said = ", ".join(f"{key.rpartition('.')[2]} {row['proven_strategy'].get(key)}" for key in differ)
+            said = ", ".join(f"{key.rpartition('.')[2]} {row['engine_fingerprint'].get(key)}" for key in differ)
             row["strategy"] = f"{name} ({said})"
 
 

@@ -128,7 +128,7 @@ def _judge_arm(
         raise Refusal(f"{name}: {len(starts)} starts have the null; the tests need two")
     beside = np.array([[each[start] for each in null.values()] for start in starts])
     own = np.array([differences[start] for start in starts])
-    distance, p = exchange(own, beside)
+    distance, p = permutation_test(own, beside)
     low, high = mean_interval(own, 1 - 2 * protocol.significance)
     num_parted = int((np.abs(own) > max(furthest.values())).sum())
     within = -protocol.margin < low and high < protocol.margin
@@ -137,7 +137,7 @@ def _judge_arm(
     return Arm(name, is_broken, each, float(own.mean()), low, high, distance, p, False, within, num_parted, most)
 
 
-def exchange(own: np.ndarray, null: np.ndarray) -> tuple[float, float]:
+def permutation_test(own: np.ndarray, null: np.ndarray) -> tuple[float, float]:
     """A permutation test within each start: how far the arm is from the control, over the null's distance; and its p.
 
     Were the arm one of the null, any of a start's runs could be in its place. Two statistics are exchanged: the mean of
@@ -183,5 +183,6 @@ def power(null: np.ndarray, starts: int, share: float, parting: float, protocol:
         beside = draw.permuted(of, axis=1) * draw.choice([-1, 1], size=of.shape)
         own = beside[np.arange(starts), draw.integers(of.shape[1], size=starts)]
         own = own + np.where(draw.random(starts) < share, parting, 0.0)
-        noticed += bool(np.abs(own).max() > np.abs(beside).max()) or exchange(own, beside)[1] < protocol.significance
+        is_beyond_null = bool(np.abs(own).max() > np.abs(beside).max())
+        noticed += is_beyond_null or permutation_test(own, beside)[1] < protocol.significance
     return noticed / studies

@@ -76,8 +76,8 @@ def loss_difference(
     table = _table(study)
     if steps is not None:  # compared in the place of the last losses
         at = CURVE.index("loss")
-        table = table.assign(final_loss=[curve[:steps, at].mean() for curve in table["curve"]])
-    return _compared(table, study, strategy, control, "final_loss" if part == "training" else "eval_loss")
+        table = table.assign(mean_final_loss=[curve[:steps, at].mean() for curve in table["curve"]])
+    return _compared(table, study, strategy, control, "mean_final_loss" if part == "training" else "eval_loss")
 
 
 def different_bits(strategy: str, control: str) -> Observed:
