@@ -9,11 +9,11 @@ differ, and the names say why.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from study import formatting
 from study.compare.facts import proven
@@ -56,44 +56,102 @@ HEAD = "strategy"
 SAME = "same bits"
 
 
+class _Engine(NamedTuple):
+    """What decides which choices the engine of a run makes."""
+
+    strategy: str
+    world_size: int
+    stage: int | None  # of ZeRO; None: another engine
+    is_fsdp: bool
+    offload: str  # of the optimizer states: none, cpu, nvme
+    precision: str
+    micro_batches: int
+    is_bert: bool
+    clips: bool
+
+    @property
+    def is_odd(self) -> bool:
+        """Whether the number of processes is no power of two."""
+        return self.world_size & (self.world_size - 1) != 0
+
+
+def _engine_of(r: Record) -> _Engine:
+    proof = proven(r)
+    return _Engine(
+        strategy=r.strategy,
+        world_size=r.world_size,
+        stage=proof.zero_stage,
+        is_fsdp=proof.sharding is not None,
+        offload=proof.offload_optimizer_device,
+        precision=proof.precision,
+        micro_batches=proof.gradient_accumulation_steps,
+        is_bert=r.workload == "bert-imdb",
+        clips=bool(r.config["gradient_clipping"]),
+    )
+
+
+def _last_elements(engine: _Engine) -> str | None:
+    if engine.stage and engine.offload == "none" and (engine.is_bert or engine.is_odd):
+        # BERT's head has a bias of two elements.
+        return "of the partitions of stages 1 and 2" if engine.stage < 3 else "of stage 3's partitions"
+    return "of shards" if engine.is_fsdp and engine.is_odd else None
+
+
+def _replaced_modules(engine: _Engine) -> str | None:
+    """Stage 3 changes BERT: GPT-2's projections are no linear layers, and one serves query, key and value."""
+    return "stage 3's" if engine.stage == 3 and engine.is_bert else None
+
+
+def _norm(engine: _Engine) -> str | None:
+    if not engine.clips:
+        return None
+    if engine.is_fsdp:
+        return "of shards"
+    if not engine.stage:
+        return "of whole tensors"
+    on_host = ", on the host" if engine.offload != "none" else ""
+    return f"of stage {'3' if engine.stage == 3 else '1 and 2'}{on_host}"
+
+
+def _division(engine: _Engine) -> str | None:
+    if not engine.is_odd:
+        return None
+    if engine.is_fsdp:
+        return "after"
+    return "before, by division" if engine.stage else "before, by a product"
+
+
+def _micro_batches(engine: _Engine) -> str | None:
+    if engine.micro_batches == 1:
+        return None
+    return "ranks first" if engine.is_fsdp or (engine.stage or 0) >= 2 else "micro batches first"
+
+
+# For each rounding the way of it that an engine takes; None: it takes none.
+_WAY_OF: dict[str, Callable[[_Engine], str | None]] = {
+    "last elements": _last_elements,
+    "CPU Adam": lambda engine: "DeepSpeed's" if engine.stage and engine.offload != "none" else None,
+    "linear": _replaced_modules,
+    "grouping": _replaced_modules,
+    "norm": _norm,
+    "order of ranks": lambda engine: engine.strategy if engine.world_size > 2 else None,
+    "division by 3": _division,
+    "micro batches": _micro_batches,
+    "16 bits": lambda engine: "gradients reduced in fp32" if engine.is_fsdp and engine.precision == "bf16" else None,
+    "missed gradients": lambda engine: "of a disk" if engine.offload == "nvme" else None,
+}
+
+
 def roundings(r: Record) -> dict[str, str]:
     """Return the choices of one run: the name of a rounding -> which way of it the engine takes."""
-    proof, config = proven(r), r.config
-    fixed = config.get("fixed_order")
-    pins = set(PINS if fixed == "all" else (fixed or "").split(","))
-    stage, is_fsdp, is_bert = proof.zero_stage, proof.sharding is not None, r.workload == "bert-imdb"
-    is_odd = r.world_size & (r.world_size - 1) != 0
-    named = {}
-    if proof.offload_optimizer_device == "nvme":
-        named["missed gradients"] = "of a disk"
-    if "optimizer" not in pins:
-        if stage and proof.offload_optimizer_device != "none":
-            named["CPU Adam"] = "DeepSpeed's"
-        elif stage and (is_bert or is_odd):  # BERT's head has a bias of two elements
-            named["last elements"] = "of the partitions of stages 1 and 2" if stage < 3 else "of stage 3's partitions"
-        elif is_fsdp and is_odd:
-            named["last elements"] = "of shards"
-    if stage == 3 and is_bert:  # GPT-2's projections are no linear layers, and one serves query, key and value
-        named |= {name: "stage 3's" for name in ("linear", "grouping") if name not in pins}
-    if config["gradient_clipping"] and "norm" not in pins:
-        named["norm"] = _way_of_norm(stage, is_fsdp, proof.offload_optimizer_device)
-    if r.world_size > 2 and "collectives" not in pins:
-        named["order of ranks"] = r.strategy
-    if is_odd:
-        named["division by 3"] = "after" if is_fsdp else "before, by division" if stage else "before, by a product"
-    if proof.gradient_accumulation_steps > 1:
-        named["micro batches"] = "ranks first" if is_fsdp or (stage or 0) >= 2 else "micro batches first"
-    if is_fsdp and proof.precision == "bf16":
-        named["16 bits"] = "gradients reduced in fp32"
-    return named
+    engine, pins = _engine_of(r), _pins_of(r)
+    ways = {name: _WAY_OF[name](engine) for name in ROUNDINGS if PIN_OF.get(name) not in pins}
+    return {name: way for name, way in ways.items() if way is not None}
 
 
-def _way_of_norm(stage: int | None, is_fsdp: bool, offload: str) -> str:
-    if is_fsdp:
-        return "of shards"
-    if not stage:
-        return "of whole tensors"
-    return f"of stage {'3' if stage == 3 else '1 and 2'}" + (", on the host" if offload != "none" else "")
+def _pins_of(r: Record) -> set[str]:
+    fixed_order = r.config.get("fixed_order")
+    return set(PINS if fixed_order == "all" else (fixed_order or "").split(","))
 
 
 # ---------------------------------------------------------------- the page
@@ -319,19 +377,25 @@ def held(files: Sequence[RecordFile]) -> Mapping[str, list[tuple[str, str]]]:
         kind: [] for kind in ("same", "broken", "repeated", "not repeated", "named", "seen", "not seen")
     }
     for column in _columns(files):
-        for r, o in combinations([file.record for file in column], 2):
-            is_same, pair = parts_at(r, o) is None, (r.run_id, o.run_id)
-            faults = [each for each in (r, o) if is_faulty(each)]
-            if faults:
-                if len(faults) == 1 and r.strategy == o.strategy:
-                    result["not seen" if is_same else "seen"].append(pair)
-            elif r.strategy == o.strategy:
-                result["repeated" if is_same else "not repeated"].append(pair)
-            elif not roundings_apart(r, o):
-                result["same" if is_same else "broken"].append(pair)
-            elif not is_same:
-                result["named"].append(pair)
+        for r, other in combinations([file.record for file in column], 2):
+            if kind := _kind_of_pair(r, other):
+                result[kind].append((r.run_id, other.run_id))
     return result
+
+
+def _kind_of_pair(r: Record, other: Record) -> str | None:
+    """What became of the expectation about two runs of one setting; None: nothing was expected."""
+    is_same, same_strategy = parts_at(r, other) is None, r.strategy == other.strategy
+    num_faulty = is_faulty(r) + is_faulty(other)
+    if num_faulty:
+        if num_faulty == 2 or not same_strategy:
+            return None
+        return "not seen" if is_same else "seen"
+    if same_strategy:
+        return "repeated" if is_same else "not repeated"
+    if not roundings_apart(r, other):
+        return "same" if is_same else "broken"
+    return None if is_same else "named"
 
 
 @dataclass(frozen=True)

@@ -52,16 +52,20 @@ HEAD = ["strategy", "sent", "theory", "paper", "error", "by gloo", "collectives"
 def _sections(record_files: list[RecordFile]) -> list[str]:
     """By model and precision, one block per number of processes; then runs of several machines."""
     runs = [file.record for file in finished(record_files)]
-    compared = [(r, predicted.messages(r)) for r in runs if r.collectives_per_step is not None]
+    measured = [r for r in runs if r.collectives_per_step is not None]
+    compared = [(r, predicted.messages(r)) for r in measured]
     communicating = [c for _, c in compared if c is not None and (c.measured or c.predicted)]
     lines = [*_summary(communicating), "", COLUMNS, ""] if communicating else []
     for heading, members in groupby(sorted(communicating, key=_order), key=lambda c: model_heading(c.record)):
         lines += [f"## {formatting.shown(heading)}", "", *tables(members, _order, _title, HEAD, _rows)]
-    if unknown := [r.run_id for r, messages in compared if messages is None]:
-        lines += [f"No shape is known of the models of: {', '.join(unknown)}.", ""]
-    if unmeasured := [r.run_id for r in runs if r.collectives_per_step is None]:
-        lines += [f"Not measured (`--no-measure`): {', '.join(unmeasured)}.", ""]
+    lines += _named("No shape is known of the models of", [r for r, messages in compared if messages is None])
+    lines += _named("Not measured (`--no-measure`)", [r for r in runs if r.collectives_per_step is None])
     return lines + network_sections(record_files)
+
+
+def _named(reason: str, runs: Sequence[Record]) -> list[str]:
+    """A line that names runs without a row, if there are any."""
+    return [f"{reason}: {', '.join(r.run_id for r in runs)}.", ""] if runs else []
 
 
 def _summary(cells: list[Messages]) -> list[str]:

@@ -185,32 +185,50 @@ def _comparison(
 ) -> dict[str, Any] | None:
     """Compare a group's values with the control's; None where neither side has any."""
     kind = METRICS[metric]
-    runs, controls = (rows[~np.isnan(values[rows])] for rows in (group.runs, group.controls))
-    couples = group.couples[~np.isnan(values[group.couples]).any(axis=1)]
-    if not len(runs) and not len(controls):
+    group = _with_values(group, values)
+    if not len(group.runs) and not len(group.controls):
         return None
-    group = group._replace(runs=runs, controls=controls)
     limit = group.limits.get(_LIMIT[metric])
     average = {"learned": np.mean, "times": stats.gmean, "bytes": np.median}[kind]
     facts: dict[str, Any] = {
-        "n_pairs": len(couples),
-        "n_repeats": max(Counter(seeds[runs]).values(), default=0),
-        "value": average(values[runs]) if len(runs) else None,
-        "control_value": average(values[controls]) if len(controls) else None,
+        "n_pairs": len(group.couples),
+        "n_repeats": max(Counter(seeds[group.runs]).values(), default=0),
+        "value": average(values[group.runs]) if len(group.runs) else None,
+        "control_value": average(values[group.controls]) if len(group.controls) else None,
         "limit": limit,
     }
-    if not len(couples):
+    if not len(group.couples):
         return {**facts, "verdict": "inconclusive", "why": "not measured on both sides"}
     if limit is not None and kind != "learned":
         return {**facts, "verdict": "inconclusive", "why": f"not comparable: {limit}"}
     if kind == "bytes":
-        return {**facts, **_exact(values[runs], values[controls])}
+        return {**facts, **_exact(values[group.runs], values[group.controls])}
+    return {**facts, **_tested(kind, group, values, seeds, margin, limit, control)}
+
+
+def _with_values(group: _Group, values: np.ndarray) -> _Group:
+    """Leave out runs, and pairs of runs, in which the metric is not known."""
+    runs, controls = (rows[~np.isnan(values[rows])] for rows in (group.runs, group.controls))
+    couples = group.couples[~np.isnan(values[group.couples]).any(axis=1)]
+    return group._replace(runs=runs, controls=controls, couples=couples)
+
+
+def _tested(
+    kind: Kind,
+    group: _Group,
+    values: np.ndarray,
+    seeds: np.ndarray,
+    margin: Margin | None,
+    limit: str | None,
+    control: str,
+) -> dict[str, Any]:
+    """The difference of what was learned, or of times, with its interval, its margin and the verdict of the tests."""
     # Repeats of the control draw the same dropout masks: they do not say how far runs with other masks may differ.
     usable = margin if limit is None else None
     allowed = None if usable is None else np.log1p(usable.relative) if kind == "times" else usable.relative
     estimate_of = _launches if kind == "times" else _seeds
-    value, control_value, estimate = estimate_of(values, seeds, group, couples, allowed)
-    facts |= {"n_pairs": estimate.n, "value": value, "control_value": control_value, "interval": estimate.interval}
+    value, control_value, estimate = estimate_of(values, seeds, group, group.couples, allowed)
+    facts = {"n_pairs": estimate.n, "value": value, "control_value": control_value, "interval": estimate.interval}
     facts |= {"difference": value - control_value, "relative_difference": value / control_value - 1}
     if usable is not None:
         facts |= {"relative_margin": usable.relative, "margin": usable.relative * control_value}

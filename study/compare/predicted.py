@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from study.compare import facts
 from study.compare.facts import proven
 from study.models import SIZES, swap_buffer_size
-from study.records.schema import Collective, Record
+from study.records.schema import Collective, PeakMemory, Record
 from study.theory import communication, hardware, model_states, peaks, shapes
 from study.theory.case import Engine, Job, parameter_bytes
 from study.theory.communication import on_wire
@@ -281,29 +281,46 @@ class StepPeak(NamedTuple):
 
 
 def step_peak(r: Record) -> StepPeak | None:
-    """Hold a run's peak against theory; None where it was not measured, or the model is none that theory knows."""
+    """Compare a run's peak with theory; None if it was not measured, or theory does not know the model."""
     shape = shape_of(r)
     if shape is None or not r.peak_memory or r.proof is None:
         return None
-    steady = [phases["steady_steps"] for phases in r.peak_memory if "steady_steps" in phases]
-    on_cpu, engine = r.proof.device == "cpu", engine_of(r)
-    held = [peak.tensor_bytes if on_cpu else peak.allocated_bytes for peak in steady]
-    measured = [value for value in held if value is not None]
-    if not measured or len(measured) < len(held):
+    measured = _measured_peak(r)
+    if measured is None:
         return None
-    if on_cpu and engine.kind == "ddp":
-        if r.model_state_bytes is None:
-            return None
-        ranks = zip(measured, r.model_state_bytes, strict=True)
-        measured = [peak + rank.communication_buffers for peak, rank in ranks]
-    predicted = max(
+    on_cpu, engine = r.proof.device == "cpu", engine_of(r)
+    largest = max(
         (peaks.peak(shape, engine, job_of(r), rank) for rank in range(r.world_size)),
         key=lambda peak: _counted(peak, on_cpu),
     )
-    total = _counted(predicted, on_cpu) + (_text_bytes(r) if on_cpu else 0)
-    parts: dict[str, float] = {part: float(value) for part, value in predicted.parts.items()}
-    parts["offloaded"] = float(predicted.host_bytes_then) if on_cpu else 0.0
-    return StepPeak(r, max(measured), _overcount(r), total, parts, peaks.MOMENTS[cast(int, predicted.moment)])
+    total = _counted(largest, on_cpu) + (_text_bytes(r) if on_cpu else 0)
+    parts: dict[str, float] = {part: float(value) for part, value in largest.parts.items()}
+    parts["offloaded"] = float(largest.host_bytes_then) if on_cpu else 0.0
+    return StepPeak(r, measured, _overcount(r), total, parts, peaks.MOMENTS[cast(int, largest.moment)])
+
+
+def _measured_peak(r: Record) -> int | None:
+    """The fullest rank's bytes of tensors in a steady step, with DDP's buckets; None if a rank did not measure them.
+
+    On a CPU DDP's buckets, in which no gradient lies, are no tensors that the allocator counts.
+    """
+    proof, steady = proven(r), _steady(r)
+    on_cpu = proof.device == "cpu"
+    tensors = [peak.tensor_bytes if on_cpu else peak.allocated_bytes for peak in steady]
+    measured = [num_bytes for num_bytes in tensors if num_bytes is not None]
+    if not measured or len(measured) < len(tensors):
+        return None
+    if not on_cpu or facts.engine_kind(proof) != "ddp":
+        return max(measured)
+    if r.model_state_bytes is None:
+        return None
+    ranks = zip(measured, r.model_state_bytes, strict=True)
+    return max(peak + states.communication_buffers for peak, states in ranks)
+
+
+def _steady(r: Record) -> list[PeakMemory]:
+    """The peaks of the steady steps, by rank."""
+    return [phases["steady_steps"] for phases in r.peak_memory or () if "steady_steps" in phases]
 
 
 def _text_bytes(r: Record) -> int:
@@ -320,7 +337,7 @@ def _overcount(r: Record) -> int:
     """
     if proven(r).device != "cpu" or r.world_size == 1:
         return 0
-    known = [phases["steady_steps"].unreleased_bytes for phases in r.peak_memory or () if "steady_steps" in phases]
+    known = [peak.unreleased_bytes for peak in _steady(r)]
     counted = [value for value in known if value is not None]
     if len(counted) == len(known):
         return max(counted)

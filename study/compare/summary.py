@@ -35,29 +35,31 @@ MOST_GROUPS = 8  # that are shown
 def table(folders: Sequence[Path]) -> str:
     """Make the text: a block for each group of runs that train the same."""
     files = records.find(folders)
-    finished = sorted((file for file in files if file.record.status == "ok"), key=parity.same_training)
-    groups = [sorted(members, key=parity.order) for _, members in groupby(finished, key=parity.same_training)]
+    runs = sorted(view.finished(files), key=parity.same_training)
+    groups = [sorted(members, key=parity.order) for _, members in groupby(runs, key=parity.same_training)]
     groups.sort(key=len, reverse=True)
-    several = len({records.box_of(file.record) for file in finished}) > 1
-    lines: list[str] = []
-    for group in groups[:MOST_GROUPS]:
-        rows = [_row(file, group[0]) for file in group]
-        columns = len(HEAD) if any(row[6] for row in rows) else 6  # without times where none was taken
-        first = group[0].record.strategy
-        head = [name or f"vs {first if len(first) <= len('ddp') else '1st'}" for name in HEAD[:columns]]
-        shown = _fitting([row[:columns] for row in rows], head)
-        reasons = dict.fromkeys(row[-1] for row in rows if row[-1])
-        box = f", {records.box_of(group[0].record)}" if several else ""
-        lines += [
-            textwrap.fill(formatting.shown(parity.heading(group[0].record) + box), WIDTH),
-            "",
-            shown,
-            "",
-            *(textwrap.fill(f"(): {reason}", WIDTH) for reason in reasons),
-        ]
+    several_machines = len({records.box_of(file.record) for file in runs}) > 1
+    lines = [line for group in groups[:MOST_GROUPS] for line in _block(group, several_machines)]
     if len(groups) > MOST_GROUPS:
         lines += [f"{len(groups) - MOST_GROUPS} more groups of runs that train the same; name fewer folders."]
     return "\n".join([*lines, LEGEND if lines else "No run here ended well.", *view.not_ok(files)])
+
+
+def _block(group: list[RecordFile], several_machines: bool) -> list[str]:
+    """The heading and the table of runs that train the same, and why some of their times are in parentheses."""
+    first = group[0].record
+    rows = [_row(file, group[0]) for file in group]
+    columns = len(HEAD) if any(row[6] for row in rows) else 6  # without times if none was taken
+    ratio = f"vs {first.strategy if len(first.strategy) <= len('ddp') else '1st'}"
+    machine = f", {records.box_of(first)}" if several_machines else ""
+    reasons = dict.fromkeys(row[-1] for row in rows if row[-1])
+    return [
+        textwrap.fill(formatting.shown(parity.heading(first) + machine), WIDTH),
+        "",
+        _fitting([row[:columns] for row in rows], [name or ratio for name in HEAD[:columns]]),
+        "",
+        *(textwrap.fill(f"(): {reason}", WIDTH) for reason in reasons),
+    ]
 
 
 def _fitting(rows: Sequence[Sequence[str]], head: Sequence[str]) -> str:
@@ -74,26 +76,40 @@ def _fitting(rows: Sequence[Sequence[str]], head: Sequence[str]) -> str:
 
 
 def _row(file: RecordFile, first: RecordFile) -> list[str]:
-    """The cells of a run, and why its time is no measure of its strategy; empty where it is one."""
-    r, other = file.record, first.record
-    peaks = [found and float(found.measured) for found in (predicted.step_peak(r), predicted.step_peak(other))]
-    times = [each.timing.median_seconds if each.timing else None for each in (r, other)]
-    why = facts.why_untimed(r) if times[0] else None
-    ratio = "" if why or facts.why_untimed(other) else _times(times[0], times[1])
-    loss = "" if r.final_loss is None else f"{r.final_loss:.4f}"
-    shown = "" if times[0] is None else f"({times[0]:.3g})" if why else f"{times[0]:.3g}"
-    alone = file is first
+    """The cells of a run, and why its time is no measure of its strategy; empty if it is one."""
+    r = file.record
+    is_first = file is first
+    peak, first_peak = _peak(r), _peak(first.record)
+    seconds, first_seconds = _seconds(r), _seconds(first.record)
+    why_untimed = facts.why_untimed(r) if seconds else None
+    are_comparable = not why_untimed and not facts.why_untimed(first.record)
     return [
         r.strategy + (" (mixed code)" if r.mixed_code else ""),
         str(r.world_size),
-        loss,
-        "" if alone else _same(file, first),
-        "" if peaks[0] is None else formatting.bytes_text(peaks[0]),
-        "" if alone else _times(*peaks),
-        shown,
-        "" if alone else ratio,
-        why or "",
+        "" if r.final_loss is None else f"{r.final_loss:.4f}",
+        "" if is_first else _same(file, first),
+        "" if peak is None else formatting.bytes_text(peak),
+        "" if is_first else _times(peak, first_peak),
+        _seconds_text(seconds, why_untimed is not None),
+        "" if is_first or not are_comparable else _times(seconds, first_seconds),
+        why_untimed or "",
     ]
+
+
+def _peak(r: Record) -> float | None:
+    """Bytes of the tensors of the fullest rank."""
+    peak = predicted.step_peak(r)
+    return float(peak.measured) if peak else None
+
+
+def _seconds(r: Record) -> float | None:
+    return r.timing.median_seconds if r.timing else None
+
+
+def _seconds_text(seconds: float | None, is_disturbed: bool) -> str:
+    if seconds is None:
+        return ""
+    return f"({seconds:.3g})" if is_disturbed else f"{seconds:.3g}"
 
 
 def _same(file: RecordFile, first: RecordFile) -> str:
