@@ -45,7 +45,7 @@ MAY_IMPORT = {
     "running": "config engines errors files processes records run strategy theory workloads",
     "train": "compare config engines errors files processes records run running strategy training workloads",
     "compare": "config errors files formatting models records running theory",
-    "planner": "engines errors files models strategy theory",
+    "planner": "engines errors files formatting models strategy theory",
     "claims": (
         "compare config engines errors files formatting planner processes records running strategy theory training"
         " workloads"
