@@ -258,7 +258,6 @@ def finish(built: Built, journal: Journal, checkpoints: Checkpoints) -> None:
     """Check that the run trained, gather every rank's facts, and write the record on rank 0. Collective."""
     from accelerate.utils import gather_object
 
-    from study.compare import summary  # the analysis of records, which training itself does not need
     from study.training import timing, weights
     from study.training.timing import model_flops_per_sequence
 
@@ -287,6 +286,8 @@ def finish(built: Built, journal: Journal, checkpoints: Checkpoints) -> None:
     if built.run.is_first_of_machine(accelerator.process_index):
         built.run.remove_swap_folder()
     if accelerator.is_main_process:
+        from study.compare import summary  # the analysis of records: training does not need it, nor do other ranks
+
         with weights.unpartitioned():
             flops = model_flops_per_sequence(built.workload, config, built.splits)
         journal.write(

@@ -436,10 +436,10 @@ def _never_trained(cells: list[dict[str, Any]]) -> list[str]:
 def roundings() -> str:
     """What each cause does by itself in the study `bits`, and what removes it."""
     files = [file for file in records.find([CPU / "bits"]) if file.record.status == "ok" and file.record.digests]
-    rows, alone = [], bits.alone(files)
+    rows, single = [], bits.single_roundings(files)
     met = {name for file in files for name in bits.roundings(file.record)}
     for name in (each for each in bits.ROUNDINGS if each in met):
-        pin, seen = f"`{bits.PIN_OF[name]}`" if name in bits.PIN_OF else "nothing", alone.get(name)
+        pin, seen = f"`{bits.PIN_OF[name]}`" if name in bits.PIN_OF else "nothing", single.get(name)
         pairs = "never alone" if seen is None else f"{seen.num_pairs - seen.num_same} of {seen.num_pairs}"
         largest = "" if seen is None or seen.largest is None else formatting.powers(seen.largest)
         rows.append([f"**{name}**", bits.ROUNDINGS[name], pin, pairs, largest])

@@ -174,7 +174,7 @@ def _sections(record_files: list[RecordFile]) -> list[str]:
         lines += [f"## {heading}", ""]
         lines += ["### Unmodified engines", "", *_table(shipped), ""] if shipped else []
         lines += ["### With --fixed-order", "", *_table(pinned), ""] if pinned else []
-    return [*lines, *_against_shipped(usable), *_held(usable)]
+    return [*lines, *_against_shipped(usable), *_expectations(usable)]
 
 
 def _with_digests(record_files: Iterable[RecordFile]) -> list[RecordFile]:
@@ -196,15 +196,15 @@ def _setting(file: RecordFile, ignored: Collection[str] = ("perturb",)) -> str:
 def _column(file: RecordFile) -> str:
     """What a column's head says."""
     r, proof = file.record, proven(file.record)
-    said = [formatting.processes(r.world_size)]
+    parts = [formatting.processes(r.world_size)]
     if proof.gradient_accumulation_steps > 1:
-        said.append(f"{proof.gradient_accumulation_steps} micro batches")
+        parts.append(f"{proof.gradient_accumulation_steps} micro batches")
     if r.config["gradient_clipping"]:
-        said.append(f"clipped at {r.config['gradient_clipping']:g}")
+        parts.append(f"clipped at {r.config['gradient_clipping']:g}")
     fixed = r.config.get("fixed_order")
     if fixed:
-        said.append("fixed order" if fixed == "all" else f"fixed: {fixed.replace(',', ', ')}")
-    return ", ".join(said)
+        parts.append("fixed order" if fixed == "all" else f"fixed: {fixed.replace(',', ', ')}")
+    return ", ".join(parts)
 
 
 def _columns(files: Sequence[RecordFile]) -> list[list[RecordFile]]:
@@ -295,9 +295,9 @@ def grid(columns: Sequence[Column]) -> dict[str, list[Cell | None]]:
 
 def _cell(file: RecordFile, control: RecordFile) -> Cell:
     r, reference = file.record, control.record
-    step = parts_at(r, reference)
-    names = () if step is None else tuple(roundings_apart(r, reference))
-    return Cell(step, names, _held_out(r, reference), file is control)
+    step = first_differing_step(r, reference)
+    names = () if step is None else tuple(differing_roundings(r, reference))
+    return Cell(step, names, _held_out_difference(r, reference), file is control)
 
 
 def shown(cell: Cell | None) -> str:
@@ -314,7 +314,7 @@ def _from_step(step: int, held_out: float | None) -> str:
     return f"from step {step}" + ("" if held_out is None else f"; {formatting.powers(held_out)}")
 
 
-def parts_at(r: Record, other: Record) -> int | None:
+def first_differing_step(r: Record, other: Record) -> int | None:
     """Return the first step after which weights or moments differ; None: there is none."""
     if r.digests is None or other.digests is None:
         return 0
@@ -325,7 +325,7 @@ def parts_at(r: Record, other: Record) -> int | None:
     return None
 
 
-def roundings_apart(r: Record, other: Record) -> list[str]:
+def differing_roundings(r: Record, other: Record) -> list[str]:
     """Name the roundings in which two runs differ; of a run with a planted fault, the fault."""
     if is_faulty(r):
         return [f"a fault: {r.config['perturb']}"]
@@ -333,7 +333,7 @@ def roundings_apart(r: Record, other: Record) -> list[str]:
     return [name for name in ROUNDINGS if mine.get(name) != theirs.get(name)]
 
 
-def _held_out(r: Record, other: Record) -> float | None:
+def _held_out_difference(r: Record, other: Record) -> float | None:
     if not r.evaluation or not other.evaluation:
         return None
     mine, theirs = r.evaluation[-1].get("loss"), other.evaluation[-1].get("loss")
@@ -352,9 +352,10 @@ def _against_shipped(files: Sequence[RecordFile]) -> list[str]:
         by_pins = {file.record.config.get("fixed_order"): file for file in members}
         if {None, "all"} <= by_pins.keys():
             shipped, pinned = by_pins[None], by_pins["all"]
-            step, apart = parts_at(pinned.record, shipped.record), _held_out(pinned.record, shipped.record)
-            said = SAME if step is None else _from_step(step, apart)
-            rows.append([f"{_heading(shipped).split(',')[0]}, {_column(shipped)}", shipped.record.strategy, said])
+            step = first_differing_step(pinned.record, shipped.record)
+            difference = _held_out_difference(pinned.record, shipped.record)
+            text = SAME if step is None else _from_step(step, difference)
+            rows.append([f"{_heading(shipped).split(',')[0]}, {_column(shipped)}", shipped.record.strategy, text])
     if not rows:
         return []
     return [
@@ -368,7 +369,7 @@ def _against_shipped(files: Sequence[RecordFile]) -> list[str]:
 # ---------------------------------------------------------------- what was expected, and held
 
 
-def held(files: Sequence[RecordFile]) -> Mapping[str, list[tuple[str, str]]]:
+def pairs_by_outcome(files: Sequence[RecordFile]) -> Mapping[str, list[tuple[str, str]]]:
     """Return pairs of runs by what was expected of them: `same` and are, `broken` and are not; `repeats`, `seen`, ...
 
     Two runs of a setting with the same roundings are expected to be the same; a planted fault is expected to be seen.
@@ -385,7 +386,7 @@ def held(files: Sequence[RecordFile]) -> Mapping[str, list[tuple[str, str]]]:
 
 def _kind_of_pair(r: Record, other: Record) -> str | None:
     """What became of the expectation about two runs of one setting; None: nothing was expected."""
-    is_same, same_strategy = parts_at(r, other) is None, r.strategy == other.strategy
+    is_same, same_strategy = first_differing_step(r, other) is None, r.strategy == other.strategy
     num_faulty = is_faulty(r) + is_faulty(other)
     if num_faulty:
         if num_faulty == 2 or not same_strategy:
@@ -393,13 +394,13 @@ def _kind_of_pair(r: Record, other: Record) -> str | None:
         return "not seen" if is_same else "seen"
     if same_strategy:
         return "repeated" if is_same else "not repeated"
-    if not roundings_apart(r, other):
+    if not differing_roundings(r, other):
         return "same" if is_same else "broken"
     return None if is_same else "named"
 
 
 @dataclass(frozen=True)
-class Alone:
+class SingleRounding:
     """What one rounding does by itself: the pairs of runs of one setting that differ in it and in nothing else."""
 
     num_pairs: int
@@ -407,46 +408,47 @@ class Alone:
     largest: float | None  # relative difference of held-out losses at the end
 
 
-def alone(files: Sequence[RecordFile]) -> dict[str, Alone]:
+def single_roundings(files: Sequence[RecordFile]) -> dict[str, SingleRounding]:
     """Return what each rounding does by itself, in the order of `ROUNDINGS`, if there are such pairs."""
     pairs: dict[str, list[tuple[bool, float | None]]] = {}
     for column in _columns(files):
         sound = [file.record for file in column if not is_faulty(file.record)]
         for other, r in combinations(sound, 2):
-            names = roundings_apart(r, other)
+            names = differing_roundings(r, other)
             if len(names) == 1:
-                pairs.setdefault(names[0], []).append((parts_at(r, other) is None, _held_out(r, other)))
+                is_same = first_differing_step(r, other) is None
+                pairs.setdefault(names[0], []).append((is_same, _held_out_difference(r, other)))
     return {
-        name: Alone(
+        name: SingleRounding(
             len(pairs[name]),
             sum(is_same for is_same, _ in pairs[name]),
-            max((apart for is_same, apart in pairs[name] if not is_same and apart is not None), default=None),
+            max((relative for is_same, relative in pairs[name] if not is_same and relative is not None), default=None),
         )
         for name in ROUNDINGS
         if name in pairs
     }
 
 
-def _held(files: Sequence[RecordFile]) -> list[str]:
-    found = held(files)
+def _expectations(files: Sequence[RecordFile]) -> list[str]:
+    pairs = pairs_by_outcome(files)
 
     def of(good: str, bad: str) -> str:
-        return f"{len(found[good])} of {len(found[good]) + len(found[bad])}"
+        return f"{len(pairs[good])} of {len(pairs[good]) + len(pairs[bad])}"
 
     lines = [
         "## Expectations",
         "",
         f"- Repeated runs of the same strategy are bitwise identical: {of('repeated', 'not repeated')} pairs.",
         f"- Strategies that were expected to be identical are identical: {of('same', 'broken')} pairs.",
-        f"- {len(found['named'])} pairs differ, and a known cause was expected for each of them.",
+        f"- {len(pairs['named'])} pairs differ, and a known cause was expected for each of them.",
         f"- Runs with a planted fault differ from the correct run: {of('seen', 'not seen')}.",
     ]
-    for kind, said in (
+    for kind, meaning in (
         ("not repeated", "not the same when run twice"),
         ("broken", "different bits without a known cause"),
         ("not seen", "a planted fault was not seen"),
     ):
-        lines += [f"- **{said}**: {first} and {second}" for first, second in found[kind]]
+        lines += [f"- **{meaning}**: {first} and {second}" for first, second in pairs[kind]]
     return [*lines, ""]
 
 

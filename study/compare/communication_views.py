@@ -215,8 +215,8 @@ def _network_cell(
     key: _Key, repeats: list[RecordFile], on_one: Mapping[tuple[Hashable, ...], RecordFile]
 ) -> NetworkCell:
     (layout, strategy, below_0), first = key, repeats[0].record
-    asked, size = first.collectives_per_step or [], predicted.all_parameter_bytes(first)
-    sent = predicted.machine_bytes(first, asked, layout.machines)
+    collectives, size = first.collectives_per_step or [], predicted.all_parameter_bytes(first)
+    sent = predicted.machine_bytes(first, collectives, layout.machines)
     twins = [(file, on_one[twin]) for file in repeats if (twin := _twin(file)) in on_one]
     differences = [parity.largest_loss_difference(*both) for both in twins]
     return NetworkCell(
@@ -224,7 +224,7 @@ def _network_cell(
         strategy=strategy,
         rate=-below_0,
         seconds=tuple(sorted(seconds for file in repeats if (seconds := _seconds_of(file.record)))),
-        counted=sum(each.moved_bytes for each in asked) / size,
+        counted=sum(each.moved_bytes for each in collectives) / size,
         by_gloo=sent.by_gloo / size,
         on_the_wire=statistics.mean(n.sent_bytes / n.num_steps for f in repeats for n in f.record.network or []) / size,
         by_theory=None if sent.by_theory is None else sent.by_theory / size,

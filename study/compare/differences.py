@@ -372,7 +372,7 @@ def _percent(relative: float) -> str:
 # ---------------------------------------------------------------- the view
 
 _WORK = ("box", "workload", "size", "precision", "global_batch_size")
-_APART = {"sequence_length": "length {:.0f}", "num_steps": "{:.0f} steps", "config_digest": "settings {:.8}"}
+_DISTINGUISHING = {"sequence_length": "length {:.0f}", "num_steps": "{:.0f} steps", "config_digest": "settings {:.8}"}
 SHOWN_REASONS = 12  # of those that leave runs out; the rest is counted
 EXPLANATION = """\
 Each strategy beside the control's runs of equal work and seed. n: the differences that an interval rests on.
@@ -398,14 +398,15 @@ def page(folders: Sequence[Path], control: str) -> str:
 
 def _sections(rows: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
     """The rows of one thing trained after the other, under a heading that says all that tells it apart."""
-    several = rows.groupby(list(_WORK), dropna=False)[list(_APART)].nunique()
-    apart = [name for name, most in several.max().items() if most > 1]
-    for values, members in rows.groupby([*_WORK, *apart], sort=False, dropna=False):
-        known = {name: value for name, value in zip([*_WORK, *apart], values, strict=True) if not pd.isna(value)}
-        said = [f"{known['workload']} {known['size']}", known.get("precision", "unknown precision")]
-        said += [f"batch {known['global_batch_size']:.0f}"]
-        said += [_APART[name].format(known[name]) for name in apart if name in known]
-        yield ", ".join([*said, known["box"]]), members
+    several = rows.groupby(list(_WORK), dropna=False)[list(_DISTINGUISHING)].nunique()
+    distinguishing = [name for name, most in several.max().items() if most > 1]
+    for values, members in rows.groupby([*_WORK, *distinguishing], sort=False, dropna=False):
+        named = zip([*_WORK, *distinguishing], values, strict=True)
+        known = {name: value for name, value in named if not pd.isna(value)}
+        parts = [f"{known['workload']} {known['size']}", known.get("precision", "unknown precision")]
+        parts += [f"batch {known['global_batch_size']:.0f}"]
+        parts += [_DISTINGUISHING[name].format(known[name]) for name in distinguishing if name in known]
+        yield ", ".join([*parts, known["box"]]), members
 
 
 def _row(row: dict[Any, Any]) -> list[Any]:

@@ -155,11 +155,11 @@ def has_computed_buckets(r: Record) -> bool:
     return engine_kind(proof) == "ddp" and proof.gradient_as_bucket_view is None
 
 
-def computed_buckets(found: Iterable[Record]) -> list[str]:
+def computed_buckets(runs: Iterable[Record]) -> list[str]:
     """Lines for a page that name the runs whose DDP buckets were computed; none where all were measured."""
-    old = sorted({r.run_id for r in found if has_computed_buckets(r)})
-    said = "DDP's buckets are computed from the parameters, not measured, in these runs, which are older than that"
-    return [f"{said} measurement: {', '.join(old)}.", ""] if old else []
+    old = sorted({r.run_id for r in runs if has_computed_buckets(r)})
+    reason = "DDP's buckets are computed from the parameters, not measured, in these runs, which are older than that"
+    return [f"{reason} measurement: {', '.join(old)}.", ""] if old else []
 
 
 def model_heading(r: Record) -> str:

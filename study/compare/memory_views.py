@@ -304,11 +304,11 @@ def _peaks_order(c: StepPeak) -> tuple[object, ...]:
 
 def _computed(r: Record) -> str:
     """How a run computed, where it is not the usual way: SDPA, with dropout, no checkpointing."""
-    said = ["eager attention"] if r.config["attention"] == "eager" else []
-    said += ["no dropout"] if not r.config["dropout"] else []
-    said += ["checkpointed"] if r.config["activation_checkpointing"] else []
+    parts = ["eager attention"] if r.config["attention"] == "eager" else []
+    parts += ["no dropout"] if not r.config["dropout"] else []
+    parts += ["checkpointed"] if r.config["activation_checkpointing"] else []
     steps = proven(r).gradient_accumulation_steps
-    return ", ".join([*said, *([f"{steps} micro steps"] if steps > 1 else [])])
+    return ", ".join([*parts, *([f"{steps} micro steps"] if steps > 1 else [])])
 
 
 def _peaks_row(c: StepPeak) -> list[str]:

@@ -78,8 +78,8 @@ def settings(r: Record) -> dict[str, Any]:
 
 def shown_arithmetic(r: Record) -> str:
     """What changes the arithmetic of a run's machine, to follow its name; empty: nothing."""
-    said = [f"{name}={value}" for name, value in machine.arithmetic(r.machine).items()]
-    return f" with {', '.join(said)}" if said else ""
+    parts = [f"{name}={value}" for name, value in machine.arithmetic(r.machine).items()]
+    return f" with {', '.join(parts)}" if parts else ""
 
 
 def heading(r: Record) -> str:
@@ -106,9 +106,9 @@ def incomparable(r: Record, other: Record) -> str | None:
 
 def other_masks(run: Mapping[Any, Any], other: Mapping[Any, Any]) -> str | None:
     """Why two runs drew other dropout masks, so that losses differ for that alone; None: the same ones."""
-    for name, said in {"world_size": "processes", "micro_batch_size": "micro batch"}.items():
+    for name, noun in {"world_size": "processes", "micro_batch_size": "micro batch"}.items():
         if run["dropout"] and run[name] != other[name]:
-            return f"dropout is on and {said} {run[name]:g} against {other[name]:g}: other masks"
+            return f"dropout is on and {noun} {run[name]:g} against {other[name]:g}: other masks"
     return None
 
 

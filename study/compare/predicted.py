@@ -90,8 +90,8 @@ def engine_of(r: Record) -> Engine:
     sharding, is_fsdp = proof.sharding, proof.distributed_type == "FSDP"
     accumulation = "fp32" if parameter_bytes(proof.precision) == 4 else r.config["accumulation_dtype"]
     swap = swap_buffer_size(facts.hidden_size(r), r.world_size) if proof.offload_param_device == "nvme" else 0
-    told = {field.name: getattr(proof, field.name, None) for field in dataclasses.fields(Engine)}
-    told |= {
+    settings = {field.name: getattr(proof, field.name, None) for field in dataclasses.fields(Engine)}
+    settings |= {
         "kind": facts.engine_kind(proof),
         "zero_stage": 3 if is_fsdp else proof.zero_stage or 0,
         "accumulation_bytes": 4 if accumulation == "fp32" else 2,
@@ -104,7 +104,7 @@ def engine_of(r: Record) -> Engine:
         "replicas": facts.num_replicas(proof),
         "reduces_in_fp32": sharding is not None and sharding.reduce_dtypes == ["float32"],
     }
-    return Engine(**{name: value for name, value in told.items() if value is not None})
+    return Engine(**{name: value for name, value in settings.items() if value is not None})
 
 
 def shape_of(r: Record) -> ModelShape | None:
@@ -229,11 +229,11 @@ def all_parameter_bytes(r: Record) -> int:
 
 def messages(r: Record) -> Messages | None:
     """Hold a run's collectives against theory; None where they were not measured, or theory does not know the model."""
-    shape, asked = shape_of(r), r.collectives_per_step
-    if shape is None or asked is None or (of_step := sent(r)) is None:
+    shape, recorded = shape_of(r), r.collectives_per_step
+    if shape is None or recorded is None or (of_step := sent(r)) is None:
         return None
     predicted = communication.collectives(engine_of(r), shape, job_of(r))
-    counted = {c.kind: (c.count, c.bytes) for c in asked}
+    counted = {c.kind: (c.count, c.bytes) for c in recorded}
     expected = {c.kind: (cast(int, c.count), cast(int, c.bytes)) for c in predicted}
     differing = sum(abs(expected.get(k, (0, 0))[1] - counted.get(k, (0, 0))[1]) for k in {*counted, *expected})
     return Messages(
@@ -246,10 +246,10 @@ def messages(r: Record) -> Messages | None:
     )
 
 
-def machine_bytes(r: Record, asked: list[Collective], num_machines: int) -> MachineBytes:
+def machine_bytes(r: Record, collectives: list[Collective], num_machines: int) -> MachineBytes:
     """Count what a machine sends to others for these collectives, all of which are known."""
     engine, shape = engine_of(r), shape_of(r)
-    by_gloo, by_nccl = (on_wire.sent_bytes(asked, engine, num_machines, backend) for backend in ("gloo", "nccl"))
+    by_gloo, by_nccl = (on_wire.sent_bytes(collectives, engine, num_machines, backend) for backend in ("gloo", "nccl"))
     if shape is None:
         return MachineBytes(by_gloo, by_nccl, None)
     expected = communication.collectives(engine, shape, job_of(r))

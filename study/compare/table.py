@@ -209,8 +209,8 @@ def _tell_apart(rows: Iterable[dict[str, Any]]) -> None:
         kinds = [row["engine_fingerprint"] for row in same]
         differ = [key for key in kinds[0] if any(kind.get(key) != kinds[0][key] for kind in kinds)]
         for row in same if differ else ():
-            said = ", ".join(f"{key.rpartition('.')[2]} {row['engine_fingerprint'].get(key)}" for key in differ)
-            row["strategy"] = f"{name} ({said})"
+            differences = ", ".join(f"{key.rpartition('.')[2]} {row['engine_fingerprint'].get(key)}" for key in differ)
+            row["strategy"] = f"{name} ({differences})"
 
 
 def _place_outcomes(rows: list[dict[str, Any]]) -> None:

@@ -151,12 +151,12 @@ def require_whole(missing: Sequence[str]) -> None:
 def beside_control(runs: Runs, step: int, control: str) -> tuple[dict[int, Trained], dict[str, dict[int, float]]]:
     """The control's run by start; and of each other arm or label, by start, how far its held-out loss is, relative."""
     controls = {run.seed: run for run in runs.taken if run.strategy == control and not run.label}
-    found: dict[str, dict[int, float]] = {}
+    differences: dict[str, dict[int, float]] = {}
     for run in runs.taken:
         if run.run_id != (of_start := controls.get(run.seed, run)).run_id:
             relative = run.held_out[step]["loss"] / of_start.held_out[step]["loss"] - 1
-            found.setdefault(run.label or run.strategy, {})[run.seed] = relative
-    return controls, found
+            differences.setdefault(run.label or run.strategy, {})[run.seed] = relative
+    return controls, differences
 
 
 def _judge_arm(

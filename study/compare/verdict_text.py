@@ -39,12 +39,12 @@ def decide(folders: Sequence[Path], study: Study) -> Decided:
     if other := study.protocol.broken_study:
         # With releases of its own, so nothing but its losses is held against these runs.
         broken = admit(folders, studies.find(other), study)
-        _, found = verdict.beside_control(
+        _, differences = verdict.beside_control(
             broken._replace(taken=[*runs.taken, *(run._replace(label=other) for run in broken.taken)]),
             study.protocol.step,
             study.control,
         )
-        elsewhere = {other: found[other]}
+        elsewhere = {other: differences[other]}
     return _judged(study, runs, elsewhere)
 
 
@@ -83,9 +83,9 @@ def page(folders: Sequence[Path], study: Study) -> str:
     lines = [*table_of_arms(decided), "", *_null(decided), ""]
     if still := decided.verdict.still:
         later = _without(decided, still)
-        said = f"Left out when the result was known, which the protocol does not provide for. {answer(later)}"
+        text = f"Left out when the result was known, which the protocol does not provide for. {answer(later)}"
         named = ", ".join(map(str, still))
-        lines += [f"## Without the starts that hardly learn ({named})", "", said, "", *table_of_arms(later), ""]
+        lines += [f"## Without the starts that hardly learn ({named})", "", text, "", *table_of_arms(later), ""]
     lines += ["## What it rests on", "", *(f"- {line}" for line in basis(decided)), ""]
     return view.page(study.question, answer(decided), lines, f"--verdict {study.name}", folders)
 
@@ -99,10 +99,10 @@ def table_of_arms(decided: Decided) -> list[str]:
 
 def answer(decided: Decided) -> str:
     """The verdict in plain formatting."""
-    found = decided.verdict
-    if found.lacks:
-        return f"No verdict: {'; '.join(found.lacks)}."
-    arms = [arm for arm in found.arms if not arm.is_broken]
+    result = decided.verdict
+    if result.lacks:
+        return f"No verdict: {'; '.join(result.lacks)}."
+    arms = [arm for arm in result.arms if not arm.is_broken]
     further = [arm.name for arm in arms if arm.is_further or not arm.is_within]
     starts = min(len(arm.differences) for arm in arms)
     parted = max(arm.num_parted for arm in arms)
@@ -111,7 +111,7 @@ def answer(decided: Decided) -> str:
     if further:
         return f"Not shown to learn what {decided.study.control} learns: {', '.join(further)}."
     return (
-        f"All trainings that are wrong on purpose were found ({sum(arm.is_broken for arm in found.arms)}). None of "
+        f"All trainings that are wrong on purpose were found ({sum(arm.is_broken for arm in result.arms)}). None of "
         f"{', '.join(arm.name for arm in arms)} was: their mean held-out loss is within {percent(margin)} of "
         f"{decided.study.control}'s, and in {parted or 'none'} of {starts} starts a run ends further away than "
         f"{decided.study.control}'s own variants do; of all starts at most {percent(most)} could."
@@ -135,26 +135,26 @@ def _row(arm: Arm) -> list[str]:
 
 def _null(decided: Decided) -> list[str]:
     """The null's own distances, and what a study of this size would have noticed."""
-    found, protocol, control = decided.verdict, decided.study.protocol, decided.study.control
+    result, protocol, control = decided.verdict, decided.study.protocol, decided.study.control
     assert protocol is not None
-    whole = sorted(set.intersection(*(set(each) for each in found.null.values())))
+    whole = sorted(set.intersection(*(set(each) for each in result.null.values())))
     rows = [
         [f"`{name}`", str(len(each)), percent(float(np.median(np.abs(list(each.values()))))),
          percent(max(map(abs, each.values())))]
-        for name, each in found.null.items()
+        for name, each in result.null.items()
     ]  # fmt: skip
-    beside = np.array([[each[start] for each in found.null.values()] for start in whole])
+    beside = np.array([[each[start] for each in result.null.values()] for start in whole])
     power = [
         [percent(share), *(f"{verdict.power(beside, len(whole), share, by, protocol):.2f}" for by in PARTINGS)]
         for share in SHARES
     ]
-    falls = [last / first - 1 for first, last in found.falls.values()]
+    falls = [last / first - 1 for first, last in result.falls.values()]
     return [
         f"## The null: {control}'s own training, rounded otherwise",
         "",
         *formatting.markdown(["variant", "starts", "median distance", "furthest"], rows),
         "",
-        f"In {found.share_noticed:.0%} of starts one of them ends {percent(protocol.noticed)} or more from {control}, "
+        f"In {result.share_noticed:.0%} of starts one of them ends {percent(protocol.noticed)} or more from {control}, "
         f"whose held-out loss falls by {percent(-max(falls))} to {percent(-min(falls))}.",
         "",
         "## Would it have been noticed?",
