@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from study import processes
-from study.compare import brief
 from study.config import build_config, parse_flags
 from study.engines import extensions
 from study.errors import Failed, Interrupted, Refusal
@@ -287,6 +286,8 @@ def finish(built: Built, journal: Journal, checkpoints: Checkpoints) -> None:
     if built.run.is_first_of_machine(accelerator.process_index):
         built.run.remove_swap_folder()
     if accelerator.is_main_process:
+        from study.compare import summary  # the analysis of records: training does not need it, nor do other ranks
+
         with weights.unpartitioned():
             flops = model_flops_per_sequence(built.workload, config, built.splits)
         journal.write(
@@ -310,7 +311,7 @@ def finish(built: Built, journal: Journal, checkpoints: Checkpoints) -> None:
             other_machines=machines,
             network=[rank.network for rank in ranks if rank.network] or None,
         )
-        print(brief.text(built.run.folder), flush=True)
+        print(summary.of_run(built.run.folder), flush=True)
         if config.save_model:
             checkpoints.export()
     accelerator.wait_for_everyone()

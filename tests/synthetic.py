@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 
 from study import files
-from study.compare import expected
+from study.compare import predicted
 from study.config import RunConfig, build_config
 from study.records import schema
 from study.records.schema import Checksum, Proof
@@ -201,7 +201,7 @@ def _record(
         timing=_timing(config, lines, timed) if ok and timed else None, machine=_machine(box),
         steps_sha256=steps_sha256,
     )  # fmt: skip
-    engine, sizes = expected.engine_of(made), expected.shape_of(made).parameters
+    engine, sizes = predicted.engine_of(made), predicted.shape_of(made).parameters
     stepping = [_state_bytes(engine, sizes, made.num_params, rank, "stepping", device) for rank in range(world_size)]
     resting = [_state_bytes(engine, sizes, made.num_params, rank, "resting", device) for rank in range(world_size)]
     measured = {

@@ -23,7 +23,7 @@ FIXED = {**BERT, "gradient_clipping": 0.5, "fixed_order": "all"}
 
 
 def parts(run: launching.Run, other: launching.Run) -> int | None:
-    return bits.parts_at(run.record, other.record)
+    return bits.first_differing_step(run.record, other.record)
 
 
 # ---------------------------------------------------------------- trainings
@@ -46,12 +46,12 @@ def test_as_shipped_stage_3_groups_additions_otherwise_and_the_view_names_it(tmp
     runs = [launching.run(name, **shipped) for name in ("ddp", "zero3", "fsdp2")]
     assert parts(runs[1], runs[0]) == 1
     assert parts(runs[2], runs[0]) is None
-    said = bits.table([run.run_dir for run in runs])
+    said = bits.BITS.page([run.run_dir for run in runs])
     (row,) = (line for line in said.splitlines() if line.startswith("| zero3"))
     assert "grouping" in row
     assert "from step 1" in row
-    held = bits.held(find.find([run.run_dir for run in runs]))
-    assert (len(held["same"]), held["broken"], len(held["named"])) == (1, [], 2)
+    pairs = bits.pairs_by_outcome(find.find([run.run_dir for run in runs]))
+    assert (len(pairs["same"]), pairs["broken"], len(pairs["named"])) == (1, [], 2)
 
 
 @pytest.mark.launches

@@ -17,7 +17,7 @@ from test_parity import CLIPPED
 from test_table import LOAD
 
 from study import files
-from study.compare import acceptance, at_a_glance, brief, differences, parity, states_held, step_peaks, words
+from study.compare import acceptance, differences, memory_views, parity, summary, view
 from study.errors import Refusal
 from study.records import find as records
 from study.records import pack, schema
@@ -39,7 +39,7 @@ def rows(page: str, name: str) -> list[list[str]]:
 
 def test_model_states_by_hand():
     """1,527,938 parameters on two ranks; the numbers are the records' bytes divided by that."""
-    page = states_held.table([FIXTURES])
+    page = memory_views.MODEL_STATES.page([FIXTURES])
     stepping, resting = rows(page, "ddp")
     assert stepping[1:7] == ["16.000", "16.000", "1.000", "4.000", "4.000", "8.000"]
     assert resting[1:7] == ["12.000", "12.000", "1.000", "4.000", "0.000", "8.000"]
@@ -59,12 +59,12 @@ def test_model_states_by_hand():
 
 def test_buckets_that_were_computed_are_named(folder):
     """In records from before the proof told DDP's buckets, which those of the fixtures are."""
-    for view in (states_held, step_peaks):
-        assert "DDP's buckets are computed from the parameters, not measured" in view.table([folder])
+    for table in (memory_views.MODEL_STATES, memory_views.PEAKS):
+        assert "DDP's buckets are computed from the parameters, not measured" in table.page([folder])
     for path in folder.glob("*/record.json"):
         synthetic.change(path, proof={"gradient_as_bucket_view": False})
-    for view in (states_held, step_peaks):
-        assert "computed" not in view.table([folder])
+    for table in (memory_views.MODEL_STATES, memory_views.PEAKS):
+        assert "computed" not in table.page([folder])
 
 
 def test_model_states_flags_what_it_cannot_explain(folder):
@@ -72,22 +72,22 @@ def test_model_states_flags_what_it_cannot_explain(folder):
     states = json.loads(path.read_text())["model_state_bytes"]
     states[1]["gradients"] += 100_000
     synthetic.change(path, model_state_bytes=states)
-    stepping, _ = rows(states_held.table([folder]), "ddp")
+    stepping, _ = rows(memory_views.MODEL_STATES.page([folder]), "ddp")
     assert stepping[5] == "4.000 to 4.065 (4.000) *unexplained*"
     assert stepping[7].startswith("4.000 (0.000) [")
     synthetic.change(path, num_params=1_527_939)  # an unknown model
-    stepping, _ = rows(states_held.table([folder]), "ddp")
+    stepping, _ = rows(memory_views.MODEL_STATES.page([folder]), "ddp")
     assert stepping[7] == "4.000 (0.000) *unexplained*"
 
 
 def test_model_states_of_one_strategy_that_differ_have_a_row_each(folder):
     other = shutil.copytree(folder / "auto-ddp", folder / "other") / "record.json"
     synthetic.change(other, run_id="other")
-    assert len(rows(states_held.table([folder]), "ddp")) == 2  # equal bytes: one row, at two moments
+    assert len(rows(memory_views.MODEL_STATES.page([folder]), "ddp")) == 2  # equal bytes: one row, at two moments
     states = json.loads(other.read_text())["model_state_bytes"]
     states[0]["parameters"] += 1
     synthetic.change(other, model_state_bytes=states)
-    page = states_held.table([folder])
+    page = memory_views.MODEL_STATES.page([folder])
     assert [len(rows(page, name)) for name in ("ddp", "auto-ddp", "other")] == [0, 2, 2]
 
 
@@ -95,17 +95,19 @@ def test_runs_without_a_result_are_named(folder):
     failed = {"status": "out_of_memory", "failure": {"step": 1, "error": "out of memory"}}
     synthetic.change(folder / "auto-ddp" / "record.json", **failed, model_state_bytes=None)
     synthetic.change(folder / "auto-zero0" / "record.json", model_state_bytes=None)
-    page = states_held.table([folder])
+    page = memory_views.MODEL_STATES.page([folder])
     assert "- auto-ddp: out_of_memory" in page
     assert "Not measured (`--no-measure`): auto-zero0." in page
-    assert "- auto-ddp: out_of_memory" in parity.table([folder])
+    assert "- auto-ddp: out_of_memory" in parity.PARITY.page([folder])
 
 
 def test_pages_name_the_command_without_this_machines_folders(monkeypatch, tmp_path):
     monkeypatch.chdir(FIXTURES.parent.parent)
-    assert str(FIXTURES.parent.parent) not in states_held.table([FIXTURES]) + parity.table([FIXTURES])
+    assert str(FIXTURES.parent.parent) not in memory_views.MODEL_STATES.page([FIXTURES]) + parity.PARITY.page(
+        [FIXTURES]
+    )
     monkeypatch.chdir(tmp_path)
-    assert words.command("parity", [Path("/somewhere/else/records")]) == "zero-study parity records"
+    assert view.command("parity", [Path("/somewhere/else/records")]) == "zero-study parity records"
 
 
 def test_losses_by_hand(folder):
@@ -113,7 +115,7 @@ def test_losses_by_hand(folder):
     synthetic.change(path, evaluation=[{"step": 8.0, "loss": 0.5, "accuracy": 0.75}])
     for number, value in enumerate((1.0, 3.0, 9.0, 9.0, 9.0, 9.0, 4.0, 6.0), 1):  # a third of eight steps is two
         synthetic.change_step(path, number, loss=value)
-    page = parity.table([folder])
+    page = parity.PARITY.page([folder])
     ddp = next(row for row in rows(page, "ddp") if row[1:3] + row[6:7] == ["2", "0", "8"])
     assert ddp[3:6] == ["accuracy 0.750", "2.000", "5.000"]
 
@@ -126,7 +128,7 @@ def test_parity_by_hand(folder):
     synthetic.change_step(path, 3, loss=loss * 1.01)
     final = json.loads(reference.read_text())["final_parameters"]
     synthetic.change(path, final_parameters=final | {"square_sum": final["square_sum"] * 0.995, "sha256": "f" * 64})
-    page = parity.table([folder])
+    page = parity.PARITY.page([folder])
     assert rows(page, "auto-ddp")[0][1] == "(the reference)"
     assert rows(page, "auto-zero0")[0][1:] == [
         "**no**", "1.0e-02", "0.0e+00", "5.0e-03", "identical, differ", "2 x 4", "auto-ddp"
@@ -138,34 +140,34 @@ def test_a_run_that_different_code_trained_is_marked_and_is_no_reference(folder)
     reference, path = folder / "auto-ddp" / "record.json", folder / "auto-zero0" / "record.json"
     parts = [{"commit": each * 40, "is_dirty": each == "b", "sha256": each * 64} for each in "ab"]
     synthetic.change(reference, code=parts)
-    page = parity.table([folder])
+    page = parity.PARITY.page([folder])
     assert rows(page, "auto-zero0")[0][1] == "(the reference)"
     assert rows(page, "auto-ddp (mixed code)")[0][-1] == "auto-zero0"
-    for made in (page, at_a_glance.table([folder]), states_held.table([folder])):
+    for made in (page, summary.table([folder]), memory_views.MODEL_STATES.page([folder])):
         assert "parts of it were trained by different code (aaaaaaa, then bbbbbbb-dirty)" in made
-    assert re.search(r"^ddp \(mixed code\) ", at_a_glance.table([folder]), re.MULTILINE)
+    assert re.search(r"^ddp \(mixed code\) ", summary.table([folder]), re.MULTILINE)
     assert f"{'b' * 40}-dirty" in schema.read(reference.parent).commits
     synthetic.change(path, code=parts[:1])
-    assert "auto-zero0 (mixed code)" not in parity.table([folder])
+    assert "auto-zero0 (mixed code)" not in parity.PARITY.page([folder])
 
 
 def test_a_norm_that_only_one_run_has_is_unknown(folder):
     synthetic.change_step(folder / "auto-zero0" / "record.json", 2, grad_norm=None)
-    row = rows(parity.table([folder]), "auto-zero0")[0]
+    row = rows(parity.PARITY.page([folder]), "auto-zero0")[0]
     assert (row[3], row[1]) == ("unknown", "**no**")
     synthetic.change_step(folder / "auto-ddp" / "record.json", 2, grad_norm=None)  # now both skipped that step
-    assert rows(parity.table([folder]), "auto-zero0")[0][1] == "yes"
+    assert rows(parity.PARITY.page([folder]), "auto-zero0")[0][1] == "yes"
 
 
 def test_with_dropout_another_micro_batch_is_not_comparable(folder):
-    page = parity.table([folder])
+    page = parity.PARITY.page([folder])
     assert rows(page, "bf16-zero1-acc")[0][6] == "2 x 2"
     assert rows(page, "bf16-zero1-acc")[0][7].startswith("dropout is on and micro batch 2 against 4")
     assert rows(page, "bf16-zero2")[0][1] == "(the reference)"
     assert rows(page, "bf16-zero3")[0][-1] == "bf16-zero2"
     for path in folder.glob("bf16-*/record.json"):  # without dropout every cut of the batch is comparable
         synthetic.change(path, config={"dropout": 0.0})
-    page = parity.table([folder])
+    page = parity.PARITY.page([folder])
     assert rows(page, "bf16-zero1-acc")[0][1] == "(the reference)"
     assert {rows(page, f"bf16-zero{stage}")[0][-1] for stage in (2, 3)} == {"bf16-zero1-acc"}
 
@@ -181,9 +183,9 @@ def test_what_trains_something_else_is_not_compared(folder, other):
     path = folder / "auto-zero0" / "record.json"
     for name in ("output_dir", "data_dir", "swap_dir"):
         synthetic.change(path, config={name: "elsewhere", "init": "scratch"})
-        assert rows(parity.table([folder]), "auto-zero0")[0][-1] == "auto-ddp"
+        assert rows(parity.PARITY.page([folder]), "auto-zero0")[0][-1] == "auto-ddp"
     synthetic.change(path, **other)
-    (alone,) = re.findall("Nothing to compare with: (.*)", parity.table([folder]))
+    (alone,) = re.findall("Nothing to compare with: (.*)", parity.PARITY.page([folder]))
     assert "auto-zero0" in alone
 
 
@@ -194,13 +196,13 @@ def test_what_trains_something_else_is_not_compared(folder, other):
 )  # fmt: skip
 def test_what_was_computed_with_another_arithmetic_is_not_compared(folder, name):
     """The reason names it, in every view that says why."""
-    before = parity.table([folder])
+    before = parity.PARITY.page([folder])
     path = folder / "auto-zero0" / "record.json"
     synthetic.change(path, machine={"environment": {"MALLOC_ARENA_MAX": "2"}})
-    assert parity.table([folder]) == before
+    assert parity.PARITY.page([folder]) == before
     synthetic.change(path, machine={"tf32": True} if name == "tf32" else {"environment": {name: "True"}})
-    assert f"Nothing to compare with: auto-zero0 with {name}=True." in parity.table([folder])
-    assert f"{name} True against None" in differences.table([folder], "ddp")
+    assert f"Nothing to compare with: auto-zero0 with {name}=True." in parity.PARITY.page([folder])
+    assert f"{name} True against None" in differences.page([folder], "ddp")
 
 
 def test_runs_of_another_length_are_refused(folder):
@@ -210,7 +212,7 @@ def test_runs_of_another_length_are_refused(folder):
     last = schema.read_steps(path)[-1]["loss"]
     synthetic.change(path, steps_sha256=files.sha256(steps), steps_done=7, final_loss=last)
     with pytest.raises(Refusal, match=r"auto-zero0/record\.json: 7 steps, .*auto-ddp/record\.json has 8"):
-        parity.table([folder])
+        parity.PARITY.page([folder])
 
 
 def held(folder: Path, name: str) -> dict[str, dict]:
@@ -278,19 +280,19 @@ def test_a_compressed_file_that_is_not_whole_is_refused(folder, tmp_path, spoil,
     packed = tmp_path / "collected" / "steps.jsonl.gz"
     packed.write_bytes(spoil(packed.read_bytes()))
     with pytest.raises(Refusal, match=rf"steps\.jsonl\.gz: cannot be read as lines of runs \(.*{said}"):
-        parity.table([tmp_path / "collected"])
+        parity.PARITY.page([tmp_path / "collected"])
 
 
 def test_files_from_before_they_were_compressed_are_read_and_replaced(folder, tmp_path):
     target = tmp_path / "collected"
     pack.collect([folder], target)
-    whole = parity.table([target])
+    whole = parity.PARITY.page([target])
     for packed in list(target.iterdir()):
         packed.with_suffix("").write_bytes(gzip.decompress(packed.read_bytes()))
         with pytest.raises(Refusal, match=r"\.jsonl\.gz is beside it, and holds the same runs"):
-            parity.table([target])
+            parity.PARITY.page([target])
         packed.unlink()
-    assert parity.table([target]) == whole
+    assert parity.PARITY.page([target]) == whole
     for run in folder.glob("*/record.json"):
         synthetic.change(run, wall_seconds=1.0)
     pack.collect([folder], target)
@@ -388,8 +390,8 @@ def test_the_page_of_differences(tmp_path):
         synthetic.write_run(tmp_path, strategy="ddp", seed=seed)
         synthetic.write_run(tmp_path, strategy="zero2", seed=seed, loss_shift=0.5)
     synthetic.write_outcome(tmp_path, "killed", strategy="zero3")
-    page = differences.table([tmp_path], "ddp")
-    losses = rows(page.split("### final_loss")[1].split("###")[0], "zero2")
+    page = differences.page([tmp_path], "ddp")
+    losses = rows(page.split("### mean_final_loss")[1].split("###")[0], "zero2")
     assert [(row[2], row[7]) for row in losses] == [("3", "higher")]
     assert losses[0][5].startswith("+")
     assert "zero3: killed (synthetic: killed)" in page.split("## Not compared")[1]
@@ -401,15 +403,15 @@ def test_runs_without_a_time_are_counted_with_the_reason(tmp_path):
         path = synthetic.write_run(tmp_path, strategy=strategy)
         if strategy != "ddp":
             synthetic.change(path, load=LOAD | {"other_seconds": 9.0})
-    (line,) = re.findall("Without a time: 2 of 3 runs .*", differences.table([tmp_path], "ddp"))
+    (line,) = re.findall("Without a time: 2 of 3 runs .*", differences.page([tmp_path], "ddp"))
     assert "5 % of the processors" in line
-    lines = at_a_glance.table([tmp_path]).splitlines()
+    lines = summary.table([tmp_path]).splitlines()
     (ddp,), (zero2,) = ([line for line in lines if line.startswith(name)] for name in ("ddp", "zero2"))
     assert ("same" in zero2, "(" in ddp, "(" in zero2) == (True, False, True)  # the time is there, and greyed
     assert [line for line in lines if "5 % of the processors" in line]
     assert max(map(len, lines)) <= 100
     path = synthetic.write_run(tmp_path / "quiet", strategy="ddp")
-    assert "Without a time" not in differences.table([path.parent], "ddp")
+    assert "Without a time" not in differences.page([path.parent], "ddp")
 
 
 @pytest.mark.parametrize("strategy", ["zero3_nvme_offload", "zero3_" + "x" * 60, "zero3_" + "_".join(["word"] * 15)])
@@ -417,7 +419,7 @@ def test_the_short_view_fits_into_80_columns(strategy, tmp_path):
     for name in ("ddp", strategy):
         synthetic.write_run(tmp_path, strategy=name, dropout=0.1, world_size=1 if name == "ddp" else 2)
         synthetic.write_run(tmp_path / "control", strategy=name)
-    lines = at_a_glance.table([tmp_path]).splitlines()
+    lines = summary.table([tmp_path]).splitlines()
     assert strategy in "".join(line.split()[0] for line in lines if line)
     assert max(map(len, lines)) <= 80
 
@@ -428,7 +430,7 @@ def test_a_run_that_went_on_with_other_threads_is_listed(tmp_path):
     synthetic.write_run(tmp_path, strategy="zero2")
     parts = [{"commit": None, "is_dirty": None, "sha256": "a", "processor": "Z80", "num_threads": n} for n in (1, 2)]
     synthetic.change(path, code=parts)
-    for page in (at_a_glance.table([tmp_path]), parity.table([tmp_path])):
+    for page in (summary.table([tmp_path]), parity.PARITY.page([tmp_path])):
         assert "1 threads on Z80, then 2 threads on Z80" in page.split("went on with other threads")[1]
 
 
@@ -450,7 +452,7 @@ main()
 @pytest.mark.launches
 def test_five_lines_of_a_real_run():
     run = launching.run("zero3_cpu_offload", **CLIPPED)
-    lines = dict(line.split(maxsplit=1) for line in brief.text(run.run_dir).splitlines())
+    lines = dict(line.split(maxsplit=1) for line in summary.of_run(run.run_dir).splitlines())
     assert list(lines) == ["proven", "learned", "held", "sent", "took", "record", "next"]
     offloads = "optimizer on cpu, parameters on cpu"
     assert lines["proven"] == f"zero3_cpu_offload: DeepSpeed's ZeRO stage 3, {offloads}, 2 processes on cpu, fp32"
@@ -469,13 +471,13 @@ def test_five_lines_of_a_real_run():
 
 @pytest.mark.launches
 def test_what_was_not_measured_is_said():
-    text = brief.text(launching.run("ddp", **CLIPPED, measure=False).run_dir)
+    text = summary.of_run(launching.run("ddp", **CLIPPED, measure=False).run_dir)
     assert text.count("not measured (--no-measure)") == 2
     assert "zero-study train --strategy zero2; then both" in text
 
 
 def test_a_run_without_distribution_sends_nothing(tmp_path):
-    text = brief.text(synthetic.write_run(tmp_path, strategy="single", world_size=1).parent)
+    text = summary.of_run(synthetic.write_run(tmp_path, strategy="single", world_size=1).parent)
     assert "single: no distribution, 1 process on cpu, fp32" in text
     assert "sent      0.00 times the parameters' bytes per step and rank (arXiv:1910.02054: 0.00)" in text
 
@@ -506,7 +508,7 @@ def page(tmp_path) -> str:
     synthetic.write_run(tmp_path, strategy="zero1_cpu_offload", **GPU | {"seed": 7})
     skipped = {"strategy": "fsdp2", "world_size": 1, "message": "fsdp2 is not for this box"}
     synthetic.write_outcome(tmp_path, "skipped", **skipped)
-    return acceptance.table([tmp_path])
+    return acceptance.page([tmp_path])
 
 
 def test_what_works_is_ok(page):
@@ -544,7 +546,7 @@ def test_fp32_is_held_to_less_and_another_arithmetic_to_nothing(tmp_path):
     for strategy in ("single", "ddp"):
         synthetic.write_run(tmp_path, strategy=strategy, **GPU | {"precision": "fp32"})  # apart by 2e-4
     synthetic.write_run(tmp_path, strategy="zero1", **GPU | {"precision": "fp32"}, machine={"tf32": True})
-    page = acceptance.table([tmp_path])
+    page = acceptance.page([tmp_path])
     assert accepted(page)["ddp"]["as single"] == "**failed**"
     assert "as single of `zero1`: no finished run of `single` with the same work with tf32=True" in page
 
@@ -552,7 +554,7 @@ def test_fp32_is_held_to_less_and_another_arithmetic_to_nothing(tmp_path):
 def test_on_a_cpu_nothing_of_a_gpu_is_asked(tmp_path):
     for strategy in ("single", "zero3"):
         synthetic.write_run(tmp_path, strategy=strategy, **GPU | {"precision": "fp32", "box": "cpu"})
-    page = acceptance.table([tmp_path])
+    page = acceptance.page([tmp_path])
     found = accepted(page)["zero3"]
     assert (found["fp32"], found["as single"]) == ("ok", "ok")
     assert {found[check] for check in ("NCCL", "energy", "NVML", "batches")} == {"not run"}

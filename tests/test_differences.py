@@ -38,15 +38,15 @@ def studies(
         losses = loss * (1 + more + generator.normal(0, loss_noise, shape))
         times = seconds * (1 + longer) * np.exp(generator.normal(0, time_noise, shape))
         facts = {"box": study.astype(str), "seed": seed, "repeat": repeat, "strategy": strategy,
-                 "initial_sha256": seed.astype(str), "final_loss": losses.ravel(), "seconds_per_step": times.ravel(),
-                 **ALIKE}  # fmt: skip
+                 "initial_sha256": seed.astype(str), "mean_final_loss": losses.ravel(),
+                 "seconds_per_step": times.ravel(), **ALIKE}  # fmt: skip
         sides.append(pd.DataFrame(facts))
     return pd.concat(sides, ignore_index=True)
 
 
 def verdicts(rows: pd.DataFrame) -> dict[str, dict[str, int]]:
     """How many studies came to which verdict, by metric."""
-    compared = differences.compare(rows, metrics=["final_loss", "seconds_per_step"])
+    compared = differences.compare(rows, metrics=["mean_final_loss", "seconds_per_step"])
     assert (compared.groupby("metric").size() == NUM_STUDIES).all()
     return {metric: found.value_counts().to_dict() for metric, found in compared.groupby("metric")["verdict"]}
 
@@ -55,7 +55,7 @@ def test_the_control_does_not_differ_from_itself():
     """Two halves of its repeats, two per seed each: never a difference, and nearly always a clear no."""
     found = verdicts(studies(num_seeds=5, num_repeats=2, loss_noise=5e-4, time_noise=4e-3))
     assert all(set(verdicts) == {"no difference", "inconclusive"} for verdicts in found.values())
-    assert found["final_loss"]["no difference"] >= 190  # 196 when this was written
+    assert found["mean_final_loss"]["no difference"] >= 190  # 196 when this was written
     assert found["seconds_per_step"]["no difference"] >= 170  # 179
     drifting = verdicts(studies(num_seeds=5, num_repeats=4, loss_noise=1e-2, time_noise=3e-2))
     assert drifting["seconds_per_step"] == {"inconclusive": NUM_STUDIES}
@@ -99,7 +99,7 @@ def halves(mine: list[float], theirs: list[float], metric: str, seeds: bool = Tr
 
 def test_seeds_are_compared_in_pairs():
     mine, theirs = np.array([2.1, 2.5, 2.4, 3.0]), np.array([2.0, 2.3, 2.4, 2.8])
-    found = one(halves(mine, theirs, "final_loss"), "final_loss")
+    found = one(halves(mine, theirs, "mean_final_loss"), "mean_final_loss")
     low, high = stats.ttest_rel(mine, theirs).confidence_interval(0.95)
     assert found[["low", "high"]].tolist() == pytest.approx([low, high])
     assert found["difference"] == pytest.approx((mine - theirs).mean())
@@ -141,7 +141,7 @@ def test_times_of_one_seed_are_compared_by_welch():
     ("metric", "mine", "theirs", "why"),
     [
         # However often it was repeated: other seeds may come out otherwise.
-        ("final_loss", [2.0, 2.01, 1.99, 2.02], [2.1, 2.11, 2.10], "one seed: no interval"),
+        ("mean_final_loss", [2.0, 2.01, 1.99, 2.02], [2.1, 2.11, 2.10], "one seed: no interval"),
         ("seconds_per_step", [2.0], [3.0], "one seed, not repeated on both sides: no interval"),
         ("seconds_per_step", [2.0, 2.0], [3.0, 3.0], "one seed, 2 against 2 repeats, repeats are equal: no interval"),
     ],
@@ -156,56 +156,57 @@ def test_without_an_interval_nothing_is_concluded(metric, mine, theirs, why):
 def test_many_seeds_are_bootstrapped_and_the_same_each_time():
     generator = np.random.default_rng(0)
     theirs = generator.normal(2, 0.1, 24)
-    rows = halves(theirs + generator.normal(0.05, 0.02, 24), theirs, "final_loss")
-    found = one(rows, "final_loss")
+    rows = halves(theirs + generator.normal(0.05, 0.02, 24), theirs, "mean_final_loss")
+    found = one(rows, "mean_final_loss")
     assert (found["interval"], found["verdict"]) == ("24 seeds, bootstrap (BCa)", "higher")
     assert found["low"] < 0.05 < found["high"]
-    assert found["low"] == one(rows, "final_loss")["low"]
+    assert found["low"] == one(rows, "mean_final_loss")["low"]
 
 
-@pytest.mark.parametrize("metric", ["final_loss", "seconds_per_step"])
+@pytest.mark.parametrize("metric", ["mean_final_loss", "seconds_per_step"])
 def test_margin_is_the_repeatability_limit_pooled(metric):
     """As ISO 5725-6 has it; of times that of their logarithms."""
     values = [[2.00, 2.02, 2.01], [3.00, 3.03]]
     rows = runs(
         strategy=["ddp"] * 5, seed=[0, 0, 0, 1, 1], repeat=[0, 1, 2, 0, 1], **{metric: [*values[0], *values[1]]}
     )
-    apart = [np.array(v) / np.mean(v) - 1 if metric == "final_loss" else np.log(v) - np.mean(np.log(v)) for v in values]
-    limit = stats.t.ppf(0.975, 3) * (2 * (np.concatenate(apart) ** 2).sum() / 3) ** 0.5
+    is_loss = metric == "mean_final_loss"
+    deviations = [np.array(v) / np.mean(v) - 1 if is_loss else np.log(v) - np.mean(np.log(v)) for v in values]
+    limit = stats.t.ppf(0.975, 3) * (2 * (np.concatenate(deviations) ** 2).sum() / 3) ** 0.5
     (margin,) = differences.margins(rows, metric).values()
-    assert margin.relative == pytest.approx(limit if metric == "final_loss" else np.expm1(limit))
+    assert margin.relative == pytest.approx(limit if is_loss else np.expm1(limit))
     assert margin.num_runs == 5
 
 
 def test_identical_repeats_give_the_floor():
     """Losses on a CPU: then what the order of sums makes is allowed, and no more."""
-    rows = halves([2.000004, 2.2, 2.1], [2.0, 2.2, 2.1], "final_loss")
+    rows = halves([2.000004, 2.2, 2.1], [2.0, 2.2, 2.1], "mean_final_loss")
     repeats = rows[rows["strategy"] == "ddp"].assign(repeat=1)
-    found = one(pd.concat([rows, repeats], ignore_index=True), "final_loss")
+    found = one(pd.concat([rows, repeats], ignore_index=True), "mean_final_loss")
     assert (found["relative_margin"], found["verdict"]) == (differences.FLOOR["learned"], "no difference")
     assert found["why"] == "within 0.001 %, as 6 repeats of ddp are"
-    further = rows["final_loss"] * np.where(rows["strategy"] == "zero2", 1 + 1e-4, 1)
-    rows = pd.concat([rows.assign(final_loss=further), repeats], ignore_index=True)
-    assert one(rows, "final_loss")["verdict"] == "higher"
+    further = rows["mean_final_loss"] * np.where(rows["strategy"] == "zero2", 1 + 1e-4, 1)
+    rows = pd.concat([rows.assign(mean_final_loss=further), repeats], ignore_index=True)
+    assert one(rows, "mean_final_loss")["verdict"] == "higher"
 
 
 def test_the_control_on_other_processes_is_a_repeat_of_what_is_learned():
     """Only the order of sums differs; not so with dropout, and never of times."""
-    rows = runs(strategy=["ddp"] * 4, seed=[0, 0, 1, 1], world_size=[2, 4, 2, 4], final_loss=[2.0, 2.02, 3.0, 3.0],
+    rows = runs(strategy=["ddp"] * 4, seed=[0, 0, 1, 1], world_size=[2, 4, 2, 4], mean_final_loss=[2.0, 2.02, 3.0, 3.0],
                 seconds_per_step=[1.0, 0.6, 1.0, 0.6])  # fmt: skip
-    (margin,) = differences.margins(rows, "final_loss").values()
+    (margin,) = differences.margins(rows, "mean_final_loss").values()
     assert margin.relative > 0.01
-    assert differences.margins(rows.assign(dropout=0.1), "final_loss") == {}
+    assert differences.margins(rows.assign(dropout=0.1), "mean_final_loss") == {}
     assert differences.margins(rows, "seconds_per_step") == {}
 
 
 def test_without_repeats_the_interval_decides():
-    found = one(halves([2.0, 2.5, 3.1], [2.1, 2.4, 3.0], "final_loss"), "final_loss")
+    found = one(halves([2.0, 2.5, 3.1], [2.1, 2.4, 3.0], "mean_final_loss"), "mean_final_loss")
     assert (found["verdict"], found["why"].partition(";")[0]) == ("inconclusive", "the interval has 0 in it")
     assert pd.isna(found["margin"])
-    found = one(halves([2.2, 2.51, 3.1], [2.1, 2.4, 3.0], "final_loss"), "final_loss")
+    found = one(halves([2.2, 2.51, 3.1], [2.1, 2.4, 3.0], "mean_final_loss"), "mean_final_loss")
     assert (found["verdict"], found["why"]) == ("higher", "the interval leaves out 0 (3 seeds, t)")
-    found = one(halves([2.00002, 2.50002, 3.00002], [2.0, 2.5, 3.0], "final_loss"), "final_loss")
+    found = one(halves([2.00002, 2.50002, 3.00002], [2.0, 2.5, 3.0], "mean_final_loss"), "mean_final_loss")
     assert found["relative_low"] > 0  # however sure, it is rounding
     assert found["verdict"] == "no difference"
 
@@ -247,12 +248,12 @@ def test_times_of_crowded_processes_are_not_compared(oversubscribed):
 
 def test_beside_a_control_on_other_processes_only_losses_are_compared():
     """Twice the processes are no merit of the strategy; `single` has no more than one."""
-    values = {"final_loss": [2.0, 2.1], "seconds_per_step": [0.5, 1.0], "model_state_bytes": [8.0, 16.0]}
+    values = {"mean_final_loss": [2.0, 2.1], "seconds_per_step": [0.5, 1.0], "model_state_bytes": [8.0, 16.0]}
     for name, value in values.items():
         rows = runs(strategy=["zero2", "ddp"], seed=[0, 0], world_size=[4, 2], **{name: value})
         found = one(rows, name)
-        assert pd.notna(found["relative_difference"]) == (name == "final_loss")
-        assert (found["why"] == "not comparable: processes 4 against 2") == (name != "final_loss")
+        assert pd.notna(found["relative_difference"]) == (name == "mean_final_loss")
+        assert (found["why"] == "not comparable: processes 4 against 2") == (name != "mean_final_loss")
     alone = runs(strategy=["single", "ddp"], seed=[0, 0], world_size=[1, 2], model_state_bytes=[16.0, 16.0])
     assert one(alone, "model_state_bytes")["verdict"] == "no difference"
     cut = alone.assign(world_size=2, micro_batch_size=[4.0, 2.0], peak_allocated_bytes=[5.0, 3.0])
@@ -262,8 +263,8 @@ def test_beside_a_control_on_other_processes_only_losses_are_compared():
 
 def test_with_other_dropout_masks_repeats_are_no_margin():
     rows = runs(strategy=["single", "single", "ddp", "ddp", "ddp"], seed=[0, 1, 0, 1, 0], repeat=[0, 0, 0, 0, 1],
-                world_size=[1, 1, 2, 2, 2], dropout=0.1, final_loss=[2.0, 2.11, 2.01, 2.1, 2.01])  # fmt: skip
-    found = one(rows, "final_loss")
+                world_size=[1, 1, 2, 2, 2], dropout=0.1, mean_final_loss=[2.0, 2.11, 2.01, 2.1, 2.01])  # fmt: skip
+    found = one(rows, "mean_final_loss")
     assert found["verdict"] == "inconclusive"
     assert found["why"] == "the interval has 0 in it; dropout is on and processes 1 against 2: other masks"
     assert pd.isna(found["margin"])
@@ -273,15 +274,15 @@ def test_a_metric_that_one_side_lacks():
     found = one(halves([0.4, 0.41], [float("nan")] * 2, "mfu"), "mfu")
     assert (found["verdict"], found["why"]) == ("inconclusive", "not measured on both sides")
     assert (found["value"], found["n_pairs"]) == (pytest.approx(0.405, abs=1e-3), 0)
-    assert differences.compare(halves([2.0], [2.0], "final_loss", mfu=float("nan")), metrics=["mfu"]).empty
+    assert differences.compare(halves([2.0], [2.0], "mean_final_loss", mfu=float("nan")), metrics=["mfu"]).empty
 
 
 def test_equal_losses_are_equal_however_far_the_control_is_from_itself():
     """On other processes the control leaves a plateau at other steps; what is bit-identical to it does not differ."""
-    rows = halves([2.0, 2.5, 3.1], [2.0, 2.5, 3.1], "final_loss")
+    rows = halves([2.0, 2.5, 3.1], [2.0, 2.5, 3.1], "mean_final_loss")
     controls = rows[rows["strategy"] == "ddp"]
-    apart = controls.assign(world_size=4, micro_batch_size=2.0, final_loss=[2.4, 2.2, 3.0])
-    found = one(pd.concat([rows, apart], ignore_index=True), "final_loss")
+    apart = controls.assign(world_size=4, micro_batch_size=2.0, mean_final_loss=[2.4, 2.2, 3.0])
+    found = one(pd.concat([rows, apart], ignore_index=True), "mean_final_loss")
     assert found["relative_margin"] > differences.CEILING["learned"]
     assert (found["verdict"], found["n_pairs"]) == ("no difference", 3)
     assert found["why"].startswith("the interval is within 1 %, though 6 repeats of ddp differ by ")

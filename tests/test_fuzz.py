@@ -457,7 +457,7 @@ def record_files(draw: random.Random) -> None:
     elif what == 2:
         ask("plan", "mine-good.yaml", "--runs-dir", ".", "--only", "tiny")
     else:
-        ask("compare", "runs", "--view", draw.choice(list(cli.VIEWS)))
+        ask("compare", "runs", "--view", draw.choice(list(cli.compare.VIEWS)))
 
 
 def _uncompressed(path: Path) -> tuple[str, bytes]:

@@ -23,7 +23,7 @@ import pytest
 from laboratory import Lab
 from launching import ROOT
 
-from study.compare import network
+from study.compare import communication_views
 from study.config import build_config
 from study.errors import Refusal
 from study.records import find, schema
@@ -431,7 +431,7 @@ def on_two_machines(file, rate, seconds, sent):
 
 def test_bytes_are_counted_by_gloo_and_on_the_wire(records):
     size = 4 * records["ddp"].record.num_params
-    (cell,) = network.cells([on_two_machines(records["zero3"], None, 0.5, 2 * size)])
+    (cell,) = communication_views.network_cells([on_two_machines(records["zero3"], None, 0.5, 2 * size)])
     assert (cell.layout[:3], cell.rate) == ((2, 1, 1), math.inf)
     assert cell.on_the_wire == pytest.approx(2)
     assert cell.by_theory == pytest.approx(cell.by_gloo, rel=1e-3)
@@ -440,8 +440,8 @@ def test_bytes_are_counted_by_gloo_and_on_the_wire(records):
 
 def test_a_prediction_is_the_unlimited_step_and_the_bytes_through_the_rate(records):
     ddp = on_two_machines(records["ddp"], None, 0.1, 0)
-    unlimited = network.cells([ddp])[0]
+    unlimited = communication_views.network_cells([ddp])[0]
     bits = 8 * unlimited.by_gloo * unlimited.parameter_bytes
-    assert network.predicted_seconds(unlimited, 1e6) == pytest.approx(0.1 + bits / 1e6, rel=1e-4)
-    measured = replace(unlimited, rate=1e6, seconds=(2 * network.predicted_seconds(unlimited, 1e6),))
-    assert network.prediction_error(measured, unlimited) == pytest.approx(-0.5)
+    assert communication_views.predicted_seconds(unlimited, 1e6) == pytest.approx(0.1 + bits / 1e6, rel=1e-4)
+    measured = replace(unlimited, rate=1e6, seconds=(2 * communication_views.predicted_seconds(unlimited, 1e6),))
+    assert communication_views.prediction_error(measured, unlimited) == pytest.approx(-0.5)

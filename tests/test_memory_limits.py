@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from study import run as run_module
-from study.compare import what_fits
+from study.compare import frontier
 from study.config import build_config
 from study.engines import this_machine
 from study.records.schema import Outcome
@@ -118,22 +118,22 @@ def test_a_variable_of_the_users_wins(monkeypatch):
     assert not list(memory_limits._groups(Path("nowhere")))
 
 
-def tried(at: int, strategy: str, batch: int, seconds: float | None, status: str = "ok") -> what_fits.Tried:
+def tried(at: int, strategy: str, batch: int, seconds: float | None, status: str = "ok") -> frontier.Tried:
     config = build_config(workload="gpt-wikitext", size="110m", global_batch_size=batch, memory_cap=3)
     outcome = Outcome.model_construct(
         run_id=f"{at}", strategy=strategy, status=status, world_size=2, started_at=f"2026-11-24T00:00:{at:02}+00:00"
     )
-    return what_fits.Tried(outcome, config, 3.0, seconds)
+    return frontier.Tried(outcome, config, 3.0, seconds)
 
 
 def test_speed_at_equal_memory_is_held_against_the_controls_around_it():
     runs = [tried(0, "ddp", 2, 1.0), tried(1, "fsdp2", 2, 2.0), tried(2, "fsdp2", 8, 4.0), tried(3, "fsdp2", 8, 2.0)]
     runs += [tried(4, "fsdp2", 2, 1.0), tried(5, "ddp", 2, 0.5), tried(6, "fsdp2", 8, 1.0), tried(7, "zero1", 2, None)]
-    rows = {each.strategy: each.cells()[1:] for each in what_fits._speeds(runs[::-1], "ddp")}
+    rows = {each.strategy: each.cells()[1:] for each in frontier._speeds(runs[::-1], "ddp")}
     # Around them DDP trains 2 and 4 sequences a second: 3 in the mean. The last run has no control after it.
     assert rows["fsdp2"] == ["1.50", "2.25 (1.50 to 3.00)", "8", "4.00", "1.00 (0.67 to 1.33)"]
     assert rows["zero1"] == ["not timed", "", "", "", ""]
-    assert what_fits._speeds(runs[1:5] + runs[:1], "ddp") == []  # a ladder's runs: the control has one of each batch
+    assert frontier._speeds(runs[1:5] + runs[:1], "ddp") == []  # a ladder's runs: the control has one of each batch
 
 
 # ---------------------------------------------------------------- processors and memory: by affinity and control groups

@@ -10,8 +10,8 @@ import launching
 import numpy as np
 import pytest
 
-from study.compare import expected as view
-from study.compare import peak_parts, step_peaks
+from study.compare import memory_views
+from study.compare import predicted as view
 from study.planner import published_rows
 from study.records import find as records
 from study.records.schema import Record
@@ -22,7 +22,7 @@ from study.theory.case import Engine, Job
 RECORDS = Path(__file__).resolve().parents[1] / "reports" / "cpu" / "records"
 REAL = RECORDS / "peaks-real"  # measured after theory was last mended
 OLDER = tuple(folder for folder in sorted(RECORDS.iterdir()) if folder != REAL)
-errors = cache(step_peaks.errors)  # all of them take seconds
+errors = cache(memory_views.errors)  # all of them take seconds
 
 
 def test_every_peak_is_where_theory_says():
@@ -159,15 +159,15 @@ def test_the_engine_of_a_file_is_the_engine_that_was_proved():
 )
 def test_a_strategy_saves_from_the_size_on_from_which_all_larger_are_below(peaks_of, ddps, said):
     def held(size, num_params, peak):
-        return peak_parts.Held(Record.model_construct(size=size, num_params=num_params), [], peak, peak, None)
+        return memory_views.RunPeak(Record.model_construct(size=size, num_params=num_params), [], peak, peak, None)
 
     sizes = (("toy", 10), ("tiny", 20), ("mini", 30))
     pairs = [(held(*s, one), held(*s, ddp)) for s, one, ddp in zip(sizes, peaks_of, ddps, strict=True)]
-    assert peak_parts._from(pairs[::-1], lambda each: each.peak).startswith(said)
+    assert memory_views._from(pairs[::-1], lambda each: each.peak).startswith(said)
 
 
 def test_the_parts_of_a_peak_are_what_rests_and_what_comes_on_top():
-    lines = peak_parts.table([RECORDS / "bert-large"]).splitlines()
+    lines = memory_views.PEAK_PARTS.page([RECORDS / "bert-large"]).splitlines()
     rows = {cells[1]: [float(cell) for cell in cells[2:]] for line in lines if len(cells := line.split(" | ")) > 8
             and (cells := [each.strip(" |") for each in ("", *cells)])[2][0].isdigit()}  # fmt: skip
     assert {"ddp", "zero3", "fsdp2"} <= rows.keys()

@@ -17,6 +17,7 @@ import pytest
 from test_layout import commands
 
 from study import cli, errors, files
+from study.cli import options
 from study.errors import Refusal
 
 RECORDS = launching.ROOT / "reports" / "cpu" / "records" / "smoke"
@@ -124,7 +125,7 @@ def test_every_command_is_tried():
     assert tried == set(commands())
 
 
-@pytest.mark.parametrize("module", cli.TRAINING)
+@pytest.mark.parametrize("module", options.TRAINING)
 @pytest.mark.parametrize("command", ["train --strategy single", "run smoke"])
 def test_a_run_is_refused_where_one_package_is_missing(module, command, monkeypatch, tmp_path):
     """Else every run of a study would be launched, and its crash kept."""

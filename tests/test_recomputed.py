@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from study.compare import verdict_text, what_fits
+from study.compare import frontier, verdict_text
 from study.report import tables
 from study.running import studies
 
@@ -110,7 +110,7 @@ def test_times_at_equal_memory_are_what_the_lines_say(study):
         said = row["own_ratios"] if larger else [1 / ratio for ratio in row["equal_ratios"]]
         assert sorted(said) == pytest.approx(sorted(found))
         if len(said) > 1:
-            middle, low, high = what_fits.over_series(said)
+            middle, low, high = frontier.over_series(said)
             assert middle == pytest.approx(statistics.geometric_mean(said))
             assert low * high == pytest.approx(middle**2)
             beyond = (math.log(high / middle) / statistics.stdev(map(math.log, said))) ** 2 / (1 + 1 / len(said))

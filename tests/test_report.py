@@ -14,7 +14,7 @@ from matplotlib.text import Text
 from synthetic import change, write_outcome, write_run
 
 from study.claims import ledger
-from study.compare import differences, states_held, step_peaks
+from study.compare import differences, memory_views
 from study.errors import Refusal
 from study.files import ROOT
 from study.report import build as report
@@ -164,7 +164,11 @@ def test_what_a_record_says_is_no_html(tmp_path):
     runs = tables.runs(tmp_path)
     assert script not in runs.drop(columns=["record", "curve"]).to_html(escape=False)
     assert "&lt;script" in runs.set_index("status").loc["killed", "message"]
-    for page in (step_peaks.table([tmp_path]), states_held.table([tmp_path]), differences.table([tmp_path], "ddp")):
+    for page in (
+        memory_views.PEAKS.page([tmp_path]),
+        memory_views.MODEL_STATES.page([tmp_path]),
+        differences.page([tmp_path], "ddp"),
+    ):
         assert "<script" not in page
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import planner_accuracy
 import pytest
 
-from study.compare import expected
+from study.compare import predicted
 from study.planner import published_rows
 from study.records import find as records
 from study.theory import communication, flops, hardware, intervals, measured_by_others, shapes, step_time
@@ -45,7 +45,7 @@ def test_flops_are_those_that_pytorch_counted():
     counted = [file.record for file in records.find(RECORDS) if file.record.model_flops_per_sequence is not None]
     assert {run.workload for run in counted} == {"bert-imdb", "gpt-wikitext"}
     for run in counted:
-        found = flops.model_flops_per_sequence(expected.shape_of(run), run.config["sequence_length"])
+        found = flops.model_flops_per_sequence(predicted.shape_of(run), run.config["sequence_length"])
         assert found == run.model_flops_per_sequence, run.run_id
 
 

@@ -627,8 +627,8 @@ def test_a_strategy_is_the_same_whatever_it_trains_in_what_batches(tmp_path):
         write(tmp_path, "tiny", tiny, size="tiny"),
         write(tmp_path, "mini", mini, size="mini", config={**TEMPLATE["config"], "size": "mini"}),
     ]
-    first, second = (facts.proven_strategy(record) for record in records)
+    first, second = (facts.engine_fingerprint(record) for record in records)
     assert first == second
     assert first["zero_optimization.reduce_bucket_size"] == "auto"
     other = write(tmp_path, "other", {**tiny, "zero_optimization.overlap_comm": False})
-    assert facts.proven_strategy(other) != first
+    assert facts.engine_fingerprint(other) != first

@@ -11,8 +11,8 @@ import pandas as pd
 import pytest
 import synthetic
 
-from study.compare import expected, table
-from study.compare.expected import with_theory
+from study.compare import predicted, table
+from study.compare.predicted import with_theory
 from study.config import build_config
 from study.errors import Refusal
 from study.records import find as records
@@ -33,9 +33,9 @@ def test_theory_is_joined_and_changes_no_fact(tmp_path):
     rows = table.read([tmp_path])
     assert list(rows.columns) == list(table.COLUMNS)
     joined = with_theory(rows)
-    assert {name: str(kind) for name, kind in joined.dtypes.items()} == table.COLUMNS | expected.COLUMNS
+    assert {name: str(kind) for name, kind in joined.dtypes.items()} == table.COLUMNS | predicted.COLUMNS
     pd.testing.assert_frame_equal(joined[list(rows.columns)], rows)
-    assert joined.loc[1, list(expected.COLUMNS)].isna().all()
+    assert joined.loc[1, list(predicted.COLUMNS)].isna().all()
 
 
 def test_identity_and_settings(tmp_path):
@@ -68,7 +68,7 @@ def test_what_was_learned_is_that_of_the_steps(tmp_path, num_steps, averaged):
     synthetic.change_step(path, 2, grad_norm=None)  # an overflow under a loss scaler
     lines = schema.read_steps(path)
     losses, row = [line["loss"] for line in lines], only(tmp_path)
-    assert row["final_loss"] == pytest.approx(np.mean(losses[-averaged:]))
+    assert row["mean_final_loss"] == pytest.approx(np.mean(losses[-averaged:]))
     assert row["last_loss"] == losses[-1]
     assert row["loss_area"] == pytest.approx(np.mean(losses))
     assert row["mean_grad_norm"] == pytest.approx(np.mean([line["grad_norm"] for line in lines if line["grad_norm"]]))
@@ -110,7 +110,7 @@ def test_a_disturbed_run_has_no_times(tmp_path, box, changed, share, has_times):
     assert row["share_of_others"] == pytest.approx(share, nan_ok=True)
     for name in ("seconds_per_step", "seconds_lower", "tokens_per_second", "samples_per_second"):
         assert np.isnan(row[name]) != has_times, name
-    assert row["final_loss"] > 0
+    assert row["mean_final_loss"] > 0
 
 
 L40S = {"name": "NVIDIA L40S", "memory_bytes": 2**35, "capability": "8.9"}  # not in the list
@@ -226,7 +226,7 @@ def test_a_run_that_failed_has_a_curve_and_no_final_loss(tmp_path):
     path = synthetic.write_run(tmp_path, status="out_of_memory")
     row = only(tmp_path)
     assert (row["status"], row["message"]) == ("out_of_memory", "synthetic: out_of_memory")
-    assert row[["final_loss", "loss_area", "mean_grad_norm", "seconds_per_step", "eval_loss"]].isna().all()
+    assert row[["mean_final_loss", "loss_area", "mean_grad_norm", "seconds_per_step", "eval_loss"]].isna().all()
     assert len(table.steps(table.read([tmp_path]))) == 3
     path.with_name("steps.jsonl").unlink()  # now one that took no step
     nothing = ("steps_sha256", "final_loss", "proof", "data", "peak_memory", "model_state_bytes", "initial_parameters")
@@ -240,7 +240,7 @@ def test_of_outcome_and_record_the_one_counts_that_says_more(tmp_path):
     synthetic.write_run(tmp_path / "a", study="s", outcome="crashed_after_result")
     row = only(tmp_path / "a")
     assert (row["status"], row["message"]) == ("crashed", "synthetic: crashed_after_result")
-    assert row["final_loss"] > 0  # the facts stay
+    assert row["mean_final_loss"] > 0  # the facts stay
     synthetic.write_run(tmp_path / "b", status="failed", study="s", outcome="ok")
     row = only(tmp_path / "b")
     assert (row["status"], row["message"]) == ("failed", "synthetic: failed")
@@ -257,7 +257,7 @@ def test_a_run_without_a_record_is_a_row(tmp_path):
     assert (killed["box"], killed["device"]) == (rows.loc[0, "box"], "cpu")
     # Its command says how it was set.
     assert (killed["precision"], killed["micro_batch_size"], killed["sequence_length"]) == ("bf16", 16, 64)
-    assert killed[["final_loss", "seconds_per_step", "peak_tensor_bytes", "num_params"]].isna().all()
+    assert killed[["mean_final_loss", "seconds_per_step", "peak_tensor_bytes", "num_params"]].isna().all()
     assert (skipped["status"], skipped["message"]) == ("skipped", "needs 8 GPUs, found 1")
     assert pd.isna(skipped["precision"])
     synthetic.write_run(tmp_path, box="gpu", seed=3)  # now it could be of either box

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from study.compare import expected
+from study.compare import predicted
 from study.records import find as records
 from study.records import schema
 from study.theory import hardware
@@ -67,7 +67,7 @@ def test_stage_3_by_hand():
 def test_the_engines_bytes_are_those_measured(path):
     """To the byte, but for Adam's step counters, 4 bytes a tensor, and one element in place of what is on the disk."""
     found = schema.read(path)
-    engine, sizes = expected.engine_of(found), expected.shape_of(found).parameters
+    engine, sizes = predicted.engine_of(found), predicted.shape_of(found).parameters
     uncounted = {"optimizer_states": 4 * (len(sizes.matrices) + len(sizes.vectors)), "parameters": 2}
     for moment, ranks in (("stepping", found.model_state_bytes), ("resting", found.resting_state_bytes)):
         for rank, measured in enumerate(ranks):
@@ -184,9 +184,9 @@ def test_a_secondary_copy_serves_every_gather_after_the_first():
 
 
 @pytest.fixture(scope="module")
-def cells() -> list[expected.Messages]:
+def cells() -> list[predicted.Messages]:
     found = [file.record for file in records.find([COMMITTED, FIXTURES])]
-    return [expected.messages(r) for r in found if r.status == "ok" and r.collectives_per_step]
+    return [predicted.messages(r) for r in found if r.status == "ok" and r.collectives_per_step]
 
 
 def test_counts_are_equal_but_for_what_no_record_tells(cells):

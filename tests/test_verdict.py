@@ -10,8 +10,8 @@ import pytest
 import synthetic
 
 from study import cli, files
-from study.compare import admitted, verdict, verdict_text
-from study.compare.admitted import Runs, Trained, Wanted
+from study.compare import eligible_runs, verdict, verdict_text
+from study.compare.eligible_runs import Runs, Trained, Wanted
 from study.config import RunConfig
 from study.errors import Refusal
 from study.running import studies
@@ -75,7 +75,7 @@ def test_an_arm_is_further_by_a_small_shift_or_by_more_scatter(shift, scatter, i
 def test_an_arm_that_is_one_of_the_null_is_called_further_as_seldom_as_it_says():
     draw = np.random.default_rng(2)
     for tail in (draw.standard_normal, lambda size: draw.standard_t(1.5, size)):
-        ps = np.array([verdict.exchange(each[:, 0], each[:, 1:])[1] for each in tail((300, STARTS, 4))])
+        ps = np.array([verdict.permutation_test(each[:, 0], each[:, 1:])[1] for each in tail((300, STARTS, 4))])
         assert np.mean(ps < 0.05) < 0.08
 
 
@@ -85,12 +85,12 @@ def test_one_start_that_parts_outweighs_no_others():
     both = 1e-5 * draw.normal(size=(24, 4))
     both[:, 0] *= 10
     both[0] = 1e-2 * draw.normal(size=4)
-    assert verdict.exchange(both[:, 0], both[:, 1:])[1] < 0.01
+    assert verdict.permutation_test(both[:, 0], both[:, 1:])[1] < 0.01
 
 
 def test_runs_that_are_all_equal_are_no_further():
-    assert verdict.exchange(np.zeros(STARTS), np.zeros((STARTS, 3))) == (1.0, 1.0)
-    distance, p = verdict.exchange(np.full(STARTS, 1e-7), np.zeros((STARTS, 3)))
+    assert verdict.permutation_test(np.zeros(STARTS), np.zeros((STARTS, 3))) == (1.0, 1.0)
+    distance, p = verdict.permutation_test(np.full(STARTS, 1e-7), np.zeros((STARTS, 3)))
     assert (distance, p < 0.01) == (pytest.approx(100), True)
 
 
@@ -205,17 +205,19 @@ def all_of_it(folder, seeds=(0, 1), without="", **changes):
     """Every run that the study plans, but one."""
     for run in wanted(seeds):
         if run.run_id != without:
-            write(folder, run.strategy, run.config.seed, admitted.label_of(run.run_id, [*NULL, "scaled"]), **changes)
+            write(
+                folder, run.strategy, run.config.seed, eligible_runs.label_of(run.run_id, [*NULL, "scaled"]), **changes
+            )
 
 
 def let_in(folder) -> Runs:
-    return admitted.read([folder], wanted(), protocol(), "mine", "f" * 64)
+    return eligible_runs.read([folder], wanted(), protocol(), "mine", "f" * 64)
 
 
 def test_what_was_planned_is_let_in(tmp_path):
     all_of_it(tmp_path)
     for folders in ([tmp_path], [tmp_path, tmp_path]):
-        found = admitted.read(folders, wanted(), protocol(), "mine", "f" * 64)
+        found = eligible_runs.read(folders, wanted(), protocol(), "mine", "f" * 64)
         assert (len(found.taken), found.left_out, found.missing, found.num_planned) == (10, {}, [], 10)
         assert {run.label for run in found.taken} == {"", "cut", "rounding", "scaled"}
 

@@ -17,15 +17,17 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from study import formatting
 from study.claims import sentences
 from study.claims.published import defects
-from study.compare import bits, expected, step_peaks, verdict_text, what_fits, words
-from study.compare.words import three_digits
+from study.compare import bits, frontier, memory_views, predicted, verdict_text
 from study.engines import known_bad
 from study.engines.conformance import committed
 from study.engines.conformance.cells import PACKAGES, of_release
 from study.engines.conformance.committed import FAULTS
 from study.engines.keys import allowed
+from study.engines.strategy_names import in_order
+from study.formatting import three_digits
 from study.planner import published_rows
 from study.records import find as records
 from study.records.schema import Record
@@ -76,15 +78,15 @@ def runs() -> list[Record]:
 
 
 @cache
-def against_theory() -> step_peaks.Errors:
-    return step_peaks.errors([CPU])
+def against_theory() -> memory_views.Errors:
+    return memory_views.errors([CPU])
 
 
 def close(errors: list[float]) -> int:
-    return sum(abs(error) <= step_peaks.WANTED for error in errors)
+    return sum(abs(error) <= memory_views.WANTED for error in errors)
 
 
-def close_peaks(errors: list[step_peaks.Error]) -> str:
+def close_peaks(errors: list[memory_views.Error]) -> str:
     worst = max(errors, key=lambda error: abs(error.error))
     return f"{close([error.error for error in errors])} within 5 %; the worst {percent(worst.error)}, `{worst.run}`"
 
@@ -94,7 +96,7 @@ THEORY = CPU.parent / "theory.md"
 
 @cache
 def whole_theory() -> str:
-    return step_peaks.by_strategy([CPU])
+    return memory_views.THEORY.page([CPU])
 
 
 def resumed() -> str:
@@ -201,7 +203,7 @@ LEFT_BY_EVERY_RUN = {
 
 def planner_accuracy() -> str:
     """How far the planner's models are from the committed runs, and where a peak's count may be much too large."""
-    sent = [cell for run in runs() if run.world_size > 1 and (cell := expected.messages(run))]
+    sent = [cell for run in runs() if run.world_size > 1 and (cell := predicted.messages(run))]
     inexact = [error for error in against_theory().states if abs(error.error) > EXACT]
     states = [f"{len(runs()) - len(inexact)} within 0.001 %", *(f"{percent(e.error, 2)} `{e.run}`" for e in inexact)]
     peaks = against_theory().peaks
@@ -326,7 +328,7 @@ def frozen(caps: tuple[float, ...] = (3, 6)) -> dict[tuple[float, str], str]:
 
 def fits() -> str:
     """The largest model that each strategy trained under each cap, beside what was predicted before."""
-    predicted, trained = frozen(), {(row.cap_gib, row.strategy): row.trained for row in what_fits.largest([FRONTIER])}
+    predicted, trained = frozen(), {(row.cap_gib, row.strategy): row.trained for row in frontier.largest([FRONTIER])}
     caps = sorted({cap for cap, _ in trained})
     names = list(dict.fromkeys(name for _, name in trained))
     head = ["strategy", *(text for cap in caps for text in (f"{cap:g} GiB: trained", "predicted"))]
@@ -336,11 +338,11 @@ def fits() -> str:
 
 def speeds() -> str:
     """The largest batch of each strategy under 3 GiB, its step at DDP's batch, and its rate at its own."""
-    largest = {row.strategy: row.trained for row in what_fits.largest([CPU / "equal-memory-batches"])}
-    timed = {row.strategy: row.cells() for row in what_fits.speeds([CPU / "equal-memory"])}
+    largest = {row.strategy: row.trained for row in frontier.largest([CPU / "equal-memory-batches"])}
+    timed = {row.strategy: row.cells() for row in frontier.speeds([CPU / "equal-memory"])}
     columns = "seconds a step at DDP's batch, times DDP's", "sequences/s at its own, times DDP's"
     head = ["strategy", "largest batch", *columns]
-    names = words.in_order({*largest, *timed})
+    names = in_order({*largest, *timed})
     cells_of = {name: [largest.get(name), *(timed.get(name, [""] * 6)[at] for at in (2, 5))] for name in names}
     return tabulate(head, [[name, *(cell or "" for cell in cells)] for name, cells in cells_of.items()])
 
@@ -352,15 +354,15 @@ def learned(study: str) -> str:
 
 
 def series() -> str:
-    """The same ratios over series on several days, and where another series' is to be expected."""
+    """The same ratios over series on several days, and where another series' is to be predicted."""
 
     def said(ratios: tuple[float, ...]) -> str:
         if len(ratios) < 2:
             return ", ".join(f"{ratio:.2f}" for ratio in ratios)
-        middle, low, high = what_fits.over_series(ratios)
+        middle, low, high = frontier.over_series(ratios)
         return f"{middle:.2f} ({low:.2f} to {high:.2f}; {len(ratios)})"
 
-    rows = what_fits.speeds([CPU / "equal-memory-again"])
+    rows = frontier.speeds([CPU / "equal-memory-again"])
     table_rows = [[row.strategy, said(row.equal_ratios), str(row.batch or ""), said(row.own_ratios)] for row in rows]
     return tabulate(["strategy", "a step, times DDP's", "its batch", "sequences/s, times DDP's"], table_rows)
 
@@ -378,7 +380,7 @@ def real_peaks() -> str:
             pivoted.columns, key=lambda column: (list(sizes).index(column[0]), column[1] != "fp32", column[2])
         )
         head = ["strategy", *(f"{sizes[size]}, {precision}, {processes}" for size, precision, processes in columns)]
-        names = words.in_order(pivoted.index)
+        names = in_order(pivoted.index)
         blocks.append(tabulate(head, [[name, *(pivoted.loc[name, column] for column in columns)] for name in names]))
     return "\n\n".join(blocks)
 
@@ -423,11 +425,11 @@ def exact() -> str:
     trained = [cell for cell in report["cells"] if not cell["outcome"].startswith("refused")]
     matching = [cell for cell in trained if cell["outcome"] == "same bits"]
     faults = {fault["fault"] for fault in report["faults"]}
-    engines = words.in_order(fault["strategy"] for fault in report["faults"])
+    engines = in_order(fault["strategy"] for fault in report["faults"])
     num_seen = sum(fault["seen"] for fault in report["faults"])
     rows = [
         ["trainings that end with the bits of the reference", f"{len(matching)} of {len(trained)}"],
-        ["strategies among them", ", ".join(words.in_order({cell["strategy"] for cell in trained}))],
+        ["strategies among them", ", ".join(in_order({cell["strategy"] for cell in trained}))],
         ["strategies that a CPU does not train", ", ".join(_never_trained(report["cells"]))],
         [
             f"planted faults that are seen: {len(faults)}, each under {', '.join(engines)}",
@@ -439,18 +441,18 @@ def exact() -> str:
 
 def _never_trained(cells: list[dict[str, Any]]) -> list[str]:
     trained = {cell["strategy"] for cell in cells if not cell["outcome"].startswith("refused")}
-    return words.in_order({cell["strategy"] for cell in cells} - trained)
+    return in_order({cell["strategy"] for cell in cells} - trained)
 
 
 def roundings() -> str:
     """What each cause does by itself in the study `bits`, and what removes it."""
     files = [file for file in records.find([CPU / "bits"]) if file.record.status == "ok" and file.record.digests]
-    rows, alone = [], bits.alone(files)
+    rows, single = [], bits.single_roundings(files)
     met = {name for file in files for name in bits.roundings(file.record)}
     for name in (cause for cause in bits.ROUNDINGS if cause in met):
-        pin, effect = f"`{bits.PIN_OF[name]}`" if name in bits.PIN_OF else "nothing", alone.get(name)
+        pin, effect = f"`{bits.PIN_OF[name]}`" if name in bits.PIN_OF else "nothing", single.get(name)
         pairs = "never alone" if effect is None else f"{effect.num_pairs - effect.num_same} of {effect.num_pairs}"
-        largest = "" if effect is None or effect.largest is None else words.powers(effect.largest)
+        largest = "" if effect is None or effect.largest is None else formatting.powers(effect.largest)
         rows.append([f"**{name}**", bits.ROUNDINGS[name], pin, pairs, largest])
     head = ["cause", "explanation", "removed by", "pairs of runs with only this cause that differ",
             "largest relative difference of their held-out losses"]  # fmt: skip
@@ -468,7 +470,7 @@ def learned_bits() -> str:
                 cells_by_setting[f"{workload.split('-')[0].upper()}, {steps}, {seed}, {precision}, {pins}"] = {
                     name: bits.shown(cells[0]) for name, cells in bits.grid([column]).items()
                 }
-    names = words.in_order({name for cells in cells_by_setting.values() for name in cells})
+    names = in_order({name for cells in cells_by_setting.values() for name in cells})
     rows = [[name, *(cells.get(name, "") for cells in cells_by_setting.values())] for name in names]
     return tabulate(["strategy", *cells_by_setting], rows)
 

@@ -15,8 +15,9 @@ from typing import NamedTuple
 import matplotlib as mpl
 import pandas as pd
 
+from study import formatting
 from study.claims.published import defects
-from study.compare import verdict, verdict_text, what_fits, words
+from study.compare import frontier, verdict, verdict_text
 from study.engines.conformance import committed
 from study.records import find as records
 from study.report import plots, tables
@@ -50,7 +51,7 @@ def _strategies() -> list[verdict.Arm]:
 
 
 def _furthest() -> str:
-    return words.percent(max(abs(difference) for arm in _strategies() for difference in arm.differences.values()))
+    return formatting.percent(max(abs(difference) for arm in _strategies() for difference in arm.differences.values()))
 
 
 @cache
@@ -65,15 +66,15 @@ def _cap() -> float:
 
 @cache
 def _trained() -> dict[str, str]:
-    return {row.strategy: str(row.trained) for row in what_fits.largest([CPU / "frontier"]) if row.cap_gib == 3}
+    return {row.strategy: str(row.trained) for row in frontier.largest([CPU / "frontier"]) if row.cap_gib == 3}
 
 
 @cache
 def _ratios(column: str) -> pd.Series:
     """By strategy: the geometric mean over six series of runs of a step's time or a rate, relative to DDP's."""
-    rows = what_fits.speeds([CPU / "equal-memory-again"])
+    rows = frontier.speeds([CPU / "equal-memory-again"])
     ratios = {row.strategy: getattr(row, column) for row in rows}
-    return pd.Series({name: what_fits.over_series(series)[0] for name, series in ratios.items() if len(series) > 1})
+    return pd.Series({name: frontier.over_series(series)[0] for name, series in ratios.items() if len(series) > 1})
 
 
 def _of_series(said: str, what: str, strategy: str) -> Number:

@@ -233,7 +233,7 @@ def _take_home(items: Sequence[Item], place: Place) -> None:
     """Make the page of what was accepted, and the pack of all that is there."""
     folders = [folder for item in items if (folder := item.folder(place)).is_dir()]
     try:
-        page = acceptance.table([items[0].folder(place)])
+        page = acceptance.page([items[0].folder(place)])
         files.write_whole(place.folder / PAGE, f"{page}\n".encode())
     except Refusal as refusal:
         print(f"no {PAGE}: {refusal}", flush=True)

@@ -31,7 +31,7 @@ import hf_trainer
 import pairs
 
 from study import files, processes
-from study.compare import expected
+from study.compare import predicted
 from study.compare.acceptance import tolerance
 from study.config import RunConfig
 from study.errors import Refusal, RunFailed
@@ -225,7 +225,7 @@ def ours(work: Run) -> dict[str, Any]:
     """One run of train.py, as users start it."""
     with pairs.finished(work) as outcome:
         facts, steps = schema.read(outcome.folder), schema.read_steps(outcome.folder)
-    peak = expected.peak_flops_per_second(facts)  # None on a CPU and for an unknown GPU
+    peak = predicted.peak_flops_per_second(facts)  # None on a CPU and for an unknown GPU
     return {
         "wall_samples_per_second": wall_samples_per_second(steps, work.config),
         "step_samples_per_second": facts.timing.samples_per_second,

@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
+from study import formatting
 from study.claims import ledger, verdicts
 from study.claims.ledger import Claim, Sentence, Source
 from study.claims.verdicts import AGAIN, BY, COMES_TO, MEANING, Verdict
-from study.compare import words
 from study.errors import Refusal
 
 # The answers on a source, and which of its keys has each.
@@ -193,7 +193,7 @@ def tally(told: Sequence[Told]) -> list[str]:
     rows += [("all", *map(sum, list(zip(*rows, strict=True))[1:]))] if len(rows) > 1 else []
     head = ["source", "agrees", "in part", "contradicted", "undecided", "all"]
     legend = [f"- **{word}** ({by_word[word]}): {meaning}" for word, meaning in MEANING.items()]
-    return [*words.markdown(head, [(*row, sum(row[1:])) for row in rows]), "", *legend, "", rested(told)]
+    return [*formatting.markdown(head, [(*row, sum(row[1:])) for row in rows]), "", *legend, "", rested(told)]
 
 
 def rested(told: Sequence[Told]) -> str:

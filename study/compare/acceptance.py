@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from study.compare import words
+from study import formatting
+from study.compare import view
 from study.compare.parity import largest_loss_difference, settings, shown_arithmetic
 from study.records import find as records
 from study.records import schema
@@ -21,6 +23,7 @@ LOSS_TOLERANCE_IN_16_BITS = 1e-2
 LARGEST_WAIT = 0.2
 
 OK, FAILED, NOT_RUN = "ok", "failed", "not run"
+STATUSES = (OK, FAILED, NOT_RUN)
 WAYS = ("fp32", "bf16", "fp16", "compiled", "shared GPU")
 AS_SINGLE = "as single"
 
@@ -51,23 +54,38 @@ def tolerance(precision: str) -> float:
     return LOSS_TOLERANCE if precision == "fp32" else LOSS_TOLERANCE_IN_16_BITS
 
 
-def table(folders: Sequence[Path]) -> str:
+def page(folders: Sequence[Path]) -> str:
     """Make the page: a row for each strategy, a column for each check; then the reasons, and how far each run is."""
-    found = {run.identity: run for run in records.find_runs(folders)}.values()
-    runs = [_read(run) for run in found]
-    plain = {_work(run.file.record): run.file for run in runs if run.file and _is_plain(run.file.record)}
-    names = sorted({run.strategy for run in runs}, key=lambda name: (name != "single", name != "ddp", name))
-    cells: dict[tuple[str, str], Verdict] = {}
-    for name in names:
-        own = [run for run in runs if run.strategy == name]
-        verdicts = {check: _check(check, own, plain) for check in CHECKS}
-        cells |= {(name, check): verdict for check, verdict in verdicts.items() if verdict}
-    rows = [[f"`{name}`", *(_shown(cells.get((name, check))) for check in CHECKS)] for name in names]
-    boxes = sorted({run.record.record.box for run in found if run.record}) or [schema.UNKNOWN_BOX]
-    counts = [f"{sum(cell.status == status for cell in cells.values())} {status}" for status in (OK, FAILED, NOT_RUN)]
-    lines = [f"{'; '.join(boxes)}: {', '.join(counts)}.", "", *words.markdown(["strategy", *CHECKS], rows), ""]
-    lines += [*_reasons(cells), *_distances(runs, plain)]
-    return words.page("Acceptance: does every strategy work here?", EXPLANATION, lines, "--view acceptance", folders)
+    recorded_runs = list({run.identity: run for run in records.find_runs(folders)}.values())
+    runs = [_read(run) for run in recorded_runs]
+    references = {_work(run.file.record): run.file for run in runs if run.file and _is_reference(run.file.record)}
+    strategies = sorted({run.strategy for run in runs}, key=lambda name: (name != "single", name != "ddp", name))
+    cells = _cells(strategies, runs, references)
+    rows = [[f"`{name}`", *(_shown(cells.get((name, check))) for check in CHECKS)] for name in strategies]
+    lines = [_summary(recorded_runs, cells), "", *formatting.markdown(["strategy", *CHECKS], rows), ""]
+    lines += [*_reasons(cells), *_distances(runs, references)]
+    return view.page("Acceptance: does every strategy work here?", EXPLANATION, lines, "--view acceptance", folders)
+
+
+Cells = dict[tuple[str, str], Verdict]  # by strategy and check
+
+
+def _cells(strategies: Sequence[str], runs: Sequence[_Run], references: dict[str, RecordFile]) -> Cells:
+    """The verdicts of all checks that were asked of a strategy."""
+    cells: Cells = {}
+    for strategy in strategies:
+        own = [run for run in runs if run.strategy == strategy]
+        for check in CHECKS:
+            if verdict := _check(check, own, references):
+                cells[strategy, check] = verdict
+    return cells
+
+
+def _summary(recorded_runs: Sequence[RecordedRun], cells: Cells) -> str:
+    """The machines, and how many checks have each verdict."""
+    machines = sorted({run.record.record.box for run in recorded_runs if run.record})
+    counts = Counter(cell.status for cell in cells.values())
+    return f"{'; '.join(machines or [schema.UNKNOWN_BOX])}: {', '.join(f'{counts[s]} {s}' for s in STATUSES)}."
 
 
 def _shown(verdict: Verdict | None) -> str:
@@ -107,8 +125,8 @@ def _trained(run: RecordedRun) -> Verdict:
     return Verdict(FAILED, f"{status}: {message}")
 
 
-def _is_plain(r: Record) -> bool:
-    """Whether others are held against a run."""
+def _is_reference(r: Record) -> bool:
+    """Whether others are compared with a run."""
     return r.strategy == "single" and not r.config.get("compile") and not r.config.get("share_device")
 
 
@@ -123,23 +141,32 @@ def _work(r: Record) -> str:
 # ---------------------------------------------------------------- one check of one strategy
 
 
-def _check(check: str, runs: list[_Run], plain: dict[str, RecordFile]) -> Verdict | None:
+def _check(check: str, runs: list[_Run], references: dict[str, RecordFile]) -> Verdict | None:
     """The verdict of one cell; None: nothing was asked."""
     if check in WAYS:
-        asked = [run for run in runs if run.way == check]
-        return _worst(
-            Verdict(FAILED, f"{run.run_id}: {run.trained.reason}") if run.trained.status == FAILED else run.trained
-            for run in asked
-        )
+        return _worst(_of_training(run) for run in runs if run.way == check)
     finished = [run.file for run in runs if run.file]
     if check == AS_SINGLE:
-        return _worst(_as_single(file, plain) for file in finished if not _is_plain(file.record))
-    is_asked, holds, reason = _OBSERVED[check]
-    observed = [file.record for file in finished if is_asked(file.record)]
+        return _worst(_as_single(file, references) for file in finished if not _is_reference(file.record))
+    return _of_observation(_OBSERVED[check], [file.record for file in finished])
+
+
+def _of_training(run: _Run) -> Verdict:
+    """Whether a run trained; the reason, if it did not, names it."""
+    if run.trained.status != FAILED:
+        return run.trained
+    return Verdict(FAILED, f"{run.run_id}: {run.trained.reason}")
+
+
+def _of_observation(observation: _Observation, finished: Sequence[Record]) -> Verdict | None:
+    """Whether something that only GPUs have was observed of the runs that are asked for it."""
+    observed = [r for r in finished if observation.is_asked(r)]
     on_gpu = [r for r in observed if r.device != "cpu"]
     if observed and not on_gpu:
         return Verdict(NOT_RUN, "on a CPU")
-    return _worst(Verdict(OK) if holds(r) else Verdict(FAILED, f"{r.run_id}: {reason}") for r in on_gpu)
+    return _worst(
+        Verdict(OK) if observation.holds(r) else Verdict(FAILED, f"{r.run_id}: {observation.reason}") for r in on_gpu
+    )
 
 
 def _worst(verdicts: Iterable[Verdict]) -> Verdict | None:
@@ -147,9 +174,9 @@ def _worst(verdicts: Iterable[Verdict]) -> Verdict | None:
     return min(verdicts, key=lambda verdict: (FAILED, NOT_RUN, OK).index(verdict.status), default=None)
 
 
-def _as_single(file: RecordFile, plain: dict[str, RecordFile]) -> Verdict:
+def _as_single(file: RecordFile, references: dict[str, RecordFile]) -> Verdict:
     r = file.record
-    reference, allowed = plain.get(_work(r)), tolerance(r.config["precision"])
+    reference, allowed = references.get(_work(r)), tolerance(r.config["precision"])
     if reference is None:
         return Verdict(NOT_RUN, f"no finished run of `single` with the same work{shown_arithmetic(r)}")
     if r.config["dropout"] and r.world_size > 1:
@@ -157,11 +184,9 @@ def _as_single(file: RecordFile, plain: dict[str, RecordFile]) -> Verdict:
     difference = largest_loss_difference(file, reference)
     if difference is not None and difference <= allowed:
         return Verdict(OK)
-    return Verdict(FAILED, f"{r.run_id}: a loss is {_number(difference)} from `single`'s, at most {allowed:g}")
-
-
-def _number(difference: float | None) -> str:
-    return "unknown" if difference is None else f"{difference:.1e}"
+    return Verdict(
+        FAILED, f"{r.run_id}: a loss is {formatting.difference(difference)} from `single`'s, at most {allowed:g}"
+    )
 
 
 def _has_process_memory(r: Record) -> bool:
@@ -174,16 +199,23 @@ def _waits_little(r: Record) -> bool:
     return r.timing.data_wait_median_seconds <= LARGEST_WAIT * r.timing.median_seconds
 
 
-# By check: of which runs it is asked, what holds there, and what is said where it does not.
-_OBSERVED: dict[str, tuple[Callable[[Record], bool], Callable[[Record], bool], str]] = {
-    "NCCL": (
+class _Observation(NamedTuple):
+    """A check of what a run recorded."""
+
+    is_asked: Callable[[Record], bool]
+    holds: Callable[[Record], bool]
+    reason: str  # why it does not hold
+
+
+_OBSERVED = {
+    "NCCL": _Observation(
         lambda r: r.proof is not None and r.proof.distributed_type != "NO" and not r.config.get("share_device"),
         lambda r: r.proof is not None and "nccl" in (r.proof.backend or ""),
         "its ranks use another",
     ),
-    "energy": (lambda r: True, lambda r: all(r.energy_joules or [None]), "its record has no joules"),
-    "NVML": (lambda r: True, _has_process_memory, "its record has no memory of the process"),
-    "batches": (
+    "energy": _Observation(lambda r: True, lambda r: all(r.energy_joules or [None]), "its record has no joules"),
+    "NVML": _Observation(lambda r: True, _has_process_memory, "its record has no memory of the process"),
+    "batches": _Observation(
         lambda r: not r.config.get("share_device"),
         _waits_little,
         f"the host waited for them more than {LARGEST_WAIT:.0%} of a step, or no step was timed",
@@ -197,7 +229,7 @@ CHECKS = (*WAYS, AS_SINGLE, *_OBSERVED)
 # ---------------------------------------------------------------- below the table
 
 
-def _reasons(cells: dict[tuple[str, str], Verdict]) -> list[str]:
+def _reasons(cells: Cells) -> list[str]:
     """Why a check failed or was not run, each reason once."""
     where: dict[Verdict, list[tuple[str, str]]] = {}
     for place, verdict in cells.items():
@@ -207,17 +239,19 @@ def _reasons(cells: dict[tuple[str, str], Verdict]) -> list[str]:
     for verdict, places in sorted(where.items()):
         names = dict.fromkeys(f"`{name}`" for name, _ in places)
         checks = sorted({check for _, check in places}, key=CHECKS.index)
-        lines.append(f"- {verdict.status}: {', '.join(checks)} of {', '.join(names)}: {words.shown(verdict.reason)}")
+        lines.append(
+            f"- {verdict.status}: {', '.join(checks)} of {', '.join(names)}: {formatting.shown(verdict.reason)}"
+        )
     return ["## What is not ok", "", *lines, ""] if lines else []
 
 
-def _distances(runs: list[_Run], plain: dict[str, RecordFile]) -> list[str]:
+def _distances(runs: list[_Run], references: dict[str, RecordFile]) -> list[str]:
     """How far each run's losses are from those of its reference."""
     rows = []
-    for file in (run.file for run in runs if run.file and not _is_plain(run.file.record)):
-        if reference := plain.get(_work(file.record)):
-            seen = _number(largest_loss_difference(file, reference))
+    for file in (run.file for run in runs if run.file and not _is_reference(run.file.record)):
+        if reference := references.get(_work(file.record)):
+            seen = formatting.difference(largest_loss_difference(file, reference))
             allowed = tolerance(file.record.config["precision"])
             rows.append([file.record.run_id, reference.record.run_id, seen, f"{allowed:g}"])
     head = ["run", "compared with", "largest difference of a loss", "at most"]
-    return ["## How far from `single`", "", *words.markdown(head, rows), ""] if rows else []
+    return ["## How far from `single`", "", *formatting.markdown(head, rows), ""] if rows else []

@@ -9,15 +9,17 @@ differ, and the names say why.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from study.compare import words
+from study import formatting
 from study.compare.facts import proven
+from study.compare.view import View, finished
 from study.config import NOT_TRAINED, PINS
+from study.engines.strategy_names import in_order
 from study.records import find as records
 from study.records.find import RecordFile
 from study.records.schema import Record
@@ -55,73 +57,129 @@ HEAD = "strategy"
 SAME = "same bits"
 
 
+class _Engine(NamedTuple):
+    """What decides which choices the engine of a run makes."""
+
+    strategy: str
+    world_size: int
+    stage: int | None  # of ZeRO; None: another engine
+    is_fsdp: bool
+    offload: str  # of the optimizer states: none, cpu, nvme
+    precision: str
+    micro_batches: int
+    is_bert: bool
+    clips: bool
+
+    @property
+    def is_odd(self) -> bool:
+        """Whether the number of processes is no power of two."""
+        return self.world_size & (self.world_size - 1) != 0
+
+
+def _engine_of(r: Record) -> _Engine:
+    proof = proven(r)
+    return _Engine(
+        strategy=r.strategy,
+        world_size=r.world_size,
+        stage=proof.zero_stage,
+        is_fsdp=proof.sharding is not None,
+        offload=proof.offload_optimizer_device,
+        precision=proof.precision,
+        micro_batches=proof.gradient_accumulation_steps,
+        is_bert=r.workload == "bert-imdb",
+        clips=bool(r.config["gradient_clipping"]),
+    )
+
+
+def _last_elements(engine: _Engine) -> str | None:
+    if engine.stage and engine.offload == "none" and (engine.is_bert or engine.is_odd):
+        # BERT's head has a bias of two elements.
+        return "of the partitions of stages 1 and 2" if engine.stage < 3 else "of stage 3's partitions"
+    return "of shards" if engine.is_fsdp and engine.is_odd else None
+
+
+def _replaced_modules(engine: _Engine) -> str | None:
+    """Stage 3 changes BERT: GPT-2's projections are no linear layers, and one serves query, key and value."""
+    return "stage 3's" if engine.stage == 3 and engine.is_bert else None
+
+
+def _norm(engine: _Engine) -> str | None:
+    if not engine.clips:
+        return None
+    if engine.is_fsdp:
+        return "of shards"
+    if not engine.stage:
+        return "of whole tensors"
+    on_host = ", on the host" if engine.offload != "none" else ""
+    return f"of stage {'3' if engine.stage == 3 else '1 and 2'}{on_host}"
+
+
+def _division(engine: _Engine) -> str | None:
+    if not engine.is_odd:
+        return None
+    if engine.is_fsdp:
+        return "after"
+    return "before, by division" if engine.stage else "before, by a product"
+
+
+def _micro_batches(engine: _Engine) -> str | None:
+    if engine.micro_batches == 1:
+        return None
+    return "ranks first" if engine.is_fsdp or (engine.stage or 0) >= 2 else "micro batches first"
+
+
+# For each rounding the way of it that an engine takes; None: it takes none.
+_WAY_OF: dict[str, Callable[[_Engine], str | None]] = {
+    "last elements": _last_elements,
+    "CPU Adam": lambda engine: "DeepSpeed's" if engine.stage and engine.offload != "none" else None,
+    "linear": _replaced_modules,
+    "grouping": _replaced_modules,
+    "norm": _norm,
+    "order of ranks": lambda engine: engine.strategy if engine.world_size > 2 else None,
+    "division by 3": _division,
+    "micro batches": _micro_batches,
+    "16 bits": lambda engine: "gradients reduced in fp32" if engine.is_fsdp and engine.precision == "bf16" else None,
+    "missed gradients": lambda engine: "of a disk" if engine.offload == "nvme" else None,
+}
+
+
 def roundings(r: Record) -> dict[str, str]:
     """Return the choices of one run: the name of a rounding -> which way of it the engine takes."""
-    proof, config = proven(r), r.config
-    fixed = config.get("fixed_order")
-    pins = set(PINS if fixed == "all" else (fixed or "").split(","))
-    stage, is_fsdp, is_bert = proof.zero_stage, proof.sharding is not None, r.workload == "bert-imdb"
-    is_odd = r.world_size & (r.world_size - 1) != 0
-    named = {}
-    if proof.offload_optimizer_device == "nvme":
-        named["missed gradients"] = "of a disk"
-    if "optimizer" not in pins:
-        if stage and proof.offload_optimizer_device != "none":
-            named["CPU Adam"] = "DeepSpeed's"
-        elif stage and (is_bert or is_odd):  # BERT's head has a bias of two elements
-            named["last elements"] = "of the partitions of stages 1 and 2" if stage < 3 else "of stage 3's partitions"
-        elif is_fsdp and is_odd:
-            named["last elements"] = "of shards"
-    if stage == 3 and is_bert:  # GPT-2's projections are no linear layers, and one serves query, key and value
-        named |= {name: "stage 3's" for name in ("linear", "grouping") if name not in pins}
-    if config["gradient_clipping"] and "norm" not in pins:
-        named["norm"] = _way_of_norm(stage, is_fsdp, proof.offload_optimizer_device)
-    if r.world_size > 2 and "collectives" not in pins:
-        named["order of ranks"] = r.strategy
-    if is_odd:
-        named["division by 3"] = "after" if is_fsdp else "before, by division" if stage else "before, by a product"
-    if proof.gradient_accumulation_steps > 1:
-        named["micro batches"] = "ranks first" if is_fsdp or (stage or 0) >= 2 else "micro batches first"
-    if is_fsdp and proof.precision == "bf16":
-        named["16 bits"] = "gradients reduced in fp32"
-    return named
+    engine, pins = _engine_of(r), _pins_of(r)
+    ways = {name: _WAY_OF[name](engine) for name in ROUNDINGS if PIN_OF.get(name) not in pins}
+    return {name: way for name, way in ways.items() if way is not None}
 
 
-def _way_of_norm(stage: int | None, is_fsdp: bool, offload: str) -> str:
-    if is_fsdp:
-        return "of shards"
-    if not stage:
-        return "of whole tensors"
-    return f"of stage {'3' if stage == 3 else '1 and 2'}" + (", on the host" if offload != "none" else "")
+def _pins_of(r: Record) -> set[str]:
+    fixed_order = r.config.get("fixed_order")
+    return set(PINS if fixed_order == "all" else (fixed_order or "").split(","))
 
 
 # ---------------------------------------------------------------- the page
 
 
-def table(folders: Sequence[Path]) -> str:
-    """Make the page: one table per model and precision, rows are strategies, columns settings; then what held."""
-    found = records.find(folders)
-    usable = [file for file in found if file.record.status == "ok" and file.record.digests]
-    lines: list[str] = []
+EXPLANATION = (
+    "Each cell compares a run with the DDP run of the same setting: the digests of the weights and of both "
+    "Adam moments, at every step for which both runs have digests. *same bits*: all of them are equal. "
+    "Otherwise the cell lists the causes of the difference, the first step that differs, and the relative "
+    "difference of the final held-out losses. An empty cell was not run."
+)
+
+
+def _sections(record_files: list[RecordFile]) -> list[str]:
+    """The causes that occur; a table per model and precision, rows are strategies, columns settings; then what held."""
+    usable = _with_digests(record_files)
+    occurring = {name for file in usable for name in roundings(file.record)}
+    lines = [*(f"- **{name}**: {text}" for name, text in ROUNDINGS.items() if name in occurring), ""]
     for heading, (shipped, pinned) in _settings(usable).items():
         lines += [f"## {heading}", ""]
         lines += ["### Unmodified engines", "", *_table(shipped), ""] if shipped else []
         lines += ["### With --fixed-order", "", *_table(pinned), ""] if pinned else []
-    lines += _against_shipped(usable)
-    lines += _held(usable)
-    used = {name for file in usable for name in roundings(file.record)}
-    named = [f"- **{name}**: {text}" for name, text in ROUNDINGS.items() if name in used]
-    legend = "\n".join(
-        [
-            "Each cell compares a run with the DDP run of the same setting: the digests of the weights and of both "
-            "Adam moments, at every step for which both runs have digests. *same bits*: all of them are equal. "
-            "Otherwise the cell lists the causes of the difference, the first step that differs, and the relative "
-            "difference of the final held-out losses. An empty cell was not run.",
-            "",
-            *named,
-        ]
-    )
-    return words.page("Which strategies train the same bits?", legend, lines, "--view bits", folders, found)
+    return [*lines, *_against_shipped(usable), *_expectations(usable)]
+
+
+def _with_digests(record_files: Iterable[RecordFile]) -> list[RecordFile]:
+    return [file for file in finished(record_files) if file.record.digests]
 
 
 def _heading(file: RecordFile) -> str:
@@ -139,15 +197,15 @@ def _setting(file: RecordFile, ignored: Collection[str] = ("perturb",)) -> str:
 def _column(file: RecordFile) -> str:
     """What a column's head says."""
     r, proof = file.record, proven(file.record)
-    said = [words.processes(r.world_size)]
+    parts = [formatting.processes(r.world_size)]
     if proof.gradient_accumulation_steps > 1:
-        said.append(f"{proof.gradient_accumulation_steps} micro batches")
+        parts.append(f"{proof.gradient_accumulation_steps} micro batches")
     if r.config["gradient_clipping"]:
-        said.append(f"clipped at {r.config['gradient_clipping']:g}")
+        parts.append(f"clipped at {r.config['gradient_clipping']:g}")
     fixed = r.config.get("fixed_order")
     if fixed:
-        said.append("fixed order" if fixed == "all" else f"fixed: {fixed.replace(',', ', ')}")
-    return ", ".join(said)
+        parts.append("fixed order" if fixed == "all" else f"fixed: {fixed.replace(',', ', ')}")
+    return ", ".join(parts)
 
 
 def _columns(files: Sequence[RecordFile]) -> list[list[RecordFile]]:
@@ -182,7 +240,7 @@ Column = Sequence[RecordFile]  # the runs of one setting
 
 def settings(folders: Sequence[Path]) -> dict[str, tuple[list[Column], list[Column]]]:
     """Return, for each model and precision, the settings that were run as shipped, and those with pins."""
-    return _settings([file for file in records.find(folders) if file.record.status == "ok" and file.record.digests])
+    return _settings(_with_digests(records.find(folders)))
 
 
 def _settings(files: Sequence[RecordFile]) -> dict[str, tuple[list[Column], list[Column]]]:
@@ -206,7 +264,9 @@ def _shipped_and_pinned(files: Sequence[RecordFile]) -> tuple[list[Column], list
 def _table(columns: Sequence[Column]) -> list[str]:
     cells = grid(columns)
     return list(
-        words.markdown([HEAD, *heads(columns)], [[name, *(shown(cell) for cell in row)] for name, row in cells.items()])
+        formatting.markdown(
+            [HEAD, *heads(columns)], [[name, *(shown(cell) for cell in row)] for name, row in cells.items()]
+        )
     )
 
 
@@ -223,7 +283,7 @@ class Cell:
 def grid(columns: Sequence[Column]) -> dict[str, list[Cell | None]]:
     """Return a row of cells for each strategy, then for each planted fault; None: no such run in that setting."""
     files = [file for column in columns for file in column]
-    names = words.in_order(file.record.strategy for file in files)
+    names = in_order(file.record.strategy for file in files)
     faults = sorted({_name(file.record) for file in files} - {*names})
     rows = {}
     for name in [*names, *faults]:
@@ -236,9 +296,9 @@ def grid(columns: Sequence[Column]) -> dict[str, list[Cell | None]]:
 
 def _cell(file: RecordFile, control: RecordFile) -> Cell:
     r, reference = file.record, control.record
-    step = parts_at(r, reference)
-    names = () if step is None else tuple(roundings_apart(r, reference))
-    return Cell(step, names, _held_out(r, reference), file is control)
+    step = first_differing_step(r, reference)
+    names = () if step is None else tuple(differing_roundings(r, reference))
+    return Cell(step, names, _held_out_difference(r, reference), file is control)
 
 
 def shown(cell: Cell | None) -> str:
@@ -252,10 +312,10 @@ def shown(cell: Cell | None) -> str:
 
 
 def _from_step(step: int, held_out: float | None) -> str:
-    return f"from step {step}" + ("" if held_out is None else f"; {words.powers(held_out)}")
+    return f"from step {step}" + ("" if held_out is None else f"; {formatting.powers(held_out)}")
 
 
-def parts_at(r: Record, other: Record) -> int | None:
+def first_differing_step(r: Record, other: Record) -> int | None:
     """Return the first step after which weights or moments differ; None: there is none."""
     if r.digests is None or other.digests is None:
         return 0
@@ -266,7 +326,7 @@ def parts_at(r: Record, other: Record) -> int | None:
     return None
 
 
-def roundings_apart(r: Record, other: Record) -> list[str]:
+def differing_roundings(r: Record, other: Record) -> list[str]:
     """Name the roundings in which two runs differ; of a run with a planted fault, the fault."""
     if is_faulty(r):
         return [f"a fault: {r.config['perturb']}"]
@@ -274,7 +334,7 @@ def roundings_apart(r: Record, other: Record) -> list[str]:
     return [name for name in ROUNDINGS if mine.get(name) != theirs.get(name)]
 
 
-def _held_out(r: Record, other: Record) -> float | None:
+def _held_out_difference(r: Record, other: Record) -> float | None:
     if not r.evaluation or not other.evaluation:
         return None
     mine, theirs = r.evaluation[-1].get("loss"), other.evaluation[-1].get("loss")
@@ -293,15 +353,16 @@ def _against_shipped(files: Sequence[RecordFile]) -> list[str]:
         by_pins = {file.record.config.get("fixed_order"): file for file in members}
         if {None, "all"} <= by_pins.keys():
             shipped, pinned = by_pins[None], by_pins["all"]
-            step, apart = parts_at(pinned.record, shipped.record), _held_out(pinned.record, shipped.record)
-            said = SAME if step is None else _from_step(step, apart)
-            rows.append([f"{_heading(shipped).split(',')[0]}, {_column(shipped)}", shipped.record.strategy, said])
+            step = first_differing_step(pinned.record, shipped.record)
+            difference = _held_out_difference(pinned.record, shipped.record)
+            text = SAME if step is None else _from_step(step, difference)
+            rows.append([f"{_heading(shipped).split(',')[0]}, {_column(shipped)}", shipped.record.strategy, text])
     if not rows:
         return []
     return [
         "## Each strategy with fixed order, compared with itself unmodified",
         "",
-        *words.markdown(["setting", HEAD, "bits"], rows),
+        *formatting.markdown(["setting", HEAD, "bits"], rows),
         "",
     ]
 
@@ -309,7 +370,7 @@ def _against_shipped(files: Sequence[RecordFile]) -> list[str]:
 # ---------------------------------------------------------------- what was expected, and held
 
 
-def held(files: Sequence[RecordFile]) -> Mapping[str, list[tuple[str, str]]]:
+def pairs_by_outcome(files: Sequence[RecordFile]) -> Mapping[str, list[tuple[str, str]]]:
     """Return pairs of runs by what was expected of them: `same` and are, `broken` and are not; `repeats`, `seen`, ...
 
     Two runs of a setting with the same roundings are expected to be the same; a planted fault is expected to be seen.
@@ -318,23 +379,29 @@ def held(files: Sequence[RecordFile]) -> Mapping[str, list[tuple[str, str]]]:
         kind: [] for kind in ("same", "broken", "repeated", "not repeated", "named", "seen", "not seen")
     }
     for column in _columns(files):
-        for r, o in combinations([file.record for file in column], 2):
-            is_same, pair = parts_at(r, o) is None, (r.run_id, o.run_id)
-            faults = [each for each in (r, o) if is_faulty(each)]
-            if faults:
-                if len(faults) == 1 and r.strategy == o.strategy:
-                    result["not seen" if is_same else "seen"].append(pair)
-            elif r.strategy == o.strategy:
-                result["repeated" if is_same else "not repeated"].append(pair)
-            elif not roundings_apart(r, o):
-                result["same" if is_same else "broken"].append(pair)
-            elif not is_same:
-                result["named"].append(pair)
+        for r, other in combinations([file.record for file in column], 2):
+            if kind := _kind_of_pair(r, other):
+                result[kind].append((r.run_id, other.run_id))
     return result
 
 
+def _kind_of_pair(r: Record, other: Record) -> str | None:
+    """What became of the expectation about two runs of one setting; None: nothing was expected."""
+    is_same, same_strategy = first_differing_step(r, other) is None, r.strategy == other.strategy
+    num_faulty = is_faulty(r) + is_faulty(other)
+    if num_faulty:
+        if num_faulty == 2 or not same_strategy:
+            return None
+        return "not seen" if is_same else "seen"
+    if same_strategy:
+        return "repeated" if is_same else "not repeated"
+    if not differing_roundings(r, other):
+        return "same" if is_same else "broken"
+    return None if is_same else "named"
+
+
 @dataclass(frozen=True)
-class Alone:
+class SingleRounding:
     """What one rounding does by itself: the pairs of runs of one setting that differ in it and in nothing else."""
 
     num_pairs: int
@@ -342,44 +409,48 @@ class Alone:
     largest: float | None  # relative difference of held-out losses at the end
 
 
-def alone(files: Sequence[RecordFile]) -> dict[str, Alone]:
+def single_roundings(files: Sequence[RecordFile]) -> dict[str, SingleRounding]:
     """Return what each rounding does by itself, in the order of `ROUNDINGS`, if there are such pairs."""
     pairs: dict[str, list[tuple[bool, float | None]]] = {}
     for column in _columns(files):
         sound = [file.record for file in column if not is_faulty(file.record)]
         for other, r in combinations(sound, 2):
-            names = roundings_apart(r, other)
+            names = differing_roundings(r, other)
             if len(names) == 1:
-                pairs.setdefault(names[0], []).append((parts_at(r, other) is None, _held_out(r, other)))
+                is_same = first_differing_step(r, other) is None
+                pairs.setdefault(names[0], []).append((is_same, _held_out_difference(r, other)))
     return {
-        name: Alone(
+        name: SingleRounding(
             len(pairs[name]),
             sum(is_same for is_same, _ in pairs[name]),
-            max((apart for is_same, apart in pairs[name] if not is_same and apart is not None), default=None),
+            max((relative for is_same, relative in pairs[name] if not is_same and relative is not None), default=None),
         )
         for name in ROUNDINGS
         if name in pairs
     }
 
 
-def _held(files: Sequence[RecordFile]) -> list[str]:
-    found = held(files)
+def _expectations(files: Sequence[RecordFile]) -> list[str]:
+    pairs = pairs_by_outcome(files)
 
     def of(good: str, bad: str) -> str:
-        return f"{len(found[good])} of {len(found[good]) + len(found[bad])}"
+        return f"{len(pairs[good])} of {len(pairs[good]) + len(pairs[bad])}"
 
     lines = [
         "## Expectations",
         "",
         f"- Repeated runs of the same strategy are bitwise identical: {of('repeated', 'not repeated')} pairs.",
         f"- Strategies that were expected to be identical are identical: {of('same', 'broken')} pairs.",
-        f"- {len(found['named'])} pairs differ, and a known cause was expected for each of them.",
+        f"- {len(pairs['named'])} pairs differ, and a known cause was expected for each of them.",
         f"- Runs with a planted fault differ from the correct run: {of('seen', 'not seen')}.",
     ]
-    for kind, said in (
+    for kind, meaning in (
         ("not repeated", "not the same when run twice"),
         ("broken", "different bits without a known cause"),
         ("not seen", "a planted fault was not seen"),
     ):
-        lines += [f"- **{said}**: {first} and {second}" for first, second in found[kind]]
+        lines += [f"- **{meaning}**: {first} and {second}" for first, second in pairs[kind]]
     return [*lines, ""]
+
+
+BITS = View("bits", "Which strategies train the same bits?", EXPLANATION, _sections)

@@ -14,14 +14,15 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from study.compare import expected, pairs, words
+from study import formatting
+from study.compare import pairs, predicted, view
 from study.compare import table as tidy
 from study.compare.parity import WITHIN
 
 Kind = Literal["learned", "times", "bytes"]
 
 METRICS: dict[str, Kind] = {
-    "final_loss": "learned",
+    "mean_final_loss": "learned",
     "loss_area": "learned",
     "eval_loss": "learned",
     "mean_grad_norm": "learned",
@@ -80,7 +81,7 @@ class _Estimate(NamedTuple):
 def compare(table: pd.DataFrame, control: str = "ddp", metrics: Iterable[str] = METRICS) -> pd.DataFrame:
     """Compare each strategy with the control, metric by metric; one row per comparison, with `COLUMNS`.
 
-    `mfu` is a metric of tables that `expected.with_theory` has joined.
+    `mfu` is a metric of tables that `predicted.with_theory` has joined.
 
     Which runs go together is for `pairs.pair` to say, whose `refused` lists the rest. What is learned is compared seed
     by seed, the mean of a seed's repeats with that of the control's; times launch by launch, as logarithms of ratios;
@@ -184,32 +185,50 @@ def _comparison(
 ) -> dict[str, Any] | None:
     """Compare a group's values with the control's; None where neither side has any."""
     kind = METRICS[metric]
-    runs, controls = (rows[~np.isnan(values[rows])] for rows in (group.runs, group.controls))
-    couples = group.couples[~np.isnan(values[group.couples]).any(axis=1)]
-    if not len(runs) and not len(controls):
+    group = _with_values(group, values)
+    if not len(group.runs) and not len(group.controls):
         return None
-    group = group._replace(runs=runs, controls=controls)
     limit = group.limits.get(_LIMIT[metric])
     average = {"learned": np.mean, "times": stats.gmean, "bytes": np.median}[kind]
     facts: dict[str, Any] = {
-        "n_pairs": len(couples),
-        "n_repeats": max(Counter(seeds[runs]).values(), default=0),
-        "value": average(values[runs]) if len(runs) else None,
-        "control_value": average(values[controls]) if len(controls) else None,
+        "n_pairs": len(group.couples),
+        "n_repeats": max(Counter(seeds[group.runs]).values(), default=0),
+        "value": average(values[group.runs]) if len(group.runs) else None,
+        "control_value": average(values[group.controls]) if len(group.controls) else None,
         "limit": limit,
     }
-    if not len(couples):
+    if not len(group.couples):
         return {**facts, "verdict": "inconclusive", "why": "not measured on both sides"}
     if limit is not None and kind != "learned":
         return {**facts, "verdict": "inconclusive", "why": f"not comparable: {limit}"}
     if kind == "bytes":
-        return {**facts, **_exact(values[runs], values[controls])}
+        return {**facts, **_exact(values[group.runs], values[group.controls])}
+    return {**facts, **_tested(kind, group, values, seeds, margin, limit, control)}
+
+
+def _with_values(group: _Group, values: np.ndarray) -> _Group:
+    """Leave out runs, and pairs of runs, in which the metric is not known."""
+    runs, controls = (rows[~np.isnan(values[rows])] for rows in (group.runs, group.controls))
+    couples = group.couples[~np.isnan(values[group.couples]).any(axis=1)]
+    return group._replace(runs=runs, controls=controls, couples=couples)
+
+
+def _tested(
+    kind: Kind,
+    group: _Group,
+    values: np.ndarray,
+    seeds: np.ndarray,
+    margin: Margin | None,
+    limit: str | None,
+    control: str,
+) -> dict[str, Any]:
+    """The difference of what was learned, or of times, with its interval, its margin and the verdict of the tests."""
     # Repeats of the control draw the same dropout masks: they do not say how far runs with other masks may differ.
     usable = margin if limit is None else None
     allowed = None if usable is None else np.log1p(usable.relative) if kind == "times" else usable.relative
     estimate_of = _launches if kind == "times" else _seeds
-    value, control_value, estimate = estimate_of(values, seeds, group, couples, allowed)
-    facts |= {"n_pairs": estimate.n, "value": value, "control_value": control_value, "interval": estimate.interval}
+    value, control_value, estimate = estimate_of(values, seeds, group, group.couples, allowed)
+    facts = {"n_pairs": estimate.n, "value": value, "control_value": control_value, "interval": estimate.interval}
     facts |= {"difference": value - control_value, "relative_difference": value / control_value - 1}
     if usable is not None:
         facts |= {"relative_margin": usable.relative, "margin": usable.relative * control_value}
@@ -353,7 +372,7 @@ def _percent(relative: float) -> str:
 # ---------------------------------------------------------------- the view
 
 _WORK = ("box", "workload", "size", "precision", "global_batch_size")
-_APART = {"sequence_length": "length {:.0f}", "num_steps": "{:.0f} steps", "config_digest": "settings {:.8}"}
+_DISTINGUISHING = {"sequence_length": "length {:.0f}", "num_steps": "{:.0f} steps", "config_digest": "settings {:.8}"}
 SHOWN_REASONS = 12  # of those that leave runs out; the rest is counted
 EXPLANATION = """\
 Each strategy beside the control's runs of equal work and seed. n: the differences that an interval rests on.
@@ -363,34 +382,35 @@ one-sided tests, *higher* and *lower* have an interval that leaves out 0. Each i
 without any effect, one is expected to leave out 0. Bytes are counted, and compared exactly."""
 
 
-def table(folders: Sequence[Path], control: str) -> str:
+def page(folders: Sequence[Path], control: str) -> str:
     """Make the page: verdicts metric by metric, and the list of what was left out."""
-    runs = expected.with_theory(tidy.read(folders))
+    runs = predicted.with_theory(tidy.read(folders))
     tidy.check_control(runs, control)
     head = ["strategy", "processes", "n", control, "value", "difference", "margin", "verdict", "why"]
     lines = []
     for heading, metrics in _sections(compare(runs, control)):
-        lines += [f"## {words.shown(heading)}", ""]
+        lines += [f"## {formatting.shown(heading)}", ""]
         for metric, rows in metrics.groupby("metric", sort=False):
-            lines += [f"### {metric}", "", *words.markdown(head, map(_row, rows.to_dict("records"))), ""]
+            lines += [f"### {metric}", "", *formatting.markdown(head, map(_row, rows.to_dict("records"))), ""]
     lines += _untimed(runs) + _left_out(pairs.pair(runs, control).refused)
-    return words.page(f"Differences from {control}", EXPLANATION, lines, "", folders)
+    return view.page(f"Differences from {control}", EXPLANATION, lines, "", folders)
 
 
 def _sections(rows: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
     """The rows of one thing trained after the other, under a heading that says all that tells it apart."""
-    several = rows.groupby(list(_WORK), dropna=False)[list(_APART)].nunique()
-    apart = [name for name, most in several.max().items() if most > 1]
-    for values, members in rows.groupby([*_WORK, *apart], sort=False, dropna=False):
-        known = {name: value for name, value in zip([*_WORK, *apart], values, strict=True) if not pd.isna(value)}
-        said = [f"{known['workload']} {known['size']}", known.get("precision", "unknown precision")]
-        said += [f"batch {known['global_batch_size']:.0f}"]
-        said += [_APART[name].format(known[name]) for name in apart if name in known]
-        yield ", ".join([*said, known["box"]]), members
+    several = rows.groupby(list(_WORK), dropna=False)[list(_DISTINGUISHING)].nunique()
+    distinguishing = [name for name, most in several.max().items() if most > 1]
+    for values, members in rows.groupby([*_WORK, *distinguishing], sort=False, dropna=False):
+        named = zip([*_WORK, *distinguishing], values, strict=True)
+        known = {name: value for name, value in named if not pd.isna(value)}
+        parts = [f"{known['workload']} {known['size']}", known.get("precision", "unknown precision")]
+        parts += [f"batch {known['global_batch_size']:.0f}"]
+        parts += [_DISTINGUISHING[name].format(known[name]) for name in distinguishing if name in known]
+        yield ", ".join([*parts, known["box"]]), members
 
 
 def _row(row: dict[Any, Any]) -> list[Any]:
-    show = words.bytes_text if row["metric"].endswith("_bytes") else "{:.4g}".format
+    show = formatting.bytes_text if row["metric"].endswith("_bytes") else "{:.4g}".format
     relative = "" if pd.isna(row["relative_difference"]) else f"{row['relative_difference']:+.3%}"
     if not pd.isna(row["relative_low"]):
         relative += f" ({row['relative_low']:+.3%} to {row['relative_high']:+.3%})"
@@ -426,6 +446,6 @@ def _left_out(refused: pd.DataFrame) -> list[str]:
     known = [run["status"] != "ok" and not pd.isna(run["message"]) for run in runs]
     reasons = [run["reason"] + (f" ({run['message']})" if why else "") for run, why in zip(runs, known, strict=True)]
     counted = Counter(reasons).most_common()
-    lines = [f"- {n} run(s): {words.shown(why)}" for why, n in counted[:SHOWN_REASONS]]
+    lines = [f"- {n} run(s): {formatting.shown(why)}" for why, n in counted[:SHOWN_REASONS]]
     others = sum(n for _, n in counted[SHOWN_REASONS:])
     return ["## Not compared", "", *lines, *([f"- and {others} for other reasons"] if others else []), ""]

@@ -30,7 +30,7 @@ STEPS_AT_AN_END = 10  # fewer in a shorter run: the loss of a single small batch
 NOT_COMPARED = NOT_TRAINED | {"micro_batch_size"}
 
 # Of the processor time that a machine had. A box that does nothing else comes to 0.01 or 0.02: the kernel, the runner.
-QUIET = 0.05
+MAX_FOREIGN_CPU_SHARE = 0.05
 
 _shared: dict[str, dict[str, Any]] = {}  # settings by their text: thousands of runs have the same
 
@@ -79,7 +79,7 @@ def row(file: RecordFile, outcome: Outcome | None) -> dict[str, Any]:
         "rank_parts": _rank_parts(r, device),
         **_communication(r),
         **({name: getattr(r.proof, name) for name in _OF_PROOF} if r.proof else {}),
-        "proven_strategy": proven_strategy(r),
+        "engine_fingerprint": engine_fingerprint(r),
     }
 
 
@@ -155,11 +155,11 @@ def has_computed_buckets(r: Record) -> bool:
     return engine_kind(proof) == "ddp" and proof.gradient_as_bucket_view is None
 
 
-def computed_buckets(found: Iterable[Record]) -> list[str]:
+def computed_buckets(runs: Iterable[Record]) -> list[str]:
     """Lines for a page that name the runs whose DDP buckets were computed; none where all were measured."""
-    old = sorted({r.run_id for r in found if has_computed_buckets(r)})
-    said = "DDP's buckets are computed from the parameters, not measured, in these runs, which are older than that"
-    return [f"{said} measurement: {', '.join(old)}.", ""] if old else []
+    old = sorted({r.run_id for r in runs if has_computed_buckets(r)})
+    reason = "DDP's buckets are computed from the parameters, not measured, in these runs, which are older than that"
+    return [f"{reason} measurement: {', '.join(old)}.", ""] if old else []
 
 
 def model_heading(r: Record) -> str:
@@ -176,7 +176,7 @@ _OF_THE_RUN |= {"bf16.enabled", "fp16.enabled"}
 _COMPUTED_IN = {"bf16": "bfloat16", "fp16": "float16"}
 
 
-def proven_strategy(r: Record) -> dict[str, Any] | None:
+def engine_fingerprint(r: Record) -> dict[str, Any] | None:
     """What the engine was, whatever the strategy is called; None in records from before the proof had all of it.
 
     Equal for runs of one strategy whatever their model, precision and number of processes: what follows from these
@@ -230,7 +230,7 @@ def _learning(file: RecordFile, config: RunConfig) -> dict[str, Any]:
     facts: dict[str, Any] = {"curve": curve, "last_loss": losses[-1]}
     if len(curve) == config.num_steps:
         known = grad_norms[~np.isnan(grad_norms)]  # a step that an overflow skipped has none
-        facts["final_loss"] = losses[-steps_at_an_end(len(losses)) :].mean()
+        facts["mean_final_loss"] = losses[-steps_at_an_end(len(losses)) :].mean()
         facts["loss_area"] = losses.mean()
         facts["mean_grad_norm"] = known.mean() if known.size else None
     if r.evaluation:
@@ -257,8 +257,8 @@ def why_untimed(r: Record) -> str | None:
     """Why a run's times are not compared with others'; None where they are."""
     if r.timing is None or r.timing.median_seconds is None:
         return "no step was timed"
-    if (share_of_others(r) or 0.0) > QUIET:  # what is not known is taken to be quiet
-        return f"other programs took more than {100 * QUIET:g} % of the processors"
+    if (share_of_others(r) or 0.0) > MAX_FOREIGN_CPU_SHARE:  # what is not known is taken to be quiet
+        return f"other programs took more than {100 * MAX_FOREIGN_CPU_SHARE:g} % of the processors"
     if math.isfinite(r.network_rate or math.inf):
         return "the network had a rate, by which --view communication compares them"
     return None

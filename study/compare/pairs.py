@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from study.compare.parity import other_masks
-from study.compare.words import processes
+from study.formatting import processes
 
 # What must be equal between two runs, in the order in which a difference is told, and how it is told.
 _HELD: dict[str, str] = {
@@ -78,15 +78,15 @@ def limits(run: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, str | 
     """
     other_world = _against(run, other, "world_size", "processes")
     # Beside `single`, and for a strategy with itself, the number of processes is the comparison's point.
-    told_apart = run["strategy"] == other["strategy"] or "single" in (run["strategy"], other["strategy"])
-    confounded = None if told_apart else other_world
+    by_design = run["strategy"] == other["strategy"] or "single" in (run["strategy"], other["strategy"])
+    confounded = None if by_design else other_world
     micro_batch = _against(run, other, "micro_batch_size", "micro batch")
     # Where the processes differ, so does what each does. Elsewhere it is a setting.
     unequal = confounded or (None if other_world else micro_batch)
     threads = _against(run, other, "threads_per_process", "threads per process") if run["device"] == "cpu" else None
-    apart = _hours_apart(run, other)
+    too_late = _hours_apart(run, other)
     crowded = next((crowding(each) for each in (run, other) if crowding(each)), None)
-    speed = crowded or unequal or threads or apart
+    speed = crowded or unequal or threads or too_late
     return {"losses": other_masks(run, other), "speed": speed, "memory": unequal, "states": confounded}
 
 

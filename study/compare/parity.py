@@ -6,12 +6,13 @@ import json
 import statistics
 from collections.abc import Hashable, Mapping, Sequence
 from itertools import groupby
-from pathlib import Path
 from typing import Any
 
-from study.compare import words
+from study import formatting
 from study.compare.facts import NOT_COMPARED, STEPS_AT_AN_END, proven, steps_at_an_end
+from study.compare.view import View, finished, tables
 from study.errors import Refusal
+from study.formatting import gib, markdown, shown
 from study.records import find as records
 from study.records import machine
 from study.records.find import RecordFile
@@ -38,25 +39,21 @@ LEARNED_HEAD = ["strategy", "processes", "seed", "held out", "first losses", "la
                 "peak RSS, GiB"]  # fmt: skip
 
 
-def table(folders: Sequence[Path]) -> str:
-    """Make the page: one table per group of runs that train the same thing, then what each run learned."""
-    record_files = records.find(folders)
-    finished = [f for f in record_files if f.record.status == "ok"]
+def _sections(record_files: list[RecordFile]) -> list[str]:
+    """One table per group of runs that train the same thing, then what each run learned."""
+    runs = finished(record_files)
     lines = []
-    groups = [list(members) for _, members in groupby(sorted(finished, key=same_training), key=same_training)]
-    alone = [f"{r.run_id}{shown_arithmetic(r)}" for r in (group[0].record for group in groups if len(group) == 1)]
-    several = len({f.record.box for f in finished}) > 1
+    groups = [list(members) for _, members in groupby(sorted(runs, key=same_training), key=same_training)]
+    several_machines = len({f.record.box for f in runs}) > 1
     for group in groups:
         if len(group) > 1:
             ordered = sorted(group, key=order)
             rows = [_row(file, ordered) for file in ordered]
-            box = f", {ordered[0].record.box}" if several else ""
-            lines += [f"## {words.shown(heading(ordered[0].record))}{box}", "", *words.markdown(HEAD, rows), ""]
-    if alone:
-        lines += [f"Nothing to compare with: {words.shown(', '.join(alone))}.", ""]
-    lines += _learned(finished)
-    title = "Does the strategy change what is trained?"
-    return words.page(title, EXPLANATION, lines, "--view parity", folders, record_files)
+            box = f", {ordered[0].record.box}" if several_machines else ""
+            lines += [f"## {shown(heading(ordered[0].record))}{box}", "", *markdown(HEAD, rows), ""]
+    if alone := [f"{r.run_id}{shown_arithmetic(r)}" for r in (group[0].record for group in groups if len(group) == 1)]:
+        lines += [f"Nothing to compare with: {shown(', '.join(alone))}.", ""]
+    return lines + _learned(runs)
 
 
 # ---------------------------------------------------------------- what trains the same
@@ -81,8 +78,8 @@ def settings(r: Record) -> dict[str, Any]:
 
 def shown_arithmetic(r: Record) -> str:
     """What changes the arithmetic of a run's machine, to follow its name; empty: nothing."""
-    said = [f"{name}={value}" for name, value in machine.arithmetic(r.machine).items()]
-    return f" with {', '.join(said)}" if said else ""
+    parts = [f"{name}={value}" for name, value in machine.arithmetic(r.machine).items()]
+    return f" with {', '.join(parts)}" if parts else ""
 
 
 def heading(r: Record) -> str:
@@ -109,9 +106,9 @@ def incomparable(r: Record, other: Record) -> str | None:
 
 def other_masks(run: Mapping[Any, Any], other: Mapping[Any, Any]) -> str | None:
     """Why two runs drew other dropout masks, so that losses differ for that alone; None: the same ones."""
-    for name, said in {"world_size": "processes", "micro_batch_size": "micro batch"}.items():
+    for name, noun in {"world_size": "processes", "micro_batch_size": "micro batch"}.items():
         if run["dropout"] and run[name] != other[name]:
-            return f"dropout is on and {said} {run[name]:g} against {other[name]:g}: other masks"
+            return f"dropout is on and {noun} {run[name]:g} against {other[name]:g}: other masks"
     return None
 
 
@@ -134,7 +131,7 @@ def _row(file: RecordFile, group: Sequence[RecordFile]) -> list[str]:
     return [
         _short(r),
         "yes" if all(difference is not None and difference <= WITHIN for difference in differences) else "**no**",
-        *("unknown" if difference is None else f"{difference:.1e}" for difference in differences),
+        *map(formatting.difference, differences),
         ", ".join("identical" if one.sha256 == another.sha256 else "differ" for one, another in weights),
         cut,
         _short(reference.record),
@@ -189,22 +186,20 @@ def _relative(value: float, reference: float) -> float:
 # ---------------------------------------------------------------- what each run learned
 
 
-def _learned(finished: Sequence[RecordFile]) -> list[str]:
+def _learned(runs: Sequence[RecordFile]) -> list[str]:
     """One table per model, precision, global batch and box, with a row for each run."""
 
     def block(file: RecordFile) -> str:
         r = file.record
         batch = f"{r.config['global_batch_size']} sequences per step"
-        return f"{r.workload} {r.size}, {proven(r).precision}, {batch}, {r.box}"
+        return f"### {r.workload} {r.size}, {proven(r).precision}, {batch}, {r.box}"
 
     def place(file: RecordFile) -> tuple[Hashable, ...]:
         r = file.record
         return block(file), r.strategy != "single", r.strategy, r.world_size, r.seed
 
-    lines = ["## What each run learned", "", LEARNED, ""] if finished else []
-    for name, members in groupby(sorted(finished, key=place), key=block):
-        lines += [f"### {name}", "", *words.markdown(LEARNED_HEAD, map(_learned_by, members)), ""]
-    return lines
+    lines = ["## What each run learned", "", LEARNED, ""] if runs else []
+    return lines + tables(runs, place, block, LEARNED_HEAD, lambda members: map(_learned_by, members))
 
 
 def _learned_by(file: RecordFile) -> list[str]:
@@ -226,5 +221,8 @@ def _learned_by(file: RecordFile) -> list[str]:
         f"{statistics.mean(losses[-some:]):.3f}",
         str(r.steps_done),
         "" if seconds is None else f"{seconds:.2f}",
-        f"{max(resident) / 2**30:.2f}" if resident else "",
+        gib(max(resident, default=None)),
     ]
+
+
+PARITY = View("parity", "Does the strategy change what is trained?", EXPLANATION, _sections)

@@ -12,8 +12,8 @@ from pydantic import ValidationError
 
 from study.compare import facts
 from study.compare.facts import CURVE
-from study.compare.words import in_order
 from study.config import RunConfig, build_config, parse_flags
+from study.engines.strategy_names import in_order
 from study.errors import Refusal
 from study.records import find as records
 from study.records import schema
@@ -35,7 +35,7 @@ COLUMNS: dict[str, str] = {
     "status": "str",
     "message": "str",
     "started_at": "str",
-    "share_of_others": "float64",  # of a CPU's processors, by others; above facts.QUIET the run has no times
+    "share_of_others": "float64",  # of a CPU's processors; above facts.MAX_FOREIGN_CPU_SHARE the run has no times
     "why_untimed": "object",  # None where the run has times
     "oversubscribed": "bool",  # more threads than cores, or processes than GPUs: its times say nothing of the strategy
     "is_unproven": "bool",  # FSDP2, and its proof does not say what it sharded
@@ -53,7 +53,7 @@ COLUMNS: dict[str, str] = {
     "num_params": "float64",
     "num_steps": "float64",
     # Learning
-    "final_loss": "float64",
+    "mean_final_loss": "float64",  # over the last steps (facts.steps_at_an_end); Record.final_loss is the last alone
     "last_loss": "float64",
     "eval_loss": "float64",
     "accuracy": "float64",
@@ -110,7 +110,7 @@ COLUMNS: dict[str, str] = {
     "settings": "object",  # what `config_digest` is the digest of
     "libraries": "str",
     # What the record has of them as it is; None: there is no record
-    "record": "object",  # the record itself, which `expected.with_theory` reads
+    "record": "object",  # the record itself, which `predicted.with_theory` reads
     "command": "object",
     "machine": "object",
     # Curves
@@ -123,7 +123,7 @@ EQUAL = (*CELL, "global_batch_size", "micro_batch_size", "strategy", "world_size
 def read(folders: Iterable[Path], boxes: Sequence[str] | None = None) -> pd.DataFrame:
     """Read all runs below the folders, of these boxes or of all, into one table; its columns are `COLUMNS`.
 
-    Facts alone: what theory expects is joined by `expected.with_theory`. A run of which there is only an outcome is a
+    Facts alone: what theory expects is joined by `predicted.with_theory`. A run of which there is only an outcome is a
     row too: its status and message, and NaN for what a record would say; it has the box of the runs around it.
 
     Raises Refusal for a record or an outcome that does not hold the schema, and for steps that are missing or altered.
@@ -204,14 +204,14 @@ def _tell_apart(rows: Iterable[dict[str, Any]]) -> None:
     """
     proven: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
-        if row.get("proven_strategy") is not None:
+        if row.get("engine_fingerprint") is not None:
             proven.setdefault(row["strategy"], []).append(row)
     for name, same in proven.items():
-        kinds = [row["proven_strategy"] for row in same]
+        kinds = [row["engine_fingerprint"] for row in same]
         differ = [key for key in kinds[0] if any(kind.get(key) != kinds[0][key] for kind in kinds)]
         for row in same if differ else ():
-            said = ", ".join(f"{key.rpartition('.')[2]} {row['proven_strategy'].get(key)}" for key in differ)
-            row["strategy"] = f"{name} ({said})"
+            differences = ", ".join(f"{key.rpartition('.')[2]} {row['engine_fingerprint'].get(key)}" for key in differ)
+            row["strategy"] = f"{name} ({differences})"
 
 
 def _place_outcomes(rows: list[dict[str, Any]]) -> None:

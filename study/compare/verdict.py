@@ -14,9 +14,9 @@ from typing import NamedTuple
 import numpy as np
 from scipy import stats
 
-from study.compare.admitted import Runs, Trained
 from study.compare.differences import bootstrap_interval
-from study.compare.words import in_order
+from study.compare.eligible_runs import Runs, Trained
+from study.engines.strategy_names import in_order
 from study.errors import Refusal
 from study.running.studies import Protocol
 
@@ -58,41 +58,85 @@ class Verdict(NamedTuple):
 def judge(runs: Runs, protocol: Protocol, control: str, elsewhere: Mapping[str, Differences] | None = None) -> Verdict:
     """Judge every arm. `elsewhere`: arms of `broken_study`, by name.
 
-    Raises Refusal where a planned run has no outcome yet, and where too few starts are left for the tests.
+    Raises Refusal if a planned run has no outcome yet, and if too few starts are left for the tests.
     """
     require_whole(runs.missing)
-    controls, found = beside_control(runs, protocol.step, control)
-    null = {name: found.pop(name) for name in protocol.variants if name in found}
-    if lacking := set(protocol.variants) - null.keys():
-        raise Refusal(
-            f"no run of the null {min(lacking)!r} is here; the tests need all of {', '.join(protocol.variants)}"
-        )
-    whole = sorted(set.intersection(*(set(each) for each in null.values())))
-    furthest = {start: max(abs(each[start]) for each in null.values()) for start in whole}
-    broken = {name: found.pop(name) for name in protocol.broken if name in found} | dict(elsewhere or {})
-    arms = []
-    for each, is_broken in ((found, False), (broken, True)):
-        names = list(each) if is_broken else in_order(each)
-        rows = [_judge_arm(name, is_broken, each[name], null, furthest, protocol) for name in names]
-        for row, p in zip(rows, holm([row.p for row in rows]), strict=True):
-            arms.append(row._replace(p=p, is_further=p < protocol.significance))
-    falls = {start: (run.held_out[0]["loss"], run.held_out[protocol.step]["loss"]) for start, run in controls.items()}
-    share = float(np.mean([furthest[start] >= protocol.noticed for start in whole]))
-    expected = {*protocol.broken, *([protocol.broken_study] if protocol.broken_study else [])}
-    lacks = [f"{name}, which is wrong on purpose, was not run" for name in sorted(expected - broken.keys())]
-    lacks += [
-        f"{arm.name}, which is wrong on purpose, was not flagged"
-        for arm in arms
-        if arm.is_broken and not arm.is_further
+    controls, differences = beside_control(runs, protocol.step, control)
+    null = _null_of(differences, protocol)
+    broken = {name: differences[name] for name in protocol.broken if name in differences} | dict(elsewhere or {})
+    strategies = {
+        name: each for name, each in differences.items() if name not in (*protocol.variants, *protocol.broken)
+    }
+    furthest = _furthest(null)
+    arms = [
+        *_judge_arms({name: strategies[name] for name in in_order(strategies)}, False, null, furthest, protocol),
+        *_judge_arms(broken, True, null, furthest, protocol),
     ]
-    if share <= 0.5:
-        lacks += [f"rounding is noticed in {share:.0%} of starts: the training is too quiet to ask"]
+    share_noticed = float(np.mean([distance >= protocol.noticed for distance in furthest.values()]))
+    falls = {start: (run.held_out[0]["loss"], run.held_out[protocol.step]["loss"]) for start, run in controls.items()}
     still = [start for start, (first, last) in falls.items() if last > protocol.falls_to * first]
+    lacks = [
+        *_unfound_faults(arms, protocol),
+        *_insensitive(share_noticed),
+        *_no_learning(controls, still, protocol, control),
+    ]
+    return Verdict(arms, null, share_noticed, falls, still, lacks)
+
+
+def _null_of(differences: Mapping[str, dict[int, float]], protocol: Protocol) -> dict[str, dict[int, float]]:
+    """The runs of the null by variant and start. Raises Refusal if a variant was not run."""
+    null = {name: differences[name] for name in protocol.variants if name in differences}
+    if missing := set(protocol.variants) - null.keys():
+        raise Refusal(
+            f"no run of the null {min(missing)!r} is here; the tests need all of {', '.join(protocol.variants)}"
+        )
+    return null
+
+
+def _furthest(null: Mapping[str, Differences]) -> dict[int, float]:
+    """How far the null's furthest run is from the control's, by start, in the starts that have all of the null."""
+    starts = sorted(set.intersection(*(set(each) for each in null.values())))
+    return {start: max(abs(each[start]) for each in null.values()) for start in starts}
+
+
+def _judge_arms(
+    arms: Mapping[str, Differences],
+    are_broken: bool,
+    null: Mapping[str, Differences],
+    furthest: Mapping[int, float],
+    protocol: Protocol,
+) -> list[Arm]:
+    """Judge arms of one kind together: their p are corrected for the number of tests."""
+    judged = [_judge_arm(name, are_broken, each, null, furthest, protocol) for name, each in arms.items()]
+    corrected = holm([arm.p for arm in judged])
+    return [arm._replace(p=p, is_further=p < protocol.significance) for arm, p in zip(judged, corrected, strict=True)]
+
+
+def _unfound_faults(arms: Sequence[Arm], protocol: Protocol) -> list[str]:
+    """Trainings that are wrong on purpose, which the tests must flag, and did not."""
+    broken = {arm.name: arm for arm in arms if arm.is_broken}
+    planned = {*protocol.broken, *([protocol.broken_study] if protocol.broken_study else [])}
+    return [
+        *(f"{name}, which is wrong on purpose, was not run" for name in sorted(planned - broken.keys())),
+        *(f"{name}, which is wrong on purpose, was not flagged" for name, arm in broken.items() if not arm.is_further),
+    ]
+
+
+def _insensitive(share_noticed: float) -> list[str]:
+    """Whether rounding alone changes too little of the losses for the tests to mean anything."""
+    if share_noticed > 0.5:
+        return []
+    return [f"rounding is noticed in {share_noticed:.0%} of starts: the training is too quiet to ask"]
+
+
+def _no_learning(controls: Mapping[int, Trained], still: list[int], protocol: Protocol, control: str) -> list[str]:
+    """The starts in which the control hardly learns: of runs that learn nothing, all strategies are alike."""
+    lines = []
     if still:
-        lacks += [f"the held-out loss of {control} does not fall to {protocol.falls_to:g} of its first in {still}"]
+        lines += [f"the held-out loss of {control} does not fall to {protocol.falls_to:g} of its first in {still}"]
     if rises := sorted(start for start, run in controls.items() if run.training[1] >= run.training[0]):
-        lacks += [f"the training loss of {control} does not fall in {rises}"]
-    return Verdict(arms, null, share, falls, still, lacks)
+        lines += [f"the training loss of {control} does not fall in {rises}"]
+    return lines
 
 
 def require_whole(missing: Sequence[str]) -> None:
@@ -107,12 +151,12 @@ def require_whole(missing: Sequence[str]) -> None:
 def beside_control(runs: Runs, step: int, control: str) -> tuple[dict[int, Trained], dict[str, dict[int, float]]]:
     """The control's run by start; and of each other arm or label, by start, how far its held-out loss is, relative."""
     controls = {run.seed: run for run in runs.taken if run.strategy == control and not run.label}
-    found: dict[str, dict[int, float]] = {}
+    differences: dict[str, dict[int, float]] = {}
     for run in runs.taken:
         if run.run_id != (of_start := controls.get(run.seed, run)).run_id:
             relative = run.held_out[step]["loss"] / of_start.held_out[step]["loss"] - 1
-            found.setdefault(run.label or run.strategy, {})[run.seed] = relative
-    return controls, found
+            differences.setdefault(run.label or run.strategy, {})[run.seed] = relative
+    return controls, differences
 
 
 def _judge_arm(
@@ -128,7 +172,7 @@ def _judge_arm(
         raise Refusal(f"{name}: {len(starts)} starts have the null; the tests need two")
     beside = np.array([[each[start] for each in null.values()] for start in starts])
     own = np.array([differences[start] for start in starts])
-    distance, p = exchange(own, beside)
+    distance, p = permutation_test(own, beside)
     low, high = mean_interval(own, 1 - 2 * protocol.significance)
     num_parted = int((np.abs(own) > max(furthest.values())).sum())
     within = -protocol.margin < low and high < protocol.margin
@@ -137,7 +181,7 @@ def _judge_arm(
     return Arm(name, is_broken, each, float(own.mean()), low, high, distance, p, False, within, num_parted, most)
 
 
-def exchange(own: np.ndarray, null: np.ndarray) -> tuple[float, float]:
+def permutation_test(own: np.ndarray, null: np.ndarray) -> tuple[float, float]:
     """A permutation test within each start: how far the arm is from the control, over the null's distance; and its p.
 
     Were the arm one of the null, any of a start's runs could be in its place. Two statistics are exchanged: the mean of
@@ -183,5 +227,6 @@ def power(null: np.ndarray, starts: int, share: float, parting: float, protocol:
         beside = draw.permuted(of, axis=1) * draw.choice([-1, 1], size=of.shape)
         own = beside[np.arange(starts), draw.integers(of.shape[1], size=starts)]
         own = own + np.where(draw.random(starts) < share, parting, 0.0)
-        noticed += bool(np.abs(own).max() > np.abs(beside).max()) or exchange(own, beside)[1] < protocol.significance
+        is_beyond_null = bool(np.abs(own).max() > np.abs(beside).max())
+        noticed += is_beyond_null or permutation_test(own, beside)[1] < protocol.significance
     return noticed / studies

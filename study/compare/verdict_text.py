@@ -9,11 +9,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from study.compare import admitted, verdict, words
-from study.compare.admitted import Runs, Wanted
+from study import formatting
+from study.compare import eligible_runs, verdict, view
+from study.compare.eligible_runs import Runs, Wanted
 from study.compare.verdict import Arm, Verdict
-from study.compare.words import percent, signed_percent
 from study.files import parse_yaml
+from study.formatting import percent, signed_percent
 from study.records import find as records
 from study.running import studies
 from study.running.studies import Study
@@ -38,12 +39,12 @@ def decide(folders: Sequence[Path], study: Study) -> Decided:
     if other := study.protocol.broken_study:
         # With releases of its own, so nothing but its losses is held against these runs.
         broken = admit(folders, studies.find(other), study)
-        _, found = verdict.beside_control(
+        _, differences = verdict.beside_control(
             broken._replace(taken=[*runs.taken, *(run._replace(label=other) for run in broken.taken)]),
             study.protocol.step,
             study.control,
         )
-        elsewhere = {other: found[other]}
+        elsewhere = {other: differences[other]}
     return _judged(study, runs, elsewhere)
 
 
@@ -66,11 +67,14 @@ def decided_in(folders: Sequence[Path]) -> list[Decided]:
 
 
 def admit(folders: Sequence[Path], study: Study, of: Study | None = None) -> Runs:
-    """Take the runs that a protocol lets in, the study's own or `of` another's. Raises Refusal as `admitted.read`."""
+    """Take the runs that a protocol lets in, the study's own or `of` another's.
+
+    Raises Refusal as `eligible_runs.read` does.
+    """
     protocol = (of or study).protocol
     assert protocol is not None
     wanted = [Wanted(run.run_id, run.strategy.name, run.world_size, run.config) for run in studies.runs(study)]
-    return admitted.read(folders, wanted, protocol, study.name, study.sha256)
+    return eligible_runs.read(folders, wanted, protocol, study.name, study.sha256)
 
 
 def page(folders: Sequence[Path], study: Study) -> str:
@@ -79,26 +83,26 @@ def page(folders: Sequence[Path], study: Study) -> str:
     lines = [*table_of_arms(decided), "", *_null(decided), ""]
     if still := decided.verdict.still:
         later = _without(decided, still)
-        said = f"Left out when the result was known, which the protocol does not provide for. {answer(later)}"
+        text = f"Left out when the result was known, which the protocol does not provide for. {answer(later)}"
         named = ", ".join(map(str, still))
-        lines += [f"## Without the starts that hardly learn ({named})", "", said, "", *table_of_arms(later), ""]
+        lines += [f"## Without the starts that hardly learn ({named})", "", text, "", *table_of_arms(later), ""]
     lines += ["## What it rests on", "", *(f"- {line}" for line in basis(decided)), ""]
-    return words.page(study.question, answer(decided), lines, f"--verdict {study.name}", folders)
+    return view.page(study.question, answer(decided), lines, f"--verdict {study.name}", folders)
 
 
 def table_of_arms(decided: Decided) -> list[str]:
     """The table of what became of each arm, in Markdown."""
     head = ["arm", "starts", "mean difference", "90 % interval", "furthest run", "times the null's distance", "p",
             "beyond the null", "of all starts at most"]  # fmt: skip
-    return words.markdown(head, map(_row, decided.verdict.arms))
+    return formatting.markdown(head, map(_row, decided.verdict.arms))
 
 
 def answer(decided: Decided) -> str:
-    """The verdict in plain words."""
-    found = decided.verdict
-    if found.lacks:
-        return f"No verdict: {'; '.join(found.lacks)}."
-    arms = [arm for arm in found.arms if not arm.is_broken]
+    """The verdict in plain formatting."""
+    result = decided.verdict
+    if result.lacks:
+        return f"No verdict: {'; '.join(result.lacks)}."
+    arms = [arm for arm in result.arms if not arm.is_broken]
     further = [arm.name for arm in arms if arm.is_further or not arm.is_within]
     starts = min(len(arm.differences) for arm in arms)
     parted = max(arm.num_parted for arm in arms)
@@ -107,7 +111,7 @@ def answer(decided: Decided) -> str:
     if further:
         return f"Not shown to learn what {decided.study.control} learns: {', '.join(further)}."
     return (
-        f"All trainings that are wrong on purpose were found ({sum(arm.is_broken for arm in found.arms)}). None of "
+        f"All trainings that are wrong on purpose were found ({sum(arm.is_broken for arm in result.arms)}). None of "
         f"{', '.join(arm.name for arm in arms)} was: their mean held-out loss is within {percent(margin)} of "
         f"{decided.study.control}'s, and in {parted or 'none'} of {starts} starts a run ends further away than "
         f"{decided.study.control}'s own variants do; of all starts at most {percent(most)} could."
@@ -131,33 +135,33 @@ def _row(arm: Arm) -> list[str]:
 
 def _null(decided: Decided) -> list[str]:
     """The null's own distances, and what a study of this size would have noticed."""
-    found, protocol, control = decided.verdict, decided.study.protocol, decided.study.control
+    result, protocol, control = decided.verdict, decided.study.protocol, decided.study.control
     assert protocol is not None
-    whole = sorted(set.intersection(*(set(each) for each in found.null.values())))
+    whole = sorted(set.intersection(*(set(each) for each in result.null.values())))
     rows = [
         [f"`{name}`", str(len(each)), percent(float(np.median(np.abs(list(each.values()))))),
          percent(max(map(abs, each.values())))]
-        for name, each in found.null.items()
+        for name, each in result.null.items()
     ]  # fmt: skip
-    beside = np.array([[each[start] for each in found.null.values()] for start in whole])
+    beside = np.array([[each[start] for each in result.null.values()] for start in whole])
     power = [
         [percent(share), *(f"{verdict.power(beside, len(whole), share, by, protocol):.2f}" for by in PARTINGS)]
         for share in SHARES
     ]
-    falls = [last / first - 1 for first, last in found.falls.values()]
+    falls = [last / first - 1 for first, last in result.falls.values()]
     return [
         f"## The null: {control}'s own training, rounded otherwise",
         "",
-        *words.markdown(["variant", "starts", "median distance", "furthest"], rows),
+        *formatting.markdown(["variant", "starts", "median distance", "furthest"], rows),
         "",
-        f"In {found.share_noticed:.0%} of starts one of them ends {percent(protocol.noticed)} or more from {control}, "
+        f"In {result.share_noticed:.0%} of starts one of them ends {percent(protocol.noticed)} or more from {control}, "
         f"whose held-out loss falls by {percent(-max(falls))} to {percent(-min(falls))}.",
         "",
         "## Would it have been noticed?",
         "",
         "Simulated from these distances: an arm whose runs part from the control's in a share of starts, by so much.",
         "",
-        *words.markdown(["share of starts", *(f"by {percent(by)}" for by in PARTINGS)], power),
+        *formatting.markdown(["share of starts", *(f"by {percent(by)}" for by in PARTINGS)], power),
     ]
 
 

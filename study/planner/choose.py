@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from study import formatting
 from study.errors import Refusal, refusing
 from study.planner.asked import CHECKPOINTED, DEFAULT_LENGTH, Asked, find_model
 from study.strategy import file, in_theory
@@ -21,6 +23,7 @@ from study.theory.shapes import ModelShape
 
 # Strategies this close to the fastest are taken for equally fast: then the simplest is recommended.
 EQUALLY_FAST = 0.03
+gib = functools.partial(formatting.gib, digits=1)  # bytes, as all of the planner's tables show them
 # Seconds that a GPU computes for a layer in a micro step: no published time that an interval rests on has less than
 # this, but for one with offload, whose host is slower still. Others took 1.1 to 5.4 times what is predicted.
 SHORTEST = 4e-3
@@ -160,10 +163,6 @@ def _recommend(options: Sequence[Option]) -> tuple[Option | None, str]:
         f"{simplest.strategy.name}: it {room}, and is the simplest of those within {100 * EQUALLY_FAST:.0f} % of the "
         f"fastest ({fastest.strategy.name}, {behind:.1f} % ahead)"
     )
-
-
-def gib(num_bytes: Numbers) -> str:
-    return f"{float(num_bytes) / 2**30:.1f}"
 
 
 def _speed(option: Option | Choice) -> float:

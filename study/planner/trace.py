@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from study.errors import Refusal, RunFailed
+from study.formatting import gib
 from study.planner.advice_text import LINE, MARKS
 from study.planner.asked import Asked
 from study.planner.choose import Option, option_of, splits
@@ -117,11 +118,11 @@ def _trace(tracer: Tracer, shape: ModelShape, asked: Asked, option: Option) -> O
 def _line(option: Option, traced: Traced) -> str:
     job, predicted = option.prediction.job, option.prediction.peak
     total = float(predicted.total)
-    reserved = "" if traced.reserved_bytes is None else f"reserved {_gib(traced.reserved_bytes)}; "
+    reserved = "" if traced.reserved_bytes is None else f"reserved {gib(traced.reserved_bytes)}; "
     why = _parts(traced, predicted, option.prediction.engine) if traced.parts else "its parts are not told apart"
     return (
         f"{option.strategy.name}, {job.micro_batch_size} x {job.gradient_accumulation_steps}"
-        f"{MARKS[job.activation_checkpointing]}: traced {_gib(traced.total)}, predicted {_gib(total)}, "
+        f"{MARKS[job.activation_checkpointing]}: traced {gib(traced.total)}, predicted {gib(total)}, "
         f"residual {(traced.total - total) / 2**30:+.2f} ({100 * (traced.total / total - 1):+.1f} %): {reserved}{why}; "
         f"{'fits' if option.fits else 'does not fit'} by what was traced; {traced.seconds:.0f} s"
     )
@@ -138,11 +139,7 @@ def _parts(traced: Traced, predicted: Peak, engine: Engine) -> str:
     for group, (ours, theirs) in GROUPS.items():
         found, expected = sum(traced.parts[part] for part in ours), float(sum(foreseen[part] for part in theirs))
         if (size := abs(found - expected)) >= SHOWN * traced.total:
-            beside = f"({_gib(found)} against {_gib(expected)})"
+            beside = f"({gib(found)} against {gib(expected)})"
             said.append((size, f"{group} {(found - expected) / 2**30:+.2f} {beside}"))
     said.sort(reverse=True)
     return ", ".join(words for _, words in said) or f"no part differs by {100 * SHOWN:.0f} % of it"
-
-
-def _gib(num_bytes: float) -> str:
-    return f"{num_bytes / 2**30:.2f}"

@@ -17,9 +17,8 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
 from study.compare.bits import ROUNDINGS, Cell
-from study.compare.expected import step_peak
-from study.compare.words import in_order
-from study.engines.strategy_names import StrategyName
+from study.compare.predicted import step_peak
+from study.engines.strategy_names import StrategyName, in_order
 
 WIDTH = 6.0  # inches: letters of 12 points are read on a phone, too
 ROW = 0.36  # of a bar

@@ -13,8 +13,10 @@ from typing import Any
 
 import pandas as pd
 
-from study.compare import facts, peak_parts, table, what_fits, words
-from study.compare.expected import with_theory
+from study import formatting
+from study.compare import facts, frontier, memory_views, table
+from study.compare.predicted import with_theory
+from study.engines.strategy_names import in_order
 from study.files import ROOT
 from study.records.schema import Record
 
@@ -97,17 +99,17 @@ def collectives(records: str | Path | Sequence[str | Path]) -> pd.DataFrame:
 
 def largest(records: str | Path | Sequence[str | Path]) -> pd.DataFrame:
     """One row per strategy and cap: the largest model, or batch, that trained, the smallest that did not, predicted."""
-    return _escaped(pd.DataFrame(what_fits.largest(folders(records)), columns=list(what_fits.Largest._fields)))
+    return _escaped(pd.DataFrame(frontier.largest(folders(records)), columns=list(frontier.Largest._fields)))
 
 
 def speeds(records: str | Path | Sequence[str | Path], control: str = "ddp") -> pd.DataFrame:
     """One row per strategy that was timed beside the control under a cap: at its batch, and at the strategy's own."""
-    return _escaped(pd.DataFrame(what_fits.speeds(folders(records), control), columns=list(what_fits.Speed._fields)))
+    return _escaped(pd.DataFrame(frontier.speeds(folders(records), control), columns=list(frontier.Speed._fields)))
 
 
 def crossings(records: str | Path | Sequence[str | Path]) -> pd.DataFrame:
     """One row per strategy that ran with three sizes or more: from which on it holds less than DDP, and by theory."""
-    return _escaped(pd.DataFrame(peak_parts.crossings(folders(records)), columns=list(peak_parts.Crossing._fields)))
+    return _escaped(pd.DataFrame(memory_views.crossings(folders(records)), columns=list(memory_views.Crossing._fields)))
 
 
 def settings(runs: pd.DataFrame, control: str) -> list[pd.DataFrame]:
@@ -120,7 +122,7 @@ def settings(runs: pd.DataFrame, control: str) -> list[pd.DataFrame]:
 def name_of(rows: pd.DataFrame) -> str:
     """A setting in words."""
     of, size = rows.iloc[0], f"{rows['parameters'].max() / 1e6:,.1f} million parameters"
-    asked = f"{of['precision']}, {words.processes(of['processes'])}, {of['batch_sequences']} sequences a step"
+    asked = f"{of['precision']}, {formatting.processes(of['processes'])}, {of['batch_sequences']} sequences a step"
     return f"{of['workload']} {of['size']} ({size}), {asked}"
 
 
@@ -164,7 +166,7 @@ def _escaped(table: pd.DataFrame) -> pd.DataFrame:
 
 def _ordered(table: pd.DataFrame) -> pd.DataFrame:
     """By workload, size and precision, strategies from nothing sharded to everything offloaded."""
-    place = {name: number for number, name in enumerate(words.in_order(table["strategy"]))}
+    place = {name: number for number, name in enumerate(in_order(table["strategy"]))}
     by = ["workload", "parameters", "precision", "batch_sequences", "processes", "strategy", "seed", "repeat"]
     return table.sort_values(by, key=lambda column: column.map(place) if column.name == "strategy" else column,
                              ignore_index=True, na_position="last")  # fmt: skip

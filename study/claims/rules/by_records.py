@@ -76,8 +76,8 @@ def loss_difference(
     table = _table(study)
     if steps is not None:  # compared in the place of the last losses
         at = CURVE.index("loss")
-        table = table.assign(final_loss=[curve[:steps, at].mean() for curve in table["curve"]])
-    return _compared(table, study, strategy, control, "final_loss" if part == "training" else "eval_loss")
+        table = table.assign(mean_final_loss=[curve[:steps, at].mean() for curve in table["curve"]])
+    return _compared(table, study, strategy, control, "mean_final_loss" if part == "training" else "eval_loss")
 
 
 def different_bits(strategy: str, control: str) -> Observed:
@@ -93,8 +93,8 @@ def different_bits(strategy: str, control: str) -> Observed:
             for column in pinned:
                 sound = [run.record for run in column if not bits.is_faulty(run.record)]
                 of = {record.strategy: record for record in sound if record.config["fixed_order"] == "all"}
-                if {strategy, control} <= of.keys() and not bits.roundings_apart(of[strategy], of[control]):
-                    different += bits.parts_at(of[strategy], of[control]) is not None
+                if {strategy, control} <= of.keys() and not bits.differing_roundings(of[strategy], of[control]):
+                    different += bits.first_differing_step(of[strategy], of[control]) is not None
                     compared.append(of[strategy].run_id)
     if not compared:
         raise ValueError(f"arguments: no setting of the bits studies has {strategy} and {control}")

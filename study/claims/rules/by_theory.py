@@ -30,7 +30,7 @@ from study.theory.shapes import ModelShape
 
 POSITIONS, VOCABULARY = 1024, 50257  # of a model that is given by its shape
 GIB = 2**30
-MEMORY_ERROR = 0.10  # relative; what tests/test_peaks.py allows a prediction, and 6 of 7 published ones keep to
+MEMORY_ERROR = 0.10  # relative: memory_views.AT_MOST of a prediction; 6 of 7 published ones keep to it
 _WORST_AND_BEST = (1 + MEMORY_ERROR, 1 - MEMORY_ERROR)
 _LEAST = {"micro_batch": 1, "checkpointing": True}  # what takes the least memory
 _LEAST_JOB = Job(1, POSITIONS, activation_checkpointing=True, kernels="fused")

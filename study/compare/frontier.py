@@ -9,9 +9,11 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from study.compare import words
+from study import formatting
+from study.compare import view
 from study.compare.facts import why_untimed
 from study.config import RunConfig
+from study.engines.strategy_names import in_order
 from study.models import SIZES
 from study.records import find as records
 from study.records.schema import Outcome
@@ -73,27 +75,28 @@ class Largest(NamedTuple):
         return [self.strategy, shown[0], shown[1] + struck, shown[2], needed]
 
 
-def table(folders: Sequence[Path], control: str = "ddp") -> str:
+def page(folders: Sequence[Path], control: str = "ddp") -> str:
     """Make the page: by workload and cap, one row per strategy."""
     tried = read(folders)
     lines: list[str] = [] if tried else ["No run here had a cap; `zero-study run frontier` makes some.", ""]
-    for work, members in groupby(tried, key=lambda each: each.work):
-        runs = list(members)
-        workload, precision, length, cap = work
-        lines += [f"## {cap:g} GiB: {words.shown(workload)}, {precision}, sequences of {length} tokens", ""]
-        of = "models" if _knob(runs) == "size" else f"batches of {runs[0].config.size}"
-        lines += [f"Of {of}:", "", *words.markdown(HEAD, [each.cells() for each in _largest(runs)]), ""]
-        if of != "models" and (timed := [each.cells() for each in _speeds(runs, control)]):
-            lines += [
-                OF_TIMES.format(control),
-                "",
-                *words.markdown([name.format(control) for name in TIMED], timed),
-                "",
-            ]
-        lines += [f"- {each.outcome.run_id}: {each.outcome.status}, {words.shown(each.outcome.message)}"
-                  for each in runs if each.outcome.status not in ("ok", "out_of_memory", "skipped")]  # fmt: skip
-    found = [file for folder in folders for file in records.find([folder])]
-    return words.page("What fits: measured, and predicted", EXPLANATION, lines, "--view fits", folders, found)
+    for _, members in groupby(tried, key=lambda run: run.work):
+        lines += _sections(list(members), control)
+    record_files = [file for folder in folders for file in records.find([folder])]
+    return view.page("What fits: measured, and predicted", EXPLANATION, lines, "--view fits", folders, record_files)
+
+
+def _sections(runs: list[Tried], control: str) -> list[str]:
+    """The tables of runs that differ in strategy, size and batch alone, and those of them that failed otherwise."""
+    workload, precision, length, cap = runs[0].work
+    lines = [f"## {cap:g} GiB: {formatting.shown(workload)}, {precision}, sequences of {length} tokens", ""]
+    of_batches = _knob(runs) != "size"
+    ladder = f"batches of {runs[0].config.size}" if of_batches else "models"
+    lines += [f"Of {ladder}:", "", *formatting.markdown(HEAD, [row.cells() for row in _largest(runs)]), ""]
+    if of_batches and (timed := [row.cells() for row in _speeds(runs, control)]):
+        head = [name.format(control) for name in TIMED]
+        lines += [OF_TIMES.format(control), "", *formatting.markdown(head, timed), ""]
+    failed = [run.outcome for run in runs if run.outcome.status not in ("ok", "out_of_memory", "skipped")]
+    return lines + [f"- {run.run_id}: {run.status}, {formatting.shown(run.message)}" for run in failed]
 
 
 def read(folders: Sequence[Path]) -> list[Tried]:
@@ -132,18 +135,34 @@ def _largest(runs: list[Tried]) -> list[Largest]:
     knob = _knob(runs)
     place: Callable[[Tried], int] = _parameters if knob == "size" else lambda run: run.batch
     ladder = {place(run): getattr(run.config, knob) for run in runs}
-    rows = []
-    for name in words.in_order(run.outcome.strategy for run in runs):
-        trained = max(_of(name, runs), key=place, default=None)
-        ended = min(_of(name, runs, "out_of_memory"), key=place, default=None)
-        like = next(run for run in runs if run.outcome.strategy == name)
-        asked = [like._replace(config=like.config.model_copy(update={knob: ladder[rung]})) for rung in sorted(ladder)]
-        predicted = max((each for each in asked if each.needed <= each.cap), key=place, default=None)
-        first, second, third = (str(getattr(run.config, knob)) if run else None for run in (trained, ended, predicted))
-        struck = ended.outcome.memory if ended else None
-        needed = trained.needed if trained else None
-        rows.append(Largest(like.config.workload, like.cap, name, first, second, third, struck, needed))
-    return rows
+    rungs = [ladder[rung] for rung in sorted(ladder)]
+    strategies = in_order(run.outcome.strategy for run in runs)
+    return [_largest_of(strategy, runs, knob, rungs, place) for strategy in strategies]
+
+
+def _largest_of(
+    strategy: str, runs: list[Tried], knob: str, rungs: Sequence[Any], place: Callable[[Tried], int]
+) -> Largest:
+    """What one strategy trained, and what of the ladder's values of `knob` it was predicted to."""
+    example = next(run for run in runs if run.outcome.strategy == strategy)
+    trained = max(_of(strategy, runs), key=place, default=None)
+    ended = min(_of(strategy, runs, "out_of_memory"), key=place, default=None)
+    ladder = [example._replace(config=example.config.model_copy(update={knob: value})) for value in rungs]
+    predicted = max((run for run in ladder if run.needed <= run.cap), key=place, default=None)
+
+    def value(run: Tried | None) -> str | None:
+        return str(getattr(run.config, knob)) if run else None
+
+    return Largest(
+        workload=example.config.workload,
+        cap_gib=example.cap,
+        strategy=strategy,
+        trained=value(trained),
+        not_trained=value(ended),
+        predicted=value(predicted),
+        struck=ended.outcome.memory if ended else None,
+        needed_gib=trained.needed if trained else None,
+    )
 
 
 def _parameters(run: Tried) -> int:
@@ -180,21 +199,43 @@ def speeds(folders: Sequence[Path], control: str = "ddp") -> list[Speed]:
 
 
 def _speeds(runs: list[Tried], control: str) -> list[Speed]:
-    controls = _of(control, runs)
-    batch = max((run.batch for run in controls), default=0)
-    controls = sorted((run for run in controls if run.batch == batch), key=lambda run: run.outcome.started_at)
+    controls = _largest_batch_of(control, runs)
     if len(controls) < 2:  # a ladder's runs, one of each batch
         return []
-    rows = []
-    for name in words.in_order(run.outcome.strategy for run in runs if run.outcome.strategy != control):
-        trained = _of(name, runs)
-        largest = max((run.batch for run in trained if run.batch > batch), default=0)
-        equal, own = ([run for run in trained if run.batch == each] for each in (batch, largest))
-        seconds = [tuple(run.seconds for run in each if run.seconds) for each in (equal, own)]
-        ratios = [tuple(ratio for run in each if (ratio := _against(run, controls))) for each in (equal, own)]
-        over = tuple(1 / ratio for ratio in ratios[0])
-        rows.append(Speed(name, seconds[0], over, largest, seconds[1], ratios[1], bool(equal)))
-    return rows
+    strategies = in_order(run.outcome.strategy for run in runs if run.outcome.strategy != control)
+    return [_speed_of(strategy, _of(strategy, runs), controls) for strategy in strategies]
+
+
+def _largest_batch_of(control: str, runs: list[Tried]) -> list[Tried]:
+    """The control's runs of its largest batch that trained, in the order in which they started."""
+    trained = _of(control, runs)
+    batch = max((run.batch for run in trained), default=0)
+    return sorted((run for run in trained if run.batch == batch), key=lambda run: run.outcome.started_at)
+
+
+def _speed_of(strategy: str, trained: list[Tried], controls: list[Tried]) -> Speed:
+    """Compare a strategy's runs at the control's batch, and at its own largest, with the control's runs near them."""
+    batch = controls[0].batch
+    own_batch = max((run.batch for run in trained if run.batch > batch), default=0)
+    equal = [run for run in trained if run.batch == batch]
+    own = [run for run in trained if run.batch == own_batch]
+    return Speed(
+        strategy=strategy,
+        equal_seconds=_seconds_of(equal),
+        equal_ratios=tuple(1 / ratio for ratio in _rate_ratios(equal, controls)),
+        batch=own_batch,
+        own_seconds=_seconds_of(own),
+        own_ratios=_rate_ratios(own, controls),
+        fits=bool(equal),
+    )
+
+
+def _seconds_of(runs: list[Tried]) -> tuple[float, ...]:
+    return tuple(run.seconds for run in runs if run.seconds)
+
+
+def _rate_ratios(runs: list[Tried], controls: list[Tried]) -> tuple[float, ...]:
+    return tuple(ratio for run in runs if (ratio := _against(run, controls)))
 
 
 def over_series(ratios: Sequence[float]) -> tuple[float, float, float]:

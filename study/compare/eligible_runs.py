@@ -52,64 +52,89 @@ class Runs(NamedTuple):
 
 
 def read(folders: Sequence[Path], wanted: Iterable[Wanted], protocol: Protocol, study: str, sha256: str) -> Runs:
-    """Take each planned run, or say why not. Raises Refusal where none is there, and where two are called the same."""
+    """Take each planned run, or say why not. Raises Refusal if none is there, and if two have the same id."""
     planned = {run.run_id: run for run in wanted}
-    labels = (*protocol.variants, *protocol.broken)
-    seen: dict[str, tuple[Any, ...]] = {}
-    files_of: dict[str, RecordFile] = {}
+    runs = _runs_of(folders, study)
+    files: dict[str, RecordFile] = {}
     left_out: dict[str, str] = {}
+    for outcome, file in runs:
+        record = None if file is None else file.record
+        if reason := _reason(planned.get(outcome.run_id), outcome, record, protocol, sha256):
+            left_out[outcome.run_id] = reason
+        elif file is not None:
+            files[outcome.run_id] = file
+    left_out |= _odd_ones({run_id: file.record for run_id, file in files.items()})
+    labels = (*protocol.variants, *protocol.broken)
+    taken = [_trained(file, labels) for run_id, file in files.items() if run_id not in left_out]
+    missing = planned.keys() - {outcome.run_id for outcome, _ in runs}
+    return Runs(taken, left_out, sorted(missing), len(planned))
+
+
+def _runs_of(folders: Sequence[Path], study: str) -> list[tuple[Outcome, RecordFile | None]]:
+    """The study's runs below the folders, and copies. Raises Refusal if there is none, and if two have the same id."""
+    runs = []
+    identities: dict[str, tuple[Any, ...]] = {}
     for run in records.find_runs(folders):
-        outcome = run.outcome
-        if outcome is None or outcome.study != study:
+        if run.outcome is None or run.outcome.study != study:
             continue
-        run_id = outcome.run_id
-        if seen.setdefault(run_id, run.identity) != run.identity:
+        run_id = run.outcome.run_id
+        if identities.setdefault(run_id, run.identity) != run.identity:
             raise Refusal(f"{run.folder}: {run_id} is there twice, and the two are not copies; name one of the folders")
-        record = None if run.record is None else run.record.record
-        if reason := _reason(planned.get(run_id), outcome, record, protocol, sha256):
-            left_out[run_id] = reason
-        elif run.record is not None:
-            files_of[run_id] = run.record
-    if not seen:
+        runs.append((run.outcome, run.record))
+    if not runs:
         raise Refusal(f"{' '.join(map(str, folders))}: no run of study {study} to judge; `zero-study run {study}`")
-    found = {run_id: file.record for run_id, file in files_of.items()}
-    left_out |= _unlike(found, ("libraries", "arithmetic", "text"))
-    for start in {record.seed for record in found.values()}:
-        of_start = {run_id: record for run_id, record in found.items() if record.seed == start}
-        left_out |= _unlike(of_start, ("box", "body", "initial weights"))
-    taken = [_trained(file, labels) for run_id, file in files_of.items() if run_id not in left_out]
-    return Runs(taken, left_out, sorted(planned.keys() - seen.keys()), len(planned))
+    return runs
 
 
 def _reason(
     planned: Wanted | None, outcome: Outcome, record: Record | None, protocol: Protocol, sha256: str
 ) -> str | None:
-    """Why a run alone is not the protocol's."""
+    """Why a run, by itself, does not belong to the protocol; None: it does."""
     if planned is None:
         return "the study plans no such run"
     if outcome.status != "ok" or record is None:
         return f"it ended {outcome.status}"
     if outcome.study_sha256 != sha256:
         return "it was begun under another text of the study's file"
+    return _other_code(record) or _other_request(planned, record) or _not_evaluated(record, protocol)
+
+
+def _other_code(record: Record) -> str | None:
+    """Why no single committed code trained all of a run."""
     if record.continues is not None:
         return "it began with another run's checkpoint"
     if record.machine.get("git_dirty") is not False or any(part.is_dirty for part in record.code or ()):
         return "its code was changed since its commit"
-    if record.mixed_code:
-        return record.mixed_code
-    asked, ran = (config.model_dump(mode="json", exclude=set(_PLACES))
-                  for config in (planned.config, RunConfig.model_validate(record.config)))  # fmt: skip
-    if differs := next((name for name in asked if asked[name] != ran[name]), None):
-        return f"{differs} was {ran[differs]}, the study says {asked[differs]}"
+    return record.mixed_code
+
+
+def _other_request(planned: Wanted, record: Record) -> str | None:
+    """The first setting in which a run differs from its plan."""
+    recorded = RunConfig.model_validate(record.config)
+    plan, run = (config.model_dump(mode="json", exclude=set(_PLACES)) for config in (planned.config, recorded))
+    if differs := next((name for name in plan if plan[name] != run[name]), None):
+        return f"{differs} was {run[differs]}, the study says {plan[differs]}"
     if (record.strategy, record.world_size) != (planned.strategy, planned.world_size):
         return f"it is {record.strategy} on {record.world_size} processes"
-    looked = {int(line["step"] or 0) for line in record.evaluation}
-    if missing := {0, protocol.step} - looked:
-        return f"its held-out loss was not taken at step {min(missing)}"
     return None
 
 
-def _unlike(found: dict[str, Record], names: Sequence[str]) -> dict[str, str]:
+def _not_evaluated(record: Record, protocol: Protocol) -> str | None:
+    evaluated = {int(line["step"] or 0) for line in record.evaluation}
+    missing = {0, protocol.step} - evaluated
+    return f"its held-out loss was not taken at step {min(missing)}" if missing else None
+
+
+def _odd_ones(runs: dict[str, Record]) -> dict[str, str]:
+    """Runs that differ from most others, or from most others of their start, in what must be equal, and in what."""
+    odd = _unlike(runs, ("libraries", "arithmetic", "text"))
+    for start in {record.seed for record in runs.values()}:
+        of_start = {run_id: record for run_id, record in runs.items() if record.seed == start}
+        odd |= _unlike(of_start, ("box", "body", "initial weights"))
+    return odd
+
+
+def _unlike(runs: dict[str, Record], names: Sequence[str]) -> dict[str, str]:
     """Runs that differ from most of these in some of their facts."""
     facts = {
         run_id: {
@@ -120,7 +145,7 @@ def _unlike(found: dict[str, Record], names: Sequence[str]) -> dict[str, str]:
             "body": record.weights_sha256,
             "initial weights": record.initial_parameters and record.initial_parameters.sha256,
         }
-        for run_id, record in found.items()
+        for run_id, record in runs.items()
     }
     odd: dict[str, str] = {}
     for name in names:

@@ -1,4 +1,4 @@
-"""What theory expects of recorded runs, beside what they measured: states, messages, peaks, FLOP/s; predicted records.
+"""What theory predicts of recorded runs, beside what they measured: states, messages, peaks, FLOP/s; predicted records.
 
 The only module of this room that imports `study.theory`. `with_theory` joins its columns to the tidy table.
 """
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from study.compare import facts
 from study.compare.facts import proven
 from study.models import SIZES, swap_buffer_size
-from study.records.schema import Collective, Record
+from study.records.schema import Collective, PeakMemory, Record
 from study.theory import communication, hardware, model_states, peaks, shapes
 from study.theory.case import Engine, Job, parameter_bytes
 from study.theory.communication import on_wire
@@ -90,8 +90,8 @@ def engine_of(r: Record) -> Engine:
     sharding, is_fsdp = proof.sharding, proof.distributed_type == "FSDP"
     accumulation = "fp32" if parameter_bytes(proof.precision) == 4 else r.config["accumulation_dtype"]
     swap = swap_buffer_size(facts.hidden_size(r), r.world_size) if proof.offload_param_device == "nvme" else 0
-    told = {field.name: getattr(proof, field.name, None) for field in dataclasses.fields(Engine)}
-    told |= {
+    settings = {field.name: getattr(proof, field.name, None) for field in dataclasses.fields(Engine)}
+    settings |= {
         "kind": facts.engine_kind(proof),
         "zero_stage": 3 if is_fsdp else proof.zero_stage or 0,
         "accumulation_bytes": 4 if accumulation == "fp32" else 2,
@@ -104,7 +104,7 @@ def engine_of(r: Record) -> Engine:
         "replicas": facts.num_replicas(proof),
         "reduces_in_fp32": sharding is not None and sharding.reduce_dtypes == ["float32"],
     }
-    return Engine(**{name: value for name, value in told.items() if value is not None})
+    return Engine(**{name: value for name, value in settings.items() if value is not None})
 
 
 def shape_of(r: Record) -> ModelShape | None:
@@ -229,11 +229,11 @@ def all_parameter_bytes(r: Record) -> int:
 
 def messages(r: Record) -> Messages | None:
     """Hold a run's collectives against theory; None where they were not measured, or theory does not know the model."""
-    shape, asked = shape_of(r), r.collectives_per_step
-    if shape is None or asked is None or (of_step := sent(r)) is None:
+    shape, recorded = shape_of(r), r.collectives_per_step
+    if shape is None or recorded is None or (of_step := sent(r)) is None:
         return None
     predicted = communication.collectives(engine_of(r), shape, job_of(r))
-    counted = {c.kind: (c.count, c.bytes) for c in asked}
+    counted = {c.kind: (c.count, c.bytes) for c in recorded}
     expected = {c.kind: (cast(int, c.count), cast(int, c.bytes)) for c in predicted}
     differing = sum(abs(expected.get(k, (0, 0))[1] - counted.get(k, (0, 0))[1]) for k in {*counted, *expected})
     return Messages(
@@ -246,10 +246,10 @@ def messages(r: Record) -> Messages | None:
     )
 
 
-def machine_bytes(r: Record, asked: list[Collective], num_machines: int) -> MachineBytes:
+def machine_bytes(r: Record, collectives: list[Collective], num_machines: int) -> MachineBytes:
     """Count what a machine sends to others for these collectives, all of which are known."""
     engine, shape = engine_of(r), shape_of(r)
-    by_gloo, by_nccl = (on_wire.sent_bytes(asked, engine, num_machines, backend) for backend in ("gloo", "nccl"))
+    by_gloo, by_nccl = (on_wire.sent_bytes(collectives, engine, num_machines, backend) for backend in ("gloo", "nccl"))
     if shape is None:
         return MachineBytes(by_gloo, by_nccl, None)
     expected = communication.collectives(engine, shape, job_of(r))
@@ -281,29 +281,46 @@ class StepPeak(NamedTuple):
 
 
 def step_peak(r: Record) -> StepPeak | None:
-    """Hold a run's peak against theory; None where it was not measured, or the model is none that theory knows."""
+    """Compare a run's peak with theory; None if it was not measured, or theory does not know the model."""
     shape = shape_of(r)
     if shape is None or not r.peak_memory or r.proof is None:
         return None
-    steady = [phases["steady_steps"] for phases in r.peak_memory if "steady_steps" in phases]
-    on_cpu, engine = r.proof.device == "cpu", engine_of(r)
-    held = [peak.tensor_bytes if on_cpu else peak.allocated_bytes for peak in steady]
-    measured = [value for value in held if value is not None]
-    if not measured or len(measured) < len(held):
+    measured = _measured_peak(r)
+    if measured is None:
         return None
-    if on_cpu and engine.kind == "ddp":
-        if r.model_state_bytes is None:
-            return None
-        ranks = zip(measured, r.model_state_bytes, strict=True)
-        measured = [peak + rank.communication_buffers for peak, rank in ranks]
-    predicted = max(
+    on_cpu, engine = r.proof.device == "cpu", engine_of(r)
+    largest = max(
         (peaks.peak(shape, engine, job_of(r), rank) for rank in range(r.world_size)),
         key=lambda peak: _counted(peak, on_cpu),
     )
-    total = _counted(predicted, on_cpu) + (_text_bytes(r) if on_cpu else 0)
-    parts: dict[str, float] = {part: float(value) for part, value in predicted.parts.items()}
-    parts["offloaded"] = float(predicted.host_bytes_then) if on_cpu else 0.0
-    return StepPeak(r, max(measured), _overcount(r), total, parts, peaks.MOMENTS[cast(int, predicted.moment)])
+    total = _counted(largest, on_cpu) + (_text_bytes(r) if on_cpu else 0)
+    parts: dict[str, float] = {part: float(value) for part, value in largest.parts.items()}
+    parts["offloaded"] = float(largest.host_bytes_then) if on_cpu else 0.0
+    return StepPeak(r, measured, _overcount(r), total, parts, peaks.MOMENTS[cast(int, largest.moment)])
+
+
+def _measured_peak(r: Record) -> int | None:
+    """The fullest rank's bytes of tensors in a steady step, with DDP's buckets; None if a rank did not measure them.
+
+    On a CPU DDP's buckets, in which no gradient lies, are no tensors that the allocator counts.
+    """
+    proof, steady = proven(r), _steady(r)
+    on_cpu = proof.device == "cpu"
+    tensors = [peak.tensor_bytes if on_cpu else peak.allocated_bytes for peak in steady]
+    measured = [num_bytes for num_bytes in tensors if num_bytes is not None]
+    if not measured or len(measured) < len(tensors):
+        return None
+    if not on_cpu or facts.engine_kind(proof) != "ddp":
+        return max(measured)
+    if r.model_state_bytes is None:
+        return None
+    ranks = zip(measured, r.model_state_bytes, strict=True)
+    return max(peak + states.communication_buffers for peak, states in ranks)
+
+
+def _steady(r: Record) -> list[PeakMemory]:
+    """The peaks of the steady steps, by rank."""
+    return [phases["steady_steps"] for phases in r.peak_memory or () if "steady_steps" in phases]
 
 
 def _text_bytes(r: Record) -> int:
@@ -320,7 +337,7 @@ def _overcount(r: Record) -> int:
     """
     if proven(r).device != "cpu" or r.world_size == 1:
         return 0
-    known = [phases["steady_steps"].unreleased_bytes for phases in r.peak_memory or () if "steady_steps" in phases]
+    known = [peak.unreleased_bytes for peak in _steady(r)]
     counted = [value for value in known if value is not None]
     if len(counted) == len(known):
         return max(counted)

@@ -1,0 +1,87 @@
+"""The command line: `parse` reads one, `run` reads and runs it.
+
+Each module has a group of commands, each with its options and its body. Modules of other rooms are imported by the
+command that needs them: what a plain installation lacks is missed only there.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import click
+
+from study import __version__, config
+from study.cli import check, compare, maintain, plan, train
+from study.cli.options import Command
+from study.errors import Refusal, describe_usage
+
+
+class _Group(NamedTuple):
+    """Commands that serve one purpose, and what the help prints below them."""
+
+    commands: tuple[click.Command, ...]
+    example: str
+    note: str = ""
+
+
+# What `zero-study` alone lists.
+GROUPS = {
+    "Train": _Group(train.COMMANDS, "zero-study run smoke"),
+    "Compare": _Group(compare.COMMANDS, "zero-study compare runs"),
+    "Plan": _Group(plan.COMMANDS, "zero-study advise --model gpt2-xl --gpu a100-80gb --gpus 8"),
+    "Check": _Group(
+        check.COMMANDS,
+        "zero-study doctor my_deepspeed.json",
+        "Check your own script: python -m zero_study.prove train.py (docs/prove.md).",
+    ),
+    "Maintain": _Group(maintain.COMMANDS, "zero-study pack runs/smoke my-box.zip"),
+}
+
+
+class _Commands(config.Command, click.Group):
+    def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        for title, group in GROUPS.items():
+            with formatter.section(title):
+                formatter.write_dl([(command.name or "", command.get_short_help_str()) for command in group.commands])
+                formatter.write_text(f"$ {group.example}")
+                if group.note:
+                    formatter.write_text(group.note)
+
+    get_short_help_str = Command.get_short_help_str
+
+
+@click.group(
+    cls=_Commands, no_args_is_help=False, context_settings={"show_default": True, "help_option_names": ["-h", "--help"]}
+)
+@click.version_option(__version__, prog_name="zero-study")
+def zero_study() -> None:
+    """What do DDP, DeepSpeed ZeRO-1/2/3 and FSDP2 cost and save? Train, compare, plan, and check what others say."""
+
+
+for _group in GROUPS.values():
+    for _command in _group.commands:
+        zero_study.add_command(_command)
+
+
+def parse(words: list[str]) -> click.Context:
+    """Return the command that a command line names, with its options as `params`, without running it.
+
+    Raises Refusal if the command line is wrong, and click's Exit after it has printed what --help asks for.
+    """
+    try:
+        context = zero_study.make_context("zero-study", list(words) or ["--help"], max_content_width=120)
+        parsed: click.Context = zero_study.invoke(context)
+        return parsed
+    except click.UsageError as error:
+        raise Refusal(describe_usage(error)) from None
+
+
+def run(words: list[str]) -> int:
+    """Run one command line; return the exit status. Raises Refusal."""
+    try:
+        context = parse(words)
+    except click.exceptions.Exit as end:
+        return end.exit_code
+    callback = context.command.callback
+    assert callback is not None  # every command has one
+    return context.invoke(callback, **context.params) or 0

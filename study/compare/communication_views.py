@@ -1,0 +1,334 @@
+"""What an optimizer step sends: the view `communication`, and its part on steps over a network of a given rate.
+
+The first part compares each run's collectives with theory and the paper.
+
+The second part has the runs of several machines: bytes counted, by theory and on the wire, and seconds beside a fixed
+prediction. The prediction was fixed before the first run at a limited rate (study/studies/network.yaml): a step takes
+what it takes on an unlimited network, and the time in which a machine's bytes, by the backend's algorithm, pass the
+limited one. Nothing is taken to be hidden behind the arithmetic.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import NamedTuple
+
+from study import formatting
+from study.compare import parity, predicted
+from study.compare.facts import model_heading, proven
+from study.compare.predicted import Messages
+from study.compare.view import View, finished, tables
+from study.records.find import RecordFile
+from study.records.schema import Record
+
+# ---------------------------------------------------------------- the collectives of a step
+
+TOLERANCE = 0.01  # of a step's bytes
+WORDS = {
+    "all_reduce": "all-reduce",
+    "all_gather": "all-gather",
+    "subgroup_all_gather": "all-gather in a group of ranks",
+    "reduce_scatter": "reduce-scatter",
+    "subgroup_reduce_scatter": "reduce-scatter in a group of ranks",
+    "subgroup_all_reduce": "all-reduce in a group of ranks",
+}
+
+EXPLANATION = """\
+Ranks exchange gradients and parameters in every step. Sent: how many times the bytes of all parameters rank 0 sent in a
+steady step. Theory: how many it should send, followed message by message. Paper: what the ZeRO paper says."""
+COLUMNS = """\
+Sent counts an all-reduce twice (arXiv:1910.02054, sec. 7.1), without a ring's factor (N - 1) / N: two ranks send half.
+By gloo, over which CPUs talk: its reduce-scatter is an all-reduce. Paper: its section 7, carried on to accumulation.
+Error: bytes in which theory differs, kind by kind, over all. Collectives: messages of each kind; where theory has
+another number, that in parentheses. Not in either: DeepSpeed's all-reduce of 4 bytes for the norm at stage 0."""
+HEAD = ["strategy", "sent", "theory", "paper", "error", "by gloo", "collectives"]
+
+
+def _sections(record_files: list[RecordFile]) -> list[str]:
+    """By model and precision, one block per number of processes; then runs of several machines."""
+    runs = [file.record for file in finished(record_files)]
+    measured = [r for r in runs if r.collectives_per_step is not None]
+    compared = [(r, predicted.messages(r)) for r in measured]
+    communicating = [c for _, c in compared if c is not None and (c.measured or c.predicted)]
+    lines = [*_summary(communicating), "", COLUMNS, ""] if communicating else []
+    for heading, members in groupby(sorted(communicating, key=_order), key=lambda c: model_heading(c.record)):
+        lines += [f"## {formatting.shown(heading)}", "", *tables(members, _order, _title, HEAD, _rows)]
+    lines += _named("No shape is known of the models of", [r for r, messages in compared if messages is None])
+    lines += _named("Not measured (`--no-measure`)", [r for r in runs if r.collectives_per_step is None])
+    return lines + network_sections(record_files)
+
+
+def _named(reason: str, runs: Sequence[Record]) -> list[str]:
+    """A line that names runs without a row, if there are any."""
+    return [f"{reason}: {', '.join(r.run_id for r in runs)}.", ""] if runs else []
+
+
+def _summary(cells: list[Messages]) -> list[str]:
+    """How far theory is off, and where."""
+    worst = max(cells, key=lambda c: c.error)
+    beyond = [c for c in cells if c.error > TOLERANCE]
+    other = [c for c in cells if not c.is_equal_in_counts]
+    equal = len(cells) - len(other)
+    lines = [f"{len(cells)} runs: bytes within {TOLERANCE:.0%} in {len(cells) - len(beyond)}, counts equal in {equal}."]
+    if worst.error:
+        lines.append(f"The worst in bytes is {worst.record.run_id}, {worst.error:.4%} off.")
+    else:
+        lines.append("No byte differs in any.")
+    lines += [f"- beyond {TOLERANCE:.0%}: {c.record.run_id}, {c.error:.2%}" for c in beyond]
+    lines += [f"- other counts: {c.record.run_id}, {formatting.shown(_counts(c))}" for c in other]
+    return lines
+
+
+def _title(c: Messages) -> str:
+    r, accumulation = c.record, proven(c.record).gradient_accumulation_steps
+    parts = [f"### {r.workload} {r.size}, {proven(r).precision}: {formatting.processes(r.world_size)}"]
+    parts += [f"{accumulation} micro steps"] if accumulation > 1 else []
+    parts += ["checkpointed"] if r.config["activation_checkpointing"] else []
+    return ", ".join(parts)
+
+
+def _order(c: Messages) -> tuple[object, ...]:
+    r, proof = c.record, proven(c.record)
+    way = (r.world_size, r.config["activation_checkpointing"], proof.gradient_accumulation_steps)
+    stage = -1 if proof.zero_stage is None else proof.zero_stage
+    return proof.precision, r.workload, r.num_params, model_heading(r), way, stage, r.strategy, r.run_id
+
+
+def _rows(block: list[Messages]) -> list[list[str]]:
+    """One row per strategy; runs of one strategy with other collectives have rows of their own, under their ids."""
+    kept: dict[str, list[Messages]] = {}
+    for c in block:
+        members = kept.setdefault(c.record.strategy, [])
+        if all((c.measured, c.predicted) != (other.measured, other.predicted) for other in members):
+            members.append(c)
+    return [
+        [name if len(members) == 1 else c.record.run_id, f"{c.sent.measured:.3f}", f"{c.predicted_sent:.3f}",
+         f"{c.sent.paper:.0f}", f"{c.error:.3%}", f"{c.sent.by_gloo:.3f}", _counts(c)]
+        for name, members in kept.items()
+        for c in members
+    ]  # fmt: skip
+
+
+def _counts(c: Messages) -> str:
+    parts = []
+    for kind in sorted({*c.measured, *c.predicted}):
+        count, predicted = c.measured.get(kind, (0, 0))[0], c.predicted.get(kind, (0, 0))[0]
+        other = "" if count == predicted else f" ({predicted})"
+        parts.append(f"{count} {WORDS.get(kind, kind)}{other}")
+    return ", ".join(parts)
+
+
+COMMUNICATION = View("communication", "What does a step send?", EXPLANATION, _sections)
+
+
+# ---------------------------------------------------------------- steps over a network of a given rate
+
+NETWORK_EXPLANATION = """\
+What does a machine send in a step, and how long does the step take on a slower network? On CPUs, over gloo; a
+laboratory's machines are network namespaces of one box. Bytes: of a machine and a step, over those of all parameters.
+Counted: what one rank asked for, an all-reduce twice (arXiv:1910.02054, sec. 7.1). By gloo: what its algorithms send to
+other machines for that. On the wire: the interface's own counter; of headers it has one for each segment that the
+kernel passes on whole. By theory: the collectives as theory expects them, by gloo. NCCL's rings: the same as those
+would send it; predicted: no GPU has run it, and NCCL may take trees. Loss, from one machine: the largest relative
+difference of a step's loss from the same run on one machine. Seconds: the median step of the slowest rank, over all
+repeats; in parentheses by how much the prediction misses. Rate: as `tc` shows it, or as the laboratory was told.
+Why stages 1 and 2 take longer than predicted: reports/cpu/README.md."""
+
+PAYS = 1.25  # times the control's step, fixed before the first run too
+CONTROL = "ddp"
+
+
+class Layout(NamedTuple):
+    """What runs must have in common for their times to be compared, but strategy and rate."""
+
+    machines: int
+    ranks: int  # on each
+    micro_steps: int
+    training: str = ""  # as `parity.same_training`
+
+
+@dataclass(frozen=True)
+class NetworkCell:
+    """The runs of one strategy on one network: its repeats."""
+
+    layout: Layout
+    strategy: str
+    rate: float  # bits per second, each way; infinite: unlimited; 0: not known
+    seconds: tuple[float, ...]  # a median step of each repeat, ascending
+    counted: float  # parameters' worth of bytes, as are the others
+    by_gloo: float
+    on_the_wire: float
+    by_theory: float | None  # None: theory knows no such model
+    by_nccl: float
+    parameter_bytes: int  # of all parameters
+    runs: tuple[str, ...]  # their ids
+    from_one_machine: float | None  # the largest relative difference of a step's loss; None: no such run on one
+
+    @property
+    def median_seconds(self) -> float:
+        return statistics.median(self.seconds)
+
+
+_Key = tuple[Layout, str, float]  # of repeats: layout, strategy, and the rate below 0
+
+
+def network_cells(record_files: Iterable[RecordFile]) -> list[NetworkCell]:
+    """Bring runs of several machines together, layout by layout, strategy by strategy, the fastest network first.
+
+    Runs without a timed step, without counted collectives, or of one machine are left out.
+    """
+    runs = finished(record_files)
+    on_one = {_twin(f): f for f in runs if f.record.proof and len(f.record.proof.ranks_of_machines or [1]) == 1}
+    keyed = [(key, file) for file in runs if (key := _key(file))]
+    groups = groupby(sorted(keyed, key=lambda each: each[0]), key=lambda each: each[0])
+    return [_network_cell(key, [file for _, file in members], on_one) for key, members in groups]
+
+
+def _twin(file: RecordFile) -> tuple[Hashable, ...]:
+    """What is equal of a run and the one that did the same on one machine."""
+    r = file.record
+    return r.strategy, r.world_size, r.config.get("micro_batch_size"), parity.same_training(file)
+
+
+def _key(file: RecordFile) -> _Key | None:
+    """None where something is missing, of one machine, not over gloo, or sent in a way that is not known."""
+    r, proof = file.record, file.record.proof
+    if proof is None or not (proof.ranks_of_machines and r.network and r.num_params and _seconds_of(r)):
+        return None
+    if r.collectives_per_step is None or proof.device != "cpu" or not predicted.is_known(r.collectives_per_step):
+        return None
+    ranks = proof.ranks_of_machines
+    layout = Layout(len(ranks), ranks[0], proof.gradient_accumulation_steps, parity.same_training(file))
+    return layout, r.strategy, -(r.network_rate or 0.0)
+
+
+def _seconds_of(r: Record) -> float | None:
+    return r.timing.median_seconds if r.timing else None
+
+
+def _network_cell(
+    key: _Key, repeats: list[RecordFile], on_one: Mapping[tuple[Hashable, ...], RecordFile]
+) -> NetworkCell:
+    (layout, strategy, below_0), first = key, repeats[0].record
+    collectives, size = first.collectives_per_step or [], predicted.all_parameter_bytes(first)
+    sent = predicted.machine_bytes(first, collectives, layout.machines)
+    twins = [(file, on_one[twin]) for file in repeats if (twin := _twin(file)) in on_one]
+    differences = [parity.largest_loss_difference(*both) for both in twins]
+    return NetworkCell(
+        layout=layout,
+        strategy=strategy,
+        rate=-below_0,
+        seconds=tuple(sorted(seconds for file in repeats if (seconds := _seconds_of(file.record)))),
+        counted=sum(each.moved_bytes for each in collectives) / size,
+        by_gloo=sent.by_gloo / size,
+        on_the_wire=statistics.mean(n.sent_bytes / n.num_steps for f in repeats for n in f.record.network or []) / size,
+        by_theory=None if sent.by_theory is None else sent.by_theory / size,
+        by_nccl=sent.by_nccl / size,
+        parameter_bytes=size,
+        runs=tuple(file.record.run_id for file in repeats),
+        from_one_machine=max((each for each in differences if each is not None), default=None),
+    )
+
+
+def predicted_seconds(free: NetworkCell, rate: float) -> float:
+    """A step at a rate: what one on an unlimited network took, and the time in which the bytes of theory pass it."""
+    worth = free.by_gloo if free.by_theory is None else free.by_theory
+    return free.median_seconds + 8 * worth * free.parameter_bytes / rate
+
+
+def prediction_error(cell: NetworkCell, free: NetworkCell) -> float:
+    """By how much the predicted step is longer than the measured one, relative."""
+    return predicted_seconds(free, cell.rate) / cell.median_seconds - 1
+
+
+def pays(cell: NetworkCell, control: NetworkCell) -> bool:
+    """Whether a step takes at most `PAYS` times the control's on the same network."""
+    return cell.median_seconds <= PAYS * control.median_seconds
+
+
+def network_sections(record_files: Iterable[RecordFile]) -> list[str]:
+    """For the page of communication: of each layout of machines bytes, seconds by rate, and what pays."""
+    cells = network_cells(record_files)
+    lines = (
+        ["## Several machines: bytes and seconds by the rate of the network", "", NETWORK_EXPLANATION, ""]
+        if cells
+        else []
+    )
+    for layout, members in groupby(cells, key=lambda each: each.layout):
+        block = list(members)
+        rates = sorted({each.rate for each in block}, reverse=True)
+        lines += [f"### {layout_title(layout)}", "", *_bytes(block), "", *_seconds(block, rates), "", *_paying(block)]
+    return lines
+
+
+def layout_title(layout: Layout) -> str:
+    """Where ranks were, and in how many micro steps."""
+    micro = f", {layout.micro_steps} micro steps" if layout.micro_steps > 1 else ""
+    return f"{layout.machines} machines, {layout.ranks} rank{'s' if layout.ranks > 1 else ''} on each{micro}"
+
+
+def shown_rate(rate: float) -> str:
+    if rate == 0:
+        return "rate not known"
+    megabits = rate / 1e6
+    return "no limit" if math.isinf(rate) else f"{megabits:,.0f} Mbit/s" if megabits >= 10 else f"{megabits:.2g} Mbit/s"
+
+
+def _by_strategy(block: Iterable[NetworkCell]) -> dict[str, list[NetworkCell]]:
+    return {name: list(each) for name, each in groupby(block, key=lambda cell: cell.strategy)}
+
+
+def _bytes(block: list[NetworkCell]) -> list[str]:
+    """One row per strategy; of the wire, the smallest and the largest over the rates."""
+    head = ["strategy", "counted", "by gloo", "by theory", "on the wire", "over gloo's", "NCCL's rings, predicted"]
+    has_twin = any(cell.from_one_machine is not None for cell in block)
+    rows = []
+    for strategy, each in _by_strategy(block).items():
+        wire = [cell.on_the_wire for cell in each]
+        over = [cell.on_the_wire / cell.by_gloo - 1 for cell in each if cell.by_gloo]
+        theirs = each[0].by_theory
+        differs = max((cell.from_one_machine for cell in each if cell.from_one_machine is not None), default=None)
+        rows.append(
+            [f"`{strategy}`", f"{each[0].counted:.3f}", f"{each[0].by_gloo:.3f}",
+             "unknown" if theirs is None else f"{theirs:.3f}", _range(wire, ".3f"), _range(over, "+.1%"),
+             f"{each[0].by_nccl:.3f}", *(["no such run" if differs is None else f"{differs:.0e}"] if has_twin else [])]
+        )  # fmt: skip
+    return formatting.markdown([*head, *(["loss, from one machine"] if has_twin else [])], rows)
+
+
+def _range(values: list[float], form: str) -> str:
+    if not values:
+        return "none"
+    low, high = (format(value, form) for value in (min(values), max(values)))
+    return low if low == high else f"{low} to {high}"
+
+
+def _seconds(block: list[NetworkCell], rates: Sequence[float]) -> list[str]:
+    rows = []
+    for strategy, each in _by_strategy(block).items():
+        of_rate = {cell.rate: cell for cell in each}
+        rows.append([f"`{strategy}`", *(_second(of_rate.get(rate), of_rate.get(math.inf)) for rate in rates)])
+    return formatting.markdown(["seconds a step", *map(shown_rate, rates)], rows)
+
+
+def _second(cell: NetworkCell | None, free: NetworkCell | None) -> str:
+    if cell is None:
+        return "not run"
+    text = f"{cell.median_seconds:.3f}"
+    if free is None or cell.rate in (0, math.inf):
+        return text
+    return f"{text} ({prediction_error(cell, free):+.0%})"
+
+
+def _paying(block: list[NetworkCell]) -> list[str]:
+    """The strategies and rates at which a step takes at most `PAYS` times the control's; nothing without a control."""
+    of_control = {cell.rate: cell for cell in block if cell.strategy == CONTROL and cell.rate}
+    others = [cell for cell in block if cell.strategy != CONTROL and cell.rate in of_control]
+    paying = [f"`{cell.strategy}`, {shown_rate(cell.rate)}" for cell in others if pays(cell, of_control[cell.rate])]
+    if not others:
+        return []
+    return [f"At most {PAYS:g} times `{CONTROL}`'s step: {'; '.join(paying) or 'none'}.", ""]

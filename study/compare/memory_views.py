@@ -1,0 +1,414 @@
+"""The views of memory: model states by rank, peaks of a step, what a peak is made of, and theory's errors about them.
+
+`model-states`: bytes of model states that each rank held, beside the paper's formula, with reasons.
+`parts`: what a rank's highest moment is made of, and from which size on a strategy's is below DDP's.
+`peaks`: the highest moment of a step, run by run, beside theory's.
+`theory`: theory's errors about states, messages and peaks, by strategy.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from study import formatting
+from study.compare import predicted
+from study.compare.facts import computed_buckets, model_heading, process_bytes, proven
+from study.compare.predicted import MOMENTS, PARTS, Moment, Part, StepPeak
+from study.compare.view import View, finished, tables
+from study.engines.strategy_names import in_order
+from study.records import find as records
+from study.records.find import RecordFile
+from study.records.schema import ModelStateBytes, Record
+
+CONTROL = "ddp"
+
+
+# ---------------------------------------------------------------- model states
+
+STATES_TOLERANCE = 0.005  # relative; also the share of a part that a reason must have to be named
+SMALLEST_PRINTED = 0.0005  # bytes per parameter below which a difference is not visible
+
+MOMENT_HEADINGS = {"stepping": "as the optimizer is about to step", "resting": "between two steps"}
+STATES_HEAD = ["strategy", "model states", "paper", "ratio", "parameters", "gradients", "optimizer states",
+               "communication buffers", "ratio with them"]  # fmt: skip
+
+STATES_EXPLANATION = """\
+Each rank keeps parameters, gradients and optimizer states, the model states: how many bytes for each parameter of the
+model, and how many does the ZeRO paper say (arXiv:1910.02054, sec. 3.1 and 5)? GPU and host together, each storage
+counted once. Where ranks differ: least to most. The ratios are the largest rank's over the paper's, without and with
+communication buffers, which the paper does not count. A value more than 0.5 % from the paper's has that in parentheses,
+and r1, r2 ... lead to the reasons at the end; *unexplained*: the known reasons do not add up to the measurement.
+Between two steps the paper's gradients are taken as released."""
+
+
+def _states_sections(record_files: list[RecordFile]) -> list[str]:
+    """By precision and workload, one block per world size and moment, with one row per strategy; then the reasons."""
+    runs = [file.record for file in finished(record_files)]
+    measured = [r for r in runs if r.model_state_bytes and r.resting_state_bytes]
+    notes: list[str] = []  # reasons in the order of their first use
+    lines = []
+    for heading, members in groupby(sorted(measured, key=_states_order), key=model_heading):
+        lines += [f"## {formatting.shown(heading)}", ""]
+        model = heading.rpartition(", ")[0]
+        for world_size, block in groupby(members, key=lambda r: r.world_size):
+            rows = _distinct(list(block))
+            for moment in MOMENTS:
+                lines += [f"### {model}, {formatting.processes(world_size)}: {MOMENT_HEADINGS[moment]}", ""]
+                states_rows = [_states_row(name, r, moment, notes) for name, r in rows]
+                lines += [*formatting.markdown(STATES_HEAD, states_rows), ""]
+    lines += [*computed_buckets(measured), *_explained(notes)]
+    if unmeasured := [r.run_id for r in runs if not (r.model_state_bytes and r.resting_state_bytes)]:
+        lines += [f"Not measured (`--no-measure`): {', '.join(unmeasured)}.", ""]
+    return lines
+
+
+def _explained(notes: Sequence[str]) -> list[str]:
+    """The reasons in words, by the numbers that cells of the tables link to."""
+    if not notes:
+        return []
+    reasons = [f"- r{number}: {predicted.REASONS[reason]}" for number, reason in enumerate(notes, 1)]
+    links = [f"[r{number}]: #reasons" for number in range(1, len(notes) + 1)]
+    return ["## Reasons", "", *reasons, "", *links, ""]
+
+
+def _states_order(r: Record) -> tuple[object, ...]:
+    stage = proven(r).zero_stage
+    stages = {"single": -2, "ddp": -1, "ddp_tuned": -1}  # from nothing sharded to everything offloaded
+    place = stages.get(r.strategy, stage if stage is not None else 9)
+    return proven(r).precision, r.workload, r.num_params, model_heading(r), r.world_size, place, r.strategy, r.run_id
+
+
+def _distinct(block: list[Record]) -> list[tuple[str, Record]]:
+    """One row per strategy; runs of one strategy with other bytes have rows of their own, under their ids."""
+    by_bytes: dict[str, list[Record]] = {}
+    for r in block:
+        members = by_bytes.setdefault(r.strategy, [])
+        if all(_bytes(r) != _bytes(other) for other in members):
+            members.append(r)
+    return [(name if len(members) == 1 else r.run_id, r) for name, members in by_bytes.items() for r in members]
+
+
+def _bytes(r: Record) -> list[list[int]]:
+    """What a row shows of a run, without what differs from run to run by nature: bytes on the disk."""
+    return [[getattr(rank, part) for part in PARTS] for moment in MOMENTS for rank in _ranks(r, moment)]
+
+
+def _ranks(r: Record, moment: str) -> list[ModelStateBytes]:
+    return (r.model_state_bytes if moment == "stepping" else r.resting_state_bytes) or []
+
+
+def _states_row(name: str, r: Record, moment: Moment, notes: list[str]) -> list[str]:
+    ranks, paper = _ranks(r, moment), predicted.paper_states(r, moment)
+    cells = [_states_cell(r, ranks, part, getattr(paper, part), moment, notes) for part in PARTS]
+    states = [rank.model_states for rank in ranks]
+    everything = [sum(getattr(rank, part) for part in PARTS) for rank in ranks]
+    ratio, ratio_with_buffers = (f"{max(sums) / paper.total:.3f}" for sums in (states, everything))
+    of_paper = _per_parameter([paper.total], r)
+    return [name, _per_parameter(states, r), of_paper, ratio, *cells, ratio_with_buffers]
+
+
+def _per_parameter(num_bytes: Sequence[float], r: Record) -> str:
+    least, most = (value / (r.num_params or 1) for value in (min(num_bytes), max(num_bytes)))
+    return f"{most:.3f}" if _close(least, most) else f"{least:.3f} to {most:.3f}"
+
+
+def _close(value: float, other: float) -> bool:
+    """Equal as far as the page can show, for bytes per parameter."""
+    return abs(value - other) <= max(STATES_TOLERANCE * max(abs(value), abs(other)), SMALLEST_PRINTED)
+
+
+def _states_cell(
+    r: Record, ranks: Sequence[ModelStateBytes], part: Part, paper: float, moment: Moment, notes: list[str]
+) -> str:
+    measured, each = [getattr(rank, part) for rank in ranks], r.num_params or 1
+    cell = _per_parameter(measured, r)
+    if all(_close(value / each, paper / each) for value in measured):
+        return cell
+    reasons = _reasons(r, part, measured, paper, moment)
+    notes += [reason for reason in reasons if reason not in notes]
+    numbers = ", ".join(f"[r{number}]" for number in sorted(notes.index(reason) + 1 for reason in reasons))
+    return f"{cell} ({paper / each:.3f}) {numbers or '*unexplained*'}"
+
+
+def _reasons(r: Record, part: Part, measured: Sequence[int], paper: float, moment: Moment) -> list[str]:
+    """The reasons why a part differs from the paper's; none unless they account for what every rank measured."""
+    each = r.num_params or 1
+    named: dict[str, float] = {}
+    for value, known in zip(measured, predicted.state_differences(r, moment) or [], strict=False):
+        departures = [d for d in known if d.part == part]
+        if not _close(value / each, (paper + sum(d.num_bytes for d in departures)) / each):
+            return []
+        for d in departures:
+            named[d.reason] = max(named.get(d.reason, 0.0), abs(d.num_bytes) / max(value, paper))
+    return [reason for reason, share in named.items() if share > STATES_TOLERANCE]
+
+
+MODEL_STATES = View("model-states", "Which model states does a rank hold?", STATES_EXPLANATION, _states_sections)
+
+
+# ---------------------------------------------------------------- what a peak is made of
+
+PARTS_EXPLANATION = """\
+How many GiB does training take at the highest moment of a step (peak), and what are they? Of the rank with the highest
+peak, in a steady step. Theory: of the peak. Process: the most that any whole process had in memory while it trained,
+with Python and the libraries. Parameters to buffers: what the rank holds between two steps; more: the peak's rest."""
+CROSSINGS = """\
+The smallest model from which on, among those that were run, a strategy's peak is below {}'s; by theory the same."""
+
+
+class Crossing(NamedTuple):
+    """From which size on a strategy's peak is below the control's."""
+
+    workload: str
+    precision: str
+    processes: int
+    batch_sequences: int
+    strategy: str
+    measured: str
+    by_theory: str
+
+
+class RunPeak(NamedTuple):
+    """One run's peak."""
+
+    record: Record
+    at_rest: list[float]  # bytes, in the order of PARTS
+    peak: float
+    theory: float
+    process: float | None
+
+    @property
+    def setting(self) -> tuple[str, str, int, int]:
+        r = self.record
+        return r.workload, proven(r).precision, r.world_size, r.config["global_batch_size"]
+
+    @property
+    def num_params(self) -> int:
+        return self.record.num_params or 0
+
+
+def _parts_sections(record_files: list[RecordFile]) -> list[str]:
+    """By workload, precision and number of processes, a table of each size, and crossings."""
+    lines: list[str] = []
+    head = ["strategy", "peak", "theory", "process", *(part.replace("_", " ") for part in PARTS), "more"]
+    for (workload, precision, world_size, batch), runs in _by_setting(record_files):
+        where = f"{precision}, {formatting.processes(world_size)}"
+        strategies = in_order(run.record.strategy for run in runs)
+        lines += [f"## {formatting.shown(workload)}, {where}, {batch} sequences a step", ""]
+        for size, members in groupby(runs, key=lambda run: run.record.size):
+            of_size = sorted(members, key=lambda run: strategies.index(run.record.strategy))
+            lines += [f"### {workload} {size}, {of_size[0].num_params:,} parameters, {where}", ""]
+            lines += [*formatting.markdown(head, map(_parts_row, of_size)), ""]
+        if rows := _crossings(runs):
+            lines += [f"### From which size on, {workload}, {where}", "", CROSSINGS.format(CONTROL), ""]
+            lines += [*formatting.markdown(["strategy", "measured", "by theory"], [row[-3:] for row in rows]), ""]
+    return lines
+
+
+def crossings(folders: Sequence[Path]) -> list[Crossing]:
+    """From which size on each strategy saves, by setting."""
+    return [row for _, runs in _by_setting(records.find(folders)) for row in _crossings(runs)]
+
+
+def _by_setting(files: Iterable[records.RecordFile]) -> list[tuple[tuple[str, str, int, int], list[RunPeak]]]:
+    peaks = [peak for file in finished(files) if (peak := _peak_of(file.record))]
+    ordered = sorted(peaks, key=lambda peak: (peak.setting, peak.num_params))
+    return [(setting, list(runs)) for setting, runs in groupby(ordered, key=lambda peak: peak.setting)]
+
+
+def _peak_of(r: Record) -> RunPeak | None:
+    peak = predicted.step_peak(r)
+    if peak is None or not r.resting_state_bytes:
+        return None
+    fullest_rank = max(r.resting_state_bytes, key=lambda rank: rank.model_states)
+    at_rest = [float(getattr(fullest_rank, part)) for part in PARTS]
+    return RunPeak(r, at_rest, peak.measured, peak.predicted, process_bytes(r))
+
+
+def _parts_row(run: RunPeak) -> list[str]:
+    columns = [run.peak, run.theory, run.process, *run.at_rest, run.peak - sum(run.at_rest)]
+    return [run.record.strategy, *map(formatting.gib, columns)]
+
+
+def _crossings(runs: list[RunPeak]) -> list[Crossing]:
+    """From which size on each strategy is below the control; none where fewer than three sizes were run."""
+    controls = {run.record.size: run for run in runs if run.record.strategy == CONTROL}
+    rows = []
+    for strategy in in_order(run.record.strategy for run in runs if run.record.strategy != CONTROL):
+        own = [run for run in runs if run.record.strategy == strategy and run.record.size in controls]
+        pairs = [(run, controls[run.record.size]) for run in own]
+        if len({run.record.size for run in own}) > 2:
+            measured, by_theory = (_crossing_size(pairs, name) for name in ("peak", "theory"))
+            rows.append(Crossing(*runs[0].setting, strategy, measured, by_theory))
+    return rows
+
+
+def _crossing_size(pairs: list[tuple[RunPeak, RunPeak]], field: Literal["peak", "theory"]) -> str:
+    """Name the smallest size from which on the first of each pair takes less memory than the second, the control."""
+    above = [run.num_params for run, control in pairs if getattr(run, field) >= getattr(control, field)]
+    below = [run for run, _ in pairs if run.num_params > max(above, default=0)]
+    if not below:
+        return "not up to the largest"
+    return min(below, key=lambda run: run.num_params).record.size if above else "from the smallest"
+
+
+PEAK_PARTS = View("parts", "What is a step's highest moment made of?", PARTS_EXPLANATION, _parts_sections)
+
+
+# ---------------------------------------------------------------- peaks
+
+WANTED = 0.05  # relative error
+AT_MOST = 0.10
+
+PEAKS_EXPLANATION = """\
+Training takes the most memory at one moment of a step. Measured: what the tensors of the fullest rank took then, in a
+steady step, on GPU and host together. Theory: what they should take, and at which moment (study/theory/peaks.py)."""
+PEAKS_COLUMNS = """\
+On a CPU its allocator counts, and DDP's buckets are added where no gradient lies in them. Too large by, at most: what
+gloo's threads are the last to let go of, counted to the step's end; in older records all that its collectives worked
+on."""
+PEAKS_HEAD = ["strategy", "batch x tokens", "measured, MB", "theory, MB", "error", "too large by, MB", "differs in",
+              "highest at"]  # fmt: skip
+
+
+def _peaks_sections(record_files: list[RecordFile]) -> list[str]:
+    """One block per model, precision and number of processes."""
+    peaks = [peak for file in finished(record_files) if (peak := predicted.step_peak(file.record)) is not None]
+    lines = [_peaks_summary(peaks), "", PEAKS_COLUMNS, ""] if peaks else []
+    lines += tables(peaks, _peaks_order, _peaks_heading, PEAKS_HEAD, lambda members: map(_peaks_row, members))
+    return lines + computed_buckets(peak.record for peak in peaks if proven(peak.record).device == "cpu")
+
+
+def _peaks_summary(cells: list[StepPeak]) -> str:
+    worst = max(cells, key=lambda c: abs(c.error))
+    within, nearly = (sum(abs(c.error) <= limit for c in cells) for limit in (WANTED, AT_MOST))
+    return (
+        f"{len(cells)} runs: {within} within {WANTED:.0%}, {len(cells) - nearly} beyond {AT_MOST:.0%}; the worst is "
+        f"{worst.record.run_id}, {worst.error:+.1%}. Beyond what may be counted too much the worst is "
+        f"{max((c.error_beyond for c in cells), key=abs):+.1%}."
+    )
+
+
+def _peaks_heading(c: StepPeak) -> str:
+    return f"## {formatting.shown(model_heading(c.record))}, {formatting.processes(c.record.world_size)}"
+
+
+def _peaks_order(c: StepPeak) -> tuple[object, ...]:
+    r, stage = c.record, proven(c.record).zero_stage
+    batch = (r.config["sequence_length"], r.config["global_batch_size"])
+    return _peaks_heading(c), _computed(r), *batch, -1 if stage is None else stage, r.strategy
+
+
+def _computed(r: Record) -> str:
+    """How a run computed, where it is not the usual way: SDPA, with dropout, no checkpointing."""
+    parts = ["eager attention"] if r.config["attention"] == "eager" else []
+    parts += ["no dropout"] if not r.config["dropout"] else []
+    parts += ["checkpointed"] if r.config["activation_checkpointing"] else []
+    steps = proven(r).gradient_accumulation_steps
+    return ", ".join([*parts, *([f"{steps} micro steps"] if steps > 1 else [])])
+
+
+def _peaks_row(c: StepPeak) -> list[str]:
+    r = c.record
+    batch = f"{r.config['global_batch_size']} x {r.config['sequence_length']}"
+    measured, overcount, predicted = (f"{value / 1e6:,.1f}" for value in (c.measured, c.overcount, c.predicted))
+    return [r.strategy, batch, measured, predicted, f"{c.error:+.1%}", overcount, _computed(r), c.moment]
+
+
+PEAKS = View("peaks", "How much does a step hold at its highest?", PEAKS_EXPLANATION, _peaks_sections)
+
+
+# ---------------------------------------------------------------- theory's errors, by strategy
+
+THEORY_EXPLANATION = """\
+Theory says what a rank holds and sends and how high a step is, before anything runs. Each table holds it against every
+run here that ended well and measured it, of all models that theory knows, none left out. Errors are theory's, relative
+to what was measured; the median is of their absolute values, and the worst is named with its run."""
+PEAKS_NOTE = """\
+A peak on a CPU is counted by PyTorch's profiler, which never hears of what a thread of gloo's is the last to let go of,
+and counts it to the end of the step. Runs since then wait for these threads and record what was missed; for older runs
+of several processes it is at most what the step's collectives worked on. Counted too much, at most: the largest share
+of a measured peak. Beyond it: the worst error that this cannot explain; theory above the measurement always counts."""
+
+
+class Error(NamedTuple):
+    """Theory's about one run."""
+
+    strategy: str
+    run: str
+    error: float  # relative
+    overcount: float = 0.0  # of the measurement, relative, at most
+    beyond: float = 0.0  # what is left of the error where the measurement is as much too large
+
+
+class Errors(NamedTuple):
+    """Of every run that measured it."""
+
+    states: list[Error]
+    messages: list[Error]
+    peaks: list[Error]
+
+
+def errors(folders: Sequence[Path]) -> Errors:
+    """Compare every run below the folders with theory. Raises Refusal if there is none."""
+    return _errors(records.find(folders))
+
+
+def _errors(record_files: Iterable[RecordFile]) -> Errors:
+    every = Errors([], [], [])
+    for file in finished(record_files):
+        r, run = file.record, _name(file)
+        if (error := predicted.states_error(r)) is not None:
+            every.states.append(Error(r.strategy, run, error))
+        if r.world_size > 1 and (messages := predicted.messages(r)):
+            every.messages.append(Error(r.strategy, run, messages.error))
+        if peak := predicted.step_peak(r):
+            share = peak.overcount / peak.measured
+            every.peaks.append(Error(r.strategy, run, peak.error, share, peak.error_beyond))
+    return every
+
+
+def _theory_sections(record_files: list[RecordFile]) -> list[str]:
+    """Three tables of errors, with one row per strategy and one of all."""
+    every = _errors(record_files)
+    head = ["strategy", "runs", "median error", "worst error", "the worst run"]
+    peaks_head = [*head[:-1], "counted too much, at most", "worst beyond it", head[-1]]
+    return [
+        *("## Model states and buffers, of the worse moment", "", *_errors_table(head, every.states, 4), ""),
+        *("## Messages of a step, in bytes", "", *_errors_table(head, every.messages, 4), ""),
+        *("## Peak of a step", "", PEAKS_NOTE, "", *_errors_table(peaks_head, every.peaks, 1), ""),
+    ]
+
+
+def _errors_table(head: list[str], run_errors: list[Error], digits: int) -> list[str]:
+    if not run_errors:
+        return ["No run here measured it."]
+    names = in_order({error.strategy for error in run_errors})
+    rows = [
+        _of_strategy(name, [error for error in run_errors if error.strategy == name], head, digits) for name in names
+    ]
+    return formatting.markdown(head, [*rows, _of_strategy("all", run_errors, head, digits)])
+
+
+def _of_strategy(name: str, run_errors: list[Error], head: list[str], digits: int) -> list[str]:
+    worst = max(run_errors, key=lambda error: abs(error.error))
+    median = statistics.median(abs(error.error) for error in run_errors)
+    exact = round(worst.error, digits + 2) == 0
+    cells = [name, str(len(run_errors)), f"{median:.{digits}%}", f"{worst.error:+.{digits}%}"]
+    if len(head) > len(cells) + 1:
+        beyond = max((error.beyond for error in run_errors), key=abs)
+        cells += [f"{max(error.overcount for error in run_errors):.0%}", f"{beyond:+.{digits}%}"]
+    return [*cells, "" if exact else worst.run]
+
+
+def _name(file: RecordFile) -> str:
+    """A run with the folder that its study's runs lie in: ids are unique within it."""
+    folder = file.path.parent.parent if file.path.name == "record.json" else file.path.parent
+    return f"{folder.parent.name if folder.name == 'records' else folder.name}/{file.record.run_id}"
+
+
+THEORY = View("theory", "How far is theory off?", THEORY_EXPLANATION, _theory_sections, lists_unfinished=False)

@@ -1,0 +1,95 @@
+"""The frame of all pages of `zero-study compare`: title, explanation, tables, runs without a result, command."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any, TypeVar
+
+from study.files import shown_path
+from study.formatting import markdown, shown
+from study.records import find as records
+from study.records.find import RecordFile
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class View:
+    """One table of `zero-study compare --view`."""
+
+    name: str  # as --view takes it
+    title: str
+    explanation: str
+    sections: Callable[[list[RecordFile]], list[str]]  # the lines below the explanation
+    lists_unfinished: bool = True  # the runs without a result
+
+    def page(self, folders: Sequence[Path]) -> str:
+        """Make the page, in Markdown, of all records below the folders. Raises Refusal if there is none."""
+        files = records.find(folders)
+        unfinished = files if self.lists_unfinished else ()
+        return page(self.title, self.explanation, self.sections(files), f"--view {self.name}", folders, unfinished)
+
+
+def page(
+    title: str,
+    explanation: str,
+    lines: Iterable[str],
+    option: str,
+    folders: Sequence[Path],
+    record_files: Iterable[RecordFile] = (),
+) -> str:
+    """Make a page in Markdown from its parts.
+
+    `option`: of `zero-study compare`, which makes the page. `record_files`: those without a result are listed.
+    """
+    name = f"compare {option}".rstrip()
+    folder_names = ", ".join(path.name for path in folders if path.name not in ("", "records"))
+    head = f"# {title} ({folder_names})" if folder_names else f"# {title}"
+    made_by = f"Made by `{command(name, folders)}`."
+    return "\n".join([head, "", explanation, "", *lines, *not_ok(record_files), made_by])
+
+
+def tables(
+    items: Iterable[T],
+    order: Callable[[T], Any],
+    title: Callable[[T], str],
+    head: Sequence[str],
+    rows: Callable[[list[T]], Iterable[Sequence[Any]]],
+) -> list[str]:
+    """Make one table for each group of items with the same title, below that title; `order` sorts the items."""
+    lines = []
+    for name, members in groupby(sorted(items, key=order), key=title):
+        lines += [name, "", *markdown(head, rows(list(members))), ""]
+    return lines
+
+
+def finished(record_files: Iterable[RecordFile]) -> list[RecordFile]:
+    """Return the records of runs that ended well."""
+    return [file for file in record_files if file.record.status == "ok"]
+
+
+def not_ok(record_files: Iterable[RecordFile]) -> list[str]:
+    """List the runs that did not finish, so that no table drops them silently.
+
+    And those that different code, other processors or another number of threads trained in parts.
+    """
+    all_records = [file.record for file in record_files]
+    unfinished = [f"- {shown(r.run_id)}: {r.status}" for r in all_records if r.status != "ok"]
+    mixed_code = [f"- {shown(r.run_id)}: {shown(r.mixed_code)}" for r in all_records if r.mixed_code]
+    mixed_processors = [f"- {shown(r.run_id)}: {shown(r.mixed_processors)}" for r in all_records if r.mixed_processors]
+    lines = []
+    for heading, runs in (
+        ("Runs without a result:", unfinished),
+        ("Runs that no single code trained (--resume-with-other-code):", mixed_code),
+        ("Runs that went on with other threads or another processor:", mixed_processors),
+    ):
+        lines += ["", heading, "", *runs] if runs else []
+    return lines
+
+
+def command(name: str, folders: Sequence[Path]) -> str:
+    """Return the command that makes a page, with folders as seen from the current one."""
+    return " ".join(["zero-study", name, *map(shown_path, folders)])
