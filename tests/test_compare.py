@@ -263,7 +263,7 @@ def test_a_file_that_is_not_a_line_a_run_is_refused(folder, tmp_path, name, spoi
     pack.collect([folder], target)
     packed = target / f"{name}.gz"
     packed.write_bytes(gzip.compress(spoil(gzip.decompress(packed.read_bytes()).decode()).encode()))
-    for said in (refusal(parity.table, [target]), refusal(pack.collect, [folder], target)):
+    for said in (refusal(parity.PARITY.page, [target]), refusal(pack.collect, [folder], target)):
         assert re.search(rf"collected/{name}: {match}", said)
 
 

@@ -163,7 +163,7 @@ def test_a_strategy_saves_from_the_size_on_from_which_all_larger_are_below(peaks
 
     sizes = (("toy", 10), ("tiny", 20), ("mini", 30))
     pairs = [(held(*s, one), held(*s, ddp)) for s, one, ddp in zip(sizes, peaks_of, ddps, strict=True)]
-    assert memory_views._from(pairs[::-1], lambda each: each.peak).startswith(said)
+    assert memory_views._crossing_size(pairs[::-1], "peak").startswith(said)
 
 
 def test_the_parts_of_a_peak_are_what_rests_and_what_comes_on_top():

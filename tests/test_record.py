@@ -345,7 +345,7 @@ def test_steps_are_those_of_the_record_whatever_its_digest_says(run_dir, spoil, 
     steps = run_dir / "steps.jsonl"
     steps.write_text("\n".join(spoil(steps.read_text().splitlines())) + "\n")
     synthetic.change(run_dir / "record.json", steps_sha256=files.sha256(steps))
-    for make in (table.read, parity.table):
+    for make in (table.read, parity.PARITY.page):
         with pytest.raises(Refusal, match=match):
             make([Path("runs")])
 

@@ -51,15 +51,24 @@ HEAD = ["strategy", "sent", "theory", "paper", "error", "by gloo", "collectives"
 def _sections(record_files: list[RecordFile]) -> list[str]:
     """By model and precision, one block per number of processes; then runs of several machines."""
     runs = [file.record for file in finished(record_files)]
-    measured = [r for r in runs if r.collectives_per_step is not None]
-    compared = [(r, predicted.messages(r)) for r in measured]
-    communicating = [c for _, c in compared if c is not None and (c.measured or c.predicted)]
-    lines = [*_summary(communicating), "", COLUMNS, ""] if communicating else []
+    unmeasured = [r for r in runs if r.collectives_per_step is None]
+    compared = [(r, predicted.messages(r)) for r in runs if r.collectives_per_step is not None]
+    return [
+        *_compared([c for _, c in compared if c is not None and (c.measured or c.predicted)]),
+        *_named("No shape is known of the models of", [r for r, messages in compared if messages is None]),
+        *_named("Not measured (`--no-measure`)", unmeasured),
+        *network_sections(record_files),
+    ]
+
+
+def _compared(communicating: list[Messages]) -> list[str]:
+    """How far theory is off, and the tables of runs that sent something, or were to."""
+    if not communicating:
+        return []
+    lines = [*_summary(communicating), "", COLUMNS, ""]
     for heading, members in groupby(sorted(communicating, key=_order), key=lambda c: model_heading(c.record)):
         lines += [f"## {formatting.shown(heading)}", "", *tables(members, _order, _title, HEAD, _rows)]
-    lines += _named("No shape is known of the models of", [r for r, messages in compared if messages is None])
-    lines += _named("Not measured (`--no-measure`)", [r for r in runs if r.collectives_per_step is None])
-    return lines + network_sections(record_files)
+    return lines
 
 
 def _named(reason: str, runs: Sequence[Record]) -> list[str]:
@@ -116,8 +125,8 @@ def _rows(block: list[Messages]) -> list[list[str]]:
 def _counts(c: Messages) -> str:
     parts = []
     for kind in sorted({*c.measured, *c.predicted}):
-        count, predicted = c.measured.get(kind, (0, 0))[0], c.predicted.get(kind, (0, 0))[0]
-        other = "" if count == predicted else f" ({predicted})"
+        count, by_theory = c.measured.get(kind, (0, 0))[0], c.predicted.get(kind, (0, 0))[0]
+        other = "" if count == by_theory else f" ({by_theory})"
         parts.append(f"{count} {WORDS.get(kind, kind)}{other}")
     return ", ".join(parts)
 

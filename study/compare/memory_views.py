@@ -315,8 +315,8 @@ def _computed(r: Record) -> str:
 def _peaks_row(c: StepPeak) -> list[str]:
     r = c.record
     batch = f"{r.config['global_batch_size']} x {r.config['sequence_length']}"
-    measured, overcount, predicted = (f"{value / 1e6:,.1f}" for value in (c.measured, c.overcount, c.predicted))
-    return [r.strategy, batch, measured, predicted, f"{c.error:+.1%}", overcount, _computed(r), c.moment]
+    measured, overcount, by_theory = (f"{value / 1e6:,.1f}" for value in (c.measured, c.overcount, c.predicted))
+    return [r.strategy, batch, measured, by_theory, f"{c.error:+.1%}", overcount, _computed(r), c.moment]
 
 
 PEAKS = View("peaks", "How much does a step hold at its highest?", PEAKS_EXPLANATION, _peaks_sections)
