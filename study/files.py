@@ -47,7 +47,7 @@ def require_clone(what: str) -> None:
         raise Refusal(f"{what} are only in a clone of the project; clone it, and in there run: pip install -e .")
 
 
-class Written(BaseModel):
+class StrictModel(BaseModel):
     """What people write into a file by hand, read strictly: no unknown key, no value of another type, no NaN."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
@@ -340,7 +340,7 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def refuses_more(folder: Path, num_bytes: int = 1 << 16) -> str | None:
+def why_not_writable(folder: Path, num_bytes: int = 1 << 16) -> str | None:
     """Say why a folder takes no file of so many bytes, in the kernel's words; None: it does.
 
     Tried with a file that has no name: what the permissions say is not all that counts, least of all for root.
@@ -357,7 +357,7 @@ def refuses_more(folder: Path, num_bytes: int = 1 << 16) -> str | None:
 def can_be_written(folder: Path) -> bool:
     """Say whether a folder can be written, or made if it is not there; nothing is left there."""
     existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    return existing.is_dir() and refuses_more(existing, 1) is None
+    return existing.is_dir() and why_not_writable(existing, 1) is None
 
 
 def is_removed(*descriptors: int) -> bool:
@@ -382,13 +382,13 @@ def remove_empty(folders: Sequence[Path]) -> None:
             break
 
 
-def shown_path(path: Path) -> str:
+def relative_to_cwd(path: Path) -> str:
     """A path as seen from the current folder; of one elsewhere its name, for a page names no place of a machine."""
     absolute = path.absolute()
     return str(absolute.relative_to(Path.cwd())) if absolute.is_relative_to(Path.cwd()) else absolute.name
 
 
-def shown_text(text: str) -> str:
+def redact_paths(text: str) -> str:
     """A text without this machine's folders and name: the current one and the project's become `.`, the user's own `~`.
 
     The name is in the report of torchrun. Characters that a terminal would obey are written out.

@@ -121,7 +121,7 @@ def test_a_link_in_the_place_of_a_file_is_not_followed(tmp_path):
 
 
 def test_what_a_terminal_would_obey_is_written_out():
-    assert files.shown_text("a\x1b[2Jb\tc\nd") == "a\\x1b[2Jb\tc\nd"
+    assert files.redact_paths("a\x1b[2Jb\tc\nd") == "a\\x1b[2Jb\tc\nd"
 
 
 def test_a_folder_that_another_process_fills_or_removes_meanwhile_is_no_error(tmp_path):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from study.engines.strategy_names import in_order as in_order
-from study.files import shown_path
+from study.files import relative_to_cwd
 
 if TYPE_CHECKING:
     from study.records.find import RecordFile
@@ -89,7 +89,7 @@ def not_ok(record_files: Iterable[RecordFile]) -> list[str]:
 
 def command(name: str, folders: Sequence[Path]) -> str:
     """The command that makes a page, with folders as seen from the current one."""
-    return " ".join(["zero-study", name, *map(shown_path, folders)])
+    return " ".join(["zero-study", name, *map(relative_to_cwd, folders)])
 
 
 def shown(text: Any) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from study.files import shown_text
+from study.files import redact_paths
 from study.processes import MESSAGE_LENGTH, Raised, raised_in
 from study.records import schema
 from study.records.schema import Memory, OutcomeStatus, RecordStatus
@@ -264,5 +264,5 @@ def _signal(errors: Iterable[str], returncode: int) -> tuple[str, str | None]:
 
 def shown_command(arguments: Sequence[str]) -> list[str]:
     """The command of a launch as one would type it in the project's folder, and as records have it."""
-    words = [shown_text(word).removeprefix("./") for word in arguments]
+    words = [redact_paths(word).removeprefix("./") for word in arguments]
     return ["accelerate", "launch", *words[3:]] if arguments[2] == "accelerate.commands.launch" else words

@@ -42,7 +42,7 @@ Seeds = Annotated[tuple[Annotated[int, Field(ge=0, le=LARGEST_SEED)], ...], A_LI
 Sizes = Annotated[tuple[Annotated[int, Field(ge=1, le=MOST_PROCESSES)], ...], A_LIST]
 
 
-class Part(files.Written):
+class Part(files.StrictModel):
     """A block of runs: every combination of its lists, with the same flags."""
 
     flags: dict[str, Any] = Field(default_factory=dict)  # train.py's, by the names of RunConfig's fields
@@ -163,7 +163,7 @@ Names = Annotated[tuple[str, ...], Field(strict=False)]
 Share = Annotated[float, Field(gt=0, lt=1)]
 
 
-class Protocol(files.Written):
+class Protocol(files.StrictModel):
     """What was fixed about a study before its first run: endpoint, margin, null, positive controls, gates."""
 
     fixed_on: Annotated[str, AfterValidator(_day)]  # the day on which it was committed
@@ -184,7 +184,7 @@ class Protocol(files.Written):
 # ---------------------------------------------------------------- a study
 
 
-class Study(files.Written):
+class Study(files.StrictModel):
     """A question and the runs that answer it."""
 
     name: str  # the file's

@@ -14,7 +14,7 @@ from study.engines.doctor.examine import CONFIGS, OF_DDP, with_keys
 from study.engines.keys import known_keys
 from study.engines.strategy_names import OffloadDevice
 from study.errors import Refusal, unknown
-from study.files import check_name, load, read_yaml, shown_path
+from study.files import check_name, load, read_yaml, relative_to_cwd
 from study.strategy import shipped
 
 # Sections of an accelerate file that `accelerate config` writes, most of them empty.
@@ -49,7 +49,7 @@ class Strategy:
     def written(self) -> dict[str, Any]:
         """The file whole, with the JSON that belongs to it, as records keep it."""
         beside = self.deepspeed_json or self.ddp_json
-        return {"file": shown_path(self.path), "yaml": _shown(self.content), "json": beside}
+        return {"file": relative_to_cwd(self.path), "yaml": _shown(self.content), "json": beside}
 
     @property
     def mesh(self) -> list[int] | None:
@@ -110,7 +110,7 @@ def _shown(content: Any) -> Any:
     """What a file holds, of a path from the root the part that is no place of this machine."""
     if isinstance(content, dict):
         return {key: _shown(value) for key, value in content.items()}
-    return shown_path(Path(content)) if isinstance(content, str) and content.startswith("/") else content
+    return relative_to_cwd(Path(content)) if isinstance(content, str) and content.startswith("/") else content
 
 
 def names() -> list[str]:

@@ -22,7 +22,7 @@ import psutil
 
 from ... import processes
 from ...errors import Refusal, RunFailed
-from ...files import ROOT, refuses_more
+from ...files import ROOT, why_not_writable
 from .. import extensions, this_machine, torch_locks, upgrade
 from ..keys import allowed
 
@@ -217,7 +217,7 @@ def _host_memory() -> Check:
 def _disk(folder: Path) -> Iterator[Check]:
     """Free space and speed. A step of NVMe offload reads and writes masters and both moments, 12 bytes a parameter."""
     name = f"disk of {folder}"
-    if not folder.is_dir() or refuses_more(folder):
+    if not folder.is_dir() or why_not_writable(folder):
         yield Check(name, "bites", "is no folder that can be written", "name one with --disk")
         return
     free = shutil.disk_usage(folder).free
