@@ -112,7 +112,11 @@ def _launch(
     logs = [run.own_folder / name for name in ("stdout.log", "stderr.log")]
     with open_new(logs[0], "w") as stdout, open_new(logs[1], "w+") as stderr:
         process = subprocess.Popen(
-            processes.bound(_started(run)), stdout=stdout, stderr=stderr, env=environment, start_new_session=True
+            processes.with_parent_death_signal(_started(run)),
+            stdout=stdout,
+            stderr=stderr,
+            env=environment,
+            start_new_session=True,
         )
         try:
             time_limit = _wait(process, run, machine_0, timeout_seconds, progress)
