@@ -12,7 +12,7 @@ from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from study import files
 from study.config import LARGEST_SEED, RunConfig, build_config
-from study.errors import Refusal, describe, unknown
+from study.errors import Refusal, describe, unknown_name_message
 from study.records.laboratory import bits_per_second
 from study.run import Run
 from study.strategy import file
@@ -226,7 +226,7 @@ def find(name: str) -> Study:
     """Read a shipped study by its name, or a user's own by its path. Raises Refusal naming file and key."""
     path = Path(name) if name.endswith((".yaml", ".yml")) else STUDIES / f"{name}.yaml"
     if not path.is_file():
-        raise Refusal(unknown("study", name, names(), "name a YAML file or one of"))
+        raise Refusal(unknown_name_message("study", name, names(), "name a YAML file or one of"))
     content = files.read_yaml(path, STUDIES)
     own = {"name": path.stem, "sha256": files.sha256(path)}
     if taken := min(own.keys() & content.keys(), default=None):

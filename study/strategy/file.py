@@ -13,7 +13,7 @@ from study.engines.doctor import strict, written_files
 from study.engines.doctor.examine import CONFIGS, OF_DDP, with_keys
 from study.engines.keys import known_keys
 from study.engines.strategy_names import OffloadDevice
-from study.errors import Refusal, unknown
+from study.errors import Refusal, unknown_name_message
 from study.files import check_name, load, read_yaml, relative_to_cwd
 from study.strategy import shipped
 
@@ -126,7 +126,7 @@ def find_strategy(name: str) -> Path:
     else:  # also of a folder there, as buckets/
         path = next((path for path in sorted(CONFIGS.rglob("*.yaml")) if path.stem == name), CONFIGS / "none")
     if not path.is_file():
-        raise Refusal(unknown("strategy", name, names(), "name a file or one of"))
+        raise Refusal(unknown_name_message("strategy", name, names(), "name a file or one of"))
     return path
 
 
