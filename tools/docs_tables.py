@@ -395,7 +395,7 @@ def supported() -> str:
         for version, matrix in committed.read(package).items():
             verdicts = Counter(matrix["cells"][name]["verdict"] for name in asked)
             bad = ", ".join(f"{verdicts[verdict]} {verdict}" for verdict in FAULTS if verdicts[verdict])
-            is_new = known_bad.release(version) >= known_bad.release(lower_bound(package))
+            is_new = known_bad.base_release(version) >= known_bad.base_release(lower_bound(package))
             told.append((f"{bad or 'none'} of {len(asked)}", "yes" if is_new else "no", version))
         alike = [(said, [version for *_, version in each]) for said, each in groupby(told, key=lambda one: one[:2])]
         rows += [[f"`{package}`", between_ends(versions), *said] for said, versions in reversed(alike)]

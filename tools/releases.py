@@ -20,7 +20,7 @@ from pathlib import Path
 
 from study import files
 from study.engines.conformance import committed
-from study.engines.known_bad import release
+from study.engines.known_bad import base_release
 from study.engines.upgrade import INDEX
 
 SINCE = {"transformers": "4.44.0", "trl": "0.12.0", "accelerate": "1.2.0", "deepspeed": "0.16.0"}
@@ -44,9 +44,10 @@ def pip(*words: str) -> str:
 def chosen(package: str) -> list[str]:
     """The releases to read, the oldest first."""
     listed = re.findall(r"(?<= )\d+\.\d+\.\d+(?=,|$)", pip("index", "versions", package).split("\n")[1])
-    found = sorted((one for one in listed if release(one) >= release(SINCE[package])), key=release)
-    last = list({release(one)[:2]: one for one in found}.values())[::-1]
-    return [*last[:NEWEST], *last[NEWEST + 1 :: 2]][::-1] if package in BY_MINOR else found
+    since = base_release(SINCE[package])
+    releases = sorted((version for version in listed if base_release(version) >= since), key=base_release)
+    last_of_minors = list({base_release(version).release[:2]: version for version in releases}.values())[::-1]
+    return [*last_of_minors[:NEWEST], *last_of_minors[NEWEST + 1 :: 2]][::-1] if package in BY_MINOR else releases
 
 
 def shipped(package: str, version: str, folder: Path) -> tuple[list[str], str]:

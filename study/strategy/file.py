@@ -9,7 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
-from study.engines.doctor import strict, written_files
+from study.engines.doctor import config_files, strict
 from study.engines.doctor.examine import CONFIGS, OF_DDP, with_keys
 from study.engines.keys import known_keys
 from study.engines.strategy_names import OffloadDevice
@@ -145,7 +145,7 @@ def read_strategy(path: Path, folder: Path = Path()) -> Strategy:
     content = read_yaml(path, CONFIGS)
     written = {key: value for key, value in content.items() if key not in _SECTIONS or value not in _EMPTY}
     named = _json_named(written)
-    wrong = strict.refusals("accelerate", written, written_files.of_accelerate(str(path), written))
+    wrong = strict.refusals("accelerate", written, config_files.of_accelerate(str(path), written))
     wrong = wrong or _wrong_sections(written)
     if wrong:
         raise Refusal("; ".join([f"{path}: {wrong[0]}", *wrong[1:], *_wrong_in_json(named, folder)]))
@@ -190,7 +190,7 @@ def read_strategy(path: Path, folder: Path = Path()) -> Strategy:
 def _precision_asked(written: dict[str, Any], beside: dict[str, Any] | None) -> str | None:
     """The 16 bits that the files ask for; None: they leave them to the run."""
     if beside is not None:
-        return written_files.DeepSpeedFile(beside).precision or None
+        return config_files.DeepSpeedFile(beside).precision or None
     precision: str | None = written.get("mixed_precision")
     return None if precision == "no" else precision
 
@@ -228,7 +228,7 @@ def _read_json(yaml_path: Path, path: Path) -> dict[str, Any]:
     """Read the DeepSpeed JSON that an accelerate file names, refusing keys that DeepSpeed would ignore."""
     _check_is_seen(yaml_path, path)
     content = with_keys(path, load(path, "JSON"))
-    if wrong := strict.refusals("json", content, written_files.of_json(str(path), content)):
+    if wrong := strict.refusals("json", content, config_files.of_json(str(path), content)):
         raise Refusal(f"{path}: {'; '.join(wrong)}")
     return content
 

@@ -106,9 +106,9 @@ def _known_bad() -> Iterator[Check]:
     """What is known to be wrong in the releases that are installed."""
     installed = {name: importlib.metadata.version(name) for name in filter(_has, upgrade.index()["packages"])}
     for package, version in installed.items():
-        if said := upgrade.unknown(package, version):
+        if said := upgrade.why_unknown(package, version):
             yield Check(f"known of {package}", "unknown", said, "ask it: zero-study conformance")
-        for fault in upgrade.known():
+        for fault in upgrade.known_faults():
             if fault.package == package and fault.is_among(installed):
                 yield Check(f"known of {package}", "note", f"{version}: {fault.summary}")
 

@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from packaging.version import Version
 
 from ...errors import Refusal
 from ...files import ROOT, load, read_whole, read_yaml, reading, write_whole
 from .. import known_bad, upgrade
 from ..keys.patterns import ABSENT
-from ..strategy_names import StrategyName
-from . import written_files
+from ..strategy_names import OffloadDevice, StrategyName
+from . import config_files
 from .findings import KEEP, REMOVE, Finding, Instead, Settings, cut
 
 CONFIGS = ROOT / "accelerate_configs"  # the strategies that the project ships
@@ -65,27 +66,43 @@ def examine(path: Path, release: str | None = None) -> Examined:
 
 
 def _of_release(path: Path, content: dict[str, Any], release: str) -> list[Finding]:
-    """What a release of DeepSpeed trains wrongly of the stage, offload and precision that a file asks for."""
+    """Say what a release of DeepSpeed trains wrongly of the stage, offload and precision that a file asks for."""
     package, _, version = release.partition("==")
-    if package != "deepspeed" or not known_bad.release(version):
+    if package != "deepspeed" or not _is_version(version):
         raise Refusal(f"--for {release}: write deepspeed==VERSION; of other packages `zero-study upgrade` says more")
-    written = written_files.AccelerateFile(content)
-    stage, offload, named = written.stage, written.get("deepspeed_config.offload_optimizer_device"), written.json_named
-    classes: set[str] = {"bf16"} if written.get("mixed_precision") in ("bf16", "fp16") else set()  # none: any
-    if named is not None and Path(named).is_file():
-        content = _read_json(Path(named))
-    if "distributed_type" not in content:
-        of_json = written_files.DeepSpeedFile(content)
-        stage, offload = of_json.stage, of_json.get("zero_optimization.offload_optimizer.device")
-        if of_json.precision:
-            classes = {"bf16_fp32_sum" if of_json.get("data_types.grad_accum_dtype") == "fp32" else "bf16"}
-    device = offload if offload in ("cpu", "nvme") else "none"
+    stage, device, classes = _training_of(content)
     engine = "not DeepSpeed" if stage is None else str(StrategyName.of_zero(stage, device))
-    bad = known_bad.hitting(engine, version, classes)
-    found = Finding(file=str(path), key="stage", value=stage, effect="means something else", matters=True)
-    if unknown := upgrade.unknown(package, version):
-        return [replace(found, effect="not examined", message=unknown)]
-    return [replace(found, message=f"{release} trains wrongly {upgrade.said(one, [engine])}") for one in bad]
+    finding = Finding(file=str(path), key="stage", value=stage, effect="means something else", matters=True)
+    if reason := upgrade.why_unknown(package, version):
+        return [replace(finding, effect="not examined", message=reason)]
+    return [
+        replace(finding, message=f"{release} trains wrongly {upgrade.fault_summary(fault, [engine])}")
+        for fault in known_bad.faults_of(version, engine, classes)
+    ]
+
+
+def _is_version(text: str) -> bool:
+    return known_bad.base_release(text) > Version("0")
+
+
+def _training_of(content: dict[str, Any]) -> tuple[int | None, OffloadDevice, set[str]]:
+    """Return the ZeRO stage (None: not DeepSpeed), the device of its optimizer states, and its precision classes.
+
+    Classes are named as in the matrices of conformance; an empty set stands for any. The DeepSpeed JSON that an
+    accelerate file names takes precedence over the accelerate file.
+    """
+    file = config_files.AccelerateFile(content)
+    stage, offload = file.stage, file.get("deepspeed_config.offload_optimizer_device")
+    classes: set[str] = {"bf16"} if file.get("mixed_precision") in ("bf16", "fp16") else set()
+    if file.json_named is not None and Path(file.json_named).is_file():
+        content = _read_json(Path(file.json_named))
+    if "distributed_type" not in content:
+        json_file = config_files.DeepSpeedFile(content)
+        stage, offload = json_file.stage, json_file.get("zero_optimization.offload_optimizer.device")
+        if json_file.precision:
+            classes = {"bf16_fp32_sum" if json_file.get("data_types.grad_accum_dtype") == "fp32" else "bf16"}
+    device: OffloadDevice = "cpu" if offload == "cpu" else "nvme" if offload == "nvme" else "none"
+    return stage, device, classes
 
 
 def _is_json(path: Path) -> bool:
@@ -116,16 +133,16 @@ def _examine(path: Path, content: dict[str, Any]) -> Examined:
         found += [Finding(file=str(path), key=key, value=value, effect="honoured", message="zero-study hands it to DDP")
                   for key, value in content.items()]  # fmt: skip
     elif _is_json(path) and not OF_ACCELERATE & set(content):
-        found += written_files.of_json(str(path), content)
+        found += config_files.of_json(str(path), content)
     else:
-        found += written_files.of_accelerate(str(path), content)
-        named = written_files.AccelerateFile(content).json_named
+        found += config_files.of_accelerate(str(path), content)
+        named = config_files.AccelerateFile(content).json_named
         if named is not None and not Path(named).is_file():
             missing = _missing(path, named)
             found = [*(finding for finding in found if finding.key != missing.key), missing]
         elif named is not None:
             inner = _read_json(Path(named))
-            found += _written_twice(Path(named), inner) + written_files.of_json(named, inner)
+            found += _written_twice(Path(named), inner) + config_files.of_json(named, inner)
     return Examined(path, content, [_as_shipped(finding) for finding in _one_for_a_typo(found)])
 
 

@@ -11,8 +11,8 @@ from typing import Any
 
 from ..keys import known_keys
 from ..keys.patterns import ABSENT, fits, in_words, shown
+from .config_files import NOT_COERCED
 from .findings import Finding, Settings, cut, misspelt
-from .written_files import NOT_COERCED
 
 HPZ = "zero_optimization.zero_hpz_partition_size"  # of stage 3 only
 
