@@ -301,7 +301,9 @@ def decided(what: str) -> str:
     groups: dict[allowed.Allowed, list[str]] = {}
     for name, rule in allowed.rules(what).items():
         groups.setdefault(rule, []).append(f"`{'--' * (what == 'flags')}{name}`")
-    rows = [[("refused", "accepted")[rule.is_accepted], ", ".join(names), rule.why] for rule, names in groups.items()]
+    rows = [
+        [("refused", "accepted")[rule.is_accepted], ", ".join(names), rule.reason] for rule, names in groups.items()
+    ]
     return tabulate(["verdict", what, "proven by, or what it does and what to do"], sorted(rows, key=lambda r: r[0]))
 
 

@@ -145,7 +145,7 @@ def read_strategy(path: Path, folder: Path = Path()) -> Strategy:
     content = read_yaml(path, CONFIGS)
     written = {key: value for key, value in content.items() if key not in _SECTIONS or value not in _EMPTY}
     named = _json_named(written)
-    wrong = strict.refusals("accelerate", written, config_files.of_accelerate(str(path), written))
+    wrong = strict.validation_errors("accelerate", written, config_files.of_accelerate(str(path), written))
     wrong = wrong or _wrong_sections(written)
     if wrong:
         raise Refusal("; ".join([f"{path}: {wrong[0]}", *wrong[1:], *_wrong_in_json(named, folder)]))
@@ -228,7 +228,7 @@ def _read_json(yaml_path: Path, path: Path) -> dict[str, Any]:
     """Read the DeepSpeed JSON that an accelerate file names, refusing keys that DeepSpeed would ignore."""
     _check_is_seen(yaml_path, path)
     content = with_keys(path, load(path, "JSON"))
-    if wrong := strict.refusals("json", content, config_files.of_json(str(path), content)):
+    if wrong := strict.validation_errors("json", content, config_files.of_json(str(path), content)):
         raise Refusal(f"{path}: {'; '.join(wrong)}")
     return content
 

@@ -1,7 +1,7 @@
-"""The two kinds of files that people write: an accelerate file and a DeepSpeed JSON, and what each of their keys does.
+"""The two kinds of configuration files, accelerate's and DeepSpeed's JSON, and what each of their keys does.
 
-What of a file decides over several keys at once stands here, as properties that the table's conditions name; what is
-true of one key stands in the table.
+What is true of one key is in the table of keys. What depends on several keys of a file is here, as properties that the
+table's conditions name.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Mapping
+from functools import partial
 from typing import Any
 
 from ..keys import known_keys
@@ -22,36 +23,36 @@ class AccelerateFile(Settings):
     """An accelerate file, with what decides the way of its keys."""
 
     def __init__(self, content: Mapping[str, Any]) -> None:
-        changed = dict(content)
+        prefixed = dict(content)
         for section, prefix in PREFIXES.items():
             if isinstance(inner := content.get(section), dict):
-                changed[section] = {k if str(k).startswith(prefix) else f"{prefix}{k}": v for k, v in inner.items()}
-        super().__init__(changed)
+                prefixed[section] = {k if str(k).startswith(prefix) else f"{prefix}{k}": v for k, v in inner.items()}
+        super().__init__(prefixed)
 
     @property
     def kind(self) -> str:
-        """Its distributed_type; an unquoted NO is YAML for false, and does as 'NO' does."""
-        written = self.get("distributed_type", "")
-        return "NO" if written is False else str(written)
+        """The distributed_type. An unquoted NO, which is YAML for false, has the effect of 'NO'."""
+        value = self.get("distributed_type", "")
+        return "NO" if value is False else str(value)
 
     @property
     def machines(self) -> int:
-        written = self.get("num_machines", 1)
-        return written if isinstance(written, int) else 1
+        number = self.get("num_machines", 1)
+        return number if isinstance(number, int) else 1
 
     @property
     def json_named(self) -> str | None:
         """The DeepSpeed JSON that the file names."""
-        written = self.get("deepspeed_config.deepspeed_config_file", None)
-        return str(written) if self.kind == "DEEPSPEED" and written not in (None, "none") else None
+        path = self.get("deepspeed_config.deepspeed_config_file", None)
+        return str(path) if self.kind == "DEEPSPEED" and path not in (None, "none") else None
 
     @property
     def stage(self) -> int | None:
         """The ZeRO stage that the file itself says; None: not DeepSpeed, or the JSON says it."""
         if self.kind != "DEEPSPEED" or self.json_named is not None:
             return None
-        written = str(self.get("deepspeed_config.zero_stage", 2))
-        return int(written) if written in map(str, STAGES) else 2
+        stage = str(self.get("deepspeed_config.zero_stage", 2))
+        return int(stage) if stage in map(str, STAGES) else 2
 
     @property
     def fsdp_version(self) -> int:
@@ -60,14 +61,14 @@ class AccelerateFile(Settings):
     @property
     def has_pdsh(self) -> bool:
         """Whether DeepSpeed's own launcher starts the machines."""
-        chosen = self.get("deepspeed_config.deepspeed_multinode_launcher", None)
-        return self.kind == "DEEPSPEED" and self.machines > 1 and chosen in (None, "pdsh")
+        launcher = self.get("deepspeed_config.deepspeed_multinode_launcher", None)
+        return self.kind == "DEEPSPEED" and self.machines > 1 and launcher in (None, "pdsh")
 
     @property
     def is_uneven(self) -> bool:
         """Whether the machines cannot have the same number of processes."""
-        written = self.get("num_processes")
-        return self.machines > 1 and isinstance(written, (int, float)) and written % self.machines != 0
+        number = self.get("num_processes")
+        return self.machines > 1 and isinstance(number, (int, float)) and number % self.machines != 0
 
     @property
     def mesh_fits(self) -> bool:
@@ -80,12 +81,11 @@ class AccelerateFile(Settings):
 
     @property
     def is_contradicted(self) -> bool:
-        """Whether keys stand in the file of which accelerate wants none beside a JSON."""
+        """Whether the file has keys that accelerate refuses in a file that names a DeepSpeed JSON."""
         section = self.get("deepspeed_config", {})
-        beside = set(known_keys.installed("accelerate", "not_beside_a_json"))
-        return bool(beside & set(section if isinstance(section, dict) else ())) or (
-            self.get("mixed_precision", None) is not None
-        )
+        refused = known_keys.engine_schema("accelerate", "not_beside_a_json")
+        has_refused = isinstance(section, dict) and not section.keys().isdisjoint(refused)
+        return has_refused or self.get("mixed_precision", None) is not None
 
 
 class DeepSpeedFile(Settings):
@@ -93,9 +93,9 @@ class DeepSpeedFile(Settings):
 
     @property
     def stage(self) -> int:
-        """The ZeRO stage, also where it is written as text; "auto" is 2, silence is 0."""
-        written = self.get("zero_optimization.stage", 0)
-        return 2 if written == "auto" else next((stage for stage in STAGES if written in (stage, str(stage))), 0)
+        """The ZeRO stage, also if it is given as text; 2 for "auto", 0 if there is none."""
+        value = self.get("zero_optimization.stage", 0)
+        return 2 if value == "auto" else next((stage for stage in STAGES if value in (stage, str(stage))), 0)
 
     @property
     def precision(self) -> str:
@@ -115,95 +115,108 @@ class DeepSpeedFile(Settings):
 
 
 def of_accelerate(name: str, content: Mapping[str, Any]) -> list[Finding]:
-    """What accelerate's launcher does with each key of an accelerate file.
+    """Say what accelerate's launcher does with each key of an accelerate file. `name`: the file's, for the findings.
 
-    What is on none of its ways to the program (a flag, a variable, a plugin) is lost without a word.
+    The launcher hands a key to the program as a flag, a variable or a plugin. It silently drops all other keys.
     """
-    sections, fields = known_keys.accelerate_sections(), known_keys.installed("accelerate", "fields")
+    findings = examine(name, AccelerateFile(content), "accelerate", partial(_unknown_to_accelerate, name))
+    return [finding for finding in findings if finding.value is not None or finding.matters]
 
-    def unknown(key: str, value: Any) -> Finding | None:
-        if key in sections and not isinstance(value, dict) and value is not None:
-            return _no_section(name, key, value, "write keys under it, or remove it")
-        section, _, inner = key.partition(".")
-        if not inner:
-            if key in fields or key in known_keys.read()["named"]["converted"]:
-                return None
-            return misspelt(
-                name, key, value, fields, effect="crashes", error="unknown keys",
-                message="accelerate refuses a file with an unknown key at its top",
-            )  # fmt: skip
-        if section not in sections or inner in sections[section] or value is None:
+
+def _unknown_to_accelerate(file: str, key: str, value: Any) -> Finding | None:
+    """Return what is wrong with a key of an accelerate file that has no rule; None: nothing."""
+    sections, fields = known_keys.accelerate_sections(), known_keys.engine_schema("accelerate", "fields")
+    if key in sections and not isinstance(value, dict) and value is not None:
+        return _no_section(file, key, value, "write keys under it, or remove it")
+    section, _, inner = key.partition(".")
+    if not inner:
+        if key in fields or key in known_keys.read()["named"]["converted"]:
             return None
-        message = f"accelerate reads no such key of {section}, and says nothing"
-        return misspelt(name, key, value, sections[section], effect="ignored", message=message)
-
-    found = examine(name, AccelerateFile(content), "accelerate", unknown)
-    return [finding for finding in found if finding.value is not None or finding.matters]
+        return misspelt(
+            file, key, value, fields, effect="crashes", error="unknown keys",
+            message="accelerate refuses a file with an unknown key at its top",
+        )  # fmt: skip
+    if section not in sections or inner in sections[section] or value is None:
+        return None
+    message = f"accelerate reads no such key of {section}, and says nothing"
+    return misspelt(file, key, value, sections[section], effect="ignored", message=message)
 
 
 def of_json(name: str, content: Mapping[str, Any]) -> list[Finding]:
-    """What accelerate and DeepSpeed do with each key of a DeepSpeed JSON."""
-    named, sections = known_keys.read()["named"], known_keys.json_sections()
+    """Say what accelerate and DeepSpeed do with each key of a DeepSpeed JSON. `name`: the file's, for the findings."""
+    return examine(name, DeepSpeedFile(content), "json", partial(_unknown_in_json, name))
 
-    def unknown(key: str, value: Any) -> Finding | None:
-        if key in sections and not isinstance(value, dict) and value is not None:
-            return _no_section(name, key, value, 'write {"...": ...}, or remove it')
-        if value == "auto" and key in named["filled"]:
-            return Finding(
-                file=name, key=key, value=value, effect="honoured", engine_has=value,
-                message="the program's is filled in, by accelerate or by Trainer",
-            )  # fmt: skip
-        if value == "auto" and key not in named["filled_by_trainer"]:
-            return Finding(
-                file=name, key=key, value=value, effect="crashes", matters=True, error="not found in kwargs",
-                message="nothing fills it in, neither accelerate nor Trainer", remedy="write a value, or remove it",
-                mend=REMOVE,
-            )  # fmt: skip
-        section, _, inner = key.rpartition(".")
-        known: Collection[str] = ()
-        if not section:
-            known = {*named["top"], *sections}
-        elif section in sections:
-            known = sections[section].keys
-        stops = section in sections and sections[section].is_strict
-        if stops and inner in known and (wanted := _not_coerced(section, inner, value)):
-            return Finding(
-                file=name, key=key, value=value, effect="crashes", matters=True, error=NOT_COERCED,
-                message=f"DeepSpeed wants {wanted} there, and cannot read this as one", remedy=f"write {wanted}",
-            )  # fmt: skip
-        if not known or inner in known:
-            return None
-        return misspelt(
-            name, key, value, known, effect="crashes" if stops else "ignored",
-            message=f"DeepSpeed refuses an unknown key of {section}" if stops else "DeepSpeed reads no such key, and "
-            "says nothing", error="Extra inputs are not permitted" if stops else "",
+
+def _unknown_in_json(file: str, key: str, value: Any) -> Finding | None:
+    """Return what becomes of a key of a DeepSpeed JSON that has no rule; None: it is honoured."""
+    if key in known_keys.json_sections() and not isinstance(value, dict) and value is not None:
+        return _no_section(file, key, value, 'write {"...": ...}, or remove it')
+    if value == "auto" and (finding := _of_auto(file, key)):
+        return finding
+    return _misread_by_deepspeed(file, key, value)
+
+
+def _of_auto(file: str, key: str) -> Finding | None:
+    """Return what becomes of the value "auto"; None: Trainer fills it in, if DeepSpeed has such a key."""
+    added = known_keys.read()["named"]
+    if key in added["filled"]:
+        return Finding(
+            file=file, key=key, value="auto", effect="honoured", engine_has="auto",
+            message="the program's is filled in, by accelerate or by Trainer",
         )  # fmt: skip
+    if key not in added["filled_by_trainer"]:
+        return Finding(
+            file=file, key=key, value="auto", effect="crashes", matters=True, error="not found in kwargs",
+            message="nothing fills it in, neither accelerate nor Trainer", remedy="write a value, or remove it",
+            mend=REMOVE,
+        )  # fmt: skip
+    return None
 
-    return examine(name, DeepSpeedFile(content), "json", unknown)
+
+def _misread_by_deepspeed(file: str, key: str, value: Any) -> Finding | None:
+    """Return how DeepSpeed fails at a key, or ignores it; None: it knows the key and can read the value."""
+    sections = known_keys.json_sections()
+    above, _, name = key.rpartition(".")
+    section = sections.get(above)
+    is_strict = section is not None and section.is_strict
+    top: Collection[str] = {*known_keys.read()["named"]["top"], *sections}
+    valid_names = section.keys if section else () if above else top
+    if is_strict and name in valid_names and (expected := _not_coerced(above, name, value)):
+        return Finding(
+            file=file, key=key, value=value, effect="crashes", matters=True, error=NOT_COERCED,
+            message=f"DeepSpeed wants {expected} there, and cannot read this as one", remedy=f"write {expected}",
+        )  # fmt: skip
+    if not valid_names or name in valid_names:
+        return None
+    if is_strict:
+        message, error = f"DeepSpeed refuses an unknown key of {above}", "Extra inputs are not permitted"
+        return misspelt(file, key, value, valid_names, effect="crashes", message=message, error=error)
+    message = "DeepSpeed reads no such key, and says nothing"
+    return misspelt(file, key, value, valid_names, effect="ignored", message=message)
 
 
-NOT_COERCED = "Input should be a valid"  # what pydantic then says
-# What pydantic, which reads DeepSpeed's strict sections, takes as true or false in a string.
+NOT_COERCED = "Input should be a valid"  # pydantic's message if it cannot convert a value
+# The strings that pydantic, which reads DeepSpeed's strict sections, converts to true or false.
 _BOOLEANS = {"0", "off", "f", "false", "n", "no", "1", "on", "t", "true", "y", "yes"}
 
 
 def _not_coerced(section: str, key: str, value: Any) -> str | None:
-    """Say what DeepSpeed wants of a key, if it cannot make that of a string or of a number; None if it can.
+    """Say which type DeepSpeed expects, if it cannot convert a string or a number to it; None if it can.
 
-    A whole number may be written 1e9 or "1000000000", and not "1e9" or 5.5.
+    For instance, a whole number may be given as 1e9 or "1000000000", but not as "1e9" or 5.5.
     """
-    kind = str(known_keys.installed("deepspeed", "strict").get(section, {}).get(key, {}).get("type", ""))
+    kind = str(known_keys.engine_schema("deepspeed", "strict").get(section, {}).get(key, {}).get("type", ""))
     if kind.startswith("<count"):
         is_whole = isinstance(value, float) and value.is_integer()
-        is_written = isinstance(value, str) and re.fullmatch(r"\s*[+-]?\d+(\.0+)?\s*", value)
-        return "a whole number" if isinstance(value, (str, float)) and not (is_whole or is_written) else None
+        is_digits = isinstance(value, str) and re.fullmatch(r"\s*[+-]?\d+(\.0+)?\s*", value)
+        return "a whole number" if isinstance(value, (str, float)) and not (is_whole or is_digits) else None
     if kind == "<bool>" and isinstance(value, str):
         return None if value.strip().lower() in _BOOLEANS else "true or false"
     return None
 
 
-def _no_section(name: str, key: str, value: Any, remedy: str) -> Finding:
+def _no_section(file: str, key: str, value: Any, remedy: str) -> Finding:
     return Finding(
-        file=name, key=key, value=value, effect="crashes", matters=True, mend=REMOVE, message="is no section",
+        file=file, key=key, value=value, effect="crashes", matters=True, mend=REMOVE, message="is no section",
         remedy=remedy,
     )  # fmt: skip
