@@ -15,7 +15,7 @@ import click
 from click.core import augment_usage_errors
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from study.errors import Refusal, describe_usage, refusing, unknown
+from study.errors import Refusal, describe_usage, refusing, unknown_name_message
 from study.models import OWN_SIZES, SIZES
 
 # Knobs that say where things lie and how processes are kept: the record is the same. Of a text it has the digest.
@@ -170,7 +170,7 @@ class RunConfig(BaseModel):
     def _check_together(self) -> RunConfig:
         sizes = SIZES[self.workload]
         if self.size not in sizes:
-            raise ValueError(unknown(f"{self.workload}'s size", self.size, sizes, "--size takes"))
+            raise ValueError(unknown_name_message(f"{self.workload}'s size", self.size, sizes, "--size takes"))
         positions = sizes[self.size]["positions"]
         if self.sequence_length > positions:
             raise ValueError(
@@ -205,7 +205,9 @@ class RunConfig(BaseModel):
         if self.fixed_order not in (None, "all"):
             for name in self.fixed_order.split(","):
                 if name not in PINS:
-                    raise ValueError(unknown("fixed_order", name, PINS, "--fixed-order takes all, or a list of"))
+                    raise ValueError(
+                        unknown_name_message("fixed_order", name, PINS, "--fixed-order takes all, or a list of")
+                    )
         return self
 
     @model_validator(mode="after")
@@ -285,7 +287,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 def build_config(preset: str = "smoke", **overrides: Any) -> RunConfig:
     """Build a RunConfig from a preset and what the user changed. Raises Refusal naming the key and the remedy."""
     if preset not in list(PRESETS):  # a study's file may say a list, which no key of a dict can be
-        raise Refusal(unknown("preset", preset, PRESETS, "--preset takes"))
+        raise Refusal(unknown_name_message("preset", preset, PRESETS, "--preset takes"))
     with refusing():
         return RunConfig(**{**PRESETS[preset], **overrides})
 

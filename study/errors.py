@@ -17,7 +17,7 @@ class Refusal(ValueError):
     """A request that the study refuses: one line for the user, exit status 2, nothing started."""
 
 
-def unknown(kind: str, name: object, known: Iterable[str], takes: str) -> str:
+def unknown_name_message(kind: str, name: object, known: Iterable[str], takes: str) -> str:
     """One line for a name that is not known: the nearest one where one is near, else all that are."""
     names = list(known)
     near = difflib.get_close_matches(str(name), names, n=2)

@@ -1,6 +1,6 @@
-"""How are files found, named, read and written? Whole or not at all, and shown without the folders of this machine.
+"""Find, name, read and write files: whole or not at all, and shown without the folders of this machine.
 
-`load` and `read_yaml` read strictly what a file says: each key once, numbers as they stand there, nothing endless.
+`load` and `read_yaml` read a file strictly: each key once, and every value as it is written.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ import re
 import stat
 import tempfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -27,16 +26,13 @@ from .errors import Refusal
 
 ROOT = Path(__file__).resolve().parents[1]  # of the project, where it is installed in place
 
-LARGEST_FILE = 256 << 20  # bytes; the steps of a million
+LARGEST_FILE = 256 << 20  # bytes; a file with a million steps has that many
 DEEPEST = 40  # collections in collections; nothing that the study reads has ten
-MOST_VALUES = 1_000_000  # of a YAML file, those of aliases counted wherever they stand
 MOST_DIGITS = 19  # of a whole number: as many as 64 bits have, which DeepSpeed writes for "no limit"
 
-LONGEST_NAME = 128  # half of what a file system takes: suffixes are added to it
+LONGEST_NAME = 128  # half of what a file system allows, because suffixes are added
 _NAME = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_-])?")
-# Of files that lie in a run directory or a pack, and of devices on Windows.
-_RESERVED = {"config", "manifest", "outcome", "record", "steps", "con", "prn", "aux", "nul"}
-_RESERVED |= {f"{port}{number}" for port in ("com", "lpt") for number in range(1, 10)}
+_RESERVED = {"config", "manifest", "outcome", "record", "steps"}  # files in a run directory or a pack
 
 _HOST = re.compile(r"^(\s+host\s+: ).+", re.MULTILINE)
 
@@ -47,8 +43,8 @@ def require_clone(what: str) -> None:
         raise Refusal(f"{what} are only in a clone of the project; clone it, and in there run: pip install -e .")
 
 
-class Written(BaseModel):
-    """What people write into a file by hand, read strictly: no unknown key, no value of another type, no NaN."""
+class StrictModel(BaseModel):
+    """A model of a file that people write by hand: unknown keys, values of another type and NaN are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
@@ -91,14 +87,16 @@ def require_folder(output: Path) -> None:
 
 
 def check_name(name: str, what: str) -> str:
-    """Return a name of a run, a strategy or a study, which becomes a file's. Raises Refusal where it cannot be one."""
-    said = repr(name if len(name) <= LONGEST_NAME else name[:LONGEST_NAME] + "...")
+    """Return a name of a run, a strategy or a study. Raises Refusal if it cannot be the name of a file."""
+    quoted = repr(name if len(name) <= LONGEST_NAME else name[:LONGEST_NAME] + "...")
     if len(name) > LONGEST_NAME:
-        raise Refusal(f"{what} {said} has {len(name)} characters; take at most {LONGEST_NAME}")
+        raise Refusal(f"{what} {quoted} has {len(name)} characters; take at most {LONGEST_NAME}")
     if not _NAME.fullmatch(name):
-        raise Refusal(f"{what} {said} cannot be a file's name everywhere; take letters, digits, _, - and . in between")
+        raise Refusal(
+            f"{what} {quoted} cannot be a file's name everywhere; take letters, digits, _, - and . in between"
+        )
     if name.partition(".")[0].lower() in _RESERVED:
-        raise Refusal(f"{what} {said} is the name of another file; take another")
+        raise Refusal(f"{what} {quoted} is the name of another file; take another")
     return name
 
 
@@ -121,12 +119,12 @@ def _short(text: str) -> str:
 
 
 @contextlib.contextmanager
-def reading(where: Path | str, what: str) -> Iterator[None]:
-    """Raise Refusal where a file, or a part of one, cannot be read; `what` says what it should have been."""
+def reading(place: Path | str, what: str) -> Iterator[None]:
+    """Raise Refusal if a file, or a part of one, cannot be read; `what` says what it should have been."""
     try:
         yield
     except (OSError, ValueError, yaml.YAMLError) as error:
-        raise Refusal(f"{where}: cannot be read as {what} ({' '.join(str(error).split())})") from None
+        raise Refusal(f"{place}: cannot be read as {what} ({' '.join(str(error).split())})") from None
 
 
 def load(path: Path, what: str, section: Section = _each_once) -> Any:
@@ -170,7 +168,7 @@ def read_whole(path: Path) -> bytes:
 
 
 def decompressed(content: bytes) -> bytes:
-    """What a gzip file holds. Raises ValueError where it is none, is cut off, or holds more than any of the study's."""
+    """Decompress a gzip file. Raises ValueError if it is none, is cut off, or has more than LARGEST_FILE bytes."""
     reader = zlib.decompressobj(16 + zlib.MAX_WBITS)
     try:
         text = reader.decompress(content, LARGEST_FILE + 1)
@@ -195,18 +193,21 @@ def parse_json(text: bytes | str, section: Section = _each_once) -> Any:
         )
     except RecursionError:
         raise ValueError(f"it is nested deeper than {DEEPEST}") from None
-    level: list[Any] = [content]
-    for _ in range(DEEPEST):
-        level = [child for parent in level for child in _children(parent)]
-    if any(isinstance(each, (dict, list)) for each in level):
-        raise ValueError(f"it is nested deeper than {DEEPEST}")
+    _check_depth(content)
     if "\\ud" in text.lower():
         json.dumps(content, ensure_ascii=False).encode()  # half a character is a UnicodeEncodeError
     return content
 
 
-def _children(content: Any) -> Iterable[Any]:
-    return content.values() if isinstance(content, dict) else content if isinstance(content, list) else ()
+def _check_depth(content: Any) -> None:
+    """Raise ValueError for collections in collections, more than DEEPEST of them; also for one that contains itself."""
+    level = [content] if isinstance(content, (dict, list)) else []
+    for _ in range(DEEPEST):
+        children = (child for parent in level for child in (parent.values() if isinstance(parent, dict) else parent))
+        level = list({id(child): child for child in children if isinstance(child, (dict, list))}.values())
+        if not level:
+            return
+    raise ValueError(f"it is nested deeper than {DEEPEST}")
 
 
 def _whole(text: str) -> int:
@@ -228,102 +229,85 @@ _WHOLE = re.compile(r"[-+]?(?:0|[1-9][0-9]*)")
 _FRACTION = re.compile(r"[-+]?(?:[0-9]+\.[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?")
 
 
-@dataclass
-class _Open:
-    """A collection of a YAML file that has begun."""
-
-    anchor: str | None
-    keys: set[str] | None = None  # of a mapping, those so far; None: a list
-    wants_key: bool = False
-    num_values: int = 1  # within it, itself counted, aliases wherever they stand
-    height: int = 1
-
-
 def parse_yaml(text: str) -> Any:
-    """Read YAML: as `parse_json`, and nothing that YAML 1.1 reads otherwise than it stands there (010, 1:30, a date).
+    """Read YAML: as `parse_json`, and nothing that YAML 1.1 reads otherwise than it is written (010, 1:30, a date).
 
     Raises ValueError, and YAMLError.
     """
     if strange := _STRANGE.search(text):
-        where = f"line {text.count(chr(10), 0, strange.start()) + 1}"
-        raise ValueError(f"{where}: {strange[0]!a} is read differently by YAML's libraries; write spaces and lines")
+        line = text.count("\n", 0, strange.start()) + 1
+        raise ValueError(f"line {line}: {strange[0]!a} is read differently by YAML's libraries; write spaces and lines")
     loader = _LOADER(text)
     try:
-        _check_yaml(loader)
+        root = loader.get_single_node()
+        if root is None:
+            return None
+        _check_nodes(loader, root)
+        content = loader.construct_document(root)
+    except RecursionError:
+        raise ValueError(f"it is nested deeper than {DEEPEST}") from None
     finally:
         loader.dispose()
-    return yaml.load(text, Loader=_LOADER)
+    _check_depth(content)
+    return content
 
 
-def _check_yaml(loader: Any) -> None:
-    """Look at everything that a file says, before it is built."""
-    anchors: dict[str, tuple[int, int] | None] = {}  # number of values and height; None: it has not ended
-    stack = [_Open(None)]
-    while loader.check_event():
-        event = loader.get_event()
-        where = f"line {event.start_mark.line + 1}: "
-        if getattr(event, "tag", None) is not None:
-            raise ValueError(f"{where}{_short(event.tag)} is a tag; leave it out")
-        if isinstance(event, (yaml.MappingStartEvent, yaml.SequenceStartEvent)):
-            if stack[-1].wants_key:
-                raise ValueError(f"{where}a key is a list or has keys itself; write a word")
-            is_mapping = isinstance(event, yaml.MappingStartEvent)
-            stack.append(_Open(event.anchor, set() if is_mapping else None, is_mapping))
-            if event.anchor:
-                anchors[event.anchor] = None
-            if len(stack) > DEEPEST + 1:
-                raise ValueError(f"{where}it is nested deeper than {DEEPEST}")
+def _check_nodes(loader: Any, root: yaml.Node) -> None:
+    """Refuse tags, repeated keys, and scalars that YAML reads otherwise than they are written."""
+    pending, checked = [root], set[int]()  # what an alias repeats is checked once
+    while pending:
+        node = pending.pop()
+        if id(node) in checked:
             continue
-        if isinstance(event, (yaml.MappingEndEvent, yaml.SequenceEndEvent)):
-            ended = stack.pop()
-            size = ended.num_values, ended.height + 1
-            if ended.anchor:
-                anchors[ended.anchor] = size
-        elif isinstance(event, yaml.ScalarEvent):
-            _check_scalar(loader, event, stack[-1], where)
-            size = 1, 1
-            if event.anchor:
-                anchors[event.anchor] = size
-        elif isinstance(event, yaml.AliasEvent):
-            known = anchors.get(event.anchor, (1, 1))  # one that is not there is an error of the parser's own
-            if known is None or stack[-1].wants_key:
-                raise ValueError(f"{where}*{_short(event.anchor)[1:-1]} stands for itself, or is a key; write it out")
-            size = known
-        else:  # of the document
-            continue
-        _add(stack, size, where)
+        checked.add(id(node))
+        _check_tag(loader, node)
+        if isinstance(node, yaml.MappingNode):
+            _check_keys(loader, node)
+            pending += [value for _, value in reversed(node.value)]
+        elif isinstance(node, yaml.SequenceNode):
+            pending += reversed(node.value)
+        else:
+            _check_scalar(node)
 
 
-def _check_scalar(loader: Any, event: Any, around: _Open, where: str) -> None:
-    """Refuse what is read otherwise than it is written, and a key that is there already."""
-    said = _short(event.value)
-    kind = loader.resolve(yaml.ScalarNode, event.value, event.implicit).rpartition(":")[2]
-    if around.wants_key and around.keys is not None:
-        if kind not in ("str", "merge"):
-            raise ValueError(f"{where}{said} is no word, so no key; write it in quotes")
-        if event.value in around.keys:
-            raise ValueError(f"{where}{said} is there twice")
-        around.keys.add(event.value)
-    elif kind in ("int", "float"):
-        if not (_WHOLE if kind == "int" else _FRACTION).fullmatch(event.value):
-            raise ValueError(f"{where}{said} is a number that YAML reads otherwise; write its digits, or quotes")
-        _whole(event.value) if kind == "int" else _finite(event.value)
+def _line_of(node: yaml.Node) -> str:
+    return f"line {node.start_mark.line + 1}: "
+
+
+def _kind(node: yaml.Node) -> str:
+    """Return the last word of a node's tag: str, int, float, bool, null, timestamp, merge ..."""
+    return str(node.tag.rpartition(":")[2])
+
+
+def _check_tag(loader: Any, node: yaml.Node) -> None:
+    implicit = (not node.style, bool(node.style)) if isinstance(node, yaml.ScalarNode) else True
+    if node.tag != loader.resolve(type(node), node.value, implicit):
+        raise ValueError(f"{_line_of(node)}{_short(node.tag)} is a tag; leave it out")
+
+
+def _check_keys(loader: Any, mapping: yaml.MappingNode) -> None:
+    keys = set()
+    for key, _ in mapping.value:
+        if not isinstance(key, yaml.ScalarNode):
+            raise ValueError(f"{_line_of(key)}a key is a list or has keys itself; write a word")
+        _check_tag(loader, key)
+        if _kind(key) not in ("str", "merge"):
+            raise ValueError(f"{_line_of(key)}{_short(key.value)} is no word, so no key; write it in quotes")
+        if key.value in keys:
+            raise ValueError(f"{_line_of(key)}{_short(key.value)} is there twice")
+        keys.add(key.value)
+
+
+def _check_scalar(node: yaml.Node) -> None:
+    kind, quoted = _kind(node), _short(node.value)
+    if kind in ("int", "float"):
+        if not (_WHOLE if kind == "int" else _FRACTION).fullmatch(node.value):
+            raise ValueError(
+                f"{_line_of(node)}{quoted} is a number that YAML reads otherwise; write its digits, or quotes"
+            )
+        _whole(node.value) if kind == "int" else _finite(node.value)
     elif kind == "timestamp":
-        raise ValueError(f"{where}{said} is a date in YAML; write it in quotes")
-
-
-def _add(stack: list[_Open], size: tuple[int, int], where: str) -> None:
-    """Count a value that has ended into what it stands in."""
-    num_values, height = size
-    around = stack[-1]
-    around.num_values += num_values
-    around.height = max(around.height, height)
-    if around.keys is not None:
-        around.wants_key = not around.wants_key
-    if around.num_values > MOST_VALUES:
-        raise ValueError(f"{where}its aliases make more than {MOST_VALUES:,} values of it")
-    if len(stack) + height > DEEPEST + 2:
-        raise ValueError(f"{where}it is nested deeper than {DEEPEST}")
+        raise ValueError(f"{_line_of(node)}{quoted} is a date in YAML; write it in quotes")
 
 
 def sync_folder(folder: Path) -> None:
@@ -340,10 +324,10 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def refuses_more(folder: Path, num_bytes: int = 1 << 16) -> str | None:
-    """Say why a folder takes no file of so many bytes, in the kernel's words; None: it does.
+def why_not_writable(folder: Path, num_bytes: int = 1 << 16) -> str | None:
+    """Say in the kernel's words why a folder takes no file of so many bytes; None: it does.
 
-    Tried with a file that has no name: what the permissions say is not all that counts, least of all for root.
+    A file without a name is written, because permissions do not tell enough, least of all for root.
     """
     try:
         with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
@@ -355,9 +339,9 @@ def refuses_more(folder: Path, num_bytes: int = 1 << 16) -> str | None:
 
 
 def can_be_written(folder: Path) -> bool:
-    """Say whether a folder can be written, or made if it is not there; nothing is left there."""
+    """Say whether a folder can be written, or can be created; nothing is left there."""
     existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    return existing.is_dir() and refuses_more(existing, 1) is None
+    return existing.is_dir() and why_not_writable(existing, 1) is None
 
 
 def is_removed(*descriptors: int) -> bool:
@@ -382,16 +366,17 @@ def remove_empty(folders: Sequence[Path]) -> None:
             break
 
 
-def shown_path(path: Path) -> str:
-    """A path as seen from the current folder; of one elsewhere its name, for a page names no place of a machine."""
+def relative_to_cwd(path: Path) -> str:
+    """Return a path relative to the current folder; only the name of a path elsewhere, so that pages show no more."""
     absolute = path.absolute()
     return str(absolute.relative_to(Path.cwd())) if absolute.is_relative_to(Path.cwd()) else absolute.name
 
 
-def shown_text(text: str) -> str:
-    """A text without this machine's folders and name: the current one and the project's become `.`, the user's own `~`.
+def redact_paths(text: str) -> str:
+    """Return a text without this machine's folders and name.
 
-    The name is in the report of torchrun. Characters that a terminal would obey are written out.
+    The current folder and the project's become `.`, the user's home becomes `~`. The machine's name is in torchrun's
+    report. Control characters, which a terminal would obey, are written out.
     """
     text = "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in text)
     text = _HOST.sub(r"\1(this machine)", text)

@@ -35,7 +35,7 @@ _BOUND = (
 )
 
 
-def bound(command: Sequence[str]) -> list[str]:
+def with_parent_death_signal(command: Sequence[str]) -> list[str]:
     """The command that starts a program bound to this process; its first word is the program's path."""
     return [sys.executable, "-I", "-S", "-c", _BOUND, str(os.getpid()), *command]
 
@@ -65,7 +65,7 @@ class Rank:
         return self.returncode == 0 and self.answer is not None
 
 
-def answer(content: Any) -> None:
+def send_result(content: Any) -> None:
     """Leave, in a rank, what it has to say to the process that started it."""
     files.write_json(Path(os.environ[ANSWER]), content)
 
@@ -94,7 +94,7 @@ def run(
                 own = {**world, "RANK": str(rank), "LOCAL_RANK": str(rank)} if world else {}
                 started.append(
                     subprocess.Popen(
-                        bound([sys.executable, *program]),
+                        with_parent_death_signal([sys.executable, *program]),
                         stdout=subprocess.DEVNULL,
                         stderr=log,
                         env={**environment, **own, ANSWER: str(answers[rank])},
@@ -115,7 +115,7 @@ def run(
         ]
 
 
-def ask(program: Sequence[str], what: str, *, remedy: str = "", **how: Any) -> list[Any]:
+def run_ranks(program: Sequence[str], what: str, *, remedy: str = "", **how: Any) -> list[Any]:
     """The answers of a program's ranks, which `run` starts as `how` says. `what` begins the line of an error.
 
     `remedy` ends the line that says that they are not done in time. Raises Refusal where a rank refused, and

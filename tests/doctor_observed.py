@@ -22,7 +22,7 @@ from typing import Any
 import yaml
 
 from study.engines.doctor import examine
-from study.engines.doctor.findings import UNSAID, Finding
+from study.engines.doctor.findings import NOT_STATED, Finding
 
 ROOT = Path(__file__).resolve().parents[1]
 FILES = ROOT / "tests" / "real_files"
@@ -114,7 +114,7 @@ class Started:
             return {"error": last_error(error, str(self.folder.parents[1]))}
         found = json.loads(line.removeprefix("FOUND "))
         read = {key: read_back(found, key, not self.counts_processes) for key in self.keys}
-        return {"values": {key: value for key, value in read.items() if value is not UNSAID}}
+        return {"values": {key: value for key, value in read.items() if value is not NOT_STATED}}
 
 
 def prepare(case: Case, scratch: str, alone: bool = False) -> Started:
@@ -214,17 +214,17 @@ _SECTIONS = {  # of a DeepSpeed JSON in what the engine has
 
 
 def read_back(found: dict[str, Any], key: str, processes_given: bool) -> Any:
-    """What the program found in the place of a key; UNSAID where there is no such place."""
+    """What the program found in the place of a key; NOT_STATED where there is no such place."""
     if key == "mixed_precision":
         if "engine" not in found:
-            return found.get("mixed_precision", UNSAID)
+            return found.get("mixed_precision", NOT_STATED)
         enabled = (name for name, at in (("bf16", "bfloat16_config"), ("fp16", "float16_config"))
                    if found["engine"][at]["enabled"])  # fmt: skip
         return next(enabled, "no")
     if key == "num_processes":
-        return UNSAID if processes_given else found.get("num_processes", UNSAID)
+        return NOT_STATED if processes_given else found.get("num_processes", NOT_STATED)
     if key == "distributed_type":
-        kind = found.get("distributed_type", UNSAID)
+        kind = found.get("distributed_type", NOT_STATED)
         return "MULTI_GPU" if kind == "MULTI_CPU" else kind  # which accelerate makes of it on a CPU
     if key in ("bfloat16", "zero_optimization.cpu_offload"):
         place = {"bfloat16": "engine.bfloat16_config.enabled"}.get(key, "engine.zero_config.offload_optimizer.device")
@@ -237,14 +237,14 @@ def read_back(found: dict[str, Any], key: str, processes_given: bool) -> Any:
         if key.startswith(f"{section}."):
             inner = key.removeprefix(f"{section}.")
             value = _at(found, f"engine.{place}.{inner}")
-            return _at(found, f"engine.{place}.{inner.removeprefix('stage3_')}") if value is UNSAID else value
+            return _at(found, f"engine.{place}.{inner.removeprefix('stage3_')}") if value is NOT_STATED else value
     return _at(found, f"engine.{key}")
 
 
 def _at(found: Any, place: str) -> Any:
     for part in place.split("."):
         if not isinstance(found, dict) or part not in found:
-            return UNSAID
+            return NOT_STATED
         found = found[part]
     return found
 
@@ -265,11 +265,11 @@ def judge(findings: list[Finding], observed: dict[str, Any]) -> list[tuple[Findi
 def _judge_started(finding: Finding, values: dict[str, Any]) -> str:
     if finding.effect == "crashes":
         return "wrong"
-    seen = values.get(finding.key, UNSAID)
-    if finding.engine_has is not UNSAID and finding.effect != "not examined":
-        return "not seen" if seen is UNSAID else "right" if same(finding.engine_has, seen) else "wrong"
+    seen = values.get(finding.key, NOT_STATED)
+    if finding.engine_has is not NOT_STATED and finding.effect != "not examined":
+        return "not seen" if seen is NOT_STATED else "right" if same(finding.engine_has, seen) else "wrong"
     if finding.effect == "ignored" and finding.matters:  # an unknown key has no place in the engine
-        return "right" if seen is UNSAID else "not seen"
+        return "right" if seen is NOT_STATED else "not seen"
     return "not seen"
 
 

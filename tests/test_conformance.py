@@ -349,7 +349,7 @@ def test_what_is_known_to_be_wrong_is_what_was_found(version):
     known = {
         (engine, precision)
         for fault in known_bad.read()
-        if known_bad.covers(fault, version) and fault.twist is None
+        if known_bad.affects(fault, version) and fault.twist is None
         for engine in fault.engines
         for precision in fault.precisions
     }
@@ -367,7 +367,7 @@ def test_what_is_known_to_be_wrong_is_what_was_found(version):
 def test_what_a_twist_shows_is_known(twist):
     """A fault of that twist, or one of every model."""
     for version, matrix in MATRICES.items():
-        faults = [fault for fault in known_bad.read() if known_bad.covers(fault, version)]
+        faults = [fault for fault in known_bad.read() if known_bad.affects(fault, version)]
         hit = [fault for fault in faults if fault.twist == twist or fault.models is None]
         known = {of for fault in hit for of in itertools.product(fault.engines, fault.precisions)}
         of_accelerate = {("accelerate_fsdp2", kind) for kind in ("fp32", "bf16") if twist == "used_twice+reentrant"}
@@ -384,7 +384,7 @@ def test_a_fault_is_of_every_release_between_its_ends(fault):
             shown = matrix["cells"].get(known_bad.cell(fault, engine, precision), {}).get("verdict")
             if version in (first, fault.last) and precision == fault.precisions[0]:
                 assert shown == "wrong"
-            if known_bad.covers(fault, version):
+            if known_bad.affects(fault, version):
                 assert shown != "same", (version, engine, precision)
 
 

@@ -72,15 +72,15 @@ def test_the_table_is_that_of_the_installed_engines():
 def test_every_name_in_the_table_is_one_of_the_engines():
     """Of keys that rules, the strict reader, the proof and the facts speak of; REMOVED ones are DeepSpeed's own."""
     known = {
-        "accelerate": {*known_keys.installed("accelerate", "fields"), *known_keys.read()["named"]["converted"]}
+        "accelerate": {*known_keys.engine_schema("accelerate", "fields"), *known_keys.read()["named"]["converted"]}
         | {f"{section}.{key}" for section, keys in known_keys.accelerate_sections().items() for key in keys},
         "json": {*known_keys.read()["named"]["top"], *known_keys.json_sections()}
         | {f"{section}.{key}" for section, known in known_keys.json_sections().items() for key in known.keys},
     }
     inside = ("optimizer.params.", "scheduler.params.")  # which DeepSpeed hands on as they are
     for place, names in known.items():
-        examined = {rule.key for rule in findings.rules(place) if rule.said.get("error") != "has been removed"}
-        spoken_of = {*known_keys.taken(place), *known_keys.read()["facts"][place]}
+        examined = {rule.key for rule in findings.rules(place) if rule.entry.get("error") != "has been removed"}
+        spoken_of = {*known_keys.accepted_values(place), *known_keys.read()["facts"][place]}
         spoken_of |= {*known_keys.read()["study"][place]["needed"]}
         examined -= {key for key in examined if key.startswith(inside)}
         nothing = {key for key in examined | spoken_of if not any(fnmatchcase(name, key) for name in names)}

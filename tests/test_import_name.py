@@ -155,4 +155,4 @@ def test_the_check_of_this_machine(project, monkeypatch):
     """Its two ranks start in the current folder."""
     launching.use()
     monkeypatch.chdir(project)
-    assert checkup._talk("gloo") is None
+    assert checkup._why_no_sum("gloo") is None

@@ -87,7 +87,7 @@ def test_a_run_dies_with_whoever_started_it(tmp_path):
     program = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[2], *sys.argv[1:]])"
     starter = (
         "import subprocess, sys; sys.path.insert(0, sys.argv[3]); from study import processes; "
-        "subprocess.run(processes.bound([sys.executable, *sys.argv[1:]]), start_new_session=True)"
+        "subprocess.run(processes.with_parent_death_signal([sys.executable, *sys.argv[1:]]), start_new_session=True)"
     )
     root = str(Path(processes.__file__).parents[1])
     words = [sys.executable, "-c", starter, "-c", program, root, child, str(tmp_path)]
@@ -101,7 +101,7 @@ def test_a_run_dies_with_whoever_started_it(tmp_path):
 def test_a_program_is_not_begun_where_its_parent_has_ended(tmp_path):
     marker = tmp_path / "begun"
     not_its_parent = os.getppid()
-    words = processes.bound([sys.executable, "-c", f"open({str(marker)!r}, 'w')"])
+    words = processes.with_parent_death_signal([sys.executable, "-c", f"open({str(marker)!r}, 'w')"])
     words[words.index(str(os.getpid()))] = str(not_its_parent)
     subprocess.run(words, check=False)
     assert not marker.exists()
@@ -148,17 +148,19 @@ def _importable(monkeypatch):
 
 
 def test_ranks_know_one_another_and_answer():
-    code = TELL + "processes.answer([os.environ[n] for n in ('RANK', 'LOCAL_RANK', 'WORLD_SIZE', 'MASTER_PORT')])"
-    first, second = processes.ask(["-c", code], "two ranks", num_ranks=2, timeout_seconds=60)
+    code = TELL + "processes.send_result([os.environ[n] for n in ('RANK', 'LOCAL_RANK', 'WORLD_SIZE', 'MASTER_PORT')])"
+    first, second = processes.run_ranks(["-c", code], "two ranks", num_ranks=2, timeout_seconds=60)
     assert (first[:3], second[:3]) == (["0", "0", "2"], ["1", "1", "2"])
     assert first[3] == second[3]
 
 
 def test_one_process_is_alone_unless_it_is_asked_to_be_a_world(tmp_path):
-    code = TELL + "processes.answer([os.environ.get('WORLD_SIZE'), os.environ.get('RANK'), os.getcwd()])"
-    assert processes.ask(["-c", code], "one", timeout_seconds=60, folder=tmp_path) == [[None, None, str(tmp_path)]]
+    code = TELL + "processes.send_result([os.environ.get('WORLD_SIZE'), os.environ.get('RANK'), os.getcwd()])"
+    assert processes.run_ranks(["-c", code], "one", timeout_seconds=60, folder=tmp_path) == [
+        [None, None, str(tmp_path)]
+    ]
     world = {**os.environ, "WORLD_SIZE": "1"}
-    assert processes.ask(["-c", code], "one", timeout_seconds=60, environment=world)[0][:2] == ["1", "0"]
+    assert processes.run_ranks(["-c", code], "one", timeout_seconds=60, environment=world)[0][:2] == ["1", "0"]
 
 
 @pytest.mark.parametrize(
@@ -172,7 +174,7 @@ def test_one_process_is_alone_unless_it_is_asked_to_be_a_world(tmp_path):
 )
 def test_without_an_answer_there_is_one_line_why(code, error, message):
     with pytest.raises(error) as why:
-        processes.ask(["-c", TELL + code], "it", timeout_seconds=60)
+        processes.run_ranks(["-c", TELL + code], "it", timeout_seconds=60)
     assert str(why.value).startswith(message)
     assert "\n" not in str(why.value)
 
@@ -182,7 +184,7 @@ def test_after_its_time_all_that_was_started_is_killed(tmp_path):
         f"import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(600)', '{tmp_path}'])"
     )
     with pytest.raises(RunFailed, match=r"^it: not done after 2 s$"):
-        processes.ask(["-c", child], "it", timeout_seconds=2)
+        processes.run_ranks(["-c", child], "it", timeout_seconds=2)
     wait_until(lambda: running(tmp_path) == [])
 
 

@@ -248,8 +248,8 @@ def test_texts_hold_no_folder_of_this_machine(tmp_path, monkeypatch):
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     text = f'File "{project}/study/train.py" {home}/data {tmp_path}/here/runs {home} {home}less {tmp_path}/hereafter'
-    assert files.shown_text(text) == f'File "./study/train.py" ~/data ./runs ~ {home}less {tmp_path}/hereafter'
-    assert files.shown_text("  host      : box.example.org") == "  host      : (this machine)"
+    assert files.redact_paths(text) == f'File "./study/train.py" ~/data ./runs ~ {home}less {tmp_path}/hereafter'
+    assert files.redact_paths("  host      : box.example.org") == "  host      : (this machine)"
     words = [f"{project}/.venv/bin/python", "-m", "accelerate.commands.launch", f"{project}/study/train.py"]
     assert outcome.shown_command([*words, f"{home}/x"]) == ["accelerate", "launch", "study/train.py", "~/x"]
 

@@ -163,7 +163,7 @@ def test_what_stands_behind_an_error_of_a_collective(run, error, kind):
 def test_a_full_disk_is_named_by_its_folder(run, monkeypatch):
     error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     assert faults.named(error, run, is_removed=False) is error  # one that is full elsewhere
-    monkeypatch.setattr(files, "refuses_more", lambda *_: "No space left on device")
+    monkeypatch.setattr(files, "why_not_writable", lambda *_: "No space left on device")
     found = faults.named(RuntimeError(FULL), run, is_removed=False)
     assert (type(found), str(found)) == (OutputFailed, f"{run.folder}: {FULL}")
     with pytest.raises(OutputFailed, match=r"No space left on device.*file write failed"), faults.writing(run.folder):
@@ -184,7 +184,7 @@ def test_a_removed_folder_is_what_stands_behind_whatever_followed(run):
 
 
 def test_a_swap_folder_is_named_whether_full_or_removed(run, monkeypatch):
-    monkeypatch.setattr(files, "refuses_more", lambda *_: "No space left on device")
+    monkeypatch.setattr(files, "why_not_writable", lambda *_: "No space left on device")
     run = Run(run.config, read_by_name("zero3_nvme_offload"), 2, run.folder)
     error = RuntimeError(f"{run.swap_folder}/zero_stage_3: cannot be read")
     assert str(faults.named(error, run, is_removed=False)) == f"{run.swap_folder} was removed while the run wrote there"

@@ -522,7 +522,7 @@ def test_a_launcher_that_writes_the_environment_is_refused(tmp_path):
 def test_every_key_that_a_file_may_set_is_read_from_the_engine():
     """Any other key is refused as unknown when the file is read."""
     unread = {key for key, paths in known_keys.read()["read"].items() if not paths}
-    assert set(known_keys.taken("json")) == set(engine_settings.readers()) | unread
+    assert set(known_keys.accepted_values("json")) == set(engine_settings.readers()) | unread
 
 
 ZERO2 = {"stage": 2, "reduce_bucket_size": "auto"}
@@ -541,7 +541,7 @@ ZERO2 = {"stage": 2, "reduce_bucket_size": "auto"}
 def test_an_engine_with_another_setting_is_refused(content, key, wanted, actual, tmp_path, monkeypatch):
     path = beside(tmp_path, monkeypatch, "zero2_tuned", json.dumps({"zero_optimization": ZERO2, **content}))
     run = Run(build_config(), read_strategy(path), 2, tmp_path)
-    everything = dict.fromkeys(engine_settings.readers()) | dict(engine_settings.asked(run.strategy.deepspeed_json))
+    everything = dict.fromkeys(engine_settings.readers()) | dict(engine_settings.requested(run.strategy.deepspeed_json))
     found = FOUND.model_copy(update={"zero_stage": 2, "partitioned_parameters": None, "settings": everything})
     proof.verify(found, run)
     said = refusal(proof.verify, found.model_copy(update={"settings": {**everything, key: actual}}), run)

@@ -54,7 +54,7 @@ def test_faults_of_torch_are_those_of_the_matrices():
     for version, matrix in committed.read("torch").items():
         of_fsdp2 = (cell["verdict"] for name, cell in matrix["cells"].items() if name.startswith("fsdp2"))
         wrong |= {version} if "wrong" in of_fsdp2 else set()
-    (fault,) = (fault for fault in upgrade.known() if fault.id == "fsdp2-gloo-sum")
+    (fault,) = (fault for fault in upgrade.known_faults() if fault.id == "fsdp2-gloo-sum")
     assert wrong == {version for version in committed.released("torch") if fault.is_in(version)}
 
 
@@ -153,7 +153,7 @@ def test_what_is_no_final_release_is_unknown(version):
 
 @pytest.mark.parametrize("version", ["2.12.0+cpu", "2.12.0+cu130", "2.12.0+rocm7.1"])
 def test_a_build_of_a_release_is_the_release(version):
-    assert upgrade.unknown("torch", version) is None
+    assert upgrade.why_unknown("torch", version) is None
     assert alarms("torch", "2.12.0", version) == []
 
 

@@ -81,7 +81,9 @@ def train(run: Run, _folder: Any) -> None:
         "reduce_bucket_size": getattr(zero, "reduce_bucket_size", None),
     }
     rates = hf_trainer.speed(ends, config.timing_warmup_steps, config.global_batch_size)
-    processes.answer({**rates, "losses": (mean_losses / run.world_size).tolist(), "proof": proof} if rank == 0 else {})
+    processes.send_result(
+        {**rates, "losses": (mean_losses / run.world_size).tolist(), "proof": proof} if rank == 0 else {}
+    )
     dist.barrier()
 
 

@@ -311,7 +311,9 @@ def decided(kind: str) -> str:
     groups: dict[allowed.Allowed, list[str]] = {}
     for name, rule in allowed.rules(kind).items():
         groups.setdefault(rule, []).append(f"`{'--' * (kind == 'flags')}{name}`")
-    rows = [[("refused", "accepted")[rule.is_accepted], ", ".join(names), rule.why] for rule, names in groups.items()]
+    rows = [
+        [("refused", "accepted")[rule.is_accepted], ", ".join(names), rule.reason] for rule, names in groups.items()
+    ]
     return tabulate(["verdict", kind, "proven by, or what it does and what to do"], sorted(rows, key=lambda r: r[0]))
 
 
@@ -407,7 +409,7 @@ def supported() -> str:
         for version, matrix in committed.read(package).items():
             verdicts = Counter(matrix["cells"][name]["verdict"] for name in cell_names)
             bad = ", ".join(f"{verdicts[verdict]} {verdict}" for verdict in FAULTS if verdicts[verdict])
-            is_new = known_bad.release(version) >= known_bad.release(lower_bound(package))
+            is_new = known_bad.base_release(version) >= known_bad.base_release(lower_bound(package))
             findings.append((f"{bad or 'none'} of {len(cell_names)}", "yes" if is_new else "no", version))
         alike = [(said, [version for *_, version in each]) for said, each in groupby(findings, key=lambda one: one[:2])]
         rows += [[f"`{package}`", between_ends(versions), *said] for said, versions in reversed(alike)]

@@ -147,7 +147,7 @@ def train(run: Run, folder: Path) -> None:
     if settings.process_index == 0:
         rates = speed(ends, config.timing_warmup_steps, config.global_batch_size)
         result = {**rates, "losses": mean_losses.tolist(), "proof": facts.model_dump(mode="json")}
-    processes.answer(result)
+    processes.send_result(result)
     if dist.is_initialized():
         dist.barrier()
 

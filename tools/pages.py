@@ -106,7 +106,7 @@ def releases() -> Iterator[tuple[str, str]]:
     """A page for each examined release, by its name: what it changes beside the one before, and what is wrong of it."""
     for package, entry in upgrade.index()["packages"].items():
         for before, version in pairwise([None, *entry["releases"]]):
-            faults = [fault for fault in upgrade.known() if fault.package == package and fault.is_in(version)]
+            faults = [fault for fault in upgrade.known_faults() if fault.package == package and fault.is_in(version)]
             wrong = [" ".join([f"- {fault.summary}", *(f"<{url}>" for url in fault.threads)]) for fault in faults]
             old, new = Lock({package: before} if before else {}), Lock({package: version})
             changes = upgrade.compare(old.pins, new.pins)

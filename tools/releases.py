@@ -20,7 +20,7 @@ from pathlib import Path
 
 from study import files
 from study.engines.conformance import committed
-from study.engines.known_bad import release
+from study.engines.known_bad import base_release
 from study.engines.upgrade import INDEX
 
 SINCE = {"transformers": "4.44.0", "trl": "0.12.0", "accelerate": "1.2.0", "deepspeed": "0.16.0"}
@@ -44,9 +44,10 @@ def pip(*words: str) -> str:
 def chosen(package: str) -> list[str]:
     """The releases to read, the oldest first."""
     listed = re.findall(r"(?<= )\d+\.\d+\.\d+(?=,|$)", pip("index", "versions", package).split("\n")[1])
-    recent = sorted((version for version in listed if release(version) >= release(SINCE[package])), key=release)
-    last = list({release(version)[:2]: version for version in recent}.values())[::-1]
-    return [*last[:NEWEST], *last[NEWEST + 1 :: 2]][::-1] if package in BY_MINOR else recent
+    since = base_release(SINCE[package])
+    releases = sorted((version for version in listed if base_release(version) >= since), key=base_release)
+    last_of_minors = list({base_release(version).release[:2]: version for version in releases}.values())[::-1]
+    return [*last_of_minors[:NEWEST], *last_of_minors[NEWEST + 1 :: 2]][::-1] if package in BY_MINOR else releases
 
 
 def shipped(package: str, version: str, folder: Path) -> tuple[list[str], str]:
@@ -64,11 +65,8 @@ def shipped(package: str, version: str, folder: Path) -> tuple[list[str], str]:
 def value(node: ast.expr | None, names: dict[str, str]) -> str:
     """A default as source text; a name that the file assigns is what it stands for."""
     if isinstance(node, ast.Call) and ast.unparse(node.func) in ("field", "Field", "pp_int", "int", "float"):
-        given_by_name = {keyword.arg: keyword.value for keyword in node.keywords}
-        return value(
-            given_by_name.get("default", given_by_name.get("default_factory", node.args[0] if node.args else None)),
-            names,
-        )
+        said = {keyword.arg: keyword.value for keyword in node.keywords}
+        return value(said.get("default", said.get("default_factory", node.args[0] if node.args else None)), names)
     text = ast.unparse(node) if node else "(required)"
     return names.get(text, text)
 
@@ -108,7 +106,7 @@ def changes(before: Classes, after: Classes, own: dict[str, str]) -> list[list[s
             old, new = (one[name].get(key, OWN if key in own else None) for one in (before, after))
             if old != new and key[0] != "_" and not (OWN in (old, new) and own[key] in (old, new)):
                 together.setdefault((key, old, new), []).append(name)
-    return [[",".join(names), *change] for change, names in together.items()]
+    return [[",".join(names), *what] for what, names in together.items()]
 
 
 def index(folder: Path) -> dict[str, object]:
@@ -116,14 +114,12 @@ def index(folder: Path) -> dict[str, object]:
     packages: dict[str, object] = {"torch": {"releases": [*committed.released("torch")], "changes": [], "requires": {}}}
     own: dict[str, str] = {}
     for package in SINCE:
-        shipped_sources = {version: shipped(package, version, folder) for version in chosen(package)}
-        found = {version: defaults(sources) for version, (sources, _) in shipped_sources.items()}
+        read = {version: shipped(package, version, folder) for version in chosen(package)}
+        found = {version: defaults(sources) for version, (sources, _) in read.items()}
         packages[package] = {
             "releases": list(found),
             "changes": [[b, *change] for a, b in pairwise(found) for change in changes(found[a], found[b], own)],
-            "requires": {
-                version: dict(re.findall(ASKS, said, re.MULTILINE)) for version, (_, said) in shipped_sources.items()
-            },
+            "requires": {version: dict(re.findall(ASKS, said, re.MULTILINE)) for version, (_, said) in read.items()},
         }
         own = found[list(found)[-1]].get("TrainingArguments", {})  # for trl, which comes after transformers
     return {"made": str(datetime.date.today()), "packages": packages}

@@ -254,7 +254,7 @@ def other(work: Run, against: str) -> dict[str, Any]:
         program = [str(ENGINES[against].__file__), work.strategy.name, folder, *words]
         work_name, limit = f"{against} under {work.strategy.name}", pairs.TIMEOUT_SECONDS
         ranks = {"num_ranks": work.world_size, "environment": environment}
-        answers = processes.ask(program, work_name, timeout_seconds=limit, **ranks)
+        answers = processes.run_ranks(program, work_name, timeout_seconds=limit, **ranks)
     return next(answer for answer in answers if answer)
 
 

@@ -15,7 +15,7 @@ from study.claims.rules import Text, by_arithmetic, by_execution, by_records, by
 from study.claims.rules.by_execution import Execution
 from study.claims.rules.by_others import ByOthers
 from study.errors import Refusal, describe, refusing
-from study.files import Written, read_yaml
+from study.files import StrictModel, read_yaml
 
 FOLDER = Path(__file__).parent / "ledger"
 QUESTIONS = Path(__file__).parent / "questions.yaml"
@@ -30,7 +30,7 @@ Kind = Literal[
 ]  # fmt: skip
 
 
-class Tolerance(Written):
+class Tolerance(StrictModel):
     """How far from the expected value still counts as it. Exactly one is given.
 
     Some were moved once results were known; docs/claims.md says so.
@@ -50,7 +50,7 @@ class Tolerance(Written):
         return self
 
 
-class Expected(Written):
+class Expected(StrictModel):
     """What the source says: a number, the two ends of a range, yes or no, or a word."""
 
     value: bool | float | tuple[float, float] | Text = Field(union_mode="left_to_right")
@@ -90,7 +90,7 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-class Arithmetic(Written):
+class Arithmetic(StrictModel):
     """It must agree with the other numbers of its source, or of what that cites."""
 
     type: Literal["arithmetic"]
@@ -98,7 +98,7 @@ class Arithmetic(Written):
     fact: Text | None = None  # what the formula takes from elsewhere: then the source does not contradict itself
 
 
-class _Call(Written):
+class _Call(StrictModel):
     functions: ClassVar[dict[str, Any]]  # that may be called, by name
     function: Text
     arguments: dict[str, Any]
@@ -129,7 +129,7 @@ class OfRecords(_Call):
     type: Literal["record"]
 
 
-class Undecidable(Written):
+class Undecidable(StrictModel):
     """It cannot be decided here; which box and which run would."""
 
     type: Literal["undecidable"]
@@ -148,7 +148,7 @@ class Undecidable(Written):
 Rule = Arithmetic | Theory | OfRecords | ByOthers | Execution | Undecidable
 
 
-class Claim(Written):
+class Claim(StrictModel):
     """One statement of a source."""
 
     id: Annotated[str, Field(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*(\.[a-z0-9]+(-[a-z0-9]+)*)+$")]
@@ -188,7 +188,7 @@ class Claim(Written):
         return self
 
 
-class Sentence(Written):
+class Sentence(StrictModel):
     """One sentence of a source, with all claims that were read in it."""
 
     says: Text | None = None  # in plain words; None: its quote is plain
@@ -211,7 +211,7 @@ class Sentence(Written):
         return self
 
 
-class Source(Written):
+class Source(StrictModel):
     """One published source: its figures, its claims, and its sentences."""
 
     source: Text
@@ -303,7 +303,7 @@ def _with_cited(sources: list[Source]) -> list[Source]:
     ]
 
 
-class Correction(Written):
+class Correction(StrictModel):
     """One expectation that was changed, added or taken out after it had been decided; or a sentence decided anew."""
 
     id: Text  # the claim's; of a sentence, its first reading's

@@ -205,7 +205,7 @@ def described(error: BaseException) -> str:
         lines = [f"{frame.line} ({Path(frame.filename).name})"]
     wanted = 3 if type(error).__name__ == "ValidationError" else 1  # pydantic's first line says only how many there are
     text = ": ".join([type(error).__name__, *lines[:wanted]])
-    return files.shown_text(text.replace(sys.prefix, "(python)"))[:MESSAGE_LENGTH]
+    return files.redact_paths(text.replace(sys.prefix, "(python)"))[:MESSAGE_LENGTH]
 
 
 if __name__ == "__main__":

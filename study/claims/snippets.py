@@ -121,7 +121,7 @@ def _last_words(errors: list[str], statuses: list[int]) -> str:
     if ended := [signal.Signals(-status).name for status in statuses if status < 0]:
         return f"ended by {ended[0]}"
     raised = processes.raised_in(errors)
-    return files.shown_text((raised[-1].text if raised else errors[-1]).replace(sys.prefix, "(python)"))
+    return files.redact_paths((raised[-1].text if raised else errors[-1]).replace(sys.prefix, "(python)"))
 
 
 def _run(name: str, rule: Execution, snippet: str, place: Path, folder: Path) -> list[processes.Rank]:

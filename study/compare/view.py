@@ -8,7 +8,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, TypeVar
 
-from study.files import shown_path
+from study.files import relative_to_cwd
 from study.formatting import markdown, shown
 from study.records import find as records
 from study.records.find import RecordFile
@@ -92,4 +92,4 @@ def not_ok(record_files: Iterable[RecordFile]) -> list[str]:
 
 def command(name: str, folders: Sequence[Path]) -> str:
     """Return the command that makes a page, with folders as seen from the current one."""
-    return " ".join(["zero-study", name, *map(shown_path, folders)])
+    return " ".join(["zero-study", name, *map(relative_to_cwd, folders)])

@@ -349,7 +349,7 @@ def _load_in_a_process(
 ) -> tuple[int, str]:
     """Have DeepSpeed build and load an extension; return the exit status and all that was printed."""
     code = _LOAD.format(module=extension.module, builder=extension.builder)
-    command = processes.bound([sys.executable, "-c", code, json.dumps(search_path)])
+    command = processes.with_parent_death_signal([sys.executable, "-c", code, json.dumps(search_path)])
     environment = {**os.environ, "PATH": _search_path(), "TORCH_EXTENSIONS_DIR": str(target)}
     began = time.monotonic()
     with tempfile.TemporaryFile() as log:

@@ -1,7 +1,7 @@
 """The releases of DeepSpeed known to train wrongly without a word: what `zero-study conformance` found, in a table.
 
-A test holds known_bad.json against the committed matrices. A script that is proven may have no package but DeepSpeed's
-own, so it takes Python's alone to look something up.
+A test compares known_bad.json with the committed matrices. A script that is proven may have only the packages that
+DeepSpeed itself requires, so this module imports nothing but those (`packaging` is one of them).
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
+
+from packaging.version import InvalidVersion, Version
 
 from .strategy_names import OffloadDevice, StrategyName
 
@@ -27,15 +29,15 @@ class Fault:
     precisions: list[str]
     first: str | None  # the first release that is wrong; None: the oldest that was examined, 0.15.4, and maybe before
     last: str  # the last one; the newest that was examined where it still is
-    several_micro_batches: bool  # only where a step has more than one
-    models: str | None  # the only ones that are hit; None: all
-    what: str  # what comes out
+    several_micro_batches: bool  # only steps of more than one micro batch are affected
+    models: str | None  # the only models that are affected; None: all
+    what: str  # what goes wrong in the training
     threads: list[str]  # where its developers write about it
-    twist: str | None = None  # what a script does that is hit, as the matrix names it; None: every script is hit
+    twist: str | None = None  # what an affected script does, as the matrix names it; None: every script is affected
 
 
-class Known(NamedTuple):
-    """A fault that hits what is asked for."""
+class KnownFault(NamedTuple):
+    """A fault that affects a training."""
 
     fault: Fault
     cell: str  # of the matrix, which shows it
@@ -47,38 +49,41 @@ class Known(NamedTuple):
 
 @cache
 def read() -> list[Fault]:
+    """Return every fault of the table."""
     return [Fault(**entry) for entry in json.loads(TABLE.read_text())]
 
 
-def release(version: str) -> tuple[int, ...]:
-    """A version as numbers, which are ordered as releases are; what follows the numbers (+cpu, .dev0) is left out."""
-    numbers: list[int] = []
-    for part in version.partition("+")[0].split("."):
-        if not part.isdigit():
-            break
-        numbers.append(int(part))
-    return tuple(numbers)
+def base_release(version: str) -> Version:
+    """Return the release that a version belongs to, without what follows its numbers: +cpu, .dev0, rc1, .post1.
+
+    A text that is no version is ordered before all releases, as release 0.
+    """
+    try:
+        return Version(Version(version).base_version)
+    except InvalidVersion:
+        return Version("0")
 
 
-def begins(fault: Fault) -> tuple[int, ...]:
-    """The first release of a fault as numbers; where it is not known, before all."""
-    return release(fault.first or "0")
+def first_release(fault: Fault) -> Version:
+    """Return the first release that has a fault; release 0 if that is not known."""
+    return base_release(fault.first or "0")
 
 
-def covers(fault: Fault, version: str) -> bool:
-    return begins(fault) <= release(version) <= release(fault.last)
+def affects(fault: Fault, version: str) -> bool:
+    """Say whether a release of DeepSpeed has a fault."""
+    return first_release(fault) <= base_release(version) <= base_release(fault.last)
 
 
-def hitting(
-    engine: str, deepspeed: str, precisions: Collection[str] = (), twists: Collection[str] = ()
+def faults_of(
+    version: str, engine: str, precisions: Collection[str] = (), twists: Collection[str] = ()
 ) -> Iterator[Fault]:
-    """The faults of a release, by engine and class as the matrix names them (none: any class), and twists of a script.
+    """Yield the faults that a release of DeepSpeed has in an engine; those of all models come first.
 
-    What hits every model comes before what hits some.
+    `engine`, `precisions` (none: any) and `twists` (of the script) are named as in the matrix.
     """
     for fault in sorted(read(), key=lambda fault: fault.models is not None):
-        is_asked = engine in fault.engines and (not precisions or {*precisions} & {*fault.precisions})
-        if is_asked and covers(fault, deepspeed) and fault.twist in (None, *twists):
+        has_precision = not precisions or bool({*precisions} & {*fault.precisions})
+        if engine in fault.engines and has_precision and affects(fault, version) and fault.twist in (None, *twists):
             yield fault
 
 
@@ -91,35 +96,35 @@ def find(
     sums_in_fp32: bool,
     micro_batches: int | None,
     twists: Collection[str] = (),
-) -> Known | None:
-    """What this release of DeepSpeed trains wrongly of what is asked; None: nothing that is known.
+) -> KnownFault | None:
+    """Return the first known fault that a release of DeepSpeed has in a training; None: no fault is known.
 
     `offload`: the device that optimizer states are offloaded to. `precision`: as records name the classes.
     `sums_in_fp32`: gradients of 16-bit parameters are added up in fp32. `micro_batches` of a step; None: it is not
-    known, and may be several. `twists`: what the script does beside the plain step.
+    known, and may be several. `twists`: what the script does in addition to the plain step, as the matrix names it.
     """
     engine = str(StrategyName.of_zero(zero_stage, offload))
-    asked = _class_of(precision, sums_in_fp32)
-    for fault in hitting(engine, deepspeed, [asked], twists):
+    matrix_class = _class_of(precision, sums_in_fp32)
+    for fault in faults_of(deepspeed, engine, [matrix_class], twists):
         if micro_batches != 1 or not fault.several_micro_batches:
-            return Known(fault, cell(fault, engine, asked))
+            return KnownFault(fault, cell(fault, engine, matrix_class))
     return None
 
 
 def cell(fault: Fault, engine: str, precision: str) -> str:
-    """The name of the cell that shows a fault of an engine and a class."""
+    """Return the name of the matrix cell that shows a fault of an engine and a precision class."""
     several = fault.several_micro_batches or fault.twist is not None
     return f"{engine}/{precision}/2-ranks/accumulation-{1 + several}{f'/{fault.twist}' if fault.twist else ''}"
 
 
-def sentence(known: Known, deepspeed: str) -> str:
-    """Say what is wrong, in one line without an end."""
-    only = f", of {known.models}" if known.models else ""
-    return f"DeepSpeed {deepspeed} trains {known.cell} wrongly{only} ({known.fault.what})"
+def sentence(known_fault: KnownFault, deepspeed: str) -> str:
+    """Say what a release trains wrongly, in one line without a full stop."""
+    models = f", of {known_fault.models}" if known_fault.models else ""
+    return f"DeepSpeed {deepspeed} trains {known_fault.cell} wrongly{models} ({known_fault.fault.what})"
 
 
 def _class_of(precision: str, sums_in_fp32: bool) -> str:
-    """The matrix's name of a class; it has none in fp16, which takes DeepSpeed the way of bf16."""
+    """Return the matrix's name of a precision class; fp16, which has none, is treated as bf16, as DeepSpeed does."""
     if precision == "fp32":
         return precision
     if precision.endswith("-autocast"):

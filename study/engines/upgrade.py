@@ -1,7 +1,8 @@
-"""`zero-study upgrade OLD NEW`: what other releases change in a training, from what is known of each.
+"""`zero-study upgrade OLD NEW`: list what other releases of the engines change in a training.
 
-releases.json has the keys and defaults that releases ship, as tools/releases.py reads them; known_bad.json what
-conformance found; threads.json the rest, most by public threads. Outside the releases of the first nothing is known.
+Three files say what is known of a release. releases.json has the keys and defaults that each release ships, as
+tools/releases.py reads them. known_bad.json has the faults that conformance runs found. threads.json has the other
+faults, most of them from public threads. Nothing is known of releases that are not in releases.json.
 """
 
 from __future__ import annotations
@@ -16,18 +17,17 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from packaging.specifiers import SpecifierSet
-from packaging.version import Version
 
 from . import known_bad, locks
-from .known_bad import release
+from .known_bad import base_release
 from .locks import Lock
 
 INDEX = Path(__file__).with_name("releases.json")
 THREADS = Path(__file__).with_name("threads.json")
-# Keys that say what is written, shown or stored, or where a server runs: whatever they are, training is the same.
+# Keys that say what is logged, displayed or stored, or where a server runs. Their values do not change the training.
 HARMLESS = re.compile(
     r"log_|logging_|hub_|push_to|report_to|run_name|exp_name|output_dir|save_|project|trackio_|wandb_|include_|"
     r"num_completions_to_print|vllm_(?!importance)|dataset_(num_proc|batch)|dataloader_|remove_unused|--use_xpu"
@@ -52,14 +52,14 @@ class Change:
 
     def is_in(self, version: str | None) -> bool:
         """Say whether a release of the package has this, whatever is installed beside it."""
-        begins, ends = release(self.introduced or "0"), release(self.fixed or "9999")
-        return version is not None and begins <= release(version) < ends
+        first, end = base_release(self.introduced or "0"), base_release(self.fixed or "9999")
+        return version is not None and first <= base_release(version) < end
 
     def is_among(self, pins: Mapping[str, str]) -> bool:
         """Say whether these releases have this together."""
         return self.is_in(pins.get(self.package)) and all(
-            package in pins and SpecifierSet(asked).contains(Version(".".join(map(str, release(pins[package])))))
-            for package, asked in self.beside.items()
+            package in pins and base_release(pins[package]) in SpecifierSet(required)
+            for package, required in self.beside.items()
         )
 
     def as_osv(self) -> dict[str, Any]:
@@ -84,30 +84,32 @@ def index() -> dict[str, Any]:
 
 
 @cache
-def known() -> list[Change]:
-    """Every fault that is known of a release: what conformance found, and what threads say."""
-    found = [Change(**{**entry, "kind": "fault"}) for entry in json.loads(THREADS.read_text())]
+def known_faults() -> list[Change]:
+    """Return every fault that is known of a release: those that conformance found, and those of threads.json."""
+    faults = [Change(**{**entry, "kind": "fault"}) for entry in json.loads(THREADS.read_text())]
+    releases = index()["packages"]["deepspeed"]["releases"]
     for fault in known_bad.read():
-        later = (one for one in index()["packages"]["deepspeed"]["releases"] if release(one) > release(fault.last))
-        range_of = (fault.first, next(later, None))
-        found.append(Change("deepspeed", "fault", fault.id, said(fault, fault.engines), *range_of, fault.threads))
-    return found
+        fixed = next((version for version in releases if base_release(version) > base_release(fault.last)), None)
+        summary = fault_summary(fault, fault.engines)
+        faults.append(Change("deepspeed", "fault", fault.id, summary, fault.first, fixed, fault.threads))
+    return faults
 
 
-def said(fault: known_bad.Fault, engines: Sequence[str]) -> str:
-    """Which trainings of these engines a fault of DeepSpeed hits, and how."""
+def fault_summary(fault: known_bad.Fault, engines: Sequence[str]) -> str:
+    """Say which trainings of these engines a fault of DeepSpeed affects, and how."""
     several = " with several micro batches" if fault.several_micro_batches else ""
     only = f", of {fault.models}" if fault.models else ""
     return f"{', '.join(engines)} in {', '.join(fault.precisions)}{several}{only}: {fault.what}"
 
 
-def unknown(package: str, version: str) -> str | None:
-    """Say that nothing is known of a version, and why; None if it was examined, or lies between two that were."""
+def why_unknown(package: str, version: str) -> str | None:
+    """Say why nothing is known of a version; None if it was examined, or lies between two releases that were."""
     first, *_, last = index()["packages"][package]["releases"]
     if locks.release_of(version) is None:
         return f"{package} {version} is no final release, so nothing is known of it"
-    said = f"{package} {version} is unknown: {first} to {last} were examined, until {index()['made']}"
-    return None if release(first) <= release(version) <= release(last) else said
+    if base_release(first) <= base_release(version) <= base_release(last):
+        return None
+    return f"{package} {version} is unknown: {first} to {last} were examined, until {index()['made']}"
 
 
 def read_lock(path: Path) -> Lock:
@@ -116,88 +118,117 @@ def read_lock(path: Path) -> Lock:
 
 
 def not_compared(old: Lock, new: Lock) -> list[str]:
-    """Say of each package that is in a file and cannot be compared why; what both files have alike is no change."""
-    said = []
+    """Say why packages of the files cannot be compared, a line for each; what both files have alike is no change."""
+    reasons = []
     for name in dict.fromkeys([*old.unread, *new.unread]):
         if old.unread.get(name) != new.unread.get(name) or name in {*old.pins, *new.pins}:
-            files = (("OLD", old), ("NEW", new))
-            said.append("; ".join(f"{which} has {lock.unread[name]}" for which, lock in files if name in lock.unread))
-    return said
+            sides = (("OLD", old), ("NEW", new))
+            reasons.append("; ".join(f"{side} has {lock.unread[name]}" for side, lock in sides if name in lock.unread))
+    return reasons
 
 
 def compare(old: Mapping[str, str], new: Mapping[str, str]) -> list[Change]:
-    """List what the second set of releases changes in a training, what alarms first."""
-    found = [
+    """List what the second set of releases changes in a training; the changes that alarm come first."""
+    changes = [
         replace(fault, how="comes" if comes else "goes", alarms=comes)
-        for fault in known()
+        for fault in known_faults()
         if fault.is_among(old) != (comes := fault.is_among(new))
     ]
     for package in (package for package in new if old.get(package) != new[package]):
-        found += _of_package(package, old.get(package), new[package])
-    return sorted([*found, *_pairs(old, new)], key=lambda change: not change.alarms)
+        changes += _unknown_releases(package, old.get(package), new[package])
+        if package in old:
+            changes += _changed_keys(package, old[package], new[package])
+    return sorted([*changes, *_new_conflicts(old, new)], key=lambda change: not change.alarms)
 
 
-def _of_package(package: str, old: str | None, new: str) -> Iterator[Change]:
+def _unknown_releases(package: str, old: str | None, new: str) -> Iterator[Change]:
+    """Yield a change for each of two versions of a package that was not examined."""
     releases = index()["packages"][package]["releases"]
     for version in filter(None, (old, new)):
-        low, high = (releases[place] for place in _around(releases, version))
-        if (outside := unknown(package, version)) or low != high:
+        low, high = (releases[position] for position in _examined_around(releases, version))
+        if (reason := why_unknown(package, version)) or low != high:
             between = f"{package} {version} was not examined, only {low} and {high} around it"
-            yield Change(package, "unknown", version, outside or between, version, alarms=True)
-    if old is not None:
-        yield from _of_keys(package, old, new)
+            yield Change(package, "unknown", version, reason or between, version, alarms=True)
 
 
-def _around(releases: Sequence[str], version: str) -> tuple[int, int]:
-    """The places of the examined releases around one, which are the same where it is one of them."""
-    numbers = [release(one) for one in releases]
-    low = bisect_right(numbers, release(version)) - 1
-    return max(0, low), min(len(numbers) - 1, bisect_left(numbers, release(version)))
+def _examined_around(releases: Sequence[str], version: str) -> tuple[int, int]:
+    """Return the positions of the examined releases around a version; both are its own if it was examined."""
+    examined = [base_release(release) for release in releases]
+    low = bisect_right(examined, base_release(version)) - 1
+    return max(0, low), min(len(examined) - 1, bisect_left(examined, base_release(version)))
 
 
-def _of_keys(package: str, old: str, new: str) -> Iterator[Change]:
-    """What becomes of keys and defaults: what the last release between has beside the first, by key and classes."""
-    entry = index()["packages"][package]
-    older, newer = sorted((old, new), key=release)
-    examined = entry["releases"]
-    between = examined[_around(examined, older)[0] + 1 : _around(examined, newer)[1] + 1]
-    # A change that was first seen in a release lies after the one that was examined before it: not always within these.
+class _KeyChange(NamedTuple):
+    """What a key of a class was before an upgrade and is after it; None: the class has no such key."""
+
+    key: str
+    before: str | None
+    after: str | None
+    version: str  # the examined release in which it changed last
+
+
+def _changed_keys(package: str, old: str, new: str) -> Iterator[Change]:
+    """Yield what becomes of keys and defaults between two versions, one change for all classes that share it."""
+    releases = index()["packages"][package]["releases"]
+    older, newer = sorted((old, new), key=base_release)
+    first, last = _examined_around(releases, older)[0], _examined_around(releases, newer)[1]
+    # A change was made somewhere between the release in which it was first seen and the one examined before that. If
+    # both are between the two versions, the upgrade has the change; else it may have it.
     certain = {
         version
-        for before, version in pairwise(examined)
-        if release(older) <= release(before) and release(version) <= release(newer)
+        for previous, version in pairwise(releases)
+        if base_release(older) <= base_release(previous) and base_release(version) <= base_release(newer)
     }
-    ends: dict[tuple[str, str], tuple[str | None, str | None, str]] = {}
-    for version, classes, key, before, after in entry["changes"]:
+    for change, classes in _net_changes(package, releases[first + 1 : last + 1]).items():
+        if older != old:
+            change = change._replace(before=change.after, after=change.before)
+        previous = releases[releases.index(change.version) - 1]
+        yield _as_change(package, change, classes, previous, change.version in certain)
+
+
+def _net_changes(package: str, between: Sequence[str]) -> dict[_KeyChange, list[str]]:
+    """Return how keys differ after these releases from before them, each with the classes that have the key."""
+    ends: dict[tuple[str, str], _KeyChange] = {}
+    for version, classes, key, before, after in index()["packages"][package]["changes"]:
         for name in classes.split(",") if version in between else ():
-            ends[name, key] = (ends.get((name, key), (before,))[0], after, version)
-    together: dict[tuple[str, str | None, str | None, str], list[str]] = {}
-    for (name, key), (before, after, version) in ends.items():
-        if before != after:
-            pair = (before, after) if older == old else (after, before)
-            together.setdefault((key, *pair, version), []).append(name)
-    for (key, was, will, version), names in together.items():
-        others = f" (and of {', '.join(names[1:])})" if names[1:] else ""
-        line = f"{names[0]}.{key}{others}: {was or 'not there'} -> {will or 'not there'}"
-        if version not in certain:
-            line += f" (somewhere after {examined[examined.index(version) - 1]} and until {version}: perhaps not here)"
-        alarms = version in certain and not HARMLESS.match(key)
-        found = Change(package, "default", f"{names[0]}-{key}", line, version, alarms=alarms)
-        if will is None:
-            found = replace(found, kind="gone", how="goes", alarms=False)
-        yield replace(found, kind="new", alarms=False) if was is None else found
+            first = ends.get((name, key), _KeyChange(key, before, after, version))
+            ends[name, key] = _KeyChange(key, first.before, after, version)
+    by_change: dict[_KeyChange, list[str]] = {}
+    for (name, _), change in ends.items():
+        if change.before != change.after:
+            by_change.setdefault(change, []).append(name)
+    return by_change
 
 
-def _pairs(old: Mapping[str, str], new: Mapping[str, str]) -> Iterator[Change]:
-    """Which of the new releases asks for another version of one of them, and did not so far."""
+def _as_change(package: str, change: _KeyChange, classes: Sequence[str], previous: str, is_certain: bool) -> Change:
+    """Word the change of a key. `previous`: the release that was examined before the one in which it changed."""
+    key, before, after, version = change
+    others = f" (and of {', '.join(classes[1:])})" if classes[1:] else ""
+    line = f"{classes[0]}.{key}{others}: {before or 'not there'} -> {after or 'not there'}"
+    if not is_certain:
+        line += f" (somewhere after {previous} and until {version}: perhaps not here)"
+    alarms = is_certain and not HARMLESS.match(key)
+    change_of_default = Change(package, "default", f"{classes[0]}-{key}", line, version, alarms=alarms)
+    if before is None:
+        return replace(change_of_default, kind="new", alarms=False)
+    if after is None:
+        return replace(change_of_default, kind="gone", how="goes", alarms=False)
+    return change_of_default
+
+
+def _new_conflicts(old: Mapping[str, str], new: Mapping[str, str]) -> Iterator[Change]:
+    """Yield which of the new releases require a higher version of another one than is pinned, and did not before."""
     for package, version in new.items():
         entry = index()["packages"][package]
-        examined = entry["releases"][_around(entry["releases"], version)[0]]
-        for other, lowest in entry["requires"].get(examined, {}).items():
-            is_new = (old.get(package), old.get(other)) != (version, new.get(other))
-            if is_new and other in new and release(new[other]) < release(lowest):
-                line = f"{version} asks for {other}>={lowest}, and {other} is {new[other]}"
-                yield Change(package, "pair", f"{version}-{other}", line, version, alarms=True)
+        examined = entry["releases"][_examined_around(entry["releases"], version)[0]]
+        for required, lowest in entry["requires"].get(examined, {}).items():
+            is_new = (old.get(package), old.get(required)) != (version, new.get(required))
+            if is_new and required in new and base_release(new[required]) < base_release(lowest):
+                line = f"{version} asks for {required}>={lowest}, and {required} is {new[required]}"
+                yield Change(package, "pair", f"{version}-{required}", line, version, alarms=True)
+
+
+# ---------------------------------------------------------------- in words
 
 
 def text(changes: Sequence[Change], old: Lock, new: Lock, width: int | None = None) -> str:
@@ -206,32 +237,54 @@ def text(changes: Sequence[Change], old: Lock, new: Lock, width: int | None = No
     `width`: of the lines, in characters; None: the terminal's.
     """
     width = width or shutil.get_terminal_size((80, 24)).columns
-    gone = [package for package in old.pins if package not in new.pins and package not in new.unread]
-    missing = not_compared(old, new) + [f"{package} {old.pins[package]} is in OLD and not in NEW" for package in gone]
-    alarms = sum(change.alarms for change in changes)
-    lines = [f"{alarms} of {len(changes)} changes may train otherwise, or are unknown (marked !)"]
-    if missing:
-        lines += [f"{len(missing)} not compared:", *(f"! {line}" for line in missing)]
-    lines.append(f"compared: {', '.join(package for package in new.pins if package in old.pins) or 'nothing'}")
+    lines = _summary(changes, old, new)
     for package in (package for package in index()["packages"] if package in {*old.pins, *new.pins}):
-        was, will = (lock.pins.get(package, "not pinned") for lock in (old, new))
-        if was == will:
-            continue
-        lines.append(f"{package} {was} -> {will}")
-        mine = [change for change in changes if change.package == package]
-        shown = [change for change in mine if change.kind not in ("gone", "new")]
-        for one in shown:
-            how = "there" if package in old.unread else one.how  # nobody knows whether it was there before
-            lines.append(f"{'!' if one.alarms else ' '} {one.kind:7} {how:5}  {one.summary}")
-        for kind in ("gone", "new"):
-            if keys := [change.summary.partition(":")[0] for change in mine if change.kind == kind]:
-                lines.append(f"  {kind:7} {len(keys):5}  {', '.join(keys[:6])}{', ...' * (len(keys) > 6)}")
-    others = [name for name in {**old.others, **new.others} if old.others.get(name) != new.others.get(name)]
-    if others:
-        shown_others = ", ".join(sorted(others)[:12]) + ", ..." * (len(others) > 12)
-        lines.append(f"not in the index, and so not compared: {shown_others}")
+        lines += _lines_of_package(package, [change for change in changes if change.package == package], old, new)
+    lines += _other_packages(old, new)
     wrapped = (textwrap.fill(line, width, subsequent_indent=" " * 17, break_on_hyphens=False) for line in lines)
     return "\n".join(wrapped)
+
+
+def _summary(changes: Sequence[Change], old: Lock, new: Lock) -> list[str]:
+    """Count the changes that alarm, and name the packages that were compared and those that were not."""
+    alarms = sum(change.alarms for change in changes)
+    removed = [package for package in old.pins if package not in new.pins and package not in new.unread]
+    missing = not_compared(old, new) + [
+        f"{package} {old.pins[package]} is in OLD and not in NEW" for package in removed
+    ]
+    compared = ", ".join(package for package in new.pins if package in old.pins) or "nothing"
+    return [
+        f"{alarms} of {len(changes)} changes may train otherwise, or are unknown (marked !)",
+        *([f"{len(missing)} not compared:"] if missing else []),
+        *(f"! {line}" for line in missing),
+        f"compared: {compared}",
+    ]
+
+
+def _lines_of_package(package: str, changes: Sequence[Change], old: Lock, new: Lock) -> list[str]:
+    """A heading with both releases, a line for each change, and one line for all keys that come, or go, as a kind."""
+    before, after = (lock.pins.get(package, "not pinned") for lock in (old, new))
+    if before == after:
+        return []
+    lines = [f"{package} {before} -> {after}"]
+    for change in changes:
+        if change.kind not in ("gone", "new"):
+            how = "there" if package in old.unread else change.how  # nobody knows whether it was there before
+            lines.append(f"{'!' if change.alarms else ' '} {change.kind:7} {how:5}  {change.summary}")
+    for kind in ("gone", "new"):
+        if keys := [change.summary.partition(":")[0] for change in changes if change.kind == kind]:
+            lines.append(f"  {kind:7} {len(keys):5}  {_shortened(keys, 6)}")
+    return lines
+
+
+def _other_packages(old: Lock, new: Lock) -> list[str]:
+    """Name the packages that differ and are not in the index, in one line; no line if there are none."""
+    names = sorted(name for name in {**old.others, **new.others} if old.others.get(name) != new.others.get(name))
+    return [f"not in the index, and so not compared: {_shortened(names, 12)}"] if names else []
+
+
+def _shortened(words: Sequence[str], number: int) -> str:
+    return ", ".join(words[:number]) + ", ..." * (len(words) > number)
 
 
 def is_fine(changes: Sequence[Change], old: Lock, new: Lock) -> bool:

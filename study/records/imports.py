@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from study.errors import Refusal
-from study.files import sha256, shown_path
+from study.files import relative_to_cwd, sha256
 
 # That a run rests on.
 LIBRARIES = ("torch", "accelerate", "deepspeed", "transformers", "datasets", "evaluate", "tokenizers", "numpy")
@@ -64,7 +64,7 @@ def check(program: Path) -> None:
 def describe() -> dict[str, Any]:
     """Say from where this process has imported, with digests; of a library, those of its files that were changed."""
     return {
-        "python_path": [shown_path(folder) for folder in _python_path()],
+        "python_path": [relative_to_cwd(folder) for folder in _python_path()],
         "at_start": {path.name: sha256(path) for path in sorted(_run_at_start())},
         "libraries": {name: _library(name) for name in LIBRARIES if name in sys.modules},
     }

@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 
 from study.engines import this_machine
-from study.files import shown_text
+from study.files import redact_paths
 from study.records import imports
 from study.records.laboratory import LABORATORY
 from study.records.schema import Code
@@ -78,7 +78,7 @@ def describe() -> dict[str, Any]:
 def environment(variables: Mapping[str, str]) -> dict[str, str]:
     """The variables that a record keeps: of a path its last part, of an address no password, of a secret nothing."""
     return {
-        name: _IN_ADDRESS.sub("", _PATH.sub(r".../\1", shown_text(value)))[:_LONGEST_VALUE]
+        name: _IN_ADDRESS.sub("", _PATH.sub(r".../\1", redact_paths(value)))[:_LONGEST_VALUE]
         for name, value in sorted(variables.items())
         if _RECORDED.fullmatch(name) and not _SECRET.search(name) and not _PLACE.search(name)
     }

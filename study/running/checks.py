@@ -11,7 +11,7 @@ from collections.abc import Callable
 from study import files
 from study.engines import extensions, known_bad
 from study.errors import Refusal
-from study.files import refuses_more
+from study.files import why_not_writable
 from study.records.schema import CUT_OFF, RENAMED
 from study.run import Run
 from study.workloads import sources
@@ -230,7 +230,7 @@ def _check_swap_dir(run: Run) -> None:
         raise Refusal(f"--swap-dir {swap_dir}: {run.strategy.name} does not offload to NVMe; remove the flag")
     if not swap_dir.is_dir():
         raise Refusal(f"--swap-dir {swap_dir}: the folder does not exist; make it on the disk to be measured")
-    if reason := refuses_more(swap_dir):
+    if reason := why_not_writable(swap_dir):
         raise Refusal(f"--swap-dir {swap_dir}: cannot be written ({reason}); choose another folder")
 
 
@@ -253,5 +253,5 @@ def check_folder(run: Run) -> None:
     if run.config.save_model and run.model_folder.exists():
         raise Refusal(f"{run.model_folder} is there already; pass another --output-dir, or delete it")
     parent = next(p for p in [folder, *folder.absolute().parents] if p.exists())
-    if reason := refuses_more(parent):
+    if reason := why_not_writable(parent):
         raise Refusal(f"{folder} cannot be written ({reason}); pass another --output-dir")

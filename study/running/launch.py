@@ -27,7 +27,7 @@ from study import processes
 from study.engines import this_machine
 from study.engines.keys import allowed
 from study.errors import Refusal
-from study.files import is_removed, open_new, refuses_more, shown_text
+from study.files import is_removed, open_new, redact_paths, why_not_writable
 from study.records import schema
 from study.records.schema import Failure, Memory, OutcomeStatus
 from study.run import Run
@@ -54,7 +54,7 @@ FIRST_WORD_SECONDS = 60.0  # for the ranks here, which know more of what has hap
 
 @dataclass(frozen=True)
 class LaunchResult:
-    """What came of one launch. Its texts are as `shown_text` makes them."""
+    """What came of one launch. Its texts are as `redact_paths` makes them."""
 
     status: OutcomeStatus
     message: str  # for people: one line
@@ -112,7 +112,11 @@ def _launch(
     logs = [run.own_folder / name for name in ("stdout.log", "stderr.log")]
     with open_new(logs[0], "w") as stdout, open_new(logs[1], "w+") as stderr:
         process = subprocess.Popen(
-            processes.bound(_started(run)), stdout=stdout, stderr=stderr, env=environment, start_new_session=True
+            processes.with_parent_death_signal(_started(run)),
+            stdout=stdout,
+            stderr=stderr,
+            env=environment,
+            start_new_session=True,
         )
         try:
             time_limit = _wait(process, run, machine_0, timeout_seconds, progress)
@@ -137,7 +141,7 @@ def _launch(
     )
     if machine_0.says is not None:
         end = Exit("stalled", machine_0.says)
-    end = end._replace(message=shown_text(end.message))
+    end = end._replace(message=redact_paths(end.message))
     if end.status == "misconfigured" and report is None:
         for log in logs:
             log.unlink(missing_ok=True)
@@ -153,7 +157,7 @@ def _launch(
         wall_seconds=wall_seconds,
         returncode=process.returncode,
         command=shown_command(command(run)),
-        stderr_tail=[] if end.status == "ok" else [shown_text(line) for line in errors[-STDERR_LINES:]],
+        stderr_tail=[] if end.status == "ok" else [redact_paths(line) for line in errors[-STDERR_LINES:]],
         at_time_limit=time_limit is not None,
     )
 
@@ -162,7 +166,7 @@ def _what_became_of(folder: Path, log: int) -> str | None:
     """Say that a run's folder, with this open log, was removed, or takes nothing more; None: neither."""
     if is_removed(log):
         return f"{folder} {REMOVED}"
-    reason = refuses_more(folder)
+    reason = why_not_writable(folder)
     return reason and f"{folder}: {reason}"
 
 
@@ -173,7 +177,7 @@ def _what_became_of_swap(run: Run) -> str | None:
         return None
     if not folder.is_dir():
         return f"{folder} {REMOVED}"
-    return f"{folder}: {refuses_more(folder, 1 << 20) or 'a file is shorter than what was swapped out'}"
+    return f"{folder}: {why_not_writable(folder, 1 << 20) or 'a file is shorter than what was swapped out'}"
 
 
 def _let_agree(path: Path, end: Exit) -> None:

@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from study.files import shown_text
+from study.files import redact_paths
 from study.processes import MESSAGE_LENGTH, Raised, raised_in
 from study.records import schema
 from study.records.schema import Memory, OutcomeStatus, RecordStatus
@@ -355,5 +355,5 @@ def _process_and_signal(errors: Iterable[str], returncode: int) -> tuple[str, st
 
 def shown_command(arguments: Sequence[str]) -> list[str]:
     """The command of a launch as one would type it in the project's folder, and as records have it."""
-    words = [shown_text(word).removeprefix("./") for word in arguments]
+    words = [redact_paths(word).removeprefix("./") for word in arguments]
     return ["accelerate", "launch", *words[3:]] if arguments[2] == "accelerate.commands.launch" else words

@@ -17,7 +17,7 @@ from pathlib import Path
 from tabulate import tabulate
 
 from study.errors import Refusal
-from study.files import refuses_more, shown_text, write_json
+from study.files import redact_paths, why_not_writable, write_json
 from study.records import schema
 from study.records.schema import Outcome
 from study.run import Run
@@ -189,8 +189,8 @@ def _launch(study_plan: Plan, index: int, position: int, head: str, seconds_left
         remaining = max(0.0, expected - (time.monotonic() - started)) + later
         print(f"{head}: {line}; about {duration(remaining)} left", flush=True)
 
-    if reason := refuses_more(study_plan.folder):  # not even for an empty log
-        end = Exit("killed", shown_text(f"{run.folder}: {reason}"))
+    if reason := why_not_writable(study_plan.folder):  # not even for an empty log
+        end = Exit("killed", redact_paths(f"{run.folder}: {reason}"))
         return _write_outcome(study_plan.study, run, position, end, wall_seconds=0.0)
     _clear(run.folder)
     limit = min(study_plan.timeout_seconds, seconds_left)
@@ -224,16 +224,16 @@ def _kept_outcome(study: Study, planned: Planned, position: int) -> Outcome:
         return outcome
     record = schema.read(run.folder)
     end = classify_exit([], read_report(run.folder), returncode=0)
-    end = end._replace(message=shown_text(end.message))
+    end = end._replace(message=redact_paths(end.message))
     unknown = study.model_copy(update={"sha256": None})  # it may have been begun under another text
     return _write_outcome(unknown, run, position, end, started_at=record.started_at)
 
 
 def _skipped_outcome(study: Study, run: Run, position: int, reason: str) -> Outcome:
     outcome = plan.read_outcome(run.folder)
-    if outcome and (outcome.status, outcome.message) == ("skipped", shown_text(reason)):
+    if outcome and (outcome.status, outcome.message) == ("skipped", redact_paths(reason)):
         return outcome
-    return _write_outcome(study, run, position, Exit("skipped", shown_text(reason)))
+    return _write_outcome(study, run, position, Exit("skipped", redact_paths(reason)))
 
 
 def _write_outcome(

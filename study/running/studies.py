@@ -12,7 +12,7 @@ from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from study import files
 from study.config import LARGEST_SEED, RunConfig, build_config
-from study.errors import Refusal, describe, unknown
+from study.errors import Refusal, describe, unknown_name_message
 from study.records.laboratory import bits_per_second
 from study.run import Run
 from study.strategy import file
@@ -42,7 +42,7 @@ Seeds = Annotated[tuple[Annotated[int, Field(ge=0, le=LARGEST_SEED)], ...], A_LI
 Sizes = Annotated[tuple[Annotated[int, Field(ge=1, le=MOST_PROCESSES)], ...], A_LIST]
 
 
-class Part(files.Written):
+class Part(files.StrictModel):
     """A block of runs: every combination of its lists, with the same flags."""
 
     flags: dict[str, Any] = Field(default_factory=dict)  # train.py's, by the names of RunConfig's fields
@@ -174,7 +174,7 @@ Names = Annotated[tuple[str, ...], Field(strict=False)]
 Share = Annotated[float, Field(gt=0, lt=1)]
 
 
-class Protocol(files.Written):
+class Protocol(files.StrictModel):
     """What was fixed about a study before its first run: endpoint, margin, null, positive controls, gates."""
 
     fixed_on: Annotated[str, AfterValidator(_day)]  # the day on which it was committed
@@ -195,7 +195,7 @@ class Protocol(files.Written):
 # ---------------------------------------------------------------- a study
 
 
-class Study(files.Written):
+class Study(files.StrictModel):
     """A question and the runs that answer it."""
 
     name: str  # the file's
@@ -253,7 +253,7 @@ def find(name: str) -> Study:
     """Read a shipped study by its name, or a user's own by its path. Raises Refusal naming file and key."""
     path = Path(name) if name.endswith((".yaml", ".yml")) else STUDIES / f"{name}.yaml"
     if not path.is_file():
-        raise Refusal(unknown("study", name, names(), "name a YAML file or one of"))
+        raise Refusal(unknown_name_message("study", name, names(), "name a YAML file or one of"))
     content = files.read_yaml(path, STUDIES)
     own = {"name": path.stem, "sha256": files.sha256(path)}
     reserved = min(own.keys() & content.keys(), default=None)

@@ -9,12 +9,12 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
-from study.engines.doctor import strict, written_files
+from study.engines.doctor import config_files, strict
 from study.engines.doctor.examine import CONFIGS, OF_DDP, with_keys
 from study.engines.keys import known_keys
 from study.engines.strategy_names import OffloadDevice
-from study.errors import Refusal, unknown
-from study.files import check_name, load, read_yaml, shown_path
+from study.errors import Refusal, unknown_name_message
+from study.files import check_name, load, read_yaml, relative_to_cwd
 from study.strategy import shipped
 
 # Sections of an accelerate file that `accelerate config` writes, most of them empty.
@@ -49,7 +49,7 @@ class Strategy:
     def written(self) -> dict[str, Any]:
         """The file whole, with the JSON that belongs to it, as records keep it."""
         json_content = self.deepspeed_json or self.ddp_json
-        return {"file": shown_path(self.path), "yaml": _shown(self.content), "json": json_content}
+        return {"file": relative_to_cwd(self.path), "yaml": _shown(self.content), "json": json_content}
 
     @property
     def mesh(self) -> list[int] | None:
@@ -110,7 +110,7 @@ def _shown(content: Any) -> Any:
     """What a file holds, of a path from the root the part that is no place of this machine."""
     if isinstance(content, dict):
         return {key: _shown(value) for key, value in content.items()}
-    return shown_path(Path(content)) if isinstance(content, str) and content.startswith("/") else content
+    return relative_to_cwd(Path(content)) if isinstance(content, str) and content.startswith("/") else content
 
 
 def names() -> list[str]:
@@ -126,7 +126,7 @@ def find_strategy(name: str) -> Path:
     else:  # also of a folder there, as buckets/
         path = next((path for path in sorted(CONFIGS.rglob("*.yaml")) if path.stem == name), CONFIGS / "none")
     if not path.is_file():
-        raise Refusal(unknown("strategy", name, names(), "name a file or one of"))
+        raise Refusal(unknown_name_message("strategy", name, names(), "name a file or one of"))
     return path
 
 
@@ -143,15 +143,15 @@ def read_strategy(path: Path, folder: Path = Path()) -> Strategy:
     Raises Refusal naming the file, the key and the remedy.
     """
     content = read_yaml(path, CONFIGS)
-    content_read = {key: value for key, value in content.items() if key not in _SECTIONS or value not in _EMPTY}
-    json_name = _json_named(content_read)
-    wrong = strict.refusals("accelerate", content_read, written_files.of_accelerate(str(path), content_read))
-    wrong = wrong or _wrong_sections(content_read)
+    settings = {key: value for key, value in content.items() if key not in _SECTIONS or value not in _EMPTY}
+    json_name = _json_named(settings)
+    wrong = strict.validation_errors("accelerate", settings, config_files.of_accelerate(str(path), settings))
+    wrong = wrong or _wrong_sections(settings)
     if wrong:
         raise Refusal("; ".join([f"{path}: {wrong[0]}", *wrong[1:], *_wrong_in_json(json_name, folder)]))
-    deepspeed, fsdp = content_read.get("deepspeed_config", {}), content_read.get("fsdp_config", {})
+    deepspeed, fsdp = settings.get("deepspeed_config", {}), settings.get("fsdp_config", {})
     json_content = _read_json(path, folder / json_name) if json_name is not None else None
-    ddp_json = _read_ddp_json(path) if content_read["distributed_type"] == "MULTI_GPU" else None
+    ddp_json = _read_ddp_json(path) if settings["distributed_type"] == "MULTI_GPU" else None
     devices = {target: deepspeed.get(f"offload_{target}_device", "none") for target in ("optimizer", "param")}
     stage = deepspeed.get("zero_stage")
     if json_content is not None:
@@ -171,9 +171,9 @@ def read_strategy(path: Path, folder: Path = Path()) -> Strategy:
     return Strategy(
         name=shipped.name_of(name, {"yaml": content, "json": json_content or ddp_json}),
         path=path,
-        distributed_type=content_read["distributed_type"],
-        num_processes=content_read["num_processes"],
-        num_machines=content_read.get("num_machines", 1),
+        distributed_type=settings["distributed_type"],
+        num_processes=settings["num_processes"],
+        num_machines=settings.get("num_machines", 1),
         zero_stage=stage,
         offload_optimizer_device=devices["optimizer"],
         offload_param_device=devices["param"],
@@ -183,14 +183,14 @@ def read_strategy(path: Path, folder: Path = Path()) -> Strategy:
         gradient_clipping=clipping,
         gradient_accumulation_steps=accumulation,
         content=content,
-        mixed_precision=_precision_asked(content_read, json_content),
+        mixed_precision=_precision_asked(settings, json_content),
     )
 
 
 def _precision_asked(content: dict[str, Any], json_content: dict[str, Any] | None) -> str | None:
     """The 16 bits that the files ask for; None: they leave them to the run."""
     if json_content is not None:
-        return written_files.DeepSpeedFile(json_content).precision or None
+        return config_files.DeepSpeedFile(json_content).precision or None
     precision: str | None = content.get("mixed_precision")
     return None if precision == "no" else precision
 
@@ -228,7 +228,7 @@ def _read_json(yaml_path: Path, path: Path) -> dict[str, Any]:
     """Read the DeepSpeed JSON that an accelerate file names, refusing keys that DeepSpeed would ignore."""
     _check_is_seen(yaml_path, path)
     content = with_keys(path, load(path, "JSON"))
-    if wrong := strict.refusals("json", content, written_files.of_json(str(path), content)):
+    if wrong := strict.validation_errors("json", content, config_files.of_json(str(path), content)):
         raise Refusal(f"{path}: {'; '.join(wrong)}")
     return content
 

@@ -18,7 +18,7 @@ from study.theory.shapes import ModelShape
 # Where a file is silent; elements.
 _SILENT = ("reduce_bucket_size", "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold",
            "stage3_max_live_parameters", "stage3_max_reuse_distance", "sub_group_size")  # fmt: skip
-_ZERO = known_keys.installed("deepspeed", "strict")["zero_optimization"]
+_ZERO = known_keys.engine_schema("deepspeed", "strict")["zero_optimization"]
 DEEPSPEED_DEFAULTS: dict[str, int] = {name: _ZERO[name]["default"] for name in _SILENT}
 
 

@@ -57,7 +57,7 @@ def named(error: BaseException, run: Run, is_removed: bool) -> BaseException:
         return removed(run.folder)
     if run.strategy.offloads_to_nvme and (_was_swapping(error) or str(run.swap_folder) in text):
         return OffloadFailed(_lacks(run.swap_folder, error))
-    if _NO_ROOM.search(text) and files.refuses_more(run.folder):
+    if _NO_ROOM.search(text) and files.why_not_writable(run.folder):
         return OutputFailed(_lacks(run.folder, error))
     return error
 
@@ -92,7 +92,7 @@ def _lacks(folder: Path, error: Exception) -> str:
     if not folder.is_dir():
         return f"{folder} {REMOVED}"
     said = _line(str(error))
-    reason = files.refuses_more(folder, 1 << 20)
+    reason = files.why_not_writable(folder, 1 << 20)
     if reason and reason not in said:
         said = f"{reason} ({type(error).__name__}: {said})" if said else f"{reason} ({type(error).__name__})"
     return f"{folder}: {said or type(error).__name__}"

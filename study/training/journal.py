@@ -284,7 +284,7 @@ class Journal:
 
     def _own(self, error: BaseException, at: float) -> dict[str, Any]:
         """What this rank reports of its end."""
-        said = files.shown_text(f"{type(error).__name__}: {error}"[:2000])
+        said = files.redact_paths(f"{type(error).__name__}: {error}"[:2000])
         return {"at": at, "status": _status(error), "step": self.step, "error": said}
 
     def _record(self, own: dict[str, Any]) -> None:

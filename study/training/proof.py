@@ -131,7 +131,7 @@ def verify(proof: Proof, run: Run) -> None:
         actual = getattr(proof.sharding if name in Sharding.model_fields else proof, name)
         if actual != wanted:
             raise Refusal(f"{name}: the run asks for {wanted}, the engine has {actual}; {remedy}")
-    for key, wanted in engine_settings.asked(run.strategy.deepspeed_json or {}):
+    for key, wanted in engine_settings.requested(run.strategy.deepspeed_json or {}):
         actual = (proof.settings or {}).get(key)
         if actual != wanted:
             raise Refusal(

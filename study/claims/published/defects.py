@@ -227,4 +227,4 @@ def _start(config: RunConfig, body: Path | None, name: str | None, repeat: int, 
     files.write_json(spec, job)
     command = ["-m", "study.claims.published.program", str(spec)]
     what, remedy = f"{name or 'the body'}, repeat {repeat}", "try a smaller --size, or fewer --num-train-examples"
-    return cast(dict[str, Any], processes.ask(command, what, remedy=remedy, timeout_seconds=TIMEOUT_SECONDS)[0])
+    return cast(dict[str, Any], processes.run_ranks(command, what, remedy=remedy, timeout_seconds=TIMEOUT_SECONDS)[0])

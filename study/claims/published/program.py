@@ -71,7 +71,7 @@ def main() -> None:
     else:
         assert body is not None
         facts = train_body(config, body)
-    processes.answer(facts)
+    processes.send_result(facts)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)  # as train.py ends, and for the same reason

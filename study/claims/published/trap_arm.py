@@ -77,7 +77,7 @@ def run(job: dict[str, Any]) -> None:
         raise RuntimeError(f"the engine is not the same for every seed: {ran}")
     if training.accelerator.is_main_process:
         described = {"machine": machine.describe(), "data": splits.description}
-        processes.answer({**described, "ran": ran[0], "seeds": seeds})
+        processes.send_result({**described, "ran": ran[0], "seeds": seeds})
     training.accelerator.wait_for_everyone()
 
 

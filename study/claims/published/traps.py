@@ -205,7 +205,9 @@ def start(arm: str, seeds: list[int], data_dir: Path | None) -> dict[str, Any]:
         command = [*launch, "--main_process_port", "0", *script]
         environment = QUIET | {"OMP_NUM_THREADS": "1"} | os.environ
         remedy = "try fewer --seeds at once: the file keeps what it has"
-        found = processes.ask(command, arm, remedy=remedy, timeout_seconds=TIMEOUT_SECONDS, environment=environment)
+        found = processes.run_ranks(
+            command, arm, remedy=remedy, timeout_seconds=TIMEOUT_SECONDS, environment=environment
+        )
         return cast(dict[str, Any], found[0])
 
 

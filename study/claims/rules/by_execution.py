@@ -18,7 +18,7 @@ from pydantic import Field, model_validator
 
 from study.claims.rules import Observed, Text
 from study.errors import refusing
-from study.files import ROOT, Written, load
+from study.files import ROOT, StrictModel, load
 from study.records.schema import Facts
 
 RESULTS = ROOT / "reports" / "cpu" / "published" / "snippets.json"
@@ -29,7 +29,7 @@ OUTCOMES: tuple[Outcome, ...] = ("accepted", "rejected", "ignored")
 Scalar = bool | int | float | str | None
 
 
-class Execution(Written):
+class Execution(StrictModel):
     """Its lines are given to today's engine, by study/claims/snippets.py."""
 
     type: Literal["execution"]

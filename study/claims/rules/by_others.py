@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import Field, model_validator
 
 from study.claims.rules import Observed, Text, around
-from study.files import Written
+from study.files import StrictModel
 from study.theory import measured_by_others
 from study.theory.measured_by_others import TIMES, MeasuredCase
 from study.theory.step_time import tokens_per_second_per_gpu
@@ -31,7 +31,7 @@ Part = Literal[
 Several = Annotated[tuple[Text, ...], A_LIST]
 
 
-class Rows(Written):
+class Rows(StrictModel):
     """Which rows; None: any."""
 
     model: Text | None = None
@@ -50,7 +50,7 @@ class Rows(Written):
         )
 
 
-class ByOthers(Written):
+class ByOthers(StrictModel):
     """It is held against rows that others published."""
 
     type: Literal["others"]

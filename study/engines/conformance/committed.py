@@ -29,7 +29,7 @@ def read(package: str = "deepspeed", folder: Path = PLACE) -> dict[str, dict[str
     if package != "deepspeed":
         whole = newest(folder)
         found.setdefault(_version(whole, package), whole)
-    return dict(sorted(found.items(), key=lambda item: known_bad.release(item[0])))
+    return dict(sorted(found.items(), key=lambda item: known_bad.base_release(item[0])))
 
 
 def newest(folder: Path = PLACE) -> dict[str, Any]:
@@ -56,7 +56,7 @@ def _version(matrix: Mapping[str, Any], package: str) -> str:
 
 def faults() -> list[known_bad.Fault]:
     """What is known to be wrong, the newest last."""
-    return sorted(known_bad.read(), key=lambda fault: (known_bad.begins(fault), fault.id))
+    return sorted(known_bad.read(), key=lambda fault: (known_bad.first_release(fault), fault.id))
 
 
 # ---------------------------------------------------------------- in words

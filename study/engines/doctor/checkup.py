@@ -1,4 +1,4 @@
-"""The check of this machine: what would bite before a run, each with its remedy; nothing is trained."""
+"""Check this machine: what would stop or disturb a run, each with its remedy. Nothing is trained."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ import psutil
 
 from ... import processes
 from ...errors import Refusal, RunFailed
-from ...files import ROOT, refuses_more
+from ...files import ROOT, why_not_writable
 from .. import extensions, this_machine, torch_locks, upgrade
 from ..keys import allowed
 
@@ -44,7 +44,7 @@ if backend == "nccl":
 dist.init_process_group(backend, timeout=datetime.timedelta(seconds=60))
 tensor = torch.full((1,), float(rank + 1), device=device)
 dist.all_reduce(tensor)
-processes.answer(tensor.item())
+processes.send_result(tensor.item())
 os._exit(0)
 """
 
@@ -60,7 +60,7 @@ class Check:
 
 
 def examine(disk: Path) -> list[Check]:
-    """Look at everything. `disk` is a folder on the disk that runs write to, or that NVMe offload swaps to."""
+    """Make all checks. `disk`: a folder on the disk that runs write to, or that NVMe offload swaps to."""
     return [
         *_packages(),
         *_known_bad(),
@@ -77,7 +77,7 @@ def examine(disk: Path) -> list[Check]:
 
 
 def text(checks: list[Check]) -> str:
-    """One line for each check, and what to do beneath what bites."""
+    """Return a line for each check, with its remedy."""
     width = max(len(check.name) for check in checks)
     lines = []
     for check in checks:
@@ -103,18 +103,18 @@ def _packages() -> Iterator[Check]:
 
 
 def _known_bad() -> Iterator[Check]:
-    """What is known to be wrong in the releases that are installed."""
+    """Check the installed releases for known faults."""
     installed = {name: importlib.metadata.version(name) for name in filter(_has, upgrade.index()["packages"])}
     for package, version in installed.items():
-        if said := upgrade.unknown(package, version):
-            yield Check(f"known of {package}", "unknown", said, "ask it: zero-study conformance")
-        for fault in upgrade.known():
+        if reason := upgrade.why_unknown(package, version):
+            yield Check(f"known of {package}", "unknown", reason, "ask it: zero-study conformance")
+        for fault in upgrade.known_faults():
             if fault.package == package and fault.is_among(installed):
                 yield Check(f"known of {package}", "note", f"{version}: {fault.summary}")
 
 
 def _extensions() -> Iterator[Check]:
-    """What is built, and if not, whether it can be built: compiler, headers, ninja, libaio."""
+    """Check which extensions are built, and whether the others can be: compiler, headers, ninja, libaio."""
     for name, extension in extensions.EXTENSIONS.items():
         if extensions.is_built(name):
             yield Check(f"DeepSpeed's {name}", "ok", "is built for this Python")
@@ -130,49 +130,55 @@ def _extensions() -> Iterator[Check]:
 
 
 def _cuda() -> Iterator[Check]:
+    name = "CUDA toolkit"
     if not _has("torch") or not extensions.sees_gpu():
-        yield Check("CUDA toolkit", "note", "no GPU is seen, so none is needed")
+        yield Check(name, "note", "no GPU is seen, so none is needed")
         return
     import torch
 
     compiler = shutil.which("nvcc") or str(Path(os.environ.get("CUDA_HOME", "/usr/local/cuda")) / "bin" / "nvcc")
     if torch.version.cuda is None:
-        yield Check("CUDA toolkit", "bites", "there is a GPU, and torch is a build for CPUs", "install torch for CUDA")
+        yield Check(name, "bites", "there is a GPU, and torch is a build for CPUs", "install torch for CUDA")
     elif not Path(compiler).exists():
         message = "no nvcc: DeepSpeed's extensions for GPUs cannot be compiled; offload needs them"
-        yield Check("CUDA toolkit", "note", message, "install CUDA's toolkit, or set CUDA_HOME")
+        yield Check(name, "note", message, "install CUDA's toolkit, or set CUDA_HOME")
     else:
-        said = subprocess.run([compiler, "--version"], capture_output=True, text=True).stdout
-        release = re.search(r"release (\d+)\.(\d+)", said)
-        version = ".".join(release.groups()) if release else "of unknown version"
-        same = release is not None and release[1] == torch.version.cuda.partition(".")[0]
-        message = f"nvcc {version}, torch is built with CUDA {torch.version.cuda}"
-        remedy = "" if same else "install a toolkit of that first number: DeepSpeed compiles with no other"
-        yield Check("CUDA toolkit", "ok" if same else "bites", message, remedy)
+        output = subprocess.run([compiler, "--version"], capture_output=True, text=True).stdout
+        yield _toolkit(output, torch.version.cuda)
+
+
+def _toolkit(nvcc_output: str, torch_cuda: str) -> Check:
+    """Compare the major version of the toolkit with that of torch's CUDA."""
+    release = re.search(r"release (\d+)\.(\d+)", nvcc_output)
+    version = ".".join(release.groups()) if release else "of unknown version"
+    is_compatible = release is not None and release[1] == torch_cuda.partition(".")[0]
+    message = f"nvcc {version}, torch is built with CUDA {torch_cuda}"
+    remedy = "" if is_compatible else "install a toolkit of that first number: DeepSpeed compiles with no other"
+    return Check("CUDA toolkit", "ok" if is_compatible else "bites", message, remedy)
 
 
 def _gpus() -> Iterator[Check]:
-    users = this_machine.gpu_users()
-    if not users:
+    gpus = this_machine.gpu_users()
+    if not gpus:
         yield Check("GPUs", "note", "none")
-    for name, running in users:
+    for name, running in gpus:
         if running:
-            who = ", ".join(f"process {pid} ({size / 1e9:.1f} GB)" for pid, size in running)
-            yield Check(name, "note", f"is used by {who}", "end them, or choose others by CUDA_VISIBLE_DEVICES")
+            users = ", ".join(f"process {pid} ({size / 1e9:.1f} GB)" for pid, size in running)
+            yield Check(name, "note", f"is used by {users}", "end them, or choose others by CUDA_VISIBLE_DEVICES")
         else:
             yield Check(name, "ok", "nobody uses it")
 
 
 def _ranks() -> Iterator[Check]:
-    """Let two processes talk, over gloo, and over NCCL where there are two GPUs."""
+    """Let two processes communicate over gloo, and over NCCL if there are two GPUs."""
     if not _has("torch"):
         yield Check("two ranks", "unknown", "torch is not installed")
         return
     num_gpus = len(this_machine.find().gpu_memory_bytes)
     for backend in ("gloo", *(["nccl"] if num_gpus > 1 else [])):
-        began = time.monotonic()
-        failure = _talk(backend)
-        seconds = time.monotonic() - began
+        start = time.monotonic()
+        failure = _why_no_sum(backend)
+        seconds = time.monotonic() - start
         if failure is None:
             yield Check(f"two {backend} ranks", "ok", f"add two numbers, {seconds:.0f} s with their start")
         else:
@@ -182,8 +188,8 @@ def _ranks() -> Iterator[Check]:
             yield Check(f"two {backend} ranks", "bites", failure, remedy)
 
 
-def _talk(backend: str) -> str | None:
-    """Start both ranks; say what keeps them from their sum, None where nothing does."""
+def _why_no_sum(backend: str) -> str | None:
+    """Start two ranks that add two numbers; say why they fail, None if they do not."""
     inherited = {name: value for name, value in os.environ.items() if not allowed.says_which_rank(name)}
     inherited["PYTHONPATH"] = os.pathsep.join(filter(None, (inherited.get("PYTHONPATH"), str(ROOT))))
     try:
@@ -217,39 +223,39 @@ def _host_memory() -> Check:
 def _disk(folder: Path) -> Iterator[Check]:
     """Free space and speed. A step of NVMe offload reads and writes masters and both moments, 12 bytes a parameter."""
     name = f"disk of {folder}"
-    if not folder.is_dir() or refuses_more(folder):
+    if not folder.is_dir() or why_not_writable(folder):
         yield Check(name, "bites", "is no folder that can be written", "name one with --disk")
         return
     free = shutil.disk_usage(folder).free
     if free < 2 * DISK_BYTES:
         yield Check(name, "bites", f"{free / 1e9:.1f} GB free", "make room: an NVMe offload needs 12 bytes a parameter")
         return
-    written, read = _speed(folder)
-    seconds = 12e9 / written + 12e9 / read
+    write_speed, read_speed = _speed(folder)
+    seconds = 12e9 / write_speed + 12e9 / read_speed
     message = (
-        f"{free / 1e9:.0f} GB free, writes {written / 1e9:.2f} and reads {read / 1e9:.2f} GB/s: NVMe offload of 1e9 "
-        f"parameters would wait {seconds:.0f} s a step for them, one after the other"
+        f"{free / 1e9:.0f} GB free, writes {write_speed / 1e9:.2f} and reads {read_speed / 1e9:.2f} GB/s: NVMe offload "
+        f"of 1e9 parameters would wait {seconds:.0f} s a step for them, one after the other"
     )
     yield Check(name, "ok", message)
 
 
 def _speed(folder: Path) -> tuple[float, float]:
-    """Bytes per second written and put on the disk, and read back past the kernel's cache."""
+    """Measure a disk: bytes per second written and synced, and bytes per second read back past the kernel's cache."""
     block = os.urandom(1 << 20)
     with tempfile.NamedTemporaryFile(dir=folder) as file:
-        began = time.perf_counter()
+        start = time.perf_counter()
         for _ in range(DISK_BYTES // len(block)):
             file.write(block)
         file.flush()
         os.fsync(file.fileno())
-        written = DISK_BYTES / (time.perf_counter() - began)
+        write_speed = DISK_BYTES / (time.perf_counter() - start)
         if hasattr(os, "posix_fadvise"):
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         file.seek(0)
-        began = time.perf_counter()
+        start = time.perf_counter()
         while file.read(1 << 22):
             pass
-        return written, DISK_BYTES / (time.perf_counter() - began)
+        return write_speed, DISK_BYTES / (time.perf_counter() - start)
 
 
 def _port() -> Check:
@@ -263,11 +269,11 @@ def _port() -> Check:
 
 
 def _inherited() -> Check:
-    """What a launcher around this one has left, and what would change a run behind its configuration."""
-    here = sorted(filter(allowed.says_which_rank, os.environ))
-    if here:
-        message = f"{', '.join(here)} would make one process of several out of a run"
-        return Check("environment", "bites", message, f"unset {' '.join(here)}")
+    """Check for variables of a surrounding launcher, and for those that change a run behind its configuration."""
+    rank_variables = sorted(filter(allowed.says_which_rank, os.environ))
+    if rank_variables:
+        message = f"{', '.join(rank_variables)} would make one process of several out of a run"
+        return Check("environment", "bites", message, f"unset {' '.join(rank_variables)}")
     try:
         allowed.check_variables(os.environ)
     except Refusal as refusal:

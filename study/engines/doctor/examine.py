@@ -1,4 +1,4 @@
-"""`zero-study doctor FILE`: the findings of a file, and the file mended."""
+"""`zero-study doctor FILE`: examine a file, print its findings, and write a corrected file."""
 
 from __future__ import annotations
 
@@ -10,38 +10,39 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from packaging.version import Version
 
 from ...errors import Refusal
 from ...files import ROOT, load, read_whole, read_yaml, reading, write_whole
 from .. import known_bad, upgrade
 from ..keys.patterns import ABSENT
 from ..strategy_names import OffloadDevice, StrategyName
-from . import written_files
+from . import config_files
 from .findings import KEEP, REMOVE, Finding, Instead, Settings, cut
 
 CONFIGS = ROOT / "accelerate_configs"  # the strategies that the project ships
 ORDER = ("crashes", "means something else", "overridden", "ignored", "not examined", "honoured")
-# Keys of which a JSON with one is an accelerate file, and none of DeepSpeed's.
+# A JSON that has one of these keys is an accelerate file and not DeepSpeed's.
 OF_ACCELERATE = {"distributed_type", "compute_environment", "num_processes", "num_machines"}
-# A JSON beside the accelerate file of a DDP: its keys, as DistributedDataParallelKwargs and theory's Engine name them,
-# and their values.
+# A JSON beside the accelerate file of DDP may have these keys and values, which are named as in
+# DistributedDataParallelKwargs and in theory's Engine.
 OF_DDP: dict[str, tuple[Any, ...]] = {"gradient_as_bucket_view": (False, True)}
-# What the shipped files leave open, because zero-study fills it in (training/accelerators.py).
+# Keys that the shipped files leave open, because zero-study fills them in (training/accelerators.py).
 FILLED_IN = ("gradient_clipping", "nvme_path", "offload_param.buffer_size")
 
 
 class _Section(dict[str, Any]):
-    """A section of a JSON as accelerate reads it: of a key that is written twice it has the last value."""
+    """A section of a JSON as accelerate reads it: the last value of a repeated key counts."""
 
     def __init__(self, pairs: list[tuple[str, Any]]) -> None:
         super().__init__(pairs)
-        last = {key: place for place, (key, _) in enumerate(pairs)}
-        self.overridden = [pair for place, pair in enumerate(pairs) if last[pair[0]] != place]
+        last = {key: position for position, (key, _) in enumerate(pairs)}
+        self.overridden = [pair for position, pair in enumerate(pairs) if last[pair[0]] != position]
 
 
 @dataclass(frozen=True)
 class Examined:
-    """A file, and what was found in it and in the DeepSpeed JSON that it names."""
+    """A file, with the findings of it and of the DeepSpeed JSON that it names."""
 
     path: Path
     content: dict[str, Any]
@@ -49,49 +50,68 @@ class Examined:
 
     @property
     def matters(self) -> bool:
-        """Whether the file does something else than it says."""
+        """Whether a key of the file has another effect than its reader expects."""
         return any(finding.matters for finding in self.findings)
 
     def as_json(self) -> str:
-        """What --json prints."""
+        """Return what --json prints."""
         return json.dumps([finding.as_json() for finding in self.findings], indent=1, default=str)
 
 
 def examine(path: Path, release: str | None = None) -> Examined:
-    """Examine an accelerate file or a DeepSpeed JSON, by a release too. Raises Refusal where it is neither."""
+    """Examine an accelerate file or a DeepSpeed JSON, and what a release ("deepspeed==0.18.1") does to its training.
+
+    Raises Refusal if it is neither kind of file.
+    """
     examined = _examine(path, _read_json(path) if _is_json(path) else read_yaml(path, CONFIGS))
-    found = [] if release is None else _of_release(path, examined.content, release)
-    return replace(examined, findings=found + examined.findings)
+    of_release = [] if release is None else _of_release(path, examined.content, release)
+    return replace(examined, findings=of_release + examined.findings)
 
 
 def _of_release(path: Path, content: dict[str, Any], release: str) -> list[Finding]:
-    """What a release of DeepSpeed trains wrongly of the stage, offload and precision that a file asks for."""
+    """Say what a release of DeepSpeed trains wrongly of the stage, offload and precision that a file asks for."""
     package, _, version = release.partition("==")
-    if package != "deepspeed" or not known_bad.release(version):
+    if package != "deepspeed" or not _is_version(version):
         raise Refusal(f"--for {release}: write deepspeed==VERSION; of other packages `zero-study upgrade` says more")
-    written = written_files.AccelerateFile(content)
-    stage, offload, named = written.stage, written.get("deepspeed_config.offload_optimizer_device"), written.json_named
-    classes: set[str] = {"bf16"} if written.get("mixed_precision") in ("bf16", "fp16") else set()  # none: any
-    if named is not None and Path(named).is_file():
-        content = _read_json(Path(named))
-    if "distributed_type" not in content:
-        of_json = written_files.DeepSpeedFile(content)
-        stage, offload = of_json.stage, of_json.get("zero_optimization.offload_optimizer.device")
-        if of_json.precision:
-            classes = {"bf16_fp32_sum" if of_json.get("data_types.grad_accum_dtype") == "fp32" else "bf16"}
-    device: OffloadDevice = offload if offload in ("cpu", "nvme") else "none"
+    stage, device, classes = _training_of(content)
     engine = "not DeepSpeed" if stage is None else str(StrategyName.of_zero(stage, device))
-    bad = known_bad.hitting(engine, version, classes)
-    found = Finding(file=str(path), key="stage", value=stage, effect="means something else", matters=True)
-    if unknown := upgrade.unknown(package, version):
-        return [replace(found, effect="not examined", message=unknown)]
-    return [replace(found, message=f"{release} trains wrongly {upgrade.said(one, [engine])}") for one in bad]
+    finding = Finding(file=str(path), key="stage", value=stage, effect="means something else", matters=True)
+    if reason := upgrade.why_unknown(package, version):
+        return [replace(finding, effect="not examined", message=reason)]
+    return [
+        replace(finding, message=f"{release} trains wrongly {upgrade.fault_summary(fault, [engine])}")
+        for fault in known_bad.faults_of(version, engine, classes)
+    ]
+
+
+def _is_version(text: str) -> bool:
+    return known_bad.base_release(text) > Version("0")
+
+
+def _training_of(content: dict[str, Any]) -> tuple[int | None, OffloadDevice, set[str]]:
+    """Return the ZeRO stage (None: not DeepSpeed), the device of its optimizer states, and its precision classes.
+
+    Classes are named as in the matrices of conformance; an empty set stands for any. The DeepSpeed JSON that an
+    accelerate file names takes precedence over the accelerate file.
+    """
+    file = config_files.AccelerateFile(content)
+    stage, offload = file.stage, file.get("deepspeed_config.offload_optimizer_device")
+    classes: set[str] = {"bf16"} if file.get("mixed_precision") in ("bf16", "fp16") else set()
+    if file.json_named is not None and Path(file.json_named).is_file():
+        content = _read_json(Path(file.json_named))
+    if "distributed_type" not in content:
+        json_file = config_files.DeepSpeedFile(content)
+        stage, offload = json_file.stage, json_file.get("zero_optimization.offload_optimizer.device")
+        if json_file.precision:
+            classes = {"bf16_fp32_sum" if json_file.get("data_types.grad_accum_dtype") == "fp32" else "bf16"}
+    device: OffloadDevice = "cpu" if offload == "cpu" else "nvme" if offload == "nvme" else "none"
+    return stage, device, classes
 
 
 def _is_json(path: Path) -> bool:
-    """Whether a file is JSON: by its name, or by its first character where the name says neither.
+    """Say whether a file is JSON, by its name, or by its first character if the name does not tell.
 
-    DeepSpeed asks no name: some projects call its files .conf.
+    DeepSpeed accepts any name, and some projects call its files .conf.
     """
     if path.suffix in (".json", ".yaml", ".yml"):
         return path.suffix == ".json"
@@ -104,56 +124,64 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def with_keys(path: Path, content: Any) -> dict[str, Any]:
-    """What a JSON holds. Raises Refusal where that is no keys."""
+    """Return the content of a JSON. Raises Refusal unless it is a mapping of keys."""
     if not isinstance(content, dict):
         raise Refusal(f"{path}: holds no keys; copy one of {CONFIGS.name}/")
     return content
 
 
 def _examine(path: Path, content: dict[str, Any]) -> Examined:
-    found = _written_twice(path, content)
+    findings = _overridden(path, content) + _findings_of(path, content)
+    return Examined(path, content, [_as_shipped(finding) for finding in _join_typos(findings)])
+
+
+def _findings_of(path: Path, content: dict[str, Any]) -> list[Finding]:
+    """Return the findings of a file by its kind: options of DDP, a DeepSpeed JSON, or an accelerate file."""
     if content and content.keys() <= OF_DDP.keys():
-        found += [Finding(file=str(path), key=key, value=value, effect="honoured", message="zero-study hands it to DDP")
-                  for key, value in content.items()]  # fmt: skip
-    elif _is_json(path) and not OF_ACCELERATE & set(content):
-        found += written_files.of_json(str(path), content)
-    else:
-        found += written_files.of_accelerate(str(path), content)
-        named = written_files.AccelerateFile(content).json_named
-        if named is not None and not Path(named).is_file():
-            missing = _missing(path, named)
-            found = [*(finding for finding in found if finding.key != missing.key), missing]
-        elif named is not None:
-            inner = _read_json(Path(named))
-            found += _written_twice(Path(named), inner) + written_files.of_json(named, inner)
-    return Examined(path, content, [_as_shipped(finding) for finding in _one_for_a_typo(found)])
+        message = "zero-study hands it to DDP"
+        return [
+            Finding(file=str(path), key=key, value=value, effect="honoured", message=message)
+            for key, value in content.items()
+        ]
+    if _is_json(path) and not OF_ACCELERATE & set(content):
+        return config_files.of_json(str(path), content)
+    findings = config_files.of_accelerate(str(path), content)
+    json_path = config_files.AccelerateFile(content).json_named
+    if json_path is None:
+        return findings
+    if not Path(json_path).is_file():
+        missing = _missing(path, json_path)
+        return [*(finding for finding in findings if finding.key != missing.key), missing]
+    inner = _read_json(Path(json_path))
+    return findings + _overridden(Path(json_path), inner) + config_files.of_json(json_path, inner)
 
 
-def _one_for_a_typo(found: Sequence[Finding]) -> list[Finding]:
-    """Join what is said of a misspelt key with what is said of the right one, which is missing for that reason."""
-    missing = {(one.file, one.key): one for one in found if one.value is ABSENT}
+def _join_typos(findings: Sequence[Finding]) -> list[Finding]:
+    """Join the finding of a misspelt key with that of the right key, which is missing because of the typo."""
+    missing = {(finding.file, finding.key): finding for finding in findings if finding.value is ABSENT}
     joined: list[Finding] = []
-    dropped: set[tuple[str, str]] = set()
-    for one in found:
-        right = one.mend.key if isinstance(one.mend, Instead) else None
-        absent = missing.get((one.file, right)) if right is not None else None
-        if right is not None and absent is not None:
-            dropped.add((one.file, right))
-            one = replace(one, message=f"{one.message}; {absent.message}")
-        joined.append(one)
-    return [one for one in joined if (one.file, one.key) not in dropped or one.value is not ABSENT]
+    explained: set[tuple[str, str]] = set()  # missing keys
+    for finding in findings:
+        right_key = (finding.file, finding.mend.key) if isinstance(finding.mend, Instead) else None
+        if right_key is not None and right_key in missing:
+            explained.add(right_key)
+            finding = replace(finding, message=f"{finding.message}; {missing[right_key].message}")
+        joined.append(finding)
+    return [
+        finding for finding in joined if finding.value is not ABSENT or (finding.file, finding.key) not in explained
+    ]
 
 
 def _as_shipped(finding: Finding) -> Finding:
-    """A finding, which is no fault of a shipped file in what zero-study itself fills in."""
+    """Return a finding; one of a shipped file does not matter if zero-study fills the key in."""
     is_shipped = Path(finding.file).resolve().is_relative_to(CONFIGS)
     if not (is_shipped and finding.matters and finding.key.endswith(FILLED_IN)):
         return finding
     return replace(finding, matters=False, message=f"zero-study fills it in; else {finding.message}")
 
 
-def _written_twice(path: Path, content: dict[str, Any]) -> list[Finding]:
-    """What is said of the values of a JSON that stand before another one of the same key."""
+def _overridden(path: Path, content: dict[str, Any]) -> list[Finding]:
+    """Return the findings of the values of a JSON that a later value of the same key overrides."""
     sections = [("", content), *((f"{key}.", value) for key, value, _ in Settings(content).nodes())]
     return [
         Finding(
@@ -166,10 +194,10 @@ def _written_twice(path: Path, content: dict[str, Any]) -> list[Finding]:
     ]  # fmt: skip
 
 
-def _missing(path: Path, named: str) -> Finding:
-    """What is said of a JSON that is not where the launcher will look for it."""
+def _missing(path: Path, json_path: str) -> Finding:
+    """Return the finding of a JSON that is not where the launcher will look for it."""
     return Finding(
-        file=str(path), key="deepspeed_config.deepspeed_config_file", value=named, effect="crashes", matters=True,
+        file=str(path), key="deepspeed_config.deepspeed_config_file", value=json_path, effect="crashes", matters=True,
         error="Expected a string path to an existing deepspeed config",
         message=f"does not exist as seen from {Path.cwd()}, where the launcher would look for it",
         remedy="start in the folder that it is relative to, or write a whole path",
@@ -177,35 +205,37 @@ def _missing(path: Path, named: str) -> Finding:
 
 
 def text(examined: Examined, everything: bool = False) -> str:
-    """One line a finding, the worst first; of what does no harm only the number, unless everything is asked."""
-    shown = [f for f in examined.findings if everything or f.matters or f.effect == "not examined"]
-    lines = [_line(f, examined.path) for f in sorted(shown, key=lambda f: (not f.matters, ORDER.index(f.effect)))]
-    matter = sum(f.matters for f in examined.findings)
-    rest = len(examined.findings) - len(shown)
-    others = f"; {rest} keys do no harm (--all lists them)" if rest else ""
-    return "\n".join([*lines, f"{examined.path}: {matter} of {len(examined.findings)} keys to change{others}"])
+    """Return a line for each finding, the worst first; harmless ones are only counted, unless `everything` is set."""
+    visible = [f for f in examined.findings if everything or f.matters or f.effect == "not examined"]
+    lines = [_line(f, examined.path) for f in sorted(visible, key=lambda f: (not f.matters, ORDER.index(f.effect)))]
+    num_to_change = sum(f.matters for f in examined.findings)
+    num_harmless = len(examined.findings) - len(visible)
+    harmless = f"; {num_harmless} keys do no harm (--all lists them)" if num_harmless else ""
+    summary = f"{examined.path}: {num_to_change} of {len(examined.findings)} keys to change{harmless}"
+    return "\n".join([*lines, summary])
 
 
 def _line(finding: Finding, path: Path) -> str:
-    where = "" if finding.file == str(path) else f"{finding.file}: "
+    file = "" if finding.file == str(path) else f"{finding.file}: "
     value = "{...}" if isinstance(finding.value, dict) else repr(cut(finding.value))
     is_verb = finding.effect in ("crashes", "means something else")
-    line = f"{where}{cut(finding.key)}: {value} {'' if is_verb else 'is '}{finding.effect}"
+    line = f"{file}{cut(finding.key)}: {value} {'' if is_verb else 'is '}{finding.effect}"
     line += f": {finding.message}" if finding.message else ""
     return line + (f"; {finding.remedy}" if finding.remedy else "")
 
 
 def mended(examined: Examined) -> dict[str, Any]:
-    """The file's content as --fix writes it: what matters and has one remedy is changed, the rest is kept.
+    """Return the file's content as --fix writes it: every key that matters and has one remedy is changed.
 
-    It is examined again until nothing is left to mend, for a key that is written may want another one.
+    The result is examined again until nothing is left to change, because a corrected key may require another one.
     """
     content = copy.deepcopy(examined.content)
     for _ in range(5):
         before = copy.deepcopy(content)
-        found = [f for f in _examine(examined.path, before).findings if f.matters and f.file == str(examined.path)]
-        # A key under its right name first, for where it is missing there is another finding.
-        for finding in [f for f in found if isinstance(f.mend, Instead)] or [f for f in found if f.mend is not KEEP]:
+        findings = [f for f in _examine(examined.path, before).findings if f.matters and f.file == str(examined.path)]
+        # Misspelt keys come first: for the right name, which is missing, there is another finding.
+        misspelt = [finding for finding in findings if isinstance(finding.mend, Instead)]
+        for finding in misspelt or [finding for finding in findings if finding.mend is not KEEP]:
             _mend(content, finding)
         if content == before:
             break
@@ -223,15 +253,16 @@ def _mend(content: dict[str, Any], finding: Finding) -> None:
 
 
 def _put(content: dict[str, Any], key: str, value: Any) -> None:
-    first, _, rest = key.partition(".")
-    if rest and key not in content:  # a key may itself hold a dot
-        if not isinstance(content.get(first), dict):
+    """Set a dotted key of a file, or remove it; sections above it are made as needed."""
+    section, _, inner = key.partition(".")
+    if inner and key not in content:  # a key may itself contain a dot
+        if not isinstance(content.get(section), dict):
             if value is REMOVE:
                 return
-            content[first] = {}
-        if first == "fsdp_config":  # the launcher adds the section's prefix where it is left out
-            content[first].pop(rest.removeprefix("fsdp_"), None)
-        _put(content[first], rest, value)
+            content[section] = {}
+        if section == "fsdp_config":  # the launcher adds the section's prefix to a key that lacks it
+            content[section].pop(inner.removeprefix("fsdp_"), None)
+        _put(content[section], inner, value)
     elif value is REMOVE:
         content.pop(key, None)
     else:
@@ -239,15 +270,14 @@ def _put(content: dict[str, Any], key: str, value: Any) -> None:
 
 
 def write_mended(examined: Examined, out: Path) -> None:
-    """Write the mended file, never over another. Raises Refusal."""
+    """Write the corrected file. Raises Refusal if the file exists already, or cannot be written."""
     if out.exists():
         raise Refusal(f"--fix {out}: exists; name a new file")
     if out.suffix != examined.path.suffix:
         raise Refusal(f"--fix {out}: is written as {examined.path.suffix}, as {examined.path} is; name it so")
     content = mended(examined)
-    is_json = _is_json(examined.path)
-    written = json.dumps(content, indent=2) if is_json else yaml.safe_dump(content, sort_keys=False)
+    text = json.dumps(content, indent=2) if _is_json(examined.path) else yaml.safe_dump(content, sort_keys=False)
     try:
-        write_whole(out, (written.rstrip("\n") + "\n").encode())
+        write_whole(out, (text.rstrip("\n") + "\n").encode())
     except OSError as error:
         raise Refusal(f"--fix {out}: cannot be written ({error.strerror})") from None

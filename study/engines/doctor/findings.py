@@ -1,4 +1,4 @@
-"""What is said of the keys of a file: findings, made of the table's rules."""
+"""Findings: what each key of a file really does, by the rules of the table."""
 
 from __future__ import annotations
 
@@ -10,26 +10,27 @@ from functools import cache, lru_cache
 from typing import Any, Literal
 
 from ..keys import known_keys
-from ..keys.patterns import ABSENT, Mark, Pattern, holds
+from ..keys.known_keys import Pattern
+from ..keys.patterns import ABSENT, Mark, condition_holds
 
 Effect = Literal["honoured", "ignored", "overridden", "crashes", "means something else", "not examined"]
 
 REMOVE = Mark("remove")  # --fix takes the key out
 KEEP = Mark("keep")  # --fix leaves it: what to write instead is for its owner to decide
-UNSAID = Mark("unsaid")  # what the engine has then is not said
+NOT_STATED = Mark("not stated")  # the rule does not state what the engine has then
 
 LONGEST = 200  # characters of a value that are printed
 
 
 def cut(value: Any) -> Any:
-    """A value of a file as it is printed: as it is, or of a long one the beginning and its length."""
-    written = value if isinstance(value, str) else repr(value)
-    return value if len(written) <= LONGEST else f"{written[:LONGEST]}... ({len(written):,} characters)"
+    """Return a value as it is printed: unchanged, or only the beginning of a long one and its length."""
+    text = value if isinstance(value, str) else repr(value)
+    return value if len(text) <= LONGEST else f"{text[:LONGEST]}... ({len(text):,} characters)"
 
 
 @dataclass(frozen=True)
 class Instead:
-    """What --fix writes in the place of a key: another one, with this value or the old one."""
+    """Another key that --fix writes in the place of a key, with this value or the old one."""
 
     key: str
     value: Any = KEEP
@@ -47,33 +48,35 @@ class Finding:
     remedy: str = ""
     matters: bool = False  # whether the file does not do what its reader takes it to do
     mend: Any = field(default=KEEP, repr=False)
-    engine_has: Any = UNSAID  # in the place of this key
+    engine_has: Any = NOT_STATED  # in the place of this key
     error: str = ""  # a piece of the error, where it crashes
 
     def as_json(self) -> dict[str, Any]:
-        """The finding as --json prints it; a key that is absent has no value."""
+        """Return the finding as --json prints it; a key that is absent has no value."""
         content = {name: getattr(self, name) for name in ("file", "effect", "message", "remedy", "matters")}
-        said = {"key": self.key, "value": self.value, "engine_has": self.engine_has, "error": self.error or UNSAID}
-        return content | {name: cut(value) for name, value in said.items() if not isinstance(value, Mark)}
+        optional = {
+            "key": self.key, "value": self.value, "engine_has": self.engine_has, "error": self.error or NOT_STATED,
+        }  # fmt: skip
+        return content | {name: cut(value) for name, value in optional.items() if not isinstance(value, Mark)}
 
 
 class Settings:
-    """What a file holds, by dotted keys."""
+    """What a file has, by dotted keys."""
 
     def __init__(self, content: Mapping[str, Any]) -> None:
         self.content = content
 
     def get(self, key: str, default: Any = ABSENT) -> Any:
-        """The value of a key, `default` where it or a section above it is missing."""
-        here: Any = self.content
+        """Return the value of a dotted key; `default` if it or a section above it is missing."""
+        value: Any = self.content
         for part in key.split("."):
-            if not isinstance(here, dict) or part not in here:
+            if not isinstance(value, dict) or part not in value:
                 return default
-            here = here[part]
-        return here
+            value = value[part]
+        return value
 
     def nodes(self) -> Iterator[tuple[str, Any, bool]]:
-        """Every key, a section before what is in it: its dotted name, its value, whether it is a section."""
+        """Yield the dotted name and the value of every key, and whether it is a section; a section before its keys."""
         yield from _nodes(self.content, "")
 
 
@@ -91,98 +94,105 @@ class Rule:
 
     key: str  # dotted; a * stands for anything
     effect: Effect
-    of_absent: bool  # it is said where the key is missing
-    when: Mapping[str, Pattern]
-    whole: bool  # it says all there is to say of a section
-    said: Mapping[str, Any]  # the rule as the table has it
+    is_of_absent: bool  # the rule is for files in which the key is missing
+    condition: Mapping[str, Pattern]
+    covers_section: bool  # it says all that there is to say of the keys of a section
+    entry: Mapping[str, Any]  # the rule as the table has it
+
+    def holds(self, value: Any, settings: Settings) -> bool:
+        """Say whether the rule's condition holds in a file in which its key has this value."""
+        return condition_holds(self.condition, self.key, value, settings)
 
     def finding(self, file: str, key: str, value: Any) -> Finding:
-        """What the rule says of a key."""
-        said = self.said
-        mend = REMOVE if said.get("mend") == "remove" else said.get("mend", KEEP)
-        if "instead" in said:
-            other = said["instead"]
-            mend = Instead(other) if isinstance(other, str) else Instead(*next(iter(other.items())))
-        unsaid = value if self.effect == "honoured" else UNSAID
+        """Return what the rule says of a key."""
+        entry = self.entry
+        mend = REMOVE if entry.get("mend") == "remove" else entry.get("mend", KEEP)
+        if "instead" in entry:
+            right = entry["instead"]
+            mend = Instead(right) if isinstance(right, str) else Instead(*next(iter(right.items())))
         return Finding(
             file=file,
             key=key,
             value=value,
             effect=self.effect,
-            message=_filled_in(said.get("says", ""), key, value),
-            remedy=_filled_in(said.get("remedy", ""), key, value),
-            matters=not said.get("minor") and self.effect not in ("honoured", "not examined"),
+            message=_filled_in(entry.get("says", ""), key, value),
+            remedy=_filled_in(entry.get("remedy", ""), key, value),
+            matters=not entry.get("minor") and self.effect not in ("honoured", "not examined"),
             mend=mend,
-            engine_has=said.get("has", unsaid),
-            error=said.get("error", ""),
+            engine_has=entry.get("has", value if self.effect == "honoured" else NOT_STATED),
+            error=entry.get("error", ""),
         )
 
 
 def _filled_in(text: str, key: str, value: Any) -> str:
     text = text.replace("{value}", str(cut(value))).replace("{section}", key.partition(".")[0])
     for name in ("distributed_types", "schedulers"):
-        text = text.replace(f"{{{name}}}", ", ".join(known_keys.listed(name)) if f"{{{name}}}" in text else "")
+        text = text.replace(f"{{{name}}}", ", ".join(known_keys.engine_list(name)) if f"{{{name}}}" in text else "")
     return text
 
 
 @cache
 def rules(place: known_keys.Place) -> list[Rule]:
-    """The rules of a place, in their order."""
-    found = []
-    for names, said in known_keys.read()["rules"][place].items():
+    """Return the rules of a place, in their order."""
+    rules_of_place = []
+    for names, entries in known_keys.read()["rules"][place].items():
         for name in _removed() if names == "<removed>" else names.split():
-            for rule in said:
-                of_absent = "absent" in rule
-                effect = rule["absent" if of_absent else "does"]
-                found.append(Rule(name, effect, of_absent, rule.get("when", {}), rule.get("whole", False), rule))
-    return found
+            for entry in entries:
+                is_of_absent = "absent" in entry
+                effect = entry["absent" if is_of_absent else "does"]
+                condition, covers_section = entry.get("when", {}), entry.get("whole", False)
+                rules_of_place.append(Rule(name, effect, is_of_absent, condition, covers_section, entry))
+    return rules_of_place
 
 
 @lru_cache(maxsize=1024)
 def _of_key(place: known_keys.Place, key: str) -> list[Rule]:
-    """The rules of a key that is written."""
-    return [rule for rule in rules(place) if not rule.of_absent and fnmatchcase(key, rule.key)]
+    """Return the rules of a key that a file has."""
+    return [rule for rule in rules(place) if not rule.is_of_absent and fnmatchcase(key, rule.key)]
 
 
 def _removed() -> list[str]:
-    in_zero = (f"zero_optimization.{name}" for name in known_keys.listed("removed_zero"))
-    return [*known_keys.listed("removed"), *in_zero]
+    """Return the keys that this release of DeepSpeed has removed."""
+    in_zero = (f"zero_optimization.{name}" for name in known_keys.engine_list("removed_zero"))
+    return [*known_keys.engine_list("removed"), *in_zero]
 
 
-Unknown = Callable[[str, Any], Finding | None]
+OnUnknown = Callable[[str, Any], Finding | None]  # what is to be said of a key that has no rule, and its value
 
 
-def examine(file: str, settings: Settings, place: known_keys.Place, unknown: Unknown) -> list[Finding]:
-    """Say what each key of a file does: by its rule, as an unknown key, or else that it is honoured."""
+def examine(file: str, settings: Settings, place: known_keys.Place, on_unknown: OnUnknown) -> list[Finding]:
+    """Say what each key of a file does: by its rule, else as `on_unknown` says, else that it is honoured."""
     findings = []
-    said_whole: tuple[str, ...] = ()
+    covered: tuple[str, ...] = ()  # prefixes of the sections whose keys a finding has covered
     for key, value, is_section in settings.nodes():
-        if key.startswith(said_whole):
+        if key.startswith(covered):
             continue
-        of_key = (
-            rule for rule in _of_key(place, key) if holds(rule.when, rule.key, value, settings, known_keys.listed)
-        )
-        rule = next(of_key, None)
-        found = rule.finding(file, key, value) if rule else unknown(key, value)
-        if found and is_section and (rule is None or rule.whole):
-            said_whole += (f"{key}.",)
-        if found is None and not is_section:
-            found = Finding(file=file, key=key, value=value, effect="honoured", engine_has=value)
-        if found:
-            findings.append(found)
-    for rule in rules(place):
-        is_missing = rule.of_absent and settings.get(rule.key) is ABSENT
-        if is_missing and holds(rule.when, rule.key, ABSENT, settings, known_keys.listed):
-            findings.append(rule.finding(file, rule.key, ABSENT))
-    return findings
+        rule = next((rule for rule in _of_key(place, key) if rule.holds(value, settings)), None)
+        finding = rule.finding(file, key, value) if rule else on_unknown(key, value)
+        if finding and is_section and (rule is None or rule.covers_section):
+            covered += (f"{key}.",)
+        if finding is None and not is_section:
+            finding = Finding(file=file, key=key, value=value, effect="honoured", engine_has=value)
+        if finding:
+            findings.append(finding)
+    return findings + _of_absent_keys(file, settings, place)
+
+
+def _of_absent_keys(file: str, settings: Settings, place: known_keys.Place) -> list[Finding]:
+    """Say what follows from the keys that a file lacks."""
+    return [
+        rule.finding(file, rule.key, ABSENT)
+        for rule in rules(place)
+        if rule.is_of_absent and settings.get(rule.key) is ABSENT and rule.holds(ABSENT, settings)
+    ]
 
 
 def misspelt(
-    file: str, key: str, value: Any, known: Iterable[str], effect: Effect, message: str, error: str = ""
+    file: str, key: str, value: Any, valid_names: Iterable[str], effect: Effect, message: str, error: str = ""
 ) -> Finding:
-    """What is said of a key that is none of those that are known: the one that is most like it, else to remove it."""
+    """Return the finding of a key that has no valid name: its remedy is the most similar name, else to remove it."""
     section, _, inner = key.rpartition(".")
-    near = difflib.get_close_matches(inner[:LONGEST], sorted(known), n=1, cutoff=0.8)
+    near = difflib.get_close_matches(inner[:LONGEST], sorted(valid_names), n=1, cutoff=0.8)
     return Finding(
         file=file, key=key, value=value, effect=effect, message=message, error=error, matters=True,
         mend=Instead(f"{section}.{near[0]}".lstrip(".")) if near else REMOVE,

@@ -10,86 +10,96 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ..keys import known_keys
-from ..keys.patterns import ABSENT, fits, in_words, shown
+from ..keys.known_keys import Pattern
+from ..keys.patterns import ABSENT, as_in_file, in_words, matches
+from .config_files import NOT_COERCED
 from .findings import Finding, Settings, cut, misspelt
-from .written_files import NOT_COERCED
 
 HPZ = "zero_optimization.zero_hpz_partition_size"  # of stage 3 only
 
 
-def refusals(place: known_keys.Place, content: Mapping[str, Any], findings: Sequence[Finding]) -> list[str]:
-    """Say why the study refuses a file, the keys that are not known first; nothing where it takes it.
+def validation_errors(place: known_keys.Place, content: Mapping[str, Any], findings: Sequence[Finding]) -> list[str]:
+    """Say why the study refuses a file, a line for each key: unknown keys, wrong values, missing keys.
 
-    `findings`: what doctor says of the file, which explains what is refused.
+    The list is empty if the study takes the file. `findings`: what doctor says of the file, which explains refusals.
     """
-    settings, taken = Settings(content), known_keys.taken(place)
-    about = {finding.key: finding for finding in findings}
-    removed = {*known_keys.listed("removed"), *known_keys.listed("removed_zero")}
-    unknown, wrong = [], []
-    for key, value in _written(content, _sections(place)):
-        pattern = taken.get(key)
-        if pattern is not None:
-            finding = about.get(key)
-            if not fits(pattern, value, known_keys.listed, exactly=True):
-                wrong.append(
-                    _not_taken(place, key, value, finding) or f"{key}={cut(value)!r}: should be {in_words(pattern)}"
-                )
-            elif finding is not None and _is_lost(key, finding):
-                wrong.append(f"{key}: {finding.message}; {finding.remedy or 'remove it'}")
-        elif key in _sections(place):
-            wrong.append(f"{key}={cut(value)!r}: should be a section")
+    of_key = {finding.key: finding for finding in findings}
+    accepted, sections = known_keys.accepted_values(place), _sections(place)
+    unknown_keys, wrong_values = [], []
+    for key, value in _keys_in(content, sections):
+        if key in accepted:
+            wrong_values.append(_value_error(place, key, value, accepted[key], of_key.get(key)))
+        elif key in sections:
+            wrong_values.append(f"{key}={cut(value)!r}: should be a section")
         else:
-            is_removed = key.rpartition(".")[2] in removed
-            finding = about.get(key) if is_removed else None
-            unknown.append(_not_taken(place, key, value, finding) or _unknown(place, key, value))
-    needed = known_keys.read()["study"][place]["needed"]
-    missing = [f"{key} is missing" for key in needed if settings.get(key) is ABSENT and _could_be(settings, key)]
-    return [*unknown, *wrong, *missing]
+            unknown_keys.append(_unknown_key_error(place, key, value, of_key.get(key)))
+    return [*unknown_keys, *filter(None, wrong_values), *_missing_keys(place, Settings(content))]
+
+
+def _value_error(
+    place: known_keys.Place, key: str, value: Any, pattern: Pattern, finding: Finding | None
+) -> str | None:
+    """Say why the study does not take the value of a key; None: it does."""
+    if not matches(pattern, value, exactly=True):
+        return _reason(place, key, value, finding) or f"{key}={cut(value)!r}: should be {in_words(pattern)}"
+    if finding is not None and _is_lost(key, finding):
+        return f"{key}: {finding.message}; {finding.remedy or 'remove it'}"
+    return None
+
+
+def _unknown_key_error(place: known_keys.Place, key: str, value: Any, finding: Finding | None) -> str:
+    """Say what to do about a key that the study does not take."""
+    section, _, name = key.rpartition(".")
+    is_removed = name in {*known_keys.engine_list("removed"), *known_keys.engine_list("removed_zero")}
+    if reason := _reason(place, key, value, finding if is_removed else None):
+        return reason
+    split_keys = (accepted_key.rpartition(".") for accepted_key in known_keys.accepted_values(place))
+    siblings = [sibling for parent, _, sibling in split_keys if parent == section]
+    remedy = misspelt("", key, value, siblings, effect="crashes", message="").remedy
+    return f"unknown key {key!r}; {remedy}"
+
+
+def _missing_keys(place: known_keys.Place, settings: Settings) -> list[str]:
+    """Name the keys that the study needs and a file lacks, at its top and in the sections that it has."""
+    missing = [key for key in known_keys.read()["study"][place]["needed"] if settings.get(key) is ABSENT]
+    sections = {key: key.rpartition(".")[0] for key in missing}
+    return [
+        f"{key} is missing" for key in missing if not sections[key] or isinstance(settings.get(sections[key]), dict)
+    ]
 
 
 def _sections(place: known_keys.Place) -> set[str]:
-    """The sections in which the study takes keys."""
-    parents = (key.split(".")[:-1] for key in known_keys.taken(place))
+    """Return the sections in which the study takes keys."""
+    parents = (key.split(".")[:-1] for key in known_keys.accepted_values(place))
     return {".".join(names[: depth + 1]) for names in parents for depth in range(len(names))}
 
 
-def _written(content: Mapping[str, Any], sections: set[str], above: str = "") -> Iterator[tuple[str, Any]]:
-    """The keys of a file, of a section that the study knows those in it."""
+def _keys_in(content: Mapping[str, Any], sections: set[str], above: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the keys of a file with their values; of a section that the study knows, the keys in it."""
     for name, value in content.items():
         key = f"{above}{name}"
         if key in sections and isinstance(value, dict):
-            yield from _written(value, sections, f"{key}.")
+            yield from _keys_in(value, sections, f"{key}.")
         else:
             yield key, value
 
 
-def _not_taken(place: known_keys.Place, key: str, value: Any, finding: Finding | None) -> str | None:
-    """Why the study does not take a key or its value: its own reason, else what becomes of it."""
-    written = " ".join(cut(value).split()) if isinstance(value, str) else shown(value)
-    why = known_keys.read()["study"][place]["why"].get(key)
-    is_odd = isinstance(value, bool) and finding is not None and finding.effect == "crashes"  # an unquoted no
-    if why and not is_odd:
-        return f"{key}: {written} {why}" if key in known_keys.taken(place) else f"{key} {why}"
-    if finding is None or not finding.matters or finding.error == NOT_COERCED:  # of which the study's pattern says more
+def _reason(place: known_keys.Place, key: str, value: Any, finding: Finding | None) -> str | None:
+    """Say why the study does not take a key or its value: the study's own reason, else doctor's finding."""
+    value_text = " ".join(cut(value).split()) if isinstance(value, str) else as_in_file(value)
+    own_reason = known_keys.read()["study"][place]["why"].get(key)
+    is_unquoted_no = isinstance(value, bool) and finding is not None and finding.effect == "crashes"
+    if own_reason and not is_unquoted_no:
+        return (
+            f"{key}: {value_text} {own_reason}" if key in known_keys.accepted_values(place) else f"{key} {own_reason}"
+        )
+    if finding is None or not finding.matters or finding.error == NOT_COERCED:  # the study's pattern says more of these
         return None
-    return f"{key}: {written}: {finding.message}; {finding.remedy}"
+    return f"{key}: {value_text}: {finding.message}; {finding.remedy}"
 
 
 def _is_lost(key: str, finding: Finding) -> bool:
-    """Whether a value that the study takes is lost where it stands: accelerate wants none beside a JSON."""
-    beside = known_keys.installed("accelerate", "not_beside_a_json")
-    stops = finding.effect == "crashes" and key.rpartition(".")[2] in beside
+    """Say whether a value that the study takes has no effect: accelerate refuses some keys beside a DeepSpeed JSON."""
+    refused_beside_json = known_keys.engine_schema("accelerate", "not_beside_a_json")
+    stops = finding.effect == "crashes" and key.rpartition(".")[2] in refused_beside_json
     return stops or (finding.effect == "ignored" and key == HPZ)
-
-
-def _unknown(place: known_keys.Place, key: str, value: Any) -> str:
-    section, _, _ = key.rpartition(".")
-    beside = [name.rpartition(".")[2] for name in known_keys.taken(place) if name.rpartition(".")[0] == section]
-    remedy = misspelt("", key, value, beside, effect="crashes", message="").remedy
-    return f"unknown key {key!r}; {remedy}"
-
-
-def _could_be(settings: Settings, key: str) -> bool:
-    """Whether the section of a key that is missing is there."""
-    section = key.rpartition(".")[0]
-    return not section or isinstance(settings.get(section), dict)

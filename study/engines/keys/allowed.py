@@ -1,8 +1,8 @@
-"""Which of the launcher's flags and of the environment's variables a run may have, and what proves what they did.
+"""Which flags of the launcher and which environment variables a run accepts, and what proves their effect.
 
-A run is its strategy's file and its own flags. What else `accelerate launch` and the libraries would take from a
-command line or from the environment is refused by name, unless it changes no result, or the record proves what came of
-it. The table says which; `docs/launcher.md` is made of it.
+A run is its strategy's file and its own flags. All other flags of `accelerate launch` and variables of the libraries
+are refused by name, unless they change no result, or the record proves their effect. The table of keys says which;
+`docs/launcher.md` is generated from it.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from . import known_keys
 
 
 class Allowed(NamedTuple):
-    """What becomes of a flag or a variable."""
+    """Whether a run accepts a flag or a variable."""
 
     is_accepted: bool
-    why: str  # accepted: what proves it; refused: what it would do, and the remedy
+    reason: str  # accepted: what proves its effect; refused: what it would do, and the remedy
 
 
 @cache
-def rules(what: Literal["flags", "variables"]) -> dict[str, Allowed]:
-    """What becomes of each flag, by the launcher's own names, or of each family of variables."""
-    said = known_keys.read()[what]
+def rules(kind: Literal["flags", "variables"]) -> dict[str, Allowed]:
+    """Return the rule of each flag, by the launcher's own names, or of each family of variables, by a pattern."""
+    patterns_by_verdict = known_keys.read()[kind]
     return {
-        pattern: Allowed(verdict == "accepted", why)
+        pattern: Allowed(verdict == "accepted", reason)
         for verdict in ("accepted", "refused")
-        for why, patterns in said[verdict].items()
+        for reason, patterns in patterns_by_verdict[verdict].items()
         for pattern in patterns
     }
 
 
-# Whatever else of these families is set stands in a record: names and values, by `records.machine`.
+# Other variables of these families are in the record, with their values (`records.machine`).
 _RANK_NAMES = re.compile(
     r"(LOCAL_|GROUP_|ROLE_|NODE_)?RANK|ROLE_NAME|(LOCAL_|GROUP_|ROLE_)?WORLD_SIZE|MASTER_(ADDR|PORT)|TORCHELASTIC_\w+|"
     r"(OMPI_COMM_WORLD|PMI|MV2_COMM_WORLD)_(LOCAL_)?(RANK|SIZE)"
@@ -44,17 +44,17 @@ _RANK_NAMES = re.compile(
 
 
 def says_which_rank(name: str) -> bool:
-    """Say whether a launcher tells a process by this variable which rank it is, and where the others are."""
+    """Say whether a launcher sets this variable to tell a process its rank and the address of the others."""
     return _RANK_NAMES.fullmatch(name) is not None
 
 
 def of_flag(name: str) -> Allowed:
-    """What becomes of a flag, by the launcher's own name for it. One that is not known is refused."""
+    """Return the rule of a flag, by the launcher's own name for it. An unknown flag is refused."""
     return _closest("flags", name) or Allowed(False, "this version of the study does not know it; remove it")
 
 
 def of_variable(name: str) -> Allowed | None:
-    """What becomes of a variable; None where it is of no family that changes a run behind its configuration."""
+    """Return the rule of a variable; None if no variable of its kind changes a run behind its configuration."""
     return _closest("variables", name)
 
 
@@ -62,20 +62,20 @@ def check_flags(flags: Iterable[str]) -> None:
     """Refuse the first flag, by the launcher's own name for it, that a run may not have."""
     for name in flags:
         if not (rule := of_flag(name)).is_accepted:
-            raise Refusal(f"accelerate launch --{name} {rule.why}")
+            raise Refusal(f"accelerate launch --{name} {rule.reason}")
 
 
 def check_variables(environment: Mapping[str, str]) -> None:
     """Refuse the first variable of the launcher's environment that would change a run behind its configuration."""
     for name in sorted(environment):
         if (rule := of_variable(name)) and not rule.is_accepted:
-            raise Refusal(f"{name} is set in the environment, and {rule.why}")
+            raise Refusal(f"{name} is set in the environment, and {rule.reason}")
 
 
 def check_rank(environment: Mapping[str, str], world_size: int, is_distributed: bool) -> None:
-    """Refuse a process that is told to be a rank which the run has not.
+    """Refuse a process whose environment names a rank that the run does not have.
 
-    Accelerate's launcher of one process passes on what it finds; torchrun, for the others, says it anew.
+    Accelerate's launcher of one process passes inherited variables on. For several processes, torchrun sets them anew.
     """
     if not is_distributed:
         for name in sorted(filter(says_which_rank, environment)):
@@ -85,15 +85,15 @@ def check_rank(environment: Mapping[str, str], world_size: int, is_distributed: 
                     "or start it as `zero-study train`, which does"
                 )
         return
-    told = {name: environment.get(name, "") for name in ("RANK", "WORLD_SIZE")}
-    if told["WORLD_SIZE"] != str(world_size) or not told["RANK"].isdigit() or int(told["RANK"]) >= world_size:
+    rank, size = environment.get("RANK", ""), environment.get("WORLD_SIZE", "")
+    if size != str(world_size) or not rank.isdigit() or int(rank) >= world_size:
         raise Refusal(
-            f"RANK={told['RANK']} and WORLD_SIZE={told['WORLD_SIZE']} in the environment: the run asks for "
+            f"RANK={rank} and WORLD_SIZE={size} in the environment: the run asks for "
             f"{world_size} processes; change num_processes in the strategy's file, or --num_processes"
         )
 
 
-def _closest(what: Literal["flags", "variables"], name: str) -> Allowed | None:
-    """The rule of the longest pattern that fits."""
-    fitting = [pattern for pattern in rules(what) if fnmatchcase(name, pattern)]
-    return rules(what)[max(fitting, key=len)] if fitting else None
+def _closest(kind: Literal["flags", "variables"], name: str) -> Allowed | None:
+    """Return the rule of the longest pattern that matches a name."""
+    matching = [pattern for pattern in rules(kind) if fnmatchcase(name, pattern)]
+    return rules(kind)[max(matching, key=len)] if matching else None

@@ -1,7 +1,7 @@
-"""What became of each key of a DeepSpeed JSON, read from the engine as it was built, by the paths of the table.
+"""Read the settings of a DeepSpeed engine after it was built: the value of each key of a DeepSpeed JSON.
 
-Where the ZeRO optimizer, or what it offloads with, has a value of its own, that counts: the engine's configuration is
-what was asked, and is read only where nothing built keeps the value.
+The paths to the values are in the table of keys. The value of the ZeRO optimizer, or of what it offloads with, comes
+first. The engine's configuration only says what was requested. It is read if nothing that was built keeps the value.
 """
 
 from __future__ import annotations
@@ -18,66 +18,69 @@ Value = bool | int | float | str | None
 
 # As DeepSpeed's JSON names them, and as torch does.
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
-HPZ = "zero_optimization.zero_hpz_partition_size"  # which the engine's groups decide, and no attribute says
+HPZ = "zero_optimization.zero_hpz_partition_size"  # read from the engine's process groups: no attribute has it
 
 
 @cache
 def readers() -> dict[str, list[str]]:
-    """Where each key is found that a strategy may set: paths from the engine and its optimizer, the first that is."""
-    paths = known_keys.read()["read"]
-    found = {}
-    for key in known_keys.taken("json"):
+    """Return, for each key that a strategy may set, the paths to its value from the engine and its optimizer.
+
+    The first path that exists counts. Keys without a path are left out.
+    """
+    table = known_keys.read()["read"]
+    paths_of = {}
+    for key in known_keys.accepted_values("json"):
         section, _, name = key.rpartition(".")
-        found[key] = paths[key] if key in paths else [path.format(name=name) for path in paths[section]]
-    return {key: where for key, where in found.items() if where}
+        paths_of[key] = table[key] if key in table else [path.format(name=name) for path in table[section]]
+    return {key: paths for key, paths in paths_of.items() if paths}
 
 
 def read(engine: Any, optimizer: Any) -> dict[str, Value]:
-    """Read every key from a DeepSpeed engine, whether or not a file sets it: a default, too, is a setting."""
+    """Read every key from a DeepSpeed engine, including those that no file sets: defaults are settings, too."""
     return {key: value(key, engine, optimizer) for key in readers()}
 
 
 def value(key: str, engine: Any, optimizer: Any) -> Value:
-    """Read one key, as JSON has it. Raises AttributeError and the like where a release keeps it elsewhere."""
+    """Read one key, as JSON has it. Raises AttributeError and the like if a release keeps it elsewhere."""
     if key == HPZ:
         return _secondary_partition_size(engine)
-    *before, last = readers()[key]
-    found: Any = None
-    for path in before:
+    *first_paths, last_path = readers()[key]
+    setting: Any = None
+    for path in first_paths:
         try:
-            found = _follow(path, engine, optimizer)
+            setting = _follow(path, engine, optimizer)
             break
         except AttributeError:
             continue
     else:
-        found = _follow(last, engine, optimizer)
-    return "none" if found is None and key.endswith(".device") else _plain(found)
+        setting = _follow(last_path, engine, optimizer)
+    return "none" if setting is None and key.endswith(".device") else _plain(setting)
 
 
-def asked(content: dict[str, Any]) -> Iterator[tuple[str, Value]]:
-    """The keys that a DeepSpeed JSON sets to a value, as `read` writes them; "auto" is for others to fill in."""
-    unread = {key for key, paths in known_keys.read()["read"].items() if not paths}
-    for key, wanted in _flat(content):
-        if wanted != "auto" and key not in unread:
-            yield key, DTYPES[wanted] if key == "communication_data_type" else wanted
+def requested(content: dict[str, Any]) -> Iterator[tuple[str, Value]]:
+    """Yield the keys of a DeepSpeed JSON with their values, as `read` returns them; "auto" and unreadable keys not."""
+    unreadable = {key for key, paths in known_keys.read()["read"].items() if not paths}
+    for key, setting in _flat(content):
+        if setting != "auto" and key not in unreadable:
+            yield key, DTYPES[setting] if key == "communication_data_type" else setting
 
 
 def _follow(path: str, engine: Any, optimizer: Any) -> Any:
-    """The value at the end of a path: of attributes, of keys, of a method's answer; None where a section is none."""
-    first, *names = path.split(".")
-    found = engine if first == "engine" else optimizer
+    """Return the value at the end of a path of attributes, keys and methods; None if a section of it is None."""
+    root, *names = path.split(".")
+    node = engine if root == "engine" else optimizer
     for name in names:
-        if found is None and first == "engine":  # nothing is offloaded there
+        if node is None and root == "engine":  # nothing is offloaded there
             return None
-        found = found[name] if isinstance(found, dict) else getattr(found, name)
-    return found() if callable(found) else found
+        node = node[name] if isinstance(node, dict) else getattr(node, name)
+    return node() if callable(node) else node
 
 
 def _secondary_partition_size(engine: Any) -> int:
-    """Ranks that share a second copy of the parameters at stage 3; 1: there is none."""
+    """Return the number of ranks that share a second copy of the parameters at stage 3; 1: there is none."""
     parameter = next(engine.parameters())
-    has_one = getattr(parameter, "ds_zero_param_process_group", None) is not None
-    return parameter.ds_secondary_tensor_group_size if has_one else 1
+    has_second_copy = getattr(parameter, "ds_zero_param_process_group", None) is not None
+    return parameter.ds_secondary_tensor_group_size if has_second_copy else 1
 
 
 def _flat(section: dict[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
@@ -89,7 +92,7 @@ def _flat(section: dict[str, Any], above: str = "") -> Iterator[tuple[str, Any]]
 
 
 def _plain(value: Any) -> Value:
-    """A value as JSON has it: types by their names, an enumeration by its value."""
+    """Return a value as JSON has it: a torch.dtype by its name, a member of an enumeration by its value."""
     if isinstance(value, torch.dtype):
         return str(value).removeprefix("torch.")
     plain: Value = getattr(value, "value", value)

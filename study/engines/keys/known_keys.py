@@ -1,4 +1,4 @@
-"""The table of keys as tools/keys.py writes it: what the engines have, what a key does, what the study takes."""
+"""The table of keys that tools/keys.py writes: which keys the engines have, what each does, which the study takes."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from .patterns import Pattern
-
+Pattern = Any  # a literal, a word in <>, a list of patterns, {not: a pattern}; `patterns` reads it
 Place = Literal["accelerate", "json"]  # an accelerate file, a DeepSpeed JSON
 
 
@@ -21,46 +20,49 @@ class Section(NamedTuple):
 
 @cache
 def read() -> dict[str, Any]:
-    """The whole table."""
+    """Return the whole table."""
     content: dict[str, Any] = json.loads(Path(__file__).with_name("table.json").read_text())
     return content
 
 
-def installed(engine: Literal["accelerate", "deepspeed"], name: str) -> Any:
-    """What the engines of the table say of themselves."""
+def engine_schema(engine: Literal["accelerate", "deepspeed"], name: str) -> Any:
+    """Return an entry that tools/keys.py read from an installed engine: its fields, sections, types and the like."""
     return read()["installed"][engine][name]
 
 
-def listed(name: str) -> list[str]:
-    """A list that the engines have: optimizers, schedulers, distributed_types and the like."""
+def engine_list(name: str) -> list[str]:
+    """Return a list of the names that an engine has: optimizers, schedulers, distributed_types and the like."""
     engine: Literal["accelerate", "deepspeed"] = "accelerate" if name == "distributed_types" else "deepspeed"
-    found: list[str] = installed(engine, name)
-    return found
+    names: list[str] = engine_schema(engine, name)
+    return names
 
 
 @cache
 def accelerate_sections() -> dict[str, frozenset[str]]:
-    """The keys of each section of an accelerate file."""
-    return {name: frozenset(keys) for name, keys in installed("accelerate", "sections").items()}
+    """Return the keys of each section of an accelerate file."""
+    return {name: frozenset(keys) for name, keys in engine_schema("accelerate", "sections").items()}
 
 
 @cache
 def json_sections() -> dict[str, Section]:
-    """The keys of each section of a DeepSpeed JSON."""
-    named = read()["named"]
-    parts = [(installed("deepspeed", kind) | named[kind], kind == "strict") for kind in ("strict", "loose")]
+    """Return the keys of each section of a DeepSpeed JSON."""
+    added = read()["named"]  # what no installed engine says of itself
+    parts = [(engine_schema("deepspeed", kind) | added[kind], kind == "strict") for kind in ("strict", "loose")]
     return {name: Section(frozenset(keys), strict) for sections, strict in parts for name, keys in sections.items()}
 
 
 @cache
-def taken(place: Place) -> dict[str, Pattern]:
-    """What each key of a strategy's file may hold; the engine's own type is put in its place."""
-    takes = read()["study"][place]["takes"]
-    return {key: _with_own_type(key, pattern) for keys, pattern in takes.items() for key in keys.split()}
+def accepted_values(place: Place) -> dict[str, Pattern]:
+    """Return the pattern of the values that the study accepts, for each key of a strategy's file.
+
+    The word <own> in a pattern is replaced by the engine's type of that key.
+    """
+    patterns = read()["study"][place]["takes"]
+    return {key: _with_own_type(key, pattern) for keys, pattern in patterns.items() for key in keys.split()}
 
 
 def _with_own_type(key: str, pattern: Pattern) -> Pattern:
     if isinstance(pattern, list):
-        return [_with_own_type(key, one) for one in pattern]
+        return [_with_own_type(key, alternative) for alternative in pattern]
     section, _, name = key.rpartition(".")
-    return installed("deepspeed", "strict")[section][name]["type"] if pattern == "<own>" else pattern
+    return engine_schema("deepspeed", "strict")[section][name]["type"] if pattern == "<own>" else pattern

@@ -1,4 +1,4 @@
-"""The patterns of the table: which values one stands for, and whether a rule's condition holds in a file."""
+"""The patterns of the table: which values match one, and whether a rule's condition holds in a file."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-Pattern = Any  # a literal, a word in <>, a list of patterns, {not: a pattern}
-Lists = Callable[[str], list[str]]  # the lists that the engines have, by name
+from .known_keys import Pattern, engine_list
 
 
 class Mark:
@@ -45,14 +44,14 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def fits(pattern: Pattern, value: Any, listed: Lists, exactly: bool = False) -> bool:
-    """Whether a value is one of those that a pattern stands for; `exactly`: a number is not true or false."""
+def matches(pattern: Pattern, value: Any, exactly: bool = False) -> bool:
+    """Say whether a value matches a pattern; `exactly`: a number does not match true or false, nor they a number."""
     if isinstance(pattern, list):
-        return any(fits(one, value, listed, exactly) for one in pattern)
+        return any(matches(alternative, value, exactly) for alternative in pattern)
     if isinstance(pattern, dict):
-        return not fits(pattern["not"], value, listed, exactly)
+        return not matches(pattern["not"], value, exactly)
     if isinstance(pattern, str) and pattern.startswith("<"):
-        return _fits_word(pattern, value, listed)
+        return _matches_word(pattern, value)
     if exactly and isinstance(value, bool) and not isinstance(pattern, bool):
         return False
     if isinstance(pattern, bool) and not exactly:
@@ -60,41 +59,45 @@ def fits(pattern: Pattern, value: Any, listed: Lists, exactly: bool = False) -> 
     return bool(value == pattern)
 
 
-def _fits_word(word: str, value: Any, listed: Lists) -> bool:
+def _matches_word(word: str, value: Any) -> bool:
     if bounded := _BOUNDED.fullmatch(word):
         kind, sign, bound = bounded.groups()
         return _WORDS[kind](value) and _BOUNDS[sign](value, float(bound))
     name = word[1:-1]
     if name.startswith("one of "):
-        return value in listed(name.removeprefix("one of "))
+        return value in engine_list(name.removeprefix("one of "))
     if name.startswith("ends with "):
         return str(value).endswith(name.removeprefix("ends with "))
     return _WORDS[name](value)
 
 
-def shown(value: Any) -> str:
-    """A value as a file has it: true, false, null."""
+def as_in_file(value: Any) -> str:
+    """Return a value as a file has it: true, false, null."""
     return json.dumps(value) if value is None or isinstance(value, bool) else repr(value)
 
 
 def in_words(pattern: Pattern) -> str:
-    """What a pattern stands for, to be read in a message."""
+    """Describe the values that match a pattern, for a message."""
     if isinstance(pattern, list):
-        first, *others = map(in_words, pattern)
-        return f"{', '.join([first, *others[:-1]])} or {others[-1]}" if others else first
+        *alternatives, last = map(in_words, pattern)
+        return f"{', '.join(alternatives)} or {last}" if alternatives else last
     if not (isinstance(pattern, str) and pattern.startswith("<")):
-        return shown(pattern)
+        return as_in_file(pattern)
     bounded = _BOUNDED.fullmatch(pattern)
     kind, bound = (bounded[1], f" {bounded[2]} {bounded[3]}") if bounded else (pattern[1:-1], "")
     return _NAMES.get(kind, f"a {kind}") + bound
 
 
-def holds(when: Mapping[str, Pattern], key: str, value: Any, file: Any, listed: Lists) -> bool:
-    """Whether all that a rule asks for is so: of the key's value, of other keys, of what decides in the whole file."""
-    return all(fits(pattern, _subject(name, key, value, file), listed) for name, pattern in when.items())
+def condition_holds(condition: Mapping[str, Pattern], key: str, value: Any, file: Any) -> bool:
+    """Say whether every operand of a rule's condition matches its pattern.
+
+    An operand is the value of the rule's key, the value of another key, or a property of the whole file.
+    """
+    return all(matches(pattern, _operand(name, key, value, file)) for name, pattern in condition.items())
 
 
-def _subject(name: str, key: str, value: Any, file: Any) -> Any:
+def _operand(name: str, key: str, value: Any, file: Any) -> Any:
+    """Return what a condition's name stands for. A name that begins with a dot is a key of the same section."""
     if name == "value":
         return value
     if name in ("text", "lower", "upper"):

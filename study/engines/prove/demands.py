@@ -99,7 +99,7 @@ def by_json(content: dict[str, Any], source: str) -> list[Demand]:
         section = content.get(kind)
         if isinstance(section, dict) and section.get("enabled") is True:
             engine.append(Demand("precision", kind, source))
-    return [*engine, *(Demand(key, value, source) for key, value in engine_settings.asked(content))]
+    return [*engine, *(Demand(key, value, source) for key, value in engine_settings.requested(content))]
 
 
 def _by_accelerate(content: dict[str, Any], source: str) -> Iterator[Demand]:

@@ -155,7 +155,7 @@ def unread_keys(content: dict[str, Any], demands: Sequence[Demand]) -> list[str]
 
     `content`: the whole of it as the engine has it, where accelerate has filled in keys that nobody wrote.
     """
-    from ..doctor.written_files import of_json
+    from ..doctor.config_files import of_json
 
     names = {demand.name for demand in demands}
     ignored = [f for f in of_json("", content) if f.effect == "ignored" and f.key in names]
@@ -171,7 +171,7 @@ def not_checkable(asked: Mapping[str, Any], demands: Sequence[Demand], unread: S
     `asked`: its content. `unread`: demands that no fact answers; DeepSpeed has keys that cannot be read back, any other
     engine is asked for something that it does not have.
     """
-    from ..doctor.written_files import of_accelerate, of_json
+    from ..doctor.config_files import of_accelerate, of_json
 
     is_accelerate = "distributed_type" in asked or "compute_environment" in asked
     found = (of_accelerate if is_accelerate else of_json)("", asked)

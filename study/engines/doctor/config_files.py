@@ -1,0 +1,222 @@
+"""The two kinds of configuration files, accelerate's and DeepSpeed's JSON, and what each of their keys does.
+
+What is true of one key is in the table of keys. What depends on several keys of a file is here, as properties that the
+table's conditions name.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Collection, Mapping
+from functools import partial
+from typing import Any
+
+from ..keys import known_keys
+from .findings import REMOVE, Finding, Settings, examine, misspelt
+
+STAGES = (0, 1, 2, 3)
+PREFIXES = {"fsdp_config": "fsdp_", "dynamo_config": "dynamo_"}  # which the launcher adds where a key lacks it
+
+
+class AccelerateFile(Settings):
+    """An accelerate file, with what decides the way of its keys."""
+
+    def __init__(self, content: Mapping[str, Any]) -> None:
+        prefixed = dict(content)
+        for section, prefix in PREFIXES.items():
+            if isinstance(inner := content.get(section), dict):
+                prefixed[section] = {k if str(k).startswith(prefix) else f"{prefix}{k}": v for k, v in inner.items()}
+        super().__init__(prefixed)
+
+    @property
+    def kind(self) -> str:
+        """The distributed_type. An unquoted NO, which is YAML for false, has the effect of 'NO'."""
+        value = self.get("distributed_type", "")
+        return "NO" if value is False else str(value)
+
+    @property
+    def machines(self) -> int:
+        number = self.get("num_machines", 1)
+        return number if isinstance(number, int) else 1
+
+    @property
+    def json_named(self) -> str | None:
+        """The DeepSpeed JSON that the file names."""
+        path = self.get("deepspeed_config.deepspeed_config_file", None)
+        return str(path) if self.kind == "DEEPSPEED" and path not in (None, "none") else None
+
+    @property
+    def stage(self) -> int | None:
+        """The ZeRO stage that the file itself says; None: not DeepSpeed, or the JSON says it."""
+        if self.kind != "DEEPSPEED" or self.json_named is not None:
+            return None
+        stage = str(self.get("deepspeed_config.zero_stage", 2))
+        return int(stage) if stage in map(str, STAGES) else 2
+
+    @property
+    def fsdp_version(self) -> int:
+        return 2 if str(self.get("fsdp_config.fsdp_version", 1)) == "2" else 1
+
+    @property
+    def has_pdsh(self) -> bool:
+        """Whether DeepSpeed's own launcher starts the machines."""
+        launcher = self.get("deepspeed_config.deepspeed_multinode_launcher", None)
+        return self.kind == "DEEPSPEED" and self.machines > 1 and launcher in (None, "pdsh")
+
+    @property
+    def is_uneven(self) -> bool:
+        """Whether the machines cannot have the same number of processes."""
+        number = self.get("num_processes")
+        return self.machines > 1 and isinstance(number, (int, float)) and number % self.machines != 0
+
+    @property
+    def mesh_fits(self) -> bool:
+        """Whether the sizes of parallelism_config, where there are any, make up the number of processes."""
+        names = (
+            f"parallelism_config.parallelism_config_{way}_size" for way in ("dp_replicate", "dp_shard", "tp", "cp")
+        )
+        sizes = math.prod(size for name in names if isinstance(size := self.get(name, 1), int))
+        return sizes in (1, self.get("num_processes"))
+
+    @property
+    def is_contradicted(self) -> bool:
+        """Whether the file has keys that accelerate refuses in a file that names a DeepSpeed JSON."""
+        section = self.get("deepspeed_config", {})
+        refused = known_keys.engine_schema("accelerate", "not_beside_a_json")
+        has_refused = isinstance(section, dict) and not section.keys().isdisjoint(refused)
+        return has_refused or self.get("mixed_precision", None) is not None
+
+
+class DeepSpeedFile(Settings):
+    """A DeepSpeed JSON, with what decides what its keys do."""
+
+    @property
+    def stage(self) -> int:
+        """The ZeRO stage, also if it is given as text; 2 for "auto", 0 if there is none."""
+        value = self.get("zero_optimization.stage", 0)
+        return 2 if value == "auto" else next((stage for stage in STAGES if value in (stage, str(stage))), 0)
+
+    @property
+    def precision(self) -> str:
+        """The 16 bits that the file itself asks for; an empty text where it asks for none, or leaves it open."""
+        return next((name for name in ("bf16", "fp16") if self.get(f"{name}.enabled") is True), "")
+
+    @property
+    def optimizer_name(self) -> str:
+        return str(self.get("optimizer.type", "")).lower()
+
+    @property
+    def is_fused(self) -> bool:
+        """Whether the optimizer is DeepSpeed's FusedAdam unless torch's is asked for."""
+        offloads = self.get("zero_optimization.offload_optimizer.device") in ("cpu", "nvme")
+        offloads = offloads or bool(self.get("zero_optimization.cpu_offload", False))
+        return not offloads and self.optimizer_name in ("adam", "adamw")
+
+
+def of_accelerate(name: str, content: Mapping[str, Any]) -> list[Finding]:
+    """Say what accelerate's launcher does with each key of an accelerate file. `name`: the file's, for the findings.
+
+    The launcher hands a key to the program as a flag, a variable or a plugin. It silently drops all other keys.
+    """
+    findings = examine(name, AccelerateFile(content), "accelerate", partial(_unknown_to_accelerate, name))
+    return [finding for finding in findings if finding.value is not None or finding.matters]
+
+
+def _unknown_to_accelerate(file: str, key: str, value: Any) -> Finding | None:
+    """Return what is wrong with a key of an accelerate file that has no rule; None: nothing."""
+    sections, fields = known_keys.accelerate_sections(), known_keys.engine_schema("accelerate", "fields")
+    if key in sections and not isinstance(value, dict) and value is not None:
+        return _no_section(file, key, value, "write keys under it, or remove it")
+    section, _, inner = key.partition(".")
+    if not inner:
+        if key in fields or key in known_keys.read()["named"]["converted"]:
+            return None
+        return misspelt(
+            file, key, value, fields, effect="crashes", error="unknown keys",
+            message="accelerate refuses a file with an unknown key at its top",
+        )  # fmt: skip
+    if section not in sections or inner in sections[section] or value is None:
+        return None
+    message = f"accelerate reads no such key of {section}, and says nothing"
+    return misspelt(file, key, value, sections[section], effect="ignored", message=message)
+
+
+def of_json(name: str, content: Mapping[str, Any]) -> list[Finding]:
+    """Say what accelerate and DeepSpeed do with each key of a DeepSpeed JSON. `name`: the file's, for the findings."""
+    return examine(name, DeepSpeedFile(content), "json", partial(_unknown_in_json, name))
+
+
+def _unknown_in_json(file: str, key: str, value: Any) -> Finding | None:
+    """Return what becomes of a key of a DeepSpeed JSON that has no rule; None: it is honoured."""
+    if key in known_keys.json_sections() and not isinstance(value, dict) and value is not None:
+        return _no_section(file, key, value, 'write {"...": ...}, or remove it')
+    if value == "auto" and (finding := _of_auto(file, key)):
+        return finding
+    return _misread_by_deepspeed(file, key, value)
+
+
+def _of_auto(file: str, key: str) -> Finding | None:
+    """Return what becomes of the value "auto"; None: Trainer fills it in, if DeepSpeed has such a key."""
+    added = known_keys.read()["named"]
+    if key in added["filled"]:
+        return Finding(
+            file=file, key=key, value="auto", effect="honoured", engine_has="auto",
+            message="the program's is filled in, by accelerate or by Trainer",
+        )  # fmt: skip
+    if key not in added["filled_by_trainer"]:
+        return Finding(
+            file=file, key=key, value="auto", effect="crashes", matters=True, error="not found in kwargs",
+            message="nothing fills it in, neither accelerate nor Trainer", remedy="write a value, or remove it",
+            mend=REMOVE,
+        )  # fmt: skip
+    return None
+
+
+def _misread_by_deepspeed(file: str, key: str, value: Any) -> Finding | None:
+    """Return how DeepSpeed fails at a key, or ignores it; None: it knows the key and can read the value."""
+    sections = known_keys.json_sections()
+    above, _, name = key.rpartition(".")
+    section = sections.get(above)
+    is_strict = section is not None and section.is_strict
+    top: Collection[str] = {*known_keys.read()["named"]["top"], *sections}
+    valid_names = section.keys if section else () if above else top
+    if is_strict and name in valid_names and (expected := _not_coerced(above, name, value)):
+        return Finding(
+            file=file, key=key, value=value, effect="crashes", matters=True, error=NOT_COERCED,
+            message=f"DeepSpeed wants {expected} there, and cannot read this as one", remedy=f"write {expected}",
+        )  # fmt: skip
+    if not valid_names or name in valid_names:
+        return None
+    if is_strict:
+        message, error = f"DeepSpeed refuses an unknown key of {above}", "Extra inputs are not permitted"
+        return misspelt(file, key, value, valid_names, effect="crashes", message=message, error=error)
+    message = "DeepSpeed reads no such key, and says nothing"
+    return misspelt(file, key, value, valid_names, effect="ignored", message=message)
+
+
+NOT_COERCED = "Input should be a valid"  # pydantic's message if it cannot convert a value
+# The strings that pydantic, which reads DeepSpeed's strict sections, converts to true or false.
+_BOOLEANS = {"0", "off", "f", "false", "n", "no", "1", "on", "t", "true", "y", "yes"}
+
+
+def _not_coerced(section: str, key: str, value: Any) -> str | None:
+    """Say which type DeepSpeed expects, if it cannot convert a string or a number to it; None if it can.
+
+    For instance, a whole number may be given as 1e9 or "1000000000", but not as "1e9" or 5.5.
+    """
+    kind = str(known_keys.engine_schema("deepspeed", "strict").get(section, {}).get(key, {}).get("type", ""))
+    if kind.startswith("<count"):
+        is_whole = isinstance(value, float) and value.is_integer()
+        is_digits = isinstance(value, str) and re.fullmatch(r"\s*[+-]?\d+(\.0+)?\s*", value)
+        return "a whole number" if isinstance(value, (str, float)) and not (is_whole or is_digits) else None
+    if kind == "<bool>" and isinstance(value, str):
+        return None if value.strip().lower() in _BOOLEANS else "true or false"
+    return None
+
+
+def _no_section(file: str, key: str, value: Any, remedy: str) -> Finding:
+    return Finding(
+        file=file, key=key, value=value, effect="crashes", matters=True, mend=REMOVE, message="is no section",
+        remedy=remedy,
+    )  # fmt: skip
