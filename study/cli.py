@@ -24,7 +24,7 @@ from study.errors import Refusal, describe_usage
 from study.files import require_clone
 from study.run import as_words
 from study.strategy import file
-from study.theory import case
+from study.theory import engine as engine_types
 
 # The tables of `zero-study compare`, by the module of study.compare that makes each.
 VIEWS = {
@@ -660,35 +660,35 @@ def _choice(flag: str, kinds: Any, help: str, default: str | None = None) -> Cal
     "--micro-batch-size", type=NUMBER, help="sequences per GPU and forward pass [default: the fastest that fits]"
 )
 @click.option("--gradient-accumulation-steps", type=NUMBER, help="micro steps [default: what the batch sizes leave]")
-@_choice("--precision", case.Precision, "[default: bf16 where the GPU has it, else fp16]")
+@_choice("--precision", engine_types.Precision, "[default: bf16 where the GPU has it, else fp16]")
 @_choice(
     "--activation-checkpointing",
-    case.Checkpointing,
+    engine_types.Checkpointing,
     "recompute each block, or every second [default: full, where it makes a strategy fit, or faster]",
 )
 @_choice(
     "--kernels",
-    case.Kernels,
+    engine_types.Kernels,
     "norms, activation functions and loss in one each, or composed as transformers has them",
     "fused",
 )
 @click.option("--compile", is_flag=True, help="torch.compile fuses what transformers composes")
 @_choice(
     "--attention",
-    case.Attention,
+    engine_types.Attention,
     "PyTorch's (FlashAttention-2 where the card and the type have it), operators, or FlashAttention as of 2022",
     "sdpa",
 )
 @click.option("--dropout", is_flag=True, help="with dropout")
 @_choice(
     "--loss-kernel",
-    case.LossKernel,
+    engine_types.LossKernel,
     "fp32 logits and copies, fp32 logits, 16-bit logits, or never all logits [default: as --kernels]",
 )
-@_choice("--optimizer", case.Optimizer, "whose states are kept; sgd: without momentum", "adamw")
+@_choice("--optimizer", engine_types.Optimizer, "whose states are kept; sgd: without momentum", "adamw")
 @_choice(
     "--optimizer-kernel",
-    case.OptimizerKernel,
+    engine_types.OptimizerKernel,
     "foreach, PyTorch's default, takes one more copy of what is updated",
     "fused",
 )

@@ -25,7 +25,7 @@ from study.planner import dry_run
 from study.strategy import file
 from study.strategy.in_theory import engine_of
 from study.theory import peaks
-from study.theory.case import Engine, Job
+from study.theory.engine import Engine, Job
 
 Capture = pytest.CaptureFixture[str]
 

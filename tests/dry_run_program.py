@@ -33,7 +33,7 @@ from study.planner.trainable import of_shape
 from study.strategy import file
 from study.strategy.in_theory import engine_of
 from study.theory import measured_by_others, peaks, shapes
-from study.theory.case import Engine, Job
+from study.theory.engine import Engine, Job
 from study.theory.model_states import Part
 from study.theory.shapes import ModelShape
 

@@ -17,7 +17,7 @@ from study.config import RunConfig, build_config
 from study.records import schema
 from study.records.schema import Checksum, Proof
 from study.run import as_words
-from study.theory.case import Engine, parameter_bytes
+from study.theory.engine import Engine, parameter_bytes
 from study.theory.model_states import PARTS, engine_differences, paper_bytes
 from study.theory.shapes import ParameterSizes
 

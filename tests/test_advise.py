@@ -20,7 +20,7 @@ from study.planner.trace import Traced, trace_options
 from study.records import schema
 from study.running import predictions, studies
 from study.strategy import file, in_theory
-from study.theory import hardware, measured_by_others, on_box, peaks
+from study.theory import hardware, measured_by_others, peaks, prediction
 
 CASE = ["--model", "gpt2-xl", "--gpu", "a100-80gb", "--gpus", "8", "--sequence-length", "1024"]
 
@@ -90,7 +90,7 @@ def test_published_rows_are_what_the_command_predicts(row, capsys):
     assert option["fits"]
     # They reduced gradients in bf16, which this project's program does not.
     engine = dataclasses.replace(row.engine, precision="bf16", reduces_in_fp32=True)
-    predicted = on_box.predict(row.shape, engine, row.job, row.box)
+    predicted = prediction.predict(row.shape, engine, row.job, row.box)
     # But for the position embedding: the published models have as many rows as a sequence has tokens.
     assert option["peak_bytes_per_gpu"] == pytest.approx(predicted.peak.total, rel=0.002)
     assert option["tokens_per_second_per_gpu"] == pytest.approx(predicted.tokens_per_second_per_gpu, rel=0.002)
@@ -185,7 +185,7 @@ def test_the_largest_model_of_a_box(capsys):
     (chosen,), box = advice.asked.strategies(8), advice.asked.box()
     job = choose._smallest_job(advice.asked, "--model")
     for candidate, fits in ((shape, True), (choose.gpt(shape.hidden + 256, 2048), False)):
-        assert on_box.fits(choose._peak(candidate, advice.asked, chosen, job, box), box) == fits
+        assert prediction.fits(choose._peak(candidate, advice.asked, chosen, job, box), box) == fits
     assert "billions of parameters" in advice_text.text_of_largest(advice)
 
 
@@ -315,7 +315,7 @@ def test_is_what_the_planner_says(tmp_path):
     shape = in_theory.shape_of(config)
     engine = in_theory.engine_of(file.read_strategy(file.find_strategy("zero2")), 768, 2, "bf16")
     box = hardware.typical_box(hardware.find_gpu("h100-sxm"), 2)  # of two, though the box has eight
-    expected = on_box.predict(shape, engine, in_theory.job_of(config, 2, "gpu"), box)
+    expected = prediction.predict(shape, engine, in_theory.job_of(config, 2, "gpu"), box)
     assert shape.vocabulary == 50257  # the published tokenizer's, as the study trains with
     assert one.num_params == shape.num_params
     assert (one.micro_batch_size, one.gradient_accumulation_steps) == (4, 2)

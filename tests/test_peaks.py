@@ -16,8 +16,8 @@ from study.planner import published_rows
 from study.records import find as records
 from study.records.schema import Record
 from study.strategy import file, in_theory
-from study.theory import hardware, measured_by_others, on_box, peaks, shapes
-from study.theory.case import Engine, Job
+from study.theory import hardware, measured_by_others, peaks, prediction, shapes
+from study.theory.engine import Engine, Job
 
 RECORDS = Path(__file__).resolve().parents[1] / "reports" / "cpu" / "records"
 REAL = RECORDS / "peaks-real"  # measured after theory was last mended
@@ -68,7 +68,7 @@ def test_the_peak_is_exact_where_gloos_threads_are_waited_for(strategy):
 def test_every_published_row_fits():
     """All of them ran. And they are near the edge: their authors looked for the largest batch."""
     rows = measured_by_others.throughput_rows()
-    free = [on_box.free_bytes(peaks.peak(row.shape, row.engine, row.job), row.box) for row in rows]
+    free = [prediction.free_bytes(peaks.peak(row.shape, row.engine, row.job), row.box) for row in rows]
     assert min(free) > 0
     usable = [hardware.usable_memory_bytes(row.box.gpu, row.box.num_gpus) for row in rows]
     assert max(1 - left / whole for left, whole in zip(free, usable, strict=True)) > 0.9
@@ -76,7 +76,7 @@ def test_every_published_row_fits():
 
 @pytest.mark.parametrize("case", measured_by_others.cases("memory"), ids=lambda case: case.name)
 def test_published_memory(case):
-    predicted = on_box.predicted_memory(case)
+    predicted = prediction.predicted_memory(case)
     if case.quantity == "fits":
         # ZeRO-Infinity put gradients on the disk; today's DeepSpeed keeps them in the host's memory.
         assert predicted == (case.published and case.family != "ZeRO-Infinity")
@@ -91,7 +91,7 @@ def test_published_memory(case):
 
 
 def test_what_is_reserved_is_as_it_was_fitted():
-    assert published_rows.fitted_reserve() == pytest.approx(on_box.RESERVED)
+    assert published_rows.fitted_reserve() == pytest.approx(prediction.RESERVED)
 
 
 def test_a_grid_is_its_cells():

@@ -16,7 +16,7 @@ from study.compare import expected
 from study.planner import published_rows
 from study.records import find as records
 from study.theory import communication, flops, hardware, intervals, measured_by_others, shapes, step_time
-from study.theory.case import Engine, Job
+from study.theory.engine import Engine, Job
 
 ROOT = Path(__file__).parent.parent
 RECORDS = sorted((ROOT / "reports").glob("*/records"))

@@ -12,8 +12,8 @@ from study.compare import expected
 from study.records import find as records
 from study.records import schema
 from study.theory import hardware
-from study.theory.case import Engine, Job
 from study.theory.communication import collectives, paper_volume
+from study.theory.engine import Engine, Job
 from study.theory.hardware import GPUS, Box, find_gpu, typical_box, usable_memory_bytes
 from study.theory.model_states import PARTS, engine_differences, paper_bytes, paper_bytes_by_place
 from study.theory.shapes import ModelShape, ParameterSizes

@@ -21,7 +21,7 @@ import numpy as np
 
 from study.planner.published_rows import COMPARED, FOUNDRY, NINE_OF_TEN, PREDICTORS, SPLITS, summarize
 from study.theory import flops, hardware, measured_by_others, shapes, step_time
-from study.theory.case import Engine, Job
+from study.theory.engine import Engine, Job
 from study.theory.hardware import Box
 from study.theory.intervals import GENERATIONS, Distance, EngineKind, engine_of, name_of
 from study.theory.measured_by_others import MeasuredCase, MeasuredRow

@@ -13,8 +13,8 @@ from study.compare.facts import proven
 from study.models import SIZES, swap_buffer_size
 from study.records.schema import Collective, Record
 from study.theory import communication, hardware, model_states, peaks, shapes
-from study.theory.case import Engine, Job, parameter_bytes
 from study.theory.communication import on_wire
+from study.theory.engine import Engine, Job, parameter_bytes
 from study.theory.model_states import Difference
 from study.theory.model_states import Moment as Moment
 from study.theory.model_states import Part as Part

@@ -16,12 +16,12 @@ from study.planner.asked import CHECKPOINTED
 from study.planner.choose import gib
 from study.strategy import file
 from study.theory import hardware, model_states, peaks
-from study.theory.on_box import ALLOCATOR_SLACK, RESERVED
+from study.theory.prediction import ALLOCATOR_SLACK, RESERVED
 
 if TYPE_CHECKING:
     from study.planner.asked import Asked
     from study.planner.choose import Advice, FewestGpus, LargestModels, Option
-    from study.theory.case import Numbers
+    from study.theory.engine import Numbers
     from study.theory.hardware import Box
     from study.theory.shapes import ModelShape
 

@@ -12,7 +12,16 @@ from study.errors import Refusal, refusing
 from study.strategy import file
 from study.strategy.file import Strategy
 from study.theory import hardware, shapes
-from study.theory.case import Attention, Checkpointing, Job, Kernels, LossKernel, Optimizer, OptimizerKernel, Precision
+from study.theory.engine import (
+    Attention,
+    Checkpointing,
+    Job,
+    Kernels,
+    LossKernel,
+    Optimizer,
+    OptimizerKernel,
+    Precision,
+)
 from study.theory.hardware import Box
 from study.theory.shapes import ModelShape
 

@@ -12,11 +12,11 @@ from study.errors import Refusal, refusing
 from study.planner.asked import CHECKPOINTED, DEFAULT_LENGTH, Asked, find_model
 from study.strategy import file, in_theory
 from study.strategy.file import Strategy
-from study.theory import intervals, on_box, peaks, shapes
-from study.theory.case import Engine, Job, Numbers
+from study.theory import intervals, peaks, prediction, shapes
+from study.theory.engine import Engine, Job, Numbers
 from study.theory.hardware import Box
-from study.theory.on_box import Prediction
 from study.theory.peaks import Peak
+from study.theory.prediction import Prediction
 from study.theory.shapes import ModelShape
 
 # Strategies this close to the fastest are taken for equally fast: then the simplest is recommended.
@@ -42,7 +42,7 @@ class Option:
     def needed_bytes(self) -> Numbers:
         """Of one GPU: the traced peak, or else the predicted one, and what the allocator adds to either."""
         # One margin: published peaks of tensors are no nearer to traces than to predictions (reports/dry_run).
-        return on_box.needed_bytes(self.prediction.peak.total if self.traced_bytes is None else self.traced_bytes)
+        return prediction.needed_bytes(self.prediction.peak.total if self.traced_bytes is None else self.traced_bytes)
 
     @property
     def free_bytes(self) -> Numbers:
@@ -111,16 +111,16 @@ def _option(shape: ModelShape, box: Box, asked: Asked, chosen: Strategy) -> Opti
             job = asked.job(micro or 1, accumulation or 1)
             job = dataclasses.replace(job, activation_checkpointing=checkpointed)
             if micro is None:
-                predictions.append(on_box.best_split(shape, engine, job, box, sequences))
+                predictions.append(prediction.best_split(shape, engine, job, box, sequences))
             else:
-                predictions.append(on_box.predict(shape, engine, job, box))
+                predictions.append(prediction.predict(shape, engine, job, box))
         # The fastest that fits; where none does, what misses least.
         best = min(predictions, key=lambda p: (not p.fits, p.step.total if p.fits else -p.free_bytes))
         return option_of(shape, chosen, best)
 
 
 def option_of(shape: ModelShape, chosen: Strategy, best: Prediction, traced_bytes: int | None = None) -> Option:
-    largest = on_box.largest_micro_batch(shape, best.engine, best.job, best.box)
+    largest = prediction.largest_micro_batch(shape, best.engine, best.job, best.box)
     computed = best.step.forward + best.step.backward + best.step.recompute
     is_short = bool(computed < SHORTEST * shape.layers * best.job.gradient_accumulation_steps)
     is_short = is_short and intervals.engine_of(shape, best.engine) != "offload"
@@ -221,7 +221,7 @@ def largest_models(asked: Asked) -> LargestModels:
     for chosen in asked.strategies(asked.num_gpus):
 
         def is_too_large(shape: ModelShape, chosen: Strategy = chosen) -> bool:
-            return not on_box.fits(_peak(shape, asked, chosen, job, box), box)
+            return not prediction.fits(_peak(shape, asked, chosen, job, box), box)
 
         fitting = bisect.bisect_left(family, True, key=is_too_large)
         largest[chosen.name] = family[fitting - 1] if fitting else None
@@ -242,7 +242,7 @@ def fewest_gpus(model: str, asked: Asked) -> FewestGpus:
                 box = asked.box(num_gpus)
                 peak = _peak(shape, asked, chosen, job, box)
                 fewest[chosen.name] = (
-                    (num_gpus, float(on_box.free_bytes(peak, box))) if on_box.fits(peak, box) else None
+                    (num_gpus, float(prediction.free_bytes(peak, box))) if prediction.fits(peak, box) else None
                 )
     unsharded = frozenset(
         name for name in fewest if not engine_for(shape, asked, file.read_by_name(name), counts[-1]).zero_stage
@@ -296,11 +296,11 @@ def splits(shape: ModelShape, asked: Asked, one: Prediction) -> Iterator[Predict
     sequences, micro, _ = asked.batch()
     asked_for = asked.activation_checkpointing
     for checkpointed in (False, True) if asked_for is None else (CHECKPOINTED[asked_for],):
-        for size, accumulation in on_box.splits(sequences):
+        for size, accumulation in prediction.splits(sequences):
             if micro in (None, size):
                 job = dataclasses.replace(one.job, micro_batch_size=size, gradient_accumulation_steps=accumulation)
                 job = dataclasses.replace(job, activation_checkpointing=checkpointed)
-                yield on_box.predict(shape, one.engine, job, one.box)
+                yield prediction.predict(shape, one.engine, job, one.box)
 
 
 def pareto(choices: list[Choice]) -> list[Choice]:

@@ -11,7 +11,7 @@ from study.errors import Refusal, RunFailed
 from study.planner.advice_text import LINE, MARKS
 from study.planner.asked import Asked
 from study.planner.choose import Option, option_of, splits
-from study.theory.case import Engine, Job
+from study.theory.engine import Engine, Job
 from study.theory.peaks import MOMENTS, Peak
 from study.theory.peaks import Part as PredictedPart
 from study.theory.shapes import ModelShape

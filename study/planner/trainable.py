@@ -20,7 +20,7 @@ from study.errors import Refusal
 from study.planner import fake_tensors
 from study.planner.asked import DEFAULT_LENGTH, Asked, find_model
 from study.theory import shapes
-from study.theory.case import Job
+from study.theory.engine import Job
 from study.theory.shapes import ModelShape
 
 GPU = "a100-80gb"  # of the question that finds a model; nothing here depends on it

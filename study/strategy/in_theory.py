@@ -11,7 +11,7 @@ from study.errors import Refusal
 from study.models import BUNDLED_VOCABULARY, SIZES, VOCABULARY, suited_buckets, swap_buffer_size
 from study.strategy.file import Strategy
 from study.theory import shapes
-from study.theory.case import Engine, Job, Precision, parameter_bytes
+from study.theory.engine import Engine, Job, Precision, parameter_bytes
 from study.theory.model_states import is_bf16_optimizer
 from study.theory.shapes import ModelShape
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from study.theory.case import Numbers
+from study.theory.engine import Numbers
 from study.theory.shapes import GATED, ModelShape
 
 

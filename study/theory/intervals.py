@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 from study.theory import hardware, measured_by_others
-from study.theory.case import Engine
+from study.theory.engine import Engine
 from study.theory.hardware import Box
 from study.theory.shapes import ModelShape
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
-from study.theory.case import Engine, Optimizer, parameter_bytes
+from study.theory.engine import Engine, Optimizer, parameter_bytes
 from study.theory.shapes import ParameterSizes
 
 Moment = Literal["stepping", "resting"]  # as the optimizer is about to step; between two steps

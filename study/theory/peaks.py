@@ -13,10 +13,10 @@ from typing import Literal, get_args
 import numpy as np
 
 from study.theory import residual
-from study.theory.case import Engine, Job, Numbers
 from study.theory.communication.buckets import ENGINE_BUCKET_ELEMENTS
 from study.theory.communication.model_order import model_of
 from study.theory.communication.sharded import whole_elements
+from study.theory.engine import Engine, Job, Numbers
 from study.theory.model_states import PARTS as STATES
 from study.theory.model_states import (
     Moment,

@@ -11,7 +11,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from study.theory.case import Engine, Job, LossKernel, Numbers
+from study.theory.engine import Engine, Job, LossKernel, Numbers
 from study.theory.shapes import GATED, Architecture, ModelShape
 from study.theory.shapes.shape import HEAD_NORMS
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from study.theory import communication, flops, hardware, intervals, model_states, residual
-from study.theory.case import Engine, Job, LossKernel, Numbers, parameter_bytes
 from study.theory.communication.sharded import gathered_elements
+from study.theory.engine import Engine, Job, LossKernel, Numbers, parameter_bytes
 from study.theory.hardware import Box, generation_of, product_flops_per_second
 from study.theory.intervals import Evidence
 from study.theory.shapes import GATED, ModelShape

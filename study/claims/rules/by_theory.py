@@ -20,12 +20,12 @@ from study.claims.rules import Observed, around
 from study.errors import refusing
 from study.planner.choose import gpt
 from study.strategy import file, in_theory
-from study.theory import communication, hardware, model_states, on_box, peaks, shapes
-from study.theory.case import Engine, Job, Precision
+from study.theory import communication, hardware, model_states, peaks, prediction, shapes
+from study.theory.engine import Engine, Job, Precision
 from study.theory.hardware import Box
 from study.theory.intervals import EVIDENCE
-from study.theory.on_box import Prediction
 from study.theory.peaks import Peak
+from study.theory.prediction import Prediction
 from study.theory.shapes import ModelShape
 
 POSITIONS, VOCABULARY = 1024, 50257  # of a model that is given by its shape
@@ -118,7 +118,7 @@ def peak_of(case: Case) -> Peak:
 @lru_cache(maxsize=4096)
 def prediction_of(case: Case) -> Prediction:
     """Predict memory and time of the case."""
-    return on_box.predict(case.shape, case.engine, case.job, case.box)
+    return prediction.predict(case.shape, case.engine, case.job, case.box)
 
 
 def model_of(model: str | Mapping[str, Any], where: str = "model") -> str | GivenModel:
@@ -273,9 +273,9 @@ def fits(**arguments: Any) -> Observed:
     held = peak_of(case)
     found, worst, best = (_has_room(held, case.box, factor) for factor in (1.0, *_WORST_AND_BEST))
     usable = hardware.usable_memory_bytes(case.box.gpu, case.gpus)
-    needed = on_box.needed_bytes(held.total)
+    needed = prediction.needed_bytes(held.total)
     evidence = f"{case}: needs {needed / GIB:.1f} GiB of a GPU, which has {usable / GIB:.1f}"
-    if lacking := on_box.lacking(held, case.box):
+    if lacking := prediction.lacking(held, case.box):
         evidence += f"; the node has too little {lacking}"
     return Observed(found, (evidence,), (worst, best))
 
@@ -310,8 +310,8 @@ def _holds(shape: ModelShape, strategy: str, box: Box, factor: float) -> bool:
 
 def _has_room(held: Peak, box: Box, factor: float) -> bool:
     """Whether there is room for a peak that is this factor of the predicted one."""
-    needed = factor * on_box.needed_bytes(held.total)
-    return bool(needed <= hardware.usable_memory_bytes(box.gpu, box.num_gpus)) and on_box.lacking(held, box) is None
+    needed = factor * prediction.needed_bytes(held.total)
+    return bool(needed <= hardware.usable_memory_bytes(box.gpu, box.num_gpus)) and prediction.lacking(held, box) is None
 
 
 def _peak_in_words(case: Case) -> str:

@@ -13,10 +13,10 @@ from functools import lru_cache
 
 import numpy as np
 
-from study.theory.case import Engine, Job, Numbers
 from study.theory.communication import buckets, sharded
 from study.theory.communication.buckets import Collective
 from study.theory.communication.model_order import model_of
+from study.theory.engine import Engine, Job, Numbers
 from study.theory.model_states import is_bf16_optimizer
 from study.theory.shapes import ModelShape
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 
-from study.theory.case import Engine
 from study.theory.communication.model_order import Model, Parameter, modules_of
+from study.theory.engine import Engine
 from study.theory.model_states import is_bf16_optimizer
 from study.theory.shapes import ModelShape
 from study.theory.shapes.shape import FOUR_NORMS

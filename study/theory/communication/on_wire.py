@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal, Protocol
 
-from study.theory.case import Engine
+from study.theory.engine import Engine
 
 Backend = Literal["gloo", "nccl"]
 

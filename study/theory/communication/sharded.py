@@ -14,9 +14,9 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import NamedTuple
 
-from study.theory.case import Engine, Job
 from study.theory.communication.buckets import Collective, chunks, full_buckets, sent_bytes
 from study.theory.communication.model_order import Layout, Model, Module, Parameter, model_of, modules_of
+from study.theory.engine import Engine, Job
 from study.theory.shapes import ModelShape
 
 Visit = tuple[str, Module]  # enter or leave

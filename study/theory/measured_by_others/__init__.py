@@ -13,7 +13,7 @@ from typing import Any, Literal
 import yaml
 
 from study.theory import flops, hardware, shapes
-from study.theory.case import Engine, Job, parameter_bytes
+from study.theory.engine import Engine, Job, parameter_bytes
 from study.theory.hardware import Box
 from study.theory.shapes import ModelShape
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from study.theory import communication, flops, peaks, step_time
-from study.theory.case import Engine, Job, Numbers
 from study.theory.communication import ExpectedCollective
+from study.theory.engine import Engine, Job, Numbers
 from study.theory.hardware import Box, product_flops_per_second, usable_memory_bytes
 from study.theory.measured_by_others import MeasuredCase
 from study.theory.peaks import Peak
