@@ -660,7 +660,7 @@ def _choice(flag: str, kinds: Any, help: str, default: str | None = None) -> Cal
     "--micro-batch-size", type=NUMBER, help="sequences per GPU and forward pass [default: the fastest that fits]"
 )
 @click.option("--gradient-accumulation-steps", type=NUMBER, help="micro steps [default: what the batch sizes leave]")
-@_choice("--precision", engine_types.Precision, "[default: bf16 where the GPU has it, else fp16]")
+@_choice("--precision", engine_types.PrecisionClass, "[default: bf16 where the GPU has it, else fp16]")
 @_choice(
     "--activation-checkpointing",
     engine_types.Checkpointing,

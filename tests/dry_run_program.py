@@ -34,7 +34,7 @@ from study.strategy import file
 from study.strategy.in_theory import engine_of
 from study.theory import measured_by_others, peaks, shapes
 from study.theory.engine import Engine, Job
-from study.theory.model_states import Part
+from study.theory.model_states import StatePart
 from study.theory.shapes import ModelShape
 
 MODELS = {
@@ -45,7 +45,7 @@ MODELS = {
 DEEPSPEED = ("zero1", "zero2", "zero3", "zero2_tuned", "zero3_tuned", "zero3_hpz", "zero2_cpu_offload")
 STRATEGIES = ("ddp", *DEEPSPEED, "fsdp2", "fsdp2_hybrid")
 HANGS = ("skipped", "twice", "uneven", "frozen", "continued", "evaluated", "unequal")
-STATES: tuple[Part, ...] = ("parameters", "gradients", "optimizer_states")
+STATES: tuple[StatePart, ...] = ("parameters", "gradients", "optimizer_states")
 COUNTER = 4  # bytes of Adam's, of one flat parameter
 
 extensions.use_own_folder()

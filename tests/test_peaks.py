@@ -101,7 +101,7 @@ def test_a_grid_is_its_cells():
         engine = in_theory.engine_of(chosen, shape.hidden, 8, in_theory.precision_class(chosen, "bf16"))
         micro, length = np.array([1, 8, 64]), np.array([[128], [1024]])
         # As many accumulations as a peak has parts, so that the two axes cannot be taken for one another.
-        deep = np.arange(1, len(peaks.PARTS) + 1)[:, None]
+        deep = np.arange(1, len(peaks.PEAK_PARTS) + 1)[:, None]
         grid = peaks.peak(shape, engine, Job(micro, 128, deep)).total
         for row, steps in enumerate(deep[:, 0]):
             assert grid[row, 2] == pytest.approx(peaks.peak(shape, engine, Job(64, 128, int(steps))).total)
@@ -112,8 +112,8 @@ def test_a_grid_is_its_cells():
             for column, batch in enumerate((1, 8, 64)):
                 one = peaks.peak(shape, engine, Job(batch, tokens, int(steps[column])))
                 assert grid.total[row, column] == pytest.approx(one.total)
-                assert peaks.MOMENTS[grid.moment[row, column]] == peaks.MOMENTS[one.moment]
-                assert {part: grid.parts[part][row, column] for part in peaks.PARTS} == pytest.approx(one.parts)
+                assert peaks.PEAK_MOMENTS[grid.moment[row, column]] == peaks.PEAK_MOMENTS[one.moment]
+                assert {part: grid.parts[part][row, column] for part in peaks.PEAK_PARTS} == pytest.approx(one.parts)
 
 
 def test_autocast_keeps_casts_and_fsdp_none():

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
 
 from study.compare import expected
+from study.engines import strategy_names
 from study.records import find as records
 from study.records import schema
+from study.theory import engine as engine_types
 from study.theory import hardware
 from study.theory.communication import collectives, paper_volume
 from study.theory.engine import Engine, Job
 from study.theory.hardware import GPUS, Box, find_gpu, typical_box, usable_memory_bytes
-from study.theory.model_states import PARTS, engine_differences, paper_bytes, paper_bytes_by_place
+from study.theory.model_states import STATE_PARTS, engine_differences, paper_bytes, paper_bytes_by_place
 from study.theory.shapes import ModelShape, ParameterSizes
 
 FIXTURES = Path(__file__).parent / "fixtures" / "records"
@@ -24,6 +27,11 @@ COMMITTED = Path(__file__).parents[1] / "reports" / "cpu" / "records"
 
 def differences(engine: Engine, sizes: ParameterSizes, rank: int, moment: str) -> dict[tuple[str, str], float]:
     return {(d.part, d.reason): d.num_bytes for d in engine_differences(engine, sizes, rank, moment)}
+
+
+def test_theory_and_strategies_know_the_same_devices():
+    """Neither of their rooms may import the other, so the type is written twice."""
+    assert get_args(engine_types.OffloadDevice) == get_args(strategy_names.OffloadDevice)
 
 
 def test_padding_of_stage_2_by_hand():
@@ -72,7 +80,7 @@ def test_the_engines_bytes_are_those_measured(path):
     for moment, ranks in (("stepping", found.model_state_bytes), ("resting", found.resting_state_bytes)):
         for rank, measured in enumerate(ranks):
             known = engine_differences(engine, sizes, rank, moment)
-            for part in PARTS:
+            for part in STATE_PARTS:
                 predicted = getattr(paper_bytes(engine, sizes.num_params, moment), part)
                 predicted += sum(d.num_bytes for d in known if d.part == part)
                 beyond = getattr(measured, part) - predicted

@@ -15,7 +15,7 @@ from study.compare import expected
 from study.records import schema
 from study.running.memory_limits import THRESHOLD
 from study.strategy import file, in_theory
-from study.theory.model_states import PARTS
+from study.theory.model_states import STATE_PARTS
 
 pytestmark = pytest.mark.launches
 
@@ -84,7 +84,7 @@ def test_model_states_fall_with_the_stage():
 def test_the_states_of_every_rank_are_its_own():
     """Of unlike ranks: at stage 2 the parameter across the edge of the partitions is in one rank's buffer whole."""
     record = launching.run("zero2", **CLIPPED).record
-    first, second = ([getattr(rank, part) for part in PARTS] for rank in record.model_state_bytes)
+    first, second = ([getattr(rank, part) for part in STATE_PARTS] for rank in record.model_state_bytes)
     assert first != second
     assert expected.states_error(record) == pytest.approx(0, abs=1e-5)  # of any rank; steps are counted in a few bytes
 

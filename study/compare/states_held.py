@@ -7,7 +7,7 @@ from itertools import groupby
 from pathlib import Path
 
 from study.compare import expected, words
-from study.compare.expected import MOMENTS, PARTS, Moment, Part
+from study.compare.expected import STATE_PARTS, STEP_PHASES, StatePart, StepPhase
 from study.compare.facts import computed_buckets, model_heading, proven
 from study.records import find as records
 from study.records.schema import ModelStateBytes, Record
@@ -39,10 +39,10 @@ def table(folders: Sequence[Path]) -> str:
         lines += [f"## {words.shown(heading)}", ""]
         for world_size, block in groupby(members, key=lambda r: r.world_size):
             rows = _distinct(list(block))
-            for moment in MOMENTS:
+            for phase in STEP_PHASES:
                 model = heading.rpartition(", ")[0]
-                lines += [f"### {model}, {words.processes(world_size)}: {HEADINGS[moment]}", ""]
-                lines += [*words.markdown(HEAD, [_row(name, r, moment, notes) for name, r in rows]), ""]
+                lines += [f"### {model}, {words.processes(world_size)}: {HEADINGS[phase]}", ""]
+                lines += [*words.markdown(HEAD, [_row(name, r, phase, notes) for name, r in rows]), ""]
     lines += computed_buckets(measured)
     if notes:
         lines += ["## Reasons", ""]
@@ -73,18 +73,18 @@ def _distinct(block: list[Record]) -> list[tuple[str, Record]]:
 
 def _bytes(r: Record) -> list[list[int]]:
     """What a row shows of a run, without what differs from run to run by nature: bytes on the disk."""
-    return [[getattr(rank, part) for part in PARTS] for moment in MOMENTS for rank in _ranks(r, moment)]
+    return [[getattr(rank, part) for part in STATE_PARTS] for phase in STEP_PHASES for rank in _ranks(r, phase)]
 
 
-def _ranks(r: Record, moment: str) -> list[ModelStateBytes]:
-    return (r.model_state_bytes if moment == "stepping" else r.resting_state_bytes) or []
+def _ranks(r: Record, phase: str) -> list[ModelStateBytes]:
+    return (r.model_state_bytes if phase == "stepping" else r.resting_state_bytes) or []
 
 
-def _row(name: str, r: Record, moment: Moment, notes: list[str]) -> list[str]:
-    ranks, paper = _ranks(r, moment), expected.paper_states(r, moment)
-    cells = [_cell(r, ranks, part, getattr(paper, part), moment, notes) for part in PARTS]
+def _row(name: str, r: Record, phase: StepPhase, notes: list[str]) -> list[str]:
+    ranks, paper = _ranks(r, phase), expected.paper_states(r, phase)
+    cells = [_cell(r, ranks, part, getattr(paper, part), phase, notes) for part in STATE_PARTS]
     states = [rank.model_states for rank in ranks]
-    everything = [sum(getattr(rank, part) for part in PARTS) for rank in ranks]
+    everything = [sum(getattr(rank, part) for part in STATE_PARTS) for rank in ranks]
     ratio, ratio_with_buffers = (f"{max(sums) / paper.total:.3f}" for sums in (states, everything))
     of_paper = _per_parameter([paper.total], r)
     return [name, _per_parameter(states, r), of_paper, ratio, *cells, ratio_with_buffers]
@@ -101,23 +101,23 @@ def _close(value: float, other: float) -> bool:
 
 
 def _cell(
-    r: Record, ranks: Sequence[ModelStateBytes], part: Part, paper: float, moment: Moment, notes: list[str]
+    r: Record, ranks: Sequence[ModelStateBytes], part: StatePart, paper: float, phase: StepPhase, notes: list[str]
 ) -> str:
     measured, each = [getattr(rank, part) for rank in ranks], r.num_params or 1
     cell = _per_parameter(measured, r)
     if all(_close(value / each, paper / each) for value in measured):
         return cell
-    reasons = _reasons(r, part, measured, paper, moment)
+    reasons = _reasons(r, part, measured, paper, phase)
     notes += [reason for reason in reasons if reason not in notes]
     numbers = ", ".join(f"[r{number}]" for number in sorted(notes.index(reason) + 1 for reason in reasons))
     return f"{cell} ({paper / each:.3f}) {numbers or '*unexplained*'}"
 
 
-def _reasons(r: Record, part: Part, measured: Sequence[int], paper: float, moment: Moment) -> list[str]:
+def _reasons(r: Record, part: StatePart, measured: Sequence[int], paper: float, phase: StepPhase) -> list[str]:
     """The reasons why a part differs from the paper's; none unless they account for what every rank measured."""
     each = r.num_params or 1
     named: dict[str, float] = {}
-    for value, known in zip(measured, expected.state_differences(r, moment) or [], strict=False):
+    for value, known in zip(measured, expected.state_differences(r, phase) or [], strict=False):
         departures = [d for d in known if d.part == part]
         if not _close(value / each, (paper + sum(d.num_bytes for d in departures)) / each):
             return []

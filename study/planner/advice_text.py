@@ -116,11 +116,12 @@ def text_of_all(advice: Advice) -> str:
         f"Where a GPU's bytes are, in GiB{', as predicted' * advice.is_traced}:",
         "",
     ]
-    parts = [part for part in peaks.PARTS if any(option.prediction.peak.parts[part] for option in advice.options)]
+    parts = [part for part in peaks.PEAK_PARTS if any(option.prediction.peak.parts[part] for option in advice.options)]
     rows = [["strategy", *(part.replace("_", " ") for part in parts), "highest"]]
     for option in advice.options:
         peak = option.prediction.peak
-        rows.append([option.strategy.name, *(gib(peak.parts[part]) for part in parts), peaks.MOMENTS[int(peak.moment)]])
+        moment = peaks.PEAK_MOMENTS[int(peak.moment)]
+        rows.append([option.strategy.name, *(gib(peak.parts[part]) for part in parts), moment])
     lines += _aligned(rows)
     return "\n".join([*lines, "", f"Recommended: {advice.reason}."])
 
@@ -262,7 +263,7 @@ def _option_content(option: Option, num_params: int) -> dict[str, Any]:
         "needed_bytes_per_gpu": _whole(option.needed_bytes),
         "free_bytes_per_gpu": _whole(option.free_bytes),
         "memory": {part: _whole(value) for part, value in prediction.peak.parts.items()},
-        "highest_moment": peaks.MOMENTS[int(prediction.peak.moment)],
+        "highest_moment": peaks.PEAK_MOMENTS[int(prediction.peak.moment)],
         "paper_model_state_bytes": {place: round(getattr(paper, place)) for place in ("device", "host", "disk")},
         "precision": prediction.engine.precision,
         "micro_batch_size": job.micro_batch_size,

@@ -20,7 +20,7 @@ from study.theory.engine import (
     LossKernel,
     Optimizer,
     OptimizerKernel,
-    Precision,
+    PrecisionClass,
 )
 from study.theory.hardware import Box
 from study.theory.shapes import ModelShape
@@ -28,7 +28,7 @@ from study.theory.shapes import ModelShape
 CHECKPOINTED: dict[Checkpointing, bool | Literal["selective"]] = {"full": True, "selective": "selective", "none": False}
 
 _KNOWN: dict[str, tuple[str | None, ...]] = {
-    "precision": (None, *get_args(Precision)),
+    "precision": (None, *get_args(PrecisionClass)),
     "activation_checkpointing": (None, *get_args(Checkpointing)),
     "kernels": get_args(Kernels),
     "attention": get_args(Attention),
@@ -54,7 +54,7 @@ class Asked:
     strategy: str | None = None  # None: all of them
     micro_batch_size: int | None = None
     gradient_accumulation_steps: int | None = None
-    precision: Precision | None = None  # None: bf16 where the GPU has it, else fp16
+    precision: PrecisionClass | None = None  # None: bf16 where the GPU has it, else fp16
     activation_checkpointing: Checkpointing | None = None  # None: full, where it makes a strategy fit, or faster
     kernels: Kernels = "fused"
     compile: bool = False
@@ -103,7 +103,7 @@ class Asked:
         )
 
     @cached_property
-    def chosen_precision(self) -> Precision:
+    def chosen_precision(self) -> PrecisionClass:
         has = self.box(1).gpu.peak_flops_per_second
         precision = self.precision or ("bf16" if "bf16" in has else "fp16")
         kind = precision.removeprefix("pure-").removesuffix("-autocast")

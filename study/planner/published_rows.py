@@ -146,7 +146,7 @@ def amounts() -> list[MeasuredCase]:
 def activations_decide(case: MeasuredCase) -> bool:
     """Whether theory's peak is in forward or backward: in the optimizer's step states decide."""
     moment = int(peaks.peak(case.shape, case.engine, case.job).moment)
-    return peaks.MOMENTS[moment] != "optimizer step"
+    return peaks.PEAK_MOMENTS[moment] != "optimizer step"
 
 
 def memory() -> list[dict[str, Any]]:

@@ -12,8 +12,7 @@ from study.planner.advice_text import LINE, MARKS
 from study.planner.asked import Asked
 from study.planner.choose import Option, option_of, splits
 from study.theory.engine import Engine, Job
-from study.theory.peaks import MOMENTS, Peak
-from study.theory.peaks import Part as PredictedPart
+from study.theory.peaks import PEAK_MOMENTS, Peak, PeakPart
 from study.theory.shapes import ModelShape
 
 Part = Literal[  # parameters with what is gathered of them; buffers of a module's own
@@ -22,7 +21,7 @@ Part = Literal[  # parameters with what is gathered of them; buffers of a module
 ]  # fmt: skip
 Moment = Literal["forward and backward", "optimizer step"]
 # What both name, with the traced and the predicted parts that are in it: logits are activations to a tracker.
-GROUPS: dict[str, tuple[tuple[Part, ...], tuple[PredictedPart, ...]]] = {
+GROUPS: dict[str, tuple[tuple[Part, ...], tuple[PeakPart, ...]]] = {
     "parameters": (("parameters", "buffers"), ("parameters", "gathered_parameters")),
     "gradients and their buckets": (("gradients", "communication_buffers"),) * 2,
     "optimizer states": (("optimizer_states",),) * 2,
@@ -130,7 +129,7 @@ def _line(option: Option, traced: Traced) -> str:
 def _parts(traced: Traced, predicted: Peak, engine: Engine) -> str:
     """Name the groups of parts that differ, the largest difference first; all of them add up to the residual."""
     foreseen = dict(predicted.parts)
-    if engine.kind == "fsdp" and MOMENTS[int(predicted.moment)] == "end of backward":
+    if engine.kind == "fsdp" and PEAK_MOMENTS[int(predicted.moment)] == "end of backward":
         # What a unit's gradients are flattened into is temporary then, and in every other moment a buffer.
         foreseen["gradients"] += foreseen["temporary_buffers"]
         foreseen["temporary_buffers"] = 0.0

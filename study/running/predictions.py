@@ -152,7 +152,7 @@ def _expected(config: RunConfig, chosen: Strategy, world_size: int, gpu: Gpu) ->
         "lacking": predicted.lacking,
         "peak_bytes_per_gpu": _whole(predicted.peak.total),
         "parts": {part: _whole(size) for part, size in predicted.peak.parts.items() if size},
-        "moment": peaks.MOMENTS[int(predicted.peak.moment)],
+        "moment": peaks.PEAK_MOMENTS[int(predicted.peak.moment)],
         "usable_bytes": _whole(predicted.usable_bytes),
         "free_bytes": _whole(predicted.free_bytes),
         "host_bytes": _whole(predicted.peak.host_bytes),

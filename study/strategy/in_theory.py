@@ -11,7 +11,7 @@ from study.errors import Refusal
 from study.models import BUNDLED_VOCABULARY, SIZES, VOCABULARY, suited_buckets, swap_buffer_size
 from study.strategy.file import Strategy
 from study.theory import shapes
-from study.theory.engine import Engine, Job, Precision, parameter_bytes
+from study.theory.engine import Engine, Job, PrecisionClass, parameter_bytes
 from study.theory.model_states import is_bf16_optimizer
 from study.theory.shapes import ModelShape
 
@@ -22,10 +22,10 @@ _ZERO = known_keys.installed("deepspeed", "strict")["zero_optimization"]
 DEEPSPEED_DEFAULTS: dict[str, int] = {name: _ZERO[name]["default"] for name in _SILENT}
 
 
-_AUTOCAST: dict[Precision, Precision] = {"bf16": "bf16-autocast", "fp16": "fp16-autocast"}
+_AUTOCAST: dict[PrecisionClass, PrecisionClass] = {"bf16": "bf16-autocast", "fp16": "fp16-autocast"}
 
 
-def precision_class(chosen: Strategy, asked: Precision) -> Precision:
+def precision_class(chosen: Strategy, asked: PrecisionClass) -> PrecisionClass:
     """The class in which a strategy trains in 16 bits: fp32 masters of what is computed in 16 bits have DeepSpeed's
     stages 1 to 3, and FSDP2; the others compute under autocast."""
     has_masters = chosen.zero_stage or chosen.distributed_type == "FSDP"
@@ -33,7 +33,7 @@ def precision_class(chosen: Strategy, asked: Precision) -> Precision:
 
 
 def engine_of(
-    chosen: Strategy, hidden: int, world_size: int, precision: Precision, accumulation_dtype: str = "fp32"
+    chosen: Strategy, hidden: int, world_size: int, precision: PrecisionClass, accumulation_dtype: str = "fp32"
 ) -> Engine:
     """Describe the engine that a file configures for a model of this hidden size."""
     size = parameter_bytes(precision)
@@ -84,7 +84,7 @@ def engine_of(
     return engine if has_bucket else dataclasses.replace(engine, reduce_bucket_size=0)
 
 
-def advised_engine(chosen: Strategy, hidden: int, world_size: int, asked: Precision) -> Engine:
+def advised_engine(chosen: Strategy, hidden: int, world_size: int, asked: PrecisionClass) -> Engine:
     """Describe the engine in the class in which its strategy trains, where a precision is asked of all strategies.
 
     Raises Refusal for fp8 of another engine than FSDP2, of which nothing is known.

@@ -9,14 +9,15 @@ from __future__ import annotations
 import statistics
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, get_args
 
 from study.theory.engine import Engine, Optimizer, parameter_bytes
 from study.theory.shapes import ParameterSizes
 
-Moment = Literal["stepping", "resting"]  # as the optimizer is about to step; between two steps
-Part = Literal["parameters", "gradients", "optimizer_states", "communication_buffers"]
-PARTS: tuple[Part, ...] = ("parameters", "gradients", "optimizer_states", "communication_buffers")
+StepPhase = Literal["stepping", "resting"]  # as the optimizer is about to step; between two steps
+STEP_PHASES: tuple[StepPhase, ...] = get_args(StepPhase)
+StatePart = Literal["parameters", "gradients", "optimizer_states", "communication_buffers"]
+STATE_PARTS: tuple[StatePart, ...] = get_args(StatePart)
 
 MASTER_BYTES = 4  # DeepSpeed's masters and Adam's moments are fp32 in every precision of the study
 MOMENTS_BYTES = 8
@@ -74,7 +75,7 @@ REASONS: dict[str, str] = {
 
 
 @dataclass(frozen=True)
-class Parts:
+class StateBytes:
     """Bytes of one rank by part, or bytes per parameter."""
 
     parameters: float
@@ -91,12 +92,12 @@ class Parts:
 class Difference:
     """What the engine holds beyond the paper's formula, or less than it."""
 
-    part: Part
+    part: StatePart
     reason: str  # a key of REASONS
     num_bytes: float
 
 
-def paper_bytes_per_parameter(zero_stage: int, world_size: int, precision: str) -> Parts:
+def paper_bytes_per_parameter(zero_stage: int, world_size: int, precision: str) -> StateBytes:
     """Predict one rank's model states with Adam (arXiv:1910.02054, sec. 3.1 and 5), in bytes per parameter.
 
     16-bit parameters: 2 + 2 + K with K = 12. fp32 parameters, autocast included: 4 + 4 + 8, the same arithmetic without
@@ -109,7 +110,7 @@ def paper_bytes_per_parameter(zero_stage: int, world_size: int, precision: str) 
         raise ValueError(f"world_size {world_size}: must be at least 1")
     size = parameter_bytes(precision)
     optimizer_states = _optimizer_bytes(precision)
-    return Parts(
+    return StateBytes(
         parameters=size / world_size if zero_stage == 3 else size,
         gradients=size / world_size if zero_stage >= 2 else size,
         optimizer_states=optimizer_states / world_size if zero_stage >= 1 else optimizer_states,
@@ -123,11 +124,11 @@ def _optimizer_bytes(precision: str) -> int:
     return MOMENTS_BYTES + (MASTER_BYTES if parameter_bytes(precision) == 2 else 0)
 
 
-def paper_bytes(engine: Engine, num_params: int, moment: Moment) -> Parts:
+def paper_bytes(engine: Engine, num_params: int, phase: StepPhase) -> StateBytes:
     """Predict one rank's bytes by the paper. Between steps its gradients count as released."""
     each = paper_bytes_per_parameter(engine.zero_stage, engine.num_shards, engine.precision)
-    gradients = each.gradients if moment == "stepping" else 0.0
-    return Parts(each.parameters * num_params, gradients * num_params, each.optimizer_states * num_params)
+    gradients = each.gradients if phase == "stepping" else 0.0
+    return StateBytes(each.parameters * num_params, gradients * num_params, each.optimizer_states * num_params)
 
 
 @dataclass(frozen=True)
@@ -155,18 +156,18 @@ def paper_bytes_by_place(engine: Engine, num_params: int) -> Places:
 
 
 def engine_differences(
-    engine: Engine, sizes: ParameterSizes, rank: int, moment: Moment, accumulates: bool = False
+    engine: Engine, sizes: ParameterSizes, rank: int, phase: StepPhase, accumulates: bool = False
 ) -> list[Difference]:
     """List what makes the engine's bytes of one rank differ from `paper_bytes`; their sum is the prediction.
 
     `accumulates`: a step has more than one micro step.
     """
     if engine.zero_stage == 0:
-        differences = _unsharded(engine, sizes, moment)
+        differences = _unsharded(engine, sizes, phase)
     else:
         stage = _stage_3 if engine.zero_stage == 3 else _stages_1_and_2
         find = _fsdp if engine.kind == "fsdp" else stage
-        differences = find(engine, sizes, rank, moment)
+        differences = find(engine, sizes, rank, phase)
     differences.append(Difference("optimizer_states", "optimizer", _beyond_adam(engine, sizes)))
     if accumulates:
         kept = accumulated_on_host(engine, sizes, rank)
@@ -174,8 +175,8 @@ def engine_differences(
     return [difference for difference in differences if difference.num_bytes]
 
 
-def _unsharded(engine: Engine, sizes: ParameterSizes, moment: Moment) -> list[Difference]:
-    if engine.kind != "ddp" or (engine.gradient_as_bucket_view and moment == "stepping"):
+def _unsharded(engine: Engine, sizes: ParameterSizes, phase: StepPhase) -> list[Difference]:
+    if engine.kind != "ddp" or (engine.gradient_as_bucket_view and phase == "stepping"):
         return []
     reason = "ddp-buckets-stay" if engine.gradient_as_bucket_view else "ddp-buckets"
     return [Difference("communication_buffers", reason, parameter_bytes(engine.precision) * sizes.num_params)]
@@ -252,7 +253,7 @@ def is_bf16_optimizer(engine: Engine) -> bool:
     return engine.zero_stage == 1 and in_fp32 and engine.offload_optimizer == "none"
 
 
-def _stages_1_and_2(engine: Engine, sizes: ParameterSizes, rank: int, moment: Moment) -> list[Difference]:
+def _stages_1_and_2(engine: Engine, sizes: ParameterSizes, rank: int, phase: StepPhase) -> list[Difference]:
     first, second = (_share(group, engine.num_shards, rank % engine.num_shards) for group in sizes.groups)
     owned = first.elements + second.elements
     fair = sizes.num_params / engine.num_shards
@@ -266,7 +267,7 @@ def _stages_1_and_2(engine: Engine, sizes: ParameterSizes, rank: int, moment: Mo
         differences.append(Difference("optimizer_states", "master-copy", size * owned))
     if is_bf16_optimizer(engine):
         return [*differences, Difference("gradients", "bf16-optimizer", accumulated * owned * engine.num_shards)]
-    if moment == "resting":
+    if phase == "resting":
         if engine.offload_optimizer != "none":  # initialize_optimizer_states
             differences.append(Difference("gradients", "offload-gradients-stay", master_bytes(engine) * owned))
         return differences
@@ -295,7 +296,7 @@ def _stages_1_and_2(engine: Engine, sizes: ParameterSizes, rank: int, moment: Mo
     return differences
 
 
-def _stage_3(engine: Engine, sizes: ParameterSizes, rank: int, moment: Moment) -> list[Difference]:
+def _stage_3(engine: Engine, sizes: ParameterSizes, rank: int, phase: StepPhase) -> list[Difference]:
     del rank  # every rank's shard is padded to the same size
     shards = _shards(engine, sizes)
     sub_groups = [elements for group in shards for elements in _sub_groups(group, engine.sub_group_size)]
@@ -319,18 +320,18 @@ def _stage_3(engine: Engine, sizes: ParameterSizes, rank: int, moment: Moment) -
         for index, elements in enumerate(sub_groups)
         if engine.offload_optimizer == "nvme"
         and elements * MASTER_BYTES >= SWAP_AT_LEAST_BYTES
-        and not (moment == "stepping" and index == 0)
+        and not (phase == "stepping" and index == 0)
     )
     masters = master_bytes(engine)
     differences.append(Difference("optimizer_states", "on-disk", -(masters + _moment_bytes(engine)) * on_disk))
-    if moment == "stepping" and engine.offload_optimizer == "nvme" and sub_groups[0] * masters >= SWAP_AT_LEAST_BYTES:
+    if phase == "stepping" and engine.offload_optimizer == "nvme" and sub_groups[0] * masters >= SWAP_AT_LEAST_BYTES:
         aligned = SWAP_ALIGNMENT_BYTES // masters
         spare = -(-max(sub_groups) // aligned) * aligned - sub_groups[0]  # of a buffer: swap_tensor/optimizer_utils.py
         differences += [
             Difference("optimizer_states", "swap-buffers", (masters + _moment_bytes(engine)) * spare),
             Difference("communication_buffers", "swap-buffers", masters * spare),  # which the gradients are in
         ]
-    if moment == "resting":
+    if phase == "resting":
         differences.append(Difference("gradients", "stage3-gradients-stay", accumulated * owned))
         if engine.offload_optimizer != "none":
             differences.append(Difference("gradients", "offload-gradients-stay", masters * (owned - on_disk)))
@@ -352,7 +353,7 @@ def _stage_3(engine: Engine, sizes: ParameterSizes, rank: int, moment: Moment) -
     return differences
 
 
-def _fsdp(engine: Engine, sizes: ParameterSizes, rank: int, moment: Moment) -> list[Difference]:
+def _fsdp(engine: Engine, sizes: ParameterSizes, rank: int, phase: StepPhase) -> list[Difference]:
     """torch/distributed/fsdp/_fully_shard/_fsdp_param.py, _init_sharded_param, and _fsdp_collectives.py."""
     fair, shards = sizes.num_params / engine.num_shards, engine.num_shards
     width = statistics.mode(sizes.vectors)  # a matrix has rows of the hidden size, or a number of rows that divides
@@ -370,7 +371,7 @@ def _fsdp(engine: Engine, sizes: ParameterSizes, rank: int, moment: Moment) -> l
         Difference("optimizer_states", "uneven-rows", _moment_bytes(engine) * (own - fair)),
         Difference("optimizer_states", "step-counts", 4 * (len(sizes.matrices) + len(sizes.vectors))),
     ]
-    if moment == "stepping":
+    if phase == "stepping":
         differences += [
             Difference("gradients", "fsdp-masters", (held - paper.gradients) * fair),
             Difference("gradients", "uneven-rows", held * (own - fair)),

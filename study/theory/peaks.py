@@ -17,9 +17,10 @@ from study.theory.communication.buckets import ENGINE_BUCKET_ELEMENTS
 from study.theory.communication.model_order import model_of
 from study.theory.communication.sharded import whole_elements
 from study.theory.engine import Engine, Job, Numbers
-from study.theory.model_states import PARTS as STATES
 from study.theory.model_states import (
-    Moment,
+    STATE_PARTS,
+    StatePart,
+    StepPhase,
     accumulated_on_host,
     engine_differences,
     is_bf16_optimizer,
@@ -29,10 +30,9 @@ from study.theory.model_states import (
     reduced_gradient_bytes,
     secondary_bytes,
 )
-from study.theory.model_states import Part as ModelStatePart
 from study.theory.shapes import ModelShape
 
-Part = Literal[
+PeakPart = Literal[
     "parameters",
     "gradients",
     "optimizer_states",
@@ -42,8 +42,8 @@ Part = Literal[
     "logits",
     "temporary_buffers",
 ]
-PARTS: tuple[Part, ...] = get_args(Part)
-MOMENTS = ("loss", "last block", "first block", "end of backward", "optimizer step")
+PEAK_PARTS: tuple[PeakPart, ...] = get_args(PeakPart)
+PEAK_MOMENTS = ("loss", "last block", "first block", "end of backward", "optimizer step")
 # Pinned on the host: zero/offload_config.py, buffer_count of parameters; of the optimizer 4, and as measured 2 more.
 PARAM_SWAP_BUFFERS = 5
 OPTIMIZER_SWAP_BUFFERS = 6
@@ -53,8 +53,8 @@ OPTIMIZER_SWAP_BUFFERS = 6
 class Peak:
     """Bytes of one rank at its highest moment."""
 
-    parts: dict[Part, Numbers]  # on the device that computes
-    moment: Numbers  # index into MOMENTS
+    parts: dict[PeakPart, Numbers]  # on the device that computes
+    moment: Numbers  # index into PEAK_MOMENTS
     host_bytes: Numbers  # offloaded to the host, at the host's own highest
     host_bytes_then: Numbers  # at this moment
     disk_bytes: float  # offloaded to a disk
@@ -68,20 +68,20 @@ class Peak:
 class States:
     """Model states of one rank by where they are, in bytes."""
 
-    device: dict[ModelStatePart, float]
+    device: dict[StatePart, float]
     host: float
     disk: float
 
 
-def states(engine: Engine, shape: ModelShape, moment: Moment, rank: int = 0) -> States:
+def states(engine: Engine, shape: ModelShape, phase: StepPhase, rank: int = 0) -> States:
     """Predict one rank's model states and permanent buffers, by device (model_states.py has the formulas).
 
     Without what accumulation adds to them on the host: `peak` knows whether a step has several micro steps.
     """
-    paper = paper_bytes(engine, shape.num_params, moment)
-    held: dict[ModelStatePart, float] = {part: getattr(paper, part) for part in STATES}
+    paper = paper_bytes(engine, shape.num_params, phase)
+    held: dict[StatePart, float] = {part: getattr(paper, part) for part in STATE_PARTS}
     disk = 0.0
-    for difference in engine_differences(engine, shape.parameters, rank, moment, accumulates=False):
+    for difference in engine_differences(engine, shape.parameters, rank, phase, accumulates=False):
         if difference.reason != "swap-buffers":  # all of them are counted below
             held[difference.part] += difference.num_bytes
         if difference.reason == "on-disk":
@@ -98,7 +98,7 @@ def states(engine: Engine, shape: ModelShape, moment: Moment, rank: int = 0) -> 
     if engine.offload_param == "nvme":
         host += PARAM_SWAP_BUFFERS * engine.parameter_bytes * engine.param_swap_buffer_size
     if engine.offload_param != "none":
-        if engine.world_size > 1 and moment == "resting":  # what of stage 3 stays whole, as model_states.py counts it
+        if engine.world_size > 1 and phase == "resting":  # what of stage 3 stays whole, as model_states.py counts it
             small = sum(n for group in shape.parameters.groups for n in group if n <= engine.persistence_threshold)
             persistent = engine.parameter_bytes * small
         host += held["parameters"] - persistent
@@ -137,7 +137,7 @@ def peak(shape: ModelShape, engine: Engine, job: Job, rank: int | None = None) -
     # A CPU's "device" is the host.
     highest = (stacked.sum(axis=1) + (hosts if job.device == "cpu" else 0.0)).argmax(axis=0)
     chosen = np.take_along_axis(stacked, highest[None, None], axis=0)[0]
-    parts = {part: value if grid else float(value) for part, value in zip(PARTS, chosen, strict=True)}
+    parts = {part: value if grid else float(value) for part, value in zip(PEAK_PARTS, chosen, strict=True)}
     then = np.take_along_axis(hosts, highest[None], axis=0)[0]
     host = max(resting.host, stepping.host) + (kept if np.ndim(kept) else float(kept))
     return Peak(parts, highest if grid else int(highest), host, then, resting.disk)
@@ -145,8 +145,8 @@ def peak(shape: ModelShape, engine: Engine, job: Job, rank: int | None = None) -
 
 def _moments(
     shape: ModelShape, engine: Engine, job: Job, rank: int, resting: States, stepping: States
-) -> list[dict[Part, Numbers]]:
-    """List what is held at each of MOMENTS."""
+) -> list[dict[PeakPart, Numbers]]:
+    """List what is held at each of PEAK_MOMENTS."""
     temporary = residual.temporary_bytes(shape, engine, job)
     logits = residual.logit_bytes(shape, job)
     at_loss, in_last, in_first = _activations(shape, engine, job, logits)
@@ -236,8 +236,8 @@ def _row(
     gathered: Numbers = 0.0,
     gradients: Numbers = 0.0,
     buffers: Numbers = 0.0,
-) -> dict[Part, Numbers]:
-    """One moment: the states held then and what comes on top, in the order of PARTS."""
+) -> dict[PeakPart, Numbers]:
+    """One moment: the states held then and what comes on top, in the order of PEAK_PARTS."""
     return {
         "parameters": held.device["parameters"],
         "gradients": held.device["gradients"] + gradients,

@@ -25,7 +25,7 @@ from study.theory.step_time import tokens_per_second_per_gpu
 A_LIST = Field(strict=False)  # so that a list of the file becomes a tuple
 REPEAT = 0.02  # relative; rows of one setting that a source measured twice are up to 1.7 % apart
 
-Part = Literal[
+Condition = Literal[  # in which two rows may differ
     "model", "engine", "precision", "gpus", "micro_batch", "accumulation", "batch", "sequence_length", "checkpointing"
 ]
 Several = Annotated[tuple[Text, ...], A_LIST]
@@ -59,7 +59,7 @@ class ByOthers(Written):
     grade: Literal["A", "B"]  # the lowest that is let in
     of: Rows
     to: Rows | None = None
-    differs: Annotated[tuple[Part, ...], A_LIST] = ()  # batch: of a GPU and step, which otherwise is equal
+    differs: Annotated[tuple[Condition, ...], A_LIST] = ()  # batch: of a GPU and step, which otherwise is equal
 
     @model_validator(mode="after")
     def _whole(self) -> ByOthers:

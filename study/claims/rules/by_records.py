@@ -18,6 +18,7 @@ from study.records import find as records
 from study.records.find import RecordFile
 from study.records.schema import Record
 from study.running import studies
+from study.theory.model_states import STATE_PARTS
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -31,7 +32,7 @@ RECORDS = CPU / "records"
 PROTOCOL = CPU / "published" / "protocol.json"
 LEARNED = ("learned", "learned-gpt", "learning-bert")  # studies that tell what a model learns
 WORLD_SIZE = 2  # of the runs whose losses are compared
-PARTS = ("parameters", "gradients", "optimizer_states", "communication_buffers", "model_states")
+PARTS = (*STATE_PARTS, "model_states")  # the last: parameters, gradients and optimizer states together
 SEEN = 0.01  # share of a step's bytes from which on a collective is more than losses and norms
 REDUCTIONS = ("all_reduce", "reduce", "reduce_scatter")
 
@@ -160,7 +161,7 @@ def _compared(table: pd.DataFrame, study: str, strategy: str, control: str, metr
 def state_bytes_per_parameter(strategy: str, world_size: int, precision: str, part: str) -> Observed:
     """Bytes that the largest rank holds per parameter as the optimizer is about to step.
 
-    part: one of PARTS; model_states are the first three together, which is what the paper counts.
+    part: one of PARTS; model_states are what the paper counts.
     """
     if part not in PARTS:
         raise ValueError(f"part {part!r}: must be one of {', '.join(PARTS)}")

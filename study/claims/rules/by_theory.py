@@ -21,7 +21,7 @@ from study.errors import refusing
 from study.planner.choose import gpt
 from study.strategy import file, in_theory
 from study.theory import communication, hardware, model_states, peaks, prediction, shapes
-from study.theory.engine import Engine, Job, Precision
+from study.theory.engine import Engine, Job, PrecisionClass
 from study.theory.hardware import Box
 from study.theory.intervals import EVIDENCE
 from study.theory.peaks import Peak
@@ -64,7 +64,7 @@ class Case(_Typed):
     gpus: Count
     micro_batch: Count
     sequence_length: Count
-    precision: Precision
+    precision: PrecisionClass
     checkpointing: bool
     accumulation: Count = 1
     kernels: Literal["fused", "transformers"] = "fused"  # transformers: its own modules, which hold and move more
@@ -138,7 +138,7 @@ def shape_of(model: str | GivenModel) -> ModelShape:
     return shapes.find(model)
 
 
-def engine_of(strategy: str, hidden: int, world_size: int, precision: Precision) -> Engine:
+def engine_of(strategy: str, hidden: int, world_size: int, precision: PrecisionClass) -> Engine:
     """Describe the engine of a strategy, in the class in which it trains and with gradients in 16 bits."""
     chosen = file.read_by_name(strategy)
     return in_theory.engine_of(chosen, hidden, world_size, in_theory.precision_class(chosen, precision), "bf16")
@@ -207,7 +207,7 @@ def paper_saving_share(zero_stage: int, of_stage: int, world_size: int, precisio
     return Observed((whole - mine) / (whole - theirs), (formula,))
 
 
-def paper_offload_reduction(world_size: int, precision: Precision) -> Observed:
+def paper_offload_reduction(world_size: int, precision: PrecisionClass) -> Observed:
     """Bytes on the device at stage 2 over those with the optimizer offloaded."""
     plain, offloaded = (Engine("deepspeed", 2, world_size, precision, 2, device) for device in ("none", "cpu"))
     above, below = (model_states.paper_bytes_by_place(engine, 1).device for engine in (plain, offloaded))
@@ -303,7 +303,7 @@ def _largest(strategy: str, gpu: str, gpus: int, node: str | None, factor: float
 
 def _holds(shape: ModelShape, strategy: str, box: Box, factor: float) -> bool:
     """Whether a box holds a model with the least batch, in 16 bits."""
-    precision: Precision = "bf16" if "bf16" in box.gpu.peak_flops_per_second else "fp16"
+    precision: PrecisionClass = "bf16" if "bf16" in box.gpu.peak_flops_per_second else "fp16"
     engine = engine_of(strategy, shape.hidden, box.num_gpus, precision)
     return _has_room(peaks.peak(shape, engine, _LEAST_JOB), box, factor)
 
