@@ -727,7 +727,7 @@ def _advise(
 
     if model is None and num_gpus is None:
         raise Refusal("--model or --gpus is missing: a model for its GPUs, GPUs for their model, or both")
-    asked = planner.Asked(num_gpus=num_gpus or 1, **options)
+    asked = planner.Request(num_gpus=num_gpus or 1, **options)
     if trace:
         if as_json or None in (model, num_gpus):
             raise Refusal("--trace goes with both --model and --gpus and prints no JSON; add them, or leave --json out")

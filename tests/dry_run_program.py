@@ -31,7 +31,7 @@ from study.planner import dry_run, fake_tensors, published_rows
 from study.planner.trace import check_traceable
 from study.planner.trainable import of_shape
 from study.strategy import file
-from study.strategy.in_theory import engine_of
+from study.strategy.in_theory import engine_of_strategy
 from study.theory import measured_by_others, peaks, shapes
 from study.theory.engine import Engine, Job
 from study.theory.model_states import StatePart
@@ -91,7 +91,7 @@ def held(said: dict[str, Any]) -> int:
 def in_theory(strategy: str, world_size: int) -> float:
     """The same of the last rank, by the planner's formulas."""
     shape = MODELS["gpt2"]
-    engine = engine_of(file.read_strategy(file.find_strategy(strategy)), shape.hidden, world_size, "fp32")
+    engine = engine_of_strategy(file.read_strategy(file.find_strategy(strategy)), shape.hidden, world_size, "fp32")
     states = peaks.states(engine, shape, "stepping", world_size - 1).device
     return float(sum(states[name] for name in STATES))
 

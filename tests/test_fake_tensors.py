@@ -12,7 +12,7 @@ import traced_cases
 from study import files
 from study.config import build_config
 from study.errors import Refusal
-from study.planner import Asked, advise, fake_tensors
+from study.planner import Request, advise, fake_tensors
 from study.planner.fake_tensors import trace
 from study.planner.trace import trace_options
 from study.theory import hardware, measured_by_others, peaks, prediction, shapes
@@ -147,7 +147,7 @@ def test_what_cannot_be_traced_is_refused(shape, engine, job, said):
 
 
 def test_advice_rests_on_traces(capsys):
-    asked = Asked("l4", 2, micro_batch_size=8, sequence_length=64, kernels="transformers")
+    asked = Request("l4", 2, micro_batch_size=8, sequence_length=64, kernels="transformers")
     advice = advise("bert-tiny", asked, partial(trace_options, trace))
     traced = {option.strategy.name: option for option in advice.options if option.basis == "traced"}
     assert set(traced) == {"ddp", "ddp_tuned", "fsdp2", "fsdp2_no_reshard"}

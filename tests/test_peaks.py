@@ -98,7 +98,7 @@ def test_a_grid_is_its_cells():
     shape = shapes.find("gpt2-xl")
     for name in ("ddp", "zero1", "zero2_cpu_offload", "zero3", "zero3_tuned", "fsdp2"):
         chosen = file.read_strategy(file.find_strategy(name))
-        engine = in_theory.engine_of(chosen, shape.hidden, 8, in_theory.precision_class(chosen, "bf16"))
+        engine = in_theory.engine_of_strategy(chosen, shape.hidden, 8, in_theory.precision_class(chosen, "bf16"))
         micro, length = np.array([1, 8, 64]), np.array([[128], [1024]])
         # As many accumulations as a peak has parts, so that the two axes cannot be taken for one another.
         deep = np.arange(1, len(peaks.PEAK_PARTS) + 1)[:, None]
@@ -148,7 +148,7 @@ def test_the_engine_of_a_file_is_the_engine_that_was_proved():
     for (name, precision, world_size), r in proved.items():
         chosen = file.read_strategy(file.find_strategy(name))
         hidden = view.shape_of(r).hidden
-        expected = in_theory.engine_of(chosen, hidden, world_size, precision)
+        expected = in_theory.engine_of_strategy(chosen, hidden, world_size, precision)
         told = dataclasses.replace(view.engine_of(r), sub_group_size=expected.sub_group_size)
         assert told == expected, name
 

@@ -143,7 +143,7 @@ def test_the_committed_evidence_is_what_cross_validation_finds(times, judged):
     assert {(one["engine"], one["distance"]) for one in found["intervals"]} == set(intervals.EVIDENCE)
     for one in intervals.EVIDENCE.values():
         assert one.inside >= 0.9 * one.predictions
-    for engine in get_args(intervals.EngineKind):  # the farther case never has the narrower interval
+    for engine in get_args(intervals.TimingClass):  # the farther case never has the narrower interval
         spreads = [intervals.EVIDENCE[engine, distance].spread for distance in get_args(intervals.Distance)]
         assert spreads == sorted(spreads)
 

@@ -9,8 +9,8 @@ from typing import Literal
 
 from study.errors import Refusal, RunFailed
 from study.planner.advice_text import LINE, MARKS
-from study.planner.asked import Asked
 from study.planner.choose import Option, option_of, splits
+from study.planner.request import Request
 from study.theory.engine import Engine, Job
 from study.theory.peaks import PEAK_MOMENTS, Peak, PeakPart
 from study.theory.shapes import ModelShape
@@ -80,7 +80,7 @@ Predicted: what is expected of the same modules (--kernels transformers). Tensor
 """
 
 
-def trace_options(tracer: Tracer, shape: ModelShape, asked: Asked, options: Sequence[Option]) -> list[Option]:
+def trace_options(tracer: Tracer, shape: ModelShape, asked: Request, options: Sequence[Option]) -> list[Option]:
     """Trace what can be; print a line for each trace, and which cannot be and why."""
     print(HEAD)
     found = {option.strategy.name: option for option in options}
@@ -98,7 +98,7 @@ def trace_options(tracer: Tracer, shape: ModelShape, asked: Asked, options: Sequ
     return list(found.values())
 
 
-def _trace(tracer: Tracer, shape: ModelShape, asked: Asked, option: Option) -> Option:
+def _trace(tracer: Tracer, shape: ModelShape, asked: Request, option: Option) -> Option:
     """Trace an option's split; while one does not fit, the fastest that does if it is as far off as that one was."""
     chosen, others = option.prediction, list(splits(shape, asked, option.prediction))
     while True:

@@ -32,7 +32,7 @@ def precision_class(chosen: Strategy, asked: PrecisionClass) -> PrecisionClass:
     return asked if has_masters else _AUTOCAST.get(asked, asked)
 
 
-def engine_of(
+def engine_of_strategy(
     chosen: Strategy, hidden: int, world_size: int, precision: PrecisionClass, accumulation_dtype: str = "fp32"
 ) -> Engine:
     """Describe the engine that a file configures for a model of this hidden size."""
@@ -91,7 +91,7 @@ def advised_engine(chosen: Strategy, hidden: int, world_size: int, asked: Precis
     """
     if asked == "fp8" and chosen.distributed_type != "FSDP":
         raise Refusal("fp8 is predicted under FSDP2 only; take another precision or strategy")
-    return engine_of(chosen, hidden, world_size, precision_class(chosen, asked))
+    return engine_of_strategy(chosen, hidden, world_size, precision_class(chosen, asked))
 
 
 def shape_of(config: RunConfig) -> ModelShape:
@@ -109,7 +109,7 @@ def of_run(config: RunConfig, chosen: Strategy, world_size: int) -> tuple[ModelS
     """The model that a run trains, and its engine. fp64, which theory does not know, is taken for fp32."""
     shape = shape_of(config)
     precision = "fp32" if config.precision == "fp64" else config.precision
-    return shape, engine_of(chosen, shape.hidden, world_size, precision, config.accumulation_dtype)
+    return shape, engine_of_strategy(chosen, shape.hidden, world_size, precision, config.accumulation_dtype)
 
 
 def job_of(config: RunConfig, world_size: int, device: Literal["cpu", "gpu"]) -> Job:

@@ -390,8 +390,11 @@ def _communication(shape: ModelShape, engine: Engine, job: Job, box: Box, speed:
         link, latency = min(link, box.node_bandwidth), latency + nodes * speed.constants.hop_seconds
     subgroup = engine.secondary_partition_size if engine.secondary_partition_size > 1 else engine.num_shards
 
-    def price(kind: str) -> tuple[float, float]:
-        """Bytes a second, and seconds of latency; a ring passes all but one part of the tensor over each link."""
+    def link_rate(kind: str) -> tuple[float, float]:
+        """Bytes per second, and seconds of latency, of one collective.
+
+        A ring sends all but one part of a tensor over each link.
+        """
         if kind == "subgroup_all_reduce":  # of replicas: one ring for each shard, all at once over a node's adapters
             at_once = min(engine.num_shards, box.gpus_per_node) if nodes > 1 else 1
             return LINK_EFFICIENCY * link / at_once * engine.replicas / (engine.replicas - 1), latency
@@ -404,7 +407,7 @@ def _communication(shape: ModelShape, engine: Engine, job: Job, box: Box, speed:
         seconds = [0.0, 0.0]
         for kind, (count, num_bytes) in sums.items():
             passes = 2 if kind.endswith("all_reduce") else 1
-            rate, delay = price(kind)
+            rate, delay = link_rate(kind)
             seconds[kind not in GATHERS] += passes * num_bytes / rate + count * delay
         return seconds[0], seconds[1]
 

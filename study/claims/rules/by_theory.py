@@ -87,7 +87,7 @@ class Case(_Typed):
 
     @property
     def engine(self) -> Engine:
-        return engine_of(self.strategy, self.shape.hidden, self.gpus, self.precision)
+        return engine_in_16_bits(self.strategy, self.shape.hidden, self.gpus, self.precision)
 
     @property
     def job(self) -> Job:
@@ -138,10 +138,12 @@ def shape_of(model: str | GivenModel) -> ModelShape:
     return shapes.find(model)
 
 
-def engine_of(strategy: str, hidden: int, world_size: int, precision: PrecisionClass) -> Engine:
+def engine_in_16_bits(strategy: str, hidden: int, world_size: int, precision: PrecisionClass) -> Engine:
     """Describe the engine of a strategy, in the class in which it trains and with gradients in 16 bits."""
     chosen = file.read_by_name(strategy)
-    return in_theory.engine_of(chosen, hidden, world_size, in_theory.precision_class(chosen, precision), "bf16")
+    return in_theory.engine_of_strategy(
+        chosen, hidden, world_size, in_theory.precision_class(chosen, precision), "bf16"
+    )
 
 
 def box_of(gpu: str, gpus: int, node: str | None) -> Box:
@@ -304,7 +306,7 @@ def _largest(strategy: str, gpu: str, gpus: int, node: str | None, factor: float
 def _holds(shape: ModelShape, strategy: str, box: Box, factor: float) -> bool:
     """Whether a box holds a model with the least batch, in 16 bits."""
     precision: PrecisionClass = "bf16" if "bf16" in box.gpu.peak_flops_per_second else "fp16"
-    engine = engine_of(strategy, shape.hidden, box.num_gpus, precision)
+    engine = engine_in_16_bits(strategy, shape.hidden, box.num_gpus, precision)
     return _has_room(peaks.peak(shape, engine, _LEAST_JOB), box, factor)
 
 
@@ -326,7 +328,7 @@ def engine_volume(
 ) -> Observed:
     """Parameters that a rank of today's DeepSpeed moves in a step, over the model's, in bf16."""
     shape = shape_of(model_of(model))
-    engine = engine_of(strategy, shape.hidden, world_size, "bf16")
+    engine = engine_in_16_bits(strategy, shape.hidden, world_size, "bf16")
     job = Job(1, POSITIONS, accumulation, checkpointing, kernels="fused")
     collectives = communication.collectives(engine, shape, job)
     value = sum(collective.moved_bytes for collective in collectives) / (engine.parameter_bytes * shape.num_params)

@@ -44,7 +44,7 @@ SEQUENCES_PER_GPU = 8  # of the global batch, where none is asked for
 
 
 @dataclass(frozen=True)
-class Asked:
+class Request:
     """What one wants to know. Raises Refusal where it makes no sense."""
 
     gpu: str
@@ -188,17 +188,17 @@ def _makes_sense(chosen: Strategy, num_gpus: int) -> bool:
     return num_gpus > 1 or alone
 
 
-def find_model(name: str, asked: Asked) -> tuple[ModelShape, Asked, list[str]]:
+def find_model(name: str, request: Request) -> tuple[ModelShape, Request, list[str]]:
     """Find a model, and settle the length where none is asked for; and say what of it is ignored, or taken otherwise.
 
     Raises Refusal for a model that is not known.
     """
     with refusing():
         shape = shapes.find(name)
-    length = asked.sequence_length or min(DEFAULT_LENGTH, shape.positions)
-    asked = dataclasses.replace(asked, sequence_length=length)
+    length = request.sequence_length or min(DEFAULT_LENGTH, shape.positions)
+    request = dataclasses.replace(request, sequence_length=length)
     notes = list(shape.notes)
     if length <= shape.positions:
-        return shape, asked, notes
+        return shape, request, notes
     note = f"{shape.name} has {shape.positions:,} positions: taken as if it had {length:,}"
-    return dataclasses.replace(shape, positions=length), asked, [*notes, note]
+    return dataclasses.replace(shape, positions=length), request, [*notes, note]
