@@ -45,9 +45,7 @@ MAY_IMPORT = {
     "train": "compare config engines errors files processes records run running strategy training workloads",
     "compare": "config engines errors files models records running theory",
     "planner": "engines errors files models strategy theory",
-    "claims": (
-        "compare config engines errors files planner processes records running strategy theory training workloads"
-    ),
+    "claims": "compare engines errors files planner processes records running strategy theory training workloads",
     "report": "claims compare config engines errors files planner records running strategy theory",
     "cli": ("claims compare config engines errors files planner records report run running strategy theory training"),
     "__main__": "cli errors",

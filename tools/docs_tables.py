@@ -17,8 +17,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from study.claims import sentences
-from study.claims.published import defects
+from study.claims import defects, sentences
 from study.compare import bits, expected, step_peaks, verdict_text, what_fits, words
 from study.compare.words import three_digits
 from study.engines import known_bad

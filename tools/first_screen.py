@@ -15,7 +15,7 @@ from typing import NamedTuple
 import matplotlib as mpl
 import pandas as pd
 
-from study.claims.published import defects
+from study.claims import defects
 from study.compare import verdict, verdict_text, what_fits, words
 from study.engines.conformance import committed
 from study.records import find as records

@@ -23,7 +23,7 @@ from study.theory.model_states import STATE_PARTS
 if TYPE_CHECKING:
     import pandas as pd
 
-    from study.claims.published import defects
+    from study.claims import defects
 
 T = TypeVar("T")
 
@@ -308,7 +308,7 @@ def protocol_effect(program: str, metric: defects.Metric) -> Observed:
 
     program: published, or mended, of all its defects.
     """
-    from study.claims.published import defects
+    from study.claims import defects
 
     programs = {"published": defects.AS_PUBLISHED, "mended": defects.MENDED}
     for name, value, known in (("program", program, programs), ("metric", metric, get_args(defects.Metric))):
