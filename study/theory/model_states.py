@@ -296,60 +296,102 @@ def _stages_1_and_2(engine: Engine, sizes: ParameterSizes, rank: int, phase: Ste
     return differences
 
 
+@dataclass(frozen=True)
+class _Stage3Shards:
+    """What one rank owns at stage 3, in elements. Every rank's share of a parameter is padded to the same size."""
+
+    groups: list[list[int]]  # of each parameter, by parameter group
+    sub_groups: list[int]  # which are updated one after another
+    padding: float  # beyond an equal share of all parameters
+
+    @classmethod
+    def of(cls, engine: Engine, sizes: ParameterSizes) -> _Stage3Shards:
+        groups = _shards(engine, sizes)
+        sub_groups = [elements for group in groups for elements in _sub_groups(group, engine.sub_group_size)]
+        return cls(groups, sub_groups, sum(sub_groups) - sizes.num_params / engine.world_size)
+
+    @property
+    def owned(self) -> int:
+        """Elements of all parameters, padding included."""
+        return sum(self.sub_groups)
+
+    def on_disk(self, engine: Engine, phase: StepPhase) -> int:
+        """Elements whose fp32 states and gradients are on a disk; the first sub-group is swapped in to be updated."""
+        if engine.offload_optimizer != "nvme":
+            return 0
+        swapped_out = self.sub_groups[1:] if phase == "stepping" else self.sub_groups
+        return sum(elements for elements in swapped_out if elements * MASTER_BYTES >= SWAP_AT_LEAST_BYTES)
+
+
 def _stage_3(engine: Engine, sizes: ParameterSizes, rank: int, phase: StepPhase) -> list[Difference]:
-    del rank  # every rank's shard is padded to the same size
-    shards = _shards(engine, sizes)
-    sub_groups = [elements for group in shards for elements in _sub_groups(group, engine.sub_group_size)]
-    owned = sum(sub_groups)
-    padding = owned - sizes.num_params / engine.world_size
-    size, accumulated = parameter_bytes(engine.precision), engine.accumulation_bytes
-    paper_optimizer_states = _optimizer_bytes(engine.precision)
+    del rank  # all ranks hold the same
+    shards = _Stage3Shards.of(engine, sizes)
+    in_phase = _stage_3_stepping if phase == "stepping" else _stage_3_resting
+    return [
+        *_stage_3_always(engine, shards),
+        *_stage_3_swapped(engine, shards, phase),
+        *in_phase(engine, sizes, shards),
+    ]
+
+
+def _stage_3_always(engine: Engine, shards: _Stage3Shards) -> list[Difference]:
+    size = parameter_bytes(engine.precision)
     differences = [
-        Difference("parameters", "padding", size * padding),
-        Difference("optimizer_states", "padding", paper_optimizer_states * padding),
+        Difference("parameters", "padding", size * shards.padding),
+        Difference("optimizer_states", "padding", _optimizer_bytes(engine.precision) * shards.padding),
         Difference("communication_buffers", "reduce-bucket", _bucket_bytes(engine) * engine.reduce_bucket_size),
     ]
     if size == 4 or engine.precision == "pure-bf16":  # zero/stage3.py, _create_fp32_partitions
-        differences.append(Difference("optimizer_states", "master-copy", size * owned))
+        differences.append(Difference("optimizer_states", "master-copy", size * shards.owned))
+    return differences
+
+
+def _stage_3_swapped(engine: Engine, shards: _Stage3Shards, phase: StepPhase) -> list[Difference]:
+    """What is on a disk instead of in memory, and the buffers that the first sub-group is swapped into."""
+    size, masters = parameter_bytes(engine.precision), master_bytes(engine)
+    states = masters + _moment_bytes(engine)
+    differences = []
     if engine.offload_param == "nvme":
-        swapped = sum(shard for group in shards for shard in group if shard * size >= SWAP_AT_LEAST_BYTES)
+        swapped = sum(shard for group in shards.groups for shard in group if shard * size >= SWAP_AT_LEAST_BYTES)
         differences.append(Difference("parameters", "on-disk", -size * swapped))
-    # Sub-groups whose fp32 states and gradients are on the disk now; the first is swapped in before it is updated.
-    on_disk = sum(
-        elements
-        for index, elements in enumerate(sub_groups)
-        if engine.offload_optimizer == "nvme"
-        and elements * MASTER_BYTES >= SWAP_AT_LEAST_BYTES
-        and not (phase == "stepping" and index == 0)
-    )
-    masters = master_bytes(engine)
-    differences.append(Difference("optimizer_states", "on-disk", -(masters + _moment_bytes(engine)) * on_disk))
-    if phase == "stepping" and engine.offload_optimizer == "nvme" and sub_groups[0] * masters >= SWAP_AT_LEAST_BYTES:
+    if engine.offload_optimizer != "nvme":
+        return differences
+    differences.append(Difference("optimizer_states", "on-disk", -states * shards.on_disk(engine, phase)))
+    first = shards.sub_groups[0]
+    if phase == "stepping" and first * masters >= SWAP_AT_LEAST_BYTES:
         aligned = SWAP_ALIGNMENT_BYTES // masters
-        spare = -(-max(sub_groups) // aligned) * aligned - sub_groups[0]  # of a buffer: swap_tensor/optimizer_utils.py
+        spare = -(-max(shards.sub_groups) // aligned) * aligned - first  # of a buffer: swap_tensor/optimizer_utils.py
         differences += [
-            Difference("optimizer_states", "swap-buffers", (masters + _moment_bytes(engine)) * spare),
+            Difference("optimizer_states", "swap-buffers", states * spare),
             Difference("communication_buffers", "swap-buffers", masters * spare),  # which the gradients are in
         ]
-    if phase == "resting":
-        differences.append(Difference("gradients", "stage3-gradients-stay", accumulated * owned))
-        if engine.offload_optimizer != "none":
-            differences.append(Difference("gradients", "offload-gradients-stay", masters * (owned - on_disk)))
-        if engine.world_size > 1:  # _post_step
-            small = (n for group in sizes.groups for n in group if n <= engine.persistence_threshold)
-            whole = engine.world_size * sum(-(-n // engine.world_size) for n in small)
-            differences.append(Difference("parameters", "persistent-parameters", size * whole))
-        return differences
+    return differences
 
-    differences += [
-        Difference("gradients", "padding", size * padding),
-        Difference("gradients", "fp32-gradients", (accumulated - size) * owned),
+
+def _stage_3_resting(engine: Engine, sizes: ParameterSizes, shards: _Stage3Shards) -> list[Difference]:
+    differences = [Difference("gradients", "stage3-gradients-stay", engine.accumulation_bytes * shards.owned)]
+    if engine.offload_optimizer != "none":
+        in_memory = shards.owned - shards.on_disk(engine, "resting")
+        differences.append(Difference("gradients", "offload-gradients-stay", master_bytes(engine) * in_memory))
+    if engine.world_size > 1:  # _post_step
+        persistent = (n for group in sizes.groups for n in group if n <= engine.persistence_threshold)
+        whole = engine.world_size * sum(-(-n // engine.world_size) for n in persistent)
+        differences.append(Difference("parameters", "persistent-parameters", parameter_bytes(engine.precision) * whole))
+    return differences
+
+
+def _stage_3_stepping(engine: Engine, sizes: ParameterSizes, shards: _Stage3Shards) -> list[Difference]:
+    size, masters = parameter_bytes(engine.precision), master_bytes(engine)
+    differences = [
+        Difference("gradients", "padding", size * shards.padding),
+        Difference("gradients", "fp32-gradients", (engine.accumulation_bytes - size) * shards.owned),
         Difference("parameters", "secondary-partition", secondary_bytes(engine, sizes)),
     ]
     if engine.offload_optimizer != "none":
-        differences.append(Difference("gradients", "offload-second-gradients", masters * (owned - on_disk)))
-    elif size == 2 or len(shards[0]) > 1:  # _prepare_fp32_grad_for_sub_group, for the first sub-group
-        differences.append(Difference("gradients", "flat-gradient-copy", masters * sub_groups[0]))
+        in_memory = shards.owned - shards.on_disk(engine, "stepping")
+        differences.append(Difference("gradients", "offload-second-gradients", masters * in_memory))
+    elif size == 2 or len(shards.groups[0]) > 1:  # _prepare_fp32_grad_for_sub_group, for the first sub-group
+        differences.append(Difference("gradients", "flat-gradient-copy", masters * shards.sub_groups[0]))
     return differences
 
 
