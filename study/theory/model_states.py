@@ -126,9 +126,13 @@ def _optimizer_bytes(precision: str) -> int:
 
 def paper_bytes(engine: Engine, num_params: int, phase: StepPhase) -> StateBytes:
     """Predict one rank's bytes by the paper. Between steps its gradients count as released."""
-    each = paper_bytes_per_parameter(engine.zero_stage, engine.num_shards, engine.precision)
-    gradients = each.gradients if phase == "stepping" else 0.0
-    return StateBytes(each.parameters * num_params, gradients * num_params, each.optimizer_states * num_params)
+    per_parameter = paper_bytes_per_parameter(engine.zero_stage, engine.num_shards, engine.precision)
+    gradients = per_parameter.gradients if phase == "stepping" else 0.0
+    return StateBytes(
+        parameters=per_parameter.parameters * num_params,
+        gradients=gradients * num_params,
+        optimizer_states=per_parameter.optimizer_states * num_params,
+    )
 
 
 @dataclass(frozen=True)
@@ -146,12 +150,13 @@ def paper_bytes_by_place(engine: Engine, num_params: int) -> Places:
     Offload of the optimizer moves Adam's states, masters and fp32 gradients (arXiv:2101.06840, sec. 4), that of
     parameters the parameters (arXiv:2104.07857, sec. 5); to the host, or to a disk, which leaves nothing in memory.
     """
-    each = paper_bytes_per_parameter(engine.zero_stage, engine.num_shards, engine.precision)
+    per_parameter = paper_bytes_per_parameter(engine.zero_stage, engine.num_shards, engine.precision)
     places = {"none": 0.0, "cpu": 0.0, "nvme": 0.0}
-    places[engine.offload_param] += each.parameters
-    places[engine.offload_optimizer] += each.optimizer_states
-    offloaded = engine.offload_optimizer != "none"
-    places[engine.offload_optimizer] += master_bytes(engine) / engine.num_shards if offloaded else each.gradients
+    places[engine.offload_param] += per_parameter.parameters
+    places[engine.offload_optimizer] += per_parameter.optimizer_states
+    is_offloaded = engine.offload_optimizer != "none"
+    masters = master_bytes(engine) / engine.num_shards
+    places[engine.offload_optimizer] += masters if is_offloaded else per_parameter.gradients
     return Places(*(value * num_params for value in places.values()))
 
 
@@ -170,8 +175,8 @@ def engine_differences(
         differences = find(engine, sizes, rank, phase)
     differences.append(Difference("optimizer_states", "optimizer", _beyond_adam(engine, sizes)))
     if accumulates:
-        kept = accumulated_on_host(engine, sizes, rank)
-        differences.append(Difference("gradients", "offload-accumulated", kept))
+        accumulated = accumulated_on_host(engine, sizes, rank)
+        differences.append(Difference("gradients", "offload-accumulated", accumulated))
     return [difference for difference in differences if difference.num_bytes]
 
 
@@ -273,9 +278,9 @@ def _stages_1_and_2(engine: Engine, sizes: ParameterSizes, rank: int, phase: Ste
         return differences
 
     paper_gradients = size * (sizes.num_params if engine.zero_stage == 1 else fair)
-    kept = size * owned
+    partition = size * owned
     name = "stage1-partition" if engine.zero_stage == 1 else "padding"
-    differences.append(Difference("gradients", name, kept - paper_gradients))
+    differences.append(Difference("gradients", name, partition - paper_gradients))
     own_fp32_buffer = _has_own_fp32_buffer(engine)
     if engine.offload_optimizer != "none":
         differences.append(Difference("gradients", "fp32-gradients", (master_bytes(engine) - size) * owned))
@@ -401,23 +406,23 @@ def _fsdp(engine: Engine, sizes: ParameterSizes, rank: int, phase: StepPhase) ->
     width = statistics.mode(sizes.vectors)  # a matrix has rows of the hidden size, or a number of rows that divides
     largest = own = 0
     for numel, row in [*((n, width) for n in sizes.matrices), *((n, 1) for n in sizes.vectors)]:
-        each = -(-numel // row // shards)
-        largest += each * row
-        own += row * max(0, min(numel // row - each * (rank % shards), each))
+        rows_per_rank = -(-numel // row // shards)
+        largest += rows_per_rank * row
+        own += row * max(0, min(numel // row - rows_per_rank * (rank % shards), rows_per_rank))
     paper = paper_bytes_per_parameter(3, 1, engine.precision)
-    held = master_bytes(engine)
+    master = master_bytes(engine)
     differences = [
-        Difference("parameters", "fsdp-masters", (held - paper.parameters) * fair),
-        Difference("parameters", "uneven-rows", held * (largest - fair)),
+        Difference("parameters", "fsdp-masters", (master - paper.parameters) * fair),
+        Difference("parameters", "uneven-rows", master * (largest - fair)),
         Difference("optimizer_states", "fsdp-masters", (_moment_bytes(engine) - paper.optimizer_states) * fair),
         Difference("optimizer_states", "uneven-rows", _moment_bytes(engine) * (own - fair)),
         Difference("optimizer_states", "step-counts", 4 * (len(sizes.matrices) + len(sizes.vectors))),
     ]
     if phase == "stepping":
         differences += [
-            Difference("gradients", "fsdp-masters", (held - paper.gradients) * fair),
-            Difference("gradients", "uneven-rows", held * (own - fair)),
-            Difference("communication_buffers", "uneven-rows", held * (largest - own)),
+            Difference("gradients", "fsdp-masters", (master - paper.gradients) * fair),
+            Difference("gradients", "uneven-rows", master * (own - fair)),
+            Difference("communication_buffers", "uneven-rows", master * (largest - own)),
         ]
     return differences
 

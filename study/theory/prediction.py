@@ -110,12 +110,12 @@ def lacking(peak: Peak, box: Box) -> str | None:
 
     Of a grid: for the part of it that takes the most.
     """
-    for what, needed, there in (
+    for resource, needed, available in (
         ("host memory", peak.host_bytes, box.host_memory_bytes),
         ("disk", peak.disk_bytes, box.disk_bytes),
     ):
-        if there is not None and np.max(needed) * _ranks_per_node(box) > there:
-            return what
+        if available is not None and np.max(needed) * _ranks_per_node(box) > available:
+            return resource
     return None
 
 
