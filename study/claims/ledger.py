@@ -21,10 +21,10 @@ FOLDER = Path(__file__).parent / "ledger"
 QUESTIONS = Path(__file__).parent / "questions.yaml"
 CORRECTIONS = Path(__file__).parent / "corrections.yaml"
 LONGEST_PHRASE = 12  # words of a source that are quoted
-TRUE = 1e-9  # relative; exact, but for the rounding of a float
+EXACT_TOLERANCE = 1e-9  # relative: the rounding of a float
 CITED = "papers"  # the source that the others cite; their formulas may name its numbers, as papers_<name>
 
-Held = Literal["yes", "part", "no", "open"]  # what a verdict comes to
+Standing = Literal["yes", "part", "no", "open"]  # whether a sentence holds
 Kind = Literal[
     "memory", "capacity", "throughput", "communication", "convergence", "offload", "cost", "configuration", "advice",
 ]  # fmt: skip
@@ -79,7 +79,7 @@ class Expected(Written):
     def band(self) -> tuple[float, float]:
         """The values that count as the expected one; only where that is a number or a range."""
         low, high = self.value if isinstance(self.value, tuple) else (float(self.value), float(self.value))
-        relative = TRUE if self.tolerance.exact else self.tolerance.relative
+        relative = EXACT_TOLERANCE if self.tolerance.exact else self.tolerance.relative
         if relative is not None:
             return low - relative * abs(low), high + relative * abs(high)
         absolute = self.tolerance.absolute or 0.0
@@ -196,7 +196,7 @@ class Sentence(Written):
     aside: list[str] = Field(default_factory=list)  # ids of strained readings, which are shown and decide nothing
     line: Annotated[int, Field(ge=1)]  # of the source's text as it was saved, blank lines counted
     question: str | None = None  # which of QUESTIONS it answers
-    holds: Held  # what `reason` says; it has to be what the readings come to
+    holds: Standing  # what `reason` says; it has to be what the readings come to
     reason: Text  # in words of a person, of the evidence
     remedy: Text | None = None  # what to do instead, of a sentence that does not hold
     petty: bool = False  # a slip that misleads nobody, which is not counted
