@@ -59,8 +59,8 @@ READING_OF: dict[str, tuple[Metric, ...]] = {
 
 
 def _comparison(plain: list[Any], zero: list[Any], read: str, but: str = "") -> Comparison:
-    other = READINGS["mended" if read == "published" else "published"]
-    otherwise = {metric: other[metric] for metric in READING_OF.get(but, ())}
+    opposite = READINGS["mended" if read == "published" else "published"]
+    otherwise = {metric: opposite[metric] for metric in READING_OF.get(but, ())}
     return Comparison((plain[0], plain[1]), (zero[0], zero[1]), READINGS[read] | otherwise)
 
 

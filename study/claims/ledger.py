@@ -42,10 +42,10 @@ class Tolerance(Written):
 
     @model_validator(mode="after")
     def _one(self) -> Tolerance:
-        given = [name for name in ("relative", "absolute", "exact") if getattr(self, name) is not None]
-        if len(given) != 1:
+        units = [name for name in ("relative", "absolute", "exact") if getattr(self, name) is not None]
+        if len(units) != 1:
             raise ValueError(
-                f"tolerance: {' and '.join(given) or 'nothing'} given; give one of relative, absolute, exact"
+                f"tolerance: {' and '.join(units) or 'nothing'} given; give one of relative, absolute, exact"
             )
         return self
 
@@ -228,23 +228,32 @@ class Source(Written):
 
     @model_validator(mode="after")
     def _whole(self) -> Source:
-        if not self.sentences:
-            return self
-        missing = [n for n in ("was_read", "trust", "distrust", "unknown") if getattr(self, n) is None]
+        if self.sentences:
+            self._check_answers()
+            self._check_readings()
+            self._check_ranks()
+        return self
+
+    def _check_answers(self) -> None:
+        missing = [name for name in ("was_read", "trust", "distrust", "unknown") if getattr(self, name) is None]
         if missing:
             raise ValueError(f"{missing[0]}: is missing; a source with sentences has it")
-        read = Counter(name for one in self.sentences for name in (*one.readings, *one.aside))
+
+    def _check_readings(self) -> None:
+        """Check that every claim is in exactly one sentence."""
+        counts = Counter(name for sentence in self.sentences for name in (*sentence.readings, *sentence.aside))
         ids = {claim.id for claim in self.claims}
-        if unknown := sorted(read.keys() - ids):
+        if unknown := sorted(counts.keys() - ids):
             raise ValueError(f"sentences: {unknown[0]} is no claim of this source; correct it")
-        if left := sorted(ids - read.keys()):
-            raise ValueError(f"sentences: {left[0]} is in none of them; add it to one, or take the claim out")
-        if twice := [name for name, count in read.items() if count > 1]:
-            raise ValueError(f"sentences: {twice[0]} is in {read[twice[0]]} of them; a claim is of one")
+        if unassigned := sorted(ids - counts.keys()):
+            raise ValueError(f"sentences: {unassigned[0]} is in none of them; add it to one, or take the claim out")
+        if repeated := [name for name, count in counts.items() if count > 1]:
+            raise ValueError(f"sentences: {repeated[0]} is in {counts[repeated[0]]} of them; a claim is of one")
+
+    def _check_ranks(self) -> None:
         ranks = sorted(sentence.rank for sentence in self.sentences if sentence.rank is not None)
         if ranks != list(range(1, len(ranks) + 1)):
             raise ValueError(f"sentences: the ranks are {ranks}; number the faults that matter from 1 on")
-        return self
 
 
 def read(folder: Path = FOLDER) -> list[Source]:
@@ -253,17 +262,17 @@ def read(folder: Path = FOLDER) -> list[Source]:
     if not paths:
         raise Refusal(f"{folder}: no ledger here; each source is a YAML file")
     sources = _with_cited([_read(path) for path in paths])
-    known: dict[str, str] = {}
-    asked = questions()
+    file_of_claim: dict[str, str] = {}
+    known_questions = questions()
     for path, source in zip(paths, sources, strict=True):
         for sentence in source.sentences:
-            if sentence.question is not None and sentence.question not in asked:
-                keys = ", ".join(asked)
+            if sentence.question is not None and sentence.question not in known_questions:
+                keys = ", ".join(known_questions)
                 raise Refusal(f"{path}: {sentence.readings[0]}: question {sentence.question!r} is none of {keys}")
         for claim in source.claims:
-            if claim.id in known:
-                raise Refusal(f"{path}: {claim.id}: id: is there already, in {known[claim.id]}; choose another")
-            known[claim.id] = path.name
+            if claim.id in file_of_claim:
+                raise Refusal(f"{path}: {claim.id}: id: is there already, in {file_of_claim[claim.id]}; choose another")
+            file_of_claim[claim.id] = path.name
             if isinstance(claim.rule, Arithmetic):
                 with refusing(f"{path}: {claim.id}: rule"):
                     by_arithmetic.observe(claim.rule.formula, source.numbers)
@@ -280,11 +289,11 @@ def _read(path: Path) -> Source:
     try:
         source = Source.model_validate(content)
     except ValidationError as error:
-        place, where = error.errors()[0]["loc"], str(path)
+        place, subject = error.errors()[0]["loc"], str(path)
         if place[:1] == ("claims",) and len(place) > 1:  # the claim by its id
             entry = content["claims"][place[1]]
-            where += f": {entry.get('id') if isinstance(entry, dict) else place[1]}"
-        raise Refusal(describe(error, where)) from None
+            subject += f": {entry.get('id') if isinstance(entry, dict) else place[1]}"
+        raise Refusal(describe(error, subject)) from None
     if source.source != path.stem:
         raise Refusal(f"{path}: source {source.source!r}: must be the file's name, {path.stem!r}")
     for claim in source.claims:
@@ -324,4 +333,4 @@ class Correction(Written):
 def corrections(path: Path = CORRECTIONS) -> list[Correction]:
     """Read the corrections, in the order of the file. Raises Refusal."""
     with refusing(str(path)):
-        return [Correction.model_validate(one) for one in read_yaml(path, path.parent)["corrections"]]
+        return [Correction.model_validate(entry) for entry in read_yaml(path, path.parent)["corrections"]]

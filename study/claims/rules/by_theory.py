@@ -71,13 +71,13 @@ class Case(_Typed):
     node: Literal["dgx-2", "whole"] | None = None  # whole: fewer GPUs have all of a rented node; None: their share
 
     @classmethod
-    def of(cls, arguments: Mapping[str, Any], where: str = "arguments") -> Case:
+    def of(cls, arguments: Mapping[str, Any], subject: str = "arguments") -> Case:
         """Read a case of the ledger. Raises ValueError naming the key that is missing, unknown or of another type."""
         if not isinstance(arguments, Mapping):
-            raise ValueError(f"{where}: {arguments!r} is not a case; give {', '.join(cls.model_fields)}")
+            raise ValueError(f"{subject}: {arguments!r} is not a case; give {', '.join(cls.model_fields)}")
         if "model" in arguments:
-            arguments = {**arguments, "model": model_of(arguments["model"], f"{where}.model")}
-        with refusing(where):
+            arguments = {**arguments, "model": model_of(arguments["model"], f"{subject}.model")}
+        with refusing(subject):
             return cls.model_validate(arguments)
 
     @property
@@ -121,11 +121,11 @@ def prediction_of(case: Case) -> Prediction:
     return prediction.predict(case.shape, case.engine, case.job, case.box)
 
 
-def model_of(model: str | Mapping[str, Any], where: str = "model") -> str | GivenModel:
+def model_of(model: str | Mapping[str, Any], subject: str = "model") -> str | GivenModel:
     """Read a model of the ledger. Raises ValueError naming the key that is missing, unknown or of another type."""
     if not isinstance(model, Mapping):
         return model
-    with refusing(where):
+    with refusing(subject):
         return GivenModel.model_validate(model)
 
 
@@ -183,8 +183,9 @@ def paper_bytes_per_parameter(zero_stage: int, world_size: int, precision: str) 
 
 def paper_total_bytes(num_params: float, zero_stage: int, world_size: int, precision: str) -> Observed:
     """Bytes of model states that a rank holds."""
-    each = paper_bytes_per_parameter(zero_stage, world_size, precision)
-    return Observed(num_params * each.number, (f"{num_params:g} x ({each.evidence[0]})",), in_bytes=True)
+    per_parameter = paper_bytes_per_parameter(zero_stage, world_size, precision)
+    evidence = f"{num_params:g} x ({per_parameter.evidence[0]})"
+    return Observed(num_params * per_parameter.number, (evidence,), in_bytes=True)
 
 
 def paper_reduction(zero_stage: int, world_size: int, precision: str) -> Observed:
@@ -272,14 +273,14 @@ def memory_ratio(of: dict[str, Any], to: dict[str, Any]) -> Observed:
 def fits(**arguments: Any) -> Observed:
     """Whether a GPU has room at the highest moment, and the node for what is offloaded."""
     case = Case.of(arguments)
-    held = peak_of(case)
-    found, worst, best = (_has_room(held, case.box, factor) for factor in (1.0, *_WORST_AND_BEST))
+    predicted_peak = peak_of(case)
+    expected, worst, best = (_has_room(predicted_peak, case.box, factor) for factor in (1.0, *_WORST_AND_BEST))
     usable = hardware.usable_memory_bytes(case.box.gpu, case.gpus)
-    needed = prediction.needed_bytes(held.total)
+    needed = prediction.needed_bytes(predicted_peak.total)
     evidence = f"{case}: needs {needed / GIB:.1f} GiB of a GPU, which has {usable / GIB:.1f}"
-    if lacking := prediction.lacking(held, case.box):
+    if lacking := prediction.lacking(predicted_peak, case.box):
         evidence += f"; the node has too little {lacking}"
-    return Observed(found, (evidence,), (worst, best))
+    return Observed(expected, (evidence,), (worst, best))
 
 
 def largest_model(strategy: str, gpu: str, gpus: int, node: str | None = None) -> Observed:
@@ -310,10 +311,11 @@ def _holds(shape: ModelShape, strategy: str, box: Box, factor: float) -> bool:
     return _has_room(peaks.peak(shape, engine, _LEAST_JOB), box, factor)
 
 
-def _has_room(held: Peak, box: Box, factor: float) -> bool:
+def _has_room(predicted_peak: Peak, box: Box, factor: float) -> bool:
     """Whether there is room for a peak that is this factor of the predicted one."""
-    needed = factor * prediction.needed_bytes(held.total)
-    return bool(needed <= hardware.usable_memory_bytes(box.gpu, box.num_gpus)) and prediction.lacking(held, box) is None
+    needed = factor * prediction.needed_bytes(predicted_peak.total)
+    fits_gpu = bool(needed <= hardware.usable_memory_bytes(box.gpu, box.num_gpus))
+    return fits_gpu and prediction.lacking(predicted_peak, box) is None
 
 
 def _peak_in_words(case: Case) -> str:
