@@ -23,9 +23,9 @@ from study.errors import Refusal
 from study.files import ROOT
 from study.planner import dry_run
 from study.strategy import file
-from study.strategy.in_theory import engine_of
+from study.strategy.in_theory import engine_of_strategy
 from study.theory import peaks
-from study.theory.case import Engine, Job
+from study.theory.engine import Engine, Job
 
 Capture = pytest.CaptureFixture[str]
 
@@ -191,7 +191,9 @@ def test_without_memory_it_is_the_same(strategy: str) -> None:
 
 
 def test_a_planners_engine_is_as_its_file() -> None:
-    engine = engine_of(file.read_strategy(file.find_strategy("zero3_tuned")), MODELS["gpt2"].hidden, 8, "bf16", "bf16")
+    engine = engine_of_strategy(
+        file.read_strategy(file.find_strategy("zero3_tuned")), MODELS["gpt2"].hidden, 8, "bf16", "bf16"
+    )
     (asked,) = ask("zero3_tuned", "gpt2", 8, [0], precision="bf16", has_memory=False).values()
     traced = dry_run.trace(MODELS["gpt2"], engine, Job(2, 32))
     assert [traced.total, traced.reserved_bytes] == [asked["peak_bytes"], asked["reserved_bytes"]["default"]]
@@ -199,7 +201,9 @@ def test_a_planners_engine_is_as_its_file() -> None:
 
 def test_stage_1_in_bf16_is_traced_though_it_has_no_bucket() -> None:
     """`advise --trace` without --strategy ended at it: DeepSpeed refuses a bucket of no elements."""
-    engine = engine_of(file.read_strategy(file.find_strategy("zero1")), MODELS["gpt2"].hidden, 8, "bf16", "fp32")
+    engine = engine_of_strategy(
+        file.read_strategy(file.find_strategy("zero1")), MODELS["gpt2"].hidden, 8, "bf16", "fp32"
+    )
     traced = dry_run.trace(MODELS["gpt2"], engine, Job(2, 32))
     assert engine.reduce_bucket_size == 0
     assert traced.total >= sum(peaks.states(engine, MODELS["gpt2"], "stepping").device.values()) > 0

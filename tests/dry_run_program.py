@@ -31,10 +31,10 @@ from study.planner import dry_run, fake_tensors, published_rows
 from study.planner.trace import check_traceable
 from study.planner.trainable import of_shape
 from study.strategy import file
-from study.strategy.in_theory import engine_of
+from study.strategy.in_theory import engine_of_strategy
 from study.theory import measured_by_others, peaks, shapes
-from study.theory.case import Engine, Job
-from study.theory.model_states import Part
+from study.theory.engine import Engine, Job
+from study.theory.model_states import StatePart
 from study.theory.shapes import ModelShape
 
 MODELS = {
@@ -45,7 +45,7 @@ MODELS = {
 DEEPSPEED = ("zero1", "zero2", "zero3", "zero2_tuned", "zero3_tuned", "zero3_hpz", "zero2_cpu_offload")
 STRATEGIES = ("ddp", *DEEPSPEED, "fsdp2", "fsdp2_hybrid")
 HANGS = ("skipped", "twice", "uneven", "frozen", "continued", "evaluated", "unequal")
-STATES: tuple[Part, ...] = ("parameters", "gradients", "optimizer_states")
+STATES: tuple[StatePart, ...] = ("parameters", "gradients", "optimizer_states")
 COUNTER = 4  # bytes of Adam's, of one flat parameter
 
 extensions.use_own_folder()
@@ -91,7 +91,7 @@ def held(said: dict[str, Any]) -> int:
 def in_theory(strategy: str, world_size: int) -> float:
     """The same of the last rank, by the planner's formulas."""
     shape = MODELS["gpt2"]
-    engine = engine_of(file.read_strategy(file.find_strategy(strategy)), shape.hidden, world_size, "fp32")
+    engine = engine_of_strategy(file.read_strategy(file.find_strategy(strategy)), shape.hidden, world_size, "fp32")
     states = peaks.states(engine, shape, "stepping", world_size - 1).device
     return float(sum(states[name] for name in STATES))
 

@@ -17,8 +17,8 @@ from study.config import RunConfig, build_config
 from study.records import schema
 from study.records.schema import Checksum, Proof
 from study.run import as_words
-from study.theory.case import Engine, parameter_bytes
-from study.theory.model_states import PARTS, engine_differences, paper_bytes
+from study.theory.engine import Engine, parameter_bytes
+from study.theory.model_states import STATE_PARTS, engine_differences, paper_bytes
 from study.theory.shapes import ParameterSizes
 
 Box = Literal["cpu", "gpu"]
@@ -245,7 +245,7 @@ def _state_bytes(
 ) -> schema.ModelStateBytes:
     """What theory says that the engine holds."""
     paper = paper_bytes(engine, num_params, moment)
-    held = {part: getattr(paper, part) for part in PARTS}
+    held = {part: getattr(paper, part) for part in STATE_PARTS}
     if sizes is not None and (engine.kind == "deepspeed" or not engine.zero_stage):
         for difference in engine_differences(engine, sizes, rank, moment):
             held[difference.part] += difference.num_bytes
@@ -257,7 +257,7 @@ def _peaks(
     config: RunConfig, box: Box, engine: Engine, micro: int, rank: int, states: schema.ModelStateBytes
 ) -> dict[str, schema.PeakMemory]:
     """Model states, activations by the tokens of a micro batch, and a little more on rank 0."""
-    held = sum(getattr(states, part) for part in PARTS)
+    held = sum(getattr(states, part) for part in STATE_PARTS)
     unseen = states.communication_buffers if engine.kind == "ddp" else 0  # by who looks for live tensors
     activations = 40 * 1024 * micro * config.sequence_length
     shares = {"built": 0.3, "prepared": 0.8, "first_step": 0.95, "settling_steps": 0.98, "steady_steps": 1.0}

@@ -15,12 +15,12 @@ from refusing import refusal
 from study import cli, files, planner
 from study.config import build_config
 from study.errors import Refusal
-from study.planner import Asked, advice_text, choose
+from study.planner import Request, advice_text, choose
 from study.planner.trace import Traced, trace_options
 from study.records import schema
 from study.running import predictions, studies
 from study.strategy import file, in_theory
-from study.theory import hardware, measured_by_others, on_box, peaks
+from study.theory import hardware, measured_by_others, peaks, prediction
 
 CASE = ["--model", "gpt2-xl", "--gpu", "a100-80gb", "--gpus", "8", "--sequence-length", "1024"]
 
@@ -67,8 +67,8 @@ def test_a_fixed_case(capsys):
     arguments = ["--strategy", "zero3", "--micro-batch-size", "8", "--gradient-accumulation-steps", "3"]
     found = told(capsys, *CASE, *arguments, "--precision", "bf16", "--activation-checkpointing", "full")
     (option,) = found["strategies"]
-    asked = {"micro_batch_size": 8, "gradient_accumulation_steps": 3, "activation_checkpointing": "full"}
-    assert {key: option[key] for key in asked} == asked
+    request = {"micro_batch_size": 8, "gradient_accumulation_steps": 3, "activation_checkpointing": "full"}
+    assert {key: option[key] for key in request} == request
     assert option["precision"] == "bf16"
     assert option["global_batch_size"] == 192
     kept = told(capsys, *CASE, *arguments, "--activation-checkpointing", "none")["strategies"][0]
@@ -90,7 +90,7 @@ def test_published_rows_are_what_the_command_predicts(row, capsys):
     assert option["fits"]
     # They reduced gradients in bf16, which this project's program does not.
     engine = dataclasses.replace(row.engine, precision="bf16", reduces_in_fp32=True)
-    predicted = on_box.predict(row.shape, engine, row.job, row.box)
+    predicted = prediction.predict(row.shape, engine, row.job, row.box)
     # But for the position embedding: the published models have as many rows as a sequence has tokens.
     assert option["peak_bytes_per_gpu"] == pytest.approx(predicted.peak.total, rel=0.002)
     assert option["tokens_per_second_per_gpu"] == pytest.approx(predicted.tokens_per_second_per_gpu, rel=0.002)
@@ -163,7 +163,7 @@ def test_the_written_file_is_a_strategy_for_the_box(tmp_path, capsys):
 
 
 def test_the_simplest_of_the_equally_fast_is_recommended(monkeypatch):
-    options = planner.advise("gpt2", Asked("a100-80gb", 8)).options
+    options = planner.advise("gpt2", Request("a100-80gb", 8)).options
     speeds = dict.fromkeys((option.strategy.name for option in options), 100.0)
     monkeypatch.setattr(choose, "_speed", lambda option: speeds[option.strategy.name])
     assert choose._recommend(options)[0].strategy.name == "ddp"
@@ -180,12 +180,12 @@ def test_the_largest_model_of_a_box(capsys):
     sizes = {one["strategy"]: one["num_params"] for one in found["largest_models"]}
     assert sizes["ddp"] < sizes["zero1"] < sizes["zero2"] < sizes["zero3"] < sizes["zero3_nvme_offload"]
     # It fits, and the next of the family does not.
-    advice = planner.largest_models(Asked("a100-40gb", 8, strategy="zero2"))
+    advice = planner.largest_models(Request("a100-40gb", 8, strategy="zero2"))
     shape = advice.shapes["zero2"]
-    (chosen,), box = advice.asked.strategies(8), advice.asked.box()
-    job = choose._smallest_job(advice.asked, "--model")
+    (chosen,), box = advice.request.strategies(8), advice.request.box()
+    job = choose._smallest_job(advice.request, "--model")
     for candidate, fits in ((shape, True), (choose.gpt(shape.hidden + 256, 2048), False)):
-        assert on_box.fits(choose._peak(candidate, advice.asked, chosen, job, box), box) == fits
+        assert prediction.fits(choose._peak(candidate, advice.request, chosen, job, box), box) == fits
     assert "billions of parameters" in advice_text.text_of_largest(advice)
 
 
@@ -232,7 +232,7 @@ def test_published_groups_can_be_asked_for(name):
     published = next(case for case in measured_by_others.cases() if case.name.startswith(name))
     strategy = "zero1" if published.engine.kind == "deepspeed" else "fsdp2_hybrid"
     gpus, size = published.box.num_gpus, published.engine.num_shards
-    one = Asked(published.box.gpu.name, gpus, strategy=strategy, gpus_per_node=published.box.gpus_per_node)
+    one = Request(published.box.gpu.name, gpus, strategy=strategy, gpus_per_node=published.box.gpus_per_node)
     one = dataclasses.replace(one, shard_group_size=size if strategy == "zero1" else None)
     assert choose.engine_for(published.shape, one, *one.strategies(gpus), gpus).replicas == published.engine.replicas
 
@@ -241,7 +241,7 @@ def test_published_groups_can_be_asked_for(name):
 
 
 def test_front_is_beaten_by_nothing_that_fits():
-    every = choose.choices(planner.advise("gpt-j-6b", Asked("a100-40gb", 8, global_batch_size=16)))
+    every = choose.choices(planner.advise("gpt-j-6b", Request("a100-40gb", 8, global_batch_size=16)))
     fitting = [one.prediction for one in every if one.prediction.fits]
     front = [one.prediction for one in choose.pareto(every)]
     assert 1 < len(front) < len(fitting) < len(every)
@@ -259,13 +259,13 @@ def traced(*kinds: str) -> choose.Advice:
             raise Refusal("has no trace here")
         return Traced({}, None, 0.0, int(1.3 * peaks.peak(shape, engine, job).total))
 
-    asked = Asked("a100-40gb", 8, sequence_length=1024, global_batch_size=64, kernels="transformers")
-    return planner.advise("gpt-j-6b", asked, functools.partial(trace_options, tracer))
+    request = Request("a100-40gb", 8, sequence_length=1024, global_batch_size=64, kernels="transformers")
+    return planner.advise("gpt-j-6b", request, functools.partial(trace_options, tracer))
 
 
 def test_a_traced_peak_changes_the_choice_and_a_strategys_split():
     before, after = traced(), traced("deepspeed")
-    assert advice_text.text_of_all(before) == advice_text.text_of_all(planner.advise("gpt-j-6b", before.asked))
+    assert advice_text.text_of_all(before) == advice_text.text_of_all(planner.advise("gpt-j-6b", before.request))
     assert (before.recommended.strategy.name, after.recommended.strategy.name) == ("zero3", "fsdp2")
     (zero3,) = [option for option in after.options if option.strategy.name == "zero3"]
     assert zero3.fits
@@ -313,9 +313,9 @@ def test_is_what_the_planner_says(tmp_path):
     (one,) = predictions.predict_study(study, "h100", 8).predictions
     config = build_config(**yaml.safe_load(f"{{{flags}}}"), data="hub")
     shape = in_theory.shape_of(config)
-    engine = in_theory.engine_of(file.read_strategy(file.find_strategy("zero2")), 768, 2, "bf16")
+    engine = in_theory.engine_of_strategy(file.read_strategy(file.find_strategy("zero2")), 768, 2, "bf16")
     box = hardware.typical_box(hardware.find_gpu("h100-sxm"), 2)  # of two, though the box has eight
-    expected = on_box.predict(shape, engine, in_theory.job_of(config, 2, "gpu"), box)
+    expected = prediction.predict(shape, engine, in_theory.job_of(config, 2, "gpu"), box)
     assert shape.vocabulary == 50257  # the published tokenizer's, as the study trains with
     assert one.num_params == shape.num_params
     assert (one.micro_batch_size, one.gradient_accumulation_steps) == (4, 2)

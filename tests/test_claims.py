@@ -208,7 +208,8 @@ def test_the_committed_verdicts_follow(now):
     assert verdicts.CORRECTED.read_text() == verdicts.corrected()
     known = {name: one.verdict for name, one in now.items()} | {one.head.claim.id: one.word for one in sentences.read()}
     latest = {one.id: one.became for one in ledger.corrections() if one.on >= "2026-11-25"}
-    last = {name: became for name, became in latest.items() if became in verdicts.MEANING}  # others were taken out
+    words = {conclusion.word for conclusion in verdicts.Conclusion}
+    last = {name: became for name, became in latest.items() if became in words}  # others were taken out
     assert len(last) > 90
     assert last.items() <= known.items()
 
@@ -287,7 +288,7 @@ def test_a_headline_hears_every_reading():
 
 def test_a_page_has_an_answer_on_top_and_a_quote_in_one_row(sources, monkeypatch):
     monkeypatch.setattr(ledger, "read", lambda: sources)
-    assert len(verdicts.MEANING) == 8
+    assert len(verdicts.Conclusion) == 8
     for told in (sentences.read(one.source) for one in sources if one.believe):
         assert len({one.head.claim.phrase for one in told}) == len(told)
         assert all(one.sentence.says for one in told)

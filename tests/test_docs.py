@@ -25,10 +25,10 @@ import pytest
 import yaml
 from launching import ROOT
 from markdown_it.token import Token
+from published import __main__ as published
 
 from study import cli, config
 from study.claims import snippets
-from study.claims.published import __main__ as published
 from study.engines.conformance import committed
 from study.engines.conformance.cells import PACKAGES
 from study.strategy import file
@@ -95,7 +95,8 @@ def test_paths_are_there(page):
 
 
 # The command lines of modules of their own.
-MODULES = {"study.claims.published": published.published, "study.claims.snippets": snippets.command}
+MODULES = {"study.claims.snippets": snippets.command}
+SCRIPTS = {"tools/published": published.published}
 
 
 def commands() -> list[str]:
@@ -132,10 +133,10 @@ def check_launch(words: list[str]) -> None:
 
 def check_python(words: list[str]) -> None:
     if words[0] == "-m" and words[1] in MODULES:
-        command, arguments = MODULES[words[1]], words[2:]
-        if isinstance(command, click.Group):
-            command = command.commands[arguments.pop(0)]
-        command.make_context(words[1], arguments)
+        MODULES[words[1]].make_context(words[1], words[2:])
+        return
+    if words[0] in SCRIPTS:
+        SCRIPTS[words[0]].commands[words[1]].make_context(words[1], words[2:])
         return
     if words[0] == "-m" and words[1].startswith("study."):
         module = ROOT / words[1].replace(".", "/")

@@ -12,11 +12,11 @@ import traced_cases
 from study import files
 from study.config import build_config
 from study.errors import Refusal
-from study.planner import Asked, advise, fake_tensors
+from study.planner import Request, advise, fake_tensors
 from study.planner.fake_tensors import trace
 from study.planner.trace import trace_options
-from study.theory import hardware, measured_by_others, on_box, peaks, shapes
-from study.theory.case import Engine, Job
+from study.theory import hardware, measured_by_others, peaks, prediction, shapes
+from study.theory.engine import Engine, Job
 from study.theory.residual import EAGER_ONLY
 from study.training.memory import CpuPeak
 from study.workloads import WORKLOADS
@@ -147,7 +147,7 @@ def test_what_cannot_be_traced_is_refused(shape, engine, job, said):
 
 
 def test_advice_rests_on_traces(capsys):
-    asked = Asked("l4", 2, micro_batch_size=8, sequence_length=64, kernels="transformers")
+    asked = Request("l4", 2, micro_batch_size=8, sequence_length=64, kernels="transformers")
     advice = advise("bert-tiny", asked, partial(trace_options, trace))
     traced = {option.strategy.name: option for option in advice.options if option.basis == "traced"}
     assert set(traced) == {"ddp", "ddp_tuned", "fsdp2", "fsdp2_no_reshard"}
@@ -183,7 +183,7 @@ def test_a_traced_peak_has_the_margin_of_a_predicted_one():
     short = []
     for _, name, grade, quantity, published, predicted, traced, _ in files.load(PUBLISHED, "traced rows")["rows"]:
         box = cases[name].box
-        fits = on_box.needed_bytes(traced) <= hardware.usable_memory_bytes(box.gpu, box.num_gpus)
+        fits = prediction.needed_bytes(traced) <= hardware.usable_memory_bytes(box.gpu, box.num_gpus)
         assert fits == bool(published), name  # zero: it ran out of memory
         if (grade, quantity) == ("A", "peak_allocated_bytes"):
             short.append((published / predicted - 1, published / traced - 1))
@@ -192,4 +192,4 @@ def test_a_traced_peak_has_the_margin_of_a_predicted_one():
     assert (found.moment, found.total) == ("optimizer step", pytest.approx(72_434_837_504, rel=0.001))
     of_predicted, of_traced = map(max, zip(*short, strict=True))
     assert of_traced < 0.002
-    assert round(on_box.ALLOCATOR_SLACK - (of_predicted - of_traced), 2) == on_box.ALLOCATOR_SLACK
+    assert round(prediction.ALLOCATOR_SLACK - (of_predicted - of_traced), 2) == prediction.ALLOCATOR_SLACK

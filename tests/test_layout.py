@@ -26,7 +26,7 @@ FILES = sorted(path for path in STUDY.rglob("*.py") if "metrics" not in path.par
 # Which room of the study may import which others, inside functions too; docs/architecture.md says why.
 MAY_IMPORT = {
     "errors": "",
-    "theory": "errors files",
+    "theory": "engines errors files",
     "files": "errors",
     "processes": "errors files",
     "models": "",
@@ -40,9 +40,9 @@ MAY_IMPORT = {
     "prove": "engines",
     "diff": "engines",
     "version": "",
-    "training": "config engines errors files models records run running strategy workloads",
+    "training": "config engines errors files formatting models records run running strategy workloads",
     "exact": "config engines errors models run strategy training",
-    "running": "config engines errors files processes records run strategy theory workloads",
+    "running": "config engines errors files formatting processes records run strategy theory workloads",
     "train": "compare config engines errors files processes records run running strategy training workloads",
     "compare": "config engines errors files formatting models records running theory",
     "planner": "engines errors files formatting models strategy theory",

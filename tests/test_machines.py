@@ -34,8 +34,8 @@ from study.running import launch, outcome, plan, studies
 from study.strategy import in_theory
 from study.strategy.file import read_by_name
 from study.theory import communication, hardware, shapes, step_time
-from study.theory.case import Engine, Job
 from study.theory.communication import ExpectedCollective, on_wire
+from study.theory.engine import Engine, Job
 from study.theory.hardware import Box
 from study.training import counters, journal, proof, rendezvous, reports
 

@@ -16,8 +16,8 @@ from study.planner import published_rows
 from study.records import find as records
 from study.records.schema import Record
 from study.strategy import file, in_theory
-from study.theory import hardware, measured_by_others, on_box, peaks, shapes
-from study.theory.case import Engine, Job
+from study.theory import hardware, measured_by_others, peaks, prediction, shapes
+from study.theory.engine import Engine, Job
 
 RECORDS = Path(__file__).resolve().parents[1] / "reports" / "cpu" / "records"
 REAL = RECORDS / "peaks-real"  # measured after theory was last mended
@@ -68,7 +68,7 @@ def test_the_peak_is_exact_where_gloos_threads_are_waited_for(strategy):
 def test_every_published_row_fits():
     """All of them ran. And they are near the edge: their authors looked for the largest batch."""
     rows = measured_by_others.throughput_rows()
-    free = [on_box.free_bytes(peaks.peak(row.shape, row.engine, row.job), row.box) for row in rows]
+    free = [prediction.free_bytes(peaks.peak(row.shape, row.engine, row.job), row.box) for row in rows]
     assert min(free) > 0
     usable = [hardware.usable_memory_bytes(row.box.gpu, row.box.num_gpus) for row in rows]
     assert max(1 - left / whole for left, whole in zip(free, usable, strict=True)) > 0.9
@@ -76,7 +76,7 @@ def test_every_published_row_fits():
 
 @pytest.mark.parametrize("case", measured_by_others.cases("memory"), ids=lambda case: case.name)
 def test_published_memory(case):
-    predicted = on_box.predicted_memory(case)
+    predicted = prediction.predicted_memory(case)
     if case.quantity == "fits":
         # ZeRO-Infinity put gradients on the disk; today's DeepSpeed keeps them in the host's memory.
         assert predicted == (case.published and case.family != "ZeRO-Infinity")
@@ -91,17 +91,17 @@ def test_published_memory(case):
 
 
 def test_what_is_reserved_is_as_it_was_fitted():
-    assert published_rows.fitted_reserve() == pytest.approx(on_box.RESERVED)
+    assert published_rows.fitted_reserve() == pytest.approx(prediction.RESERVED)
 
 
 def test_a_grid_is_its_cells():
     shape = shapes.find("gpt2-xl")
     for name in ("ddp", "zero1", "zero2_cpu_offload", "zero3", "zero3_tuned", "fsdp2"):
         chosen = file.read_strategy(file.find_strategy(name))
-        engine = in_theory.engine_of(chosen, shape.hidden, 8, in_theory.precision_class(chosen, "bf16"))
+        engine = in_theory.engine_of_strategy(chosen, shape.hidden, 8, in_theory.precision_class(chosen, "bf16"))
         micro, length = np.array([1, 8, 64]), np.array([[128], [1024]])
         # As many accumulations as a peak has parts, so that the two axes cannot be taken for one another.
-        deep = np.arange(1, len(peaks.PARTS) + 1)[:, None]
+        deep = np.arange(1, len(peaks.PEAK_PARTS) + 1)[:, None]
         grid = peaks.peak(shape, engine, Job(micro, 128, deep)).total
         for row, steps in enumerate(deep[:, 0]):
             assert grid[row, 2] == pytest.approx(peaks.peak(shape, engine, Job(64, 128, int(steps))).total)
@@ -112,8 +112,8 @@ def test_a_grid_is_its_cells():
             for column, batch in enumerate((1, 8, 64)):
                 one = peaks.peak(shape, engine, Job(batch, tokens, int(steps[column])))
                 assert grid.total[row, column] == pytest.approx(one.total)
-                assert peaks.MOMENTS[grid.moment[row, column]] == peaks.MOMENTS[one.moment]
-                assert {part: grid.parts[part][row, column] for part in peaks.PARTS} == pytest.approx(one.parts)
+                assert peaks.PEAK_MOMENTS[grid.moment[row, column]] == peaks.PEAK_MOMENTS[one.moment]
+                assert {part: grid.parts[part][row, column] for part in peaks.PEAK_PARTS} == pytest.approx(one.parts)
 
 
 def test_autocast_keeps_casts_and_fsdp_none():
@@ -148,7 +148,7 @@ def test_the_engine_of_a_file_is_the_engine_that_was_proved():
     for (name, precision, world_size), r in proved.items():
         chosen = file.read_strategy(file.find_strategy(name))
         hidden = view.shape_of(r).hidden
-        expected = in_theory.engine_of(chosen, hidden, world_size, precision)
+        expected = in_theory.engine_of_strategy(chosen, hidden, world_size, precision)
         told = dataclasses.replace(view.engine_of(r), sub_group_size=expected.sub_group_size)
         assert told == expected, name
 

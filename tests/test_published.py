@@ -6,11 +6,12 @@ import json
 
 import launching
 import pytest
+from published import __main__ as commands
+from published import traps as measuring
 from refusing import refusal
 
-from study.claims.published import __main__ as commands
-from study.claims.published import defects, traps
-from study.claims.published.defects import METRICS, PROGRAMS
+from study.claims import defects, traps
+from study.claims.defects import METRICS, PROGRAMS
 
 COMPARISONS = [one for group in defects.GROUPS.values() for one in group.values()]
 COMMITTED = launching.ROOT / "reports" / "cpu" / "published"
@@ -75,7 +76,7 @@ def test_a_wrong_request_is_refused(words, message, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-PUBLISHED = ["python", "-m", "study.claims.published"]
+PUBLISHED = ["python", launching.ROOT / "tools" / "published"]
 
 
 @pytest.fixture
@@ -173,12 +174,12 @@ def test_a_matched_arm_is_equal_but_for_rounding(effect_of):
 
 
 def test_traps_and_arms_are_those_that_were_measured():
-    assert {name for trap in traps.TRAPS.values() for name in trap.arms} == set(traps.ARMS)
+    assert {name for trap in measuring.TRAPS.values() for name in trap.arms} == set(measuring.ARMS)
     committed = traps.read(COMMITTED / "traps.json")
     asked = {name: facts["asked"] for name, facts in committed["arms"].items()}
-    assert asked == {name: traps.asked_of(name) for name in traps.ARMS}
-    assert committed["traps"] == {name: json.loads(json.dumps(one._asdict())) for name, one in traps.TRAPS.items()}
-    assert committed["settings"] == traps.SETTINGS
+    assert asked == {name: measuring.asked_of(name) for name in measuring.ARMS}
+    assert committed["traps"] == {name: json.loads(json.dumps(one._asdict())) for name, one in measuring.TRAPS.items()}
+    assert committed["settings"] == measuring.SETTINGS
 
 
 TRAP = [*PUBLISHED, "traps", "--seeds", "1", "--trap", "one-process-instead-of-two", "--output"]

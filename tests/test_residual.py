@@ -8,7 +8,7 @@ import transformers
 from test_shapes import TOKENS, small
 
 from study.theory import peaks, residual, shapes
-from study.theory.case import Engine, Job
+from study.theory.engine import Engine, Job
 from study.training.memory import CpuPeak
 
 BATCH, LENGTH = 3, 40

@@ -14,8 +14,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
 
 from study.theory import communication, flops, shapes
-from study.theory.case import Engine, Job
 from study.theory.communication.buckets import buffer_bytes
+from study.theory.engine import Engine, Job
 from study.theory.shapes import config_json
 from study.training.weights import parameter_groups
 

@@ -16,7 +16,7 @@ from study.compare import predicted
 from study.planner import published_rows
 from study.records import find as records
 from study.theory import communication, flops, hardware, intervals, measured_by_others, shapes, step_time
-from study.theory.case import Engine, Job
+from study.theory.engine import Engine, Job
 
 ROOT = Path(__file__).parent.parent
 RECORDS = sorted((ROOT / "reports").glob("*/records"))
@@ -143,7 +143,7 @@ def test_the_committed_evidence_is_what_cross_validation_finds(times, judged):
     assert {(one["engine"], one["distance"]) for one in found["intervals"]} == set(intervals.EVIDENCE)
     for one in intervals.EVIDENCE.values():
         assert one.inside >= 0.9 * one.predictions
-    for engine in get_args(intervals.EngineKind):  # the farther case never has the narrower interval
+    for engine in get_args(intervals.TimingClass):  # the farther case never has the narrower interval
         spreads = [intervals.EVIDENCE[engine, distance].spread for distance in get_args(intervals.Distance)]
         assert spreads == sorted(spreads)
 

@@ -12,10 +12,10 @@ from study.compare import predicted
 from study.records import find as records
 from study.records import schema
 from study.theory import hardware
-from study.theory.case import Engine, Job
 from study.theory.communication import collectives, paper_volume
+from study.theory.engine import Engine, Job
 from study.theory.hardware import GPUS, Box, find_gpu, typical_box, usable_memory_bytes
-from study.theory.model_states import PARTS, engine_differences, paper_bytes, paper_bytes_by_place
+from study.theory.model_states import STATE_PARTS, engine_differences, paper_bytes, paper_bytes_by_place
 from study.theory.shapes import ModelShape, ParameterSizes
 
 FIXTURES = Path(__file__).parent / "fixtures" / "records"
@@ -72,7 +72,7 @@ def test_the_engines_bytes_are_those_measured(path):
     for moment, ranks in (("stepping", found.model_state_bytes), ("resting", found.resting_state_bytes)):
         for rank, measured in enumerate(ranks):
             known = engine_differences(engine, sizes, rank, moment)
-            for part in PARTS:
+            for part in STATE_PARTS:
                 predicted = getattr(paper_bytes(engine, sizes.num_params, moment), part)
                 predicted += sum(d.num_bytes for d in known if d.part == part)
                 beyond = getattr(measured, part) - predicted

@@ -15,7 +15,7 @@ from study.compare import predicted
 from study.records import schema
 from study.running.memory_limits import THRESHOLD
 from study.strategy import file, in_theory
-from study.theory.model_states import PARTS
+from study.theory.model_states import STATE_PARTS
 
 pytestmark = pytest.mark.launches
 
@@ -66,7 +66,7 @@ def test_ddps_buckets_are_measured_and_are_the_gradients_where_these_are_views()
     for name, stepping, view in (("ddp", 4, False), ("ddp_tuned", 0, True)):
         facts = launching.run(name, **CLIPPED).record
         assert facts.proof.gradient_as_bucket_view is view
-        assert predicted.engine_of(facts) == in_theory.engine_of(file.read_by_name(name), 128, 2, "fp32")
+        assert predicted.engine_of(facts) == in_theory.engine_of_strategy(file.read_by_name(name), 128, 2, "fp32")
         for rank, later in zip(facts.model_state_bytes, facts.resting_state_bytes, strict=True):
             assert rank.gradients == 4 * facts.num_params
             assert rank.communication_buffers == stepping * facts.num_params
@@ -84,7 +84,7 @@ def test_model_states_fall_with_the_stage():
 def test_the_states_of_every_rank_are_its_own():
     """Of unlike ranks: at stage 2 the parameter across the edge of the partitions is in one rank's buffer whole."""
     record = launching.run("zero2", **CLIPPED).record
-    first, second = ([getattr(rank, part) for part in PARTS] for rank in record.model_state_bytes)
+    first, second = ([getattr(rank, part) for part in STATE_PARTS] for rank in record.model_state_bytes)
     assert first != second
     assert predicted.states_error(record) == pytest.approx(0, abs=1e-5)  # of any rank; steps are counted in a few bytes
 

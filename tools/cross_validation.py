@@ -21,9 +21,9 @@ import numpy as np
 
 from study.planner.published_rows import COMPARED, FOUNDRY, NINE_OF_TEN, PREDICTORS, SPLITS, summarize
 from study.theory import flops, hardware, measured_by_others, shapes, step_time
-from study.theory.case import Engine, Job
+from study.theory.engine import Engine, Job
 from study.theory.hardware import Box
-from study.theory.intervals import GENERATIONS, Distance, EngineKind, engine_of, name_of
+from study.theory.intervals import GENERATIONS, Distance, TimingClass, name_of, timing_class
 from study.theory.measured_by_others import MeasuredCase, MeasuredRow
 from study.theory.shapes import ModelShape
 from study.theory.step_time import Constants
@@ -317,7 +317,7 @@ LEFT_OUT: dict[Distance, tuple[str, ...]] = {
 def intervals(judged: list[Judged]) -> list[dict[str, Any]]:
     """Find the factor either way that nine of ten predictions lay within, for each kind of case that one may ask."""
     results = []
-    for engine in get_args(EngineKind):
+    for engine in get_args(TimingClass):
         least = 1.0
         for distance in get_args(Distance):  # the farther case never has the narrower interval
             results.append(_interval(judged, engine, distance, least))
@@ -325,7 +325,7 @@ def intervals(judged: list[Judged]) -> list[dict[str, Any]]:
     return results
 
 
-def _interval(judged: list[Judged], engine: EngineKind, distance: Distance, least: float) -> dict[str, Any]:
+def _interval(judged: list[Judged], engine: TimingClass, distance: Distance, least: float) -> dict[str, Any]:
     """Bound the predictions of one kind of case; where too few times were published, all of the engine's.
 
     `held`: predictions within the factor that the others give, without those that were left out with them. `tried`:
@@ -356,7 +356,7 @@ def _interval(judged: list[Judged], engine: EngineKind, distance: Distance, leas
 
 
 def _predictions(
-    judged: list[Judged], engine: EngineKind, splits: Iterable[str], known: bool, described: bool = True
+    judged: list[Judged], engine: TimingClass, splits: Iterable[str], known: bool, described: bool = True
 ) -> list[tuple[Timed, str, float]]:
     """List the planner's errors by what was left out; `known`: only of generations that constants are fitted to;
     `described`: only of times that the model describes, or only of the others."""
@@ -365,7 +365,7 @@ def _predictions(
         for judgment in judged
         for split in splits
         if (error := judgment.left_out.get(split, {}).get("planner")) is not None
-        and engine_of(judgment.timed.shape, judgment.timed.engine) == engine
+        and timing_class(judgment.timed.shape, judgment.timed.engine) == engine
         # Of offload little else is known.
         and (engine == "offload" or (judgment.timed.grade != "C" and described != bool(judgment.timed.outside)))
         and (not known or judgment.timed.generation in GENERATIONS)

@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from study import formatting
-from study.claims import sentences
-from study.claims.published import defects
+from study.claims import defects, sentences
 from study.compare import bits, frontier, memory_views, predicted, verdict_text
 from study.engines import known_bad
 from study.engines.conformance import committed
@@ -32,7 +31,7 @@ from study.planner import published_rows
 from study.records import find as records
 from study.records.schema import Record
 from study.report import plots, tables
-from study.theory import measured_by_others, on_box
+from study.theory import measured_by_others, prediction
 from study.theory import peaks as peaks_of
 from study.theory.shapes.config_json import MODEL_TYPES, REFUSED
 
@@ -241,7 +240,7 @@ def planner_memory() -> str:
 
 def planner_fits() -> str:
     """What is said to fit, against what trained; LLM Foundry's rows first."""
-    foundry = [bool(on_box.fits(peaks_of.peak(row.shape, row.engine, row.job), row.box))
+    foundry = [bool(prediction.fits(peaks_of.peak(row.shape, row.engine, row.job), row.box))
                for row in measured_by_others.throughput_rows()]  # fmt: skip
     verdicts = published_rows.fits_verdicts()
     rows = [["LLM Foundry, trained", str(len(foundry)), str(sum(foundry)), str(foundry.count(False)), ""]]

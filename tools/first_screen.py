@@ -16,7 +16,7 @@ import matplotlib as mpl
 import pandas as pd
 
 from study import formatting
-from study.claims.published import defects
+from study.claims import defects
 from study.compare import frontier, verdict, verdict_text
 from study.engines.conformance import committed
 from study.records import find as records

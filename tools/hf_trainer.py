@@ -28,9 +28,8 @@ from study.strategy import file
 from study.strategy.file import Strategy
 
 if TYPE_CHECKING:
+    from published.watched_trainer import Watched
     from transformers import TrainingArguments
-
-    from study.claims.published.watched_trainer import Watched
 
 # On a CPU the engine rounds weights that it puts on a disk and did not build itself; FSDP is set up otherwise.
 STRATEGIES = [  # Trainer has no argument for DDP's gradient_as_bucket_view
@@ -155,9 +154,9 @@ def train(run: Run, folder: Path) -> None:
 def build_trainer(run: Run, settings: TrainingArguments, ends: list[float]) -> Watched:
     """Build Trainer with the run's model, data, order and dropout; it puts the end of each step into `ends`."""
     import torch
+    from published.watched_trainer import Watched
     from transformers import TrainerCallback, set_seed
 
-    from study.claims.published.watched_trainer import Watched
     from study.training import weights
     from study.training.order import TrainingOrder
     from study.training.timing import make_clock

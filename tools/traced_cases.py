@@ -23,7 +23,7 @@ from study.planner.trace import Moment, Part, Traced
 from study.records.schema import Facts
 from study.strategy import file, in_theory
 from study.theory import peaks
-from study.theory.case import Engine, Job
+from study.theory.engine import Engine, Job
 from study.theory.peaks import Peak
 from study.theory.shapes import ModelShape
 

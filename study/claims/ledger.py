@@ -21,10 +21,10 @@ FOLDER = Path(__file__).parent / "ledger"
 QUESTIONS = Path(__file__).parent / "questions.yaml"
 CORRECTIONS = Path(__file__).parent / "corrections.yaml"
 LONGEST_PHRASE = 12  # words of a source that are quoted
-TRUE = 1e-9  # relative; exact, but for the rounding of a float
+EXACT_TOLERANCE = 1e-9  # relative: the rounding of a float
 CITED = "papers"  # the source that the others cite; their formulas may name its numbers, as papers_<name>
 
-Held = Literal["yes", "part", "no", "open"]  # what a verdict comes to
+Standing = Literal["yes", "part", "no", "open"]  # whether a sentence holds
 Kind = Literal[
     "memory", "capacity", "throughput", "communication", "convergence", "offload", "cost", "configuration", "advice",
 ]  # fmt: skip
@@ -42,10 +42,10 @@ class Tolerance(StrictModel):
 
     @model_validator(mode="after")
     def _one(self) -> Tolerance:
-        given = [name for name in ("relative", "absolute", "exact") if getattr(self, name) is not None]
-        if len(given) != 1:
+        units = [name for name in ("relative", "absolute", "exact") if getattr(self, name) is not None]
+        if len(units) != 1:
             raise ValueError(
-                f"tolerance: {' and '.join(given) or 'nothing'} given; give one of relative, absolute, exact"
+                f"tolerance: {' and '.join(units) or 'nothing'} given; give one of relative, absolute, exact"
             )
         return self
 
@@ -79,7 +79,7 @@ class Expected(StrictModel):
     def band(self) -> tuple[float, float]:
         """The values that count as the expected one; only where that is a number or a range."""
         low, high = self.value if isinstance(self.value, tuple) else (float(self.value), float(self.value))
-        relative = TRUE if self.tolerance.exact else self.tolerance.relative
+        relative = EXACT_TOLERANCE if self.tolerance.exact else self.tolerance.relative
         if relative is not None:
             return low - relative * abs(low), high + relative * abs(high)
         absolute = self.tolerance.absolute or 0.0
@@ -196,7 +196,7 @@ class Sentence(StrictModel):
     aside: list[str] = Field(default_factory=list)  # ids of strained readings, which are shown and decide nothing
     line: Annotated[int, Field(ge=1)]  # of the source's text as it was saved, blank lines counted
     question: str | None = None  # which of QUESTIONS it answers
-    holds: Held  # what `reason` says; it has to be what the readings come to
+    holds: Standing  # what `reason` says; it has to be what the readings come to
     reason: Text  # in words of a person, of the evidence
     remedy: Text | None = None  # what to do instead, of a sentence that does not hold
     petty: bool = False  # a slip that misleads nobody, which is not counted
@@ -228,23 +228,32 @@ class Source(StrictModel):
 
     @model_validator(mode="after")
     def _whole(self) -> Source:
-        if not self.sentences:
-            return self
-        missing = [n for n in ("was_read", "trust", "distrust", "unknown") if getattr(self, n) is None]
+        if self.sentences:
+            self._check_answers()
+            self._check_readings()
+            self._check_ranks()
+        return self
+
+    def _check_answers(self) -> None:
+        missing = [name for name in ("was_read", "trust", "distrust", "unknown") if getattr(self, name) is None]
         if missing:
             raise ValueError(f"{missing[0]}: is missing; a source with sentences has it")
-        read = Counter(name for one in self.sentences for name in (*one.readings, *one.aside))
+
+    def _check_readings(self) -> None:
+        """Check that every claim is in exactly one sentence."""
+        counts = Counter(name for sentence in self.sentences for name in (*sentence.readings, *sentence.aside))
         ids = {claim.id for claim in self.claims}
-        if unknown := sorted(read.keys() - ids):
+        if unknown := sorted(counts.keys() - ids):
             raise ValueError(f"sentences: {unknown[0]} is no claim of this source; correct it")
-        if left := sorted(ids - read.keys()):
-            raise ValueError(f"sentences: {left[0]} is in none of them; add it to one, or take the claim out")
-        if twice := [name for name, count in read.items() if count > 1]:
-            raise ValueError(f"sentences: {twice[0]} is in {read[twice[0]]} of them; a claim is of one")
+        if unassigned := sorted(ids - counts.keys()):
+            raise ValueError(f"sentences: {unassigned[0]} is in none of them; add it to one, or take the claim out")
+        if repeated := [name for name, count in counts.items() if count > 1]:
+            raise ValueError(f"sentences: {repeated[0]} is in {counts[repeated[0]]} of them; a claim is of one")
+
+    def _check_ranks(self) -> None:
         ranks = sorted(sentence.rank for sentence in self.sentences if sentence.rank is not None)
         if ranks != list(range(1, len(ranks) + 1)):
             raise ValueError(f"sentences: the ranks are {ranks}; number the faults that matter from 1 on")
-        return self
 
 
 def read(folder: Path = FOLDER) -> list[Source]:
@@ -253,17 +262,17 @@ def read(folder: Path = FOLDER) -> list[Source]:
     if not paths:
         raise Refusal(f"{folder}: no ledger here; each source is a YAML file")
     sources = _with_cited([_read(path) for path in paths])
-    known: dict[str, str] = {}
-    asked = questions()
+    file_of_claim: dict[str, str] = {}
+    known_questions = questions()
     for path, source in zip(paths, sources, strict=True):
         for sentence in source.sentences:
-            if sentence.question is not None and sentence.question not in asked:
-                keys = ", ".join(asked)
+            if sentence.question is not None and sentence.question not in known_questions:
+                keys = ", ".join(known_questions)
                 raise Refusal(f"{path}: {sentence.readings[0]}: question {sentence.question!r} is none of {keys}")
         for claim in source.claims:
-            if claim.id in known:
-                raise Refusal(f"{path}: {claim.id}: id: is there already, in {known[claim.id]}; choose another")
-            known[claim.id] = path.name
+            if claim.id in file_of_claim:
+                raise Refusal(f"{path}: {claim.id}: id: is there already, in {file_of_claim[claim.id]}; choose another")
+            file_of_claim[claim.id] = path.name
             if isinstance(claim.rule, Arithmetic):
                 with refusing(f"{path}: {claim.id}: rule"):
                     by_arithmetic.observe(claim.rule.formula, source.numbers)
@@ -280,11 +289,11 @@ def _read(path: Path) -> Source:
     try:
         source = Source.model_validate(content)
     except ValidationError as error:
-        place, where = error.errors()[0]["loc"], str(path)
+        place, subject = error.errors()[0]["loc"], str(path)
         if place[:1] == ("claims",) and len(place) > 1:  # the claim by its id
             entry = content["claims"][place[1]]
-            where += f": {entry.get('id') if isinstance(entry, dict) else place[1]}"
-        raise Refusal(describe(error, where)) from None
+            subject += f": {entry.get('id') if isinstance(entry, dict) else place[1]}"
+        raise Refusal(describe(error, subject)) from None
     if source.source != path.stem:
         raise Refusal(f"{path}: source {source.source!r}: must be the file's name, {path.stem!r}")
     for claim in source.claims:
@@ -324,4 +333,4 @@ class Correction(StrictModel):
 def corrections(path: Path = CORRECTIONS) -> list[Correction]:
     """Read the corrections, in the order of the file. Raises Refusal."""
     with refusing(str(path)):
-        return [Correction.model_validate(one) for one in read_yaml(path, path.parent)["corrections"]]
+        return [Correction.model_validate(entry) for entry in read_yaml(path, path.parent)["corrections"]]

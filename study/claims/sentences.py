@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import difflib
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, get_args
 
 from study import formatting
 from study.claims import ledger, verdicts
-from study.claims.ledger import Claim, Sentence, Source
-from study.claims.verdicts import AGAIN, BY, COMES_TO, MEANING, Verdict
+from study.claims.ledger import Claim, Sentence, Source, Standing
+from study.claims.verdicts import AGAIN, BASES, Conclusion, Verdict
 from study.errors import Refusal
 
 # The answers on a source, and which of its keys has each.
@@ -19,7 +19,7 @@ ON_TOP = (
 )  # fmt: skip
 
 
-class Decided(NamedTuple):
+class JudgedClaim(NamedTuple):
     """A claim of a source with its committed verdict."""
 
     source: str
@@ -27,32 +27,37 @@ class Decided(NamedTuple):
     verdict: Verdict
 
 
-class Told(NamedTuple):
+class JudgedSentence(NamedTuple):
     """A sentence of a source with its readings, the quoted first; `sentence` is None where it is a claim alone."""
 
     source: str
     sentence: Sentence | None
-    readings: list[Decided]
-    aside: list[Decided]  # strained readings, which decide nothing
+    readings: list[JudgedClaim]
+    aside: list[JudgedClaim]  # strained readings, which decide nothing
 
     @property
-    def head(self) -> Decided:
+    def head(self) -> JudgedClaim:
         return self.readings[0]
 
     @property
     def says(self) -> str:
-        """What it says, in plain words."""
+        """What it says, in plain formatting."""
         return (self.sentence and self.sentence.says) or self.head.claim.phrase
 
     @property
     def word(self) -> str:
-        return verdicts.headline([one.verdict for one in self.readings])[0]
+        """The word of its verdict."""
+        return verdicts.headline([reading.verdict for reading in self.readings])[0]
+
+    @property
+    def conclusion(self) -> Conclusion:
+        return Conclusion.of(self.word)
 
     @property
     def by(self) -> str:
         """By what it was decided, or tried; empty where it was not."""
-        by = verdicts.headline([one.verdict for one in self.readings])[1]
-        return BY[by] if by else ""
+        basis = verdicts.headline([reading.verdict for reading in self.readings])[1]
+        return BASES[basis] if basis else ""
 
     @property
     def why(self) -> str:
@@ -64,52 +69,54 @@ class Told(NamedTuple):
         return self.sentence is None or not self.sentence.petty
 
 
-def read(source: str | None = None) -> list[Told]:
+def read(source: str | None = None) -> list[JudgedSentence]:
     """List the sentences, in the order of each text; a source that is not sorted into sentences has its claims."""
-    sources, known = ledger.read(), verdicts.read()
+    sources, committed = ledger.read(), verdicts.read()
     names = [published.source for published in sources]
     if source is not None and source not in names:
         raise Refusal(f"{source}: is no source; take one of {', '.join(names)}")
-    told = []
-    for published in sources:
-        if source not in (None, published.source):
-            continue
-        of = {}
-        for claim in published.claims:
-            if claim.id not in known:
-                raise Refusal(f"{verdicts.VERDICTS}: {claim.id}: has no verdict; {AGAIN}")
-            of[claim.id] = Decided(published.source, claim, known[claim.id])
-        told += [
-            Told(published.source, one, [of[name] for name in one.readings], [of[name] for name in one.aside])
-            for one in published.sentences
-        ] or [Told(published.source, None, [decided], []) for decided in of.values()]
-    return told
+    selected = [published for published in sources if source in (None, published.source)]
+    return [sentence for published in selected for sentence in _sentences_of(published, committed)]
 
 
-def faults(told: Iterable[Told]) -> list[Told]:
-    """Those that matter most, the first first."""
-    ranked = {one.sentence.rank: one for one in told if one.sentence is not None and one.sentence.rank is not None}
+def _sentences_of(source: Source, committed: Mapping[str, Verdict]) -> list[JudgedSentence]:
+    name, judged = source.source, {}
+    for claim in source.claims:
+        if claim.id not in committed:
+            raise Refusal(f"{verdicts.VERDICTS}: {claim.id}: has no verdict; {AGAIN}")
+        judged[claim.id] = JudgedClaim(name, claim, committed[claim.id])
+    if not source.sentences:
+        return [JudgedSentence(name, None, [claim], []) for claim in judged.values()]
+    return [
+        JudgedSentence(name, sentence, [judged[i] for i in sentence.readings], [judged[i] for i in sentence.aside])
+        for sentence in source.sentences
+    ]
+
+
+def faults(sentences: Iterable[JudgedSentence]) -> list[JudgedSentence]:
+    """List the faults that matter most, the most important first."""
+    ranked = {judged.sentence.rank: judged for judged in sentences if judged.sentence and judged.sentence.rank}
     return [ranked[rank] for rank in sorted(ranked)]
 
 
-def content(told: Sequence[Told]) -> dict[str, Any]:
-    """Everything, for `--json`."""
+def content(sentences: Sequence[JudgedSentence]) -> dict[str, Any]:
+    """Give every sentence with its readings and verdicts, for `--json`."""
 
-    def of(decided: Decided) -> dict[str, Any]:
-        _, claim, verdict = decided
+    def of(reading: JudgedClaim) -> dict[str, Any]:
+        _, claim, verdict = reading
         return {"id": claim.id, **claim.model_dump(mode="json", exclude={"id"}), **verdict.model_dump()}
 
     return {
         "sentences": [
             {
-                "source": one.source,
-                "verdict": one.word,
-                "by": one.by,
-                **(one.sentence.model_dump(exclude={"readings", "aside"}) if one.sentence else {}),
-                "readings": [of(each) for each in one.readings],
-                "aside": [of(each) for each in one.aside],
+                "source": judged.source,
+                "verdict": judged.word,
+                "by": judged.by,
+                **(judged.sentence.model_dump(exclude={"readings", "aside"}) if judged.sentence else {}),
+                "readings": [of(reading) for reading in judged.readings],
+                "aside": [of(reading) for reading in judged.aside],
             }
-            for one in told
+            for judged in sentences
         ]
     }
 
@@ -117,90 +124,97 @@ def content(told: Sequence[Told]) -> dict[str, Any]:
 # ---------------------------------------------------------------- as text
 
 
-def text(asked: str | None) -> str:
-    """What is printed of everything, of a source, or of a claim. Raises Refusal for a name that there is not."""
-    everything = read()
-    if asked is None:
+def text(name: str | None) -> str:
+    """Print everything (without a name), a source, or a claim. Raises Refusal for an unknown name."""
+    sentences = read()
+    if name is None:
         ways = "zero-study claims SOURCE, zero-study claims CLAIM, zero-study claims --search WORDS"
-        return "\n".join([*tally(everything), "", f"More: {ways}"])
-    sources = list(dict.fromkeys(one.source for one in everything))
-    if asked in sources:
-        source = next(source for source in ledger.read() if source.source == asked)
-        return "\n".join(_of_source(source, [one for one in everything if one.source == asked]))
-    told = next((one for one in everything for each in one.readings + one.aside if each.claim.id == asked), None)
-    if told is None:
-        near = difflib.get_close_matches(asked, [*sources, *(one.head.claim.id for one in everything)], n=3)
-        like = f"; do you mean {' or '.join(near)}?" if near else f"; sources are {', '.join(sources)}"
-        raise Refusal(f"{asked}: is no source and no claim{like}")
-    return "\n".join(_of_claim(told, next(one for one in told.readings + told.aside if one.claim.id == asked)))
+        return "\n".join([*tally(sentences), "", f"More: {ways}"])
+    sources = list(dict.fromkeys(judged.source for judged in sentences))
+    if name in sources:
+        source = next(source for source in ledger.read() if source.source == name)
+        return "\n".join(_of_source(source, [judged for judged in sentences if judged.source == name]))
+    for judged in sentences:
+        for reading in judged.readings + judged.aside:
+            if reading.claim.id == name:
+                return "\n".join(_of_claim(judged, reading))
+    near = difflib.get_close_matches(name, [*sources, *(judged.head.claim.id for judged in sentences)], n=3)
+    like = f"; do you mean {' or '.join(near)}?" if near else f"; sources are {', '.join(sources)}"
+    raise Refusal(f"{name}: is no source and no claim{like}")
 
 
-def found(asked: str) -> str:
-    """The sentences in which all these words are, by their phrase, conditions, reason or name."""
+def search(query: str) -> str:
+    """List the sentences in which all these words are, by their phrase, conditions, reason or name."""
     lines = []
-    for one in read():
-        parts = [one.says, one.why]
-        parts += [part for _, claim, _ in one.readings for part in (claim.phrase, claim.conditions, claim.id)]
-        if all(word in " ".join(parts).lower() for word in asked.lower().split()):
-            lines.append(f'{one.head.claim.id}: "{one.head.claim.phrase}": {one.word}')
-    return "\n".join(lines or [f"no sentence has all of these words: {asked}"])
+    for judged in read():
+        parts = [judged.says, judged.why]
+        parts += [part for _, claim, _ in judged.readings for part in (claim.phrase, claim.conditions, claim.id)]
+        if all(word in " ".join(parts).lower() for word in query.lower().split()):
+            lines.append(f'{judged.head.claim.id}: "{judged.head.claim.phrase}": {judged.word}')
+    return "\n".join(lines or [f"no sentence has all of these words: {query}"])
 
 
-def _of_source(source: Source, told: Sequence[Told]) -> list[str]:
+def _of_source(source: Source, sentences: Sequence[JudgedSentence]) -> list[str]:
     lines = [source.title, ""]
-    lines += [f"{head}: {said}".replace("?:", "?") for head, key in ON_TOP if (said := getattr(source, key))]
-    worst = faults(told)
+    lines += [f"{head}: {answer}".replace("?:", "?") for head, key in ON_TOP if (answer := getattr(source, key))]
+    worst = faults(sentences)
     lines += ["", "The faults that matter most:"] if worst else []
-    for number, one in enumerate(worst, 1):
-        assert one.sentence is not None  # as it has a rank
+    for number, judged in enumerate(worst, 1):
+        assert judged.sentence is not None  # as it has a rank
         lines += [
             "",
-            f'{number}. {one.says} ("{one.head.claim.phrase}"): {one.word} ({one.by})',
-            f"   {one.sentence.reason}",
-            f"   Instead: {one.sentence.remedy}",
+            f'{number}. {judged.says} ("{judged.head.claim.phrase}"): {judged.word} ({judged.by})',
+            f"   {judged.sentence.reason}",
+            f"   Instead: {judged.sentence.remedy}",
         ]
-    return [*lines, "", *tally(told)]
+    return [*lines, "", *tally(sentences)]
 
 
-def _of_claim(told: Told, decided: Decided) -> list[str]:
-    claim, verdict, sentence = decided.claim, decided.verdict, told.sentence
-    by = f" ({BY[verdict.by]})" if verdict.by else ""
-    lines = [f'"{claim.phrase}" ({decided.source}, {claim.where})', f"{verdict.verdict}{by}: {verdict.why}"]
+def _of_claim(judged: JudgedSentence, reading: JudgedClaim) -> list[str]:
+    claim, verdict, sentence = reading.claim, reading.verdict, judged.sentence
+    basis = f" ({BASES[verdict.by]})" if verdict.by else ""
+    lines = [f'"{claim.phrase}" ({reading.source}, {claim.where})', f"{verdict.verdict}{basis}: {verdict.why}"]
     if sentence is not None:
-        lines += [f"the sentence: {told.word}: {sentence.reason}"]
+        lines += [f"the sentence: {judged.word}: {sentence.reason}"]
         lines += [f"instead: {sentence.remedy}"] if sentence.remedy else []
-    seen = verdict.observed.model_dump_json() if verdict.observed else "nothing"
+    observation = verdict.observed.model_dump_json() if verdict.observed else "nothing"
     lines += [
         f"conditions: {claim.conditions}",
         f"expected: {claim.expected.model_dump_json()}",
         f"decided by: {claim.rule.model_dump_json()}",
-        f"observed: {seen}",
+        f"observed: {observation}",
         *(f"evidence: {line}" for line in verdict.evidence),
         *([f"note: {claim.note}"] if claim.note else []),
     ]
-    lines += [f"corrected on {one.on}: {one.moved}: {one.why}" for one in ledger.corrections() if one.id == claim.id]
-    for name, readings in (("also read as", told.readings), ("strained reading, decides nothing", told.aside)):
-        lines += [f"{name}: {one.claim.id}: {one.verdict.verdict}" for one in readings if one is not decided]
+    lines += [
+        f"corrected on {correction.on}: {correction.moved}: {correction.why}"
+        for correction in ledger.corrections()
+        if correction.id == claim.id
+    ]
+    for kind, claims in (("also read as", judged.readings), ("strained reading, decides nothing", judged.aside)):
+        lines += [f"{kind}: {also.claim.id}: {also.verdict.verdict}" for also in claims if also is not reading]
     return lines
 
 
-def tally(told: Sequence[Told]) -> list[str]:
+def tally(sentences: Sequence[JudgedSentence]) -> list[str]:
     """Tabulate what sentences come to, a row for each source, as Markdown; say how many have which verdict."""
-    counted = [one for one in told if one.counts]
-    of, by_word = Counter((one.source, COMES_TO.get(one.word)) for one in counted), Counter(one.word for one in counted)
-    names = list(dict.fromkeys(one.source for one in told))
-    rows = [(name, *(of[name, held] for held in ("yes", "part", "no", None))) for name in names]
+    counted = [judged for judged in sentences if judged.counts]
+    by_standing = Counter((judged.source, judged.conclusion.standing) for judged in counted)
+    by_word = Counter(judged.word for judged in counted)
+    names = list(dict.fromkeys(judged.source for judged in sentences))
+    rows = [(name, *(by_standing[name, standing] for standing in get_args(Standing))) for name in names]
     rows += [("all", *map(sum, list(zip(*rows, strict=True))[1:]))] if len(rows) > 1 else []
     head = ["source", "agrees", "in part", "contradicted", "undecided", "all"]
-    legend = [f"- **{word}** ({by_word[word]}): {meaning}" for word, meaning in MEANING.items()]
-    return [*formatting.markdown(head, [(*row, sum(row[1:])) for row in rows]), "", *legend, "", rested(told)]
+    legend = [f"- **{kind.word}** ({by_word[kind.word]}): {kind.meaning}" for kind in Conclusion]
+    return [*formatting.markdown(head, [(*row, sum(row[1:])) for row in rows]), "", *legend, "", rested(sentences)]
 
 
-def rested(told: Sequence[Told]) -> str:
+def rested(sentences: Sequence[JudgedSentence]) -> str:
     """Say how many are decided, and what stands behind them: that a source agrees with itself is no evidence."""
-    counted = [one for one in told if one.counts]
-    by = Counter(one.by for one in counted if one.word in COMES_TO)
-    behind = ", ".join(f"{name} for {by[name]}" for name in BY.values() if by[name])
-    slips = len(told) - len(counted)
-    left = f" Slips that mislead nobody, not counted: {slips}." if slips else ""
-    return f"Of {len(counted)} sentences {sum(by.values())} are decided. Behind them stand: {behind or 'none'}.{left}"
+    counted = [judged for judged in sentences if judged.counts]
+    by_basis = Counter(judged.by for judged in counted if judged.conclusion.is_decided)
+    behind = ", ".join(f"{name} for {by_basis[name]}" for name in BASES.values() if by_basis[name])
+    num_slips = len(sentences) - len(counted)
+    slips = f" Slips that mislead nobody, not counted: {num_slips}." if num_slips else ""
+    decided = f"Of {len(counted)} sentences {sum(by_basis.values())} are decided."
+    return f"{decided} Behind them stand: {behind or 'none'}.{slips}"

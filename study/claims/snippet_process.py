@@ -42,12 +42,12 @@ def main(place: Path) -> None:
         names = fixtures(rule["through"])
         (place / "started").touch()
         try:
-            GIVEN[rule["through"]](rule["snippet"], names)
+            GIVERS[rule["through"]](rule["snippet"], names)
         except BaseException as error:
             traceback.print_exc()
             answer["message"] = described(error)
         else:
-            answer["found"] = {asked: value(asked, names) for asked in rule["wants"]}
+            answer["found"] = {expression: value(expression, names) for expression in rule["wants"]}
             answer["measured"] = rule["measures"] and value(rule["measures"], names)
     except BaseException:
         answer = {"fault": traceback.format_exc()}  # of ours, not of the engine
@@ -105,12 +105,12 @@ def give_json(snippet: str, names: dict[str, Any]) -> None:
     import deepspeed
     import torch
 
-    given = json.loads(snippet)
+    settings = json.loads(snippet)
     deepspeed.init_distributed(dist_backend="gloo")
     model = names["model"]
     parameters = list(model.parameters())
-    optimizer = None if "optimizer" in given else torch.optim.AdamW(parameters)
-    engine, *_ = deepspeed.initialize(model=model, model_parameters=parameters, optimizer=optimizer, config=given)
+    optimizer = None if "optimizer" in settings else torch.optim.AdamW(parameters)
+    engine, *_ = deepspeed.initialize(model=model, model_parameters=parameters, optimizer=optimizer, config=settings)
     watch(engine, engine.optimizer, names)
     for _ in range(STEPS * engine.gradient_accumulation_steps()):
         engine.backward(engine(**batch(names)).loss)
@@ -149,7 +149,7 @@ def give_yaml(snippet: str, names: dict[str, Any]) -> None:
 def give_arguments(snippet: str, names: dict[str, Any]) -> None:
     """The call's arguments, and those of a CPU; then Trainer trains as they say."""
     training_arguments = names["TrainingArguments"]
-    names["TrainingArguments"] = lambda **given: training_arguments(**given, **on_cpu())
+    names["TrainingArguments"] = lambda **arguments: training_arguments(**arguments, **on_cpu())
     names["args"] = eval(snippet, names)
     names["trainer"] = trainer = names["Trainer"](
         model=names["model"],
@@ -166,7 +166,7 @@ def give_python(snippet: str, names: dict[str, Any]) -> None:
     exec(compile(snippet, "snippet", "exec"), names)
 
 
-GIVEN = {
+GIVERS = {
     "deepspeed-json": give_json,
     "accelerate-yaml": give_yaml,
     "training-arguments": give_arguments,
@@ -175,8 +175,8 @@ GIVEN = {
 
 
 def batch(names: dict[str, Any]) -> dict[str, Any]:
-    taken: dict[str, Any] = names["train_dataset"].with_format("torch")[:MICRO_BATCH_SIZE]
-    return taken
+    rows: dict[str, Any] = names["train_dataset"].with_format("torch")[:MICRO_BATCH_SIZE]
+    return rows
 
 
 def watch(engine: Any, optimizer: Any, names: dict[str, Any]) -> None:
@@ -190,10 +190,10 @@ def watch(engine: Any, optimizer: Any, names: dict[str, Any]) -> None:
     names |= {"engine": engine, "optimizer": optimizer, "held": held}
 
 
-def value(asked: str, names: dict[str, Any]) -> bool | float | str | None:
-    result = eval(asked, names)
+def value(expression: str, names: dict[str, Any]) -> bool | float | str | None:
+    result = eval(expression, names)
     if result is not None and not isinstance(result, (bool, int, float, str)):
-        raise TypeError(f"{asked}: is a {type(result).__name__}; ask for a number, a word, yes or no")
+        raise TypeError(f"{expression}: is a {type(result).__name__}; ask for a number, a word, yes or no")
     return result
 
 
@@ -203,8 +203,9 @@ def described(error: BaseException) -> str:
     if not lines:  # a bare assertion says what it asserts
         frame = traceback.extract_tb(error.__traceback__)[-1]
         lines = [f"{frame.line} ({Path(frame.filename).name})"]
-    wanted = 3 if type(error).__name__ == "ValidationError" else 1  # pydantic's first line says only how many there are
-    text = ": ".join([type(error).__name__, *lines[:wanted]])
+    # The first line of pydantic's message says only how many errors there are.
+    num_lines = 3 if type(error).__name__ == "ValidationError" else 1
+    text = ": ".join([type(error).__name__, *lines[:num_lines]])
     return files.redact_paths(text.replace(sys.prefix, "(python)"))[:MESSAGE_LENGTH]
 
 

@@ -15,6 +15,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,7 @@ LEAST = {
 }
 
 
-def execute_all(asked: Sequence[str], path: Path) -> None:
+def execute_all(claim_ids: Sequence[str], path: Path) -> None:
     """Execute these claims, or all, and write their results after each.
 
     Raises Refusal for what cannot be executed, and RunFailed where a claim's lines could not be.
@@ -58,31 +59,73 @@ def execute_all(asked: Sequence[str], path: Path) -> None:
     extensions.use_own_folder()
     os.environ.update(QUIET | ON_CPU | {"PYTHONPATH": str(files.ROOT)})
     extensions.provide(extensions.EXTENSIONS, "what the sources print")
-    claims = [claim for source in ledger.read() for claim in source.claims]
-    rules = {claim.id: claim.rule for claim in claims if isinstance(claim.rule, Execution)}
-    if unknown := [name for name in asked if name not in rules]:
+    rules = _rules_of_execution()
+    if unknown := [name for name in claim_ids if name not in rules]:
         raise Refusal(f"--claim {unknown[0]}: is not executed; those of the ledger with rule.type: execution are")
     versions = {name: importlib.metadata.version(name) for name in PACKAGES}
-    known: dict[str, Result] = {}
-    if asked and path.exists():
-        before = by_execution.read(path)
-        if before.versions != versions:
-            raise Refusal(f"{path}: versions: these are not installed here; leave --claim out to execute every claim")
-        known = before.results
-    for name in asked or rules:
-        known[name] = result = execute(name, rules[name])
+    results = _earlier_results(path, versions) if claim_ids and path.exists() else {}
+    for name in claim_ids or rules:
+        results[name] = result = execute(name, rules[name])
         print(f"{name}: {result.outcome}" + (f": {result.message}" if result.message else ""), flush=True)
-        results = Results(
+        content = Results(
             date=datetime.datetime.now(datetime.UTC).date().isoformat(),
             command=by_execution.COMMAND,
             versions=versions,
-            results={name: known[name] for name in rules if name in known},
+            results={name: results[name] for name in rules if name in results},
         )
-        files.write_json(path, results.model_dump())  # after each, so that whatever ends this loses one at most
+        files.write_json(path, content.model_dump())  # after each, so that whatever ends this loses one at most
+
+
+def _rules_of_execution() -> dict[str, Execution]:
+    claims = [claim for source in ledger.read() for claim in source.claims]
+    return {claim.id: claim.rule for claim in claims if isinstance(claim.rule, Execution)}
+
+
+def _earlier_results(path: Path, versions: dict[str, str]) -> dict[str, Result]:
+    """Read the results that stay. Raises Refusal where they are of other versions."""
+    earlier = by_execution.read(path)
+    if earlier.versions != versions:
+        raise Refusal(f"{path}: versions: these are not installed here; leave --claim out to execute every claim")
+    return earlier.results
+
+
+@dataclass(frozen=True)
+class _Ended:
+    """What the processes of a claim left when they had ended."""
+
+    statuses: list[int]
+    errors: list[str]  # lines of stderr
+    answers: list[dict[str, Any]]  # of the ranks that wrote one
+    has_started: bool  # a process came as far as the lines
+
+    @property
+    def refusal(self) -> str | None:
+        """The engine's message where it refused the lines. Where one rank refuses, the others fail of that."""
+        return next((answer["message"] for answer in self.answers if "message" in answer), None)
+
+    @property
+    def faults(self) -> list[str]:
+        """Errors of the study's own program."""
+        return [answer["fault"] for answer in self.answers if "fault" in answer]
 
 
 def execute(name: str, rule: Execution) -> Result:
     """Give one claim's lines to the engine. Raises RunFailed where that fails for a reason of the study's own."""
+    ended = _give(name, rule)
+    message = _message(name, rule, ended)
+    answers = ended.answers if message is None else []
+    values = {wish: _shared([answer["found"][wish] for answer in answers]) for wish in rule.wants if answers}
+    return Result(
+        rule_sha256=rule.sha256,
+        outcome=by_execution.outcome(rule.wants, values, message),
+        message=message,
+        found=values,
+        measured=_shared([answer["measured"] for answer in answers]) if answers else None,
+    )
+
+
+def _give(name: str, rule: Execution) -> _Ended:
+    """Run the processes that give the lines to the engine, and read what they left."""
     with tempfile.TemporaryDirectory(prefix="zero-study-") as temporary:
         place, folder = Path(temporary) / "study", Path(temporary) / "snippet"
         place.mkdir()
@@ -90,25 +133,24 @@ def execute(name: str, rule: Execution) -> Result:
         snippet = rule.snippet.replace("SWAP_DIR", str(folder / "swap"))
         (place / "rule.json").write_text(json.dumps(rule.model_dump() | {"snippet": snippet}))
         ranks = _run(name, rule, snippet, place, folder)
-        statuses, errors = [rank.returncode for rank in ranks], [line for rank in ranks for line in rank.errors]
-        answers = [json.loads(path.read_text()) for path in sorted(place.glob("answer-*.json"))]
-        ran = (place / "started").exists()
-    message = next((answer["message"] for answer in answers if "message" in answer), None)
-    faults = [answer["fault"] for answer in answers if "fault" in answer]
-    # Where one rank refuses, the others fail of that.
-    if message is None and (faults or not (ran or rule.through == "accelerate-yaml")):
-        raise RunFailed("\n".join([f"{name}: could not be executed", *(faults or errors[-30:])]))
-    if message is None and (not answers or any(statuses)):
-        message = _last_words(errors, statuses)
-    by_rank = [] if message is not None else answers
-    found = {asked: _shared([answer["found"][asked] for answer in by_rank]) for asked in rule.wants if by_rank}
-    return Result(
-        rule_sha256=rule.sha256,
-        outcome=by_execution.outcome(rule.wants, found, message),
-        message=message,
-        found=found,
-        measured=_shared([answer["measured"] for answer in by_rank]) if by_rank else None,
-    )
+        return _Ended(
+            statuses=[rank.returncode for rank in ranks],
+            errors=[line for rank in ranks for line in rank.errors],
+            answers=[json.loads(path.read_text()) for path in sorted(place.glob("answer-*.json"))],
+            has_started=(place / "started").exists(),
+        )
+
+
+def _message(name: str, rule: Execution, ended: _Ended) -> str | None:
+    """The engine's message where it refused the lines; None where it took them. Raises RunFailed."""
+    if ended.refusal is not None:
+        return ended.refusal
+    was_given = ended.has_started or rule.through == "accelerate-yaml"
+    if ended.faults or not was_given:
+        raise RunFailed("\n".join([f"{name}: could not be executed", *(ended.faults or ended.errors[-30:])]))
+    if not ended.answers or any(ended.statuses):
+        return _last_words(ended.errors, ended.statuses)
+    return None
 
 
 def _shared(values: list[Any]) -> Any:

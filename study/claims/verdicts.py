@@ -6,13 +6,14 @@ import itertools
 import json
 import re
 from collections.abc import Sequence
+from enum import Enum
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from study.claims import ledger
-from study.claims.ledger import Arithmetic, Claim, Held, OfRecords, Source, Theory, Undecidable
+from study.claims.ledger import Arithmetic, Claim, OfRecords, Source, Standing, Theory, Undecidable
 from study.claims.rules import Observed, by_arithmetic, by_execution, by_others
 from study.claims.rules.by_execution import Execution
 from study.claims.rules.by_others import ByOthers
@@ -27,34 +28,65 @@ Expectations that were changed after they had been decided, and sentences that w
 words of their day."""
 AGAIN = "run `zero-study claims --write`"
 DIGITS = 6  # of a number that is written: enough to see a change, few enough for the last bits to differ
-SAME = 1e-4  # relative; observed values that differ by less are the same on another machine
+NUMBERS_TOLERANCE = 1e-4  # relative; observed values that differ by less are the same on another machine
 
-# What a reader is told, and what it means. By what a verdict came about is said beside it: see BY.
-MEANING = {
-    "our small runs agree": "runs here agree: small models on a CPU, or the printed lines given to today's engines",
-    "agrees, not run": "theory, others' runs, what it cites or its own numbers agree; nothing was run here",
-    "contradicted": "runs here, today's engines, others' runs, what it cites, theory or a known fact say otherwise",
-    "contradicts itself": "its own numbers say otherwise",
-    "in part": "one plain reading of it agrees, another is contradicted",
-    "open": "what was found neither agrees nor contradicts it, or nothing of ours can try it",
-    "needs hardware": "not tried: a command of this study would decide it, on GPUs that we lack",
-    "needs its source": "not tried: what would decide it is not published",
-}
-AGREES, UNRUN, AGAINST, ITSELF, IN_PART, OPEN, NEEDS, NEEDS_SOURCE = MEANING
-COMES_TO: dict[str, Held] = {AGREES: "yes", UNRUN: "yes", IN_PART: "part", AGAINST: "no", ITSELF: "no"}
-By = Literal["record", "execution", "others", "cited", "theory", "fact", "arithmetic"]
-BY = {  # the strongest first
+
+class Conclusion(Enum):
+    """What a reader reads of a sentence or claim: its word, whether the sentence holds, and what the word means."""
+
+    AGREES = (
+        "our small runs agree",
+        "yes",
+        "runs here agree: small models on a CPU, or the printed lines given to today's engines",
+    )
+    AGREES_UNRUN = (
+        "agrees, not run",
+        "yes",
+        "theory, others' runs, what it cites or its own numbers agree; nothing was run here",
+    )
+    CONTRADICTED = (
+        "contradicted",
+        "no",
+        "runs here, today's engines, others' runs, what it cites, theory or a known fact say otherwise",
+    )
+    CONTRADICTS_ITSELF = ("contradicts itself", "no", "its own numbers say otherwise")
+    IN_PART = ("in part", "part", "one plain reading of it agrees, another is contradicted")
+    OPEN = ("open", "open", "what was found neither agrees nor contradicts it, or nothing of ours can try it")
+    NEEDS_HARDWARE = (
+        "needs hardware",
+        "open",
+        "not tried: a command of this study would decide it, on GPUs that we lack",
+    )
+    NEEDS_SOURCE = ("needs its source", "open", "not tried: what would decide it is not published")
+
+    def __init__(self, word: str, standing: Standing, meaning: str) -> None:
+        self.word, self.standing, self.meaning = word, standing, meaning
+
+    @classmethod
+    def of(cls, word: str) -> Conclusion:
+        """Find the conclusion of a word, as verdicts are committed."""
+        return next(conclusion for conclusion in cls if conclusion.word == word)
+
+    @property
+    def is_decided(self) -> bool:
+        return self.standing != "open"
+
+
+# What a verdict is based on, in a word and as it is printed beside the verdict; the strongest first.
+Basis = Literal["record", "execution", "others", "cited", "theory", "fact", "arithmetic"]
+BASES: dict[Basis, str] = {
     "record": "our runs", "execution": "today's engines", "others": "others' runs", "cited": "what it cites",
     "theory": "theory", "fact": "a known fact", "arithmetic": "its own numbers",
 }  # fmt: skip
-RUN = ("record", "execution")
+RUN_HERE: tuple[Basis, ...] = ("record", "execution")
 UNITS = {"bytes": 1.0, "GB": 1e9, "TB": 1e12, "GiB": 2.0**30}  # of what is observed in bytes, by the unit's first word
-WHO: dict[type, str] = {
+# Which word begins the sentence that says why, by the type of the rule.
+SUBJECT_OF_RULE: dict[type, str] = {
     Arithmetic: "arithmetic", Execution: "today's engine", OfRecords: "records", ByOthers: "rows of others",
 }  # fmt: skip
 
 
-class Seen(BaseModel):
+class Observation(BaseModel):
     """What was observed, in the unit of the claim."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -70,9 +102,9 @@ class Verdict(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
-    verdict: Annotated[str, Field(pattern=f"^({'|'.join(MEANING)})$")]
-    by: By | None  # None: nothing was tried
-    observed: Seen | None  # None: nothing was
+    verdict: Annotated[str, Field(pattern=f"^({'|'.join(conclusion.word for conclusion in Conclusion)})$")]
+    by: Basis | None  # None: nothing was tried
+    observed: Observation | None  # None: nothing was
     why: Annotated[str, Field(min_length=1)]
     evidence: list[str]
 
@@ -84,55 +116,84 @@ def decide(source: Source, claim: Claim) -> Verdict:
     """Decide one claim. Raises ValueError where its rule cannot be followed."""
     rule = claim.rule
     if isinstance(rule, Undecidable):
-        by = f" ({rule.command})" if rule.command else ""
-        word = {"hardware": NEEDS, "source": NEEDS_SOURCE, "program": OPEN}[rule.needs]
-        return Verdict(verdict=word, by=None, observed=None, why=f"It takes {rule.box}: {rule.run}{by}.", evidence=[])
-    if isinstance(rule, Arithmetic):
-        observed = by_arithmetic.observe(rule.formula, source.numbers)
-    elif isinstance(rule, Execution):
-        observed = by_execution.observe(claim.id, rule)
-    elif isinstance(rule, ByOthers):
-        observed = by_others.observe(rule, None if isinstance(claim.expected.value, bool) else claim.expected.band)
-    else:
-        observed = rule.functions[rule.function](**rule.arguments)
-    seen = _seen(observed, claim)
-    agrees = _agrees(seen, claim)
+        return _untried(rule)
+    observed = _observe(source, claim)
+    observation = _in_unit_of_claim(observed, claim)
+    agrees = _agrees(observation, claim)
     if agrees is False and isinstance(rule, ByOthers) and rule.asks == "one":
         agrees = None  # that nobody measured such a case leaves none out
-    by = decided_by(source, claim)
-    word = OPEN if agrees is None else ITSELF if by == "arithmetic" else AGAINST
+    basis = decided_by(source, claim)
+    reason = _reason(claim, observation, agrees)
+    if agrees is False and basis == "execution":
+        reason = f"{reason[:-1]} (today: {by_execution.versions()})."
+    return Verdict(
+        verdict=_conclusion(agrees, basis).word,
+        by=basis,
+        observed=observation,
+        why=reason,
+        evidence=list(observed.evidence),
+    )
+
+
+def _untried(rule: Undecidable) -> Verdict:
+    conclusion = {
+        "hardware": Conclusion.NEEDS_HARDWARE,
+        "source": Conclusion.NEEDS_SOURCE,
+        "program": Conclusion.OPEN,
+    }[rule.needs]
+    command = f" ({rule.command})" if rule.command else ""
+    reason = f"It takes {rule.box}: {rule.run}{command}."
+    return Verdict(verdict=conclusion.word, by=None, observed=None, why=reason, evidence=[])
+
+
+def _observe(source: Source, claim: Claim) -> Observed:
+    """Follow the claim's rule. Raises ValueError where that cannot be done."""
+    match claim.rule:
+        case Arithmetic() as rule:
+            return by_arithmetic.observe(rule.formula, source.numbers)
+        case Execution() as rule:
+            return by_execution.observe(claim.id, rule)
+        case ByOthers() as rule:
+            return by_others.observe(rule, None if isinstance(claim.expected.value, bool) else claim.expected.band)
+        case Theory() | OfRecords() as rule:
+            observed: Observed = rule.functions[rule.function](**rule.arguments)
+            return observed
+    raise AssertionError(claim.rule)
+
+
+def _conclusion(agrees: bool | None, basis: Basis) -> Conclusion:
+    if agrees is None:
+        return Conclusion.OPEN
     if agrees:
-        word = AGREES if by in RUN else UNRUN
-    why = _why(claim, seen, agrees)
-    if agrees is False and by == "execution":
-        why = f"{why[:-1]} (today: {by_execution.versions()})."
-    return Verdict(verdict=word, by=by, observed=seen, why=why, evidence=list(observed.evidence))
+        return Conclusion.AGREES if basis in RUN_HERE else Conclusion.AGREES_UNRUN
+    return Conclusion.CONTRADICTS_ITSELF if basis == "arithmetic" else Conclusion.CONTRADICTED
 
 
-def decided_by(source: Source, claim: Claim) -> By:
+def decided_by(source: Source, claim: Claim) -> Basis:
     """What decides a claim: the type of its rule, `cited` where that asks what the source cites, or a `fact`."""
     rule = claim.rule
     assert not isinstance(rule, Undecidable)
-    asks = rule.formula if isinstance(rule, Arithmetic) else rule.function if isinstance(rule, Theory) else ""
-    if source.source != ledger.CITED and re.search(rf"\b({ledger.CITED}|paper)_", asks):
+    formula = rule.formula if isinstance(rule, Arithmetic) else rule.function if isinstance(rule, Theory) else ""
+    if source.source != ledger.CITED and re.search(rf"\b({ledger.CITED}|paper)_", formula):
         return "cited"
     return "fact" if isinstance(rule, Arithmetic) and rule.fact else rule.type
 
 
-def headline(readings: Sequence[Verdict]) -> tuple[str, By | None]:
+def headline(readings: Sequence[Verdict]) -> tuple[str, Basis | None]:
     """A sentence's verdict, and by what: any plain reading against it is heard; where none is, the first decides."""
-    against = [one for one in readings if one.verdict in (AGAINST, ITSELF)]
+    against = [verdict for verdict in readings if Conclusion.of(verdict.verdict).standing == "no"]
     if not against:
         return readings[0].verdict, readings[0].by
-    strongest = min(against, key=lambda one: list(BY).index(one.by or ""))
-    agrees = any(COMES_TO.get(one.verdict) == "yes" for one in readings)
-    return IN_PART if agrees else strongest.verdict, strongest.by
+    by_strength: list[str | None] = [*BASES]
+    strongest = min(against, key=lambda verdict: by_strength.index(verdict.by))
+    agrees = any(Conclusion.of(verdict.verdict).standing == "yes" for verdict in readings)
+    return Conclusion.IN_PART.word if agrees else strongest.verdict, strongest.by
 
 
-def _seen(observed: Observed, claim: Claim) -> Seen:
+def _in_unit_of_claim(observed: Observed, claim: Claim) -> Observation:
     expected = claim.expected
     if isinstance(observed.value, str):
-        return Seen(value=observed.value, low=None, high=None, told=observed.told)
+        return Observation(value=observed.value, low=None, high=None, told=observed.told)
     if isinstance(expected.value, str) or isinstance(observed.value, bool) != isinstance(expected.value, bool):
         raise ValueError(
             f"expected.value {expected.value!r}: the rule finds {observed.value!r}; they cannot be compared"
@@ -148,15 +209,15 @@ def _seen(observed: Observed, claim: Claim) -> Seen:
         return value if isinstance(value, bool) else float(f"{value / unit:.{DIGITS}g}")
 
     low, high = (None, None) if observed.interval is None else map(rounded, observed.interval)
-    return Seen(value=rounded(observed.value), low=low, high=high, told=observed.told)
+    return Observation(value=rounded(observed.value), low=low, high=high, told=observed.told)
 
 
-def _agrees(seen: Seen, claim: Claim) -> bool | None:
+def _agrees(observation: Observation, claim: Claim) -> bool | None:
     """Whether what was observed is what was expected; None where its interval allows both."""
     expected = claim.expected.value
-    if isinstance(seen.value, str):
-        return seen.value == expected
-    low, high = (seen.value if end is None else end for end in (seen.low, seen.high))
+    if isinstance(observation.value, str):
+        return observation.value == expected
+    low, high = (observation.value if end is None else end for end in (observation.low, observation.high))
     if isinstance(expected, bool):
         return None if low != high else low == expected
     least, most = claim.expected.band
@@ -165,40 +226,64 @@ def _agrees(seen: Seen, claim: Claim) -> bool | None:
     return False if high < least or low > most else None
 
 
-_DONE = {
+_OUTCOMES_IN_WORDS = {
     "accepted": "takes the lines, and they are in effect",
     "rejected": "refuses the lines",
     "ignored": "takes the lines, and they are not in effect",
 }
 
 
-def _why(claim: Claim, seen: Seen, agrees: bool | None) -> str:
-    """One sentence, from the numbers."""
-    value, unit, wanted = claim.expected.value, claim.expected.unit, _wanted(claim)
-    who = WHO.get(type(claim.rule), "theory")
-    s = "" if who.endswith("s") else "s"
-    told = f" ({seen.told})" if seen.told else ""
-    if isinstance(seen.value, str):
-        them = "them " if value in by_execution.OUTCOMES else ""
-        judged = "as the source has it" if agrees else f"where the source has {them}{wanted}"
-        return f"{unit}: today's engine {_DONE.get(seen.value, f'gives {seen.value}')}{told}, {judged}."
-    if isinstance(seen.value, bool):
-        said = f"{unit}: {who} say{s} {_yes(seen.value)}{told}, the source {wanted}"
-        return f"{said}." if agrees is not None else f"{said}, but the amounts are too near one another to be sure."
+def _reason(claim: Claim, observation: Observation, agrees: bool | None) -> str:
+    """Say in one sentence, from the numbers, why the verdict is what it is."""
+    if isinstance(observation.value, str):
+        return _reason_of_outcome(claim, observation, observation.value, agrees)
+    if isinstance(observation.value, bool):
+        return _reason_of_yes_or_no(claim, observation, observation.value, agrees)
+    return _reason_of_number(claim, observation, observation.value, agrees)
+
+
+def _reason_of_outcome(claim: Claim, observation: Observation, outcome: str, agrees: bool | None) -> str:
+    lines = "them " if claim.expected.value in by_execution.OUTCOMES else ""
+    judged = "as the source has it" if agrees else f"where the source has {lines}{_expectation(claim)}"
+    engine_does = _OUTCOMES_IN_WORDS.get(outcome, f"gives {outcome}")
+    return f"{claim.expected.unit}: today's engine {engine_does}{_in_parentheses(observation.told)}, {judged}."
+
+
+def _reason_of_yes_or_no(claim: Claim, observation: Observation, answer: bool, agrees: bool | None) -> str:
+    subject, s = _subject(claim)
+    details = _in_parentheses(observation.told)
+    sentence = f"{claim.expected.unit}: {subject} say{s} {_yes(answer)}{details}, the source {_expectation(claim)}"
+    return f"{sentence}." if agrees is not None else f"{sentence}, but the amounts are too near one another to be sure."
+
+
+def _reason_of_number(claim: Claim, observation: Observation, value: float, agrees: bool | None) -> str:
+    subject, s = _subject(claim)
     between = ""
-    if seen.low is not None and seen.high is not None and _number(seen.low) != _number(seen.high):
-        how = f", {seen.told}" if seen.told else ""
-        between = f" (between {_number(seen.low)} and {_number(seen.high)}{how})"
+    low, high = observation.low, observation.high
+    if low is not None and high is not None and _number(low) != _number(high):
+        origin = f", {observation.told}" if observation.told else ""
+        between = f" (between {_number(low)} and {_number(high)}{origin})"
+    expectation = _expectation(claim)
     on_rows = " on these rows" if isinstance(claim.rule, ByOthers) else ""
     judged = {
-        None: f"which neither agrees with nor leaves out {wanted}",
-        True: f"which agrees with {wanted}{on_rows}",
-        False: f"where the source has {wanted}",
+        None: f"which neither agrees with nor leaves out {expectation}",
+        True: f"which agrees with {expectation}{on_rows}",
+        False: f"where the source has {expectation}",
     }[agrees]
-    return f"{unit}: {who} give{s} {_number(seen.value)}{between}, {judged}."
+    return f"{claim.expected.unit}: {subject} give{s} {_number(value)}{between}, {judged}."
 
 
-def _wanted(claim: Claim) -> str:
+def _subject(claim: Claim) -> tuple[str, str]:
+    """The subject of the sentence, and the ending of its verb."""
+    subject = SUBJECT_OF_RULE.get(type(claim.rule), "theory")
+    return subject, "" if subject.endswith("s") else "s"
+
+
+def _in_parentheses(text: str) -> str:
+    return f" ({text})" if text else ""
+
+
+def _expectation(claim: Claim) -> str:
     value, tolerance = claim.expected.value, claim.expected.tolerance
     if isinstance(value, (str, bool)):
         return value if isinstance(value, str) else _yes(value)
@@ -235,13 +320,14 @@ def decide_all(folder: Path = ledger.FOLDER) -> dict[str, Verdict]:
 
 def unlike(sources: list[Source], verdicts: dict[str, Verdict]) -> dict[str, str]:
     """By the first reading of a sentence: where what is written of it is not what its rule finds."""
-    found = {}
+    differing = {}
     for source in sources:
         for sentence in source.sentences:
             word, _ = headline([verdicts[name] for name in sentence.readings])
-            if COMES_TO.get(word, "open") != sentence.holds:
-                found[sentence.readings[0]] = f"is written to be {sentence.holds!r} (holds), and comes out as {word}"
-    return found
+            if Conclusion.of(word).standing != sentence.holds:
+                message = f"is written to be {sentence.holds!r} (holds), and comes out as {word}"
+                differing[sentence.readings[0]] = message
+    return differing
 
 
 def write(verdicts: dict[str, Verdict], path: Path = VERDICTS) -> None:
@@ -254,9 +340,12 @@ def write(verdicts: dict[str, Verdict], path: Path = VERDICTS) -> None:
 def corrected() -> str:
     """The page of corrections, as Markdown."""
     lines = [ABOUT_CORRECTIONS]
-    for day, ones in itertools.groupby(reversed(ledger.corrections()), key=lambda one: one.on):
-        told = [(one.id, f"{one.moved}. {one.why}".replace("*", "\\*").replace("<", "&lt;")) for one in ones]
-        lines += ["", f"## {day}", "", *(f"- **{name}**: {what}" for name, what in told)]
+    newest_first = reversed(ledger.corrections())
+    for day, corrections in itertools.groupby(newest_first, key=lambda correction: correction.on):
+        lines += ["", f"## {day}", ""]
+        for correction in corrections:
+            change = f"{correction.moved}. {correction.why}".replace("*", "\\*").replace("<", "&lt;")
+            lines.append(f"- **{correction.id}**: {change}")
     return "\n".join(lines) + "\n"
 
 
@@ -280,28 +369,29 @@ def stale(committed: dict[str, Verdict], now: dict[str, Verdict]) -> dict[str, s
             changes[name] = f"has no committed verdict, and is {now[name].verdict}"
         elif name not in now:
             changes[name] = "is no claim of the ledger"
-        elif other := _differing(committed[name], now[name]):
-            changes[name] = f"is committed as {committed[name].verdict}, and is {now[name].verdict}, with other {other}"
+        elif differing := _differing(committed[name], now[name]):
+            before, after = committed[name].verdict, now[name].verdict
+            changes[name] = f"is committed as {before}, and is {after}, with other {differing}"
     return changes
 
 
-def _differing(one: Verdict, other: Verdict) -> str:
+def _differing(first: Verdict, second: Verdict) -> str:
     """The parts in which two verdicts differ by more than the last digits of what was observed."""
-    parts = {
-        "verdict": one.verdict == other.verdict,
-        "numbers": _numbers_are_same(one.observed, other.observed),
-        "evidence": one.evidence == other.evidence,
-        "reason": one.why == other.why,
+    agreement = {
+        "verdict": first.verdict == second.verdict,
+        "numbers": _numbers_agree(first.observed, second.observed),
+        "evidence": first.evidence == second.evidence,
+        "reason": first.why == second.why,
     }
-    return ", ".join(name for name, is_same in parts.items() if not is_same)
+    return ", ".join(part for part, agrees in agreement.items() if not agrees)
 
 
-def _numbers_are_same(one: Seen | None, other: Seen | None) -> bool:
-    if one is None or other is None:
-        return one is other
-    for a, b in ((one.value, other.value), (one.low, other.low), (one.high, other.high)):
+def _numbers_agree(first: Observation | None, second: Observation | None) -> bool:
+    if first is None or second is None:
+        return first is second
+    for a, b in ((first.value, second.value), (first.low, second.low), (first.high, second.high)):
         if isinstance(a, float) and isinstance(b, float):
-            if abs(a - b) > SAME * max(abs(a), abs(b)) + 1e-9:
+            if abs(a - b) > NUMBERS_TOLERANCE * max(abs(a), abs(b)) + 1e-9:
                 return False
         elif type(a) is not type(b) or a != b:
             return False

@@ -237,7 +237,7 @@ def _claims(asked: str | None, search: str | None, as_json: bool, check: bool, w
         require_clone("the records that claims are decided by")
         return _decide_claims(write)
     if search is not None:
-        print(sentences.found(search))
+        print(sentences.search(search))
     elif as_json:
         print(json.dumps(sentences.content(sentences.read(asked)), indent=1, ensure_ascii=False))
     else:

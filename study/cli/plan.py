@@ -12,10 +12,10 @@ import click
 
 from study.cli.options import A_STUDY, NUMBER, PATH, TRACING, choice, command, require
 from study.errors import Refusal
-from study.theory import case
+from study.theory import engine as engine_types
 
 if TYPE_CHECKING:
-    from study.planner import Asked
+    from study.planner import Request
     from study.planner.choose import Advice
 
 
@@ -32,35 +32,35 @@ if TYPE_CHECKING:
     "--micro-batch-size", type=NUMBER, help="sequences per GPU and forward pass [default: the fastest that fits]"
 )
 @click.option("--gradient-accumulation-steps", type=NUMBER, help="micro steps [default: what the batch sizes leave]")
-@choice("--precision", case.Precision, "[default: bf16 where the GPU has it, else fp16]")
+@choice("--precision", engine_types.PrecisionClass, "[default: bf16 where the GPU has it, else fp16]")
 @choice(
     "--activation-checkpointing",
-    case.Checkpointing,
+    engine_types.Checkpointing,
     "recompute each block, or every second [default: full, where it makes a strategy fit, or faster]",
 )
 @choice(
     "--kernels",
-    case.Kernels,
+    engine_types.Kernels,
     "norms, activation functions and loss in one each, or composed as transformers has them",
     "fused",
 )
 @click.option("--compile", is_flag=True, help="torch.compile fuses what transformers composes")
 @choice(
     "--attention",
-    case.Attention,
+    engine_types.Attention,
     "PyTorch's (FlashAttention-2 where the card and the type have it), operators, or FlashAttention as of 2022",
     "sdpa",
 )
 @click.option("--dropout", is_flag=True, help="with dropout")
 @choice(
     "--loss-kernel",
-    case.LossKernel,
+    engine_types.LossKernel,
     "fp32 logits and copies, fp32 logits, 16-bit logits, or never all logits [default: as --kernels]",
 )
-@choice("--optimizer", case.Optimizer, "whose states are kept; sgd: without momentum", "adamw")
+@choice("--optimizer", engine_types.Optimizer, "whose states are kept; sgd: without momentum", "adamw")
 @choice(
     "--optimizer-kernel",
-    case.OptimizerKernel,
+    engine_types.OptimizerKernel,
     "foreach, PyTorch's default, takes one more copy of what is updated",
     "fused",
 )
@@ -97,7 +97,7 @@ def _advise(
 
     if model is None and num_gpus is None:
         raise Refusal("--model or --gpus is missing: a model for its GPUs, GPUs for their model, or both")
-    request = planner.Asked(num_gpus=num_gpus or 1, **options)
+    request = planner.Request(num_gpus=num_gpus or 1, **options)
     is_complete = model is not None and num_gpus is not None
     if trace:
         _check_trace(is_complete, as_json)
@@ -141,7 +141,7 @@ def _print_text(advice: Any, text: Callable[[Any], str], _: Callable[[Any], dict
     print(text(advice))
 
 
-def _advise_by_traces(model: str, request: Asked) -> Advice:
+def _advise_by_traces(model: str, request: Request) -> Advice:
     """Choose by traces of the model over fake tensors, whose modules are those of transformers."""
     from study import planner
     from study.planner import dry_run

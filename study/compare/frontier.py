@@ -14,11 +14,11 @@ from study.compare import view
 from study.compare.facts import why_untimed
 from study.config import RunConfig
 from study.engines.strategy_names import in_order
+from study.formatting import GIB
 from study.models import SIZES
 from study.records import find as records
 from study.records.schema import Outcome
 from study.running import estimate
-from study.running.memory_limits import GIB
 
 HEAD = ["strategy", "largest that trained", "smallest that did not", "predicted", "it was predicted to need, GiB"]
 TIMED = ["strategy", "s/step, of {}'s batch", "times {}'s", "larger batch", "sequences/s", "times {}'s rate"]

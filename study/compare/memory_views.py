@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple
 from study import formatting
 from study.compare import predicted
 from study.compare.facts import computed_buckets, model_heading, process_bytes, proven
-from study.compare.predicted import MOMENTS, PARTS, Moment, Part, StepPeak
+from study.compare.predicted import STATE_PARTS, STEP_PHASES, StatePart, StepPeak, StepPhase
 from study.compare.view import View, finished, tables
 from study.engines.strategy_names import in_order
 from study.records import find as records
@@ -56,7 +56,7 @@ def _states_sections(record_files: list[RecordFile]) -> list[str]:
         model = heading.rpartition(", ")[0]
         for world_size, block in groupby(members, key=lambda r: r.world_size):
             rows = _distinct(list(block))
-            for moment in MOMENTS:
+            for moment in STEP_PHASES:
                 lines += [f"### {model}, {formatting.processes(world_size)}: {MOMENT_HEADINGS[moment]}", ""]
                 states_rows = [_states_row(name, r, moment, notes) for name, r in rows]
                 lines += [*formatting.markdown(STATES_HEAD, states_rows), ""]
@@ -94,18 +94,18 @@ def _distinct(block: list[Record]) -> list[tuple[str, Record]]:
 
 def _bytes(r: Record) -> list[list[int]]:
     """What a row shows of a run, without what differs from run to run by nature: bytes on the disk."""
-    return [[getattr(rank, part) for part in PARTS] for moment in MOMENTS for rank in _ranks(r, moment)]
+    return [[getattr(rank, part) for part in STATE_PARTS] for moment in STEP_PHASES for rank in _ranks(r, moment)]
 
 
 def _ranks(r: Record, moment: str) -> list[ModelStateBytes]:
     return (r.model_state_bytes if moment == "stepping" else r.resting_state_bytes) or []
 
 
-def _states_row(name: str, r: Record, moment: Moment, notes: list[str]) -> list[str]:
+def _states_row(name: str, r: Record, moment: StepPhase, notes: list[str]) -> list[str]:
     ranks, paper = _ranks(r, moment), predicted.paper_states(r, moment)
-    cells = [_states_cell(r, ranks, part, getattr(paper, part), moment, notes) for part in PARTS]
+    cells = [_states_cell(r, ranks, part, getattr(paper, part), moment, notes) for part in STATE_PARTS]
     states = [rank.model_states for rank in ranks]
-    everything = [sum(getattr(rank, part) for part in PARTS) for rank in ranks]
+    everything = [sum(getattr(rank, part) for part in STATE_PARTS) for rank in ranks]
     ratio, ratio_with_buffers = (f"{max(sums) / paper.total:.3f}" for sums in (states, everything))
     of_paper = _per_parameter([paper.total], r)
     return [name, _per_parameter(states, r), of_paper, ratio, *cells, ratio_with_buffers]
@@ -122,7 +122,7 @@ def _close(value: float, other: float) -> bool:
 
 
 def _states_cell(
-    r: Record, ranks: Sequence[ModelStateBytes], part: Part, paper: float, moment: Moment, notes: list[str]
+    r: Record, ranks: Sequence[ModelStateBytes], part: StatePart, paper: float, moment: StepPhase, notes: list[str]
 ) -> str:
     measured, each = [getattr(rank, part) for rank in ranks], r.num_params or 1
     cell = _per_parameter(measured, r)
@@ -134,7 +134,7 @@ def _states_cell(
     return f"{cell} ({paper / each:.3f}) {numbers or '*unexplained*'}"
 
 
-def _reasons(r: Record, part: Part, measured: Sequence[int], paper: float, moment: Moment) -> list[str]:
+def _reasons(r: Record, part: StatePart, measured: Sequence[int], paper: float, moment: StepPhase) -> list[str]:
     """The reasons why a part differs from the paper's; none unless they account for what every rank measured."""
     each = r.num_params or 1
     named: dict[str, float] = {}
@@ -176,7 +176,7 @@ class RunPeak(NamedTuple):
     """One run's peak."""
 
     record: Record
-    at_rest: list[float]  # bytes, in the order of PARTS
+    at_rest: list[float]  # bytes, in the order of STATE_PARTS
     peak: float
     theory: float
     process: float | None
@@ -194,7 +194,7 @@ class RunPeak(NamedTuple):
 def _parts_sections(record_files: list[RecordFile]) -> list[str]:
     """By workload, precision and number of processes, a table of each size, and crossings."""
     lines: list[str] = []
-    head = ["strategy", "peak", "theory", "process", *(part.replace("_", " ") for part in PARTS), "more"]
+    head = ["strategy", "peak", "theory", "process", *(part.replace("_", " ") for part in STATE_PARTS), "more"]
     for (workload, precision, world_size, batch), runs in _by_setting(record_files):
         where = f"{precision}, {formatting.processes(world_size)}"
         strategies = in_order(run.record.strategy for run in runs)
@@ -225,7 +225,7 @@ def _peak_of(r: Record) -> RunPeak | None:
     if peak is None or not r.resting_state_bytes:
         return None
     fullest_rank = max(r.resting_state_bytes, key=lambda rank: rank.model_states)
-    at_rest = [float(getattr(fullest_rank, part)) for part in PARTS]
+    at_rest = [float(getattr(fullest_rank, part)) for part in STATE_PARTS]
     return RunPeak(r, at_rest, peak.measured, peak.predicted, process_bytes(r))
 
 

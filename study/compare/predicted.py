@@ -13,19 +13,19 @@ from study.compare.facts import proven
 from study.models import SIZES, swap_buffer_size
 from study.records.schema import Collective, PeakMemory, Record
 from study.theory import communication, hardware, model_states, peaks, shapes
-from study.theory.case import Engine, Job, parameter_bytes
 from study.theory.communication import on_wire
+from study.theory.engine import Engine, Job, parameter_bytes
 from study.theory.model_states import Difference
-from study.theory.model_states import Moment as Moment
-from study.theory.model_states import Part as Part
-from study.theory.model_states import Parts as Parts
+from study.theory.model_states import StateBytes as StateBytes
+from study.theory.model_states import StatePart as StatePart
+from study.theory.model_states import StepPhase as StepPhase
 from study.theory.shapes import ModelShape
 
 if TYPE_CHECKING:
     import pandas as pd
 
-MOMENTS: tuple[Moment, ...] = ("stepping", "resting")
-PARTS: tuple[Part, ...] = model_states.PARTS
+STEP_PHASES: tuple[StepPhase, ...] = model_states.STEP_PHASES
+STATE_PARTS: tuple[StatePart, ...] = model_states.STATE_PARTS
 REASONS = model_states.REASONS
 is_known = on_wire.is_known
 
@@ -141,19 +141,19 @@ def job_of(r: Record) -> Job:
 # ---------------------------------------------------------------- model states
 
 
-def paper_states(r: Record, moment: Moment) -> Parts:
+def paper_states(r: Record, phase: StepPhase) -> StateBytes:
     """One rank's model states by the paper's formula (arXiv:1910.02054, sec. 5), in bytes."""
     assert r.num_params is not None
-    return model_states.paper_bytes(engine_of(r), r.num_params, moment)
+    return model_states.paper_bytes(engine_of(r), r.num_params, phase)
 
 
-def state_differences(r: Record, moment: Moment) -> list[list[Difference]] | None:
+def state_differences(r: Record, phase: StepPhase) -> list[list[Difference]] | None:
     """By rank what the engine holds beyond the paper's formula, with reasons; None: of no model that theory knows."""
     if (shape := shape_of(r)) is None:
         return None
     engine, accumulates = engine_of(r), proven(r).gradient_accumulation_steps > 1
     return [
-        model_states.engine_differences(engine, shape.parameters, rank, moment, accumulates)
+        model_states.engine_differences(engine, shape.parameters, rank, phase, accumulates)
         for rank in range(r.world_size)
     ]
 
@@ -163,13 +163,13 @@ def states_error(r: Record) -> float | None:
     if not r.model_state_bytes or not r.resting_state_bytes:
         return None
     errors: list[float] = []
-    for moment, ranks in zip(MOMENTS, (r.model_state_bytes, r.resting_state_bytes), strict=True):
-        if (known := state_differences(r, moment)) is None:
+    for phase, ranks in zip(STEP_PHASES, (r.model_state_bytes, r.resting_state_bytes), strict=True):
+        if (known := state_differences(r, phase)) is None:
             return None
-        paper = paper_states(r, moment).total
+        paper = paper_states(r, phase).total
         for held, differences in zip(ranks, known, strict=True):
             predicted = paper + sum(difference.num_bytes for difference in differences)
-            errors.append(predicted / sum(getattr(held, part) for part in PARTS) - 1)
+            errors.append(predicted / sum(getattr(held, part) for part in STATE_PARTS) - 1)
     return max(errors, key=abs)
 
 
@@ -296,7 +296,7 @@ def step_peak(r: Record) -> StepPeak | None:
     total = _counted(largest, on_cpu) + (_text_bytes(r) if on_cpu else 0)
     parts: dict[str, float] = {part: float(value) for part, value in largest.parts.items()}
     parts["offloaded"] = float(largest.host_bytes_then) if on_cpu else 0.0
-    return StepPeak(r, measured, _overcount(r), total, parts, peaks.MOMENTS[cast(int, largest.moment)])
+    return StepPeak(r, measured, _overcount(r), total, parts, peaks.PEAK_MOMENTS[cast(int, largest.moment)])
 
 
 def _measured_peak(r: Record) -> int | None:

@@ -12,21 +12,22 @@ from tabulate import tabulate
 
 from study import files
 from study.errors import Refusal
-from study.planner.asked import CHECKPOINTED
 from study.planner.choose import gib
+from study.planner.request import CHECKPOINTED
 from study.strategy import file
 from study.theory import hardware, model_states, peaks
-from study.theory.on_box import ALLOCATOR_SLACK, RESERVED
+from study.theory.prediction import ALLOCATOR_SLACK, RESERVED
 
 if TYPE_CHECKING:
-    from study.planner.asked import Asked
     from study.planner.choose import Advice, FewestGpus, LargestModels, Option
-    from study.theory.case import Numbers
+    from study.planner.request import Request
+    from study.theory.engine import Kernels, Numbers
     from study.theory.hardware import Box
     from study.theory.shapes import ModelShape
 
 LINE, NARROW = 120, 80  # characters
 ROWS = 5  # of the table that comes first
+KERNELS_IN_WORDS: dict[Kernels, str] = {"fused": "fused kernels", "transformers": "transformers' own kernels"}
 FAMILIAR = ("ddp", "zero1", "zero2", "zero3", "fsdp2")
 ROOM = 1 - (1 + ALLOCATOR_SLACK) / RESERVED  # of a GPU that is free, where the allocator can take what it takes
 
@@ -35,7 +36,7 @@ def text(advice: Advice) -> str:
     """Say what to take, and a few rows of a table in 80 columns."""
     box = advice.box
     shown = (
-        f"{advice.shape.name} on {box.num_gpus} x {box.gpu.name}, {advice.asked.sequence_length:,} tokens a sequence"
+        f"{advice.shape.name} on {box.num_gpus} x {box.gpu.name}, {advice.request.sequence_length:,} tokens a sequence"
     )
     lines = [
         f"{shown}. {_basis(advice)}.",
@@ -93,13 +94,13 @@ def _few(advice: Advice) -> list[Option]:
 
 def text_of_all(advice: Advice) -> str:
     """Say all of it in tables of plain text."""
-    asked, box, shape = advice.asked, advice.box, advice.shape
+    request, box, shape = advice.request, advice.box, advice.shape
     nodes = f", {box.num_nodes} nodes" if box.num_nodes > 1 else ""
     usable = gib(advice.options[0].prediction.usable_bytes)
     lines = [
         f"{shape.name}: {_size(shape)}; {box.num_gpus} x {box.gpu.name}{nodes}, {usable} GiB usable of each; "
-        f"{asked.sequence_length:,} tokens a sequence",
-        f"Assumed: {assumed(asked, box, _groups(advice))}.",
+        f"{request.sequence_length:,} tokens a sequence",
+        f"Assumed: {assumed(request, box, _groups(advice))}.",
         f"{_basis(advice)}; what the intervals of times rest on stands under the table.",
         *(f"Note: {note}." for note in advice.notes),
         "",
@@ -116,11 +117,12 @@ def text_of_all(advice: Advice) -> str:
         f"Where a GPU's bytes are, in GiB{', as predicted' * advice.is_traced}:",
         "",
     ]
-    parts = [part for part in peaks.PARTS if any(option.prediction.peak.parts[part] for option in advice.options)]
+    parts = [part for part in peaks.PEAK_PARTS if any(option.prediction.peak.parts[part] for option in advice.options)]
     rows = [["strategy", *(part.replace("_", " ") for part in parts), "highest"]]
     for option in advice.options:
         peak = option.prediction.peak
-        rows.append([option.strategy.name, *(gib(peak.parts[part]) for part in parts), peaks.MOMENTS[int(peak.moment)]])
+        moment = peaks.PEAK_MOMENTS[int(peak.moment)]
+        rows.append([option.strategy.name, *(gib(peak.parts[part]) for part in parts), moment])
     lines += _aligned(rows)
     return "\n".join([*lines, "", f"Recommended: {advice.reason}."])
 
@@ -164,25 +166,23 @@ HEAD = ("strategy", "precision", "fits", "GiB a GPU", "free", "batch", "largest"
         "sent GB", "$/1e9 tokens", "host", "disk GiB", "memory is")  # fmt: skip
 
 
-def assumed(asked: Asked, box: Box, groups: str = "") -> str:
+def assumed(request: Request, box: Box, groups: str = "") -> str:
     """Say what a prediction assumes beside the table, in the words of the options."""
-    job = asked.job()
-    kernels = "compiled" if asked.compile else {"fused": "fused kernels", "transformers": "transformers' own kernels"}[
-        asked.kernels
-    ]  # fmt: skip
+    job = request.job()
+    kernels = "compiled" if request.compile else KERNELS_IN_WORDS[request.kernels]
     # FlashAttention-2 takes 16-bit types, on cards since Ampere; elsewhere PyTorch has another kernel without scores.
-    has_flash = hardware.generation_of(box.gpu) not in ("Volta", "Turing") and "32" not in asked.chosen_precision
+    has_flash = hardware.generation_of(box.gpu) not in ("Volta", "Turing") and "32" not in request.chosen_precision
     attention = {
         "sdpa": f"sdpa ({'FlashAttention-2' if has_flash else 'memory-efficient'})",
         "flash-1": "FlashAttention of 2022",
-    }.get(asked.attention, "eager")
-    own = " (DeepSpeed: its own)" if asked.optimizer_kernel != "fused" else ""
+    }.get(request.attention, "eager")
+    own = " (DeepSpeed: its own)" if request.optimizer_kernel != "fused" else ""
     said = [
         kernels,
         f"attention {attention}",
-        f"dropout {'on' if asked.dropout else 'off'}",
+        f"dropout {'on' if request.dropout else 'off'}",
         f"loss {job.loss}",
-        f"{asked.optimizer}, {asked.optimizer_kernel}{own}",
+        f"{request.optimizer}, {request.optimizer_kernel}{own}",
         f"nodes of {box.gpus_per_node}, {box.node_bandwidth * 8e-9:g} Gbit/s" if box.num_nodes > 1 else "",
         groups,
     ]
@@ -239,8 +239,8 @@ def content(advice: Advice) -> dict[str, Any]:
         "gpu": gpu.name,
         "num_gpus": advice.box.num_gpus,
         "num_nodes": advice.box.num_nodes,
-        "sequence_length": advice.asked.sequence_length,
-        "assumed": assumed(advice.asked, advice.box, _groups(advice)),
+        "sequence_length": advice.request.sequence_length,
+        "assumed": assumed(advice.request, advice.box, _groups(advice)),
         "usable_bytes_per_gpu": advice.options[0].prediction.usable_bytes,
         "price_per_gpu_hour": gpu.price_per_hour,
         "price_source": f"{gpu.price_source} ({gpu.price_date})" if gpu.price_date else gpu.price_source,
@@ -262,7 +262,7 @@ def _option_content(option: Option, num_params: int) -> dict[str, Any]:
         "needed_bytes_per_gpu": _whole(option.needed_bytes),
         "free_bytes_per_gpu": _whole(option.free_bytes),
         "memory": {part: _whole(value) for part, value in prediction.peak.parts.items()},
-        "highest_moment": peaks.MOMENTS[int(prediction.peak.moment)],
+        "highest_moment": peaks.PEAK_MOMENTS[int(prediction.peak.moment)],
         "paper_model_state_bytes": {place: round(getattr(paper, place)) for place in ("device", "host", "disk")},
         "precision": prediction.engine.precision,
         "micro_batch_size": job.micro_batch_size,
@@ -361,9 +361,9 @@ def text_of_largest(largest: LargestModels) -> str:
     rows = [["strategy", "largest GPT", "billions of parameters"]]
     for name, shape in largest.shapes.items():
         rows.append([name, *((shape.name, f"{shape.num_params / 1e9:.3g}") if shape else ("none", ""))])
-    asked = largest.asked
-    head = f"The largest GPT (width x layers, as GPT-3's are) on {asked.num_gpus} x {asked.box().gpu.name}"
-    return "\n".join([*_with_conditions(head, asked, asked.box(), largest.shapes), "", *_aligned(rows)])
+    request = largest.request
+    head = f"The largest GPT (width x layers, as GPT-3's are) on {request.num_gpus} x {request.box().gpu.name}"
+    return "\n".join([*_with_conditions(head, request, request.box(), largest.shapes), "", *_aligned(rows)])
 
 
 def content_of_largest(largest: LargestModels) -> dict[str, Any]:
@@ -373,11 +373,11 @@ def content_of_largest(largest: LargestModels) -> dict[str, Any]:
          "num_params": shape.num_params if shape else None}
         for name, shape in largest.shapes.items()
     ]  # fmt: skip
-    box = largest.asked.box()
+    box = largest.request.box()
     return {
         "gpu": box.gpu.name,
         "num_gpus": box.num_gpus,
-        "assumed": _assumed_of_memory(largest.asked, box, largest.shapes),
+        "assumed": _assumed_of_memory(largest.request, box, largest.shapes),
         "largest_models": models,
     }
 
@@ -388,12 +388,14 @@ def text_of_fewest(fewest: FewestGpus) -> str:
     for name, fitting in sorted(fewest.fewest.items(), key=lambda item: item[1] or (1 << 30, 0)):
         beyond = "never" if name in fewest.unsharded else f"more than {fewest.most}"
         rows.append([name, str(fitting[0]), gib(fitting[1])] if fitting else [name, beyond, ""])
-    shape, asked = fewest.shape, fewest.asked
-    head = f"The fewest {asked.box(1).gpu.name} for {shape.name} ({_size(shape)}), of powers of two"
+    shape, request = fewest.shape, fewest.request
+    head = f"The fewest {request.box(1).gpu.name} for {shape.name} ({_size(shape)}), of powers of two"
     notes = [f"Note: {note}." for note in fewest.notes]
     never = ["", "never: it does not shard, so that every GPU holds all of the model."]
     foot = never if any(row[1] == "never" for row in rows) else []
-    return "\n".join([*_with_conditions(head, asked, asked.box(1), fewest.fewest), *notes, "", *_aligned(rows), *foot])
+    return "\n".join(
+        [*_with_conditions(head, request, request.box(1), fewest.fewest), *notes, "", *_aligned(rows), *foot]
+    )
 
 
 def content_of_fewest(fewest: FewestGpus) -> dict[str, Any]:
@@ -405,25 +407,25 @@ def content_of_fewest(fewest: FewestGpus) -> dict[str, Any]:
     shape = fewest.shape
     return {
         **_model_content(shape),
-        "gpu": fewest.asked.box(1).gpu.name,
-        "assumed": _assumed_of_memory(fewest.asked, fewest.asked.box(1), fewest.fewest),
+        "gpu": fewest.request.box(1).gpu.name,
+        "assumed": _assumed_of_memory(fewest.request, fewest.request.box(1), fewest.fewest),
         "notes": fewest.notes,
         "fewest_gpus": strategies,
     }
 
 
-def _assumed_of_memory(asked: Asked, box: Box, names: Iterable[str]) -> str:
+def _assumed_of_memory(request: Request, box: Box, names: Iterable[str]) -> str:
     """The same where strategies are asked on several numbers of GPUs, or models."""
-    size, hybrids = asked.shard_group_size, [name for name in names if file.read_by_name(name).mesh]
+    size, hybrids = request.shard_group_size, [name for name in names if file.read_by_name(name).mesh]
     groups = f"{', '.join(hybrids)} with one copy of the states a node, in a single node two" if hybrids else ""
-    return assumed(asked, box, f"groups of {size}" if size else groups)
+    return assumed(request, box, f"groups of {size}" if size else groups)
 
 
-def _with_conditions(head: str, asked: Asked, box: Box, names: Iterable[str]) -> list[str]:
+def _with_conditions(head: str, request: Request, box: Box, names: Iterable[str]) -> list[str]:
     checkpointed = {"none": "", "selective": ", selectively checkpointed"}.get(
-        asked.activation_checkpointing or "full", ", checkpointed"
+        request.activation_checkpointing or "full", ", checkpointed"
     )
     return [
-        f"{head}, one sequence of {asked.sequence_length:,} tokens a GPU{checkpointed}; predicted, not measured.",
-        f"Assumed: {_assumed_of_memory(asked, box, names)}.",
+        f"{head}, one sequence of {request.sequence_length:,} tokens a GPU{checkpointed}; predicted, not measured.",
+        f"Assumed: {_assumed_of_memory(request, box, names)}.",
     ]

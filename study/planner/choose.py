@@ -11,14 +11,14 @@ from typing import NamedTuple
 
 from study import formatting
 from study.errors import Refusal, refusing
-from study.planner.asked import CHECKPOINTED, DEFAULT_LENGTH, Asked, find_model
+from study.planner.request import CHECKPOINTED, DEFAULT_LENGTH, Request, find_model
 from study.strategy import file, in_theory
 from study.strategy.file import Strategy
-from study.theory import intervals, on_box, peaks, shapes
-from study.theory.case import Engine, Job, Numbers
+from study.theory import intervals, peaks, prediction, shapes
+from study.theory.engine import Engine, Job, Numbers
 from study.theory.hardware import Box
-from study.theory.on_box import Prediction
 from study.theory.peaks import Peak
+from study.theory.prediction import Prediction
 from study.theory.shapes import ModelShape
 
 # Strategies this close to the fastest are taken for equally fast: then the simplest is recommended.
@@ -45,7 +45,7 @@ class Option:
     def needed_bytes(self) -> Numbers:
         """Of one GPU: the traced peak, or else the predicted one, and what the allocator adds to either."""
         # One margin: published peaks of tensors are no nearer to traces than to predictions (reports/dry_run).
-        return on_box.needed_bytes(self.prediction.peak.total if self.traced_bytes is None else self.traced_bytes)
+        return prediction.needed_bytes(self.prediction.peak.total if self.traced_bytes is None else self.traced_bytes)
 
     @property
     def free_bytes(self) -> Numbers:
@@ -65,7 +65,7 @@ class Advice:
     """Every strategy on one box, and the one to take."""
 
     shape: ModelShape
-    asked: Asked
+    request: Request
     box: Box
     notes: list[str]
     options: list[Option]
@@ -77,56 +77,56 @@ class Advice:
         return any(option.traced_bytes for option in self.options)
 
 
-Trace = Callable[[ModelShape, Asked, Sequence[Option]], list[Option]]  # the same options, those that can be traced so
+Trace = Callable[[ModelShape, Request, Sequence[Option]], list[Option]]  # the same options, those that can be traced so
 
 
-def advise(model: str, asked: Asked, trace: Trace | None = None) -> Advice:
+def advise(model: str, request: Request, trace: Trace | None = None) -> Advice:
     """Predict every strategy for a model on a box, each at its fastest split of the batch that fits, or as asked."""
-    shape, asked, notes = find_model(model, asked)
-    box = asked.box()
-    asked.batch()  # what is wrong with it is wrong for every strategy
-    _ = asked.chosen_precision
+    shape, request, notes = find_model(model, request)
+    box = request.box()
+    request.batch()  # what is wrong with it is wrong for every strategy
+    _ = request.chosen_precision
     options, left_out = [], dict[str, list[str]]()
-    for chosen in asked.strategies(asked.num_gpus):
+    for chosen in request.strategies(request.num_gpus):
         try:
-            options.append(_option(shape, box, asked, chosen))
+            options.append(_option(shape, box, request, chosen))
         except Refusal as refusal:
-            if asked.strategy is not None:
+            if request.strategy is not None:
                 raise
             left_out.setdefault(str(refusal), []).append(chosen.name)
     notes += [f"left out: {', '.join(names)}: {why}" for why, names in left_out.items()]
     if not options:
         raise Refusal(notes[-1])
     if trace is not None:
-        options = trace(shape, asked, options)
+        options = trace(shape, request, options)
     notes += _short(options)
     recommended, reason = _recommend(options)
-    return Advice(shape, asked, box, notes, options, recommended, reason)
+    return Advice(shape, request, box, notes, options, recommended, reason)
 
 
-def _option(shape: ModelShape, box: Box, asked: Asked, chosen: Strategy) -> Option:
-    sequences, micro, accumulation = asked.batch()
-    engine = engine_for(shape, asked, chosen, box.num_gpus)
+def _option(shape: ModelShape, box: Box, request: Request, chosen: Strategy) -> Option:
+    sequences, micro, accumulation = request.batch()
+    engine = engine_for(shape, request, chosen, box.num_gpus)
     predictions = []
-    asked_for = asked.activation_checkpointing
+    asked_for = request.activation_checkpointing
     with refusing():
         for checkpointed in (False, True) if asked_for is None else (CHECKPOINTED[asked_for],):
-            job = asked.job(micro or 1, accumulation or 1)
+            job = request.job(micro or 1, accumulation or 1)
             job = dataclasses.replace(job, activation_checkpointing=checkpointed)
             if micro is None:
-                predictions.append(on_box.best_split(shape, engine, job, box, sequences))
+                predictions.append(prediction.best_split(shape, engine, job, box, sequences))
             else:
-                predictions.append(on_box.predict(shape, engine, job, box))
+                predictions.append(prediction.predict(shape, engine, job, box))
         # The fastest that fits; where none does, what misses least.
         best = min(predictions, key=lambda p: (not p.fits, p.step.total if p.fits else -p.free_bytes))
         return option_of(shape, chosen, best)
 
 
 def option_of(shape: ModelShape, chosen: Strategy, best: Prediction, traced_bytes: int | None = None) -> Option:
-    largest = on_box.largest_micro_batch(shape, best.engine, best.job, best.box)
+    largest = prediction.largest_micro_batch(shape, best.engine, best.job, best.box)
     computed = best.step.forward + best.step.backward + best.step.recompute
     is_short = bool(computed < SHORTEST * shape.layers * best.job.gradient_accumulation_steps)
-    is_short = is_short and intervals.engine_of(shape, best.engine) != "offload"
+    is_short = is_short and intervals.timing_class(shape, best.engine) != "offload"
     return Option(chosen, best, largest, is_short, traced_bytes)
 
 
@@ -188,7 +188,7 @@ def _complexity(option: Option) -> tuple:
 class LargestModels:
     """The largest GPT that each strategy holds on a box; None: not even the smallest."""
 
-    asked: Asked
+    request: Request
     shapes: dict[str, ModelShape | None]
 
 
@@ -196,7 +196,7 @@ class LargestModels:
 class FewestGpus:
     """The fewest GPUs on which each strategy trains a model, and bytes left of one; None: not on `most` of them."""
 
-    asked: Asked
+    request: Request
     shape: ModelShape
     notes: list[str]
     fewest: dict[str, tuple[int, float] | None]
@@ -210,67 +210,67 @@ def gpt(hidden: int, positions: int) -> ModelShape:
     return shapes.plain(f"GPT {hidden} x {layers}", "gpt2", layers, hidden, hidden // 64, positions, 50257)
 
 
-def largest_models(asked: Asked) -> LargestModels:
+def largest_models(request: Request) -> LargestModels:
     """Find the largest GPT by strategy, with one sequence a GPU, and checkpointed unless that is refused."""
-    length = asked.sequence_length or DEFAULT_LENGTH
-    asked = dataclasses.replace(asked, sequence_length=length)
-    box, job = asked.box(), _smallest_job(asked, "--model")
+    length = request.sequence_length or DEFAULT_LENGTH
+    request = dataclasses.replace(request, sequence_length=length)
+    box, job = request.box(), _smallest_job(request, "--model")
     family = [gpt(hidden, max(2048, length)) for hidden in range(256, LARGEST_HIDDEN + 1, 256)]
     largest = {}
-    for chosen in asked.strategies(asked.num_gpus):
+    for chosen in request.strategies(request.num_gpus):
 
         def is_too_large(shape: ModelShape, chosen: Strategy = chosen) -> bool:
-            return not on_box.fits(_peak(shape, asked, chosen, job, box), box)
+            return not prediction.fits(_peak(shape, request, chosen, job, box), box)
 
         fitting = bisect.bisect_left(family, True, key=is_too_large)
         largest[chosen.name] = family[fitting - 1] if fitting else None
-    return LargestModels(asked, largest)
+    return LargestModels(request, largest)
 
 
-def fewest_gpus(model: str, asked: Asked) -> FewestGpus:
+def fewest_gpus(model: str, request: Request) -> FewestGpus:
     """Find the fewest GPUs, a power of two, by strategy, with one sequence a GPU and checkpointed unless refused."""
-    shape, asked, notes = find_model(model, asked)
-    job = _smallest_job(asked, "--gpus")
-    counts = [count for count in GPU_COUNTS if asked.could_run(count)]
+    shape, request, notes = find_model(model, request)
+    job = _smallest_job(request, "--gpus")
+    counts = [count for count in GPU_COUNTS if request.could_run(count)]
     if not counts:
-        raise Refusal(f"--strategy {asked.strategy}: runs on no power of two up to {GPU_COUNTS[-1]}; add --gpus")
+        raise Refusal(f"--strategy {request.strategy}: runs on no power of two up to {GPU_COUNTS[-1]}; add --gpus")
     fewest: dict[str, tuple[int, float] | None] = {}
     for num_gpus in counts:
-        for chosen in asked.strategies(num_gpus):
+        for chosen in request.strategies(num_gpus):
             if fewest.get(chosen.name) is None:
-                box = asked.box(num_gpus)
-                peak = _peak(shape, asked, chosen, job, box)
+                box = request.box(num_gpus)
+                peak = _peak(shape, request, chosen, job, box)
                 fewest[chosen.name] = (
-                    (num_gpus, float(on_box.free_bytes(peak, box))) if on_box.fits(peak, box) else None
+                    (num_gpus, float(prediction.free_bytes(peak, box))) if prediction.fits(peak, box) else None
                 )
     unsharded = frozenset(
-        name for name in fewest if not engine_for(shape, asked, file.read_by_name(name), counts[-1]).zero_stage
+        name for name in fewest if not engine_for(shape, request, file.read_by_name(name), counts[-1]).zero_stage
     )
-    return FewestGpus(asked, shape, notes, fewest, unsharded, counts[-1])
+    return FewestGpus(request, shape, notes, fewest, unsharded, counts[-1])
 
 
-def _smallest_job(asked: Asked, missing: str) -> Job:
+def _smallest_job(request: Request, missing: str) -> Job:
     """One sequence a GPU; a batch would be ignored, and is refused."""
     for name in ("global_batch_size", "micro_batch_size", "gradient_accumulation_steps"):
-        if getattr(asked, name) is not None:
+        if getattr(request, name) is not None:
             flag = f"--{name.replace('_', '-')}"
             raise Refusal(f"{flag} goes with both --model and --gpus; add {missing}, or leave {flag} out")
-    return dataclasses.replace(asked, activation_checkpointing=asked.activation_checkpointing or "full").job()
+    return dataclasses.replace(request, activation_checkpointing=request.activation_checkpointing or "full").job()
 
 
-def _peak(shape: ModelShape, asked: Asked, chosen: Strategy, job: Job, box: Box) -> Peak:
-    return peaks.peak(shape, engine_for(shape, asked, chosen, box.num_gpus), job)
+def _peak(shape: ModelShape, request: Request, chosen: Strategy, job: Job, box: Box) -> Peak:
+    return peaks.peak(shape, engine_for(shape, request, chosen, box.num_gpus), job)
 
 
-def engine_for(shape: ModelShape, asked: Asked, chosen: Strategy, num_gpus: int) -> Engine:
-    engine = in_theory.advised_engine(chosen, shape.hidden, num_gpus, asked.chosen_precision)
-    if asked.strategy is not None and engine.kind == "deepspeed" and asked.optimizer_kernel != "fused":
-        raise Refusal(f"--optimizer-kernel {asked.optimizer_kernel}: {chosen.name} has DeepSpeed's own; leave it out")
+def engine_for(shape: ModelShape, request: Request, chosen: Strategy, num_gpus: int) -> Engine:
+    engine = in_theory.advised_engine(chosen, shape.hidden, num_gpus, request.chosen_precision)
+    if request.strategy is not None and engine.kind == "deepspeed" and request.optimizer_kernel != "fused":
+        raise Refusal(f"--optimizer-kernel {request.optimizer_kernel}: {chosen.name} has DeepSpeed's own; leave it out")
     return dataclasses.replace(
         engine,
-        optimizer=asked.optimizer,
-        optimizer_kernel=asked.optimizer_kernel,
-        replicas=asked.replicas(chosen, num_gpus),
+        optimizer=request.optimizer,
+        optimizer_kernel=request.optimizer_kernel,
+        replicas=request.replicas(chosen, num_gpus),
     )
 
 
@@ -286,20 +286,22 @@ class Choice(NamedTuple):
 
 def choices(advice: Advice) -> list[Choice]:
     """Predict every strategy at every split of the batch, with and without activation checkpointing, or as asked."""
-    shape, asked = advice.shape, advice.asked
-    return [Choice(each.strategy.name, one) for each in advice.options for one in splits(shape, asked, each.prediction)]
+    shape, request = advice.shape, advice.request
+    return [
+        Choice(each.strategy.name, one) for each in advice.options for one in splits(shape, request, each.prediction)
+    ]
 
 
-def splits(shape: ModelShape, asked: Asked, one: Prediction) -> Iterator[Prediction]:
+def splits(shape: ModelShape, request: Request, one: Prediction) -> Iterator[Prediction]:
     """Yield the same at every split of the batch, with and without activation checkpointing, or as asked."""
-    sequences, micro, _ = asked.batch()
-    asked_for = asked.activation_checkpointing
+    sequences, micro, _ = request.batch()
+    asked_for = request.activation_checkpointing
     for checkpointed in (False, True) if asked_for is None else (CHECKPOINTED[asked_for],):
-        for size, accumulation in on_box.splits(sequences):
+        for size, accumulation in prediction.splits(sequences):
             if micro in (None, size):
                 job = dataclasses.replace(one.job, micro_batch_size=size, gradient_accumulation_steps=accumulation)
                 job = dataclasses.replace(job, activation_checkpointing=checkpointed)
-                yield on_box.predict(shape, one.engine, job, one.box)
+                yield prediction.predict(shape, one.engine, job, one.box)
 
 
 def pareto(choices: list[Choice]) -> list[Choice]:

@@ -23,7 +23,7 @@ from study.planner import fake_tensors, trainable
 from study.planner.fake_tensors import one_document_a_sequence
 from study.planner.trace import Traced, check_traceable
 from study.planner.trainable import Trainable
-from study.theory.case import Engine, Job
+from study.theory.engine import Engine, Job
 from study.theory.shapes import ModelShape
 
 MOST_RANKS = 1 << 14  # in a world: engines keep lists of all of them, and stage 3 then takes 40 s

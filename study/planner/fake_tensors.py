@@ -30,7 +30,7 @@ from transformers import masking_utils
 
 from study.engines.dry_run.pretend import done
 from study.planner.trace import Moment, Part, Traced, check_traceable
-from study.theory.case import Engine, Job
+from study.theory.engine import Engine, Job
 from study.theory.residual import is_eager
 from study.theory.shapes import ModelShape
 from study.theory.shapes.config_json import MODEL_TYPES

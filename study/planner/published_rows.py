@@ -13,7 +13,7 @@ import numpy as np
 
 from study.errors import Refusal
 from study.files import ROOT
-from study.theory import measured_by_others, on_box, peaks
+from study.theory import measured_by_others, peaks, prediction
 from study.theory.measured_by_others import MeasuredCase, MeasuredRow
 
 VALIDATION = ROOT / "reports" / "predicted" / "validation" / "published_throughput.json"
@@ -97,12 +97,12 @@ def _source(case: MeasuredCase) -> str:
 
 def _shown(case: MeasuredCase, reserve: float) -> float:
     peak = peaks.peak(case.shape, case.engine, case.job)
-    return on_box.shown_bytes(peak, case.box, case.quantity == "used_bytes", reserve)
+    return prediction.shown_bytes(peak, case.box, case.quantity == "used_bytes", reserve)
 
 
 @cache
 def fitted_reserve(without: str = "") -> float:
-    """`on_box.RESERVED`, as rows of grades A and B say but those of one source: each source counts alike."""
+    """`prediction.RESERVED`, as rows of grades A and B say but those of one source: each source counts alike."""
     cases = [case for case in amounts() if case.quantity in SHOWN and case.grade != "C" and _source(case) != without]
     errors = np.array([[abs(np.log(_shown(case, reserve) / case.published)) for reserve in RESERVES] for case in cases])
     sources = [_source(case) for case in cases]
@@ -113,7 +113,7 @@ def fitted_reserve(without: str = "") -> float:
 def without_its_source(case: MeasuredCase) -> float:
     """What is predicted of a row by a fit to the rows of other sources; nothing is fitted to other quantities."""
     if case.quantity not in SHOWN:
-        return float(on_box.predicted_memory(case))
+        return float(prediction.predicted_memory(case))
     return _shown(case, fitted_reserve(_source(case)))
 
 
@@ -138,7 +138,7 @@ def amounts() -> list[MeasuredCase]:
     found: dict[Any, MeasuredCase] = {}
     for case in measured_by_others.cases("memory"):
         if case.quantity != "fits":
-            alike = case.family, case.quantity, case.published, float(on_box.predicted_memory(case))
+            alike = case.family, case.quantity, case.published, float(prediction.predicted_memory(case))
             found.setdefault(alike, case)
     return list(found.values())
 
@@ -146,7 +146,7 @@ def amounts() -> list[MeasuredCase]:
 def activations_decide(case: MeasuredCase) -> bool:
     """Whether theory's peak is in forward or backward: in the optimizer's step states decide."""
     moment = int(peaks.peak(case.shape, case.engine, case.job).moment)
-    return peaks.MOMENTS[moment] != "optimizer step"
+    return peaks.PEAK_MOMENTS[moment] != "optimizer step"
 
 
 def memory() -> list[dict[str, Any]]:
@@ -187,6 +187,6 @@ def fits_verdicts() -> list[Verdict]:
     """Hold what is predicted to fit against every configuration of published.yaml: it trained, or ran out of memory."""
     found: dict[Any, Verdict] = {}
     for case in (*measured_by_others.cases("times"), *measured_by_others.cases("memory")):
-        predicted = bool(on_box.fits(peaks.peak(case.shape, case.engine, case.job), case.box))
+        predicted = bool(prediction.fits(peaks.peak(case.shape, case.engine, case.job), case.box))
         found.setdefault((case.shape, case.engine, case.job, case.box), Verdict(case, predicted))
     return list(found.values())

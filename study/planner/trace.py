@@ -10,11 +10,10 @@ from typing import Literal
 from study.errors import Refusal, RunFailed
 from study.formatting import gib
 from study.planner.advice_text import LINE, MARKS
-from study.planner.asked import Asked
 from study.planner.choose import Option, option_of, splits
-from study.theory.case import Engine, Job
-from study.theory.peaks import MOMENTS, Peak
-from study.theory.peaks import Part as PredictedPart
+from study.planner.request import Request
+from study.theory.engine import Engine, Job
+from study.theory.peaks import PEAK_MOMENTS, Peak, PeakPart
 from study.theory.shapes import ModelShape
 
 Part = Literal[  # parameters with what is gathered of them; buffers of a module's own
@@ -23,7 +22,7 @@ Part = Literal[  # parameters with what is gathered of them; buffers of a module
 ]  # fmt: skip
 Moment = Literal["forward and backward", "optimizer step"]
 # What both name, with the traced and the predicted parts that are in it: logits are activations to a tracker.
-GROUPS: dict[str, tuple[tuple[Part, ...], tuple[PredictedPart, ...]]] = {
+GROUPS: dict[str, tuple[tuple[Part, ...], tuple[PeakPart, ...]]] = {
     "parameters": (("parameters", "buffers"), ("parameters", "gathered_parameters")),
     "gradients and their buckets": (("gradients", "communication_buffers"),) * 2,
     "optimizer states": (("optimizer_states",),) * 2,
@@ -82,7 +81,7 @@ Predicted: what is expected of the same modules (--kernels transformers). Tensor
 """
 
 
-def trace_options(tracer: Tracer, shape: ModelShape, asked: Asked, options: Sequence[Option]) -> list[Option]:
+def trace_options(tracer: Tracer, shape: ModelShape, asked: Request, options: Sequence[Option]) -> list[Option]:
     """Trace what can be; print a line for each trace, and which cannot be and why."""
     print(HEAD)
     found = {option.strategy.name: option for option in options}
@@ -100,7 +99,7 @@ def trace_options(tracer: Tracer, shape: ModelShape, asked: Asked, options: Sequ
     return list(found.values())
 
 
-def _trace(tracer: Tracer, shape: ModelShape, asked: Asked, option: Option) -> Option:
+def _trace(tracer: Tracer, shape: ModelShape, asked: Request, option: Option) -> Option:
     """Trace an option's split; while one does not fit, the fastest that does if it is as far off as that one was."""
     chosen, others = option.prediction, list(splits(shape, asked, option.prediction))
     while True:
@@ -131,7 +130,7 @@ def _line(option: Option, traced: Traced) -> str:
 def _parts(traced: Traced, predicted: Peak, engine: Engine) -> str:
     """Name the groups of parts that differ, the largest difference first; all of them add up to the residual."""
     foreseen = dict(predicted.parts)
-    if engine.kind == "fsdp" and MOMENTS[int(predicted.moment)] == "end of backward":
+    if engine.kind == "fsdp" and PEAK_MOMENTS[int(predicted.moment)] == "end of backward":
         # What a unit's gradients are flattened into is temporary then, and in every other moment a buffer.
         foreseen["gradients"] += foreseen["temporary_buffers"]
         foreseen["temporary_buffers"] = 0.0

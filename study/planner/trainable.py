@@ -18,9 +18,9 @@ from transformers.models.auto import modeling_auto
 
 from study.errors import Refusal
 from study.planner import fake_tensors
-from study.planner.asked import DEFAULT_LENGTH, Asked, find_model
+from study.planner.request import DEFAULT_LENGTH, Request, find_model
 from study.theory import shapes
-from study.theory.case import Job
+from study.theory.engine import Job
 from study.theory.shapes import ModelShape
 
 GPU = "a100-80gb"  # of the question that finds a model; nothing here depends on it
@@ -55,12 +55,12 @@ def find(name: str, sequence_length: int | None) -> Trainable:
     Raises Refusal for one that transformers does not build either.
     """
     try:
-        shape, asked, notes = find_model(name, Asked(GPU, sequence_length=sequence_length))
+        shape, request, notes = find_model(name, Request(GPU, sequence_length=sequence_length))
     except Refusal as not_counted:
         if (found := _class_and_config(name)) is None:
             raise not_counted from None
         return _of_class(*found, name, sequence_length)
-    return of_shape(shape, asked.sequence_length or 1, tuple(notes))
+    return of_shape(shape, request.sequence_length or 1, tuple(notes))
 
 
 def of_shape(shape: ModelShape, sequence_length: int, notes: tuple[str, ...] = ()) -> Trainable:

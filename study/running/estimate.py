@@ -11,7 +11,7 @@ from study.config import RunConfig
 from study.records.schema import Outcome, Record
 from study.run import Run
 from study.strategy import file, in_theory
-from study.theory import hardware, model_states, on_box, peaks
+from study.theory import hardware, model_states, peaks, prediction
 from study.theory.hardware import Gpu
 
 # What a run costs beside its steps where no earlier run tells, and how fast its steps are: guesses, said to be such.
@@ -164,7 +164,7 @@ def _step_seconds(run: Run, gpu: Gpu) -> float:
     """What theory predicts of a step on such GPUs. Raises ValueError where it cannot."""
     shape, engine = in_theory.of_run(run.config, run.strategy, run.world_size)
     job = in_theory.job_of(run.config, run.world_size, "gpu")
-    return float(on_box.predict(shape, engine, job, hardware.typical_box(gpu, run.world_size)).step.total)
+    return float(prediction.predict(shape, engine, job, hardware.typical_box(gpu, run.world_size)).step.total)
 
 
 def duration(seconds: float) -> str:

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from study.engines import this_machine
 from study.errors import Refusal
+from study.formatting import GIB
 from study.run import Run
 
-GIB = 1 << 30
 THRESHOLD = 128 * 1024  # bytes: glibc's own at the start, which it raises up to 32 MiB as blocks are freed
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 _LIMITS = {"memory.max": "control group, version 2", "memory.limit_in_bytes": "control group, version 1"}

@@ -220,7 +220,7 @@ def _check_same(run: Run, record: Record, path: Path) -> None:
 
 def _differing_strategy(now: dict[str, Any], then: dict[str, Any]) -> str | None:
     """Name what two strategies' files have otherwise, of that which says how a run is distributed."""
-    ours, theirs = shipped.meaning(now), shipped.meaning(then)
+    ours, theirs = shipped.normalized_settings(now), shipped.normalized_settings(then)
     return next((key for key in sorted(ours | theirs) if ours.get(key) != theirs.get(key)), None)
 
 

@@ -13,8 +13,8 @@ from study.records.schema import SCHEMA_VERSION, Facts
 from study.running import studies
 from study.strategy import file, in_theory
 from study.strategy.file import Strategy
-from study.theory import hardware, on_box, peaks
-from study.theory.case import Numbers
+from study.theory import hardware, peaks, prediction
+from study.theory.engine import Numbers
 from study.theory.hardware import Gpu
 
 # What the project ships: GPU and how many, and the studies that ask for GPUs.
@@ -143,26 +143,26 @@ def _expected(config: RunConfig, chosen: Strategy, world_size: int, gpu: Gpu) ->
     _check(config, chosen)
     shape, engine = in_theory.of_run(config, chosen, world_size)
     job = in_theory.job_of(config, world_size, "gpu")
-    prediction = on_box.predict(shape, engine, job, hardware.typical_box(gpu, world_size))
+    predicted = prediction.predict(shape, engine, job, hardware.typical_box(gpu, world_size))
     return {
         "micro_batch_size": job.micro_batch_size,
         "gradient_accumulation_steps": job.gradient_accumulation_steps,
         "num_params": shape.num_params,
-        "fits": bool(prediction.fits),
-        "lacking": prediction.lacking,
-        "peak_bytes_per_gpu": _whole(prediction.peak.total),
-        "parts": {part: _whole(size) for part, size in prediction.peak.parts.items() if size},
-        "moment": peaks.MOMENTS[int(prediction.peak.moment)],
-        "usable_bytes": _whole(prediction.usable_bytes),
-        "free_bytes": _whole(prediction.free_bytes),
-        "host_bytes": _whole(prediction.peak.host_bytes),
-        "disk_bytes": _whole(prediction.peak.disk_bytes),
-        "seconds_per_step": _rounded(prediction.step.total),
-        "seconds_low": _rounded(prediction.step.low),
-        "seconds_high": _rounded(prediction.step.high),
-        "tokens_per_second_per_gpu": _rounded(prediction.tokens_per_second_per_gpu),
-        "mfu": _rounded(prediction.mfu),
-        "collective_bytes": _whole(prediction.communicated_bytes),
+        "fits": bool(predicted.fits),
+        "lacking": predicted.lacking,
+        "peak_bytes_per_gpu": _whole(predicted.peak.total),
+        "parts": {part: _whole(size) for part, size in predicted.peak.parts.items() if size},
+        "moment": peaks.PEAK_MOMENTS[int(predicted.peak.moment)],
+        "usable_bytes": _whole(predicted.usable_bytes),
+        "free_bytes": _whole(predicted.free_bytes),
+        "host_bytes": _whole(predicted.peak.host_bytes),
+        "disk_bytes": _whole(predicted.peak.disk_bytes),
+        "seconds_per_step": _rounded(predicted.step.total),
+        "seconds_low": _rounded(predicted.step.low),
+        "seconds_high": _rounded(predicted.step.high),
+        "tokens_per_second_per_gpu": _rounded(predicted.tokens_per_second_per_gpu),
+        "mfu": _rounded(predicted.mfu),
+        "collective_bytes": _whole(predicted.communicated_bytes),
     }
 
 

@@ -11,7 +11,7 @@ from study.errors import Refusal
 from study.models import BUNDLED_VOCABULARY, SIZES, VOCABULARY, suited_buckets, swap_buffer_size
 from study.strategy.file import Strategy
 from study.theory import shapes
-from study.theory.case import Engine, Job, Precision, parameter_bytes
+from study.theory.engine import Engine, Job, PrecisionClass, parameter_bytes
 from study.theory.model_states import is_bf16_optimizer
 from study.theory.shapes import ModelShape
 
@@ -22,18 +22,18 @@ _ZERO = known_keys.engine_schema("deepspeed", "strict")["zero_optimization"]
 DEEPSPEED_DEFAULTS: dict[str, int] = {name: _ZERO[name]["default"] for name in _SILENT}
 
 
-_AUTOCAST: dict[Precision, Precision] = {"bf16": "bf16-autocast", "fp16": "fp16-autocast"}
+_AUTOCAST: dict[PrecisionClass, PrecisionClass] = {"bf16": "bf16-autocast", "fp16": "fp16-autocast"}
 
 
-def precision_class(chosen: Strategy, asked: Precision) -> Precision:
+def precision_class(chosen: Strategy, asked: PrecisionClass) -> PrecisionClass:
     """The class in which a strategy trains in 16 bits: fp32 masters of what is computed in 16 bits have DeepSpeed's
     stages 1 to 3, and FSDP2; the others compute under autocast."""
     has_masters = chosen.zero_stage or chosen.distributed_type == "FSDP"
     return asked if has_masters else _AUTOCAST.get(asked, asked)
 
 
-def engine_of(
-    chosen: Strategy, hidden: int, world_size: int, precision: Precision, accumulation_dtype: str = "fp32"
+def engine_of_strategy(
+    chosen: Strategy, hidden: int, world_size: int, precision: PrecisionClass, accumulation_dtype: str = "fp32"
 ) -> Engine:
     """Describe the engine that a file configures for a model of this hidden size."""
     size = parameter_bytes(precision)
@@ -84,14 +84,14 @@ def engine_of(
     return engine if has_bucket else dataclasses.replace(engine, reduce_bucket_size=0)
 
 
-def advised_engine(chosen: Strategy, hidden: int, world_size: int, asked: Precision) -> Engine:
+def advised_engine(chosen: Strategy, hidden: int, world_size: int, asked: PrecisionClass) -> Engine:
     """Describe the engine in the class in which its strategy trains, where a precision is asked of all strategies.
 
     Raises Refusal for fp8 of another engine than FSDP2, of which nothing is known.
     """
     if asked == "fp8" and chosen.distributed_type != "FSDP":
         raise Refusal("fp8 is predicted under FSDP2 only; take another precision or strategy")
-    return engine_of(chosen, hidden, world_size, precision_class(chosen, asked))
+    return engine_of_strategy(chosen, hidden, world_size, precision_class(chosen, asked))
 
 
 def shape_of(config: RunConfig) -> ModelShape:
@@ -109,7 +109,7 @@ def of_run(config: RunConfig, chosen: Strategy, world_size: int) -> tuple[ModelS
     """The model that a run trains, and its engine. fp64, which theory does not know, is taken for fp32."""
     shape = shape_of(config)
     precision = "fp32" if config.precision == "fp64" else config.precision
-    return shape, engine_of(chosen, shape.hidden, world_size, precision, config.accumulation_dtype)
+    return shape, engine_of_strategy(chosen, shape.hidden, world_size, precision, config.accumulation_dtype)
 
 
 def job_of(config: RunConfig, world_size: int, device: Literal["cpu", "gpu"]) -> Job:

@@ -19,7 +19,7 @@ _NOT_OF_IT = {
 _AS_LEFT_OUT = (None, "none", False, "auto")
 
 
-def meaning(written: Mapping[str, Any]) -> dict[str, Any]:
+def normalized_settings(written: Mapping[str, Any]) -> dict[str, Any]:
     """What of an accelerate file and its JSON, as a record keeps both, says how a run is distributed."""
     content = written.get("yaml")
     content = content if isinstance(content, dict) else {}
@@ -32,7 +32,9 @@ def meaning(written: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def digest(written: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(meaning(written), sort_keys=True, default=str).encode()).hexdigest()[:16]
+    return hashlib.sha256(json.dumps(normalized_settings(written), sort_keys=True, default=str).encode()).hexdigest()[
+        :16
+    ]
 
 
 def name_of(name: str, written: Mapping[str, Any]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from study.theory.case import Numbers
+from study.theory.engine import Numbers
 from study.theory.shapes import GATED, ModelShape
 
 
@@ -39,11 +39,11 @@ def block_products(shape: ModelShape) -> list[Product]:
 
 def _expert_products(shape: ModelShape) -> list[Product]:
     """List the products of the router, and of the experts that a token is sent to."""
-    each, experts = shape.experts_per_token, shape.experts
+    per_token, experts = shape.experts_per_token, shape.experts
     return [
         Product(1, shape.hidden, experts),
-        Product(each, shape.hidden, 2 * shape.feed_forward, experts),
-        Product(each, shape.feed_forward, shape.hidden, experts),
+        Product(per_token, shape.hidden, 2 * shape.feed_forward, experts),
+        Product(per_token, shape.feed_forward, shape.hidden, experts),
     ]
 
 

@@ -157,11 +157,11 @@ def find_gpu(text: str) -> Gpu:
     names = dict(GPUS)
     names |= {_spelled(gpu.torch_name): gpu for gpu in GPUS.values()}
     names |= {alias: GPUS[name] for alias, name in _ALIASES.items()}
-    wanted = _spelled(text).removeprefix("nvidia-").removeprefix("tesla-")
-    if wanted in names:
-        return names[wanted]
-    near = [name for name in GPUS if wanted and name.startswith(wanted)]  # a100: which of them?
-    near = near or list(dict.fromkeys(names[name].name for name in difflib.get_close_matches(wanted, names, n=3)))
+    spelling = _spelled(text).removeprefix("nvidia-").removeprefix("tesla-")
+    if spelling in names:
+        return names[spelling]
+    near = [name for name in GPUS if spelling and name.startswith(spelling)]  # a100: which of them?
+    near = near or list(dict.fromkeys(names[name].name for name in difflib.get_close_matches(spelling, names, n=3)))
     hint = f"near are {', '.join(near)}" if near else f"known are {', '.join(GPUS)}"
     raise ValueError(f"unknown GPU {text!r}: {hint}; give one of these")
 
@@ -196,10 +196,10 @@ def peak_flops_per_second(gpu: Gpu, precision: str, tf32: bool | None) -> float 
 
 def product_flops_per_second(gpu: Gpu, precision: str) -> float:
     """The peak in which a run of this precision class multiplies, fp32 without TF32; raises ValueError for none."""
-    found = peak_flops_per_second(gpu, precision, tf32=False)
-    if found is None:
+    peak = peak_flops_per_second(gpu, precision, tf32=False)
+    if peak is None:
         raise ValueError(f"{precision}: {gpu.name} has no unit for it; it has {', '.join(gpu.peak_flops_per_second)}")
-    return found
+    return peak
 
 
 # What NCCL takes outside torch's allocator once a process has joined others: such a message of an H200 under Megatron
@@ -266,7 +266,7 @@ class _Node:
         """The box of so many GPUs; fewer than a node's have their share of its host, as clouds cut them."""
         share = min(1.0, num_gpus / self.gpus)
         gib, cores, gigabytes_per_second = self.host
-        num_drives, terabytes, (read, write) = self.drives or (0, 0, (0, 0))
+        num_drives, terabytes, (read_rate, write_rate) = self.drives or (0, 0, (0, 0))
         return Box(
             gpu=GPUS[self.gpu],
             num_gpus=num_gpus,
@@ -276,8 +276,8 @@ class _Node:
             host_memory_bandwidth=share * (gigabytes_per_second * 1e9),
             host_cores=max(1, int(share * cores)),
             disk_bytes=int(share * round(num_drives * terabytes * 1e12)),
-            disk_read_bandwidth=share * (num_drives * read),
-            disk_write_bandwidth=share * (num_drives * write),
+            disk_read_bandwidth=share * (num_drives * read_rate),
+            disk_write_bandwidth=share * (num_drives * write_rate),
             source=self.source if share == 1.0 else f"{num_gpus} of {self.gpus} parts of {self.source}",
         )
 

@@ -9,14 +9,15 @@ from __future__ import annotations
 import statistics
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, get_args
 
-from study.theory.case import Engine, Optimizer, parameter_bytes
+from study.theory.engine import Engine, Optimizer, parameter_bytes
 from study.theory.shapes import ParameterSizes
 
-Moment = Literal["stepping", "resting"]  # as the optimizer is about to step; between two steps
-Part = Literal["parameters", "gradients", "optimizer_states", "communication_buffers"]
-PARTS: tuple[Part, ...] = ("parameters", "gradients", "optimizer_states", "communication_buffers")
+StepPhase = Literal["stepping", "resting"]  # as the optimizer is about to step; between two steps
+STEP_PHASES: tuple[StepPhase, ...] = get_args(StepPhase)
+StatePart = Literal["parameters", "gradients", "optimizer_states", "communication_buffers"]
+STATE_PARTS: tuple[StatePart, ...] = get_args(StatePart)
 
 MASTER_BYTES = 4  # DeepSpeed's masters and Adam's moments are fp32 in every precision of the study
 MOMENTS_BYTES = 8
@@ -74,7 +75,7 @@ REASONS: dict[str, str] = {
 
 
 @dataclass(frozen=True)
-class Parts:
+class StateBytes:
     """Bytes of one rank by part, or bytes per parameter."""
 
     parameters: float
@@ -91,12 +92,12 @@ class Parts:
 class Difference:
     """What the engine holds beyond the paper's formula, or less than it."""
 
-    part: Part
+    part: StatePart
     reason: str  # a key of REASONS
     num_bytes: float
 
 
-def paper_bytes_per_parameter(zero_stage: int, world_size: int, precision: str) -> Parts:
+def paper_bytes_per_parameter(zero_stage: int, world_size: int, precision: str) -> StateBytes:
     """Predict one rank's model states with Adam (arXiv:1910.02054, sec. 3.1 and 5), in bytes per parameter.
 
     16-bit parameters: 2 + 2 + K with K = 12. fp32 parameters, autocast included: 4 + 4 + 8, the same arithmetic without
@@ -109,7 +110,7 @@ def paper_bytes_per_parameter(zero_stage: int, world_size: int, precision: str) 
         raise ValueError(f"world_size {world_size}: must be at least 1")
     size = parameter_bytes(precision)
     optimizer_states = _optimizer_bytes(precision)
-    return Parts(
+    return StateBytes(
         parameters=size / world_size if zero_stage == 3 else size,
         gradients=size / world_size if zero_stage >= 2 else size,
         optimizer_states=optimizer_states / world_size if zero_stage >= 1 else optimizer_states,
@@ -123,11 +124,15 @@ def _optimizer_bytes(precision: str) -> int:
     return MOMENTS_BYTES + (MASTER_BYTES if parameter_bytes(precision) == 2 else 0)
 
 
-def paper_bytes(engine: Engine, num_params: int, moment: Moment) -> Parts:
+def paper_bytes(engine: Engine, num_params: int, phase: StepPhase) -> StateBytes:
     """Predict one rank's bytes by the paper. Between steps its gradients count as released."""
-    each = paper_bytes_per_parameter(engine.zero_stage, engine.num_shards, engine.precision)
-    gradients = each.gradients if moment == "stepping" else 0.0
-    return Parts(each.parameters * num_params, gradients * num_params, each.optimizer_states * num_params)
+    per_parameter = paper_bytes_per_parameter(engine.zero_stage, engine.num_shards, engine.precision)
+    gradients = per_parameter.gradients if phase == "stepping" else 0.0
+    return StateBytes(
+        parameters=per_parameter.parameters * num_params,
+        gradients=gradients * num_params,
+        optimizer_states=per_parameter.optimizer_states * num_params,
+    )
 
 
 @dataclass(frozen=True)
@@ -145,37 +150,38 @@ def paper_bytes_by_place(engine: Engine, num_params: int) -> Places:
     Offload of the optimizer moves Adam's states, masters and fp32 gradients (arXiv:2101.06840, sec. 4), that of
     parameters the parameters (arXiv:2104.07857, sec. 5); to the host, or to a disk, which leaves nothing in memory.
     """
-    each = paper_bytes_per_parameter(engine.zero_stage, engine.num_shards, engine.precision)
+    per_parameter = paper_bytes_per_parameter(engine.zero_stage, engine.num_shards, engine.precision)
     places = {"none": 0.0, "cpu": 0.0, "nvme": 0.0}
-    places[engine.offload_param] += each.parameters
-    places[engine.offload_optimizer] += each.optimizer_states
-    offloaded = engine.offload_optimizer != "none"
-    places[engine.offload_optimizer] += master_bytes(engine) / engine.num_shards if offloaded else each.gradients
+    places[engine.offload_param] += per_parameter.parameters
+    places[engine.offload_optimizer] += per_parameter.optimizer_states
+    is_offloaded = engine.offload_optimizer != "none"
+    masters = master_bytes(engine) / engine.num_shards
+    places[engine.offload_optimizer] += masters if is_offloaded else per_parameter.gradients
     return Places(*(value * num_params for value in places.values()))
 
 
 def engine_differences(
-    engine: Engine, sizes: ParameterSizes, rank: int, moment: Moment, accumulates: bool = False
+    engine: Engine, sizes: ParameterSizes, rank: int, phase: StepPhase, accumulates: bool = False
 ) -> list[Difference]:
     """List what makes the engine's bytes of one rank differ from `paper_bytes`; their sum is the prediction.
 
     `accumulates`: a step has more than one micro step.
     """
     if engine.zero_stage == 0:
-        differences = _unsharded(engine, sizes, moment)
+        differences = _unsharded(engine, sizes, phase)
     else:
         stage = _stage_3 if engine.zero_stage == 3 else _stages_1_and_2
         find = _fsdp if engine.kind == "fsdp" else stage
-        differences = find(engine, sizes, rank, moment)
+        differences = find(engine, sizes, rank, phase)
     differences.append(Difference("optimizer_states", "optimizer", _beyond_adam(engine, sizes)))
     if accumulates:
-        kept = accumulated_on_host(engine, sizes, rank)
-        differences.append(Difference("gradients", "offload-accumulated", kept))
+        accumulated = accumulated_on_host(engine, sizes, rank)
+        differences.append(Difference("gradients", "offload-accumulated", accumulated))
     return [difference for difference in differences if difference.num_bytes]
 
 
-def _unsharded(engine: Engine, sizes: ParameterSizes, moment: Moment) -> list[Difference]:
-    if engine.kind != "ddp" or (engine.gradient_as_bucket_view and moment == "stepping"):
+def _unsharded(engine: Engine, sizes: ParameterSizes, phase: StepPhase) -> list[Difference]:
+    if engine.kind != "ddp" or (engine.gradient_as_bucket_view and phase == "stepping"):
         return []
     reason = "ddp-buckets-stay" if engine.gradient_as_bucket_view else "ddp-buckets"
     return [Difference("communication_buffers", reason, parameter_bytes(engine.precision) * sizes.num_params)]
@@ -252,7 +258,7 @@ def is_bf16_optimizer(engine: Engine) -> bool:
     return engine.zero_stage == 1 and in_fp32 and engine.offload_optimizer == "none"
 
 
-def _stages_1_and_2(engine: Engine, sizes: ParameterSizes, rank: int, moment: Moment) -> list[Difference]:
+def _stages_1_and_2(engine: Engine, sizes: ParameterSizes, rank: int, phase: StepPhase) -> list[Difference]:
     first, second = (_share(group, engine.num_shards, rank % engine.num_shards) for group in sizes.groups)
     owned = first.elements + second.elements
     fair = sizes.num_params / engine.num_shards
@@ -266,15 +272,15 @@ def _stages_1_and_2(engine: Engine, sizes: ParameterSizes, rank: int, moment: Mo
         differences.append(Difference("optimizer_states", "master-copy", size * owned))
     if is_bf16_optimizer(engine):
         return [*differences, Difference("gradients", "bf16-optimizer", accumulated * owned * engine.num_shards)]
-    if moment == "resting":
+    if phase == "resting":
         if engine.offload_optimizer != "none":  # initialize_optimizer_states
             differences.append(Difference("gradients", "offload-gradients-stay", master_bytes(engine) * owned))
         return differences
 
     paper_gradients = size * (sizes.num_params if engine.zero_stage == 1 else fair)
-    kept = size * owned
+    partition = size * owned
     name = "stage1-partition" if engine.zero_stage == 1 else "padding"
-    differences.append(Difference("gradients", name, kept - paper_gradients))
+    differences.append(Difference("gradients", name, partition - paper_gradients))
     own_fp32_buffer = _has_own_fp32_buffer(engine)
     if engine.offload_optimizer != "none":
         differences.append(Difference("gradients", "fp32-gradients", (master_bytes(engine) - size) * owned))
@@ -295,86 +301,128 @@ def _stages_1_and_2(engine: Engine, sizes: ParameterSizes, rank: int, moment: Mo
     return differences
 
 
-def _stage_3(engine: Engine, sizes: ParameterSizes, rank: int, moment: Moment) -> list[Difference]:
-    del rank  # every rank's shard is padded to the same size
-    shards = _shards(engine, sizes)
-    sub_groups = [elements for group in shards for elements in _sub_groups(group, engine.sub_group_size)]
-    owned = sum(sub_groups)
-    padding = owned - sizes.num_params / engine.world_size
-    size, accumulated = parameter_bytes(engine.precision), engine.accumulation_bytes
-    paper_optimizer_states = _optimizer_bytes(engine.precision)
+@dataclass(frozen=True)
+class _Stage3Shards:
+    """What one rank owns at stage 3, in elements. Every rank's share of a parameter is padded to the same size."""
+
+    groups: list[list[int]]  # of each parameter, by parameter group
+    sub_groups: list[int]  # which are updated one after another
+    padding: float  # beyond an equal share of all parameters
+
+    @classmethod
+    def of(cls, engine: Engine, sizes: ParameterSizes) -> _Stage3Shards:
+        groups = _shards(engine, sizes)
+        sub_groups = [elements for group in groups for elements in _sub_groups(group, engine.sub_group_size)]
+        return cls(groups, sub_groups, sum(sub_groups) - sizes.num_params / engine.world_size)
+
+    @property
+    def owned(self) -> int:
+        """Elements of all parameters, padding included."""
+        return sum(self.sub_groups)
+
+    def on_disk(self, engine: Engine, phase: StepPhase) -> int:
+        """Elements whose fp32 states and gradients are on a disk; the first sub-group is swapped in to be updated."""
+        if engine.offload_optimizer != "nvme":
+            return 0
+        swapped_out = self.sub_groups[1:] if phase == "stepping" else self.sub_groups
+        return sum(elements for elements in swapped_out if elements * MASTER_BYTES >= SWAP_AT_LEAST_BYTES)
+
+
+def _stage_3(engine: Engine, sizes: ParameterSizes, rank: int, phase: StepPhase) -> list[Difference]:
+    del rank  # all ranks hold the same
+    shards = _Stage3Shards.of(engine, sizes)
+    in_phase = _stage_3_stepping if phase == "stepping" else _stage_3_resting
+    return [
+        *_stage_3_always(engine, shards),
+        *_stage_3_swapped(engine, shards, phase),
+        *in_phase(engine, sizes, shards),
+    ]
+
+
+def _stage_3_always(engine: Engine, shards: _Stage3Shards) -> list[Difference]:
+    size = parameter_bytes(engine.precision)
     differences = [
-        Difference("parameters", "padding", size * padding),
-        Difference("optimizer_states", "padding", paper_optimizer_states * padding),
+        Difference("parameters", "padding", size * shards.padding),
+        Difference("optimizer_states", "padding", _optimizer_bytes(engine.precision) * shards.padding),
         Difference("communication_buffers", "reduce-bucket", _bucket_bytes(engine) * engine.reduce_bucket_size),
     ]
     if size == 4 or engine.precision == "pure-bf16":  # zero/stage3.py, _create_fp32_partitions
-        differences.append(Difference("optimizer_states", "master-copy", size * owned))
-    if engine.offload_param == "nvme":
-        swapped = sum(shard for group in shards for shard in group if shard * size >= SWAP_AT_LEAST_BYTES)
-        differences.append(Difference("parameters", "on-disk", -size * swapped))
-    # Sub-groups whose fp32 states and gradients are on the disk now; the first is swapped in before it is updated.
-    on_disk = sum(
-        elements
-        for index, elements in enumerate(sub_groups)
-        if engine.offload_optimizer == "nvme"
-        and elements * MASTER_BYTES >= SWAP_AT_LEAST_BYTES
-        and not (moment == "stepping" and index == 0)
-    )
-    masters = master_bytes(engine)
-    differences.append(Difference("optimizer_states", "on-disk", -(masters + _moment_bytes(engine)) * on_disk))
-    if moment == "stepping" and engine.offload_optimizer == "nvme" and sub_groups[0] * masters >= SWAP_AT_LEAST_BYTES:
-        aligned = SWAP_ALIGNMENT_BYTES // masters
-        spare = -(-max(sub_groups) // aligned) * aligned - sub_groups[0]  # of a buffer: swap_tensor/optimizer_utils.py
-        differences += [
-            Difference("optimizer_states", "swap-buffers", (masters + _moment_bytes(engine)) * spare),
-            Difference("communication_buffers", "swap-buffers", masters * spare),  # which the gradients are in
-        ]
-    if moment == "resting":
-        differences.append(Difference("gradients", "stage3-gradients-stay", accumulated * owned))
-        if engine.offload_optimizer != "none":
-            differences.append(Difference("gradients", "offload-gradients-stay", masters * (owned - on_disk)))
-        if engine.world_size > 1:  # _post_step
-            small = (n for group in sizes.groups for n in group if n <= engine.persistence_threshold)
-            whole = engine.world_size * sum(-(-n // engine.world_size) for n in small)
-            differences.append(Difference("parameters", "persistent-parameters", size * whole))
-        return differences
-
-    differences += [
-        Difference("gradients", "padding", size * padding),
-        Difference("gradients", "fp32-gradients", (accumulated - size) * owned),
-        Difference("parameters", "secondary-partition", secondary_bytes(engine, sizes)),
-    ]
-    if engine.offload_optimizer != "none":
-        differences.append(Difference("gradients", "offload-second-gradients", masters * (owned - on_disk)))
-    elif size == 2 or len(shards[0]) > 1:  # _prepare_fp32_grad_for_sub_group, for the first sub-group
-        differences.append(Difference("gradients", "flat-gradient-copy", masters * sub_groups[0]))
+        differences.append(Difference("optimizer_states", "master-copy", size * shards.owned))
     return differences
 
 
-def _fsdp(engine: Engine, sizes: ParameterSizes, rank: int, moment: Moment) -> list[Difference]:
+def _stage_3_swapped(engine: Engine, shards: _Stage3Shards, phase: StepPhase) -> list[Difference]:
+    """What is on a disk instead of in memory, and the buffers that the first sub-group is swapped into."""
+    size, masters = parameter_bytes(engine.precision), master_bytes(engine)
+    states = masters + _moment_bytes(engine)
+    differences = []
+    if engine.offload_param == "nvme":
+        swapped = sum(shard for group in shards.groups for shard in group if shard * size >= SWAP_AT_LEAST_BYTES)
+        differences.append(Difference("parameters", "on-disk", -size * swapped))
+    if engine.offload_optimizer != "nvme":
+        return differences
+    differences.append(Difference("optimizer_states", "on-disk", -states * shards.on_disk(engine, phase)))
+    first = shards.sub_groups[0]
+    if phase == "stepping" and first * masters >= SWAP_AT_LEAST_BYTES:
+        aligned = SWAP_ALIGNMENT_BYTES // masters
+        spare = -(-max(shards.sub_groups) // aligned) * aligned - first  # of a buffer: swap_tensor/optimizer_utils.py
+        differences += [
+            Difference("optimizer_states", "swap-buffers", states * spare),
+            Difference("communication_buffers", "swap-buffers", masters * spare),  # which the gradients are in
+        ]
+    return differences
+
+
+def _stage_3_resting(engine: Engine, sizes: ParameterSizes, shards: _Stage3Shards) -> list[Difference]:
+    differences = [Difference("gradients", "stage3-gradients-stay", engine.accumulation_bytes * shards.owned)]
+    if engine.offload_optimizer != "none":
+        in_memory = shards.owned - shards.on_disk(engine, "resting")
+        differences.append(Difference("gradients", "offload-gradients-stay", master_bytes(engine) * in_memory))
+    if engine.world_size > 1:  # _post_step
+        persistent = (n for group in sizes.groups for n in group if n <= engine.persistence_threshold)
+        whole = engine.world_size * sum(-(-n // engine.world_size) for n in persistent)
+        differences.append(Difference("parameters", "persistent-parameters", parameter_bytes(engine.precision) * whole))
+    return differences
+
+
+def _stage_3_stepping(engine: Engine, sizes: ParameterSizes, shards: _Stage3Shards) -> list[Difference]:
+    size, masters = parameter_bytes(engine.precision), master_bytes(engine)
+    differences = [
+        Difference("gradients", "padding", size * shards.padding),
+        Difference("gradients", "fp32-gradients", (engine.accumulation_bytes - size) * shards.owned),
+        Difference("parameters", "secondary-partition", secondary_bytes(engine, sizes)),
+    ]
+    if engine.offload_optimizer != "none":
+        in_memory = shards.owned - shards.on_disk(engine, "stepping")
+        differences.append(Difference("gradients", "offload-second-gradients", masters * in_memory))
+    elif size == 2 or len(shards.groups[0]) > 1:  # _prepare_fp32_grad_for_sub_group, for the first sub-group
+        differences.append(Difference("gradients", "flat-gradient-copy", masters * shards.sub_groups[0]))
+    return differences
+
+
+def _fsdp(engine: Engine, sizes: ParameterSizes, rank: int, phase: StepPhase) -> list[Difference]:
     """torch/distributed/fsdp/_fully_shard/_fsdp_param.py, _init_sharded_param, and _fsdp_collectives.py."""
     fair, shards = sizes.num_params / engine.num_shards, engine.num_shards
     width = statistics.mode(sizes.vectors)  # a matrix has rows of the hidden size, or a number of rows that divides
     largest = own = 0
     for numel, row in [*((n, width) for n in sizes.matrices), *((n, 1) for n in sizes.vectors)]:
-        each = -(-numel // row // shards)
-        largest += each * row
-        own += row * max(0, min(numel // row - each * (rank % shards), each))
+        rows_per_rank = -(-numel // row // shards)
+        largest += rows_per_rank * row
+        own += row * max(0, min(numel // row - rows_per_rank * (rank % shards), rows_per_rank))
     paper = paper_bytes_per_parameter(3, 1, engine.precision)
-    held = master_bytes(engine)
+    master = master_bytes(engine)
     differences = [
-        Difference("parameters", "fsdp-masters", (held - paper.parameters) * fair),
-        Difference("parameters", "uneven-rows", held * (largest - fair)),
+        Difference("parameters", "fsdp-masters", (master - paper.parameters) * fair),
+        Difference("parameters", "uneven-rows", master * (largest - fair)),
         Difference("optimizer_states", "fsdp-masters", (_moment_bytes(engine) - paper.optimizer_states) * fair),
         Difference("optimizer_states", "uneven-rows", _moment_bytes(engine) * (own - fair)),
         Difference("optimizer_states", "step-counts", 4 * (len(sizes.matrices) + len(sizes.vectors))),
     ]
-    if moment == "stepping":
+    if phase == "stepping":
         differences += [
-            Difference("gradients", "fsdp-masters", (held - paper.gradients) * fair),
-            Difference("gradients", "uneven-rows", held * (own - fair)),
-            Difference("communication_buffers", "uneven-rows", held * (largest - own)),
+            Difference("gradients", "fsdp-masters", (master - paper.gradients) * fair),
+            Difference("gradients", "uneven-rows", master * (own - fair)),
+            Difference("communication_buffers", "uneven-rows", master * (largest - own)),
         ]
     return differences
 

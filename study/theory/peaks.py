@@ -13,13 +13,14 @@ from typing import Literal, get_args
 import numpy as np
 
 from study.theory import residual
-from study.theory.case import Engine, Job, Numbers
 from study.theory.communication.buckets import ENGINE_BUCKET_ELEMENTS
 from study.theory.communication.model_order import model_of
 from study.theory.communication.sharded import whole_elements
-from study.theory.model_states import PARTS as STATES
+from study.theory.engine import Engine, Job, Numbers
 from study.theory.model_states import (
-    Moment,
+    STATE_PARTS,
+    StatePart,
+    StepPhase,
     accumulated_on_host,
     engine_differences,
     is_bf16_optimizer,
@@ -29,10 +30,9 @@ from study.theory.model_states import (
     reduced_gradient_bytes,
     secondary_bytes,
 )
-from study.theory.model_states import Part as ModelStatePart
 from study.theory.shapes import ModelShape
 
-Part = Literal[
+PeakPart = Literal[
     "parameters",
     "gradients",
     "optimizer_states",
@@ -42,8 +42,8 @@ Part = Literal[
     "logits",
     "temporary_buffers",
 ]
-PARTS: tuple[Part, ...] = get_args(Part)
-MOMENTS = ("loss", "last block", "first block", "end of backward", "optimizer step")
+PEAK_PARTS: tuple[PeakPart, ...] = get_args(PeakPart)
+PEAK_MOMENTS = ("loss", "last block", "first block", "end of backward", "optimizer step")
 # Pinned on the host: zero/offload_config.py, buffer_count of parameters; of the optimizer 4, and as measured 2 more.
 PARAM_SWAP_BUFFERS = 5
 OPTIMIZER_SWAP_BUFFERS = 6
@@ -53,8 +53,8 @@ OPTIMIZER_SWAP_BUFFERS = 6
 class Peak:
     """Bytes of one rank at its highest moment."""
 
-    parts: dict[Part, Numbers]  # on the device that computes
-    moment: Numbers  # index into MOMENTS
+    parts: dict[PeakPart, Numbers]  # on the device that computes
+    moment: Numbers  # index into PEAK_MOMENTS
     host_bytes: Numbers  # offloaded to the host, at the host's own highest
     host_bytes_then: Numbers  # at this moment
     disk_bytes: float  # offloaded to a disk
@@ -68,29 +68,29 @@ class Peak:
 class States:
     """Model states of one rank by where they are, in bytes."""
 
-    device: dict[ModelStatePart, float]
+    device: dict[StatePart, float]
     host: float
     disk: float
 
 
-def states(engine: Engine, shape: ModelShape, moment: Moment, rank: int = 0) -> States:
+def states(engine: Engine, shape: ModelShape, phase: StepPhase, rank: int = 0) -> States:
     """Predict one rank's model states and permanent buffers, by device (model_states.py has the formulas).
 
     Without what accumulation adds to them on the host: `peak` knows whether a step has several micro steps.
     """
-    paper = paper_bytes(engine, shape.num_params, moment)
-    held: dict[ModelStatePart, float] = {part: getattr(paper, part) for part in STATES}
+    paper = paper_bytes(engine, shape.num_params, phase)
+    on_device: dict[StatePart, float] = {part: getattr(paper, part) for part in STATE_PARTS}
     disk = 0.0
-    for difference in engine_differences(engine, shape.parameters, rank, moment, accumulates=False):
+    for difference in engine_differences(engine, shape.parameters, rank, phase, accumulates=False):
         if difference.reason != "swap-buffers":  # all of them are counted below
-            held[difference.part] += difference.num_bytes
+            on_device[difference.part] += difference.num_bytes
         if difference.reason == "on-disk":
             disk -= difference.num_bytes
     host = 0.0
     persistent = 0.0
     if engine.offload_optimizer != "none":  # gradients move with the states that they update
-        host += held["optimizer_states"] + held["gradients"]
-        held["optimizer_states"] = held["gradients"] = 0.0
+        host += on_device["optimizer_states"] + on_device["gradients"]
+        on_device["optimizer_states"] = on_device["gradients"] = 0.0
         if engine.zero_stage < 3:  # stage_1_and_2.py: what arrives is staged, and accumulated beside the fp32 gradients
             host += engine.parameter_bytes * (max(shape.parameters.matrices) + shape.num_params / engine.world_size)
         if engine.offload_optimizer == "nvme":
@@ -98,12 +98,12 @@ def states(engine: Engine, shape: ModelShape, moment: Moment, rank: int = 0) -> 
     if engine.offload_param == "nvme":
         host += PARAM_SWAP_BUFFERS * engine.parameter_bytes * engine.param_swap_buffer_size
     if engine.offload_param != "none":
-        if engine.world_size > 1 and moment == "resting":  # what of stage 3 stays whole, as model_states.py counts it
+        if engine.world_size > 1 and phase == "resting":  # what of stage 3 stays whole, as model_states.py counts it
             small = sum(n for group in shape.parameters.groups for n in group if n <= engine.persistence_threshold)
             persistent = engine.parameter_bytes * small
-        host += held["parameters"] - persistent
-        held["parameters"] = persistent
-    return States(held, host, disk)
+        host += on_device["parameters"] - persistent
+        on_device["parameters"] = persistent
+    return States(on_device, host, disk)
 
 
 RANKS_LOOKED_AT = 64  # parameters that are larger than a partition lie in front
@@ -127,26 +127,26 @@ def peak(shape: ModelShape, engine: Engine, job: Job, rank: int | None = None) -
     resting = states(engine, shape, "resting", rank)
     stepping = states(engine, shape, "stepping", rank)
     rows = _moments(shape, engine, job, rank, resting, stepping)
-    kept: Numbers = accumulated_on_host(engine, shape.parameters, rank)
-    if kept:
-        kept = kept * (np.asarray(job.gradient_accumulation_steps) > 1)
+    accumulated: Numbers = accumulated_on_host(engine, shape.parameters, rank)
+    if accumulated:
+        accumulated = accumulated * (np.asarray(job.gradient_accumulation_steps) > 1)
     grid = np.broadcast_shapes(np.shape(job.tokens), np.shape(job.gradient_accumulation_steps))
     stacked = np.array([[np.broadcast_to(value, grid) for value in row.values()] for row in rows], dtype=float)
-    on_host = [*[resting.host + kept] * (len(rows) - 1), stepping.host + kept]
+    on_host = [*[resting.host + accumulated] * (len(rows) - 1), stepping.host + accumulated]
     hosts = np.array([np.broadcast_to(host, grid) for host in on_host])
     # A CPU's "device" is the host.
     highest = (stacked.sum(axis=1) + (hosts if job.device == "cpu" else 0.0)).argmax(axis=0)
     chosen = np.take_along_axis(stacked, highest[None, None], axis=0)[0]
-    parts = {part: value if grid else float(value) for part, value in zip(PARTS, chosen, strict=True)}
+    parts = {part: value if grid else float(value) for part, value in zip(PEAK_PARTS, chosen, strict=True)}
     then = np.take_along_axis(hosts, highest[None], axis=0)[0]
-    host = max(resting.host, stepping.host) + (kept if np.ndim(kept) else float(kept))
+    host = max(resting.host, stepping.host) + (accumulated if np.ndim(accumulated) else float(accumulated))
     return Peak(parts, highest if grid else int(highest), host, then, resting.disk)
 
 
 def _moments(
     shape: ModelShape, engine: Engine, job: Job, rank: int, resting: States, stepping: States
-) -> list[dict[Part, Numbers]]:
-    """List what is held at each of MOMENTS."""
+) -> list[dict[PeakPart, Numbers]]:
+    """List what is held at each of PEAK_MOMENTS."""
     temporary = residual.temporary_bytes(shape, engine, job)
     logits = residual.logit_bytes(shape, job)
     at_loss, in_last, in_first = _activations(shape, engine, job, logits)
@@ -159,7 +159,7 @@ def _moments(
     head = 0 if shape.is_pooled else gradients.size * shape.output_width * shape.hidden
     # The embedding's gradient is the last to come, unless the embedding is the head too, whose comes first.
     embeddings: float = (
-        0 if shape.has_tied_head or not gradients.held else gradients.size * shape.vocabulary * shape.hidden
+        0 if shape.has_tied_head or not gradients.unreduced else gradients.size * shape.vocabulary * shape.hidden
     )
     if engine.kind == "fsdp":  # and with it what surrounds the blocks is reduced
         embeddings += gradients.accumulated * (shape.outside_params - _tied_unit(shape, engine)) / shape.num_params
@@ -167,7 +167,7 @@ def _moments(
     is_accumulating = np.asarray(job.gradient_accumulation_steps) > 1
     before = gradients.accumulated * is_accumulating
     # With views, what was accumulated apart is let go of as backward copies it into the buckets.
-    left = 0.0 if engine.gradient_as_bucket_view else before
+    still_apart = 0.0 if engine.gradient_as_bucket_view else before
     return [
         _row(resting, activations=at_loss, logits=logits, gathered=whole.at_loss + released, gradients=before),
         _row(
@@ -183,13 +183,13 @@ def _moments(
             activations=in_first,
             temporary=temporary,
             gathered=whole.first_block + secondary,
-            gradients=np.maximum(left, gradients.held - embeddings),
+            gradients=np.maximum(still_apart, gradients.unreduced - embeddings),
             buffers=bucket,
         ),
         _row(
             resting,
             gathered=whole.at_end + secondary,
-            gradients=np.maximum(left, gradients.held),
+            gradients=np.maximum(still_apart, gradients.unreduced),
             buffers=0.0 if engine.kind == "fsdp" else bucket,
             temporary=gradients.flushed + gradients.added * is_accumulating,
         ),
@@ -203,15 +203,15 @@ def _activations(shape: ModelShape, engine: Engine, job: Job, logits: Numbers) -
     outside = residual.outside_bytes(shape, engine, job)
     casts = residual.cast_bytes(shape, engine)
     recomputed = job.recomputed
-    kept = (
+    saved = (
         recomputed * residual.checkpoint_bytes(shape, engine, job) + (1 - recomputed) * block if recomputed else block
     )
     # Autocast's 16-bit weights live as long as what is kept for backward; checkpointed blocks keep none, so that they
     # go as forward ends, before the loss makes more of the logits than a cast.
     until_loss = np.maximum(casts - (1 - 4 / residual.LOGIT_BYTES["eager"]) * logits, 0.0) if recomputed else casts
-    at_loss = shape.layers * kept + outside + until_loss
+    at_loss = shape.layers * saved + outside + until_loss
     # A checkpointed block is computed again, beside its input, which all others still keep.
-    in_last = shape.layers * kept + outside + (recomputed * (block + casts / shape.layers) if recomputed else casts)
+    in_last = shape.layers * saved + outside + (recomputed * (block + casts / shape.layers) if recomputed else casts)
     in_first = outside + (0 if recomputed else casts) + block
     return at_loss, in_last, in_first
 
@@ -228,7 +228,7 @@ def _optimizer_bytes(engine: Engine, shape: ModelShape) -> float:
 
 
 def _row(
-    held: States,
+    model_states: States,
     *,
     activations: Numbers = 0.0,
     logits: Numbers = 0.0,
@@ -236,13 +236,13 @@ def _row(
     gathered: Numbers = 0.0,
     gradients: Numbers = 0.0,
     buffers: Numbers = 0.0,
-) -> dict[Part, Numbers]:
-    """One moment: the states held then and what comes on top, in the order of PARTS."""
+) -> dict[PeakPart, Numbers]:
+    """One moment: the states held then and what comes on top, in the order of PEAK_PARTS."""
     return {
-        "parameters": held.device["parameters"],
-        "gradients": held.device["gradients"] + gradients,
-        "optimizer_states": held.device["optimizer_states"],
-        "communication_buffers": held.device["communication_buffers"] + buffers,
+        "parameters": model_states.device["parameters"],
+        "gradients": model_states.device["gradients"] + gradients,
+        "optimizer_states": model_states.device["optimizer_states"],
+        "communication_buffers": model_states.device["communication_buffers"] + buffers,
         "gathered_parameters": gathered,
         "activations": activations,
         "logits": logits,
@@ -256,7 +256,7 @@ class _Gradients:
 
     size: int  # per element, as autograd makes them
     accumulated: float  # there between micro steps
-    held: float  # all of them, before they are reduced
+    unreduced: float  # all of them, before they are reduced
     bucket: float  # allocated as backward begins
     flushed: float  # at the end of backward, beside bucket and gradients
     first_bucket: float | None = None  # in the last block's backward, the first of all; None: as in every other's
@@ -366,17 +366,17 @@ def _fsdp_gradients(shape: ModelShape, engine: Engine, job: Job) -> _Gradients:
 
     What surrounds the blocks comes last: the embedding, by itself or, where it is the head too, with the rest.
     """
-    size, held = engine.compute_bytes, master_bytes(engine)
+    size, master = engine.compute_bytes, master_bytes(engine)
     on_gloo = job.device == "cpu" and engine.num_shards > 1
     reduced = 4 if engine.reduces_in_fp32 else size
-    sharded = 0.0 if engine.offload_param != "none" else held * shape.num_params / engine.num_shards
+    sharded = 0.0 if engine.offload_param != "none" else master * shape.num_params / engine.num_shards
     last, tied = _last_unit(shape), _tied_unit(shape, engine)
     return _Gradients(
         size,
         accumulated=sharded,
         # Several ranks copy a unit's gradients in a loop, whose variable keeps the last: the embedding's
         # (foreach_reduce).
-        held=sharded * (1 - tied / shape.num_params)
+        unreduced=sharded * (1 - tied / shape.num_params)
         + size * (shape.outside_params if engine.num_shards > 1 else _around(shape)),
         # One block's gradients, as far as its feed-forward part, and what was made of the block's before it.
         bucket=size * _feed_forward(shape) + reduced * shape.block_params,
@@ -384,7 +384,7 @@ def _fsdp_gradients(shape: ModelShape, engine: Engine, job: Job) -> _Gradients:
         # Beside what the first block's reduction worked on, kept until the next waits for it (ReduceScatterState).
         flushed=reduced * (last * (2 if on_gloo else 1) + (shape.block_params if tied else 0)),
         # Replicas' all-reduces keep what they worked on until backward ends (_fsdp_param_group.py, AllReduceState).
-        added=held * (last if engine.replicas == 1 else shape.num_params) / engine.num_shards,
+        added=master * (last if engine.replicas == 1 else shape.num_params) / engine.num_shards,
     )
 
 

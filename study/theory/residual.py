@@ -11,7 +11,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from study.theory.case import Engine, Job, LossKernel, Numbers
+from study.theory.engine import Engine, Job, LossKernel, Numbers
 from study.theory.shapes import GATED, Architecture, ModelShape
 from study.theory.shapes.shape import HEAD_NORMS
 
@@ -126,11 +126,11 @@ def arithmetic(engine: Engine) -> Arithmetic:
 
 def block_bytes(shape: ModelShape, engine: Engine, job: Job) -> Numbers:
     """Predict what one block keeps for its backward, in bytes of one rank and micro step."""
-    block, how = BLOCKS[shape.architecture], arithmetic(engine)
+    block, computed_in = BLOCKS[shape.architecture], arithmetic(engine)
     size = engine.compute_bytes
-    full, short = block.hidden[how]
-    normed_full, normed_short = block.head_norms[how]
-    if how == "half" and job.is_fused:  # norms' inputs too; an RMSNorm of operators also keeps what it weighs
+    full, short = block.hidden[computed_in]
+    normed_full, normed_short = block.head_norms[computed_in]
+    if computed_in == "half" and job.is_fused:  # norms' inputs too; an RMSNorm of operators also keeps what it weighs
         full, short = 0, sum(block.hidden["fp32"]) - (block.norms if shape.architecture in GATED else 0)
         normed_full, normed_short = 0, sum(block.head_norms["fp32"]) // 2
     queries, keys = block.projections
@@ -141,8 +141,8 @@ def block_bytes(shape: ModelShape, engine: Engine, job: Job) -> Numbers:
     token_bytes += size * shape.head_size * (queries * shape.heads + keys * shape.kv_heads)
     token_bytes += _inside_bytes(shape, engine, job)
     if shape.architecture in HEAD_NORMS:
-        each = shape.head_size * (4 * normed_full + size * normed_short) + 4
-        token_bytes += each * (shape.heads + shape.kv_heads)
+        per_head = shape.head_size * (4 * normed_full + size * normed_short) + 4
+        token_bytes += per_head * (shape.heads + shape.kv_heads)
     if job.dropout:
         token_bytes += block.dropouts * shape.hidden * _mask_bytes(job, size)
     if eager:
@@ -192,19 +192,19 @@ def temporary_bytes(shape: ModelShape, engine: Engine, job: Job) -> Numbers:
     The feed-forward part is highest, or, where attention's matrices are held, attention: there what the feed-forward
     part kept is gone already.
     """
-    block, how, size = BLOCKS[shape.architecture], arithmetic(engine), engine.compute_bytes
-    composed = _is_composed(shape, job)
-    wide = job.tokens * shape.hidden * (block.temporaries[how] + (COMPOSED_TEMPORARIES[how] if composed else 0))
+    block, computed_in, size = BLOCKS[shape.architecture], arithmetic(engine), engine.compute_bytes
+    composed = COMPOSED_TEMPORARIES[computed_in] if _is_composed(shape, job) else 0
+    wide = job.tokens * shape.hidden * (block.temporaries[computed_in] + composed)
     if shape.experts:  # in fp32 under autocast, too; and as much more as experts are wider together
-        wide = job.tokens * shape.hidden * block.temporaries["fp32" if how == "autocast" else how]
+        wide = job.tokens * shape.hidden * block.temporaries["fp32" if computed_in == "autocast" else computed_in]
         wide = wide * max(1.0, shape.feed_forward_per_token / (DENSE_WIDE * shape.hidden))
     if is_eager(shape, job):
-        full, _ = block.softmax[how]
+        full, _ = block.softmax[computed_in]
         matrices = (4 if full else size) + (0 if job.dropout else size)
     else:
         matrices = 4 if job.dropout and job.device == "cpu" else 0
-    kept = size * (shape.feed_forward_per_token * _wide(shape, job) + 3.5 * shape.hidden)
-    attention = job.tokens * (matrices * shape.heads * job.sequence_length - kept)
+    block_inside = size * (shape.feed_forward_per_token * _wide(shape, job) + 3.5 * shape.hidden)
+    attention = job.tokens * (matrices * shape.heads * job.sequence_length - block_inside)
     return np.maximum(wide, attention)
 
 
@@ -251,8 +251,8 @@ def _softmax_bytes(shape: ModelShape, engine: Engine, job: Job) -> int:
     """Per element of attention's matrices."""
     full, short = BLOCKS[shape.architecture].softmax[arithmetic(engine)]
     size = engine.compute_bytes
-    kept = 4 * full + size * short
+    saved = 4 * full + size * short
     if not job.dropout:
-        return kept
+        return saved
     # The product with the values reads what dropout left; where softmax is cast, the cast is gone for it.
-    return kept + _mask_bytes(job, size) + (0 if full else size)
+    return saved + _mask_bytes(job, size) + (0 if full else size)

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from study.theory import communication, flops, hardware, intervals, model_states, residual
-from study.theory.case import Engine, Job, LossKernel, Numbers, parameter_bytes
 from study.theory.communication.sharded import gathered_elements
+from study.theory.engine import Engine, Job, LossKernel, Numbers, parameter_bytes
 from study.theory.hardware import Box, generation_of, product_flops_per_second
 from study.theory.intervals import Evidence
 from study.theory.shapes import GATED, ModelShape
@@ -239,7 +239,7 @@ def _compute(shape: ModelShape, engine: Engine, job: Job, speed: _Speed) -> _Com
         multiplied = 2 * kind.count * tokens * kind.inner * kind.columns
         return multiplied / speed.products + size * moved / speed.memory
 
-    products = sum(product(one) for one in flops.block_products(shape))
+    products = sum(product(kind) for kind in flops.block_products(shape))
     attention, attention_backward = _attention(shape, engine, job, speed)
     read, read_backward = block_bytes_per_token(shape, engine, job)
     launched = KERNELS_PER_BLOCK["fused" if job.is_fused else "transformers"] * KERNEL_SECONDS
@@ -252,7 +252,7 @@ def _compute(shape: ModelShape, engine: Engine, job: Job, speed: _Speed) -> _Com
         loss: Numbers = 0.0
         loss_backward: Numbers = 0.0
     else:
-        head = sum(product(one) for one in flops.head_products(shape))
+        head = sum(product(kind) for kind in flops.head_products(shape))
         logit_read, logit_read_backward = _logit_bytes_moved(job.loss, size)
         loss = tokens * shape.output_width * logit_read / speed.memory
         loss_backward = tokens * shape.output_width * logit_read_backward / speed.memory
@@ -332,9 +332,9 @@ def block_bytes_per_token(shape: ModelShape, engine: Engine, job: Job) -> tuple[
     else:
         activation, activation_backward = 2 * size, 3 * size
     biases = 0 if gated else size * (5 * hidden + inside)  # their gradients are sums of what is there
-    asked = shape.head_size * (shape.heads + shape.kv_heads)  # queries and keys
-    rotated = 0 if shape.position_rows else asked
-    normed = num_norms * hidden + (asked if shape.architecture in HEAD_NORMS else 0)
+    queries_and_keys = shape.head_size * (shape.heads + shape.kv_heads)  # queries and keys
+    rotated = 0 if shape.position_rows else queries_and_keys
+    normed = num_norms * hidden + (queries_and_keys if shape.architecture in HEAD_NORMS else 0)
     # Of every expert that it is sent to: a token is copied there, and its result weighed and added.
     routed = 4 * size * shape.experts_per_token
     rotation = 3 * size if fused else 11 * size
@@ -390,8 +390,11 @@ def _communication(shape: ModelShape, engine: Engine, job: Job, box: Box, speed:
         link, latency = min(link, box.node_bandwidth), latency + nodes * speed.constants.hop_seconds
     subgroup = engine.secondary_partition_size if engine.secondary_partition_size > 1 else engine.num_shards
 
-    def price(kind: str) -> tuple[float, float]:
-        """Bytes a second, and seconds of latency; a ring passes all but one part of the tensor over each link."""
+    def link_rate(kind: str) -> tuple[float, float]:
+        """Bytes per second, and seconds of latency, of one collective.
+
+        A ring sends all but one part of a tensor over each link.
+        """
         if kind == "subgroup_all_reduce":  # of replicas: one ring for each shard, all at once over a node's adapters
             at_once = min(engine.num_shards, box.gpus_per_node) if nodes > 1 else 1
             return LINK_EFFICIENCY * link / at_once * engine.replicas / (engine.replicas - 1), latency
@@ -404,12 +407,12 @@ def _communication(shape: ModelShape, engine: Engine, job: Job, box: Box, speed:
         seconds = [0.0, 0.0]
         for kind, (count, num_bytes) in sums.items():
             passes = 2 if kind.endswith("all_reduce") else 1
-            rate, delay = price(kind)
+            rate, delay = link_rate(kind)
             seconds[kind not in GATHERS] += passes * num_bytes / rate + count * delay
         return seconds[0], seconds[1]
 
-    once, each = communication.parts(engine, shape, job.activation_checkpointing, job.dropout)
-    (gathered_once, reduced_once), (gathered, reduced) = spent(once), spent(each)
+    per_step, per_micro_step = communication.parts(engine, shape, job.activation_checkpointing, job.dropout)
+    (gathered_once, reduced_once), (gathered, reduced) = spent(per_step), spent(per_micro_step)
     if engine.kind == "ddp":
         return _Moved(last_backward=gathered_once + reduced_once)
     forward = gathered / max(1.0, _num_gathers(shape, engine, job))

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 from study.config import RunConfig
 from study.engines import extensions
 from study.engines.sharding_on_cpu import shard_on_cpu
+from study.formatting import GIB
 from study.models import SIZES, suited_buckets, swap_buffer_size
 from study.run import Run
 from study.running import memory_limits
-from study.running.memory_limits import GIB
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

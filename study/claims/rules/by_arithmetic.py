@@ -17,30 +17,44 @@ _ALLOWED = (
 
 def observe(formula: str, numbers: Mapping[str, float]) -> Observed:
     """Evaluate a formula. Raises ValueError for what it may not hold, and where it has no finite value."""
+    value = _evaluated(formula, _checked(formula, numbers), numbers)
+    filled = ast.unparse(_Filled(numbers).visit(_parsed(formula)))
+    steps = formula if filled == formula else f"{formula} = {filled}"
+    return Observed(value, (f"{steps} = {value:.6g}",))
+
+
+def _parsed(formula: str) -> ast.Expression:
     try:
-        tree = ast.parse(formula.strip(), mode="eval")
+        return ast.parse(formula.strip(), mode="eval")
     except (SyntaxError, ValueError, RecursionError):
         raise ValueError(f"formula {formula!r}: is no formula; write numbers, names and + - * / **") from None
-    called = {node.func for node in ast.walk(tree) if isinstance(node, ast.Call) and not node.keywords}
+
+
+def _checked(formula: str, numbers: Mapping[str, float]) -> ast.Expression:
+    """Parse a formula that holds only numbers, known names and what is allowed; its numbers are floats."""
+    tree = _parsed(formula)
+    functions = {node.func for node in ast.walk(tree) if isinstance(node, ast.Call) and not node.keywords}
     for node in ast.walk(tree):
         if not isinstance(node, _ALLOWED) or (isinstance(node, ast.Call) and not isinstance(node.func, ast.Name)):
-            wanted = "write numbers, names, + - * / **, min and max"
-            raise ValueError(f"formula {formula!r}: {ast.unparse(node)!r} is not allowed; {wanted}")
+            remedy = "write numbers, names, + - * / **, min and max"
+            raise ValueError(f"formula {formula!r}: {ast.unparse(node)!r} is not allowed; {remedy}")
         if isinstance(node, ast.Constant):
             if not isinstance(node.value, (int, float)) or isinstance(node.value, bool):
                 raise ValueError(f"formula {formula!r}: {node.value!r} is no number")
             node.value = float(node.value)  # a power of whole numbers may have no end
-        if isinstance(node, ast.Name) and node.id not in (_FUNCTIONS if node in called else numbers):
+        if isinstance(node, ast.Name) and node.id not in (_FUNCTIONS if node in functions else numbers):
             raise ValueError(f"formula {formula!r}: {node.id} is not among the source's numbers; add it there")
+    return tree
+
+
+def _evaluated(formula: str, tree: ast.Expression, numbers: Mapping[str, float]) -> float:
     try:
         value = eval(compile(tree, "formula", "eval"), {"__builtins__": {}}, {**_FUNCTIONS, **numbers})
         if isinstance(value, complex) or not math.isfinite(value):
             raise OverflowError
     except (ArithmeticError, TypeError) as error:  # divided by zero, beyond what a number holds, a root below 0
         raise ValueError(f"formula {formula!r}: has no finite value ({error})") from None
-    filled = ast.unparse(_Filled(numbers).visit(ast.parse(formula.strip(), mode="eval")))
-    shown = formula if filled == formula else f"{formula} = {filled}"
-    return Observed(float(value), (f"{shown} = {value:.6g}",))
+    return float(value)
 
 
 class _Filled(ast.NodeTransformer):

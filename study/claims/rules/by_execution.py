@@ -55,11 +55,11 @@ class Execution(StrictModel):
         if not can:
             kind = {"deepspeed-json": "JSON object", "accelerate-yaml": "YAML of keys"}.get(self.through, "call")
             raise ValueError(f"snippet: is no {kind}, as through: {self.through} takes it; correct it")
-        for asked in [*self.wants, *([self.measures] if self.measures else [])]:
+        for expression in [*self.wants, *([self.measures] if self.measures else [])]:
             try:
-                ast.parse(asked, mode="eval")
+                ast.parse(expression, mode="eval")
             except SyntaxError:
-                raise ValueError(f"wants or measures: {asked!r} is no expression; correct it") from None
+                raise ValueError(f"wants or measures: {expression!r} is no expression; correct it") from None
         return self
 
     @cached_property
@@ -86,11 +86,11 @@ class Results(Facts, strict=True):
     results: dict[str, Result]
 
 
-def outcome(wants: Mapping[str, Any], found: Mapping[str, Any], message: str | None) -> Outcome:
+def outcome(wants: Mapping[str, Any], values: Mapping[str, Any], message: str | None) -> Outcome:
     """Accepted is only what then is in effect."""
     if message is not None:
         return "rejected"
-    return "accepted" if found == wants else "ignored"
+    return "accepted" if values == wants else "ignored"
 
 
 def read(path: Path = RESULTS) -> Results:
@@ -113,21 +113,23 @@ def versions() -> str:
 def observe(name: str, rule: Execution) -> Observed:
     """Find what came of a claim's lines. Raises ValueError where there is no result, or one of another rule."""
     again = f"run `{COMMAND} --claim {name}`"
-    shown = RESULTS.relative_to(ROOT)
+    results_file = RESULTS.relative_to(ROOT)
     result = _committed().results.get(name)
     if result is None:
-        raise ValueError(f"snippet: no result of it in {shown}; {again}")
+        raise ValueError(f"snippet: no result of it in {results_file}; {again}")
     if result.rule_sha256 != rule.sha256:
-        raise ValueError(f"snippet: the result in {shown} is of another rule; {again}")
+        raise ValueError(f"snippet: the result in {results_file} is of another rule; {again}")
     if result.outcome != outcome(rule.wants, result.found, result.message):
-        raise ValueError(f"snippet: the result in {shown} is {result.outcome}, which does not follow; {again}")
+        raise ValueError(f"snippet: the result in {results_file} is {result.outcome}, which does not follow; {again}")
     if isinstance(result.measured, list) or (rule.measures and result.measured is None and result.message is None):
-        raise ValueError(f"measures: {result.measured} in {shown} is no one value; ask for one that all ranks share")
+        raise ValueError(
+            f"measures: {result.measured} in {results_file} is no one value; ask for one that all ranks share"
+        )
     observed: bool | float | str = result.outcome
     if rule.measures is not None and result.outcome == "accepted":
         assert result.measured is not None  # as nothing was refused
         observed = result.measured
-    return Observed(observed, (f"{shown}: {name}: {result.outcome}",), told=_what_shows_it(rule, result))
+    return Observed(observed, (f"{results_file}: {name}: {result.outcome}",), told=_what_shows_it(rule, result))
 
 
 def _what_shows_it(rule: Execution, result: Result) -> str:
@@ -135,8 +137,9 @@ def _what_shows_it(rule: Execution, result: Result) -> str:
     if result.message is not None:
         return result.message
     values = [
-        f"{asked} is {result.found[asked]!r}" + ("" if result.found[asked] == wanted else f", not {wanted!r}")
-        for asked, wanted in rule.wants.items()
-        if result.outcome == "accepted" or result.found[asked] != wanted
+        f"{expression} is {result.found[expression]!r}"
+        + ("" if result.found[expression] == expected else f", not {expected!r}")
+        for expression, expected in rule.wants.items()
+        if result.outcome == "accepted" or result.found[expression] != expected
     ]
     return "; ".join(values)

@@ -25,7 +25,7 @@ from study.theory.step_time import tokens_per_second_per_gpu
 A_LIST = Field(strict=False)  # so that a list of the file becomes a tuple
 REPEAT = 0.02  # relative; rows of one setting that a source measured twice are up to 1.7 % apart
 
-Part = Literal[
+Condition = Literal[  # in which two rows may differ
     "model", "engine", "precision", "gpus", "micro_batch", "accumulation", "batch", "sequence_length", "checkpointing"
 ]
 Several = Annotated[tuple[Text, ...], A_LIST]
@@ -44,9 +44,10 @@ class Rows(StrictModel):
     def has(self, case: MeasuredCase) -> bool:
         """Whether a row is one of them."""
         facts = _facts(case)
-        asked = self.model_dump(exclude_none=True)
+        conditions = self.model_dump(exclude_none=True)
         return all(
-            facts[name] in (wanted if isinstance(wanted, tuple) else (wanted,)) for name, wanted in asked.items()
+            facts[name] in (accepted if isinstance(accepted, tuple) else (accepted,))
+            for name, accepted in conditions.items()
         )
 
 
@@ -59,7 +60,7 @@ class ByOthers(StrictModel):
     grade: Literal["A", "B"]  # the lowest that is let in
     of: Rows
     to: Rows | None = None
-    differs: Annotated[tuple[Part, ...], A_LIST] = ()  # batch: of a GPU and step, which otherwise is equal
+    differs: Annotated[tuple[Condition, ...], A_LIST] = ()  # batch: of a GPU and step, which otherwise is equal
 
     @model_validator(mode="after")
     def _whole(self) -> ByOthers:
@@ -81,17 +82,17 @@ def observe(rule: ByOthers, band: tuple[float, float] | None) -> Observed:
     if rule.quantity == "fits":
         return _fits(rule)
     assert band is not None
-    found = sorted(pairs(rule), key=lambda pair: _against(pair.ratio, band))
-    if not found:
+    ordered = sorted(pairs(rule), key=lambda pair: _against(pair.ratio, band))
+    if not ordered:
         raise ValueError(f"no two rows of grade {_grades(rule)} differ in {', '.join(rule.differs)} alone; name others")
-    decides = found[-1 if rule.asks == "every" else 0]
-    ratios = [pair.ratio for pair in found]
-    which = "the worst" if rule.asks == "every" else "the best"
+    decides = ordered[-1 if rule.asks == "every" else 0]
+    ratios = [pair.ratio for pair in ordered]
+    extreme = "the worst" if rule.asks == "every" else "the best"
     least, most = min(ratios), max(ratios)
-    pair = "the only pair" if len(found) == 1 else f"{which} of {len(found)} pairs at {least:.4g} to {most:.4g}"
-    told = f"{pair}, each run taken as up to {100 * REPEAT:g} % off; {_scope(decides.of)}"
-    evidence = (*map(_in_words, reversed(found)), *_sources([pair.of for pair in found]))
-    return Observed(decides.ratio, evidence, around(decides.ratio, (1 + REPEAT) ** 2), told=told)
+    pair = "the only pair" if len(ordered) == 1 else f"{extreme} of {len(ordered)} pairs at {least:.4g} to {most:.4g}"
+    description = f"{pair}, each run taken as up to {100 * REPEAT:g} % off; {_scope(decides.of)}"
+    evidence = (*map(_in_words, reversed(ordered)), *_sources([pair.of for pair in ordered]))
+    return Observed(decides.ratio, evidence, around(decides.ratio, (1 + REPEAT) ** 2), told=description)
 
 
 def pairs(rule: ByOthers) -> Iterator[Pair]:
@@ -110,11 +111,11 @@ def _fits(rule: ByOthers) -> Observed:
     if not rows:
         raise ValueError(f"no row of grade {_grades(rule)} says of this whether it fits; name others")
     values = [bool(case.published) for case in rows]
-    said = [f"{case.family}, grade {case.grade}: {case.name}: {'trained' if fits else 'out of memory'}"
+    evidence = [f"{case.family}, grade {case.grade}: {case.name}: {'trained' if fits else 'out of memory'}"
             for case, fits in zip(rows, values, strict=True)]  # fmt: skip
     count = "the only row" if len(rows) == 1 else f"{len(rows)} rows"
-    told = f"{count}; {_scope(rows[0])}"
-    return Observed(values[0], (*said, *_sources(rows)), (all(values), any(values)), told=told)
+    description = f"{count}; {_scope(rows[0])}"
+    return Observed(values[0], (*evidence, *_sources(rows)), (all(values), any(values)), told=description)
 
 
 def _against(ratio: float, band: tuple[float, float]) -> float:
@@ -149,7 +150,7 @@ def _facts(case: MeasuredCase) -> dict[str, Any]:
     }
 
 
-def _differ(one: MeasuredCase, other: MeasuredCase) -> set[str]:
+def _differ(first_case: MeasuredCase, second_case: MeasuredCase) -> set[str]:
     """The parts in which two rows differ."""
 
     def parts(case: MeasuredCase) -> dict[str, Any]:
@@ -164,17 +165,17 @@ def _differ(one: MeasuredCase, other: MeasuredCase) -> set[str]:
         box = dataclasses.replace(case.box, num_gpus=1)
         return _facts(case) | {"model": case.shape, "engine": settings, "kernels": kernels, "box": box}
 
-    first, second = parts(one), parts(other)
+    first, second = parts(first_case), parts(second_case)
     return {name for name, value in first.items() if value != second[name]}
 
 
 def _scope(case: MeasuredCase) -> str:
     """What decides: whose row, of which grade, of what."""
     facts = _facts(case)
-    what = (
+    setting = (
         f"{facts['model']} in {facts['precision']}, {facts['gpus']} x {facts['gpu']}, {facts['sequence_length']} tokens"
     )
-    return f"measured by others, {case.family}, grade {case.grade}: {what}"
+    return f"measured by others, {case.family}, grade {case.grade}: {setting}"
 
 
 def _in_words(pair: Pair) -> str:
@@ -192,5 +193,5 @@ def _engine_words(case: MeasuredCase) -> str:
     engine = case.engine
     within = " within nodes" if engine.replicas > 1 else ""
     offloads = (("optimizer", engine.offload_optimizer), ("parameters", engine.offload_param))
-    offloaded = [what for what, place in offloads if place != "none"]
+    offloaded = [states for states, place in offloads if place != "none"]
     return engine.name + within + (f", {' and '.join(offloaded)} on the host" if offloaded else "")

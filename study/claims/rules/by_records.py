@@ -18,11 +18,12 @@ from study.records import find as records
 from study.records.find import RecordFile
 from study.records.schema import Record
 from study.running import studies
+from study.theory.model_states import STATE_PARTS
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from study.claims.published import defects
+    from study.claims import defects
 
 T = TypeVar("T")
 
@@ -31,8 +32,8 @@ RECORDS = CPU / "records"
 PROTOCOL = CPU / "published" / "protocol.json"
 LEARNED = ("learned", "learned-gpt", "learning-bert")  # studies that tell what a model learns
 WORLD_SIZE = 2  # of the runs whose losses are compared
-PARTS = ("parameters", "gradients", "optimizer_states", "communication_buffers", "model_states")
-SEEN = 0.01  # share of a step's bytes from which on a collective is more than losses and norms
+PARTS = (*STATE_PARTS, "model_states")  # the last: parameters, gradients and optimizer states together
+NOTICEABLE_SHARE = 0.01  # share of a step's bytes from which on a collective is more than losses and norms
 REDUCTIONS = ("all_reduce", "reduce", "reduce_scatter")
 
 
@@ -41,11 +42,11 @@ def _finished(study: str) -> list[RecordFile]:
     return [run for run in records.find([RECORDS / study]) if run.record.status == "ok"]
 
 
-def _some(candidates: Iterable[RecordFile], what: str) -> list[RecordFile]:
-    kept = list(candidates)
-    if not kept:
-        raise ValueError(f"arguments: no committed record of {what}; name runs that there are")
-    return kept
+def _some(candidates: Iterable[RecordFile], description: str) -> list[RecordFile]:
+    runs = list(candidates)
+    if not runs:
+        raise ValueError(f"arguments: no committed record of {description}; name runs that there are")
+    return runs
 
 
 def _known(value: T | None) -> T:
@@ -125,19 +126,19 @@ def _table(study: str) -> pd.DataFrame:
     once = runs[runs["run_id"].str.endswith("-once")]
     arms = runs[runs["run_id"].str.fullmatch(r".*-seed\d+") & (runs["world_size"] <= WORLD_SIZE)]
     arm_of = arms[arms["world_size"] == WORLD_SIZE].set_index("final_sha256")["strategy"]
-    told = [
-        arms[arms["strategy"] == arm_of[shown]].assign(strategy=other)
-        for other, shown in zip(once["strategy"], once["final_sha256"], strict=True)
-        if shown in arm_of
+    copies = [
+        arms[arms["strategy"] == arm_of[digest]].assign(strategy=strategy)
+        for strategy, digest in zip(once["strategy"], once["final_sha256"], strict=True)
+        if digest in arm_of
     ]
-    return pd.concat([arms, *told], ignore_index=True)
+    return pd.concat([arms, *copies], ignore_index=True)
 
 
 def _compared(table: pd.DataFrame, study: str, strategy: str, control: str, metric: str) -> Observed:
     from study.compare import differences, pairs
 
-    kept = table[table["strategy"].isin([strategy, control])]
-    compared = differences.compare(kept, control, [metric])
+    selected = table[table["strategy"].isin([strategy, control])]
+    compared = differences.compare(selected, control, [metric])
     rows = compared[
         (compared["strategy"] == strategy)
         & (compared["world_size"] == (1 if strategy == "single" else WORLD_SIZE))
@@ -146,9 +147,9 @@ def _compared(table: pd.DataFrame, study: str, strategy: str, control: str, metr
     if len(rows) != 1 or rows["relative_low"].isna().any():
         raise ValueError(f"arguments: no committed records of {study} under {strategy} and {control} in several seeds")
     row = rows.iloc[0]
-    couples = pairs.pair(kept, control).compared
-    ids = {name for column in ("run", "control_run") for name in kept.loc[couples[column], "run_id"]}
-    runs = kept[kept["run_id"].isin(ids) & (kept["world_size"] <= WORLD_SIZE)]
+    couples = pairs.pair(selected, control).compared
+    ids = {name for column in ("run", "control_run") for name in selected.loc[couples[column], "run_id"]}
+    runs = selected[selected["run_id"].isin(ids) & (selected["world_size"] <= WORLD_SIZE)]
     interval = float(row["relative_low"]), float(row["relative_high"])
     evidence = tuple(sorted(set(runs["run_id"])))
     return Observed(float(row["relative_difference"]), evidence, interval, told=f"95 %, {row['interval']}")
@@ -160,21 +161,21 @@ def _compared(table: pd.DataFrame, study: str, strategy: str, control: str, metr
 def state_bytes_per_parameter(strategy: str, world_size: int, precision: str, part: str) -> Observed:
     """Bytes that the largest rank holds per parameter as the optimizer is about to step.
 
-    part: one of PARTS; model_states are the first three together, which is what the paper counts.
+    part: one of PARTS; model_states are what the paper counts.
     """
     if part not in PARTS:
         raise ValueError(f"part {part!r}: must be one of {', '.join(PARTS)}")
-    asked = (_name(strategy), world_size, precision)
+    setting = (_name(strategy), world_size, precision)
     runs = _some(
         (
             f
             for f in _finished("model-states")
-            if (f.record.strategy, f.record.world_size, _known(f.record.proof).precision) == asked
+            if (f.record.strategy, f.record.world_size, _known(f.record.proof).precision) == setting
         ),
         f"model states under {strategy} on {world_size} processes in {precision}",
     )
-    held = [max(getattr(rank, part) for rank in _known(f.record.model_state_bytes)) for f in runs]
-    values = [most / _known(f.record.num_params) for most, f in zip(held, runs, strict=True)]
+    largest = [max(getattr(rank, part) for rank in _known(f.record.model_state_bytes)) for f in runs]
+    values = [most / _known(f.record.num_params) for most, f in zip(largest, runs, strict=True)]
     return _from_least_to_most(values, runs)
 
 
@@ -188,11 +189,11 @@ def state_ratio(strategy: str, part: str, precision: str, world_size: int, to_wo
     return _ratio(above, below, above.told)
 
 
-def _ratio(above: Observed, below: Observed, told: str) -> Observed:
+def _ratio(above: Observed, below: Observed, description: str) -> Observed:
     """One observed value over another, from the least to the most that both allow."""
     (low, high), (least, most) = above.ends, below.ends
     interval = None if (low, least) == (high, most) else (low / most, high / least)
-    return Observed(above.number / below.number, above.evidence + below.evidence, interval, told=told)
+    return Observed(above.number / below.number, above.evidence + below.evidence, interval, told=description)
 
 
 def _from_least_to_most(values: list[float], runs: list[RecordFile]) -> Observed:
@@ -216,17 +217,17 @@ def peak_ratio(of: str, to: str, precision: str | None = None) -> Observed:
     above, below = (runs[runs["strategy"] == name] for name in (of, to))
     pairs = above.merge(below, on=["workload", "size", "world_size", "precision", "seed"], suffixes=("", "_below"))
     ratios = [float(ratio) for ratio in pairs["peak_tensor_bytes"] / pairs["peak_tensor_bytes_below"]]
-    told, evidence = f"least to most of {len(pairs)} pairs", (*pairs["run_id"], *pairs["run_id_below"])
-    return Observed(statistics.mean(ratios), evidence, (min(ratios), max(ratios)), told=told)
+    description, evidence = f"least to most of {len(pairs)} pairs", (*pairs["run_id"], *pairs["run_id_below"])
+    return Observed(statistics.mean(ratios), evidence, (min(ratios), max(ratios)), told=description)
 
 
 # ---------------------------------------------------------------- what is sent
 
 
 def _sending(strategy: str, world_size: int, accumulation: int) -> list[RecordFile]:
-    wanted = (_name(strategy), world_size, accumulation, False)
+    setting = (_name(strategy), world_size, accumulation, False)
     return _some(
-        (f for f in _finished("communication") if _of_step(f.record) == wanted),
+        (f for f in _finished("communication") if _of_step(f.record) == setting),
         f"communication under {strategy} on {world_size} processes, micro steps: {accumulation}",
     )
 
@@ -266,7 +267,7 @@ def uses_collective(strategy: str, world_size: int, collective: str) -> Observed
     kind = collective.replace("-", "_")
     shares = [_moved(f.record, (kind,)) / _moved(f.record) for f in runs]
     evidence = tuple(f.record.run_id for f in runs)
-    is_used = [share > SEEN for share in shares]
+    is_used = [share > NOTICEABLE_SHARE for share in shares]
     return Observed(all(is_used), evidence, (all(is_used), any(is_used)))
 
 
@@ -289,13 +290,13 @@ def _parity_pair(workload: str, strategy: str, micro_batch: int) -> tuple[Record
         if (f.record.workload, f.record.strategy, f.record.world_size) == (workload, strategy, WORLD_SIZE)
         and not f.record.config["dropout"]
     ]
-    what = f"{workload} under {strategy} in the study parity"
+    description = f"{workload} under {strategy} in the study parity"
     proofs = [(f, _known(f.record.proof)) for f in alike]
     accumulated = _some(
         (f for f, p in proofs if p.gradient_accumulation_steps > 1 and p.micro_batch_size == micro_batch),
-        f"{what}, accumulated, micro batch {micro_batch}",
+        f"{description}, accumulated, micro batch {micro_batch}",
     )
-    plain = _some((f for f, p in proofs if p.gradient_accumulation_steps == 1), what)
+    plain = _some((f for f, p in proofs if p.gradient_accumulation_steps == 1), description)
     return accumulated[0], plain[0]
 
 
@@ -307,19 +308,19 @@ def protocol_effect(program: str, metric: defects.Metric) -> Observed:
 
     program: published, or mended, of all its defects.
     """
-    from study.claims.published import defects
+    from study.claims import defects
 
     programs = {"published": defects.AS_PUBLISHED, "mended": defects.MENDED}
-    for name, value, known in (("program", program, programs), ("metric", metric, get_args(defects.Metric))):
-        if value not in known:
-            raise ValueError(f"{name} {value!r}: must be one of {', '.join(known)}")
+    for name, value, allowed in (("program", program, programs), ("metric", metric, get_args(defects.Metric))):
+        if value not in allowed:
+            raise ValueError(f"{name} {value!r}: must be one of {', '.join(allowed)}")
     effect = defects.effect(defects.read(PROTOCOL), programs[program], metric)
     if effect is None or effect.low is None or effect.high is None:
         raise ValueError(f"arguments: the {program} program has no {metric} in {PROTOCOL.name}; run it again")
-    how = f"95 % over {len(effect.values)} repeats"
+    description = f"95 % over {len(effect.values)} repeats"
     runs = sorted({name for name, _ in (programs[program].plain, programs[program].zero)})
     evidence = tuple(f"{PROTOCOL.name}: {run}/{repeat}" for run in runs for repeat in effect.values)
-    return Observed(effect.mean, evidence, (effect.low, effect.high), told=how)
+    return Observed(effect.mean, evidence, (effect.low, effect.high), told=description)
 
 
 FUNCTIONS: dict[str, Callable[..., Observed]] = {

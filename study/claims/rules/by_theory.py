@@ -18,18 +18,18 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from study.claims.rules import Observed, around
 from study.errors import refusing
+from study.formatting import GIB
 from study.planner.choose import gpt
 from study.strategy import file, in_theory
-from study.theory import communication, hardware, model_states, on_box, peaks, shapes
-from study.theory.case import Engine, Job, Precision
+from study.theory import communication, hardware, model_states, peaks, prediction, shapes
+from study.theory.engine import Engine, Job, PrecisionClass
 from study.theory.hardware import Box
 from study.theory.intervals import EVIDENCE
-from study.theory.on_box import Prediction
 from study.theory.peaks import Peak
+from study.theory.prediction import Prediction
 from study.theory.shapes import ModelShape
 
 POSITIONS, VOCABULARY = 1024, 50257  # of a model that is given by its shape
-GIB = 2**30
 MEMORY_ERROR = 0.10  # relative: memory_views.AT_MOST of a prediction; 6 of 7 published ones keep to it
 _WORST_AND_BEST = (1 + MEMORY_ERROR, 1 - MEMORY_ERROR)
 _LEAST = {"micro_batch": 1, "checkpointing": True}  # what takes the least memory
@@ -64,20 +64,20 @@ class Case(_Typed):
     gpus: Count
     micro_batch: Count
     sequence_length: Count
-    precision: Precision
+    precision: PrecisionClass
     checkpointing: bool
     accumulation: Count = 1
     kernels: Literal["fused", "transformers"] = "fused"  # transformers: its own modules, which hold and move more
     node: Literal["dgx-2", "whole"] | None = None  # whole: fewer GPUs have all of a rented node; None: their share
 
     @classmethod
-    def of(cls, arguments: Mapping[str, Any], where: str = "arguments") -> Case:
+    def of(cls, arguments: Mapping[str, Any], subject: str = "arguments") -> Case:
         """Read a case of the ledger. Raises ValueError naming the key that is missing, unknown or of another type."""
         if not isinstance(arguments, Mapping):
-            raise ValueError(f"{where}: {arguments!r} is not a case; give {', '.join(cls.model_fields)}")
+            raise ValueError(f"{subject}: {arguments!r} is not a case; give {', '.join(cls.model_fields)}")
         if "model" in arguments:
-            arguments = {**arguments, "model": model_of(arguments["model"], f"{where}.model")}
-        with refusing(where):
+            arguments = {**arguments, "model": model_of(arguments["model"], f"{subject}.model")}
+        with refusing(subject):
             return cls.model_validate(arguments)
 
     @property
@@ -87,7 +87,7 @@ class Case(_Typed):
 
     @property
     def engine(self) -> Engine:
-        return engine_of(self.strategy, self.shape.hidden, self.gpus, self.precision)
+        return engine_in_16_bits(self.strategy, self.shape.hidden, self.gpus, self.precision)
 
     @property
     def job(self) -> Job:
@@ -118,14 +118,14 @@ def peak_of(case: Case) -> Peak:
 @lru_cache(maxsize=4096)
 def prediction_of(case: Case) -> Prediction:
     """Predict memory and time of the case."""
-    return on_box.predict(case.shape, case.engine, case.job, case.box)
+    return prediction.predict(case.shape, case.engine, case.job, case.box)
 
 
-def model_of(model: str | Mapping[str, Any], where: str = "model") -> str | GivenModel:
+def model_of(model: str | Mapping[str, Any], subject: str = "model") -> str | GivenModel:
     """Read a model of the ledger. Raises ValueError naming the key that is missing, unknown or of another type."""
     if not isinstance(model, Mapping):
         return model
-    with refusing(where):
+    with refusing(subject):
         return GivenModel.model_validate(model)
 
 
@@ -138,10 +138,12 @@ def shape_of(model: str | GivenModel) -> ModelShape:
     return shapes.find(model)
 
 
-def engine_of(strategy: str, hidden: int, world_size: int, precision: Precision) -> Engine:
+def engine_in_16_bits(strategy: str, hidden: int, world_size: int, precision: PrecisionClass) -> Engine:
     """Describe the engine of a strategy, in the class in which it trains and with gradients in 16 bits."""
     chosen = file.read_by_name(strategy)
-    return in_theory.engine_of(chosen, hidden, world_size, in_theory.precision_class(chosen, precision), "bf16")
+    return in_theory.engine_of_strategy(
+        chosen, hidden, world_size, in_theory.precision_class(chosen, precision), "bf16"
+    )
 
 
 def box_of(gpu: str, gpus: int, node: str | None) -> Box:
@@ -181,8 +183,9 @@ def paper_bytes_per_parameter(zero_stage: int, world_size: int, precision: str) 
 
 def paper_total_bytes(num_params: float, zero_stage: int, world_size: int, precision: str) -> Observed:
     """Bytes of model states that a rank holds."""
-    each = paper_bytes_per_parameter(zero_stage, world_size, precision)
-    return Observed(num_params * each.number, (f"{num_params:g} x ({each.evidence[0]})",), in_bytes=True)
+    per_parameter = paper_bytes_per_parameter(zero_stage, world_size, precision)
+    evidence = f"{num_params:g} x ({per_parameter.evidence[0]})"
+    return Observed(num_params * per_parameter.number, (evidence,), in_bytes=True)
 
 
 def paper_reduction(zero_stage: int, world_size: int, precision: str) -> Observed:
@@ -207,7 +210,7 @@ def paper_saving_share(zero_stage: int, of_stage: int, world_size: int, precisio
     return Observed((whole - mine) / (whole - theirs), (formula,))
 
 
-def paper_offload_reduction(world_size: int, precision: Precision) -> Observed:
+def paper_offload_reduction(world_size: int, precision: PrecisionClass) -> Observed:
     """Bytes on the device at stage 2 over those with the optimizer offloaded."""
     plain, offloaded = (Engine("deepspeed", 2, world_size, precision, 2, device) for device in ("none", "cpu"))
     above, below = (model_states.paper_bytes_by_place(engine, 1).device for engine in (plain, offloaded))
@@ -270,14 +273,14 @@ def memory_ratio(of: dict[str, Any], to: dict[str, Any]) -> Observed:
 def fits(**arguments: Any) -> Observed:
     """Whether a GPU has room at the highest moment, and the node for what is offloaded."""
     case = Case.of(arguments)
-    held = peak_of(case)
-    found, worst, best = (_has_room(held, case.box, factor) for factor in (1.0, *_WORST_AND_BEST))
+    predicted_peak = peak_of(case)
+    expected, worst, best = (_has_room(predicted_peak, case.box, factor) for factor in (1.0, *_WORST_AND_BEST))
     usable = hardware.usable_memory_bytes(case.box.gpu, case.gpus)
-    needed = on_box.needed_bytes(held.total)
+    needed = prediction.needed_bytes(predicted_peak.total)
     evidence = f"{case}: needs {needed / GIB:.1f} GiB of a GPU, which has {usable / GIB:.1f}"
-    if lacking := on_box.lacking(held, case.box):
+    if lacking := prediction.lacking(predicted_peak, case.box):
         evidence += f"; the node has too little {lacking}"
-    return Observed(found, (evidence,), (worst, best))
+    return Observed(expected, (evidence,), (worst, best))
 
 
 def largest_model(strategy: str, gpu: str, gpus: int, node: str | None = None) -> Observed:
@@ -303,15 +306,16 @@ def _largest(strategy: str, gpu: str, gpus: int, node: str | None, factor: float
 
 def _holds(shape: ModelShape, strategy: str, box: Box, factor: float) -> bool:
     """Whether a box holds a model with the least batch, in 16 bits."""
-    precision: Precision = "bf16" if "bf16" in box.gpu.peak_flops_per_second else "fp16"
-    engine = engine_of(strategy, shape.hidden, box.num_gpus, precision)
+    precision: PrecisionClass = "bf16" if "bf16" in box.gpu.peak_flops_per_second else "fp16"
+    engine = engine_in_16_bits(strategy, shape.hidden, box.num_gpus, precision)
     return _has_room(peaks.peak(shape, engine, _LEAST_JOB), box, factor)
 
 
-def _has_room(held: Peak, box: Box, factor: float) -> bool:
+def _has_room(predicted_peak: Peak, box: Box, factor: float) -> bool:
     """Whether there is room for a peak that is this factor of the predicted one."""
-    needed = factor * on_box.needed_bytes(held.total)
-    return bool(needed <= hardware.usable_memory_bytes(box.gpu, box.num_gpus)) and on_box.lacking(held, box) is None
+    needed = factor * prediction.needed_bytes(predicted_peak.total)
+    fits_gpu = bool(needed <= hardware.usable_memory_bytes(box.gpu, box.num_gpus))
+    return fits_gpu and prediction.lacking(predicted_peak, box) is None
 
 
 def _peak_in_words(case: Case) -> str:
@@ -326,7 +330,7 @@ def engine_volume(
 ) -> Observed:
     """Parameters that a rank of today's DeepSpeed moves in a step, over the model's, in bf16."""
     shape = shape_of(model_of(model))
-    engine = engine_of(strategy, shape.hidden, world_size, "bf16")
+    engine = engine_in_16_bits(strategy, shape.hidden, world_size, "bf16")
     job = Job(1, POSITIONS, accumulation, checkpointing, kernels="fused")
     collectives = communication.collectives(engine, shape, job)
     value = sum(collective.moved_bytes for collective in collectives) / (engine.parameter_bytes * shape.num_params)

@@ -13,10 +13,10 @@ from functools import lru_cache
 
 import numpy as np
 
-from study.theory.case import Engine, Job, Numbers
 from study.theory.communication import buckets, sharded
 from study.theory.communication.buckets import Collective
 from study.theory.communication.model_order import model_of
+from study.theory.engine import Engine, Job, Numbers
 from study.theory.model_states import is_bf16_optimizer
 from study.theory.shapes import ModelShape
 
@@ -61,13 +61,13 @@ def collectives(engine: Engine, shape: ModelShape, job: Job) -> list[ExpectedCol
     gradients counts as the study takes it; DeepSpeed's own at stage 0 would add an all-reduce of 4 bytes. Sub-groups
     of stage 3, each with a norm of its own, are taken to be DeepSpeed's default of 1e9 elements.
     """
-    once, each = parts(engine, shape, bool(job.activation_checkpointing), job.dropout)
+    per_step, per_micro_step = parts(engine, shape, bool(job.activation_checkpointing), job.dropout)
     steps = job.gradient_accumulation_steps
     expected = []
-    for kind in sorted({*once, *each}):
-        (count, size), (count_each, size_each) = once.get(kind, (0, 0)), each.get(kind, (0, 0))
-        if np.any(count + steps * count_each):
-            expected.append(ExpectedCollective(kind, count + steps * count_each, size + steps * size_each))
+    for kind in sorted({*per_step, *per_micro_step}):
+        (count, size), (micro_count, micro_size) = per_step.get(kind, (0, 0)), per_micro_step.get(kind, (0, 0))
+        if np.any(count + steps * micro_count):
+            expected.append(ExpectedCollective(kind, count + steps * micro_count, size + steps * micro_size))
     return expected
 
 
@@ -81,31 +81,31 @@ def parts(engine: Engine, shape: ModelShape, checkpointing: bool, dropout: bool)
     Where the first micro step is another than those after it, these count, and once the difference.
     """
     model = model_of(shape, autocast=engine.precision.endswith("-autocast"))
-    once: list[Collective] = []
-    each: list[Collective] = []
+    per_step: list[Collective] = []
+    per_micro_step: list[Collective] = []
     if engine.kind == "ddp":
-        once += buckets.ddp_step(engine, shape, model)
+        per_step += buckets.ddp_step(engine, shape, model)
     elif engine.kind == "fsdp":
-        each += sharded.fsdp_micro_step(engine, shape, model)
+        per_micro_step += sharded.fsdp_micro_step(engine, shape, model)
         # The norm of the gradients, in double precision, among the ranks that share a replica.
-        once += [("subgroup_all_reduce" if engine.replicas > 1 else "all_reduce", 8)]
+        per_step += [("subgroup_all_reduce" if engine.replicas > 1 else "all_reduce", 8)]
     elif engine.kind == "deepspeed" and engine.zero_stage == 0:
-        once += buckets.stage_0_step(engine, model)
+        per_step += buckets.stage_0_step(engine, model)
     elif engine.kind == "deepspeed" and engine.zero_stage == 3:
         if engine.world_size > 1:
-            each += sharded.gathers(engine, shape, checkpointing, dropout)
-        each += sharded.reductions(engine, model)
-        once += sharded.step(engine, model)
+            per_micro_step += sharded.gathers(engine, shape, checkpointing, dropout)
+        per_micro_step += sharded.reductions(engine, model)
+        per_step += sharded.step(engine, model)
         if engine.secondary_partition_size > 1:
             first, later = (_sums(sharded.gathers(engine, shape, checkpointing, dropout, at)) for at in (True, False))
-            return _added(_sums(once), first, later), _sums(each)
+            return _added(_sums(per_step), first, later), _sums(per_micro_step)
     elif is_bf16_optimizer(engine):
-        once += buckets.bf16_reductions(engine, model)
-        once += buckets.partitioned_step(engine, model)
+        per_step += buckets.bf16_reductions(engine, model)
+        per_step += buckets.partitioned_step(engine, model)
     elif engine.kind == "deepspeed":
-        (each if engine.zero_stage == 2 else once).extend(buckets.partitioned_reductions(engine, model))
-        once += buckets.partitioned_step(engine, model)
-    return _sums(once), _sums(each)
+        (per_micro_step if engine.zero_stage == 2 else per_step).extend(buckets.partitioned_reductions(engine, model))
+        per_step += buckets.partitioned_step(engine, model)
+    return _sums(per_step), _sums(per_micro_step)
 
 
 def _added(sums: Sums, first: Sums, later: Sums) -> Sums:

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 
-from study.theory.case import Engine
 from study.theory.communication.model_order import Model, Parameter, modules_of
+from study.theory.engine import Engine
 from study.theory.model_states import is_bf16_optimizer
 from study.theory.shapes import ModelShape
 from study.theory.shapes.shape import FOUR_NORMS
@@ -28,28 +28,28 @@ def sent_bytes(engine: Engine, parameter: Parameter) -> int:
 
 def chunks(numels: Iterable[int], limit: int) -> Iterator[int]:
     """Yield elements of flat tensors that are closed when they hold more than a limit (engine.py)."""
-    held = 0
+    filled = 0
     for numel in numels:
-        held += numel
-        if held > limit:
-            yield held
-            held = 0
-    if held:
-        yield held
+        filled += numel
+        if filled > limit:
+            yield filled
+            filled = 0
+    if filled:
+        yield filled
 
 
 def full_buckets(engine: Engine, order: Sequence[Parameter]) -> Iterator[tuple[int, list[Parameter]]]:
     """Yield full buckets, with the bytes of their elements: one is open for each type that is communicated."""
-    held: dict[int, list[Parameter]] = defaultdict(list)
+    pending: dict[int, list[Parameter]] = defaultdict(list)
     elements: dict[int, int] = defaultdict(int)
     for parameter in order:
         size = sent_bytes(engine, parameter)
-        if held[size] and elements[size] + parameter.numel > engine.reduce_bucket_size:
-            yield size, held.pop(size)
+        if pending[size] and elements[size] + parameter.numel > engine.reduce_bucket_size:
+            yield size, pending.pop(size)
             elements[size] = 0
-        held[size].append(parameter)
+        pending[size].append(parameter)
         elements[size] += parameter.numel
-    yield from held.items()
+    yield from pending.items()
 
 
 # ---------------------------------------------------------------- nothing sharded
@@ -57,14 +57,14 @@ def full_buckets(engine: Engine, order: Sequence[Parameter]) -> Iterator[tuple[i
 
 def ddp_step(engine: Engine, shape: ModelShape, model: Model) -> Iterator[Collective]:
     """Follow DistributedDataParallel: buckets in the order of gradients, as rebuilt after the first step."""
-    held, limit = 0, DDP_FIRST_BUCKET_BYTES
+    filled, limit = 0, DDP_FIRST_BUCKET_BYTES
     for parameter in model.gradient_order():
-        held += parameter.numel * engine.parameter_bytes
-        if held >= limit:
-            yield "all_reduce", held
-            held, limit = 0, DDP_BUCKET_BYTES
-    if held:
-        yield "all_reduce", held
+        filled += parameter.numel * engine.parameter_bytes
+        if filled >= limit:
+            yield "all_reduce", filled
+            filled, limit = 0, DDP_BUCKET_BYTES
+    if filled:
+        yield "all_reduce", filled
     buffers = buffer_bytes(shape)
     if buffers:  # rank 0's, at the first forward pass after a reduction
         yield "broadcast", buffers

@@ -251,8 +251,8 @@ class Model:
             if word in "()":
                 layout.append(word)
             elif word == "output":  # what is left over: a layer of its own, or a tied one's bias, which GPT-J has
-                left = (self._next(group, "output" in lowered) for group in (0, 1) if self._sizes_left[group])
-                layout.append((*self._tied_output, *left))
+                unused = (self._next(group, "output" in lowered) for group in (0, 1) if self._sizes_left[group])
+                layout.append((*self._tied_output, *unused))
             else:
                 layout.append(() if word in ("dropout", "activation") else self._modules[word])
         return layout

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal, Protocol
 
-from study.theory.case import Engine
+from study.theory.engine import Engine
 
 Backend = Literal["gloo", "nccl"]
 
@@ -39,7 +39,7 @@ class OneKind(Protocol):
 
 def is_known(collectives: Iterable[OneKind]) -> bool:
     """Whether all are of kinds whose algorithm is told here."""
-    return all(each.kind.removeprefix("subgroup_") in _PASSES["gloo"] for each in collectives)
+    return all(collective.kind.removeprefix("subgroup_") in _PASSES["gloo"] for collective in collectives)
 
 
 def moved_by_gloo(collectives: Iterable[OneKind], world_size: int) -> float:
@@ -48,12 +48,12 @@ def moved_by_gloo(collectives: Iterable[OneKind], world_size: int) -> float:
     Of kinds that are not told here as many as NCCL.
     """
     moved = 0.0
-    for each in collectives:
-        kind = each.kind.removeprefix("subgroup_")
-        moved += _PASSES["gloo"].get(kind, 1) * each.bytes
+    for collective in collectives:
+        kind = collective.kind.removeprefix("subgroup_")
+        moved += _PASSES["gloo"].get(kind, 1) * collective.bytes
         if kind == "reduce" and world_size > 1:
             ring = world_size / (world_size - 1)
-            moved += (_of_reduce(each, world_size) * ring - 1 + 1 / world_size) * each.bytes
+            moved += (_of_reduce(collective, world_size) * ring - 1 + 1 / world_size) * collective.bytes
     return moved
 
 
@@ -62,19 +62,20 @@ def sent_bytes(collectives: Sequence[OneKind], engine: Engine, num_machines: int
 
     Ranks are in order on the machines, as many on each. Payload alone: headers come on top.
     """
-    ranks_each = engine.world_size // num_machines
+    ranks_per_machine = engine.world_size // num_machines
     sent = []
-    for each in collectives:
-        kind = each.kind.removeprefix("subgroup_")
-        groups = _groups(each.kind, engine)
+    for collective in collectives:
+        kind = collective.kind.removeprefix("subgroup_")
+        groups = _groups(collective.kind, engine)
         if backend == "gloo" and kind == "broadcast":
-            sent.append(each.bytes * _tree_crossings(engine.world_size, ranks_each))
+            sent.append(collective.bytes * _tree_crossings(engine.world_size, ranks_per_machine))
             continue
-        passed = _PASSES[backend][kind] * each.bytes * _crossings(groups, ranks_each)
+        passed = _PASSES[backend][kind] * collective.bytes * _crossings(groups, ranks_per_machine)
         if backend == "gloo" and kind == "reduce":
             world = engine.world_size
-            passed *= _of_reduce(each, world) * world / (world - 1)
-            passed += each.bytes * (world - ranks_each) / world  # gathered by the rank that asked, on its machine
+            passed *= _of_reduce(collective, world) * world / (world - 1)
+            # Gathered by the rank that asked, on its machine.
+            passed += collective.bytes * (world - ranks_per_machine) / world
         sent.append(passed)
     return float(sum(sent)) / num_machines
 
@@ -103,17 +104,17 @@ def _groups(kind: str, engine: Engine) -> list[range]:
     return [ranks[first : first + size] for first in range(0, len(ranks), size)]
 
 
-def _crossings(groups: Iterable[range], ranks_each: int) -> float:
+def _crossings(groups: Iterable[range], ranks_per_machine: int) -> float:
     """Of a tensor, how much passes from machine to machine in one pass of rings over these groups."""
     return sum(
         (len(group) - 1) / len(group)
         for group in groups
         for place, rank in enumerate(group)
-        if rank // ranks_each != group[place - 1] // ranks_each
+        if rank // ranks_per_machine != group[place - 1] // ranks_per_machine
     )
 
 
-def _tree_crossings(world_size: int, ranks_each: int) -> int:
+def _tree_crossings(world_size: int, ranks_per_machine: int) -> int:
     """How often a tensor passes from machine to machine down gloo's tree (broadcast.cc), from rank 0."""
     above = {rank: rank - (1 << (rank.bit_length() - 1)) for rank in range(1, world_size)}
-    return sum(rank // ranks_each != parent // ranks_each for rank, parent in above.items())
+    return sum(rank // ranks_per_machine != parent // ranks_per_machine for rank, parent in above.items())

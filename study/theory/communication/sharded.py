@@ -14,9 +14,9 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import NamedTuple
 
-from study.theory.case import Engine, Job
 from study.theory.communication.buckets import Collective, chunks, full_buckets, sent_bytes
 from study.theory.communication.model_order import Layout, Model, Module, Parameter, model_of, modules_of
+from study.theory.engine import Engine, Job
 from study.theory.shapes import ModelShape
 
 Visit = tuple[str, Module]  # enter or leave
@@ -109,10 +109,11 @@ class Coordinator:
     """What stage 3 gathers, prefetches and lets go of in one micro step (zero/partitioned_param_coordinator.py).
 
     Every micro step begins with what stays whole between steps and ends with it, so that one is as the other. With
-    `apart`, what was released before is gathered apart from what was not: it has a secondary copy, in a smaller group.
+    `splits_released`, what was released before is gathered separately from what was not: it has a secondary copy, in a
+    smaller group.
     """
 
-    def __init__(self, limits: Limits, model: Model, visits: list[Visit], apart: bool = False) -> None:
+    def __init__(self, limits: Limits, model: Model, visits: list[Visit], splits_released: bool = False) -> None:
         self._limits = limits
         self._visits = visits
         self._persistent = {p for p in model.parameters if p.numel <= limits.persistence_threshold}
@@ -120,7 +121,7 @@ class Coordinator:
         self._live = 0  # elements gathered in this micro step
         self.live: list[int] = []  # the same, after each visit
         self._gathered: list[Gather] = []
-        self._apart = apart
+        self._splits_released = splits_released
         self._released: set[Parameter] = set()
         entered = [module for action, module in visits if action == "enter"]
         self._queue = deque((p, step) for step, module in enumerate(entered) for p in module)
@@ -154,24 +155,24 @@ class Coordinator:
 
     def _prefetch(self) -> None:
         room = min(self._limits.max_live_parameters - self._live, self._limits.prefetch_bucket_size)
-        wanted: dict[Parameter, None] = {}
+        upcoming: dict[Parameter, None] = {}
         elements = 0
         while self._queue and elements < room:
             parameter, last_used = self._queue.popleft()
             self._fetched_for[parameter] = max(self._fetched_for.get(parameter, -1), last_used)
-            if parameter not in self._available and parameter not in wanted:
-                wanted[parameter] = None
+            if parameter not in self._available and parameter not in upcoming:
+                upcoming[parameter] = None
                 elements += parameter.numel
-        self._gather(wanted)
+        self._gather(upcoming)
 
     def _gather(self, parameters: Iterable[Parameter]) -> None:
         missing = [p for p in parameters if p not in self._available]
         if missing:
             self._available.update(missing)
             self._live += sum(p.numel for p in missing)
-            released = [p for p in missing if self._apart and p in self._released]
-            others = [p for p in missing if p not in released]
-            self._gathered += [Gather(each, each is released) for each in (released, others) if each]
+            released = [p for p in missing if self._splits_released and p in self._released]
+            unreleased = [p for p in missing if p not in released]
+            self._gathered += [Gather(group, group is released) for group in (released, unreleased) if group]
 
     def _release(self, parameter: Parameter) -> None:
         if parameter in self._available:
@@ -226,8 +227,8 @@ def gathers(
     until the optimizer steps (partition_parameters.py, _partition_param_sec; stage3.py, invalidate_secondary_tensor).
     """
     has_secondary = engine.secondary_partition_size > 1
-    apart = has_secondary and is_first
-    gathered, _ = _gathered(shape, _autocast(engine), Limits.of(engine), checkpointing, dropout, apart)
+    splits_released = has_secondary and is_first
+    gathered, _ = _gathered(shape, _autocast(engine), Limits.of(engine), checkpointing, dropout, splits_released)
     within = "subgroup_all_gather" if engine.secondary_partition_size < engine.world_size else "all_gather"
     for gather in gathered:
         kind = within if has_secondary and (gather.were_released or not is_first) else "all_gather"
@@ -261,12 +262,12 @@ def step(engine: Engine, model: Model) -> Iterator[Collective]:
 
 @lru_cache(maxsize=256)
 def _gathered(
-    shape: ModelShape, autocast: bool, limits: Limits, checkpointing: bool, dropout: bool, apart: bool = False
+    shape: ModelShape, autocast: bool, limits: Limits, checkpointing: bool, dropout: bool, splits_released: bool = False
 ) -> tuple[list[Gather], Whole]:
     """List what is gathered together in one micro step, and count how much is there at once; on any ranks."""
     model = model_of(shape, autocast)
     followed = sections(model, checkpointing, dropout)
-    coordinator = Coordinator(limits, model, followed.visits, apart)
+    coordinator = Coordinator(limits, model, followed.visits, splits_released)
     gathered, live = coordinator.gathered(), coordinator.live
     backward = len(followed.forward)
     blocks = backward + len(followed.after)
@@ -298,10 +299,10 @@ def fsdp_micro_step(engine: Engine, shape: ModelShape, model: Model) -> list[Col
     around = _row_padded_elements(model.before, shape, engine) - words
     end = _row_padded_elements(model.after, shape, engine)
     # Without an output layer what follows the blocks is of the root's own group.
-    kept = [end, around] if shape.head == "tokens" else [around + end]
+    unsharded = [end, around] if shape.head == "tokens" else [around + end]
     resharded = [] if shape.has_tied_head else [words]
     resharded += [_row_padded_elements(block, shape, engine) for block in model.blocks]
-    groups = [elements for elements in (*kept, *resharded) if elements]
+    groups = [elements for elements in (*unsharded, *resharded) if elements]
     again = resharded if engine.reshard_after_forward else []
     size = engine.compute_bytes
     reduced = 4 if engine.reduces_in_fp32 else size

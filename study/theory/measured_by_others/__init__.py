@@ -13,7 +13,7 @@ from typing import Any, Literal
 import yaml
 
 from study.theory import flops, hardware, shapes
-from study.theory.case import Engine, Job, parameter_bytes
+from study.theory.engine import Engine, Job, parameter_bytes
 from study.theory.hardware import Box
 from study.theory.shapes import ModelShape
 
@@ -128,8 +128,8 @@ class MeasuredCase:
         if self.quantity == "tokens_per_second_per_gpu":
             return self.sequences * float(self.job.sequence_length) / self.published
         assert self.quantity == "tflops_per_gpu", self.quantity
-        each = flops.hardware_flops_per_sequence(self.shape, self.job.sequence_length, self.job.recomputed)
-        return float(self.sequences * each / (self.published * 1e12))
+        per_sequence = flops.hardware_flops_per_sequence(self.shape, self.job.sequence_length, self.job.recomputed)
+        return float(self.sequences * per_sequence / (self.published * 1e12))
 
 
 def cases(kind: Literal["times", "memory"] = "times") -> list[MeasuredCase]:
@@ -140,7 +140,7 @@ def cases(kind: Literal["times", "memory"] = "times") -> list[MeasuredCase]:
 @cache
 def _cases() -> tuple[MeasuredCase, ...]:
     content = yaml.safe_load((FOLDER / "published.yaml").read_text())
-    found, names = [], Counter[str]()
+    cases, names = [], Counter[str]()
     for family in content["families"]:
         for row in family["rows"]:
             entry = {**family["same"], **row}
@@ -152,11 +152,11 @@ def _cases() -> tuple[MeasuredCase, ...]:
             collected, outside = entry["grade"], entry.get("outside", "")
             grade: Grade = "B" if collected == "A" and "assumed" in entry else collected
             facts = (family["source"], family["url"], family["conditions"].strip(), shape, engine, job, box)
-            found += [
+            cases += [
                 MeasuredCase(name, family["family"], grade, collected, outside, quantity, value, *facts)
                 for quantity, value in entry["published"].items()
             ]
-    return tuple(found)
+    return tuple(cases)
 
 
 def _setting(entry: dict[str, Any], content: dict[str, Any]) -> tuple[ModelShape, Engine, Job, Box]:
@@ -207,8 +207,8 @@ def _name(entry: dict[str, Any], job: Job, box: Box) -> str:
     """Name a configuration by what tells it from others."""
     words = [entry["model"], f"{box.num_gpus} x {box.gpu.name}", entry["engine"].replace("_", " "), entry["precision"]]
     words.append(f"{job.sequence_length} tokens x {job.micro_batch_size} x {job.gradient_accumulation_steps}")
-    how = {False: [], True: ["checkpointing"], "selective": ["selective checkpointing"]}
-    words += how[job.activation_checkpointing]
+    checkpointing = {False: [], True: ["checkpointing"], "selective": ["selective checkpointing"]}
+    words += checkpointing[job.activation_checkpointing]
     words += ["compiled"] if job.compiled else []
     words += [f"{job.loss_kernel} loss"] if job.loss_kernel else []
     words += [job.attention] if job.attention != "sdpa" else []

@@ -134,22 +134,22 @@ MOST_LAYERS = 10_000
 # ---------------------------------------------------------------- reading a file
 
 
-def from_config(content: dict[str, Any], where: str) -> ModelShape:
+def from_config(content: dict[str, Any], source: str) -> ModelShape:
     """Read a model's shape from the content of a transformers config.json; `where` becomes its name.
 
     Counted is the class that `architectures` names; without it BERT with the two-class head of bert-imdb, and the
     others with an output layer over their vocabulary. Raises ValueError for what is of the wrong type, does not divide,
     or is not counted here.
     """
-    model_type = _model_type(content, where)
+    model_type = _model_type(content, source)
     of_class = _DEFAULTS[content["model_type"]]
-    settings = {**of_class["defaults"], **_in_own_words(content, of_class["own_names"], where)}
-    _check_counted(settings, model_type, where)
+    settings = {**of_class["defaults"], **_in_own_words(content, of_class["own_names"], source)}
+    _check_counted(settings, model_type, source)
     keys = model_type.keys
 
     def number(part: str) -> int:
         key = keys[part]
-        return _number(settings[key], f"{where}: {key}", MOST_LAYERS if part == "layers" else LARGEST_WIDTH)
+        return _number(settings[key], f"{source}: {key}", MOST_LAYERS if part == "layers" else LARGEST_WIDTH)
 
     def number_or(part: str, otherwise: int) -> int:
         """The number, or what follows from the others."""
@@ -159,23 +159,23 @@ def from_config(content: dict[str, Any], where: str) -> ModelShape:
     hidden, heads = number("hidden"), number("heads")
     kv_heads, head_size = number_or("kv_heads", heads), number_or("head_size", 0)
     if not head_size:
-        _check_multiple(f"{keys['hidden']} {hidden}", f"{keys['heads']} {heads}", hidden % heads, where)
+        _check_multiple(f"{keys['hidden']} {hidden}", f"{keys['heads']} {heads}", hidden % heads, source)
     if kv_heads != heads:
-        _check_multiple(f"{keys['heads']} {heads}", f"{keys['kv_heads']} {kv_heads}", heads % kv_heads, where)
+        _check_multiple(f"{keys['heads']} {heads}", f"{keys['kv_heads']} {kv_heads}", heads % kv_heads, source)
     experts, experts_per_token = number_or("experts", 0), number_or("experts_per_token", 0)
     if experts_per_token > experts:
         raise ValueError(
-            f"{where}: {keys['experts_per_token']} {experts_per_token} is more than {keys['experts']} {experts}; "
+            f"{source}: {keys['experts_per_token']} {experts_per_token} is more than {keys['experts']} {experts}; "
             "correct one"
         )
-    head, labels = _head(content, model_type, where)
+    head, labels = _head(content, model_type, source)
     tied, activation = settings[keys["tied"]], settings[keys["activation"]]
     if not isinstance(tied, bool):
-        raise ValueError(f"{where}: {keys['tied']} is {tied!r}; give true or false")
+        raise ValueError(f"{source}: {keys['tied']} is {tied!r}; give true or false")
     if not isinstance(activation, str):
-        raise ValueError(f'{where}: {keys["activation"]} is {activation!r}; give its name, such as "gelu"')
+        raise ValueError(f'{source}: {keys["activation"]} is {activation!r}; give its name, such as "gelu"')
     return ModelShape(
-        name=where,
+        name=source,
         architecture=model_type.architecture,
         layers=number("layers"),
         hidden=hidden,
@@ -195,46 +195,46 @@ def from_config(content: dict[str, Any], where: str) -> ModelShape:
     )
 
 
-def _check_multiple(one: str, other: str, rest: int, where: str) -> None:
-    if rest:
-        raise ValueError(f"{where}: {one} is not a multiple of {other}; correct one")
+def _check_multiple(key: str, divisor_key: str, remainder: int, source: str) -> None:
+    if remainder:
+        raise ValueError(f"{source}: {key} is not a multiple of {divisor_key}; correct one")
 
 
-def _model_type(content: dict[str, Any], where: str) -> ModelType:
+def _model_type(content: dict[str, Any], source: str) -> ModelType:
     name = content.get("model_type")
     if isinstance(name, str) and name in MODEL_TYPES:
         return MODEL_TYPES[name]
-    given = "no model_type" if name is None else f"model_type {name!r}"
+    stated = "no model_type" if name is None else f"model_type {name!r}"
     if isinstance(name, str) and name in REFUSED:
-        raise ValueError(f"{where}: {given} is {REFUSED[name]}")
-    raise ValueError(f"{where}: {given}; give a config.json of {', '.join(MODEL_TYPES)}")
+        raise ValueError(f"{source}: {stated} is {REFUSED[name]}")
+    raise ValueError(f"{source}: {stated}; give a config.json of {', '.join(MODEL_TYPES)}")
 
 
-def _check_counted(settings: dict[str, Any], model_type: ModelType, where: str) -> None:
+def _check_counted(settings: dict[str, Any], model_type: ModelType, source: str) -> None:
     """Raise ValueError for a setting that adds parameters, or changes what is multiplied, in a way not counted."""
     counted_values = {**COUNTED, **model_type.counted}
     if model_type.architecture == "opt" and settings.get("word_embed_proj_dim") is not None:
         counted_values["word_embed_proj_dim"] = settings["hidden_size"]
     for key, counted in counted_values.items():
         if (value := settings.get(key, counted)) != counted and not (counted == [] and value is None):
-            raise ValueError(f"{where}: {key} is {value!r}, which is not counted; only {counted} is")
+            raise ValueError(f"{source}: {key} is {value!r}, which is not counted; only {counted} is")
 
 
-def _head(content: dict[str, Any], model_type: ModelType, where: str) -> tuple[Head, int]:
+def _head(content: dict[str, Any], model_type: ModelType, source: str) -> tuple[Head, int]:
     """What the class that `architectures` names has after its last block, and how many classes."""
-    named = content.get("architectures") or [next(iter(model_type.classes))]
-    if not isinstance(named, list) or len(named) != 1 or named[0] not in [*model_type.classes]:
+    classes = content.get("architectures") or [next(iter(model_type.classes))]
+    if not isinstance(classes, list) or len(classes) != 1 or classes[0] not in [*model_type.classes]:
         raise ValueError(
-            f"{where}: architectures is {named!r}, which is not counted; give one of {', '.join(model_type.classes)}"
+            f"{source}: architectures is {classes!r}, which is not counted; give one of {', '.join(model_type.classes)}"
         )
     names = content.get("id2label")
     if names is not None and not isinstance(names, dict):
-        raise ValueError(f"{where}: id2label is {names!r}; give an object of names, or leave it out")
+        raise ValueError(f"{source}: id2label is {names!r}; give an object of names, or leave it out")
     labels = content.get("num_labels")
-    labels = len(names or {}) or 2 if labels is None else _number(labels, f"{where}: num_labels", LARGEST_WIDTH)
+    labels = len(names or {}) or 2 if labels is None else _number(labels, f"{source}: num_labels", LARGEST_WIDTH)
     if names and len(names) != labels:
-        raise ValueError(f"{where}: num_labels is {labels}, id2label names {len(names)}; leave one out")
-    return model_type.classes[named[0]], labels
+        raise ValueError(f"{source}: num_labels is {labels}, id2label names {len(names)}; leave one out")
+    return model_type.classes[classes[0]], labels
 
 
 def _notes(settings: dict[str, Any], model_type: ModelType, experts: int) -> Iterator[str]:
@@ -257,18 +257,18 @@ def _notes(settings: dict[str, Any], model_type: ModelType, experts: int) -> Ite
         )
 
 
-def _in_own_words(content: dict[str, Any], own_names: dict[str, str], where: str) -> dict[str, Any]:
+def _in_own_words(content: dict[str, Any], own_names: dict[str, str], source: str) -> dict[str, Any]:
     """The content with each setting under its type's own key."""
     for usual, own in own_names.items():
         if usual in content and content[usual] != content.get(own, content[usual]):
-            both = f"{own} is {content[own]!r} and {usual} {content[usual]!r}"
-            raise ValueError(f"{where}: {both}, which are one setting; leave one out")
+            conflict = f"{own} is {content[own]!r} and {usual} {content[usual]!r}"
+            raise ValueError(f"{source}: {conflict}, which are one setting; leave one out")
     return {own_names.get(key, key): value for key, value in content.items()}
 
 
-def _number(value: Any, what: str, most: int) -> int:
+def _number(value: Any, name: str, most: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"{what} is {value!r}; give a whole number of at least 1")
+        raise ValueError(f"{name} is {value!r}; give a whole number of at least 1")
     if value > most:
-        raise ValueError(f"{what} is {value}, more than any model's; correct it")
+        raise ValueError(f"{name} is {value}, more than any model's; correct it")
     return value

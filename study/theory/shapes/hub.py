@@ -84,8 +84,8 @@ def _fetch(hub_id: str) -> bytes:
 class _TokenStaysOnItsHost(urllib.request.HTTPRedirectHandler):
     """Send the token along when the hub redirects to itself, and to no other host."""
 
-    def redirect_request(self, request: urllib.request.Request, *rest: Any) -> urllib.request.Request | None:
-        redirected = super().redirect_request(request, *rest)
+    def redirect_request(self, request: urllib.request.Request, *arguments: Any) -> urllib.request.Request | None:
+        redirected = super().redirect_request(request, *arguments)
         token = request.get_header("Authorization")
         if redirected is not None and token:
             old, new = urllib.parse.urlsplit(request.full_url), urllib.parse.urlsplit(redirected.full_url)

@@ -32,9 +32,9 @@ def _shape_of(line: dict[str, str]) -> ModelShape:
     return ModelShape(**words, **counts, tied=line["tied"] == "True")
 
 
-_NAMED = _read()
-KNOWN: dict[str, ModelShape] = {name: shape for name, (shape, _) in _NAMED.items()}
-_BY_NAME = KNOWN | {hub_id.lower(): shape for shape, ids in _NAMED.values() for hub_id in ids}
+_ROWS = _read()
+KNOWN: dict[str, ModelShape] = {name: shape for name, (shape, _) in _ROWS.items()}
+_BY_NAME = KNOWN | {hub_id.lower(): shape for shape, ids in _ROWS.values() for hub_id in ids}
 
 
 LONGEST_PATH = 1024  # beyond what a file system takes, asking it is an error
@@ -50,8 +50,8 @@ def find(text: str) -> ModelShape:
 
     The hub is asked only for an id that is not known here, for five seconds at most. Raises ValueError with the remedy.
     """
-    if known := find_known(text):
-        return known
+    if shape := find_known(text):
+        return shape
     return from_config(*read_config(text))
 
 
@@ -106,6 +106,6 @@ def _from_hub(hub_id: str) -> tuple[dict[str, Any], str]:
 def _near(text: str) -> str:
     """Say which known names are near a text, or how to give one: the start of a sentence that goes on with "or"."""
     name = text.lower().rpartition("/")[2]
-    by_last_part = {known.rpartition("/")[2]: shape.name for known, shape in _BY_NAME.items()}
+    by_last_part = {spelling.rpartition("/")[2]: shape.name for spelling, shape in _BY_NAME.items()}
     near = dict.fromkeys(by_last_part[n] for n in difflib.get_close_matches(name, by_last_part, n=3, cutoff=0.5))
     return f"give a known name of about its size, such as {', '.join(near)}" if near else "give a known name"

@@ -90,10 +90,10 @@ def block(w: Widths) -> tuple[list[int], list[int]]:
 
 def _gated_feed_forward(w: Widths) -> list[int]:
     """List gate, up and down; of experts all gates and ups are one parameter, and the router is one."""
-    one = w.hidden * w.feed_forward
+    matrix = w.hidden * w.feed_forward
     if not w.experts:
-        return [one, one, one]
-    router, experts = w.hidden * w.experts, [w.experts * 2 * one, w.experts * one]
+        return [matrix, matrix, matrix]
+    router, experts = w.hidden * w.experts, [w.experts * 2 * matrix, w.experts * matrix]
     return [router, *experts] if w.architecture == "mixtral" else [*experts, router]
 
 
@@ -281,8 +281,8 @@ def architecture_of(workload: str, size: str) -> Plain:
     """Which architecture a workload trains at one of its sizes."""
     if workload == "bert-imdb":
         return "bert"
-    others: dict[str, Plain] = {"2.7b": "gpt-neo", "6b": "gpt-j"}
-    return others.get(size, "gpt2")
+    by_size: dict[str, Plain] = {"2.7b": "gpt-neo", "6b": "gpt-j"}
+    return by_size.get(size, "gpt2")
 
 
 def parameter_sizes(
@@ -292,9 +292,11 @@ def parameter_sizes(
 
     Raises ValueError where no vocabulary gives that number, because then the model is another one.
     """
-    without, with_one = (with_vocabulary(architecture, layers, hidden, positions, words).num_params for words in (0, 1))
-    vocabulary, rest = divmod(num_params - without, with_one - without)
-    if rest or vocabulary < 1:
+    no_words, one_word = (
+        with_vocabulary(architecture, layers, hidden, positions, words).num_params for words in (0, 1)
+    )
+    vocabulary, remainder = divmod(num_params - no_words, one_word - no_words)
+    if remainder or vocabulary < 1:
         raise ValueError(
             f"{num_params} parameters: not those of {architecture}, {layers} layers of hidden size {hidden}"
         )

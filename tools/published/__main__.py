@@ -1,7 +1,12 @@
-"""`python -m study.claims.published`: the a100-replication's program, and pairs of settings that differ unseen."""
+"""Run what others published, as it is and mended: the a100-replication's program, and parity traps.
+
+python tools/published protocol --output FILE
+python tools/published traps --output FILE
+"""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +35,9 @@ def published() -> None:
 @click.option("--output", type=PATH, required=True, help="JSON file")
 def _protocol(repeats: int, programs: tuple[str, ...], output: Path, **flags: Any) -> None:
     """Run the a100-replication's program as published, and mended step by step."""
-    from study.claims.published import defects
+    from published import protocol
 
-    defects.measure(config.build_config("paper", **config.given(flags)), repeats, programs, output)
+    protocol.measure(config.build_config("paper", **config.given(flags)), repeats, programs, output)
 
 
 @published.command("traps")
@@ -42,10 +47,11 @@ def _protocol(repeats: int, programs: tuple[str, ...], output: Path, **flags: An
 @click.option("--output", type=PATH, required=True, help="JSON file")
 def _traps(data_dir: Path | None, num_seeds: int, names: tuple[str, ...], output: Path) -> None:
     """Measure the difference that each parity trap makes between runs that read as the same training."""
-    from study.claims.published import traps
+    from published import traps
 
     traps.measure(names, num_seeds, data_dir, output)
 
 
 if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # which has this package
     run_command(published)

@@ -1,6 +1,6 @@
 """Train one arm of a trap as published scripts do, seed after seed, and ask the engine what it really was.
 
-    accelerate launch --config_file FILE study/claims/published/trap_arm.py JOB.json
+    accelerate launch --config_file FILE tools/published/trap_arm.py JOB.json
 
 `traps.py` writes the job and starts this. Nothing here guards against anything: the study's own trainer refuses most of
 these set-ups. JOB.json: {"program": {...}, "settings": {...}, "seeds": [...], "data_dir": ... or null}.

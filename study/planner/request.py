@@ -12,14 +12,23 @@ from study.errors import Refusal, refusing
 from study.strategy import file
 from study.strategy.file import Strategy
 from study.theory import hardware, shapes
-from study.theory.case import Attention, Checkpointing, Job, Kernels, LossKernel, Optimizer, OptimizerKernel, Precision
+from study.theory.engine import (
+    Attention,
+    Checkpointing,
+    Job,
+    Kernels,
+    LossKernel,
+    Optimizer,
+    OptimizerKernel,
+    PrecisionClass,
+)
 from study.theory.hardware import Box
 from study.theory.shapes import ModelShape
 
 CHECKPOINTED: dict[Checkpointing, bool | Literal["selective"]] = {"full": True, "selective": "selective", "none": False}
 
 _KNOWN: dict[str, tuple[str | None, ...]] = {
-    "precision": (None, *get_args(Precision)),
+    "precision": (None, *get_args(PrecisionClass)),
     "activation_checkpointing": (None, *get_args(Checkpointing)),
     "kernels": get_args(Kernels),
     "attention": get_args(Attention),
@@ -35,7 +44,7 @@ SEQUENCES_PER_GPU = 8  # of the global batch, where none is asked for
 
 
 @dataclass(frozen=True)
-class Asked:
+class Request:
     """What one wants to know. Raises Refusal where it makes no sense."""
 
     gpu: str
@@ -45,7 +54,7 @@ class Asked:
     strategy: str | None = None  # None: all of them
     micro_batch_size: int | None = None
     gradient_accumulation_steps: int | None = None
-    precision: Precision | None = None  # None: bf16 where the GPU has it, else fp16
+    precision: PrecisionClass | None = None  # None: bf16 where the GPU has it, else fp16
     activation_checkpointing: Checkpointing | None = None  # None: full, where it makes a strategy fit, or faster
     kernels: Kernels = "fused"
     compile: bool = False
@@ -94,7 +103,7 @@ class Asked:
         )
 
     @cached_property
-    def chosen_precision(self) -> Precision:
+    def chosen_precision(self) -> PrecisionClass:
         has = self.box(1).gpu.peak_flops_per_second
         precision = self.precision or ("bf16" if "bf16" in has else "fp16")
         kind = precision.removeprefix("pure-").removesuffix("-autocast")
@@ -179,17 +188,17 @@ def _makes_sense(chosen: Strategy, num_gpus: int) -> bool:
     return num_gpus > 1 or alone
 
 
-def find_model(name: str, asked: Asked) -> tuple[ModelShape, Asked, list[str]]:
+def find_model(name: str, request: Request) -> tuple[ModelShape, Request, list[str]]:
     """Find a model, and settle the length where none is asked for; and say what of it is ignored, or taken otherwise.
 
     Raises Refusal for a model that is not known.
     """
     with refusing():
         shape = shapes.find(name)
-    length = asked.sequence_length or min(DEFAULT_LENGTH, shape.positions)
-    asked = dataclasses.replace(asked, sequence_length=length)
+    length = request.sequence_length or min(DEFAULT_LENGTH, shape.positions)
+    request = dataclasses.replace(request, sequence_length=length)
     notes = list(shape.notes)
     if length <= shape.positions:
-        return shape, asked, notes
+        return shape, request, notes
     note = f"{shape.name} has {shape.positions:,} positions: taken as if it had {length:,}"
-    return dataclasses.replace(shape, positions=length), asked, [*notes, note]
+    return dataclasses.replace(shape, positions=length), request, [*notes, note]

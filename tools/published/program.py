@@ -1,9 +1,10 @@
 """What does the a100-replication's program do, as its appendix prints it, or with some of its defects mended?
 
-    python -m study.claims.published.program SPEC
+    PYTHONPATH=tools python -m published.program SPEC
 
 One process is one start of the program: its arms run one after another, as there. SPEC is a JSON file: one of PROGRAMS
-in defects.py, the repeat, the workload and the starting weights. Its answer is what is observed of each arm.
+in study/claims/defects.py, the repeat, the workload and the starting weights. Its answer is the observations of each
+arm.
 
 The appendix prints its function in two blocks, the second without indentation; here it is put together again. What
 differs from it even where nothing is mended: starts are drawn from seeds that are known, so that they can be had again;
@@ -22,8 +23,9 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from published.protocol import BODY_SHARE
 from study import processes
-from study.claims.published.defects import BODY_SHARE, Program
+from study.claims.defects import Program
 from study.config import RunConfig
 from study.engines import extensions
 from study.running.launch import QUIET
@@ -31,7 +33,7 @@ from study.running.launch import QUIET
 if TYPE_CHECKING:
     from transformers import TrainingArguments
 
-    from study.claims.published.watched_trainer import Watched
+    from published.watched_trainer import Watched
     from study.workloads.sources import Examples, Splits
 
 PUBLISHED_SEED = 42  # of split, order and dropout, in every start of the published program
@@ -187,7 +189,7 @@ def train(
     model: Any, arm: str, program: Program, seed: int, config: RunConfig, splits: Splits, held_out: Examples
 ) -> dict[str, Any]:
     """Call the appendix's `train_model`, and observe it. Raises ArmFailed where Trainer does not train."""
-    from study.claims.published.watched_trainer import StepEdges, Watched
+    from published.watched_trainer import StepEdges, Watched
     from study.training.memory import PhaseMemory
     from study.training.timing import make_clock
 

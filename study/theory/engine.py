@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
+from study.engines.strategy_names import OffloadDevice
+
 if TYPE_CHECKING:  # the command line lists what these types allow, and does without numpy's import
     import numpy as np
 
 # Of one configuration a number, of a grid an array of numbers; arrays of one expression must broadcast.
 Numbers: TypeAlias = "int | float | np.ndarray"
 
-Device = Literal["none", "cpu", "nvme"]
-Precision = Literal["fp32", "tf32", "bf16-autocast", "fp16-autocast", "bf16", "fp16", "pure-bf16", "fp8"]
+PrecisionClass = Literal["fp32", "tf32", "bf16-autocast", "fp16-autocast", "bf16", "fp16", "pure-bf16", "fp8"]
 Optimizer = Literal["adamw", "adamw-8bit", "lamb", "muon", "adafactor", "sgd"]
 # How an optimizer step is computed: all parameters in one kernel; operation by operation over the list of all of them,
 # which takes a copy of what one operation makes; or parameter by parameter.
@@ -37,10 +38,10 @@ class Engine:
     world_size: int
     # config.py's classes; tf32: fp32 that is multiplied in TF32; pure-bf16: no fp32 copy of anything; fp8: bf16 whose
     # products with weights are in FP8.
-    precision: Precision
+    precision: PrecisionClass
     accumulation_bytes: int  # per gradient element
-    offload_optimizer: Device = "none"
-    offload_param: Device = "none"
+    offload_optimizer: OffloadDevice = "none"
+    offload_param: OffloadDevice = "none"
     reduce_bucket_size: int = 0  # elements, as the sizes below
     persistence_threshold: int = 0
     prefetch_bucket_size: int = 0

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from study.theory import communication, flops, peaks, step_time
-from study.theory.case import Engine, Job, Numbers
 from study.theory.communication import ExpectedCollective
+from study.theory.engine import Engine, Job, Numbers
 from study.theory.hardware import Box, product_flops_per_second, usable_memory_bytes
 from study.theory.measured_by_others import MeasuredCase
 from study.theory.peaks import Peak
@@ -110,12 +110,12 @@ def lacking(peak: Peak, box: Box) -> str | None:
 
     Of a grid: for the part of it that takes the most.
     """
-    for what, needed, there in (
+    for resource, needed, available in (
         ("host memory", peak.host_bytes, box.host_memory_bytes),
         ("disk", peak.disk_bytes, box.disk_bytes),
     ):
-        if there is not None and np.max(needed) * _ranks_per_node(box) > there:
-            return what
+        if available is not None and np.max(needed) * _ranks_per_node(box) > available:
+            return resource
     return None
 
 

@@ -1,8 +1,9 @@
-"""How large a difference does each parity trap make, between runs that read as the same training?
+"""Measure the parity traps: train pairs of runs that read as the same training and differ in one unwritten setting.
 
 A trap is an arm and its control that differ in a setting which nobody wrote down, and a pair of arms in which that
 setting is matched; traps.yaml has them. Arms are small trainings from scratch, started by accelerate as published
-scripts are (trap_arm.py); the file gets what each engine was and what it learned.
+scripts are (trap_arm.py). The file gets what each engine was and what it learned; study/claims/traps.py computes the
+differences from it.
 """
 
 from __future__ import annotations
@@ -16,12 +17,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-import numpy as np
-import pandas as pd
-
 from study import files, processes
-from study.compare.differences import t_interval
-from study.compare.parity import WITHIN
+from study.claims.traps import read
 from study.config import RunConfig
 from study.engines import extensions, this_machine
 from study.errors import Refusal
@@ -30,7 +27,6 @@ from study.running.launch import QUIET
 from study.workloads import sources
 
 TIMEOUT_SECONDS = 3600  # of one arm, with all its seeds
-COLUMNS = ("trap", "quantity", "arm", "against", "n_seeds", "difference", "low", "high", "verdict")
 
 
 class Trap(NamedTuple):
@@ -78,57 +74,6 @@ def asked_of(arm: str) -> dict[str, Any]:
     return {"accelerate_file": file, "deepspeed_json": content, "program": script}
 
 
-# ---------------------------------------------------------------- effects
-
-
-def effects(path: Path) -> pd.DataFrame:
-    """Tabulate what each measured trap changes: one row per trap, quantity and arm, "trapped" or "matched".
-
-    `difference` is the mean over seeds of value / control - 1 of the same seed, `low` and `high` its 95 % interval by
-    Student's t; both are the difference itself where all seeds agree, and None with one seed. Raises Refusal.
-    """
-    content = read(path)
-    rows = []
-    for name, trap in content["traps"].items():
-        matched_control = trap["matched_control"] or trap["control"]
-        couples = (("trapped", trap["trapped"], trap["control"]), ("matched", trap["matched"], matched_control))
-        for quantity in trap["quantities"]:
-            for kind, arm, control in couples:
-                values, of_control = (_values(content["arms"][side], quantity) for side in (arm, control))
-                seeds = [seed for seed in values if seed in of_control]
-                differences = np.array([values[seed] / of_control[seed] - 1 for seed in seeds])
-                mean, low, high = t_interval(differences)
-                row = (name, quantity, kind, control, len(seeds), mean, low, high, verdict(low, high))
-                rows.append(dict(zip(COLUMNS, row, strict=True)))
-    return pd.DataFrame(rows, columns=list(COLUMNS))
-
-
-def read(path: Path) -> dict[str, Any]:
-    """Read a file of measured traps. Raises Refusal."""
-    content = files.load(path, "measured traps")
-    if not isinstance(content, dict) or not {"settings", "data", "arms", "traps"} <= content.keys():
-        raise Refusal(f"{path}: holds no measured traps; make them with study.claims.published traps")
-    return content
-
-
-def _values(arm: dict[str, Any], quantity: str) -> dict[str, float]:
-    """The value of a quantity, by seed; what the engine was is the same for every seed."""
-    return {
-        seed: facts[quantity] if quantity in facts else arm["ran"][quantity] for seed, facts in arm["seeds"].items()
-    }
-
-
-def verdict(low: float | None, high: float | None) -> str:
-    """The interval of a relative difference, in words."""
-    if low is None or high is None:
-        return "one seed: no interval"
-    if max(-low, high) <= WITHIN:
-        return "no difference"
-    if low <= 0 <= high:
-        return f"not told from 0 ({100 * low:+.3g} % to {100 * high:+.3g} %)"
-    return f"makes a difference of {100 * low:+.3g} %" + ("" if low == high else f" to {100 * high:+.3g} %")
-
-
 # ---------------------------------------------------------------- measuring
 
 
@@ -174,7 +119,7 @@ def check_machine(arms: Sequence[str]) -> None:
 
 def read_or_begin(path: Path, from_files: bool) -> dict[str, Any]:
     """The content of the file so far, or of a new one. Raises Refusal where it was made with other settings."""
-    command = "python -m study.claims.published traps" + (" --data-dir DIR" if from_files else "") + " --output FILE"
+    command = "python tools/published traps" + (" --data-dir DIR" if from_files else "") + " --output FILE"
     if not path.exists():
         begun = {"command": command, "date": None, "machine": None, "settings": SETTINGS, "data": None}
         return {**begun, "arms": {}, "traps": {}}

@@ -1,0 +1,139 @@
+"""The effects of the defects in the a100-replication's protocol, computed from the committed results.
+
+tools/published runs that program: as published, and mended. defects.yaml lists its defects, the programs that were run
+and the pairs of arms that are compared. An effect is the value of ZeRO's arm over that of the plain arm, less 1: below
+0, ZeRO is better. It is computed for each repeat; its interval is Student's t of 95 % over the repeats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from study import files
+from study.compare.differences import t_interval
+from study.compare.parity import WITHIN
+from study.errors import Refusal
+
+Metric = Literal["validation loss", "training loss", "time", "peak memory"]
+METRICS: tuple[Metric, ...] = ("validation loss", "training loss", "time", "peak memory")
+LOSSES = METRICS[:2]
+
+
+class Program(NamedTuple):
+    """What one process runs: its arms, in order, and which defects of the published program are mended in it."""
+
+    arms: tuple[str, ...]  # plain or zero, and the batch size: "zero-8"
+    honoured: bool = False  # settings-unread: the DeepSpeed settings are given where they are read
+    fresh_model: bool = False  # same-model: each arm has a model of its own
+    seeded_head: bool = False  # head-unseeded: equal seeds draw equal heads
+    own_seeds: bool = False  # one-seed: each repeat has its own split, order and dropout
+    start: int = 0  # programs with different numbers draw different heads, unless these are seeded
+
+
+class Comparison(NamedTuple):
+    """Two arms, each of a program by name and position, and which observation of an arm is its value."""
+
+    plain: tuple[str, int]
+    zero: tuple[str, int]
+    reading: Mapping[Metric, str]
+
+
+# As the published program reads its arms, and mended; and the defects that are mended in reading, not in running.
+READINGS: dict[str, dict[Metric, str]] = {
+    "published": {
+        "validation loss": "logged_eval_loss", "training loss": "logged_train_loss", "time": "span",
+        "peak memory": "life_peak_bytes",
+    },
+    "mended": {
+        "validation loss": "held_out_loss", "training loss": "last_epoch_loss", "time": "step",
+        "peak memory": "peak_bytes",
+    },
+}  # fmt: skip
+READING_OF: dict[str, tuple[Metric, ...]] = {
+    "peak-kept": ("peak memory",), "timing-span": ("time",), "losses-of-few": LOSSES,
+}  # fmt: skip
+
+
+def _comparison(plain: list[Any], zero: list[Any], read: str, but: str = "") -> Comparison:
+    opposite = READINGS["mended" if read == "published" else "published"]
+    otherwise = {metric: opposite[metric] for metric in READING_OF.get(but, ())}
+    return Comparison((plain[0], plain[1]), (zero[0], zero[1]), READINGS[read] | otherwise)
+
+
+_DATA = files.read_yaml(Path(__file__).with_name("defects.yaml"), Path(__file__).parent)
+DEFECTS: dict[str, dict[str, str]] = _DATA["defects"]  # short, published, mended
+PROGRAMS = {name: Program(**{**keys, "arms": tuple(keys["arms"])}) for name, keys in _DATA["programs"].items()}
+GROUPS = {
+    title: {name: _comparison(**keys) for name, keys in group.items()} for title, group in _DATA["comparisons"].items()
+}
+AS_PUBLISHED, MENDED = GROUPS["as published"]["all defects"], GROUPS["all mended"]["batch 8"]
+MENDED_ALONE, LEFT_ALONE = GROUPS["one defect mended, the others left"], GROUPS["all mended but one"]
+
+# ---------------------------------------------------------------- effects
+
+
+class Effect(NamedTuple):
+    """What ZeRO's arm has over the plain one's, less 1, by repeat; below 0 ZeRO is better."""
+
+    values: dict[int, float]
+    mean: float
+    low: float | None  # None: one repeat has no interval
+    high: float | None
+    drawn: bool  # weights or order are drawn anew in each repeat; otherwise repeats are the same training
+
+    @classmethod
+    def of(cls, values: dict[int, float], drawn: bool) -> Effect | None:
+        return cls(values, *t_interval(np.array(list(values.values()))), drawn) if values else None
+
+    @property
+    def word(self) -> str:
+        """The effect in words: ZeRO is better or worse, there is no difference, or why repeats cannot decide."""
+        if self.low is None or self.high is None:
+            return "one repeat"
+        if max(abs(self.low), abs(self.high)) <= WITHIN:
+            return "no difference"
+        if not self.drawn:
+            return "the same each time"
+        return "better" if self.high < 0 else "worse" if self.low > 0 else "not told apart"
+
+
+def read(path: Path) -> dict[str, Any]:
+    """Read the results of the protocol. Raises Refusal."""
+    content = files.load(path, "results of the protocol")
+    if not isinstance(content, dict) or not {"settings", "machine", "runs"} <= content.keys():
+        raise Refusal(f"{path}: holds no results of the protocol; make them with python tools/published protocol")
+    if unknown := {name.partition("/")[0] for name in content["runs"]} - PROGRAMS.keys():
+        raise Refusal(f"{path}: runs: {min(unknown)} is no program; take it out")
+    return content
+
+
+def effect(results: Mapping[str, Any], comparison: Comparison, metric: Metric) -> Effect | None:
+    """The effect of a comparison on one metric; None where no repeat has both arms."""
+    plain, zero = (_values(results, place, comparison.reading[metric]) for place in comparison[:2])
+    programs = [PROGRAMS[name] for name, _ in (comparison.plain, comparison.zero)]
+    drawn = metric not in LOSSES or any(program.own_seeds or not program.seeded_head for program in programs)
+    return Effect.of({repeat: zero[repeat] / plain[repeat] - 1 for repeat in sorted(plain.keys() & zero.keys())}, drawn)
+
+
+def _values(results: Mapping[str, Any], place: tuple[str, int], reading: str) -> dict[int, float]:
+    """By repeat: what the arm at a place (program, position) is compared by, where it did not fail."""
+    program, position = place
+    clock = "" if results["machine"]["gpus"] else "cpu_"  # of the processor on a CPU, whose cores others may share
+    values = {}
+    for name, start in results["runs"].items():
+        started, _, repeat = name.partition("/")
+        if started != program or position >= len(start["arms"]) or "error" in start["arms"][position]:
+            continue
+        arm: dict[str, Any] = start["arms"][position]
+        if reading == "span":
+            value = arm[f"{clock}seconds"]
+        elif reading == "step":
+            value = arm[f"step_{clock}seconds"] / arm["ran"]["batch_size"]
+        else:
+            value = arm["epoch_losses"][-1] if reading == "last_epoch_loss" else arm[reading]
+        values[int(repeat)] = value
+    return values
