@@ -73,9 +73,9 @@ def test_the_engines_bytes_are_those_measured(path):
         for rank, measured in enumerate(ranks):
             known = engine_differences(engine, sizes, rank, moment)
             for part in STATE_PARTS:
-                predicted = getattr(paper_bytes(engine, sizes.num_params, moment), part)
-                predicted += sum(d.num_bytes for d in known if d.part == part)
-                beyond = getattr(measured, part) - predicted
+                num_bytes = getattr(paper_bytes(engine, sizes.num_params, moment), part)
+                num_bytes += sum(d.num_bytes for d in known if d.part == part)
+                beyond = getattr(measured, part) - num_bytes
                 assert 0 <= beyond <= uncounted.get(part, 0), (moment, rank, part)
 
 
