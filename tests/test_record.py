@@ -242,7 +242,7 @@ def edited(content: dict, at: tuple, value: object) -> str:
     return json.dumps(copy) + "\n"
 
 
-def refused_everywhere(match: str, views: tuple[str, ...] = tuple(cli.VIEWS)) -> None:
+def refused_everywhere(match: str, views: tuple[str, ...] = tuple(cli.compare.VIEWS)) -> None:
     """By collect, pack and every view of compare, before the first write."""
     before = sorted(Path().rglob("*"))
     asked = [["pack", "runs", "out"], ["pack", "runs", "box.zip"]]
@@ -277,7 +277,7 @@ def test_a_name_that_is_no_files_is_refused(run_dir, where, run_id):
     synthetic.change(run_dir / "record.json", run_id=run_id) if where == "record.json" else None
     synthetic.change(run_dir / "outcome.json", run_id=run_id)
     # The other tables are made of records alone.
-    refused_everywhere("the name ", tuple(cli.VIEWS) if where == "record.json" else ("differences",))
+    refused_everywhere("the name ", tuple(cli.compare.VIEWS) if where == "record.json" else ("differences",))
 
 
 @pytest.mark.parametrize(
@@ -428,7 +428,7 @@ def test_a_record_that_the_program_writes_again_has_its_own_digest(run_dir):
     assert schema.read(path).status == "killed"
 
 
-@pytest.mark.parametrize("view", sorted(cli.VIEWS))
+@pytest.mark.parametrize("view", sorted(cli.compare.VIEWS))
 def test_what_a_record_says_is_text_on_every_page(run_dir, capsys, view):
     """No script, no second row or cell, nothing that turns what follows."""
     hostile = "<script>alert(1)</script>|a\n| b \\| c | \u202egnp\x1b[31m"
@@ -451,7 +451,7 @@ def test_what_a_record_says_is_text_on_every_page(run_dir, capsys, view):
 
 
 def test_a_control_that_did_not_run_is_refused(run_dir):
-    for view in cli.WITH_CONTROL:
+    for view in cli.compare.WITH_CONTROL:
         said = refusal(cli.run, ["compare", "runs", "--view", view, "--control", "zero22"])
         assert said.endswith("--control zero22: no run of it here; the strategies are zero2")
     said = refusal(cli.run, ["compare", "runs", "--view", "parity", "--control", "zero2"])

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
+import operator
 from pathlib import Path
 
 import pytest
 import synthetic
 
+from study.cli import compare
 from study.compare.view import View, page, tables
 from study.errors import Refusal
 
@@ -43,3 +46,12 @@ def test_page_lists_the_runs_without_a_result(tmp_path):
 def test_page_of_no_record(tmp_path):
     with pytest.raises(Refusal):
         SHORT.page([tmp_path])
+
+
+@pytest.mark.parametrize(("name", "target"), compare.VIEWS.items())
+def test_every_view_of_the_command_has_its_page(name, target):
+    module, _, attributes = target.partition(".")
+    made_by = operator.attrgetter(attributes)(importlib.import_module(f"study.compare.{module}"))
+    assert callable(made_by)
+    view = getattr(made_by, "__self__", None)
+    assert view is None or view.name == name

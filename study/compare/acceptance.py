@@ -1,4 +1,4 @@
-"""The view `acceptance`: whether each strategy trains here, in each precision, as `single` does, and is measured."""
+"""The view `acceptance`: check that each strategy trains on this machine in each precision, and is measured."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ Cells = dict[tuple[str, str], Verdict]  # by strategy and check
 
 
 def _cells(strategies: Sequence[str], runs: Sequence[_Run], references: dict[str, RecordFile]) -> Cells:
-    """The verdicts of all checks that were asked of a strategy."""
+    """Return the verdicts of all checks that some run of a strategy asks for."""
     cells: Cells = {}
     for strategy in strategies:
         own = [run for run in runs if run.strategy == strategy]
@@ -142,7 +142,7 @@ def _work(r: Record) -> str:
 
 
 def _check(check: str, runs: list[_Run], references: dict[str, RecordFile]) -> Verdict | None:
-    """The verdict of one cell; None: nothing was asked."""
+    """Return the verdict of one cell; None if no run asks for this check."""
     if check in WAYS:
         return _worst(_of_training(run) for run in runs if run.way == check)
     finished = [run.file for run in runs if run.file]
@@ -159,7 +159,7 @@ def _of_training(run: _Run) -> Verdict:
 
 
 def _of_observation(observation: _Observation, finished: Sequence[Record]) -> Verdict | None:
-    """Whether something that only GPUs have was observed of the runs that are asked for it."""
+    """Return whether the runs that are to have an observation have it; only GPUs do."""
     observed = [r for r in finished if observation.is_asked(r)]
     on_gpu = [r for r in observed if r.device != "cpu"]
     if observed and not on_gpu:

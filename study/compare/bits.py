@@ -1,9 +1,9 @@
-"""The view `bits`: which strategies leave the same bits, and by which rounding are the others told apart?
+"""The view `bits`: compare the bits that strategies train, and name the roundings that make them differ.
 
-What is expected stands here, and is older than the runs it is held against: `roundings` names, for one run, each
-choice that its engine makes where floating-point arithmetic leaves one. Two runs of one setting that make the same
-choices must leave the same weights and moments, bit by bit, after every step. Where the choices differ the bits may
-differ, and the names say why.
+The expectations are in this module. They were written before the runs that they are compared with. `roundings` names,
+for one run, each choice that its engine makes if floating-point arithmetic allows several. Two runs of one setting that
+make the same choices must have the same weights and moments, bit by bit, after every step. If the choices differ, the
+bits may differ, and the names say why.
 """
 
 from __future__ import annotations
@@ -367,13 +367,15 @@ def _against_shipped(files: Sequence[RecordFile]) -> list[str]:
     ]
 
 
-# ---------------------------------------------------------------- what was expected, and held
+# ---------------------------------------------------------------- expectations and outcomes
 
 
 def pairs_by_outcome(files: Sequence[RecordFile]) -> Mapping[str, list[tuple[str, str]]]:
-    """Return pairs of runs by what was expected of them: `same` and are, `broken` and are not; `repeats`, `seen`, ...
+    """Return the pairs of runs of one setting, by ids, for each outcome of what was expected of them.
 
-    Two runs of a setting with the same roundings are expected to be the same; a planted fault is expected to be seen.
+    same, broken: two strategies with the same roundings have the same bits, or not. named: they differ, and so do their
+    roundings. repeated, not repeated: two runs of one strategy have the same bits, or not. seen, not seen: a planted
+    fault changes the bits, or not.
     """
     result: dict[str, list[tuple[str, str]]] = {
         kind: [] for kind in ("same", "broken", "repeated", "not repeated", "named", "seen", "not seen")
