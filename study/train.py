@@ -36,10 +36,10 @@ from study.running import caches, checks, memory_limits, one_writer
 from study.running.ending import FAILED, REFUSED
 from study.running.launch import QUIET
 from study.training import rendezvous
-from study.training.built import Built, build, start
-from study.training.gradient_norm import gradient_norm_reader
 from study.training.journal import SMALLEST_SWAP_BYTES, Journal
+from study.training.optimizer_steps import gradient_norm_reader
 from study.training.request import check_as_launched, requested_run
+from study.training.setup import Built, build, start
 from study.training.warnings_log import LibraryWarnings, tell_launcher, tidy_launcher
 
 if TYPE_CHECKING:
@@ -157,8 +157,8 @@ def train(built: Built, journal: Journal, checkpoints: Checkpoints) -> None:
     import torch
     from tqdm.auto import tqdm
 
-    from study.training import digests
-    from study.training.timing import make_clock
+    from study.training import weights
+    from study.training.optimizer_steps import make_clock
 
     config, accelerator, workload = built.run.config, built.accelerator, built.workload
     model, optimizer, observer = built.model, built.optimizer, journal.observer
@@ -222,7 +222,7 @@ def train(built: Built, journal: Journal, checkpoints: Checkpoints) -> None:
         )
         bar.set_postfix_str(f"loss {every[:, 0].mean():.4f}", refresh=False)
         if config.digest_every and (step % config.digest_every == 0 or step == config.num_steps):
-            built.digests.append(digests.take(step, model, optimizer))
+            built.digests.append(weights.digest_states(step, model, optimizer))
         if step == config.num_steps or (config.eval_every and step % config.eval_every == 0):
             journal.add_evaluation(step, evaluate(built))
             model.train()
@@ -233,7 +233,7 @@ def evaluate(built: Built) -> dict[str, float]:
     """Evaluate on the held-out examples; the samples that fill up the last batch are dropped. Collective."""
     import torch
 
-    from study.training import fsdp
+    from study.training import accelerators
 
     interrupted_phase = built.memory.current
     built.memory.begin("evaluation")
@@ -247,7 +247,7 @@ def evaluate(built: Built) -> dict[str, float]:
             losses.append(loss.cpu())
             if built.metric is not None:
                 built.metric.add_batch(predictions=predictions.cpu(), references=references.cpu())
-    fsdp.reshard(built.model)
+    accelerators.reshard(built.model)
     result = {"loss": torch.cat(losses).double().mean().item()}
     if built.metric is not None:
         result |= {name: float(value) for name, value in built.metric.compute().items()}
@@ -259,8 +259,8 @@ def finish(built: Built, journal: Journal, checkpoints: Checkpoints) -> None:
     """Check that the run trained, gather every rank's facts, and write the record on rank 0. Collective."""
     from accelerate.utils import gather_object
 
-    from study.training import timing, weights
-    from study.training.timing import model_flops_per_sequence
+    from study.training import optimizer_steps, weights
+    from study.training.optimizer_steps import model_flops_per_sequence
 
     config, accelerator, observer = built.run.config, built.accelerator, journal.observer
     built.memory.begin(None)
@@ -302,7 +302,7 @@ def finish(built: Built, journal: Journal, checkpoints: Checkpoints) -> None:
             digests=built.digests or None,
             tokens=tokens,
             samples=sum(line["samples"] for line in journal.lines),
-            timing=timing.summarize(
+            timing=optimizer_steps.summarize(
                 journal.lines, config.timing_warmup_steps, observer.probed_steps, journal.progress().resumed_at
             ),
             checkpointing=checkpoints.facts(),

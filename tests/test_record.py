@@ -29,8 +29,8 @@ from study.run import Run
 from study.running import launch
 from study.running.ending import End
 from study.strategy.file import read_by_name
-from study.training import faults, reports
 from study.training import journal as journals
+from study.training import rank_failures
 
 LEAST = {
     "run_id": "a", "status": "failed", "started_at": "2026-11-20T00:00:00+00:00", "wall_seconds": 1.5,
@@ -157,24 +157,27 @@ ARCHIVE = "[enforce fail at inline_container.cc:668] . PytorchStreamWriter faile
      (KeyError("labels"), KeyError)],
 )  # fmt: skip
 def test_what_stands_behind_an_error_of_a_collective(run, error, kind):
-    assert type(faults.named(error, run, is_removed=False)) is kind
+    assert type(rank_failures.cause_of(error, run, is_removed=False)) is kind
 
 
 def test_a_full_disk_is_named_by_its_folder(run, monkeypatch):
     error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    assert faults.named(error, run, is_removed=False) is error  # one that is full elsewhere
+    assert rank_failures.cause_of(error, run, is_removed=False) is error  # one that is full elsewhere
     monkeypatch.setattr(files, "refuses_more", lambda *_: "No space left on device")
-    found = faults.named(RuntimeError(FULL), run, is_removed=False)
+    found = rank_failures.cause_of(RuntimeError(FULL), run, is_removed=False)
     assert (type(found), str(found)) == (OutputFailed, f"{run.folder}: {FULL}")
-    with pytest.raises(OutputFailed, match=r"No space left on device.*file write failed"), faults.writing(run.folder):
+    with (
+        pytest.raises(OutputFailed, match=r"No space left on device.*file write failed"),
+        rank_failures.explain_write_errors(run.folder),
+    ):
         raise RuntimeError(ARCHIVE)
 
 
 def test_a_removed_folder_is_what_stands_behind_whatever_followed(run):
-    found = faults.named(FileNotFoundError("steps.jsonl"), run, is_removed=True)
+    found = rank_failures.cause_of(FileNotFoundError("steps.jsonl"), run, is_removed=True)
     assert str(found) == f"{run.folder} was removed while the run wrote there"
     failed = Failed("step 2: the loss is nan")
-    assert faults.named(failed, run, is_removed=True) is failed
+    assert rank_failures.cause_of(failed, run, is_removed=True) is failed
     descriptor = os.open(run.folder, os.O_RDONLY)  # by what was open in it a removed one is known
     assert not files.is_removed(descriptor)
     run.folder.rmdir()
@@ -187,15 +190,18 @@ def test_a_swap_folder_is_named_whether_full_or_removed(run, monkeypatch):
     monkeypatch.setattr(files, "refuses_more", lambda *_: "No space left on device")
     run = Run(run.config, read_by_name("zero3_nvme_offload"), 2, run.folder)
     error = RuntimeError(f"{run.swap_folder}/zero_stage_3: cannot be read")
-    assert str(faults.named(error, run, is_removed=False)) == f"{run.swap_folder} was removed while the run wrote there"
+    assert (
+        str(rank_failures.cause_of(error, run, is_removed=False))
+        == f"{run.swap_folder} was removed while the run wrote there"
+    )
     run.swap_folder.mkdir()
-    found = faults.named(error, run, is_removed=False)
+    found = rank_failures.cause_of(error, run, is_removed=False)
     assert isinstance(found, OffloadFailed)
     assert str(found).startswith(f"{run.swap_folder}: No space left on device (RuntimeError: ")
 
 
 def test_the_rank_that_waited_names_rank_0(run, monkeypatch):
-    monkeypatch.setattr(reports, "WAIT_SECONDS", 0.0)
+    monkeypatch.setattr(rank_failures, "WAIT_SECONDS", 0.0)
     monkeypatch.setattr(journals.signal, "signal", lambda *_: None)
     monkeypatch.setenv("RANK", "1")
     own = journals.Journal(run)

@@ -159,8 +159,7 @@ def build_trainer(run: Run, settings: TrainingArguments, ends: list[float]) -> W
 
     from study.claims.published.watched_trainer import Watched
     from study.training import weights
-    from study.training.order import TrainingOrder
-    from study.training.timing import make_clock
+    from study.training.optimizer_steps import TrainingOrder, make_clock
     from study.workloads import WORKLOADS, sources
 
     config = run.config

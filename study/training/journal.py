@@ -22,10 +22,10 @@ from study.run import Run
 from study.running import memory_limits, one_writer
 from study.running.ending import is_out_of_memory, memory_of, shown_command
 from study.running.launch import command
-from study.training import faults, integrity
-from study.training.built import Built
-from study.training.reports import Reports
+from study.training import integrity, rank_failures
+from study.training.rank_failures import RankReports
 from study.training.request import launcher_command
+from study.training.setup import Built
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -53,7 +53,7 @@ class Journal:
     def __init__(self, run: Run, store: Store | None = None) -> None:
         self.run = run
         self.rank = int(os.environ.get("RANK", "0"))
-        self._reports = Reports(run, store)
+        self._reports = RankReports(run, store)
         self.step: int | None = None  # the last one begun
         self.lines: list[dict[str, Any]] = []
         self.evaluation: list[dict[str, float | None]] = []
@@ -170,7 +170,7 @@ class Journal:
         Raises OutputFailed where the run's folder was removed, or its disk takes nothing more.
         """
         if self._is_removed():
-            raise faults.removed(self.run.own_folder)
+            raise rank_failures.removed_folder(self.run.own_folder)
         finite = {name: value if value is None or math.isfinite(value) else None for name, value in line.items()}
         self._append([finite])
         self.lines.append(finite)
@@ -187,7 +187,7 @@ class Journal:
             return
         whole = self._file.tell()
         unwritten = "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines).encode()
-        with faults.writing(self.run.folder):
+        with rank_failures.explain_write_errors(self.run.folder):
             try:
                 while unwritten:
                     unwritten = unwritten[self._file.write(unwritten) :]
@@ -252,7 +252,7 @@ class Journal:
             return error  # nothing had begun: rank 0 says why, and where it has refused nothing is to be left
         if not self.has_folder or integrity.is_anothers(self.run.folder, self._configuration):
             return error
-        at, error = time.time(), faults.named(error, self.run, self._is_removed())
+        at, error = time.time(), rank_failures.cause_of(error, self.run, self._is_removed())
         try:
             self.run.own_folder.mkdir(parents=True, exist_ok=True)
             self.run.remove_scratch()
@@ -272,10 +272,10 @@ class Journal:
             self._reports.post(self.rank, self._own(error, at))
         if isinstance(error, Stalled):
             missing = self._reports.missing()
-            error = faults.did_not_come(missing, self.run)
+            error = rank_failures.stalled_by(missing, self.run)
         elif isinstance(error, PeerLost) and several:  # on one machine the launcher tells who was ended, and how
             missing = self._reports.missing()
-            error = faults.gone(missing, self.run) if missing else error
+            error = rank_failures.lost_ranks(missing, self.run) if missing else error
         else:
             return error
         if self.rank and 0 in missing:

@@ -1,18 +1,30 @@
-"""Which rank, or which folder, is behind an error that does not name it?"""
+"""The failures of ranks: which rank or folder causes an error that does not name it, and each rank's report.
+
+Each rank writes its report into a file on its machine and, if there are several machines, into their store.
+"""
 
 from __future__ import annotations
 
+import json
 import re
+import threading
+import time
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from study import files
 from study.errors import Failed, Interrupted, MachineLost, OffloadFailed, OutputFailed, PeerLost, Refusal, Stalled
 from study.run import Run
 from study.running.ending import REMOVED
 
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+
+WAIT_SECONDS = 5.0  # for which the ranks that came to a collective wait for one another's word of it
+ANSWER_SECONDS = 2.0  # that the store has to answer in: it may be behind the link that is cut
 # gloo's words, of its operations and of its store.
 # Of two operations that wait for one rank, gloo ends the second with the connection that the first has given up.
 _TIMED_OUT = re.compile(r"Timed out waiting|Application timeout caused pair closure|wait timeout after|Socket Timeout")
@@ -25,12 +37,12 @@ _NO_ROOM = re.compile(
 _SWAPPERS = "/deepspeed/runtime/swap_tensor/"
 
 
-def removed(folder: Path) -> OutputFailed:
+def removed_folder(folder: Path) -> OutputFailed:
     return OutputFailed(f"{folder} {REMOVED}")
 
 
 @contextmanager
-def writing(folder: Path) -> Iterator[None]:
+def explain_write_errors(folder: Path) -> Iterator[None]:
     """Name the run's folder where its disk takes nothing more. Raises OutputFailed."""
     try:
         yield
@@ -40,7 +52,7 @@ def writing(folder: Path) -> Iterator[None]:
         raise
 
 
-def named(error: BaseException, run: Run, is_removed: bool) -> BaseException:
+def cause_of(error: BaseException, run: Run, is_removed: bool) -> BaseException:
     """Return the rank or the folder that stands behind a library's error; where there is none, the error itself.
 
     `is_removed`: whether the run's folder was. Which rank it is that did not come, the ranks say together.
@@ -54,7 +66,7 @@ def named(error: BaseException, run: Run, is_removed: bool) -> BaseException:
     if is_of_collective and _PEER_LOST.search(text):
         return PeerLost(_line(text))
     if is_removed:
-        return removed(run.folder)
+        return removed_folder(run.folder)
     if run.strategy.offloads_to_nvme and (_was_swapping(error) or str(run.swap_folder) in text):
         return OffloadFailed(_lacks(run.swap_folder, error))
     if _NO_ROOM.search(text) and files.refuses_more(run.folder):
@@ -62,7 +74,7 @@ def named(error: BaseException, run: Run, is_removed: bool) -> BaseException:
     return error
 
 
-def did_not_come(missing: list[int], run: Run) -> Stalled:
+def stalled_by(missing: list[int], run: Run) -> Stalled:
     """Say which ranks kept the others waiting."""
     seconds = run.config.collective_timeout
     if not missing:
@@ -72,7 +84,7 @@ def did_not_come(missing: list[int], run: Run) -> Stalled:
     return Stalled(f"{_named(missing, run)} did not come to a collective within {seconds} s (--collective-timeout)")
 
 
-def gone(missing: list[int], run: Run) -> MachineLost:
+def lost_ranks(missing: list[int], run: Run) -> MachineLost:
     """Say which ranks have gone without a word."""
     return MachineLost(
         f"the connection to {_named(missing, run)} is gone, and nothing is heard from there; look at that machine"
@@ -100,3 +112,63 @@ def _lacks(folder: Path, error: Exception) -> str:
 
 def _line(text: str) -> str:
     return " ".join(text.split())[:300]
+
+
+# ---------------------------------------------------------------- the reports of ranks
+
+
+class RankReports:
+    """The reports of a run's ranks, by rank. Nothing here waits long for another machine."""
+
+    def __init__(self, run: Run, store: Store | None = None) -> None:
+        self._run = run
+        self._store = store
+
+    def post(self, rank: int, report: dict[str, Any]) -> None:
+        """Tell this machine and the others. Raises OSError where the folder takes nothing more."""
+        if (store := self._store) is not None:
+            _in_time(lambda: store.set(f"failure/{rank}", json.dumps(report)))
+        files.write_json(self._run.own_folder / f"failure-rank{rank}.json", report)
+
+    def read(self) -> dict[int, dict[str, Any]]:
+        """Those that are there by now."""
+        found = {}
+        for rank in range(self._run.world_size):
+            with suppress(OSError):
+                found[rank] = json.loads((self._run.own_folder / f"failure-rank{rank}.json").read_text())
+        return found | (_in_time(self._of_store) or {})
+
+    def missing(self) -> list[int]:
+        """Wait a little for the ranks that came to a collective; return those of which there is no word."""
+        deadline = time.monotonic() + WAIT_SECONDS
+        while True:
+            there = self.read()
+            missing = [rank for rank in range(self._run.world_size) if rank not in there]
+            if not missing or time.monotonic() > deadline:
+                return missing
+            time.sleep(0.1)
+
+    def remove(self) -> None:
+        """Remove the files, once a record says what they say."""
+        for path in self._run.own_folder.glob("failure-rank*.json"):
+            path.unlink()
+
+    def _of_store(self) -> dict[int, dict[str, Any]]:
+        if self._store is None:
+            return {}
+        keys = {rank: f"failure/{rank}" for rank in range(self._run.world_size)}
+        return {rank: json.loads(self._store.get(key)) for rank, key in keys.items() if self._store.check([key])}
+
+
+def _in_time(ask: Callable[[], Any]) -> Any:
+    """What is answered, None where that takes too long or fails; the thread that waits on is left behind."""
+    answer: list[Any] = []
+
+    def run() -> None:
+        with suppress(RuntimeError):  # torch's, of a store that is gone
+            answer.append(ask())
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(ANSWER_SECONDS)
+    return answer[0] if answer else None
