@@ -37,7 +37,6 @@ from study.running.ending import FAILED, REFUSED
 from study.running.launch import QUIET
 from study.training import rendezvous
 from study.training.journal import SMALLEST_SWAP_BYTES, Journal
-from study.training.optimizer_steps import gradient_norm_reader
 from study.training.request import check_as_launched, requested_run
 from study.training.setup import Built, build, start
 from study.training.warnings_log import LibraryWarnings, tell_launcher, tidy_launcher
@@ -45,7 +44,9 @@ from study.training.warnings_log import LibraryWarnings, tell_launcher, tidy_lau
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
+    from study.records.schema import Checksum, Proof
     from study.training.checkpoints import Checkpoints
+    from study.training.observer import Observed
 
 
 def main() -> None:
@@ -158,7 +159,7 @@ def train(built: Built, journal: Journal, checkpoints: Checkpoints) -> None:
     from tqdm.auto import tqdm
 
     from study.training import weights
-    from study.training.optimizer_steps import make_clock
+    from study.training.optimizer_steps import gradient_norm_reader, make_clock
 
     config, accelerator, workload = built.run.config, built.accelerator, built.workload
     model, optimizer, observer = built.model, built.optimizer, journal.observer
@@ -259,61 +260,98 @@ def finish(built: Built, journal: Journal, checkpoints: Checkpoints) -> None:
     """Check that the run trained, gather every rank's facts, and write the record on rank 0. Collective."""
     from accelerate.utils import gather_object
 
-    from study.training import optimizer_steps, weights
-    from study.training.optimizer_steps import model_flops_per_sequence
+    from study.training import weights
 
-    config, accelerator, observer = built.run.config, built.accelerator, journal.observer
     built.memory.begin(None)
     final = weights.checksum(built.model)
-    tokens = sum(line["tokens"] for line in journal.lines)
+    check_trained(built, journal, final)
+    ranks: list[Observed] = gather_object([journal.observer.observed()])
+    machines = journal.other_machines()
+    proof = complete_proof(built, journal.observer.proof, ranks)
+    for tracker in built.accelerator.trackers:
+        tracker.finish()
+    built.accelerator.wait_for_everyone()
+    if built.run.is_first_of_machine(built.accelerator.process_index):
+        built.run.remove_swap_folder()
+    if built.accelerator.is_main_process:
+        write_record(built, journal, checkpoints, proof, final, ranks, machines)
+        print(brief.text(built.run.folder), flush=True)
+        if built.run.config.save_model:
+            checkpoints.export()
+    built.accelerator.wait_for_everyone()
+
+
+def check_trained(built: Built, journal: Journal, final: Checksum) -> None:
+    """Raise Failed if the parameters did not move, or if the run trained on other tokens than planned."""
     if final.sha256 == built.initial_parameters.sha256:
-        raise Failed(f"the parameters did not move in {config.num_steps} steps")
+        raise Failed(f"the parameters did not move in {built.run.config.num_steps} steps")
+    tokens = journal.total("tokens")
     if tokens != built.planned_tokens:
         raise Failed(f"trained on {tokens} tokens, {built.planned_tokens} were planned")
-    ranks = gather_object([observer.observed()])
-    machines = journal.other_machines()
-    proof = observer.proof
-    moment_dtype = "float64" if config.precision == "fp64" else "float32"
+
+
+def complete_proof(built: Built, proof: Proof, ranks: list[Observed]) -> Proof:
+    """Return the proof with what only a finished training shows: the bytes that the ranks swapped, if they offload.
+
+    Raises Failed if the moments have other types than the study's AdamW keeps, or if nothing was swapped.
+    """
+    moment_dtype = "float64" if built.run.config.precision == "fp64" else "float32"
     if proof.moment_dtypes not in (None, [moment_dtype]):
         raise Failed(f"moment_dtypes: the study's AdamW keeps {[moment_dtype]}, the engine has {proof.moment_dtypes}")
-    if built.run.strategy.offloads_to_nvme:
-        read, written = [rank.swap_bytes_read for rank in ranks], [rank.swap_bytes_written for rank in ranks]
-        if min(written) < SMALLEST_SWAP_BYTES:
-            raise Failed(f"NVMe offload was asked, and the ranks wrote {written} bytes: nothing was swapped")
-        proof = proof.model_copy(update={"swap_bytes_read": read, "swap_bytes_written": written})
-    for tracker in accelerator.trackers:
-        tracker.finish()
-    accelerator.wait_for_everyone()
-    if built.run.is_first_of_machine(accelerator.process_index):
-        built.run.remove_swap_folder()
-    if accelerator.is_main_process:
-        with weights.unpartitioned():
-            flops = model_flops_per_sequence(built.workload, config, built.splits)
-        journal.write(
-            "ok",
-            proof=proof,
-            model_flops_per_sequence=flops,
-            model_state_bytes=[rank.model_states for rank in ranks] if config.measure else None,
-            resting_state_bytes=[rank.resting_states for rank in ranks] if config.measure else None,
-            peak_memory=[rank.peaks for rank in ranks] if config.measure else None,
-            collectives_per_step=observer.collectives,
-            energy_joules=None if ranks[0].energy_joules is None else [rank.energy_joules for rank in ranks],
-            final_parameters=final,
-            digests=built.digests or None,
-            tokens=tokens,
-            samples=sum(line["samples"] for line in journal.lines),
-            timing=optimizer_steps.summarize(
-                journal.lines, config.timing_warmup_steps, observer.probed_steps, journal.progress().resumed_at
-            ),
-            checkpointing=checkpoints.facts(),
-            load=observer.load(ranks),
-            other_machines=machines,
-            network=[rank.network for rank in ranks if rank.network] or None,
-        )
-        print(brief.text(built.run.folder), flush=True)
-        if config.save_model:
-            checkpoints.export()
-    accelerator.wait_for_everyone()
+    if not built.run.strategy.offloads_to_nvme:
+        return proof
+    read, written = [rank.swap_bytes_read for rank in ranks], [rank.swap_bytes_written for rank in ranks]
+    if min(written) < SMALLEST_SWAP_BYTES:
+        raise Failed(f"NVMe offload was asked, and the ranks wrote {written} bytes: nothing was swapped")
+    return proof.model_copy(update={"swap_bytes_read": read, "swap_bytes_written": written})
+
+
+def write_record(
+    built: Built,
+    journal: Journal,
+    checkpoints: Checkpoints,
+    proof: Proof,
+    final: Checksum,
+    ranks: list[Observed],
+    machines: list[dict[str, Any]] | None,
+) -> None:
+    """Write the record of a run that is ok. On rank 0."""
+    from study.training import optimizer_steps, weights
+
+    config, observer = built.run.config, journal.observer
+    with weights.unpartitioned():
+        flops = optimizer_steps.model_flops_per_sequence(built.workload, config, built.splits)
+    timing = optimizer_steps.summarize(
+        journal.lines, config.timing_warmup_steps, observer.probed_steps, journal.progress().resumed_at
+    )
+    journal.write(
+        "ok",
+        proof=proof,
+        model_flops_per_sequence=flops,
+        **measured_memory(ranks, config.measure),
+        collectives_per_step=observer.collectives,
+        energy_joules=None if ranks[0].energy_joules is None else [rank.energy_joules for rank in ranks],
+        final_parameters=final,
+        digests=built.digests or None,
+        tokens=journal.total("tokens"),
+        samples=journal.total("samples"),
+        timing=timing,
+        checkpointing=checkpoints.facts(),
+        load=observer.load(ranks),
+        other_machines=machines,
+        network=[rank.network for rank in ranks if rank.network] or None,
+    )
+
+
+def measured_memory(ranks: list[Observed], is_measured: bool) -> dict[str, Any]:
+    """Return the record's fields of memory, each with a value per rank; None if the run does not measure."""
+    if not is_measured:
+        return {"model_state_bytes": None, "resting_state_bytes": None, "peak_memory": None}
+    return {
+        "model_state_bytes": [rank.model_states for rank in ranks],
+        "resting_state_bytes": [rank.resting_states for rank in ranks],
+        "peak_memory": [rank.peaks for rank in ranks],
+    }
 
 
 if __name__ == "__main__":

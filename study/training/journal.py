@@ -10,7 +10,7 @@ import secrets
 import signal
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
@@ -205,6 +205,10 @@ class Journal:
         self.evaluation.append({"step": step, **finite})
         if finite["loss"] is None:
             raise Failed(f"step {step}: the evaluation loss is {result['loss']}")
+
+    def total(self, name: Literal["tokens", "samples"]) -> int:
+        """Return the sum of a whole number over all steps."""
+        return sum(line[name] for line in self.lines)
 
     def other_machines(self) -> list[dict[str, Any]] | None:
         """Describe the machines that rank 0 is not on, in their order; None where there is none. Collective."""

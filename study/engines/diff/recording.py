@@ -140,7 +140,7 @@ class Recorder:
         name = self._names.get(id(uncompiled(module)))
         before = self._calls["forward", name]
         try:
-            with self._otherwise() if is_outermost else nullcontext():
+            with self._perturbed_pass() if is_outermost else nullcontext():
                 outputs = call(module, *arguments, **options)
         finally:
             self._depth -= 1
@@ -187,13 +187,13 @@ class Recorder:
         losses = [leaf for leaf in tree_leaves(tensors) if isinstance(leaf, torch.Tensor) and leaf.numel() == 1]
         self._add("loss", "", [float(leaf.detach()) for leaf in losses])
         try:
-            with self._otherwise():
+            with self._perturbed_pass():
                 return call(tensors, *arguments, **options)
         finally:
             self._is_in_backward = False
 
-    def _otherwise(self) -> Any:
-        """What a pass is run in: without graphs, and rounded otherwise where that is asked for."""
+    def _perturbed_pass(self) -> Any:
+        """Return the context of a forward or backward pass: without graphs, and perturbed by rounding if requested."""
         stack = ExitStack()
         stack.enter_context(without_graphs())
         if self._rounding is not None:
