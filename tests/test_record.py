@@ -12,6 +12,7 @@ import struct
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import synthetic
@@ -24,7 +25,7 @@ from study.config import build_config
 from study.errors import Failed, Interrupted, OffloadFailed, OutputFailed, PeerLost, Refusal, Stalled
 from study.records import find as records
 from study.records import pack, schema
-from study.records.schema import Checksum, Failure, Record
+from study.records.schema import Checksum, Failure, Proof, Record
 from study.run import Run
 from study.running import launch
 from study.running.ending import End
@@ -462,3 +463,48 @@ def test_a_control_that_did_not_run_is_refused(run_dir):
         assert said.endswith("--control zero22: no run of it here; the strategies are zero2")
     said = refusal(cli.run, ["compare", "runs", "--view", "parity", "--control", "zero2"])
     assert said.startswith("--control zero2: --view parity ")
+
+
+def a_finished_run(tokens: int = 8, weights: str = "after", precision: str = "fp32", offloads: bool = False):
+    """A run that has trained, of which `train.finish` reads no more than this."""
+    config = SimpleNamespace(num_steps=2, precision=precision)
+    built = SimpleNamespace(
+        run=SimpleNamespace(config=config, strategy=SimpleNamespace(offloads_to_nvme=offloads)),
+        initial_parameters=SimpleNamespace(sha256="before"),
+        planned_tokens=8,
+    )
+    return built, SimpleNamespace(total=lambda name: tokens), SimpleNamespace(sha256=weights)
+
+
+@pytest.mark.parametrize(
+    ("facts", "message"),
+    [
+        ({"weights": "before"}, "the parameters did not move in 2 steps"),
+        ({"tokens": 7}, "trained on 7 tokens, 8 were planned"),
+    ],
+)
+def test_a_run_that_did_not_train_has_failed(facts, message):
+    train.check_trained(*a_finished_run())
+    with pytest.raises(Failed, match=message):
+        train.check_trained(*a_finished_run(**facts))
+
+
+def test_the_proof_of_a_finished_run():
+    """It has the bytes that were swapped, and other moments than the study's optimizer keeps are refused."""
+    proof = Proof(
+        world_size=1, distributed_type="NO", device="cpu", engine_class="Model", optimizer_class="AdamW",
+        gradient_clipping=0.0, gradient_accumulation_steps=1, micro_batch_size=1, precision="fp32",
+        parameter_dtypes=["float32"], moment_dtypes=["float32"],
+    )  # fmt: skip
+    ranks = [SimpleNamespace(swap_bytes_read=3, swap_bytes_written=journals.SMALLEST_SWAP_BYTES)]
+    built, *_ = a_finished_run()
+    assert train.complete_proof(built, proof, ranks) is proof
+    in_fp64, *_ = a_finished_run(precision="fp64")
+    with pytest.raises(Failed, match=r"moment_dtypes: .*float64.*the engine has \['float32'\]"):
+        train.complete_proof(in_fp64, proof, ranks)
+    offloaded, *_ = a_finished_run(offloads=True)
+    completed = train.complete_proof(offloaded, proof, ranks)
+    assert (completed.swap_bytes_read, completed.swap_bytes_written) == ([3], [journals.SMALLEST_SWAP_BYTES])
+    ranks[0].swap_bytes_written -= 1
+    with pytest.raises(Failed, match="nothing was swapped"):
+        train.complete_proof(offloaded, proof, ranks)

@@ -1,8 +1,9 @@
-"""What does a run report so far? On rank 0 it becomes steps.jsonl and record.json, however the run ends."""
+"""Keep what a run reports. On rank 0 it becomes steps.jsonl and record.json, however the run ends."""
 
 from __future__ import annotations
 
 import datetime
+import hashlib
 import json
 import math
 import os
@@ -10,6 +11,8 @@ import secrets
 import signal
 import time
 from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
@@ -22,7 +25,7 @@ from study.run import Run
 from study.running import memory_limits, one_writer
 from study.running.ending import is_out_of_memory, memory_of, shown_command
 from study.running.launch import command
-from study.training import integrity, rank_failures
+from study.training import rank_failures
 from study.training.rank_failures import RankReports
 from study.training.request import launcher_command
 from study.training.setup import Built
@@ -225,8 +228,8 @@ class Journal:
             with file:
                 os.fsync(file.fileno())  # a record that outlives a power cut names steps that do, too
             if status != "ok":  # what cut it off may have come between a step's line and its place here
-                self.lines += integrity.further_steps(self.run.folder, len(self.lines))
-        tied = integrity.tied(self.run.folder, self.lines, self._configuration, is_result=status == "ok")
+                self.lines += _further_steps(self.run.folder, len(self.lines))
+        tied = digests_of_files(self.run.folder, self.lines, self._configuration, is_result=status == "ok")
         if status == "ok" and (self.run.folder / "record.json").exists():  # an earlier attempt's is gone by now
             raise Failed(f"{self.run.folder}: another run has left its record there meanwhile")
         known = {**self._facts, **tied, **facts, "status": status}
@@ -254,7 +257,7 @@ class Journal:
             return error
         if self.rank and self.observer is None and isinstance(error, Interrupted):
             return error  # nothing had begun: rank 0 says why, and where it has refused nothing is to be left
-        if not self.has_folder or integrity.is_anothers(self.run.folder, self._configuration):
+        if not self.has_folder or _is_of_another_run(self.run.folder, self._configuration):
             return error
         at, error = time.time(), rank_failures.cause_of(error, self.run, self._is_removed())
         try:
@@ -324,3 +327,59 @@ def _status(error: BaseException) -> str:
         if isinstance(error, kind):
             return status
     return "out_of_memory" if isinstance(error, torch.OutOfMemoryError) or is_out_of_memory(str(error)) else "failed"
+
+
+# ---------------------------------------------------------------- whether the files are what this run wrote
+
+
+def digests_of_files(
+    folder: Path, lines: list[dict[str, Any]], configuration: dict[str, Any] | None, is_result: bool
+) -> dict[str, str | None]:
+    """Return the digests by which a record names its steps and its configuration; None: not there.
+
+    `lines` and `configuration` are what this run wrote. Raises Failed where the files of a result are others.
+    """
+    steps, config = _content(folder / "steps.jsonl"), _content(folder / "config.json")
+    if is_result:
+        _check(folder / "steps.jsonl", steps, lines)
+        if configuration is not None:
+            _check(folder / "config.json", config, [configuration])
+        numbers = [line["step"] for line in lines]
+        if numbers != list(range(1, len(lines) + 1)):
+            raise Failed(f"{folder / 'steps.jsonl'}: its steps are not 1 to {len(lines)}, one after another")
+    return {
+        "steps_sha256": None if steps is None else hashlib.sha256(steps).hexdigest(),
+        "config_sha256": None if config is None or configuration is None else hashlib.sha256(config).hexdigest(),
+    }
+
+
+def _further_steps(folder: Path, num_known: int) -> list[dict[str, Any]]:
+    """The steps in the file, in whole lines, beyond those that are known."""
+    lines = (_content(folder / "steps.jsonl") or b"").splitlines(keepends=True)[num_known:]
+    return [json.loads(line) for line in lines if line.endswith(b"\n")]
+
+
+def _is_of_another_run(folder: Path, configuration: dict[str, Any] | None) -> bool:
+    """Say whether another run has written its configuration over this run's; None: this one wrote none."""
+    written: Any = None
+    with suppress(ValueError):
+        written = json.loads(_content(folder / "config.json") or b"null")
+    if configuration is None or not isinstance(written, dict):
+        return False
+    return bool(written.get("writer") != configuration["writer"])
+
+
+def _content(path: Path) -> bytes | None:
+    return path.read_bytes() if path.exists() else None
+
+
+def _check(path: Path, content: bytes | None, written: list[Any]) -> None:
+    """Raise Failed unless a file of one or more JSON values holds what was written."""
+    if content is None:
+        raise Failed(f"{path}: not there any more, though this run wrote it; something else has removed it")
+    try:
+        whole = [json.loads(content)] if path.suffix == ".json" else [json.loads(line) for line in content.splitlines()]
+    except ValueError:
+        whole = None
+    if whole != written:
+        raise Failed(f"{path}: not what this run wrote; something else has written into its folder")
