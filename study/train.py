@@ -106,37 +106,37 @@ def run(arguments: list[str]) -> None:
     extensions.use_own_folder()
     os.environ.update(QUIET | caches.outside_home() | dict(os.environ))
     library_warnings = LibraryWarnings()
-    asked = requested_run(build_config(**parse_flags(arguments)))
-    memory_limits.apply(asked, rank=int(os.environ.get("RANK", "0")))
-    check_as_launched(asked.strategy, os.environ)
-    checks.check_folder(asked)
+    requested = requested_run(build_config(**parse_flags(arguments)))
+    memory_limits.apply(requested, rank=int(os.environ.get("RANK", "0")))
+    check_as_launched(requested.strategy, os.environ)
+    checks.check_folder(requested)
     # Rank 0 writes for all; a launch of this program has locked the folder before.
-    with one_writer.locked_run(asked.folder) if os.environ.get("RANK", "0") == "0" else nullcontext():
+    with one_writer.locked_run(requested.folder) if os.environ.get("RANK", "0") == "0" else nullcontext():
         try:
-            checks.check_folder(asked)  # another run may just have finished there
-            checks.check(asked)
+            checks.check_folder(requested)  # another run may just have finished there
+            checks.check(requested)
             is_first_here = os.environ.get("LOCAL_RANK", "0") == "0"
-            checks.provide_extensions(asked, extensions.say_on_stderr if is_first_here else lambda line: None)
+            checks.provide_extensions(requested, extensions.say_on_stderr if is_first_here else lambda line: None)
         except Refusal as refusal:
-            rendezvous.decline(asked, refusal)
+            rendezvous.decline(requested, refusal)
             raise
-        _run(asked, library_warnings, rendezvous.meet(asked))
+        _run(requested, library_warnings, rendezvous.meet(requested))
 
 
-def _run(asked: Run, library_warnings: LibraryWarnings, store: Store | None) -> None:
-    journal = Journal(asked, store)
+def _run(requested: Run, library_warnings: LibraryWarnings, store: Store | None) -> None:
+    journal = Journal(requested, store)
     try:
-        accelerator = start(asked)
+        accelerator = start(requested)
         journal.has_folder = True
         if accelerator.is_main_process:
-            checks.check_folder(asked)  # where nothing locks, another run may have ended there meanwhile
-        built = build(asked, accelerator)
+            checks.check_folder(requested)  # where nothing locks, another run may have ended there meanwhile
+        built = build(requested, accelerator)
         from study.training.checkpoints import Checkpoints
 
         checkpoints = Checkpoints(built, journal)
         checkpoints.check()
         journal.open(built)
-        library_warnings.write_to(asked.own_folder)
+        library_warnings.write_to(requested.own_folder)
         train(built, journal, checkpoints)
         finish(built, journal, checkpoints)
     except Refusal:
@@ -146,8 +146,8 @@ def _run(asked: Run, library_warnings: LibraryWarnings, store: Store | None) -> 
         cause = journal.fail(error)
         with suppress(OSError):
             # A rank that ended because another one refused makes no folder, and writes into no other run's.
-            if asked.own_folder.exists() and journal.has_folder:
-                library_warnings.write_to(asked.own_folder)
+            if requested.own_folder.exists() and journal.has_folder:
+                library_warnings.write_to(requested.own_folder)
         if cause is error:
             raise
         raise cause from None
@@ -198,9 +198,9 @@ def train(built: Built, journal: Journal, checkpoints: Checkpoints) -> None:
                 loss_sum += loss.detach()
                 tokens += batch["attention_mask"].sum()
                 samples += len(batch["labels"])
-                asked = time.perf_counter()
+                wait_began = time.perf_counter()
                 batch = next(batches, None)  # its copy runs while a GPU still computes; None after the last
-                waited += time.perf_counter() - asked
+                waited += time.perf_counter() - wait_began
             seconds = now() - start
 
         norm = float(gradient_norm)

@@ -291,8 +291,8 @@ class Journal:
 
     def _own(self, error: BaseException, at: float) -> dict[str, Any]:
         """What this rank reports of its end."""
-        said = files.shown_text(f"{type(error).__name__}: {error}"[:2000])
-        return {"at": at, "status": _status(error), "step": self.step, "error": said}
+        message = files.shown_text(f"{type(error).__name__}: {error}"[:2000])
+        return {"at": at, "status": _status(error), "step": self.step, "error": message}
 
     def _record(self, own: dict[str, Any]) -> None:
         """Write the record, by the rank that failed first; this one may only have lost its peer."""

@@ -103,11 +103,11 @@ def _lacks(folder: Path, error: Exception) -> str:
     """Say what is wrong with a folder: what the kernel says of it now, or else the error that was met there."""
     if not folder.is_dir():
         return f"{folder} {REMOVED}"
-    said = _line(str(error))
+    message = _line(str(error))
     reason = files.refuses_more(folder, 1 << 20)
-    if reason and reason not in said:
-        said = f"{reason} ({type(error).__name__}: {said})" if said else f"{reason} ({type(error).__name__})"
-    return f"{folder}: {said or type(error).__name__}"
+    if reason and reason not in message:
+        message = f"{reason} ({type(error).__name__}: {message})" if message else f"{reason} ({type(error).__name__})"
+    return f"{folder}: {message or type(error).__name__}"
 
 
 def _line(text: str) -> str:
@@ -132,11 +132,11 @@ class RankReports:
 
     def read(self) -> dict[int, dict[str, Any]]:
         """Those that are there by now."""
-        found = {}
+        reports = {}
         for rank in range(self._run.world_size):
             with suppress(OSError):
-                found[rank] = json.loads((self._run.own_folder / f"failure-rank{rank}.json").read_text())
-        return found | (_in_time(self._of_store) or {})
+                reports[rank] = json.loads((self._run.own_folder / f"failure-rank{rank}.json").read_text())
+        return reports | (_in_time(self._of_store) or {})
 
     def missing(self) -> list[int]:
         """Wait a little for the ranks that came to a collective; return those of which there is no word."""

@@ -96,16 +96,16 @@ class Recording:
                 raise Damaged(f"{path}: says that it is of rank {facts_of_rank['rank']}; record this training again")
             ranks.append(entries)
             facts.append(facts_of_rank)
-        if len({one["token"] for one in facts}) > 1:
+        if len({each["token"] for each in facts}) > 1:
             raise Damaged(f"{folder}: holds ranks of several recordings; record all ranks of one training again")
         world_size = facts[0]["world_size"]
-        if sorted(files) != list(range(world_size)) or len({one["world_size"] for one in facts}) > 1:
+        if sorted(files) != list(range(world_size)) or len({each["world_size"] for each in facts}) > 1:
             raise Damaged(
                 f"{folder}: holds ranks {', '.join(map(str, sorted(files)[:8]))} of a training on {world_size}; record "
                 "all of them again"
             )
         # A rank that ended before the others has the last word on how far the training came.
-        first = min(facts, key=lambda one: (one["completed"], one["raised"] is None))
+        first = min(facts, key=lambda each: (each["completed"], each["raised"] is None))
         facts[0] |= {name: first[name] for name in ("completed", "raised")}
         noise = [cls.read(path) for path in sorted(folder.glob("noise-*")) if path.is_dir()]
         made = cls(folder, ranks, facts[0], noise)
@@ -147,7 +147,7 @@ class Recording:
 
     def shapes(self, step: int) -> dict[str, list[tuple[int | None, list[int]]]]:
         """Of each output of a step: its shapes, each with the rows of its forward pass (None: not known)."""
-        found: dict[str, list[tuple[int | None, list[int]]]] = {}
+        shapes: dict[str, list[tuple[int | None, list[int]]]] = {}
         for entries, passes in zip(self.ranks, self.rows(step), strict=True):
             outputs: dict[str, list[Entry]] = {}
             for entry in entries:
@@ -156,8 +156,8 @@ class Recording:
             for name, calls in outputs.items():
                 per_pass, rest = divmod(len(calls), max(1, len(passes)))
                 counts = [None if rest or not per_pass else len(passes[at // per_pass]) for at in range(len(calls))]
-                found.setdefault(name, []).extend(zip(counts, [entry.shape for entry in calls], strict=True))
-        return found
+                shapes.setdefault(name, []).extend(zip(counts, [entry.shape for entry in calls], strict=True))
+        return shapes
 
     def values(self, by_call: bool) -> dict[Key, Seen]:
         """What was seen, by key, in the order of rank 0. `by_call`: outputs by rank and call, else their mean."""

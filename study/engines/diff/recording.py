@@ -174,9 +174,9 @@ class Recorder:
         for number, leaf in enumerate(tree_leaves(outputs)):
             # Not what torch.func maps over, of which there is no whole.
             if type(leaf) is torch.Tensor and leaf.is_floating_point() and not is_functorch_wrapped_tensor(leaf):
-                rows, found = of_rows(leaf)
+                rows, sums = of_rows(leaf)
                 part = f"{name}:{number}" if number else name
-                self._put(Entry(self._step, "forward", part, call, rows, _type(leaf), found, list(leaf.shape)))
+                self._put(Entry(self._step, "forward", part, call, rows, _type(leaf), sums, list(leaf.shape)))
                 self._keep("forward", part, call, leaf)
 
     def _on_backward(self, call: Any, tensors: Any, *arguments: Any, **options: Any) -> Any:
@@ -251,11 +251,11 @@ class Recorder:
     def _read_weights(self, parameters: list[tuple[str, Any]]) -> None:
         for name, parameter in parameters:
             master = full_tensors.master(parameter)
-            found = sketch(full_tensors.weight(parameter) if master is None else master)
-            self._add("weights", name, found, of=parameter)
+            sums = sketch(full_tensors.weight(parameter) if master is None else master)
+            self._add("weights", name, sums, of=parameter)
             is_whole = not hasattr(parameter, "ds_id") and not hasattr(parameter, "full_tensor")
             if is_whole and parameter.numel():
-                self._add("held", name, found if master is None else sketch(parameter), of=parameter)
+                self._add("held", name, sums if master is None else sketch(parameter), of=parameter)
 
     def _read_gradients(self, kind: str, parameters: list[tuple[str, Any]]) -> None:
         """In the order of the backward pass, as far as that of parameters tells it. What is not clipped is both."""
@@ -265,9 +265,9 @@ class Recorder:
         for name, parameter in reversed(parameters):
             if parameter.requires_grad and (gradient := full_tensors.gradient(parameter)) is not None:
                 gradient = gradient if scale == 1 else gradient / scale
-                found = sketch(gradient)
+                sums = sketch(gradient)
                 for each in (kind,) if kind == "gradient" or name in self._asked else ("gradient", kind):
-                    self._add(each, name, found, of=parameter)
+                    self._add(each, name, sums, of=parameter)
                     self._keep(each, name, 0, gradient)
 
     def _read_moments(self, optimizer: Any) -> None:
@@ -280,8 +280,8 @@ class Recorder:
             if parameter.requires_grad and (moment := full_tensors.moment(parameter)) is not None:
                 before, now = self._moments.get(name, [0.0] * SIZE), sketch(moment)
                 self._moments[name] = now
-                got = [(new - beta * old) / (1 - beta) for new, old in zip(now, before, strict=True)]
-                self._add("clipped", name, got, of=parameter)
+                clipped = [(new - beta * old) / (1 - beta) for new, old in zip(now, before, strict=True)]
+                self._add("clipped", name, clipped, of=parameter)
 
     def _keep(self, kind: str, name: str, call: int, tensor: torch.Tensor) -> None:
         if self._whole is not None and name.startswith(self._whole):
@@ -292,12 +292,12 @@ class Recorder:
         if norm is not None:
             self._add("norm", "", [float(norm)])
 
-    def _add(self, kind: str, name: str, found: list[float], of: Any = None) -> None:
+    def _add(self, kind: str, name: str, sums: list[float], of: Any = None) -> None:
         """Of a parameter, what is read last in a step."""
         call = self._calls[kind, name] if of is None else 0
         self._calls[kind, name] += 1
         size = 1 if of is None else whole_size(of)
-        self._put(Entry(self._step, kind, name, call, size, _type(of), found, []))
+        self._put(Entry(self._step, kind, name, call, size, _type(of), sums, []))
 
     def _put(self, entry: Entry) -> None:
         self._entries[entry[:4]] = entry
@@ -391,12 +391,12 @@ def _digests(arguments: Any, options: Any) -> dict[str, list[float]]:
         for name, tensor in tensors.items()
         if len(tensor) == rows
     }
-    found = {name: [float(zlib.crc32(part[row].tobytes())) for row in range(rows)] for name, part in flat.items()}
+    digests = {name: [float(zlib.crc32(part[row].tobytes())) for row in range(rows)] for name, part in flat.items()}
     whole = [
         float(functools.reduce(lambda crc, part: zlib.crc32(part[row].tobytes(), crc), flat.values(), 0))
         for row in range(rows)
     ]
-    return {"": whole, **found}
+    return {"": whole, **digests}
 
 
 def _name_of(path: tuple[Any, ...]) -> str:

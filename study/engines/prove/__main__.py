@@ -107,10 +107,10 @@ class _Pairs:
         self._steps[id(optimizer)] = self._steps.get(id(optimizer), 0) + 1
         if id(optimizer) in self.paired:
             return
-        found = around(list(self._called.values()), optimizer)
-        if found is not None:
+        pair = around(list(self._called.values()), optimizer)
+        if pair is not None:
             self.paired.add(id(optimizer))
-            self.waiting.append((*found, optimizer))
+            self.waiting.append((*pair, optimizer))
 
 
 def around(called: Sequence[torch.nn.Module], optimizer: torch.optim.Optimizer) -> tuple[Any, Any] | None:
@@ -123,10 +123,10 @@ def around(called: Sequence[torch.nn.Module], optimizer: torch.optim.Optimizer) 
             if not is_pipeline and base_optimizer(engine.optimizer) is optimizer:
                 is_bare = id(engine) not in ids and id(engine.module) in ids
                 return engine, engine.module if is_bare else engine
-    found = owner(called, optimizer)
+    module = owner(called, optimizer)
     wrappers = [each for each in _alive(DistributedDataParallel.__module__, "DistributedDataParallel")
-                if found is not None and each.module is found]  # fmt: skip
-    return None if found is None else (wrappers[0] if len(wrappers) == 1 else found, found)
+                if module is not None and each.module is module]  # fmt: skip
+    return None if module is None else (wrappers[0] if len(wrappers) == 1 else module, module)
 
 
 def owner(called: Sequence[torch.nn.Module], optimizer: torch.optim.Optimizer) -> torch.nn.Module | None:
