@@ -35,16 +35,17 @@ from study.running import caches, checks, lock, memory_limits
 from study.running.launch import QUIET
 from study.running.outcome import FAILED, REFUSED
 from study.training import rendezvous
-from study.training.built import Built, build, start
-from study.training.gradient_norm import gradient_norm_reader
 from study.training.journal import SMALLEST_SWAP_BYTES, Journal
 from study.training.request import check_as_launched, requested_run
+from study.training.setup import Built, build, start
 from study.training.warnings_log import LibraryWarnings, tell_launcher, tidy_launcher
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
+    from study.records.schema import Checksum, Proof
     from study.training.checkpoints import Checkpoints
+    from study.training.observer import Observed
 
 
 def main() -> None:
@@ -104,37 +105,37 @@ def run(arguments: list[str]) -> None:
     extensions.use_own_folder()
     os.environ.update(QUIET | caches.outside_home() | dict(os.environ))
     library_warnings = LibraryWarnings()
-    asked = requested_run(build_config(**parse_flags(arguments)))
-    memory_limits.apply(asked, rank=int(os.environ.get("RANK", "0")))
-    check_as_launched(asked.strategy, os.environ)
-    checks.check_folder(asked)
+    requested = requested_run(build_config(**parse_flags(arguments)))
+    memory_limits.apply(requested, rank=int(os.environ.get("RANK", "0")))
+    check_as_launched(requested.strategy, os.environ)
+    checks.check_folder(requested)
     # Rank 0 writes for all; a launch of this program has locked the folder before.
-    with lock.locked_run(asked.folder) if os.environ.get("RANK", "0") == "0" else nullcontext():
+    with lock.locked_run(requested.folder) if os.environ.get("RANK", "0") == "0" else nullcontext():
         try:
-            checks.check_folder(asked)  # another run may just have finished there
-            checks.check(asked)
+            checks.check_folder(requested)  # another run may just have finished there
+            checks.check(requested)
             is_first_here = os.environ.get("LOCAL_RANK", "0") == "0"
-            checks.provide_extensions(asked, extensions.say_on_stderr if is_first_here else lambda line: None)
+            checks.provide_extensions(requested, extensions.say_on_stderr if is_first_here else lambda line: None)
         except Refusal as refusal:
-            rendezvous.decline(asked, refusal)
+            rendezvous.decline(requested, refusal)
             raise
-        _run(asked, library_warnings, rendezvous.meet(asked))
+        _run(requested, library_warnings, rendezvous.meet(requested))
 
 
-def _run(asked: Run, library_warnings: LibraryWarnings, store: Store | None) -> None:
-    journal = Journal(asked, store)
+def _run(requested: Run, library_warnings: LibraryWarnings, store: Store | None) -> None:
+    journal = Journal(requested, store)
     try:
-        accelerator = start(asked)
+        accelerator = start(requested)
         journal.has_folder = True
         if accelerator.is_main_process:
-            checks.check_folder(asked)  # where nothing locks, another run may have ended there meanwhile
-        built = build(asked, accelerator)
+            checks.check_folder(requested)  # where nothing locks, another run may have ended there meanwhile
+        built = build(requested, accelerator)
         from study.training.checkpoints import Checkpoints
 
         checkpoints = Checkpoints(built, journal)
         checkpoints.check()
         journal.open(built)
-        library_warnings.write_to(asked.own_folder)
+        library_warnings.write_to(requested.own_folder)
         train(built, journal, checkpoints)
         finish(built, journal, checkpoints)
     except Refusal:
@@ -144,8 +145,8 @@ def _run(asked: Run, library_warnings: LibraryWarnings, store: Store | None) -> 
         cause = journal.fail(error)
         with suppress(OSError):
             # A rank that ended because another one refused makes no folder, and writes into no other run's.
-            if asked.own_folder.exists() and journal.has_folder:
-                library_warnings.write_to(asked.own_folder)
+            if requested.own_folder.exists() and journal.has_folder:
+                library_warnings.write_to(requested.own_folder)
         if cause is error:
             raise
         raise cause from None
@@ -156,8 +157,8 @@ def train(built: Built, journal: Journal, checkpoints: Checkpoints) -> None:
     import torch
     from tqdm.auto import tqdm
 
-    from study.training import digests
-    from study.training.timing import make_clock
+    from study.training import weights
+    from study.training.optimizer_steps import gradient_norm_reader, make_clock
 
     config, accelerator, workload = built.run.config, built.accelerator, built.workload
     model, optimizer, observer = built.model, built.optimizer, journal.observer
@@ -196,9 +197,9 @@ def train(built: Built, journal: Journal, checkpoints: Checkpoints) -> None:
                 loss_sum += loss.detach()
                 tokens += batch["attention_mask"].sum()
                 samples += len(batch["labels"])
-                asked = time.perf_counter()
+                wait_began = time.perf_counter()
                 batch = next(batches, None)  # its copy runs while a GPU still computes; None after the last
-                waited += time.perf_counter() - asked
+                waited += time.perf_counter() - wait_began
             seconds = now() - start
 
         norm = float(gradient_norm)
@@ -221,7 +222,7 @@ def train(built: Built, journal: Journal, checkpoints: Checkpoints) -> None:
         )
         bar.set_postfix_str(f"loss {every[:, 0].mean():.4f}", refresh=False)
         if config.digest_every and (step % config.digest_every == 0 or step == config.num_steps):
-            built.digests.append(digests.take(step, model, optimizer))
+            built.digests.append(weights.digest_states(step, model, optimizer))
         if step == config.num_steps or (config.eval_every and step % config.eval_every == 0):
             journal.add_evaluation(step, evaluate(built))
             model.train()
@@ -232,7 +233,7 @@ def evaluate(built: Built) -> dict[str, float]:
     """Evaluate on the held-out examples; the samples that fill up the last batch are dropped. Collective."""
     import torch
 
-    from study.training import fsdp
+    from study.training import accelerators
 
     interrupted_phase = built.memory.current
     built.memory.begin("evaluation")
@@ -246,7 +247,7 @@ def evaluate(built: Built) -> dict[str, float]:
             losses.append(loss.cpu())
             if built.metric is not None:
                 built.metric.add_batch(predictions=predictions.cpu(), references=references.cpu())
-    fsdp.reshard(built.model)
+    accelerators.reshard(built.model)
     result = {"loss": torch.cat(losses).double().mean().item()}
     if built.metric is not None:
         result |= {name: float(value) for name, value in built.metric.compute().items()}
@@ -258,63 +259,100 @@ def finish(built: Built, journal: Journal, checkpoints: Checkpoints) -> None:
     """Check that the run trained, gather every rank's facts, and write the record on rank 0. Collective."""
     from accelerate.utils import gather_object
 
-    from study.training import timing, weights
-    from study.training.timing import model_flops_per_sequence
+    from study.training import weights
 
-    config, accelerator, observer = built.run.config, built.accelerator, journal.observer
     built.memory.begin(None)
     final = weights.checksum(built.model)
-    tokens = sum(line["tokens"] for line in journal.lines)
-    if final.sha256 == built.initial_parameters.sha256:
-        raise Failed(f"the parameters did not move in {config.num_steps} steps")
-    if tokens != built.planned_tokens:
-        raise Failed(f"trained on {tokens} tokens, {built.planned_tokens} were planned")
-    ranks = gather_object([observer.observed()])
+    check_trained(built, journal, final)
+    ranks: list[Observed] = gather_object([journal.observer.observed()])
     machines = journal.other_machines()
-    proof = observer.proof
-    moment_dtype = "float64" if config.precision == "fp64" else "float32"
-    if proof.moment_dtypes not in (None, [moment_dtype]):
-        raise Failed(f"moment_dtypes: the study's AdamW keeps {[moment_dtype]}, the engine has {proof.moment_dtypes}")
-    if built.run.strategy.offloads_to_nvme:
-        read, written = [rank.swap_bytes_read for rank in ranks], [rank.swap_bytes_written for rank in ranks]
-        if min(written) < SMALLEST_SWAP_BYTES:
-            raise Failed(f"NVMe offload was asked, and the ranks wrote {written} bytes: nothing was swapped")
-        proof = proof.model_copy(update={"swap_bytes_read": read, "swap_bytes_written": written})
-    for tracker in accelerator.trackers:
+    proof = complete_proof(built, journal.observer.proof, ranks)
+    for tracker in built.accelerator.trackers:
         tracker.finish()
-    accelerator.wait_for_everyone()
-    if built.run.is_first_of_machine(accelerator.process_index):
+    built.accelerator.wait_for_everyone()
+    if built.run.is_first_of_machine(built.accelerator.process_index):
         built.run.remove_swap_folder()
-    if accelerator.is_main_process:
+    if built.accelerator.is_main_process:
         from study.compare import summary  # the analysis of records: training does not need it, nor do other ranks
 
-        with weights.unpartitioned():
-            flops = model_flops_per_sequence(built.workload, config, built.splits)
-        journal.write(
-            "ok",
-            proof=proof,
-            model_flops_per_sequence=flops,
-            model_state_bytes=[rank.model_states for rank in ranks] if config.measure else None,
-            resting_state_bytes=[rank.resting_states for rank in ranks] if config.measure else None,
-            peak_memory=[rank.peaks for rank in ranks] if config.measure else None,
-            collectives_per_step=observer.collectives,
-            energy_joules=None if ranks[0].energy_joules is None else [rank.energy_joules for rank in ranks],
-            final_parameters=final,
-            digests=built.digests or None,
-            tokens=tokens,
-            samples=sum(line["samples"] for line in journal.lines),
-            timing=timing.summarize(
-                journal.lines, config.timing_warmup_steps, observer.probed_steps, journal.progress().resumed_at
-            ),
-            checkpointing=checkpoints.facts(),
-            load=observer.load(ranks),
-            other_machines=machines,
-            network=[rank.network for rank in ranks if rank.network] or None,
-        )
+        write_record(built, journal, checkpoints, proof, final, ranks, machines)
         print(summary.of_run(built.run.folder), flush=True)
-        if config.save_model:
+        if built.run.config.save_model:
             checkpoints.export()
-    accelerator.wait_for_everyone()
+    built.accelerator.wait_for_everyone()
+
+
+def check_trained(built: Built, journal: Journal, final: Checksum) -> None:
+    """Raise Failed if the parameters did not move, or if the run trained on other tokens than planned."""
+    if final.sha256 == built.initial_parameters.sha256:
+        raise Failed(f"the parameters did not move in {built.run.config.num_steps} steps")
+    tokens = journal.total("tokens")
+    if tokens != built.planned_tokens:
+        raise Failed(f"trained on {tokens} tokens, {built.planned_tokens} were planned")
+
+
+def complete_proof(built: Built, proof: Proof, ranks: list[Observed]) -> Proof:
+    """Return the proof with what only a finished training shows: the bytes that the ranks swapped, if they offload.
+
+    Raises Failed if the moments have other types than the study's AdamW keeps, or if nothing was swapped.
+    """
+    moment_dtype = "float64" if built.run.config.precision == "fp64" else "float32"
+    if proof.moment_dtypes not in (None, [moment_dtype]):
+        raise Failed(f"moment_dtypes: the study's AdamW keeps {[moment_dtype]}, the engine has {proof.moment_dtypes}")
+    if not built.run.strategy.offloads_to_nvme:
+        return proof
+    read, written = [rank.swap_bytes_read for rank in ranks], [rank.swap_bytes_written for rank in ranks]
+    if min(written) < SMALLEST_SWAP_BYTES:
+        raise Failed(f"NVMe offload was asked, and the ranks wrote {written} bytes: nothing was swapped")
+    return proof.model_copy(update={"swap_bytes_read": read, "swap_bytes_written": written})
+
+
+def write_record(
+    built: Built,
+    journal: Journal,
+    checkpoints: Checkpoints,
+    proof: Proof,
+    final: Checksum,
+    ranks: list[Observed],
+    machines: list[dict[str, Any]] | None,
+) -> None:
+    """Write the record of a run that is ok. On rank 0."""
+    from study.training import optimizer_steps, weights
+
+    config, observer = built.run.config, journal.observer
+    with weights.unpartitioned():
+        flops = optimizer_steps.model_flops_per_sequence(built.workload, config, built.splits)
+    timing = optimizer_steps.summarize(
+        journal.lines, config.timing_warmup_steps, observer.probed_steps, journal.progress().resumed_at
+    )
+    journal.write(
+        "ok",
+        proof=proof,
+        model_flops_per_sequence=flops,
+        **measured_memory(ranks, config.measure),
+        collectives_per_step=observer.collectives,
+        energy_joules=None if ranks[0].energy_joules is None else [rank.energy_joules for rank in ranks],
+        final_parameters=final,
+        digests=built.digests or None,
+        tokens=journal.total("tokens"),
+        samples=journal.total("samples"),
+        timing=timing,
+        checkpointing=checkpoints.facts(),
+        load=observer.load(ranks),
+        other_machines=machines,
+        network=[rank.network for rank in ranks if rank.network] or None,
+    )
+
+
+def measured_memory(ranks: list[Observed], is_measured: bool) -> dict[str, Any]:
+    """Return the record's fields of memory, each with a value per rank; None if the run does not measure."""
+    if not is_measured:
+        return {"model_state_bytes": None, "resting_state_bytes": None, "peak_memory": None}
+    return {
+        "model_state_bytes": [rank.model_states for rank in ranks],
+        "resting_state_bytes": [rank.resting_states for rank in ranks],
+        "peak_memory": [rank.peaks for rank in ranks],
+    }
 
 
 if __name__ == "__main__":

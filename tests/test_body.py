@@ -16,7 +16,7 @@ from study.errors import Refusal
 from study.run import make_run
 from study.running import studies
 from study.strategy.file import read_by_name
-from study.training import body, counters, perturbed
+from study.training import counters, perturbations, pretraining
 from study.workloads import WORKLOADS, sources
 
 IMDB, WIKITEXT = "bert-imdb", "gpt-wikitext"
@@ -33,8 +33,8 @@ def trained(request, tmp_path_factory):
     """A workload and the folder of a body that was trained for it in one pass."""
     folder = tmp_path_factory.mktemp("bodies") / "body"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(body.EPOCHS, request.param, 1)
-        body.train(config(request.param), folder)
+        patch.setitem(pretraining.EPOCHS, request.param, 1)
+        pretraining.train(config(request.param), folder)
     return request.param, folder
 
 
@@ -51,10 +51,10 @@ def test_a_body_sees_nothing_that_runs_draw(workload):
 
 def test_the_same_command_gives_the_same_body(trained, tmp_path, monkeypatch):
     workload, folder = trained
-    monkeypatch.setitem(body.EPOCHS, workload, 1)
-    again = body.train(config(workload), tmp_path / "again")
+    monkeypatch.setitem(pretraining.EPOCHS, workload, 1)
+    again = pretraining.train(config(workload), tmp_path / "again")
     assert again["sha256"] == sources.weights_sha256(folder)
-    facts = json.loads((folder / body.FACTS).read_text())
+    facts = json.loads((folder / pretraining.FACTS).read_text())
     assert facts | {"seconds": 0} == again | {"seconds": 0}
     assert facts["num_steps"] > 2
     assert facts["text_sha256"] == sources.digest(WORKLOADS[workload].left_over(config(workload)))
@@ -92,7 +92,7 @@ def test_what_is_asked_for_is_there(tmp_path):
         config(IMDB, weights=tmp_path, init="scratch")
     assert config(IMDB, weights=tmp_path).effective_init == "weights"
     with pytest.raises(Refusal, match="leaves nothing of bert-imdb's text"):
-        body.train(config(IMDB, num_train_examples=1600), tmp_path / "none")
+        pretraining.train(config(IMDB, num_train_examples=1600), tmp_path / "none")
     assert not (tmp_path / "none").exists()
 
 
@@ -100,20 +100,20 @@ def test_bodies_of_a_study_are_trained_once(tmp_path, monkeypatch, capsys):
     path = tmp_path / "mine.yaml"
     flags = f"{{weights: {tmp_path / 'b'}, num_train_examples: 1500}}"
     path.write_text(f"question: why\nparts: [{{strategies: [ddp, zero2], flags: {flags}}}]\n")
-    monkeypatch.setitem(body.EPOCHS, IMDB, 1)
+    monkeypatch.setitem(pretraining.EPOCHS, IMDB, 1)
     runs = studies.runs(studies.find(str(path)), folder=tmp_path / "runs")
-    body.train_missing(runs[:1], runs)
+    pretraining.train_missing(runs[:1], runs)
     captured = capsys.readouterr()
     assert "training the body that runs start from" in captured.out
     assert "last loss" not in captured.err
     before = (tmp_path / "b" / sources.WEIGHTS).stat().st_mtime_ns
-    body.train_missing(runs, runs)
+    pretraining.train_missing(runs, runs)
     assert (tmp_path / "b" / sources.WEIGHTS).stat().st_mtime_ns == before
     shutil.rmtree(tmp_path / "b")
     for run in runs:
         run.folder.mkdir(parents=True)
         (run.folder / "record.json").touch()
-    body.train_missing(runs, runs)
+    pretraining.train_missing(runs, runs)
     assert not (tmp_path / "b").exists()  # nobody needs it
     assert len({run.config.weights for run in runs}) == 1
 
@@ -130,22 +130,22 @@ def test_a_copy_of_a_review_that_is_drawn_is_not_read(monkeypatch):
 
 
 def test_a_folder_holds_one_body(tmp_path, monkeypatch):
-    monkeypatch.setitem(body.EPOCHS, IMDB, 1)
+    monkeypatch.setitem(pretraining.EPOCHS, IMDB, 1)
     folder = tmp_path / "b"
     first = config(IMDB, weights=folder)
     one = [make_run(first, read_by_name("ddp"), 2)]
-    body.train_missing(one, one)
+    pretraining.train_missing(one, one)
 
     def with_another(**changes):
         runs = [*one, make_run(first.model_copy(update=changes), read_by_name("ddp"), 2)]
-        body.train_missing(runs[1:], runs)
+        pretraining.train_missing(runs[1:], runs)
 
     with_another(seed=3, num_train_examples=1400)
     with pytest.raises(Refusal, match="runs of several models, splits or lengths name it"):
         with_another(sequence_length=32)
     other = [make_run(first.model_copy(update={"split_seed": 1}), read_by_name("ddp"), 2)]
     with pytest.raises(Refusal, match="holds a body of other settings"):
-        body.train_missing(other, other)
+        pretraining.train_missing(other, other)
 
 
 # ---------------------------------------------------------------- neighbours
@@ -157,7 +157,7 @@ def nudged(seed):
         for number, parameter in enumerate(model.parameters()):
             parameter.copy_(torch.linspace(-1, 1, parameter.numel()).reshape(parameter.shape) * (number < 3))
     before = [parameter.detach().clone() for parameter in model.parameters()]
-    perturbed.move_by_one_unit(model, torch.Generator().manual_seed(seed))
+    perturbations.move_by_one_unit(model, torch.Generator().manual_seed(seed))
     return before, [parameter.detach() for parameter in model.parameters()]
 
 
@@ -186,8 +186,8 @@ def test_every_strategy_starts_from_the_same_body():
 
     def make(folder):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setitem(body.EPOCHS, IMDB, 1)
-            body.train(config(IMDB), folder)
+            patch.setitem(pretraining.EPOCHS, IMDB, 1)
+            pretraining.train(config(IMDB), folder)
 
     start = launching.once("body-of-bert", make)
     plain, sharded = (launching.run(name, weights=start).record for name in ("ddp", "zero3"))

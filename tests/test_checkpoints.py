@@ -31,7 +31,7 @@ from study.records import machine, schema
 from study.run import Run, make_run
 from study.running import checks
 from study.strategy.file import find_strategy, read_by_name
-from study.training import manifest, timing
+from study.training import manifest, optimizer_steps
 from study.training.checkpoints import Checkpoints
 from study.training.manifest import MANIFEST, Manifest
 
@@ -265,7 +265,7 @@ def test_the_warm_up_of_every_process_is_in_no_time():
     slow = {1, 2, 4, 6, 7}
     others = {"data_wait_seconds": 0.0, "samples": 8, "tokens": 64}
     steps = [{"step": n, "seconds": 9.0 if n in slow else 2.0, **others} for n in range(1, 11)]
-    summary = timing.summarize(steps, 2, probed_steps=[4], resumed_at=[5])
+    summary = optimizer_steps.summarize(steps, 2, probed_steps=[4], resumed_at=[5])
     assert (summary.num_steps, summary.upper_quartile_seconds, summary.tokens_per_second) == (5, 2.0, 32.0)
 
 

@@ -95,7 +95,7 @@ def test_a_fault_is_named_with_its_factor(name):
     assert (first.missing == "B") == name.startswith("frozen")
     if fault.factor is not None:
         alike = [one for one in result.differences if one[:2] == first[:2]]
-        found = causes.uniform(alike) if fault.name == "" else first.factor
+        found = causes.uniform_factor(alike) if fault.name == "" else first.factor
         assert found == pytest.approx(fault.factor, rel=2e-3, abs=2e-3)
 
 

@@ -20,7 +20,7 @@ from study import files
 from study.errors import Failed, Refusal
 from study.records import schema
 from study.running import lock
-from study.training import integrity
+from study.training import journal
 
 HOLD = (
     "import sys, time; from pathlib import Path; from study.running import lock\n"
@@ -174,11 +174,13 @@ def written(folder: Path, lines: list[dict] = LINES, configuration: dict = CONFI
 def test_a_result_whose_files_are_anothers_is_none(tmp_path, change, message):
     change(written(tmp_path))
     with pytest.raises(Failed, match=message):
-        integrity.tied(tmp_path, LINES, CONFIGURATION, is_result=True)
-    integrity.tied(tmp_path, LINES, CONFIGURATION, is_result=False)  # a failure is recorded whatever lies there
+        journal.digests_of_files(tmp_path, LINES, CONFIGURATION, is_result=True)
+    journal.digests_of_files(
+        tmp_path, LINES, CONFIGURATION, is_result=False
+    )  # a failure is recorded whatever lies there
 
 
 def test_steps_that_do_not_follow_one_another_are_no_result(tmp_path):
     lines = [LINES[0], LINES[0]]
     with pytest.raises(Failed, match="its steps are not 1 to 2, one after another"):
-        integrity.tied(written(tmp_path, lines), lines, CONFIGURATION, is_result=True)
+        journal.digests_of_files(written(tmp_path, lines), lines, CONFIGURATION, is_result=True)

@@ -37,7 +37,7 @@ from study.theory import communication, hardware, shapes, step_time
 from study.theory.communication import ExpectedCollective, on_wire
 from study.theory.engine import Engine, Job
 from study.theory.hardware import Box
-from study.training import counters, journal, proof, rendezvous, reports
+from study.training import counters, journal, proof, rank_failures, rendezvous
 
 
 def two_machines(**changes):
@@ -183,18 +183,18 @@ def test_gloo_takes_the_interface_that_leads_from_machine_0_to_another(theirs, i
 
 
 def test_what_ranks_of_other_machines_say_is_heard(tmp_path, monkeypatch):
-    monkeypatch.setattr(reports, "WAIT_SECONDS", 0.0)
+    monkeypatch.setattr(rank_failures, "WAIT_SECONDS", 0.0)
     store = Store()
     here, there = (two_machines(folder=tmp_path / name, machine_rank=rank) for rank, name in enumerate("ab"))
     there.own_folder.mkdir(parents=True)
-    reports.Reports(there, store).post(2, {"status": "stalled"})
-    assert reports.Reports(here, store).read() == {2: {"status": "stalled"}}
-    assert reports.Reports(here, store).missing() == [0, 1, 3]
+    rank_failures.RankReports(there, store).post(2, {"status": "stalled"})
+    assert rank_failures.RankReports(here, store).read() == {2: {"status": "stalled"}}
+    assert rank_failures.RankReports(here, store).missing() == [0, 1, 3]
     assert here.machine_of(3) == "3 (machine 1)"
 
 
 def test_a_machine_that_is_gone_is_named_by_the_others(tmp_path, monkeypatch):
-    monkeypatch.setattr(reports, "WAIT_SECONDS", 0.0)
+    monkeypatch.setattr(rank_failures, "WAIT_SECONDS", 0.0)
     monkeypatch.setattr(journal.signal, "signal", lambda *_: None)
     monkeypatch.setenv("RANK", "0")
     run, store = two_machines(folder=tmp_path), Store({"failure/1": b"{}"})
@@ -220,7 +220,7 @@ def test_a_machine_gives_up_where_machine_0_has_gone(monkeypatch):
 
 
 def test_a_store_that_does_not_answer_is_not_waited_for(tmp_path, monkeypatch):
-    monkeypatch.setattr(reports, "ANSWER_SECONDS", 0.05)
+    monkeypatch.setattr(rank_failures, "ANSWER_SECONDS", 0.05)
     answered = threading.Event()
     store = Store()
 
@@ -229,7 +229,7 @@ def test_a_store_that_does_not_answer_is_not_waited_for(tmp_path, monkeypatch):
         raise RuntimeError("the store is gone")
 
     store.check = check
-    assert reports.Reports(two_machines(folder=tmp_path), store).read() == {}
+    assert rank_failures.RankReports(two_machines(folder=tmp_path), store).read() == {}
     answered.set()
 
 

@@ -30,12 +30,12 @@ from torch.optim.swa_utils import AveragedModel
 
 from study.engines import prove, scripts, torch_locks
 from study.engines.doctor import checkup
-from study.engines.engine_facts import count_states
-from study.engines.listening import before_updates
+from study.engines.hooks import before_updates
 from study.engines.prove.__main__ import main
 from study.engines.prove.checksums import checksums, first_difference
 from study.engines.prove.demands import by_json, by_launcher
-from study.engines.prove.mismatch import hold, known_wrong
+from study.engines.prove.mismatch import compare_with_request, known_wrong
+from study.engines.readback.states import count_states
 
 LAUNCHED = {
     "ACCELERATE_USE_DEEPSPEED": "true",
@@ -388,17 +388,19 @@ def test_callback_finds_the_module_that_is_called(clip, group):
 
 
 def test_what_was_asked_is_held_against_what_was_built():
-    held = hold(by_json({"zero_optimization": {"stage": 3, "overlap_comm": True}}, "ds.json"), STAGE_2)
+    held = compare_with_request(by_json({"zero_optimization": {"stage": 3, "overlap_comm": True}}, "ds.json"), STAGE_2)
     assert held.differences == [
         "zero_stage: asked 3 by ds.json, built 2",
         "zero_optimization.overlap_comm: asked True by ds.json, built False",
     ]
-    held = hold(by_launcher(LAUNCHED), STAGE_2)
+    held = compare_with_request(by_launcher(LAUNCHED), STAGE_2)
     assert (held.differences, held.notes, held.num_agreed, held.unread) == ([], [], 6, [])
     assert by_launcher({}) == []
-    held = hold(by_json({"optimizer": {"type": "Adam"}}, "ds.json"), STAGE_2)  # which nothing reads back
+    held = compare_with_request(
+        by_json({"optimizer": {"type": "Adam"}}, "ds.json"), STAGE_2
+    )  # which nothing reads back
     assert (held.differences, held.unread) == ([], ["optimizer.type (ds.json)"])
-    held = hold(by_launcher(LAUNCHED), {**STAGE_2, "engine": "DDP", "world_size": 1})
+    held = compare_with_request(by_launcher(LAUNCHED), {**STAGE_2, "engine": "DDP", "world_size": 1})
     assert held.differences == [
         "engine: asked DeepSpeed by the launcher, built DDP",
         "world_size: asked 2 by the launcher (WORLD_SIZE), built 1",
@@ -407,13 +409,15 @@ def test_what_was_asked_is_held_against_what_was_built():
 
 def test_the_strongest_source_decides():
     demands = [*by_launcher(LAUNCHED), *by_json({"gradient_accumulation_steps": 4}, "ds.json")]
-    held = hold(demands, {**STAGE_2, "gradient_accumulation_steps": 4})
+    held = compare_with_request(demands, {**STAGE_2, "gradient_accumulation_steps": 4})
     assert held.differences == []
     (note,) = held.notes
     assert note.startswith(
         "gradient_accumulation_steps: the launcher (ACCELERATE_GRADIENT_ACCUMULATION_STEPS) says 1; "
     )
-    assert hold(demands, STAGE_2).differences == ["gradient_accumulation_steps: asked 4 by ds.json, built 1"]
+    assert compare_with_request(demands, STAGE_2).differences == [
+        "gradient_accumulation_steps: asked 4 by ds.json, built 1"
+    ]
 
 
 TWICE = {"gradient_accumulation_steps": 2}

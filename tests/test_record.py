@@ -12,6 +12,7 @@ import struct
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import synthetic
@@ -24,13 +25,13 @@ from study.config import build_config
 from study.errors import Failed, Interrupted, OffloadFailed, OutputFailed, PeerLost, Refusal, Stalled
 from study.records import find as records
 from study.records import pack, schema
-from study.records.schema import Checksum, Failure, Record
+from study.records.schema import Checksum, Failure, Proof, Record
 from study.run import Run
 from study.running import launch
 from study.running.outcome import Exit
 from study.strategy.file import read_by_name
-from study.training import faults, reports
 from study.training import journal as journals
+from study.training import rank_failures
 
 LEAST = {
     "run_id": "a", "status": "failed", "started_at": "2026-11-20T00:00:00+00:00", "wall_seconds": 1.5,
@@ -157,24 +158,27 @@ ARCHIVE = "[enforce fail at inline_container.cc:668] . PytorchStreamWriter faile
      (KeyError("labels"), KeyError)],
 )  # fmt: skip
 def test_what_stands_behind_an_error_of_a_collective(run, error, kind):
-    assert type(faults.named(error, run, is_removed=False)) is kind
+    assert type(rank_failures.cause_of(error, run, is_removed=False)) is kind
 
 
 def test_a_full_disk_is_named_by_its_folder(run, monkeypatch):
     error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    assert faults.named(error, run, is_removed=False) is error  # one that is full elsewhere
+    assert rank_failures.cause_of(error, run, is_removed=False) is error  # one that is full elsewhere
     monkeypatch.setattr(files, "why_not_writable", lambda *_: "No space left on device")
-    found = faults.named(RuntimeError(FULL), run, is_removed=False)
+    found = rank_failures.cause_of(RuntimeError(FULL), run, is_removed=False)
     assert (type(found), str(found)) == (OutputFailed, f"{run.folder}: {FULL}")
-    with pytest.raises(OutputFailed, match=r"No space left on device.*file write failed"), faults.writing(run.folder):
+    with (
+        pytest.raises(OutputFailed, match=r"No space left on device.*file write failed"),
+        rank_failures.explain_write_errors(run.folder),
+    ):
         raise RuntimeError(ARCHIVE)
 
 
 def test_a_removed_folder_is_what_stands_behind_whatever_followed(run):
-    found = faults.named(FileNotFoundError("steps.jsonl"), run, is_removed=True)
+    found = rank_failures.cause_of(FileNotFoundError("steps.jsonl"), run, is_removed=True)
     assert str(found) == f"{run.folder} was removed while the run wrote there"
     failed = Failed("step 2: the loss is nan")
-    assert faults.named(failed, run, is_removed=True) is failed
+    assert rank_failures.cause_of(failed, run, is_removed=True) is failed
     descriptor = os.open(run.folder, os.O_RDONLY)  # by what was open in it a removed one is known
     assert not files.is_removed(descriptor)
     run.folder.rmdir()
@@ -187,15 +191,18 @@ def test_a_swap_folder_is_named_whether_full_or_removed(run, monkeypatch):
     monkeypatch.setattr(files, "why_not_writable", lambda *_: "No space left on device")
     run = Run(run.config, read_by_name("zero3_nvme_offload"), 2, run.folder)
     error = RuntimeError(f"{run.swap_folder}/zero_stage_3: cannot be read")
-    assert str(faults.named(error, run, is_removed=False)) == f"{run.swap_folder} was removed while the run wrote there"
+    assert (
+        str(rank_failures.cause_of(error, run, is_removed=False))
+        == f"{run.swap_folder} was removed while the run wrote there"
+    )
     run.swap_folder.mkdir()
-    found = faults.named(error, run, is_removed=False)
+    found = rank_failures.cause_of(error, run, is_removed=False)
     assert isinstance(found, OffloadFailed)
     assert str(found).startswith(f"{run.swap_folder}: No space left on device (RuntimeError: ")
 
 
 def test_the_rank_that_waited_names_rank_0(run, monkeypatch):
-    monkeypatch.setattr(reports, "WAIT_SECONDS", 0.0)
+    monkeypatch.setattr(rank_failures, "WAIT_SECONDS", 0.0)
     monkeypatch.setattr(journals.signal, "signal", lambda *_: None)
     monkeypatch.setenv("RANK", "1")
     own = journals.Journal(run)
@@ -456,3 +463,48 @@ def test_a_control_that_did_not_run_is_refused(run_dir):
         assert said.endswith("--control zero22: no run of it here; the strategies are zero2")
     said = refusal(cli.run, ["compare", "runs", "--view", "parity", "--control", "zero2"])
     assert said.startswith("--control zero2: --view parity ")
+
+
+def a_finished_run(tokens: int = 8, weights: str = "after", precision: str = "fp32", offloads: bool = False):
+    """A run that has trained, of which `train.finish` reads no more than this."""
+    config = SimpleNamespace(num_steps=2, precision=precision)
+    built = SimpleNamespace(
+        run=SimpleNamespace(config=config, strategy=SimpleNamespace(offloads_to_nvme=offloads)),
+        initial_parameters=SimpleNamespace(sha256="before"),
+        planned_tokens=8,
+    )
+    return built, SimpleNamespace(total=lambda name: tokens), SimpleNamespace(sha256=weights)
+
+
+@pytest.mark.parametrize(
+    ("facts", "message"),
+    [
+        ({"weights": "before"}, "the parameters did not move in 2 steps"),
+        ({"tokens": 7}, "trained on 7 tokens, 8 were planned"),
+    ],
+)
+def test_a_run_that_did_not_train_has_failed(facts, message):
+    train.check_trained(*a_finished_run())
+    with pytest.raises(Failed, match=message):
+        train.check_trained(*a_finished_run(**facts))
+
+
+def test_the_proof_of_a_finished_run():
+    """It has the bytes that were swapped, and other moments than the study's optimizer keeps are refused."""
+    proof = Proof(
+        world_size=1, distributed_type="NO", device="cpu", engine_class="Model", optimizer_class="AdamW",
+        gradient_clipping=0.0, gradient_accumulation_steps=1, micro_batch_size=1, precision="fp32",
+        parameter_dtypes=["float32"], moment_dtypes=["float32"],
+    )  # fmt: skip
+    ranks = [SimpleNamespace(swap_bytes_read=3, swap_bytes_written=journals.SMALLEST_SWAP_BYTES)]
+    built, *_ = a_finished_run()
+    assert train.complete_proof(built, proof, ranks) is proof
+    in_fp64, *_ = a_finished_run(precision="fp64")
+    with pytest.raises(Failed, match=r"moment_dtypes: .*float64.*the engine has \['float32'\]"):
+        train.complete_proof(in_fp64, proof, ranks)
+    offloaded, *_ = a_finished_run(offloads=True)
+    completed = train.complete_proof(offloaded, proof, ranks)
+    assert (completed.swap_bytes_read, completed.swap_bytes_written) == ([3], [journals.SMALLEST_SWAP_BYTES])
+    ranks[0].swap_bytes_written -= 1
+    with pytest.raises(Failed, match="nothing was swapped"):
+        train.complete_proof(offloaded, proof, ranks)

@@ -30,7 +30,7 @@ from study.running import checks
 from study.strategy import file
 from study.strategy import shipped as names
 from study.strategy.file import find_strategy, read_by_name, read_strategy
-from study.training import accelerators, gradient_norm, proof, request
+from study.training import accelerators, optimizer_steps, proof, request
 
 HEAD = "num_processes: 2\nmixed_precision: 'no'\n"
 
@@ -299,7 +299,7 @@ def test_fsdp_section_is_read_strictly(tmp_path):
 def test_fsdp_wraps_the_layers_of_every_model(workload, size, expected, monkeypatch):
     from accelerate.utils.fsdp_utils import fsdp2_prepare_auto_wrap_policy
 
-    from study.training import fsdp
+    from study.training import accelerators
     from study.workloads import WORKLOADS
     from study.workloads.sources import Splits
 
@@ -309,7 +309,7 @@ def test_fsdp_wraps_the_layers_of_every_model(workload, size, expected, monkeypa
         model = WORKLOADS[workload].build_model(config, splits)
     monkeypatch.setenv("FSDP_VERSION", "2")
     monkeypatch.setenv("FSDP_AUTO_WRAP_POLICY", read_by_name("fsdp2").content["fsdp_config"]["fsdp_auto_wrap_policy"])
-    plugin = fsdp.make_plugin(make_run(config, read_by_name("fsdp2"), 2))
+    plugin = accelerators.make_fsdp_plugin(make_run(config, read_by_name("fsdp2"), 2))
     plugin.set_auto_wrap_policy(model)
     policy = fsdp2_prepare_auto_wrap_policy(plugin, model)
     found = Counter(type(module).__name__ for module in model.modules() if policy(module))
@@ -486,7 +486,7 @@ def test_the_global_norm_is_exact_where_torchs_own_is_not():
     torch.manual_seed(0)
     tensors = [torch.randn(30_000, 128), torch.randn(512), torch.randn(3, 3)]
     exact = sum(t.double().square().sum() for t in tensors).sqrt().item()
-    assert gradient_norm.global_norm(tensors).item() == pytest.approx(exact, rel=3e-7)
+    assert optimizer_steps.global_norm(tensors).item() == pytest.approx(exact, rel=3e-7)
     assert torch.nn.utils.get_total_norm(tensors).item() != pytest.approx(exact, rel=1e-5)
 
 
@@ -500,7 +500,7 @@ def test_clipping_outside_deepspeed_is_torchs(limit):
             parameter.grad = torch.full_like(parameter, float(number))
     norm = torch.nn.utils.clip_grad_norm_(theirs.parameters(), limit or float("inf"))
     accelerator = SimpleNamespace(distributed_type=SimpleNamespace(value="NO"), unscale_gradients=lambda: None)
-    read = gradient_norm.gradient_norm_reader(accelerator, ours, build_config(gradient_clipping=limit))
+    read = optimizer_steps.gradient_norm_reader(accelerator, ours, build_config(gradient_clipping=limit))
     assert read().item() == pytest.approx(norm.item(), rel=1e-6)
     for mine, other in zip(ours.parameters(), theirs.parameters(), strict=True):
         torch.testing.assert_close(mine.grad, other.grad)
@@ -556,11 +556,11 @@ from study.errors import Refusal
 from study.engines import extensions
 from study.run import make_run
 from study.strategy.file import read_by_name
-from study.training import built, proof
+from study.training import proof, setup
 extensions.use_own_folder()
 run = make_run(build_config(output_dir=Path("run")), read_by_name("zero2"), 2)
-accelerator = built.start(run)
-engine = built.build(run, accelerator)
+accelerator = setup.start(run)
+engine = setup.build(run, accelerator)
 for other in (
     dataclasses.replace(run, strategy=read_by_name("zero1")),
     dataclasses.replace(run, strategy=read_by_name("zero2_cpu_offload")),

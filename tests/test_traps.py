@@ -23,12 +23,13 @@ from safetensors.torch import load_file
 from torch.nn.parallel import DistributedDataParallel
 
 from study.config import build_config
+from study.engines import workarounds
 from study.records.schema import ModelStateBytes
 from study.run import Run, make_run
 from study.running.checks import check
 from study.strategy import file
 from study.strategy.file import CONFIGS, read_strategy
-from study.training import accelerators, gradient_norm, swapping, weights
+from study.training import accelerators, optimizer_steps, weights
 from study.training.memory import BucketBytes, PhaseMemory, model_state_bytes
 
 BF16 = {"precision": "bf16", "micro_batch_size": 2}
@@ -90,7 +91,7 @@ def test_clip_grad_norm_under_deepspeed_clips_nothing():
     """accelerator.clip_grad_norm_(...) under DeepSpeed: the study asks the engine, which clips, for the norm before."""
     engine = SimpleNamespace(zero_optimization_stage=lambda: 2, get_global_grad_norm=lambda: 7.0)
     accelerator = SimpleNamespace(distributed_type=SimpleNamespace(value="DEEPSPEED"))
-    assert gradient_norm.gradient_norm_reader(accelerator, engine, build_config())() == 7.0
+    assert optimizer_steps.gradient_norm_reader(accelerator, engine, build_config())() == 7.0
 
 
 def test_no_two_runs_share_a_swap_folder(tmp_path):
@@ -135,7 +136,7 @@ def test_fp16_norm_without_clipping_is_unscaled():
     accelerator = SimpleNamespace(
         distributed_type=SimpleNamespace(value="MULTI_GPU"), unscale_gradients=lambda: scaler.unscale_(optimizer)
     )
-    norm = gradient_norm.gradient_norm_reader(accelerator, model, build_config(gradient_clipping=0))
+    norm = optimizer_steps.gradient_norm_reader(accelerator, model, build_config(gradient_clipping=0))
     scaler.scale(model(torch.tensor([3.0, 4.0])).sum()).backward()
     assert norm().item() == pytest.approx(5.0)
     scaler.step(optimizer)  # and it is not unscaled a second time
@@ -238,7 +239,7 @@ def test_a_gradient_is_read_wherever_it_begins(tmp_path, monkeypatch, is_mended)
     cut = utils.OptimizerSwapper._adjust_for_misaligned_lengths
     monkeypatch.setattr(utils.OptimizerSwapper, "_adjust_for_misaligned_lengths", cut)
     if is_mended:
-        swapping.cut_where_a_disk_reads()
+        workarounds.align_swapped_gradients()
     parameter, buffer = torch.nn.Parameter(torch.zeros(OFFSET + LENGTH)), torch.zeros(OFFSET + LENGTH)
     parameter.ds_id = "0"
     handle = Handle(buffer)

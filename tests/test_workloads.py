@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 from study.config import RunConfig, build_config
 from study.errors import Refusal
 from study.models import SIZES
-from study.training.order import TrainingOrder
+from study.training.optimizer_steps import TrainingOrder
 from study.workloads import WORKLOADS, load_metric, sources
 from study.workloads.sources import Examples, Splits
 

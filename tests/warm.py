@@ -25,8 +25,8 @@ from typing import Any, ClassVar, NoReturn
 # What a run imports sooner or later, a line for each that asks for it: the launcher, the trainer, the engines.
 IMPORTED = """
     accelerate.commands.launch torch.distributed.run
-    study.__main__ study.train study.workloads study.training.body study.training.checkpoints study.training.export
-    study.training.observer study.training.order study.training.reports study.training.timing
+    study.__main__ study.train study.workloads study.training.pretraining study.training.checkpoints
+    study.training.export study.training.observer study.training.optimizer_steps study.training.rank_failures
     study.training.counters
     datasets evaluate cpuinfo torch.profiler transformers.models.bert.modeling_bert
     transformers.models.gpt2.modeling_gpt2

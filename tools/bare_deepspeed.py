@@ -34,10 +34,9 @@ def train(run: Run, _folder: Any) -> None:
     from torch.utils.data import BatchSampler, DataLoader
     from transformers import get_scheduler, set_seed
 
-    from study.engines.engine_facts import facts_of_deepspeed
+    from study.engines.readback.facts import facts_of_deepspeed
     from study.training import weights
-    from study.training.order import TrainingOrder
-    from study.training.timing import make_clock
+    from study.training.optimizer_steps import TrainingOrder, make_clock
     from study.workloads import WORKLOADS
 
     config = run.config

@@ -158,8 +158,7 @@ def build_trainer(run: Run, settings: TrainingArguments, ends: list[float]) -> W
     from transformers import TrainerCallback, set_seed
 
     from study.training import weights
-    from study.training.order import TrainingOrder
-    from study.training.timing import make_clock
+    from study.training.optimizer_steps import TrainingOrder, make_clock
     from study.workloads import WORKLOADS, sources
 
     config = run.config

@@ -167,13 +167,13 @@ def _run(
     some run has no outcome yet (interrupted, --minutes or --fail-fast); 2 refused.
     """
     from study.running import plan, runner, studies
-    from study.training import body
+    from study.training import pretraining
 
     chosen = studies.find(study)
     folder = runs_dir / chosen.name
     runs = plan.select(chosen, data_dir, only, folder, checkpoint_every, skip)
     require(*TRAINING)  # a plan does without it, no run does
-    body.train_missing(runs, studies.runs(chosen, data_dir, folder))
+    pretraining.train_missing(runs, studies.runs(chosen, data_dir, folder))
     return runner.run(chosen, runs, folder, timeout, fail_fast, runner.Slot(60.0 * minutes if minutes else math.inf))
 
 
@@ -206,7 +206,7 @@ def _job(
     Exit status: 0 it is ok; 1 it has another outcome; 2 refused.
     """
     from study.running import plan, runner, studies
-    from study.training import body
+    from study.training import pretraining
 
     chosen = studies.find(study)
     folder = runs_dir / chosen.name
@@ -215,7 +215,7 @@ def _job(
         _check_machine(num_machines, machine["main_process_ip"])
         run = dataclasses.replace(run, num_machines=num_machines, **machine)
     require(*TRAINING)
-    body.train_missing([run], studies.runs(chosen, data_dir, folder))
+    pretraining.train_missing([run], studies.runs(chosen, data_dir, folder))
     return runner.run_one(chosen, run, folder, timeout, is_first_machine=machine["machine_rank"] == 0)
 
 

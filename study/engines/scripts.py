@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 import torch.distributed as dist
 
 from . import torch_locks
-from .listening import listening
+from .hooks import listening
 
 LETTING_GO_SECONDS = 0.05  # a thread needs microseconds, on a machine that is busy milliseconds
 # What a script leaves lives as long as the process, as Python has it: freed as the script ends, DDP and its group may

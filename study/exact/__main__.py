@@ -147,7 +147,7 @@ def _print_faults(outcomes: Sequence[Outcome]) -> None:
 
 def _as_json(outcomes: Sequence[Outcome], seen: Sequence[Outcome]) -> dict[str, Any]:
     """What was trained, compared and found; no times and no names of this machine."""
-    from study.engines.prove.read_back import versions
+    from study.engines.readback.facts import versions
     from study.exact import problem, reference
 
     expected = reference.expect()

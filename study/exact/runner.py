@@ -27,7 +27,7 @@ IMPORTED = (
     "cpuinfo", "torch._dynamo", "torch._inductor.compile_fx", "torch.distributed.fsdp", "torch.distributed.tensor",
     "torch.distributed.algorithms.ddp_comm_hooks", "deepspeed", "deepspeed.module_inject.auto_ep_layer",
     "deepspeed.runtime.superoffload.superoffload_stage3", "deepspeed.runtime.zero.muon.original_muon",
-    "transformers.integrations.deepspeed", "study.training.fsdp",
+    "transformers.integrations.deepspeed", "study.training.accelerators",
 )  # fmt: skip
 
 

@@ -14,8 +14,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from study.config import build_config
-from study.engines import whole
-from study.engines.prove import read_back
+from study.engines.readback import full_tensors
+from study.engines.readback.facts import base_optimizer
 from study.errors import RunFailed
 from study.exact import faults, model, problem, reference
 from study.exact.cells import Cell
@@ -91,7 +91,7 @@ class Training:
         self.is_deepspeed = run.strategy.distributed_type == "DEEPSPEED"
         if run.strategy.distributed_type == "FSDP":
             self.module = self.model
-        self.base = read_back.base_optimizer(self.optimizer)
+        self.base = base_optimizer(self.optimizer)
         _check_engine(self.model, self.base, run.strategy)
         if self.is_deepspeed:  # accelerate's backward pass includes its step
             self._step_of_engine, self.model.step = self.model.step, self._step_engine
@@ -131,24 +131,24 @@ class Training:
                     self._look_before_update()
                 self.optimizer.step()
                 self.optimizer.zero_grad()
-        self._compare("weights", self.expected.weights, whole.weight)
+        self._compare("weights", self.expected.weights, full_tensors.weight)
 
     def _step_engine(self, *arguments: Any, **options: Any) -> Any:
         self._look_before_update()
         return self._step_of_engine(*arguments, **options)
 
     def _look_before_update(self) -> None:
-        self._compare("gradient", self.expected.gradients, whole.gradient)
+        self._compare("gradient", self.expected.gradients, full_tensors.gradient)
         for act in self.before_update:
             act()
 
     def compare_momenta(self, step: int) -> None:
         self.step = step
-        whole.link_states(getattr(self.model, "optimizer", None))
+        full_tensors.link_states(getattr(self.model, "optimizer", None))
         self._compare("momentum", self.expected.momenta, self._momentum)
 
     def _momentum(self, parameter: Any) -> Tensor | None:
-        return whole.state(parameter, "momentum_buffer", self.base.state)
+        return full_tensors.state(parameter, "momentum_buffer", self.base.state)
 
     def _compare(self, what: str, expected: list[reference.Values], read: Callable[[Any], Tensor | None]) -> None:
         """Compare a value of every parameter with the reference's bits, and keep the first difference. Collective."""

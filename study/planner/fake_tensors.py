@@ -248,7 +248,7 @@ def ranks(engine: Engine) -> Iterator[DeviceMesh | None]:
 
 
 def shard(model: nn.Module, shape: ModelShape, engine: Engine, mesh: DeviceMesh) -> None:
-    """Shard as a run does (study/training/fsdp.py), by the function with which accelerate prepares a model."""
+    """Shard as a run does (study/training/accelerators.py), by the function with which accelerate prepares a model."""
     policy = MixedPrecisionPolicy(reduce_dtype=torch.float32 if engine.reduces_in_fp32 else None)
     if engine.precision not in ("fp32", "pure-bf16"):
         dtype = DTYPES[engine.precision.removesuffix("-autocast")]

@@ -352,9 +352,8 @@ class Record(Facts):
     weights_sha256: str | None = None  # of the file that a run with --weights starts from
     config: Annotated[dict[str, Any], AfterValidator(_whole_config)]
     num_params: Count | None = None
-    model_flops_per_sequence: int | None = (
-        None  # forward and backward, by torch.utils.flop_counter (training/timing.py)
-    )
+    # Forward and backward, by torch.utils.flop_counter (training/optimizer_steps.py).
+    model_flops_per_sequence: int | None = None
     data: Annotated[dict[str, Any], _holds(_Data)] | None = None
     proof: Proof | None = None
     model_state_bytes: list[ModelStateBytes] | None = None  # one per rank, as the optimizer is about to step

@@ -77,9 +77,9 @@ def blocks_flops_per_sequence(shape: ModelShape, sequence_length: Numbers) -> Nu
 def model_flops_per_sequence(shape: ModelShape, sequence_length: Numbers) -> Numbers:
     """Count forward and backward of one sequence: matrix products, a multiply-add as two; nothing recomputed.
 
-    The same count as study/training/timing.py makes with PyTorch's counter. Backward takes twice forward: every product
-    has a gradient to each of its two factors, the first block's too, since embeddings are trained. Rotary positions
-    are no product to that counter.
+    The same count as study/training/optimizer_steps.py makes with PyTorch's counter. Backward takes twice forward:
+    every product has a gradient to each of its two factors, the first block's too, since embeddings are trained.
+    Rotary positions are no product to that counter.
     """
     return 3 * (blocks_flops_per_sequence(shape, sequence_length) + head_flops_per_sequence(shape, sequence_length))
 

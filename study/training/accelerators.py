@@ -1,4 +1,4 @@
-"""How does a strategy become an Accelerator? From its file, and from what must agree between strategies."""
+"""Build the Accelerator of a run, from the strategy's file and from what must agree between strategies."""
 
 from __future__ import annotations
 
@@ -9,14 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 from study.config import RunConfig
 from study.engines import extensions
-from study.engines.sharding_on_cpu import shard_on_cpu
+from study.engines.readback.dtypes import TORCH_NAMES
+from study.engines.workarounds import shard_on_cpu
 from study.formatting import GIB
 from study.models import SIZES, suited_buckets, swap_buffer_size
 from study.run import Run
 from study.running import memory_limits
 
 if TYPE_CHECKING:
-    from accelerate import Accelerator
+    import torch
+    from accelerate import Accelerator, ParallelismConfig
+    from accelerate.utils import FullyShardedDataParallelPlugin
 
 
 def build_accelerator(run: Run) -> Accelerator:
@@ -35,7 +38,7 @@ def build_accelerator(run: Run) -> Accelerator:
         def use_distributed(self) -> bool:
             return True
 
-    from study.training import fixed_order, fsdp
+    from study.training import fixed_order
 
     config, strategy = run.config, run.strategy
     fixed_order.before_engine(config)
@@ -49,8 +52,8 @@ def build_accelerator(run: Run) -> Accelerator:
     _wait_at_most(config.collective_timeout)
     if config.share_device and strategy.distributed_type != "NO":
         _share_device()
-    fsdp_plugin = fsdp.make_plugin(run) if is_fsdp else None
-    mesh = fsdp.make_mesh(run)
+    fsdp_plugin = make_fsdp_plugin(run) if is_fsdp else None
+    mesh = make_mesh(run)
     multiplies_in_tf32 = torch.backends.cuda.matmul.allow_tf32
     accelerator = (Replicas if strategy.distributed_type == "MULTI_GPU" else Accelerator)(
         # Without a GPU, DDP needs to be told so; DeepSpeed must not be, or accelerate drops it.
@@ -172,7 +175,7 @@ def _deepspeed_plugin(run: Run) -> Any:
         engine[config.precision] = {"enabled": True}
         engine["data_types"] = {"grad_accum_dtype": config.accumulation_dtype}
     elif config.precision.endswith("-autocast"):
-        dtype = {"bf16-autocast": "bfloat16", "fp16-autocast": "float16"}[config.precision]
+        dtype = TORCH_NAMES[config.precision.removesuffix("-autocast")]
         engine["torch_autocast"] = {"enabled": True, "dtype": dtype}
     if "linear" in fixed_order.pins(config):
         zero["memory_efficient_linear"] = False
@@ -187,3 +190,61 @@ def _deepspeed_plugin(run: Run) -> Any:
         if zero.get(key, {}).get("device") == "nvme":
             zero[key]["nvme_path"] = str(run.swap_folder)
     return plugin
+
+
+# ---------------------------------------------------------------- FSDP2
+
+
+def make_fsdp_plugin(run: Run) -> FullyShardedDataParallelPlugin:
+    """Make accelerate's FSDP plugin from the strategy's file: what is left out would be read from the environment.
+
+    The unit is named, because accelerate takes transformers' `_no_split_modules` otherwise: BERT's name its embeddings
+    too (5.23), whose table accelerate then shards twice, which ends in a TypeError. In 16 bits parameters and their
+    shards stay fp32, what is gathered and computed is bf16, and gradients are reduced in fp32: accelerate's own policy
+    would reduce them in bf16, and return the model's output in it.
+    """
+    import torch
+    from accelerate.utils import FullyShardedDataParallelPlugin
+    from torch.distributed.fsdp import MixedPrecisionPolicy
+
+    from study.workloads import WORKLOADS
+
+    policy = MixedPrecisionPolicy()
+    if run.config.precision == "bf16":
+        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    return FullyShardedDataParallelPlugin(
+        fsdp_version=2,
+        reshard_after_forward=run.strategy.reshard_after_forward,
+        cpu_offload=run.strategy.offload_param_device == "cpu",
+        state_dict_type="SHARDED_STATE_DICT",
+        activation_checkpointing=False,  # accelerate's draws other dropout masks; the run has its own
+        activation_checkpointing_offload=False,
+        cpu_ram_efficient_loading=False,
+        ignored_modules=[],
+        auto_wrap_policy="transformer_based_wrap",
+        transformer_cls_names_to_wrap=[WORKLOADS[run.config.workload].block_class(run.config)],
+        mixed_precision_policy=policy,
+    )
+
+
+def make_mesh(run: Run) -> ParallelismConfig | None:
+    """Make accelerate's mesh of replicas and shards, where the strategy's file has one.
+
+    What the launcher says of it is taken back: beside replicas and shards it may name ranks that get equal batches.
+    """
+    from accelerate import ParallelismConfig
+
+    os.environ.pop("ACCELERATE_USE_PARALLELISM_CONFIG", None)
+    if run.strategy.mesh is None:
+        return None
+    replicas, shards = run.strategy.mesh
+    return ParallelismConfig(dp_replicate_size=replicas, dp_shard_size=shards, tp_size=1, cp_size=1, sp_size=1)
+
+
+def reshard(model: torch.nn.Module) -> None:
+    """Reshard what FSDP2 keeps gathered after a forward pass without a backward: the root's parameters."""
+    from torch.distributed.fsdp import FSDPModule
+
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()

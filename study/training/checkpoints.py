@@ -18,8 +18,7 @@ from accelerate.utils import gather_object
 from study import files
 from study.errors import Failed, Refusal
 from study.records.schema import Checkpointing, Continued, Facts
-from study.training import engine_state, faults
-from study.training.built import Built
+from study.training import engine_state, rank_failures
 from study.training.journal import Journal, Progress
 from study.training.manifest import (
     ENGINE,
@@ -34,6 +33,7 @@ from study.training.manifest import (
     whole,
 )
 from study.training.observer import Observed
+from study.training.setup import Built
 from study.workloads import sources
 
 
@@ -135,7 +135,7 @@ class Checkpoints:
             memory = self._built.memory
             phase = memory.current
             memory.begin("checkpoint")  # what is copied to be written is no peak of a step
-            with faults.writing(self._built.run.folder):
+            with rank_failures.explain_write_errors(self._built.run.folder):
                 self._write(step)
             memory.begin(phase)
             self._seconds += time.perf_counter() - began

@@ -21,8 +21,8 @@ from accelerate import Accelerator
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+from study.engines.readback.facts import base_optimizer
 from study.run import Run
-from study.training.proof import base_optimizer, innermost
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 LAYOUT = "layout.json"
@@ -51,7 +51,7 @@ def is_universal(kind: str) -> bool:
 def save(accelerator: Accelerator, model: Any, optimizer: Any, run: Run, folder: Path) -> None:
     """Write model and optimizer into a folder. Collective."""
     if kind_of(run) == "subgroups":
-        _save_subgroups(model, innermost(optimizer), folder, accelerator)
+        _save_subgroups(model, model.optimizer, folder, accelerator)
     else:
         accelerator.save_state(str(folder))
 
@@ -62,7 +62,7 @@ def load(accelerator: Accelerator, model: Any, optimizer: Any, run: Run, folder:
     `anew`: they are another run's, perhaps of other ranks.
     """
     if kind_of(run) == "subgroups":
-        _load_subgroups(innermost(optimizer), folder, accelerator)
+        _load_subgroups(model.optimizer, folder, accelerator)
     elif anew and is_universal(kind_of(run)):
         groups = base_optimizer(optimizer).param_groups
         settings = [{name: value for name, value in group.items() if name != "params"} for group in groups]

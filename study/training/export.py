@@ -38,9 +38,9 @@ def export(checkpoint: Checkpoint, folder: Path) -> PreTrainedModel:
         model: PreTrainedModel = getattr(transformers, described.architectures[0])(described)
     missing, unknown = model.load_state_dict(read_parameters(checkpoint), strict=False)
     model.tie_weights()
-    held = {name for name, _ in model.named_parameters()}  # a tied one counts once
-    if unknown or held & {*missing}:
-        names = ", ".join(sorted({*unknown, *(held & {*missing})}))
+    own_names = {name for name, _ in model.named_parameters()}  # a tied one counts once
+    if unknown or own_names & {*missing}:
+        names = ", ".join(sorted({*unknown, *(own_names & {*missing})}))
         raise Refusal(f"{checkpoint.folder}: holds another model, by its parameters {names}; name another")
     part = folder.with_name(folder.name + ".part")
     shutil.rmtree(part, ignore_errors=True)
@@ -107,9 +107,9 @@ def _subgroups(folder: Path) -> dict[str, torch.Tensor]:
 def check(model: PreTrainedModel, checkpoint: Checkpoint, data_dir: Path | None) -> str:
     """Evaluate an exported model on the run's held-out examples, and say its loss beside the run's own."""
     own = next((line["loss"] for line in _evaluations(checkpoint) if line["step"] == checkpoint.manifest.step), None)
-    said = "the run has none of this step" if own is None else f"the run's own is {own:.6f}"
+    comparison = "the run has none of this step" if own is None else f"the run's own is {own:.6f}"
     try:
-        return f"loss on the held-out examples {held_out_loss(model, checkpoint, data_dir):.6f}, {said}"
+        return f"loss on the held-out examples {held_out_loss(model, checkpoint, data_dir):.6f}, {comparison}"
     except Refusal as refusal:
         return f"not evaluated: {refusal}"
 

@@ -1,8 +1,9 @@
-"""What does a run report so far? On rank 0 it becomes steps.jsonl and record.json, however the run ends."""
+"""Keep what a run reports. On rank 0 it becomes steps.jsonl and record.json, however the run ends."""
 
 from __future__ import annotations
 
 import datetime
+import hashlib
 import json
 import math
 import os
@@ -10,7 +11,9 @@ import secrets
 import signal
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
@@ -22,10 +25,10 @@ from study.run import Run
 from study.running import lock, memory_limits
 from study.running.launch import command
 from study.running.outcome import is_out_of_memory, memory_of, shown_command
-from study.training import faults, integrity
-from study.training.built import Built
-from study.training.reports import Reports
+from study.training import rank_failures
+from study.training.rank_failures import RankReports
 from study.training.request import launcher_command
+from study.training.setup import Built
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -53,7 +56,7 @@ class Journal:
     def __init__(self, run: Run, store: Store | None = None) -> None:
         self.run = run
         self.rank = int(os.environ.get("RANK", "0"))
-        self._reports = Reports(run, store)
+        self._reports = RankReports(run, store)
         self.step: int | None = None  # the last one begun
         self.lines: list[dict[str, Any]] = []
         self.evaluation: list[dict[str, float | None]] = []
@@ -170,7 +173,7 @@ class Journal:
         Raises OutputFailed where the run's folder was removed, or its disk takes nothing more.
         """
         if self._is_removed():
-            raise faults.removed(self.run.own_folder)
+            raise rank_failures.removed_folder(self.run.own_folder)
         finite = {name: value if value is None or math.isfinite(value) else None for name, value in line.items()}
         self._append([finite])
         self.lines.append(finite)
@@ -187,7 +190,7 @@ class Journal:
             return
         whole = self._file.tell()
         unwritten = "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines).encode()
-        with faults.writing(self.run.folder):
+        with rank_failures.explain_write_errors(self.run.folder):
             try:
                 while unwritten:
                     unwritten = unwritten[self._file.write(unwritten) :]
@@ -206,6 +209,10 @@ class Journal:
         if finite["loss"] is None:
             raise Failed(f"step {step}: the evaluation loss is {result['loss']}")
 
+    def total(self, name: Literal["tokens", "samples"]) -> int:
+        """Return the sum of a whole number over all steps."""
+        return sum(line[name] for line in self.lines)
+
     def other_machines(self) -> list[dict[str, Any]] | None:
         """Describe the machines that rank 0 is not on, in their order; None where there is none. Collective."""
         if self.run.num_machines == 1:
@@ -221,8 +228,8 @@ class Journal:
             with file:
                 os.fsync(file.fileno())  # a record that outlives a power cut names steps that do, too
             if status != "ok":  # what cut it off may have come between a step's line and its place here
-                self.lines += integrity.further_steps(self.run.folder, len(self.lines))
-        tied = integrity.tied(self.run.folder, self.lines, self._configuration, is_result=status == "ok")
+                self.lines += _further_steps(self.run.folder, len(self.lines))
+        tied = digests_of_files(self.run.folder, self.lines, self._configuration, is_result=status == "ok")
         if status == "ok" and (self.run.folder / "record.json").exists():  # an earlier attempt's is gone by now
             raise Failed(f"{self.run.folder}: another run has left its record there meanwhile")
         known = {**self._facts, **tied, **facts, "status": status}
@@ -250,9 +257,9 @@ class Journal:
             return error
         if self.rank and self.observer is None and isinstance(error, Interrupted):
             return error  # nothing had begun: rank 0 says why, and where it has refused nothing is to be left
-        if not self.has_folder or integrity.is_anothers(self.run.folder, self._configuration):
+        if not self.has_folder or _is_of_another_run(self.run.folder, self._configuration):
             return error
-        at, error = time.time(), faults.named(error, self.run, self._is_removed())
+        at, error = time.time(), rank_failures.cause_of(error, self.run, self._is_removed())
         try:
             self.run.own_folder.mkdir(parents=True, exist_ok=True)
             self.run.remove_scratch()
@@ -272,10 +279,10 @@ class Journal:
             self._reports.post(self.rank, self._own(error, at))
         if isinstance(error, Stalled):
             missing = self._reports.missing()
-            error = faults.did_not_come(missing, self.run)
+            error = rank_failures.stalled_by(missing, self.run)
         elif isinstance(error, PeerLost) and several:  # on one machine the launcher tells who was ended, and how
             missing = self._reports.missing()
-            error = faults.gone(missing, self.run) if missing else error
+            error = rank_failures.lost_ranks(missing, self.run) if missing else error
         else:
             return error
         if self.rank and 0 in missing:
@@ -284,8 +291,8 @@ class Journal:
 
     def _own(self, error: BaseException, at: float) -> dict[str, Any]:
         """What this rank reports of its end."""
-        said = files.redact_paths(f"{type(error).__name__}: {error}"[:2000])
-        return {"at": at, "status": _status(error), "step": self.step, "error": said}
+        message = files.redact_paths(f"{type(error).__name__}: {error}"[:2000])
+        return {"at": at, "status": _status(error), "step": self.step, "error": message}
 
     def _record(self, own: dict[str, Any]) -> None:
         """Write the record, by the rank that failed first; this one may only have lost its peer."""
@@ -320,3 +327,59 @@ def _status(error: BaseException) -> str:
         if isinstance(error, kind):
             return status
     return "out_of_memory" if isinstance(error, torch.OutOfMemoryError) or is_out_of_memory(str(error)) else "failed"
+
+
+# ---------------------------------------------------------------- whether the files are what this run wrote
+
+
+def digests_of_files(
+    folder: Path, lines: list[dict[str, Any]], configuration: dict[str, Any] | None, is_result: bool
+) -> dict[str, str | None]:
+    """Return the digests by which a record names its steps and its configuration; None: not there.
+
+    `lines` and `configuration` are what this run wrote. Raises Failed where the files of a result are others.
+    """
+    steps, config = _content(folder / "steps.jsonl"), _content(folder / "config.json")
+    if is_result:
+        _check(folder / "steps.jsonl", steps, lines)
+        if configuration is not None:
+            _check(folder / "config.json", config, [configuration])
+        numbers = [line["step"] for line in lines]
+        if numbers != list(range(1, len(lines) + 1)):
+            raise Failed(f"{folder / 'steps.jsonl'}: its steps are not 1 to {len(lines)}, one after another")
+    return {
+        "steps_sha256": None if steps is None else hashlib.sha256(steps).hexdigest(),
+        "config_sha256": None if config is None or configuration is None else hashlib.sha256(config).hexdigest(),
+    }
+
+
+def _further_steps(folder: Path, num_known: int) -> list[dict[str, Any]]:
+    """The steps in the file, in whole lines, beyond those that are known."""
+    lines = (_content(folder / "steps.jsonl") or b"").splitlines(keepends=True)[num_known:]
+    return [json.loads(line) for line in lines if line.endswith(b"\n")]
+
+
+def _is_of_another_run(folder: Path, configuration: dict[str, Any] | None) -> bool:
+    """Say whether another run has written its configuration over this run's; None: this one wrote none."""
+    written: Any = None
+    with suppress(ValueError):
+        written = json.loads(_content(folder / "config.json") or b"null")
+    if configuration is None or not isinstance(written, dict):
+        return False
+    return bool(written.get("writer") != configuration["writer"])
+
+
+def _content(path: Path) -> bytes | None:
+    return path.read_bytes() if path.exists() else None
+
+
+def _check(path: Path, content: bytes | None, written: list[Any]) -> None:
+    """Raise Failed unless a file of one or more JSON values holds what was written."""
+    if content is None:
+        raise Failed(f"{path}: not there any more, though this run wrote it; something else has removed it")
+    try:
+        whole = [json.loads(content)] if path.suffix == ".json" else [json.loads(line) for line in content.splitlines()]
+    except ValueError:
+        whole = None
+    if whole != written:
+        raise Failed(f"{path}: not what this run wrote; something else has written into its folder")

@@ -15,7 +15,7 @@ import torch
 from torch.autograd import DeviceType  # type: ignore[attr-defined]
 from torch.autograd.profiler import profile
 
-from study.engines.engine_facts import Ledger, count_states
+from study.engines.readback.states import StorageCounter, count_states
 from study.records.schema import ModelStateBytes, PeakMemory
 
 
@@ -41,10 +41,10 @@ def swap_traffic() -> tuple[int, int]:
 def _live_tensor_bytes() -> int:
     """Bytes of all CPU storages that Python can reach."""
     gc.collect()
-    ledger = Ledger()
+    counter = StorageCounter()
     # Exact types, because isinstance wakes lazy module proxies that gc also holds.
     kinds = (torch.Tensor, torch.nn.Parameter)
-    return ledger.claim(o for o in gc.get_objects() if type(o) in kinds and o.device.type == "cpu")[0]
+    return counter.claim(o for o in gc.get_objects() if type(o) in kinds and o.device.type == "cpu")[0]
 
 
 def _changes(trace: profile) -> list[int]:

@@ -9,12 +9,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from study.engines.listening import CollectiveProbe
+from study.engines.collective_probe import CollectiveProbe
+from study.engines.readback.facts import base_optimizer, engine_optimizer
 from study.records.schema import Collective, Facts, Load, ModelStateBytes, Network, PeakMemory, Proof
 from study.training import counters
 from study.training.counters import Traffic, energy_joules
 from study.training.memory import CpuPeak, PhaseMemory, model_state_bytes, swap_traffic
-from study.training.proof import base_optimizer, innermost, prove_compiled, read_optimizer_dtypes
+from study.training.proof import prove_compiled, read_optimizer_dtypes
 
 # Adam's moments exist after the first step, and stage 3 has traced the order of its parameters after the second.
 STEADY_FROM = 4
@@ -167,7 +168,8 @@ class Observer:
             self.proof = read_optimizer_dtypes(self.proof, self._model, self._optimizer)
 
     def _states(self) -> ModelStateBytes:
-        return model_state_bytes(self._model, innermost(self._optimizer), self._swap_folder, self._bucket_bytes)
+        optimizer = engine_optimizer(self._model, self._optimizer)
+        return model_state_bytes(self._model, optimizer, self._swap_folder, self._bucket_bytes)
 
 
 def _sum(first: float | None, second: float | None, sign: int = 1) -> float | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
@@ -13,11 +13,14 @@ from accelerate import Accelerator
 from accelerate.utils import set_seed
 
 from study.config import RunConfig
-from study.records.schema import Checksum
+from study.engines.readback import full_tensors
+from study.engines.readback.facts import base_optimizer, engine_optimizer
+from study.records.schema import Checksum, StepDigest
 from study.run import Run
-from study.training import fixed_order, perturbed
+from study.training import fixed_order, perturbations
 from study.workloads.sources import Splits
 
+DIGEST_DIGITS = 16  # hexadecimal digits of a step's digests
 _SUMMED_AT_ONCE = 1 << 24  # elements: a table of words as fp64, whole, would be the highest moment of a sharded run
 
 
@@ -55,7 +58,7 @@ def build_model(accelerator: Accelerator, workload: ModuleType, splits: Splits, 
 def _whole(workload: ModuleType, splits: Splits, config: RunConfig) -> torch.nn.Module:
     model: torch.nn.Module = workload.build_model(config, splits)
     if config.nudge_seed is not None:
-        perturbed.move_by_one_unit(model, torch.Generator().manual_seed(config.nudge_seed))
+        perturbations.move_by_one_unit(model, torch.Generator().manual_seed(config.nudge_seed))
     return model
 
 
@@ -146,3 +149,39 @@ def checksum(model: torch.nn.Module) -> Checksum:
             absolute += exact.abs().sum().item()
             square += exact.square().sum().item()
     return Checksum(absolute_sum=absolute, square_sum=square, sha256=digest.hexdigest())
+
+
+def digest_states(step: int, model: Any, optimizer: Any) -> StepDigest:
+    """Digest all weights and both of Adam's moments, in full, after a step. Collective; the same on every rank."""
+    named = sorted(
+        (plain_name(name), parameter) for name, parameter in model.named_parameters() if parameter.requires_grad
+    )
+    full_tensors.link_states(engine_optimizer(model, optimizer))
+    states = base_optimizer(optimizer).state
+
+    def weight(parameter: Any) -> torch.Tensor | None:
+        master = full_tensors.master(parameter) if parameter.dtype in (torch.bfloat16, torch.float16) else None
+        return full_tensors.weight(parameter) if master is None else master
+
+    def moment(key: str) -> Callable[[Any], torch.Tensor | None]:
+        return lambda parameter: full_tensors.state(parameter, key, states)
+
+    return StepDigest(
+        step=step,
+        weights=_digest(named, weight) or "",
+        first_moments=_digest(named, moment("exp_avg")),
+        second_moments=_digest(named, moment("exp_avg_sq")),
+    )
+
+
+def _digest(named: list[tuple[str, Any]], read: Callable[[Any], torch.Tensor | None]) -> str | None:
+    """Digest what is read of each parameter; None: of one there is nothing, or it is not of its shape."""
+    digest, is_complete = hashlib.sha256(), True
+    for name, parameter in named:
+        tensor = read(parameter)  # on every rank, also after one that lacks it
+        if tensor is None or tensor.numel() != getattr(parameter, "ds_numel", parameter.numel()):
+            is_complete = False
+            continue
+        digest.update(name.encode())
+        digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().data)
+    return digest.hexdigest()[:DIGEST_DIGITS] if is_complete else None

@@ -191,7 +191,7 @@ def train(
     """Call the appendix's `train_model`, and observe it. Raises ArmFailed where Trainer does not train."""
     from published.watched_trainer import StepEdges, Watched
     from study.training.memory import PhaseMemory
-    from study.training.timing import make_clock
+    from study.training.optimizer_steps import make_clock
 
     with tempfile.TemporaryDirectory() as folder:
         try:
@@ -259,7 +259,7 @@ def _training_arguments(arm: str, program: Program, seed: int, config: RunConfig
 
 def _read_back(trainer: Watched) -> dict[str, Any]:
     """What the arm really was, read from the engine."""
-    from study.training.proof import base_optimizer
+    from study.engines.readback.facts import base_optimizer
 
     engine: Any = trainer.model_wrapped
     facts = {

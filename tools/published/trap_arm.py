@@ -29,8 +29,9 @@ from torch.utils.data import DataLoader
 from study import processes
 from study.config import RunConfig
 from study.engines import extensions
+from study.engines.readback.facts import base_optimizer, engine_optimizer
 from study.records import machine
-from study.training import proof, weights
+from study.training import weights
 from study.training.memory import model_state_bytes
 from study.workloads import bert_imdb
 from study.workloads.sources import Examples, Splits
@@ -237,7 +238,7 @@ class Training:
 
     def read_back(self, model: Any, optimizer: Any) -> dict[str, Any]:
         """Ask the engine, after the last step, what it is and how often it stepped. Rank-local."""
-        base = proof.base_optimizer(optimizer)
+        base = base_optimizer(optimizer)
         states = list(base.state.values())
         facts = {
             "world_size": dist.get_world_size() if dist.is_initialized() else 1,
@@ -247,7 +248,7 @@ class Training:
             "weight_decays": sorted(group["weight_decay"] for group in base.param_groups),
             "parameter_dtypes": sorted({str(p.dtype).removeprefix("torch.") for p in model.parameters()}),
             "autocast": self.accelerator.mixed_precision if self.accelerator.native_amp else None,
-            "model_state_bytes": model_state_bytes(model, proof.innermost(optimizer), None).model_states,
+            "model_state_bytes": model_state_bytes(model, engine_optimizer(model, optimizer), None).model_states,
             # torch counts in a tensor, DeepSpeedCPUAdam in a number; SGD does not count.
             "optimizer_steps": max((int(state["step"]) for state in states if "step" in state), default=None),
         }
@@ -257,7 +258,7 @@ class Training:
         dtype = str(model.torch_autocast_dtype()).removeprefix("torch.") if model.torch_autocast_enabled() else None
         return facts | {
             "zero_stage": model.zero_optimization_stage(),
-            "engine_optimizer": type(proof.innermost(optimizer)).__name__,
+            "engine_optimizer": type(engine_optimizer(model, optimizer)).__name__,
             "gradient_clipping": model.gradient_clipping(),
             "gradient_accumulation_steps": model.gradient_accumulation_steps(),
             "accumulation_dtype": str(model.get_data_types()[1]).removeprefix("torch."),

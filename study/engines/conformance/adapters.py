@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from .. import whole
+from ..readback import full_tensors
 from ..strategy_names import StrategyName
 from . import toy
 from .cells import MAX_NORM, NUM_STEPS, Cell
@@ -350,7 +350,7 @@ def _of_plain(model: nn.Module) -> Values:
 
 
 def _of_fsdp2(model: Any, cell: Cell) -> Values:
-    masters = {name: whole.weight(parameter) for name, parameter in model.named_parameters()}
+    masters = {name: full_tensors.weight(parameter) for name, parameter in model.named_parameters()}
     if cell.precision == "fp32":
         return {}, masters
     return masters, {name: value.bfloat16() for name, value in masters.items()}
@@ -360,9 +360,9 @@ def _of_deepspeed(model: nn.Module, names: Sequence[str]) -> Values:
     """`names`: of the parameters, read before the engine took them apart."""
     masters, weights = {}, {}
     for name, parameter in zip(names, model.parameters(), strict=True):
-        if (master := whole.master(parameter)) is not None:
+        if (master := full_tensors.master(parameter)) is not None:
             masters[name] = master
-        weights[name] = whole.weight(parameter)
+        weights[name] = full_tensors.weight(parameter)
     return masters, weights
 
 

@@ -21,7 +21,24 @@ FILE = re.compile(r"rank-(\d{1,6})\.json\.gz")
 KINDS = ("batch", "random", "forward", "loss", "gradient", "norm", "clipped", "weights", "held")
 MOST_RANKS = 1 << 20
 SIZE = 32  # numbers of a sketch
-Key = tuple[int, str, str, Any]  # step, kind, name, and which of it: (rank, call), or None for all together
+
+
+class Key(NamedTuple):
+    """Which tensor of a training it is."""
+
+    step: int
+    kind: str
+    name: str
+    place: Any  # (rank, call), a call of rank 0, or None for the mean of all
+
+    @property
+    def rank(self) -> int | None:
+        return self.place[0] if isinstance(self.place, tuple) else None
+
+    @property
+    def ranks(self) -> list[int]:
+        """The ranks that a difference names; none: of all together."""
+        return [] if self.rank is None else [self.rank]
 
 
 class Damaged(Refusal):
@@ -79,16 +96,16 @@ class Recording:
                 raise Damaged(f"{path}: says that it is of rank {facts_of_rank['rank']}; record this training again")
             ranks.append(entries)
             facts.append(facts_of_rank)
-        if len({one["token"] for one in facts}) > 1:
+        if len({each["token"] for each in facts}) > 1:
             raise Damaged(f"{folder}: holds ranks of several recordings; record all ranks of one training again")
         world_size = facts[0]["world_size"]
-        if sorted(files) != list(range(world_size)) or len({one["world_size"] for one in facts}) > 1:
+        if sorted(files) != list(range(world_size)) or len({each["world_size"] for each in facts}) > 1:
             raise Damaged(
                 f"{folder}: holds ranks {', '.join(map(str, sorted(files)[:8]))} of a training on {world_size}; record "
                 "all of them again"
             )
         # A rank that ended before the others has the last word on how far the training came.
-        first = min(facts, key=lambda one: (one["completed"], one["raised"] is None))
+        first = min(facts, key=lambda each: (each["completed"], each["raised"] is None))
         facts[0] |= {name: first[name] for name in ("completed", "raised")}
         noise = [cls.read(path) for path in sorted(folder.glob("noise-*")) if path.is_dir()]
         made = cls(folder, ranks, facts[0], noise)
@@ -130,7 +147,7 @@ class Recording:
 
     def shapes(self, step: int) -> dict[str, list[tuple[int | None, list[int]]]]:
         """Of each output of a step: its shapes, each with the rows of its forward pass (None: not known)."""
-        found: dict[str, list[tuple[int | None, list[int]]]] = {}
+        shapes: dict[str, list[tuple[int | None, list[int]]]] = {}
         for entries, passes in zip(self.ranks, self.rows(step), strict=True):
             outputs: dict[str, list[Entry]] = {}
             for entry in entries:
@@ -139,39 +156,43 @@ class Recording:
             for name, calls in outputs.items():
                 per_pass, rest = divmod(len(calls), max(1, len(passes)))
                 counts = [None if rest or not per_pass else len(passes[at // per_pass]) for at in range(len(calls))]
-                found.setdefault(name, []).extend(zip(counts, [entry.shape for entry in calls], strict=True))
-        return found
+                shapes.setdefault(name, []).extend(zip(counts, [entry.shape for entry in calls], strict=True))
+        return shapes
 
-    def values(self, is_apart: bool) -> dict[Key, Seen]:
-        """What was seen, by key, in the order of rank 0. `is_apart`: outputs by rank and call, else their mean."""
-        found: dict[Key, Seen] = {}
-        rows: dict[Key, list[Seen]] = {}
+    def values(self, by_call: bool) -> dict[Key, Seen]:
+        """What was seen, by key, in the order of rank 0. `by_call`: outputs by rank and call, else their mean."""
+        tensors: dict[Key, Seen] = {}
+        outputs: dict[Key, list[Seen]] = {}
         for rank, entries in enumerate(self.ranks):
             for entry in entries:
                 seen = Seen(np.array(entry.sketch), entry.dtype, entry.rows)
-                if entry.kind == "forward" and not is_apart:
-                    rows.setdefault((entry.step, entry.kind, entry.name, None), []).append(seen)
-                elif is_apart or not rank:
-                    place = (rank, entry.call) if is_apart else entry.call
-                    found[entry.step, entry.kind, entry.name, place] = seen
-        for key, outputs in rows.items():
-            total = max(1, sum(one.size for one in outputs))
-            mean = np.sum([one.size / total * one.sketch for one in outputs], axis=0)
-            found[key] = Seen(mean, outputs[0].dtype, total)
-        return found | dict(_updates(found))
+                if entry.kind == "forward" and not by_call:
+                    outputs.setdefault(Key(entry.step, entry.kind, entry.name, None), []).append(seen)
+                elif by_call or not rank:
+                    place = (rank, entry.call) if by_call else entry.call
+                    tensors[Key(entry.step, entry.kind, entry.name, place)] = seen
+        tensors |= {key: _mean(parts) for key, parts in outputs.items()}
+        return tensors | dict(_updates(tensors))
 
 
-def _updates(found: dict[Key, Seen]) -> Iterator[tuple[Key, Seen]]:
+def _mean(outputs: list[Seen]) -> Seen:
+    """The mean over all rows of the means over the rows of each pass."""
+    total = max(1, sum(output.size for output in outputs))
+    mean = np.sum([output.size / total * output.sketch for output in outputs], axis=0)
+    return Seen(mean, outputs[0].dtype, total)
+
+
+def _updates(tensors: dict[Key, Seen]) -> Iterator[tuple[Key, Seen]]:
     """By parameter, and of all of them together, one behind the other, as `whole`."""
     together: dict[tuple[int, Any], list[Seen]] = {}
-    for (step, kind, name, place), seen in found.items():
-        if kind == "weights" and step and (before := found.get((step - 1, kind, name, place))):
+    for key, seen in tensors.items():
+        if key.kind == "weights" and key.step and (before := tensors.get(key._replace(step=key.step - 1))):
             update = seen._replace(sketch=seen.sketch - before.sketch)
-            together.setdefault((step, place), []).append(update)
-            yield (step, "update", name, place), update
+            together.setdefault((key.step, key.place), []).append(update)
+            yield key._replace(kind="update"), update
     for (step, place), updates in together.items():
         whole = np.concatenate([update.sketch for update in updates])
-        yield (step, "whole", "", place), Seen(whole, updates[0].dtype, sum(update.size for update in updates))
+        yield Key(step, "whole", "", place), Seen(whole, updates[0].dtype, sum(update.size for update in updates))
 
 
 def _listed(folder: Path) -> list[Path]:

@@ -33,10 +33,10 @@ from torch.utils._pytree import tree_flatten_with_path, tree_leaves
 
 from ... import __version__
 from ...files import write_whole
-from .. import whole
-from ..engine_facts import dtype_names
-from ..listening import before_updates, listening, without_graphs
-from ..prove import read_back
+from ..hooks import before_updates, listening, without_graphs
+from ..readback import full_tensors
+from ..readback.dtypes import dtype_names
+from ..readback.facts import is_deepspeed, uncompiled, versions, whole_size
 from ..scripts import rank
 from .recorded import FILE, FORMAT, Entry, token_of
 from .rounding import Rounding
@@ -96,7 +96,7 @@ class Recorder:
 
     def adopt(self, model: Any) -> None:
         """Take a model for the one to be recorded, with all that is in it."""
-        model = read_back.uncompiled(model)
+        model = uncompiled(model)
         self._model = model
         self._names = {}
         for name, module in model.named_modules():
@@ -104,7 +104,7 @@ class Recorder:
         inner = {name: key for key, name in self._names.items()}
         self._names = {key: name for name, key in inner.items()}
         self._parameters = [(canonical(name), parameter) for name, parameter in model.named_parameters()]
-        if read_back.is_deepspeed(model):
+        if is_deepspeed(model):
             self._stack.enter_context(listening(type(model), "step", self._on_engine_step))
         for name, parameter in self._parameters:
             # FSDP2 gives its shards a gradient by itself: autograd never comes to them.
@@ -118,7 +118,7 @@ class Recorder:
 
     def _adopts(self, module: torch.nn.Module) -> bool:
         """Whether the outermost module that trains is the model, or has it in it, or is a part of it."""
-        module = read_back.uncompiled(module)
+        module = uncompiled(module)
         parts = set(map(id, module.modules()))
         is_wider = self._model is None or (not self._step and module is not self._model and id(self._model) in parts)
         if is_wider and any(parameter.requires_grad for parameter in module.parameters()):
@@ -137,10 +137,10 @@ class Recorder:
                 return call(module, *arguments, **options)
         self._depth += 1
         # What torch.compile's wrapper has in it may be called past the listener, or not.
-        name = self._names.get(id(read_back.uncompiled(module)))
+        name = self._names.get(id(uncompiled(module)))
         before = self._calls["forward", name]
         try:
-            with self._otherwise() if is_outermost else nullcontext():
+            with self._perturbed_pass() if is_outermost else nullcontext():
                 outputs = call(module, *arguments, **options)
         finally:
             self._depth -= 1
@@ -174,9 +174,9 @@ class Recorder:
         for number, leaf in enumerate(tree_leaves(outputs)):
             # Not what torch.func maps over, of which there is no whole.
             if type(leaf) is torch.Tensor and leaf.is_floating_point() and not is_functorch_wrapped_tensor(leaf):
-                rows, found = of_rows(leaf)
+                rows, sums = of_rows(leaf)
                 part = f"{name}:{number}" if number else name
-                self._put(Entry(self._step, "forward", part, call, rows, _type(leaf), found, list(leaf.shape)))
+                self._put(Entry(self._step, "forward", part, call, rows, _type(leaf), sums, list(leaf.shape)))
                 self._keep("forward", part, call, leaf)
 
     def _on_backward(self, call: Any, tensors: Any, *arguments: Any, **options: Any) -> Any:
@@ -187,13 +187,13 @@ class Recorder:
         losses = [leaf for leaf in tree_leaves(tensors) if isinstance(leaf, torch.Tensor) and leaf.numel() == 1]
         self._add("loss", "", [float(leaf.detach()) for leaf in losses])
         try:
-            with self._otherwise():
+            with self._perturbed_pass():
                 return call(tensors, *arguments, **options)
         finally:
             self._is_in_backward = False
 
-    def _otherwise(self) -> Any:
-        """What a pass is run in: without graphs, and rounded otherwise where that is asked for."""
+    def _perturbed_pass(self) -> Any:
+        """Return the context of a forward or backward pass: without graphs, and perturbed by rounding if requested."""
         stack = ExitStack()
         stack.enter_context(without_graphs())
         if self._rounding is not None:
@@ -229,7 +229,7 @@ class Recorder:
             self._updated.update(name for name, _ in own)
 
     def _own(self, optimizer: torch.optim.Optimizer) -> list[tuple[str, Any]]:
-        if self._step not in self._steps or read_back.is_deepspeed(self._model):
+        if self._step not in self._steps or is_deepspeed(self._model):
             return []
         updated = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         return [pair for pair in self._parameters if id(pair[1]) in updated]
@@ -250,12 +250,12 @@ class Recorder:
 
     def _read_weights(self, parameters: list[tuple[str, Any]]) -> None:
         for name, parameter in parameters:
-            master = whole.master(parameter)
-            found = sketch(whole.weight(parameter) if master is None else master)
-            self._add("weights", name, found, of=parameter)
+            master = full_tensors.master(parameter)
+            sums = sketch(full_tensors.weight(parameter) if master is None else master)
+            self._add("weights", name, sums, of=parameter)
             is_whole = not hasattr(parameter, "ds_id") and not hasattr(parameter, "full_tensor")
             if is_whole and parameter.numel():
-                self._add("held", name, found if master is None else sketch(parameter), of=parameter)
+                self._add("held", name, sums if master is None else sketch(parameter), of=parameter)
 
     def _read_gradients(self, kind: str, parameters: list[tuple[str, Any]]) -> None:
         """In the order of the backward pass, as far as that of parameters tells it. What is not clipped is both."""
@@ -263,25 +263,25 @@ class Recorder:
             self._next_step()
         scale = getattr(getattr(self._model, "optimizer", None), "loss_scale", 1.0)  # of DeepSpeed under fp16
         for name, parameter in reversed(parameters):
-            if parameter.requires_grad and (gradient := whole.gradient(parameter)) is not None:
+            if parameter.requires_grad and (gradient := full_tensors.gradient(parameter)) is not None:
                 gradient = gradient if scale == 1 else gradient / scale
-                found = sketch(gradient)
+                sums = sketch(gradient)
                 for each in (kind,) if kind == "gradient" or name in self._asked else ("gradient", kind):
-                    self._add(each, name, found, of=parameter)
+                    self._add(each, name, sums, of=parameter)
                     self._keep(each, name, 0, gradient)
 
     def _read_moments(self, optimizer: Any) -> None:
         """What a ZeRO optimizer got: from the change of Adam's first moment, as it clips within its step."""
         groups = getattr(getattr(optimizer, "optimizer", optimizer), "param_groups", [{}])
         beta = groups[0].get("betas", (None,))[0]
-        if beta is None or not whole.have_moments(optimizer, (parameter for _, parameter in self._parameters)):
+        if beta is None or not full_tensors.have_moments(optimizer, (parameter for _, parameter in self._parameters)):
             return
         for name, parameter in reversed(self._parameters):
-            if parameter.requires_grad and (moment := whole.moment(parameter)) is not None:
+            if parameter.requires_grad and (moment := full_tensors.moment(parameter)) is not None:
                 before, now = self._moments.get(name, [0.0] * SIZE), sketch(moment)
                 self._moments[name] = now
-                got = [(new - beta * old) / (1 - beta) for new, old in zip(now, before, strict=True)]
-                self._add("clipped", name, got, of=parameter)
+                clipped = [(new - beta * old) / (1 - beta) for new, old in zip(now, before, strict=True)]
+                self._add("clipped", name, clipped, of=parameter)
 
     def _keep(self, kind: str, name: str, call: int, tensor: torch.Tensor) -> None:
         if self._whole is not None and name.startswith(self._whole):
@@ -292,12 +292,12 @@ class Recorder:
         if norm is not None:
             self._add("norm", "", [float(norm)])
 
-    def _add(self, kind: str, name: str, found: list[float], of: Any = None) -> None:
+    def _add(self, kind: str, name: str, sums: list[float], of: Any = None) -> None:
         """Of a parameter, what is read last in a step."""
         call = self._calls[kind, name] if of is None else 0
         self._calls[kind, name] += 1
-        size = 1 if of is None else read_back.whole_size(of)
-        self._put(Entry(self._step, kind, name, call, size, _type(of), found, []))
+        size = 1 if of is None else whole_size(of)
+        self._put(Entry(self._step, kind, name, call, size, _type(of), sums, []))
 
     def _put(self, entry: Entry) -> None:
         self._entries[entry[:4]] = entry
@@ -377,7 +377,7 @@ def _facts(model: Any) -> dict[str, Any]:
     return {
         "world_size": int(os.environ.get("WORLD_SIZE", "1")),  # the group may be gone
         "engine": type(model).__name__,
-        "versions": read_back.versions(),
+        "versions": versions(),
     }
 
 
@@ -391,12 +391,12 @@ def _digests(arguments: Any, options: Any) -> dict[str, list[float]]:
         for name, tensor in tensors.items()
         if len(tensor) == rows
     }
-    found = {name: [float(zlib.crc32(part[row].tobytes())) for row in range(rows)] for name, part in flat.items()}
+    digests = {name: [float(zlib.crc32(part[row].tobytes())) for row in range(rows)] for name, part in flat.items()}
     whole = [
         float(functools.reduce(lambda crc, part: zlib.crc32(part[row].tobytes(), crc), flat.values(), 0))
         for row in range(rows)
     ]
-    return {"": whole, **found}
+    return {"": whole, **digests}
 
 
 def _name_of(path: tuple[Any, ...]) -> str:

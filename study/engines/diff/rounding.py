@@ -44,7 +44,7 @@ class Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def _moves_only(func: Any) -> bool:
     """Whether an operator makes a view, or copies numbers as they are."""
-    aliases = [found.alias_info for found in func._schema.returns]
+    aliases = [result.alias_info for result in func._schema.returns]
     is_view = any(alias is not None and not alias.is_write for alias in aliases)
     return is_view or func._schema.name.rpartition("::")[2] in _MOVES
 

@@ -24,8 +24,8 @@ def sketch(tensor: torch.Tensor) -> list[float]:
         part = flat[begin : begin + PART]
         bits = _hash(torch.arange(begin, begin + part.numel(), device=flat.device))
         sums.index_add_(0, bits & (SIZE - 1), part.to(sums.dtype) * (1 - 2 * ((bits >> 20) & 1)))
-    found: list[float] = sums.tolist()
-    return found
+    numbers: list[float] = sums.tolist()
+    return numbers
 
 
 def of_rows(tensor: torch.Tensor) -> tuple[int, list[float]]:

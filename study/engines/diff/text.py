@@ -11,14 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from .causes import uniform
-from .compare import KINDS, NAMES, Result
+from .bounds import KINDS
+from .causes import uniform_factor
+from .compare import NAMES, Result
 from .recorded import Damaged, Difference, Recording
 
 
 def text(result: Result) -> str:
     """The first difference, what was alike before it, what follows from it, and what it may come from."""
-    lines = [f"{which}  {_of(one)}" for which, one in (("A", result.a), ("B", result.b))]
+    lines = [f"{which}  {_summary(recording)}" for which, recording in (("A", result.a), ("B", result.b))]
     if result.is_marked:
         lines.append("bound  by type and depth, a rule of thumb: no run was rounded otherwise (noise-1)")
     else:
@@ -26,12 +27,12 @@ def text(result: Result) -> str:
         lines.append(f"bound  by {draws} run(s) that were rounded otherwise")
     lines += [f"note   {note}" for note in result.notes]
     lines += [f"RANKS  {line}" for line in result.replicas]
-    nearest = f", at most {result.furthest:.2g} of the bound" if result.num_alike else ""
+    nearest = f", at most {result.worst_noise_ratio:.2g} of the bound" if result.num_alike else ""
     lines.append(f"alike  {result.num_alike} tensors{nearest}")
     if result.differences:
         first = result.differences[0]
-        alike = [one for one in result.differences if one[:2] == first[:2]]
-        lines += [f"FIRST  {said(first, alike)}", f"then   {_rest(result)}"]
+        alike = [difference for difference in result.differences if difference[:2] == first[:2]]
+        lines += [f"FIRST  {describe(first, alike)}", f"then   {_rest(result)}"]
         lines += [f"likely {cause}" for cause in result.causes]
     lines += [f"whole  {line}" for line in _elements(result.a.folder, result.b.folder)]
     lines += [f"ENDED  {line}" for line in result.unfinished]
@@ -47,13 +48,13 @@ def printable(line: str) -> str:
     return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in line)
 
 
-def said(first: Difference, alike: list[Difference]) -> str:
+def describe(first: Difference, alike: list[Difference]) -> str:
     """One difference in words. `alike`: all of its kind and step."""
     step, kind, name, ranks, distance, bound, factor, missing, broken = first
     if kind == "batch":
         return f"step {step}: {name}"
     when = "before step 1" if not step else f"step {step}"
-    times = uniform(alike)
+    times = uniform_factor(alike)
     if kind != "forward" and len(alike) > 2 and times is not None and not missing:
         return f"{when}, all {len(alike)} {NAMES.get(kind, kind)}s that differ: x {times:.4g} in B"
     on = f" on rank {', '.join(map(str, ranks))}" if ranks else ""
@@ -78,16 +79,16 @@ def content(result: Result) -> dict[str, Any]:
         "notes": result.notes,
         "replicas": result.replicas,
         "alike": result.num_alike,
-        "furthest_of_bound": result.furthest,
+        "furthest_of_bound": result.worst_noise_ratio,
         "causes": result.causes,
         "differences": [
             {key: None if isinstance(value, float) and not math.isfinite(value) else value
-             for key, value in one._asdict().items()} for one in result.differences
+             for key, value in difference._asdict().items()} for difference in result.differences
         ],
     }  # fmt: skip
 
 
-def _of(recording: Recording) -> str:
+def _summary(recording: Recording) -> str:
     facts = recording.facts
     versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
     passes = len(recording.cut[0])
@@ -100,9 +101,9 @@ def _of(recording: Recording) -> str:
 def _rest(result: Result) -> str:
     """How much of each kind differs in the step of the first difference, and how much later."""
     step = result.differences[0].step
-    counts = Counter(one.kind for one in result.differences if one.step == step)
+    counts = Counter(difference.kind for difference in result.differences if difference.step == step)
     now = ", ".join(f"{counts[kind]} {NAMES.get(kind, kind)}(s)" for kind in KINDS if counts[kind])
-    later = sum(one.step > step for one in result.differences)
+    later = sum(difference.step > step for difference in result.differences)
     return f"{now} of step {step}" + (f", {later} tensors of later steps" if later else "") if now else ""
 
 
@@ -119,13 +120,13 @@ def _elements(a: Path, b: Path) -> Iterator[str]:
         except (OSError, ValueError, RuntimeError, EOFError, AttributeError, pickle.UnpicklingError) as error:
             raise Damaged(f"{path.name} of {a} or {b}: is damaged ({error}); record this training again") from None
         for key in keys:
-            one, other = ours[key].double(), theirs[key].double()
-            if one.shape == other.shape and one.numel():
-                place = np.unravel_index(int((one - other).abs().argmax()), one.shape)
+            in_a, in_b = ours[key].double(), theirs[key].double()
+            if in_a.shape == in_b.shape and in_a.numel():
+                place = np.unravel_index(int((in_a - in_b).abs().argmax()), in_a.shape)
                 step, kind, name, call = key
                 yield (
                     f"step {step}, {NAMES.get(kind, kind)} of {name}, call {call}, {path.stem}: furthest at "
-                    f"{[int(at) for at in place]}, {one[place]:.6g} in A and {other[place]:.6g} in B"
+                    f"{[int(at) for at in place]}, {in_a[place]:.6g} in A and {in_b[place]:.6g} in B"
                 )
 
 

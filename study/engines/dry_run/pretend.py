@@ -27,8 +27,8 @@ from torch.nn.parallel import DistributedDataParallel
 from ... import files
 from ...errors import Refusal
 from .. import extensions
-from ..listening import listening
-from ..sharding_on_cpu import shard_on_cpu
+from ..hooks import listening
+from ..workarounds import shard_on_cpu
 
 # Before ranks are forked, which would need seconds each; zero.Init under a mode does not survive the first import.
 IMPORTED = ("torch._dynamo", "torch._inductor.compile_fx", "deepspeed")

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from ...errors import Refusal
 from .. import extensions
-from ..engine_facts import count_states
-from ..prove import read_back
+from ..readback.facts import base_optimizer
+from ..readback.states import count_states
 from .watch import Watch
 
 # ZeRO-3 has traced its order of parameters after the first step, DDP has arranged its buckets anew in the second.
@@ -55,7 +55,7 @@ def train(
             if not states:  # DeepSpeed steps once per group or sub-group
                 states.append(count_states(model, optimizer.optimizer, watch.bucket_bytes))
 
-        hook = read_back.base_optimizer(optimizer).register_step_pre_hook(look)
+        hook = base_optimizer(optimizer).register_step_pre_hook(look)
         watch.replay()
         for _ in range(STEADY_STEP):
             states.clear()

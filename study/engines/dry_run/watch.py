@@ -22,7 +22,8 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from ..listening import carried, is_script_object, listening, wait
+from ..collective_probe import collective_of, is_script_object, wait
+from ..hooks import listening
 from .allocator import Allocator
 
 PLAIN = (torch.Tensor, torch.nn.Parameter, FakeTensor)
@@ -95,7 +96,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             result = self._call_and_wait(func, args, kwargs or {})
         else:
             result = func(*args, **(kwargs or {}))
-            if not self._imagines and (found := carried(func, args, result)) is not None:
+            if not self._imagines and (found := collective_of(func, args, result)) is not None:
                 self._note_call(*found, args)
             elif self._waits and func.namespace == "_c10d_functional" and "wait_tensor" in func._schema.name:
                 self._write(DONE)
@@ -108,7 +109,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _call_and_wait(self, func: Any, args: Any, options: Any) -> Any:
         """Make a call, which is noted before: gloo's thread may end the process at once if the ranks' calls differ."""
-        found = carried(func, args, None)
+        found = collective_of(func, args, None)
         if found is not None:
             self._note_call(*found, args)
         try:

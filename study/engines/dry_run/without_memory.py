@@ -10,7 +10,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..listening import listening
+from ..hooks import listening
 
 ANSWER = 1.0  # to what asks for a number: a norm is finite and not zero; and of whole numbers, no overflow was counted
 

@@ -19,9 +19,10 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from .. import scripts
-from ..listening import listening
-from . import findings, read_back
-from .watching import Loaders, Watch, remove_earlier
+from ..hooks import listening
+from ..readback.facts import base_optimizer, inner_module, is_deepspeed
+from . import findings
+from .watching import Loaders, StepWatcher, remove_earlier
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -88,14 +89,14 @@ class _Pairs:
 
     def _on_forward(self, module: torch.nn.Module, _: Any) -> None:
         if not self._called:
-            self._loaders.notes += findings.equal_embeddings(read_back.inner(module))
+            self._loaders.notes += findings.equal_embeddings(inner_module(module))
         self._called[id(module)] = module
-        if read_back.is_deepspeed(module):
+        if is_deepspeed(module):
             self._engines[id(module)] = module
         while self.waiting:
             model, called, optimizer = self.waiting.pop(0)
-            watched = Watch(*self._given, steps_before=self._steps[id(optimizer)], loaders=self._loaders)
-            watched.begin(model, optimizer, None, _arguments_of_trainer(), called)
+            watcher = StepWatcher(*self._given, steps_before=self._steps[id(optimizer)], loaders=self._loaders)
+            watcher.begin(model, optimizer, None, _arguments_of_trainer(), called)
         if self._steps and min(self._steps.values()) > 2:  # whoever steps in turn has stepped
             self.leave()
 
@@ -106,10 +107,10 @@ class _Pairs:
         self._steps[id(optimizer)] = self._steps.get(id(optimizer), 0) + 1
         if id(optimizer) in self.paired:
             return
-        found = around(list(self._called.values()), optimizer)
-        if found is not None:
+        pair = around(list(self._called.values()), optimizer)
+        if pair is not None:
             self.paired.add(id(optimizer))
-            self.waiting.append((*found, optimizer))
+            self.waiting.append((*pair, optimizer))
 
 
 def around(called: Sequence[torch.nn.Module], optimizer: torch.optim.Optimizer) -> tuple[Any, Any] | None:
@@ -119,20 +120,20 @@ def around(called: Sequence[torch.nn.Module], optimizer: torch.optim.Optimizer) 
         with suppress(ValueError):  # it has no optimizer
             # A pipeline's engine is never called: its stages are looked at as the modules that they are.
             is_pipeline = any(kind.__name__ == "PipelineEngine" for kind in type(engine).__mro__)
-            if not is_pipeline and read_back.base_optimizer(engine.optimizer) is optimizer:
+            if not is_pipeline and base_optimizer(engine.optimizer) is optimizer:
                 is_bare = id(engine) not in ids and id(engine.module) in ids
                 return engine, engine.module if is_bare else engine
-    found = owner(called, optimizer)
+    module = owner(called, optimizer)
     wrappers = [each for each in _alive(DistributedDataParallel.__module__, "DistributedDataParallel")
-                if found is not None and each.module is found]  # fmt: skip
-    return None if found is None else (wrappers[0] if len(wrappers) == 1 else found, found)
+                if module is not None and each.module is module]  # fmt: skip
+    return None if module is None else (wrappers[0] if len(wrappers) == 1 else module, module)
 
 
 def owner(called: Sequence[torch.nn.Module], optimizer: torch.optim.Optimizer) -> torch.nn.Module | None:
     """The outermost of called modules that an optimizer is of: by the engine, by parameters, or as the only one."""
     within = {id(part) for module in called for part in module.modules() if part is not module}
     roots = [m for m in called if id(m) not in within and any(p.requires_grad for p in m.parameters())]
-    engines = [m for m in roots if read_back.is_deepspeed(m) and read_back.base_optimizer(m.optimizer) is optimizer]
+    engines = [m for m in roots if is_deepspeed(m) and base_optimizer(m.optimizer) is optimizer]
     updated = {id(p) for group in optimizer.param_groups for p in group["params"]}
     owners = engines or [m for m in roots if any(id(p) in updated for p in m.parameters())] or roots
     return owners[0] if len(owners) == 1 else None

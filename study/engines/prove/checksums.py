@@ -42,9 +42,9 @@ def first_difference(named: dict[str, Checksum], others: dict[str, Checksum]) ->
     )
 
 
-def _differ(one: Checksum, other: Checksum) -> bool:
-    is_near = all(abs(a - b) <= TOLERANCE * max(one[1], other[1]) for a, b in zip(one, other, strict=True))
-    return not is_near and not (math.isnan(one[0]) and math.isnan(other[0]))
+def _differ(first: Checksum, second: Checksum) -> bool:
+    is_near = all(abs(a - b) <= TOLERANCE * max(first[1], second[1]) for a, b in zip(first, second, strict=True))
+    return not is_near and not (math.isnan(first[0]) and math.isnan(second[0]))
 
 
 def _sums(tensor: torch.Tensor) -> Checksum:

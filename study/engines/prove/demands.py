@@ -1,4 +1,4 @@
-"""The demands on an engine, and by whom: a file, the script's TrainingArguments, the launcher's environment."""
+"""Read what is requested of an engine: by a file, the script's TrainingArguments, the launcher's environment."""
 
 from __future__ import annotations
 
@@ -6,19 +6,12 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from ..keys import engine_settings, known_keys
+from ..readback.demands import Demand
 
 Asked = str | Path | dict[str, Any]  # an accelerate file, a DeepSpeed JSON, or what one would hold
-
-
-class Demand(NamedTuple):
-    """One thing that somebody asked for."""
-
-    name: str  # a fact of what is built, or a dotted key of a DeepSpeed JSON
-    value: Any
-    source: str
 
 
 _OPEN = (None, "auto")  # values that leave it to others

@@ -5,12 +5,12 @@ from __future__ import annotations
 import gc
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 
-from . import read_back
+from ..readback.facts import ddp_of, inner_module, replicated_names, whole_size
 from .checksums import Checksum, checksums, first_difference
 from .proved_step import NEAR, Step
 
@@ -21,18 +21,18 @@ _OF_SHARDS = ("every gradient is zero", "no weight moved")
 _OF_ZERO = ("bit16_groups", "fp16_groups", "bf16_groups")  # the model's own parameters; its masters are others
 
 
-def posted(
+def rank_report(
     model: Any, facts: dict[str, Any], optimizer: Any, step: Step, batches: list[Any], weights: dict[str, Checksum]
 ) -> dict[str, Any]:
-    """What a rank saw, for all to be compared. Rank-local.
+    """Return what this rank saw of a step, for rank 0 to compare with the reports of the others. Rank-local.
 
     `batches`: checksums of the first inputs of two steps. `weights`: of the parameters, as the step begins.
     """
-    kept_alike = by_whom(facts, step.reduced, [issued.kind for issued in step.collectives()])
-    if getattr(read_back.ddp_of(model), "_comm_hooks", None):
+    kept_alike = gradient_averager(facts, step.traffic.reduced, [issued.kind for issued in step.traffic.collectives()])
+    if getattr(ddp_of(model), "_comm_hooks", None):
         kept_alike = "engine"  # which may send from a thread of its own, unseen
-    names = step.replicated if step.weights else read_back.replicated(model)
-    has_own = not getattr(read_back.ddp_of(model), "broadcast_buffers", False)  # DDP sends rank 0's before it trains
+    names = step.replicated if step.weights else replicated_names(model)
+    has_own = not getattr(ddp_of(model), "broadcast_buffers", False)  # DDP sends rank 0's before it trains
     return {
         "watched": [facts["engine"], facts["engine_class"], facts["num_params"], kept_alike],
         "ranks": facts["data_parallel_ranks"],
@@ -40,17 +40,19 @@ def posted(
         "buffers": {name: checksums([buffer])[0] for name, buffer in model.named_buffers() if has_own},
         "batches": batches,
         "settings": [f"{key} {group[key]}" for group in optimizer.param_groups for key in _SETTINGS if key in group],
-        "findings": of_rank(facts, step, kept_alike),
-        "scaled": step.scaled if facts["engine"] in _SHARDED else None,
-        "targets": step.targets,
+        "findings": check_rank(facts, step, kept_alike),
+        "scaled": step.gradients.factor if facts["engine"] in _SHARDED else None,
+        "targets": step.losses.targets,
     }
 
 
 # ---------------------------------------------------------------- of one rank
 
 
-def by_whom(facts: dict[str, Any], reduced: dict[str, int], sent: list[str]) -> str | None:
-    """Who keeps the weights of the ranks alike: the engine, the script, nobody; None: unknown. `sent`: collectives.
+def gradient_averager(facts: dict[str, Any], reduced: dict[str, int], sent: list[str]) -> str | None:
+    """Return who averages gradients, so that the ranks keep the same weights: "engine", "script" or "nobody".
+
+    None: unknown. `reduced`: bytes by phase of the step. `sent`: kinds of the collectives that the rank issued.
 
     A plain model that reduces within its passes may be tensor-parallel. A script that averages by hand reduces a byte
     per parameter at least; a loss that is logged is less.
@@ -67,52 +69,77 @@ def by_whom(facts: dict[str, Any], reduced: dict[str, int], sent: list[str]) -> 
     return None if is_unknown else "nobody"
 
 
-def of_rank(facts: dict[str, Any], step: Step, kept_alike: str | None) -> list[str]:
-    """What a step of one rank shows by itself."""
-    found = []
+def check_rank(facts: dict[str, Any], step: Step, kept_alike: str | None) -> list[str]:
+    """Return the findings that a step of one rank shows by itself. `kept_alike`: see `gradient_averager`."""
+    return [
+        *_not_averaged(facts, kept_alike),
+        *_wrong_clipping(facts, step),
+        *_wrong_accumulation(facts, step),
+        *_wrong_gradients(step),
+    ]
+
+
+def _not_averaged(facts: dict[str, Any], kept_alike: str | None) -> Iterator[str]:
     if facts["engine"] in _AVERAGES and kept_alike == "nobody":
-        found.append(
+        yield (
             f"gradients were not averaged: {facts['engine']} over {len(facts['data_parallel_ranks'])} of "
             f"{facts['world_size']} ranks reduced 0 bytes in the step's backward passes; call the wrapped model, not "
             "its .module, and let the last micro step be outside of no_sync"
         )
-    if step.clipped_scaled_by is not None:
-        found.append(
-            f"clipped before unscaling: at {step.clipped_at}, with the gradients times {step.clipped_scaled_by:g} by "
+
+
+def _wrong_clipping(facts: dict[str, Any], step: Step) -> Iterator[str]:
+    """Gradients that are clipped while GradScaler has them scaled, too early, too often or in vain."""
+    clipping = step.clipping
+    if clipping.scale is not None:
+        yield (
+            f"clipped before unscaling: at {clipping.limit}, with the gradients times {clipping.scale:g} by "
             "GradScaler; call scaler.unscale_(optimizer) before clip_grad_norm_"
         )
-    if step.added_after_clipping:
-        found.append(f"clipped too early: {step.added_after_clipping} backward call(s) added to the gradients after it")
-    elif step.added_to_clipped:
-        found.append(
-            f"clipped too often: {step.added_to_clipped} of {step.backwards} backward calls added to gradients that "
-            f"had been clipped at {step.clipped_at} already; clip once, after the step's last backward call"
+    if clipping.num_backwards_after:
+        yield f"clipped too early: {clipping.num_backwards_after} backward call(s) added to the gradients after it"
+    elif clipping.num_backwards_onto:
+        yield (
+            f"clipped too often: {clipping.num_backwards_onto} of {step.gradients.num_backwards} backward calls added "
+            f"to gradients that had been clipped at {clipping.limit} already; clip once, after the step's last "
+            "backward call"
         )
-    elif not step.num_clipped and step.clipped_at not in (None, facts["gradient_clipping"]):
-        found.append(f"clipped nothing: no gradient was there to clip at {step.clipped_at}; ZeRO has gradient_clipping")
-    if step.updated_scaled_by not in (None, 1):
-        found.append(f"not unscaled: GradScaler has gradients times {step.updated_scaled_by:g}; call scaler.step")
+    elif not clipping.num_gradients and clipping.limit not in (None, facts["gradient_clipping"]):
+        yield f"clipped nothing: no gradient was there to clip at {clipping.limit}; ZeRO has gradient_clipping"
+
+
+def _wrong_accumulation(facts: dict[str, Any], step: Step) -> Iterator[str]:
+    """Gradients that are scaled at the update, lost within a step, or kept from the step before."""
+    if step.scaling.scale_at_update not in (None, 1):
+        yield f"not unscaled: GradScaler has gradients times {step.scaling.scale_at_update:g}; call scaler.step"
     if facts["zero_stage"] in (1, 2) and step.engine_backwards > 1:
-        found.append(
+        yield (
             f"gradients were lost: ZeRO stage {facts['zero_stage']} had {step.engine_backwards} backward calls in a "
             "step's last micro batch; add the losses and call backward once"
         )
-    if step.backwards and not step.began_clean:
-        found.append(
-            f"zero_grad is missing: gradients of earlier steps were there before each of {step.backwards} backward "
-            "call(s) and are added; call optimizer.zero_grad() once a step"
+    if step.gradients.num_backwards and not step.gradients.began_clean:
+        yield (
+            f"zero_grad is missing: gradients of earlier steps were there before each of "
+            f"{step.gradients.num_backwards} backward call(s) and are added; call optimizer.zero_grad() once a step"
         )
-    if step.is_ascent or (step.scaled is not None and step.scaled < 0):
-        how = "backward is called on the negative of the cross-entropy" if step.is_ascent else (
-            f"gradients are multiplied with {step.scaled:.4g} between backward and the update"
-        )  # fmt: skip
-        found.append(f"gradient ascent: {how}, so that the loss grows; take the sign out")
-    if 0 < step.num_gradients == step.num_zero_gradients:
-        found.append(
-            f"every gradient is zero: all elements of {step.num_gradients} tensors at the update; look for hooks, and "
-            "for a loss that is constant"
+
+
+def _wrong_gradients(step: Step) -> Iterator[str]:
+    """Gradients that point the wrong way, or nowhere."""
+    factor = step.gradients.factor
+    if step.losses.is_ascent:
+        yield _ascent("backward is called on the negative of the cross-entropy")
+    elif factor is not None and factor < 0:
+        yield _ascent(f"gradients are multiplied with {factor:.4g} between backward and the update")
+    if 0 < step.gradients.number == step.gradients.num_zero:
+        yield (
+            f"every gradient is zero: all elements of {step.gradients.number} tensors at the update; look for hooks, "
+            "and for a loss that is constant"
         )
-    return found
+
+
+def _ascent(cause: str) -> str:
+    return f"gradient ascent: {cause}, so that the loss grows; take the sign out"
 
 
 def not_trained(model: Any, optimizer: Any, stepped: Iterable[Any], unchanged: set[str]) -> tuple[list[str], list[str]]:
@@ -135,7 +162,7 @@ def not_trained(model: Any, optimizer: Any, stepped: Iterable[Any], unchanged: s
 
 
 def _untrained(named: list[tuple[int, str]], trainable: dict[int, Any], why: str) -> list[str]:
-    some, all_ = (sum(read_back.whole_size(trainable[key][1]) for key in keys) for keys in (dict(named), trainable))
+    some, all_ = (sum(whole_size(trainable[key][1]) for key in keys) for keys in (dict(named), trainable))
     return [f"{some:,} of {all_:,} parameters are not trained, first {named[0][1]}: {why}"] if named else []
 
 
@@ -180,7 +207,7 @@ def put_back(
 
 def lost_ties(model: Any) -> list[str]:
     """Embedding and head that the configuration of a transformers model ties, and that are two tensors."""
-    inner = read_back.inner(model)
+    inner = inner_module(model)
     if not getattr(getattr(inner, "config", None), "tie_word_embeddings", False):
         return []
     parts = [getattr(inner, f"get_{which}_embeddings", lambda: None)() for which in ("input", "output")]
@@ -211,11 +238,11 @@ def equal_embeddings(module: torch.nn.Module) -> list[str]:
 # ---------------------------------------------------------------- of the data
 
 
-def of_loader(loader: Any, num_ranks: int) -> list[str]:
+def check_loader(loader: Any, num_ranks: int) -> list[str]:
     """Whether a loader's rows are divided among more ranks than there are: a part of them is never seen."""
     parts: dict[str, int] = {}
-    seen: list[Any] = [loader]
-    for each in seen:
+    layers: list[Any] = [loader]
+    for each in layers:
         name = type(each).__name__
         if isinstance(each, torch.utils.data.DistributedSampler):
             parts[name] = each.num_replicas
@@ -226,7 +253,7 @@ def of_loader(loader: Any, num_ranks: int) -> list[str]:
             if round(divided) == num_ranks and len(each.dataset) - len(each) * num_ranks < num_ranks:  # type: ignore[arg-type]
                 parts[name] = num_ranks
         inner = [getattr(each, key, None) for key in ("batch_sampler", "sampler", "dataset")]
-        seen += [one for one in inner if one is not None and not any(one is other for other in seen)]
+        layers += [part for part in inner if part is not None and not any(part is layer for layer in layers)]
     total = math.prod(parts.values())
     if total <= num_ranks:
         return []
@@ -236,7 +263,7 @@ def of_loader(loader: Any, num_ranks: int) -> list[str]:
     ]
 
 
-def of_targets(counts: Sequence[int]) -> list[str]:
+def uneven_targets(counts: Sequence[int]) -> list[str]:
     """Note losses of a step that are means over other numbers of tokens."""
     if len(counts) < 2 or max(counts) <= 1.01 * min(counts):
         return []
@@ -249,51 +276,90 @@ def of_targets(counts: Sequence[int]) -> list[str]:
 # ---------------------------------------------------------------- of all ranks
 
 
-def of_ranks(ranks: Sequence[dict[str, Any]]) -> tuple[list[str], list[str]]:
-    """Findings, and notes, of what all ranks have posted."""
-    shown = dict.fromkeys(text for rank in ranks for text in rank["findings"])
-    # These count where every rank finds them: FSDP's shard of an embedding may have no token of a batch.
-    rare = tuple(each for each in _OF_SHARDS if not all(each in str(rank["findings"]) for rank in ranks))
-    findings = [text for text in shown if not text.startswith(rare)]
+Report = dict[str, Any]  # what `rank_report` returns
+
+
+def check_ranks(reports: Sequence[Report]) -> tuple[list[str], list[str]]:
+    """Compare the reports of all ranks, in their order: return findings, and notes."""
+    findings = _findings_of_single_ranks(reports)
     notes: list[str] = []
-    for group in sorted({tuple(rank["ranks"]) for rank in ranks if rank["ranks"] and rank["watched"][-1]}):
-        first, *others = (ranks[number] for number in group)
+    for group in _groups_kept_alike(reports):
+        members = [reports[rank] for rank in group]
+        first, *others = members
         if any((other["watched"], other["ranks"]) != (first["watched"], first["ranks"]) for other in others):
             notes.append(f"ranks {list(group)} are not compared: they watch other models")
             continue
-        for number, other in zip(group[1:], others, strict=True):
-            which, found = f"ranks {group[0]} and {number}", first_difference(first["weights"], other["weights"])
-            unlike = [pair for pair in zip(first["settings"], other["settings"], strict=False) if len(set(pair)) > 1]
-            if unlike:
-                findings.append(f"{which} update otherwise: {' and '.join(unlike[0])}; give all optimizers one setting")
-                break
-            if found:
-                findings.append(_apart(first, which, found))
-                break
-        differing = filter(None, (first_difference(first["buffers"], other["buffers"]) for other in others))
-        notes += [f"buffers differ between ranks: {found}; who saves, saves its own" for found in differing][:1]
-        factors = [rank["scaled"] for rank in (first, *others) if rank["scaled"] is not None]
-        if factors and max(factors) - min(factors) > NEAR * max(map(abs, factors)):
-            findings.append(
-                f"gradients of ranks {list(group)} are multiplied with other numbers before the update, "
-                f"{min(factors):.4g} to {max(factors):.4g}: a norm of each rank's own shards; clip by "
-                "torch.nn.utils.clip_grad_norm_, which takes that of all"
-            )
-        notes += of_targets([count for rank in (first, *others) for count in rank["targets"]])
-        batches = first["batches"]
-        is_made_up = len(batches) < 2 or not batches[0] or batches[0] == batches[1]  # the same in each step
-        if not is_made_up and all(other["batches"] == batches for other in others):
-            findings.append(
-                f"every rank trains on the same batch: in two steps the inputs of ranks {list(group)} are equal; give "
-                "the DataLoader a DistributedSampler, or prepare it"
-            )
+        findings += _first_divergence(group, members)
+        notes += _different_buffers(members)
+        findings += _different_scales(group, members)
+        notes += uneven_targets([count for member in members for count in member["targets"]])
+        findings += _same_batch(group, members)
     return findings, notes
 
 
-def _apart(rank: dict[str, Any], which: str, found: str) -> str:
-    if rank["watched"][0] not in _AVERAGES and rank["watched"][-1] == "nobody":
-        return f"{which} train apart: nothing reduces their gradients, and weights differ, {found}; prepare the model"
+def _findings_of_single_ranks(reports: Sequence[Report]) -> list[str]:
+    """What single ranks found, each finding once.
+
+    Some findings count only if every rank makes them: FSDP's shard of an embedding may have no token of a batch.
+    """
+    distinct = dict.fromkeys(text for report in reports for text in report["findings"])
+    rare = tuple(each for each in _OF_SHARDS if not all(each in str(report["findings"]) for report in reports))
+    return [text for text in distinct if not text.startswith(rare)]
+
+
+def _groups_kept_alike(reports: Sequence[Report]) -> list[tuple[int, ...]]:
+    """The groups of ranks whose weights somebody keeps alike, or should."""
+    return sorted({tuple(report["ranks"]) for report in reports if report["ranks"] and report["watched"][-1]})
+
+
+def _first_divergence(group: Sequence[int], members: Sequence[Report]) -> list[str]:
+    """The first rank whose optimizer has other settings than the group's first, or whose weights are others."""
+    first, *others = members
+    for rank, other in zip(group[1:], others, strict=True):
+        pair = f"ranks {group[0]} and {rank}"
+        unlike = [each for each in zip(first["settings"], other["settings"], strict=False) if len(set(each)) > 1]
+        if unlike:
+            return [f"{pair} update otherwise: {' and '.join(unlike[0])}; give all optimizers one setting"]
+        if difference := first_difference(first["weights"], other["weights"]):
+            return [_different_weights(first, pair, difference)]
+    return []
+
+
+def _different_weights(report: Report, pair: str, difference: str) -> str:
+    if report["watched"][0] not in _AVERAGES and report["watched"][-1] == "nobody":
+        return (
+            f"{pair} train apart: nothing reduces their gradients, and weights differ, {difference}; prepare the model"
+        )
     return (
-        f"ranks differ: weights of {which} are not the same, {found}; look for weights changed or added after the "
+        f"ranks differ: weights of {pair} are not the same, {difference}; look for weights changed or added after the "
         "wrap, and for backward passes outside of it"
     )
+
+
+def _different_buffers(members: Sequence[Report]) -> list[str]:
+    first, *others = members
+    differences = filter(None, (first_difference(first["buffers"], other["buffers"]) for other in others))
+    return [f"buffers differ between ranks: {each}; who saves, saves its own" for each in differences][:1]
+
+
+def _different_scales(group: Sequence[int], members: Sequence[Report]) -> list[str]:
+    factors = [member["scaled"] for member in members if member["scaled"] is not None]
+    if not factors or max(factors) - min(factors) <= NEAR * max(map(abs, factors)):
+        return []
+    return [
+        f"gradients of ranks {list(group)} are multiplied with other numbers before the update, "
+        f"{min(factors):.4g} to {max(factors):.4g}: a norm of each rank's own shards; clip by "
+        "torch.nn.utils.clip_grad_norm_, which takes that of all"
+    ]
+
+
+def _same_batch(group: Sequence[int], members: Sequence[Report]) -> list[str]:
+    first, *others = members
+    batches = first["batches"]
+    is_made_up = len(batches) < 2 or not batches[0] or batches[0] == batches[1]  # the same in each step
+    if is_made_up or any(other["batches"] != batches for other in others):
+        return []
+    return [
+        f"every rank trains on the same batch: in two steps the inputs of ranks {list(group)} are equal; give "
+        "the DataLoader a DistributedSampler, or prepare it"
+    ]

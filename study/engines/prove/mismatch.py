@@ -1,4 +1,4 @@
-"""Where what was built is not what was asked, what a user may not expect all the same, and a proof's lines of it."""
+"""Compare what was built with what was requested, look up what a release trains wrongly, and write a proof's lines."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ..keys import known_keys
-from .demands import Demand
-from .read_back import precision
+from ..readback.demands import Demand, by_fact, compare, fact_name
+from ..readback.dtypes import precision_of
 
 
 class NotAsAsked(RuntimeError):
@@ -31,8 +30,8 @@ class NotChecked(RuntimeError):
 _SEEN_IN_STEP = ("gradient_accumulation_steps", "gradient_clipping", "precision", "fp16.enabled", "bf16.enabled")
 
 
-class Held(NamedTuple):
-    """Demands, held against facts."""
+class RequestComparison(NamedTuple):
+    """What became of the demands, in words."""
 
     differences: list[str]  # not as asked
     notes: list[str]
@@ -40,58 +39,61 @@ class Held(NamedTuple):
     unread: list[str]  # demands that no fact answers
 
 
-def hold(demands: Sequence[Demand], facts: dict[str, Any]) -> Held:
-    """Hold each demand against what was built; of several for one thing, the last was asked by the strongest source."""
-    engine = next((d for d in reversed(demands) if d.name == "engine"), None)
+def compare_with_request(demands: Sequence[Demand], facts: dict[str, Any]) -> RequestComparison:
+    """Compare each demand with what was built. If several demand the same fact, the strongest source decides: the last.
+
+    If another engine was built than requested, only the number of ranks is compared beside it.
+    """
+    engine = by_fact(demands).get("engine")
     if engine is not None and engine.value != facts["engine"]:
-        said = f"engine: asked {engine.value} by {engine.source}, built {_named(facts)}"
-        if facts["engine"] == "DDP" and facts["device"] == "cpu" and engine.value.startswith("FSDP"):
-            said += " (accelerate drops FSDP on a CPU)"
-        size = [demand for demand in demands if demand.name == "world_size"]
-        return Held([said, *hold(size, facts).differences], [], 0, [])
-    strongest = {_fact(demand): demand for demand in demands}
-    differences, notes, agreed, unread = [], [], 0, []
-    for demand in demands:
-        name, decides = _fact(demand), strongest[_fact(demand)]
-        known, actual = _built(name, facts)
-        if not known:
-            unread.append(f"{name} ({demand.source})")
-        elif _same(name, demand.value, actual, facts):
-            agreed += 1
-        elif demand is decides:
-            differences.append(f"{name}: asked {demand.value} by {demand.source}, built {actual}")
-        elif demand.value != decides.value:
-            notes.append(f"{name}: {demand.source} says {demand.value}; {decides.source} overrides it")
-    return Held(differences, notes, agreed, unread)
+        world_size = [demand for demand in demands if demand.name == "world_size"]
+        differences = [_other_engine(engine, facts), *compare_with_request(world_size, facts).differences]
+        return RequestComparison(differences, [], 0, [])
+    judged = compare(demands, facts, lambda demand, actual: _is_same(demand, actual, facts))
+    differences = [
+        f"{fact_name(demand)}: asked {demand.value} by {demand.source}, built {actual}"
+        for demand, outcome, actual, _ in judged
+        if outcome == "contradicted"
+    ]
+    notes = [
+        f"{fact_name(demand)}: {demand.source} says {demand.value}; {decisive.source} overrides it"
+        for demand, outcome, _, decisive in judged
+        if outcome == "overridden" and demand.value != decisive.value
+    ]
+    unread = [f"{fact_name(each.demand)} ({each.demand.source})" for each in judged if each.outcome == "unread"]
+    return RequestComparison(differences, notes, sum(each.outcome == "agreed" for each in judged), unread)
 
 
-def hold_step(
+def _other_engine(engine: Demand, facts: dict[str, Any]) -> str:
+    built = facts["engine"] if facts["engine"] != "none" else f"a plain {facts['engine_class']}"
+    is_dropped = built == "DDP" and facts["device"] == "cpu" and engine.value.startswith("FSDP")
+    return f"engine: asked {engine.value} by {engine.source}, built {built}" + (
+        " (accelerate drops FSDP on a CPU)" if is_dropped else ""
+    )
+
+
+def compare_step_with_request(
     demands: Sequence[Demand], facts: dict[str, Any], forward_passes: int, clipped_at: float | None, num_short: int
 ) -> tuple[list[str], list[str]]:
-    """Hold what the step did against what was asked: differences, and notes.
+    """Compare what the counted step did with what was requested: return differences, and notes.
 
-    `num_short`: how many steps in a row had fewer forward passes than asked, this one too.
+    `num_short`: how many steps in a row had fewer forward passes than requested, this one too.
     """
-    differences, notes = [], []
-    strongest = {_fact(demand): demand for demand in demands}
-    clipping, accumulation = strongest.get("gradient_clipping"), strongest.get("gradient_accumulation_steps")
-    has_number = facts["gradient_accumulation_steps"] is not None  # DeepSpeed, which clips by itself too
-    if not has_number and clipping is not None and clipping.value != (clipped_at or 0):
-        asked = f"gradient_clipping: asked {clipping.value} by {clipping.source}"
-        if clipped_at is None:  # there are other means than torch's function
-            notes.append(f"{asked}, not seen: no call of torch's clip_grad_norm_ with parameters of the model")
-        else:
-            differences.append(f"{asked}, the step had clipping at {clipped_at}")
-    elif not has_number and clipping is None and clipped_at is not None:
-        notes.append(f"gradient_clipping: no file asks for it, the script clips at {clipped_at}")
+    strongest = by_fact(demands)
+    differences: list[str] = []
+    notes: list[str] = []
+    if facts["gradient_accumulation_steps"] is None:  # DeepSpeed has that number, and clips by itself too
+        _compare_clipping(strongest.get("gradient_clipping"), clipped_at, differences, notes)
     if not forward_passes:
         notes.append("forward passes: not seen, the script calls a part of the model, or a wrapper of it")
-    elif not has_number and accumulation is not None and forward_passes < accumulation.value:
-        differences.append(
-            f"gradient_accumulation_steps: asked {accumulation.value} by {accumulation.source}, {num_short} steps in "
-            f"a row had fewer forward passes, the last {forward_passes}"
-        )
-    number = accumulates(demands, facts)
+    elif facts["gradient_accumulation_steps"] is None:
+        accumulation = strongest.get("gradient_accumulation_steps")
+        if accumulation is not None and forward_passes < accumulation.value:
+            differences.append(
+                f"gradient_accumulation_steps: asked {accumulation.value} by {accumulation.source}, {num_short} steps "
+                f"in a row had fewer forward passes, the last {forward_passes}"
+            )
+    number = passes_of_step(demands, facts)
     if number is not None and forward_passes > number:
         notes.append(
             f"gradient_accumulation_steps: {number}, and the step had {forward_passes} forward passes; the script "
@@ -100,26 +102,40 @@ def hold_step(
     return differences, notes
 
 
-def accumulates(demands: Sequence[Demand], facts: dict[str, Any]) -> int | None:
-    """How many forward passes a step is to have: as DeepSpeed has it, or as asked; None: nobody says it."""
-    asked = {_fact(demand): demand.value for demand in demands}.get("gradient_accumulation_steps")
-    number: int | None = facts["gradient_accumulation_steps"] or asked
+def _compare_clipping(
+    clipping: Demand | None, clipped_at: float | None, differences: list[str], notes: list[str]
+) -> None:
+    """Compare torch's clipping in the step with the request for it, where the engine does not clip by itself."""
+    if clipping is None:
+        if clipped_at is not None:
+            notes.append(f"gradient_clipping: no file asks for it, the script clips at {clipped_at}")
+    elif clipping.value != (clipped_at or 0):
+        request = f"gradient_clipping: asked {clipping.value} by {clipping.source}"
+        if clipped_at is None:  # there are other means than torch's function
+            notes.append(f"{request}, not seen: no call of torch's clip_grad_norm_ with parameters of the model")
+        else:
+            differences.append(f"{request}, the step had clipping at {clipped_at}")
+
+
+def passes_of_step(demands: Sequence[Demand], facts: dict[str, Any]) -> int | None:
+    """How many forward passes a step is to have: as DeepSpeed has it, or as requested; None: nobody says it."""
+    requested = by_fact(demands).get("gradient_accumulation_steps")
+    number: int | None = facts["gradient_accumulation_steps"] or (None if requested is None else requested.value)
     return number
 
 
-def surprises(demands: Sequence[Demand], facts: dict[str, Any]) -> list[str]:
-    """What nobody asked otherwise, and a user may not expect."""
-    found = []
-    names = {_fact(demand) for demand in demands}
-    if facts["gradient_clipping"] and "gradient_clipping" not in names:
-        found.append(f"gradient_clipping: nobody asked, the gradients are clipped at {facts['gradient_clipping']}")
+def defaults_worth_knowing(demands: Sequence[Demand], facts: dict[str, Any]) -> list[str]:
+    """What nobody requested otherwise, and a user may not expect."""
+    notes = []
+    if facts["gradient_clipping"] and "gradient_clipping" not in by_fact(demands):
+        notes.append(f"gradient_clipping: nobody asked, the gradients are clipped at {facts['gradient_clipping']}")
     if facts["world_size"] > 1 and facts.get("partitioned_parameters") == 0:
-        found.append(
+        notes.append(
             "stage 3 keeps each parameter whole on all ranks: all are below the engine's persistence threshold"
         )
     if frozen := facts["num_params"] - facts["num_trainable_params"]:
-        found.append(f"{frozen:,} of {facts['num_params']:,} parameters are frozen (requires_grad is False)")
-    return found
+        notes.append(f"{frozen:,} of {facts['num_params']:,} parameters are frozen (requires_grad is False)")
+    return notes
 
 
 def known_wrong(facts: dict[str, Any]) -> tuple[str | None, str | None]:
@@ -142,12 +158,12 @@ def known_wrong(facts: dict[str, Any]) -> tuple[str | None, str | None]:
             micro_batches=facts["gradient_accumulation_steps"],
             twists=["part_outside"],  # which nothing here rules out: a note
         )
-        said = None if known is None else sentence(known, version)
+        message = None if known is None else sentence(known, version)
     except Exception as error:  # what else is proven does not need it
         return None, f"releases known to be wrong: not looked up, {type(error).__name__}: {error}"
     if known is not None and known.models is not None:
-        return None, said
-    return said, None
+        return None, message
+    return message, None
 
 
 def unread_keys(content: dict[str, Any], demands: Sequence[Demand]) -> list[str]:
@@ -174,40 +190,26 @@ def not_checkable(asked: Mapping[str, Any], demands: Sequence[Demand], unread: S
     from ..doctor.config_files import of_accelerate, of_json
 
     is_accelerate = "distributed_type" in asked or "compute_environment" in asked
-    found = (of_accelerate if is_accelerate else of_json)("", asked)
-    ignored = [finding for finding in found if finding.matters and finding.effect == "ignored"]
-    said = [f"{finding.key}: {finding.message or 'nothing reads it'}" for finding in ignored]
+    checked = (of_accelerate if is_accelerate else of_json)("", asked)
+    ignored = [finding for finding in checked if finding.matters and finding.effect == "ignored"]
+    lines = [f"{finding.key}: {finding.message or 'nothing reads it'}" for finding in ignored]
     if engine != "DeepSpeed":
         kind = "the plain model" if engine == "none" else engine
-        names = {f"{_fact(demand)} ({demand.source})" for demand in demands if _fact(demand) not in _SEEN_IN_STEP}
-        said += [f"{name}: {kind} has no such setting" for name in unread if name in names]
-    return said
+        names = {
+            f"{fact_name(demand)} ({demand.source})" for demand in demands if fact_name(demand) not in _SEEN_IN_STEP
+        }
+        lines += [f"{name}: {kind} has no such setting" for name in unread if name in names]
+    return lines
 
 
-def _fact(demand: Demand) -> str:
-    name: str = known_keys.read()["facts"]["json"].get(demand.name, demand.name)
-    return name
-
-
-def _built(name: str, facts: dict[str, Any]) -> tuple[bool, Any]:
-    """Whether a fact is known, and its value."""
-    for where in (facts, facts.get("settings", {})):
-        if where.get(name) is not None:
-            return True, where[name]
-    return name in facts.get("settings", {}), None
-
-
-def _same(name: str, asked: Any, actual: Any, facts: dict[str, Any]) -> bool:
-    if name != "precision":
-        return bool(asked == actual)
-    if str(asked) == "no" and facts["engine"] != "DeepSpeed":  # nothing mixed: the model's own types
-        return bool(actual == precision(facts["parameter_dtypes"]))
-    # By the launcher's word, whichever way the engine does it.
-    return str(actual).removesuffix("-autocast") == {"no": "fp32"}.get(str(asked), str(asked))
-
-
-def _named(facts: dict[str, Any]) -> str:
-    return facts["engine"] if facts["engine"] != "none" else f"a plain {facts['engine_class']}"
+def _is_same(demand: Demand, actual: Any, facts: dict[str, Any]) -> bool:
+    """Whether what was built is as requested. A precision is requested in the launcher's words: no, fp16, bf16."""
+    if demand.name != "precision":
+        return bool(demand.value == actual)
+    if str(demand.value) == "no" and facts["engine"] != "DeepSpeed":  # nothing mixed: the model's own types
+        return bool(actual == precision_of(facts["parameter_dtypes"]))
+    # Whichever way the engine does it, by autocast or by parameters in 16 bits.
+    return str(actual).removesuffix("-autocast") == {"no": "fp32"}.get(str(demand.value), str(demand.value))
 
 
 # ---------------------------------------------------------------- the lines of a proof
@@ -227,8 +229,8 @@ def of_built(facts: dict[str, Any]) -> list[str]:
     ranks = f"{facts['world_size']} over {facts['backend']}" if facts["backend"] else f"{facts['world_size']}, no group"
     types = "+".join(facts["parameter_dtypes"])
     masters = f", masters {'+'.join(facts['master_dtypes'])}" if facts.get("master_dtypes") else ""
-    said = {"clips at": facts["gradient_clipping"], "accumulates": facts["gradient_accumulation_steps"]}
-    steps = "".join(f", {word} {number}" for word, number in said.items() if number is not None)
+    numbers = {"clips at": facts["gradient_clipping"], "accumulates": facts["gradient_accumulation_steps"]}
+    steps = "".join(f", {word} {number}" for word, number in numbers.items() if number is not None)
     return [
         _line("engine", engine),
         _line("ranks", f"{ranks}, on {facts['device']}"),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -19,8 +19,9 @@ from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grad
 from torch.utils._pytree import tree_leaves
 
-from ..listening import CollectiveProbe, Issued, Listener, listening, without_graphs
-from . import read_back
+from ..collective_probe import CollectiveProbe, Issued
+from ..hooks import Listener, listening, without_graphs
+from ..readback.facts import inner_module, is_deepspeed, replicated_names
 from .checksums import Checksum, checksums, of_batch, of_weights
 
 # What a script calls by itself comes here, however it has imported it: gradients averaged by hand, a pipeline's sends.
@@ -50,20 +51,231 @@ def marks(tensors: Sequence[torch.Tensor]) -> list[Mark]:
 
 
 def common_factor(before: Sequence[Mark], after: Sequence[Mark]) -> float | None:
-    """What all of these tensors were multiplied with; None: not with one number, or nothing tells it."""
+    """Return what all of these tensors were multiplied with; None: not with one number, or nothing shows it."""
     if len(before) != len(after):
         return None
-    factors, signs = [], []
-    for (part, size), (other_part, other_size) in zip(before, after, strict=True):
-        if not (math.isfinite(size) and math.isfinite(other_size)) or (size == 0) != (other_size == 0):
-            return None
-        if size:
-            factors.append(other_size / size)
-            signs += [part * other_part] if abs(part) > NEAR * size else []
-    if not factors or max(factors) - min(factors) > NEAR * max(factors):
+    pairs = [pair for pair in zip(before, after, strict=True) if pair[0][1] or pair[1][1]]  # zeros show nothing
+    factor = _factor_of_sizes([(old_size, new_size) for (_, old_size), (_, new_size) in pairs])
+    if factor is None:
         return None
-    is_turned = bool(signs) and all(sign < 0 for sign in signs)
-    return -factors[0] if is_turned else factors[0] if all(sign > 0 for sign in signs) else None
+    products = [old * new for (old, size), (new, _) in pairs if abs(old) > NEAR * size]
+    signs = {(product > 0) - (product < 0) for product in products}
+    return factor if signs <= {1} else -factor if signs == {-1} else None
+
+
+def _factor_of_sizes(sizes: Sequence[tuple[float, float]]) -> float | None:
+    """The one factor between sizes before and after; None: there are several, or one of a pair is zero."""
+    if not sizes or not all(size and math.isfinite(size) for pair in sizes for size in pair):
+        return None
+    factors = [new / old for old, new in sizes]
+    return factors[0] if max(factors) - min(factors) <= NEAR * max(factors) else None
+
+
+class Traffic:
+    """The collectives of a step, and the bytes that were reduced in each phase of it."""
+
+    def __init__(self) -> None:
+        self.reduced = dict.fromkeys(("forward", "backward", "update", "script"), 0)  # bytes, by what was called
+        self.phase: str | None = None  # of the call that lasts
+        self.probe = CollectiveProbe(waits=False)
+        self._counted = 0  # bytes reduced until the last change of phase
+
+    def enter(self, phase: str | None) -> None:
+        """Change to a phase, or to none. What was reduced since the last change belongs to the phase before."""
+        before, self._counted = self._counted, self.probe.reduced_bytes()
+        if self.phase:
+            self.reduced[self.phase] += self._counted - before
+        self.phase = phase
+
+    def collectives(self) -> list[Issued]:
+        return self.probe.issued()
+
+
+class Passes:
+    """The forward passes of a step."""
+
+    def __init__(self) -> None:
+        self.without_gradients = 0  # of a model in training mode
+        self.is_disturbed = False  # the model was evaluated in between, or a call raised
+        self._with_gradients = {True: 0, False: 0}  # in training mode, and in evaluation mode
+
+    def note(self, is_training: bool) -> bool:
+        """Note a forward pass that begins; False: it evaluates the model, and ends the step's training."""
+        if torch.is_grad_enabled():
+            self._with_gradients[is_training] += 1
+            return True
+        self.without_gradients += is_training
+        self.is_disturbed = self.is_disturbed or not is_training
+        return is_training
+
+    @property
+    def number(self) -> int:
+        """Forward passes with gradients."""
+        return sum(self._with_gradients.values())
+
+    @property
+    def are_in_evaluation_mode(self) -> bool:
+        """Whether the model trains as if it were evaluated: without dropout."""
+        return self._with_gradients[False] > 0
+
+    @property
+    def only_train(self) -> bool:
+        """Whether all of them train; in a step with passes of both modes is an evaluation with gradients."""
+        return not self.is_disturbed and not all(self._with_gradients.values())
+
+
+class Losses:
+    """The cross-entropies of a step, and what backward is called on."""
+
+    def __init__(self) -> None:
+        self.targets: list[int] = []  # of each cross-entropy that is a mean: how many targets it is of
+        self.is_ascent = False  # backward was called on a negative multiple of the cross-entropy
+        self._entropies: list[float] = []  # of the forward pass that lasts, or was last
+
+    def on_cross_entropy(self, call: Any, *arguments: Any, **options: Any) -> Any:
+        """Count what a mean is of: targets that are no padding. Signature of torch 2.13."""
+        result = call(*arguments, **options)
+        named = dict(zip(_OF_CROSS_ENTROPY, arguments, strict=False)) | options
+        target, reduction = named.get("target"), named.get("reduction", "mean")
+        if isinstance(result, torch.Tensor) and result.requires_grad and isinstance(target, torch.Tensor):
+            if result.numel() == 1:
+                self._entropies.append(float(result.detach()))
+            if reduction == "mean" and not target.is_floating_point():
+                self.targets.append(int((target != named.get("ignore_index", -100)).sum()))
+        return result
+
+    def note_backward(self, tensors: Any) -> None:
+        """See whether a loss is the negative of the one cross-entropy that its forward pass had."""
+        leaves = [leaf for leaf in tree_leaves(tensors) if isinstance(leaf, torch.Tensor)]
+        losses = [float(leaf.detach()) for leaf in leaves if leaf.numel() == 1]
+        entropies, self._entropies = self._entropies, []
+        self.is_ascent = self.is_ascent or (len(losses) == len(entropies) == 1 and losses[0] < 0 < entropies[0])
+
+
+class LossScaling:
+    """The losses that torch's GradScaler scales in a step."""
+
+    def __init__(self) -> None:
+        self.scale_at_update: float | None = None  # what it has the gradients times as the step updates
+        self._last: Any = None  # the scaler of the last loss, until gradients are clipped
+        self._scalers: list[Any] = []  # a scaler for each loss that was scaled
+
+    def on_scale(self, call: Any, scaler: Any, *arguments: Any, **options: Any) -> Any:
+        self._last = scaler if scaler.is_enabled() else None
+        self._scalers += [scaler] if scaler.is_enabled() else []
+        return call(scaler, *arguments, **options)
+
+    def on_update(self, call: Any, scaler: Any, *arguments: Any, **options: Any) -> Any:
+        self._last = None  # what another model scales is none of this one's
+        self._scalers = [each for each in self._scalers if each is not scaler or not scaler._per_optimizer_states]
+        return call(scaler, *arguments, **options)
+
+    def take_scale(self) -> float | None:
+        """Return what the last loss's scaler has the gradients times, as they are clipped; None: not scaled."""
+        scaler, self._last = self._last, None
+        if scaler is None or scaler.get_scale() == 1:
+            return None
+        stages = [state["stage"].name for state in scaler._per_optimizer_states.values()]
+        return None if "UNSCALED" in stages else float(scaler.get_scale())
+
+    def note_update(self, num_backwards: int) -> None:
+        """See whether every loss of the step is scaled, and nothing has unscaled the gradients."""
+        is_scaled = len(self._scalers) >= num_backwards > 0
+        if is_scaled and not any(scaler._per_optimizer_states for scaler in self._scalers):
+            self.scale_at_update = self._scalers[-1].get_scale()
+
+
+class Gradients:
+    """The gradients of a step that the optimizer updates by, and the backward calls that make them."""
+
+    def __init__(self, model: Any, optimizer: torch.optim.Optimizer) -> None:
+        self.num_backwards = 0
+        self.began_clean = is_deepspeed(model)  # no gradients before a backward call; DeepSpeed has its own
+        self.number = self.num_zero = self.num_missing = 0  # tensors, as the step updates
+        self.factor: float | None = None  # what they are multiplied with after the last backward; None: unknown
+        updated = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        of_model = set(map(id, model.parameters()))
+        self._ids = updated & of_model or of_model  # ZeRO updates masters
+        self._parameters = [p for p in model.parameters() if p.requires_grad and id(p) in updated]
+        self._made: list[Mark] = []  # as the last backward call left them
+
+    def are_of(self, parameters: Sequence[Any]) -> bool:
+        """Whether some of these parameters are updated by them; another model's are not."""
+        return any(id(parameter) in self._ids for parameter in parameters)
+
+    def sums(self) -> dict[int, Checksum]:
+        """The checksum of each gradient, by the identity of its parameter."""
+        parameters = self._with_gradients()
+        return dict(zip(map(id, parameters), checksums(p.grad for p in parameters), strict=True))
+
+    def begin_backward(self, needs_sums: bool) -> dict[int, Checksum]:
+        """Note a backward call that begins; return `sums` if they are needed, or else nothing."""
+        self.num_backwards += 1
+        sums = self.sums() if needs_sums or not self.began_clean else {}
+        self.began_clean = self.began_clean or not any(size > 0 for _, size in sums.values())
+        return sums
+
+    def end_backward(self) -> None:
+        self._made = self._marks()
+
+    def note_update(self) -> list[Checksum]:
+        """See, as the step updates, which gradients are zero or missing and what was done to them since backward."""
+        sums = list(self.sums().values())
+        self.number, self.num_zero = len(sums), sums.count((0.0, 0.0))
+        self.num_missing = sum(p.grad is None and p.numel() > 0 for p in self._parameters)
+        self.factor = common_factor(self._made, self._marks())
+        return sums
+
+    def _marks(self) -> list[Mark]:
+        return marks([p.grad for p in self._with_gradients()])
+
+    def _with_gradients(self) -> list[Any]:
+        return [p for p in self._parameters if p.grad is not None and p.grad.numel()]
+
+
+class Clipping:
+    """The calls of torch's clipping in a step."""
+
+    def __init__(self, gradients: Gradients, scaling: LossScaling) -> None:
+        self.limit: float | None = None  # None: none of torch's functions clipped the model's gradients
+        self.scale: float | None = None  # what GradScaler had the gradients times as they were clipped
+        self.num_gradients = 0  # that torch's functions were given
+        self.num_backwards_after = 0  # backward calls after it that changed the gradients
+        self.num_backwards_onto = 0  # backward calls that added to gradients which a clipping had made smaller
+        self._gradients = gradients
+        self._scaling = scaling
+        self._last: tuple[int, list[Checksum]] | None = None  # backward calls before it, and the gradients after it
+        self._shrunk: dict[int, Checksum] = {}  # parameter -> its gradient, where the last clipping made it smaller
+
+    def begin(self, parameters: Sequence[Any], limit: float) -> dict[int, Checksum]:
+        """Note a call that begins; return the checksums of the gradients before it."""
+        self.limit = float(limit)
+        scale = self._scaling.take_scale()
+        self.scale = self.scale if scale is None else scale
+        self.num_gradients += sum(p.grad is not None for p in parameters)
+        return self._gradients.sums()
+
+    def end(self, before: dict[int, Checksum]) -> None:
+        after = self._gradients.sums()
+        self._last = self._gradients.num_backwards, [*after.values()]
+        self._shrunk = {key: sums for key, sums in after.items() if sums[1] < (1 - NEAR) * before[key][1]}
+
+    @property
+    def has_shrunk(self) -> bool:
+        return bool(self._shrunk)
+
+    def begin_backward(self, sums: dict[int, Checksum]) -> set[tuple[int, Checksum]]:
+        """Return the gradients that are still as a clipping left them, smaller, as a backward call begins."""
+        still_clipped, self._shrunk = self._shrunk.items() & sums.items(), {}
+        return still_clipped
+
+    def end_backward(self, clipped: set[tuple[int, Checksum]]) -> None:
+        self.num_backwards_onto += bool(clipped and clipped - self._gradients.sums().items())
+
+    def note_update(self, sums: list[Checksum]) -> None:
+        """Count the backward calls after the last clipping, if they changed what it left."""
+        num_before, clipped = self._last or (self._gradients.num_backwards, sums)
+        self.num_backwards_after = self._gradients.num_backwards - num_before if clipped != sums else 0
 
 
 class Step:
@@ -74,65 +286,29 @@ class Step:
     """
 
     def __init__(self, called: Any, model: Any, optimizer: torch.optim.Optimizer, device: str, done: Any) -> None:
-        self.passes_without_gradients = 0  # of a model in training
-        self.clipped_at: float | None = None  # None: none of torch's functions clipped the model's gradients
-        self.autocast_dtype: torch.dtype | None = None
-        self.clipped_scaled_by: float | None = None  # what GradScaler had the gradients times as they were clipped
-        self.num_clipped = 0  # gradients that torch's functions were given
-        self.added_after_clipping = 0  # backward calls after it that changed the gradients
-        self.added_to_clipped = 0  # backward calls that added to gradients which a clipping had made smaller
-        self.updated_scaled_by: float | None = None  # what it had them times as the step updates
         self.states: dict[str, Any] | None = None  # the model states, as the step updates
         self.weights: dict[str, Checksum] = {}  # as its first forward pass begins
         self.replicated: set[str] = set()  # parameters that are whole then
         self.batches: list[list[Checksum]] = []  # of the first two forward passes' inputs
+        self.autocast_dtype: torch.dtype | None = None
         self.engine_backwards = 0  # through DeepSpeed's engine, of the last micro batch
-        self.backwards = 0
-        self.reduced = dict.fromkeys(("forward", "backward", "update", "script"), 0)  # bytes, by what was called
-        self.began_clean = read_back.is_deepspeed(model)  # no gradients before one of them; DeepSpeed has its own
-        self.num_gradients = self.num_zero_gradients = self.num_missing_gradients = 0  # tensors, as the step updates
-        self._passes = {True: 0, False: 0}  # with gradients, in training mode and in evaluation mode
-        self._is_disturbed = False  # the model was evaluated in between, or a call raised
+        self.passes = Passes()
+        self.traffic = Traffic()
+        self.losses = Losses()
+        self.scaling = LossScaling()
+        self.gradients = Gradients(model, optimizer)
+        self.clipping = Clipping(self.gradients, self.scaling)
         self._model = model
         self._device = device
         self._done = done
-        updated = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        of_model = set(map(id, model.parameters()))
-        self._parameters = updated & of_model or of_model  # ZeRO updates masters
-        self._updated = [p for p in model.parameters() if p.requires_grad and id(p) in updated]
         self._parts = {id(module) for module in model.modules()}
         self._kinds = {type(module) for module in model.modules()}
-        self._probe = CollectiveProbe(waits=False)
-        self._scaler: Any = None  # that scaled a loss of the step
-        self._scalings: list[Any] = []  # a scaler for each loss that was scaled
-        self.scaled: float | None = (
-            None  # what the gradients were multiplied with after the last backward; None: unknown
-        )
-        self.targets: list[int] = []  # of each cross-entropy that is a mean: how many it is of
-        self.is_ascent = False  # backward was called on a negative multiple of the cross-entropy
-        self._entropies: list[float] = []  # of the forward pass that lasts, or was last
-        self._made: list[Mark] = []  # gradients, as the last backward call left them
-        self._clipped: tuple[int, list[Checksum]] | None = None  # backward calls before it, and the gradients after it
-        self._shrunk: dict[int, Checksum] = {}  # parameter -> its gradient, where the last clipping made it smaller
-        self._phase: str | None = None  # that of the call which lasts
-        self._counted = 0  # bytes reduced when it was looked last
         self._stack = ExitStack()
         self._listen_to(called, "__call__", self._on_forward)
-        by_script, in_update = (functools.partial(self._under_probe, phase) for phase in ("script", "update"))
-        scalers = {torch.amp.GradScaler, *torch.amp.GradScaler.__subclasses__()}  # FSDP's has a `scale` of its own
-        listeners: list[tuple[tuple[Any, str], Listener]] = [
-            ((torch.autograd, "backward"), self._on_backward),
-            ((torch.nn.functional, "cross_entropy"), self._on_cross_entropy),
-            *((place, in_update) for place in _NORMS),
-            *(((dist.ProcessGroup, name), by_script) for name in vars(dist.ProcessGroup) if _is_collective(name)),
-            *((place, self._on_clipping) for place in _CLIPPING),
-            *(((kind, "scale"), self._on_scaling) for kind in scalers if "scale" in vars(kind)),
-            *(((kind, "update"), self._on_scale_update) for kind in scalers if "update" in vars(kind)),
-        ]
-        for (owner, name), listener in listeners:
+        for (owner, name), listener in self._listeners():
             if hasattr(owner, name):
                 self._stack.enter_context(listening(owner, name, listener))
-        if read_back.is_deepspeed(model):
+        if is_deepspeed(model):
             self._listen_to(model, "backward", self._on_engine_backward)
             self._listen_to(model, "step", self._on_step)  # it gathers after the optimizer's own step
         else:
@@ -141,45 +317,33 @@ class Step:
             self._listen_to(optimizer, "_optimizer_step_code", self._on_step)
 
     @property
-    def forward_passes(self) -> int:
-        """Forward passes with gradients."""
-        return sum(self._passes.values())
-
-    @property
-    def is_in_evaluation_mode(self) -> bool:
-        """Whether the model trains as if it were evaluated: without dropout."""
-        return self._passes[False] > 0
-
-    @property
     def is_whole(self) -> bool:
-        """Whether the step was one of training alone; one of both modes has an evaluation with gradients in it."""
-        return not self._is_disturbed and not all(self._passes.values())
+        """Whether the step was one of training alone."""
+        return self.passes.only_train
 
     def close(self) -> None:
         """Take everything back. Again: nothing."""
         self._stack.close()
 
-    def collectives(self) -> list[Issued]:
-        return self._probe.issued()
-
-    def updates(self, states: dict[str, Any]) -> None:
-        """Take the model states as the step updates, and see which gradients are nothing."""
+    def begin_update(self, states: dict[str, Any]) -> None:
+        """Take the model states as the update of the step begins, and look at its gradients."""
         self.states = states
-        gradients = checksums(self._gradients())
-        self.num_gradients, self.num_zero_gradients = len(gradients), gradients.count((0.0, 0.0))
-        self.scaled = common_factor(self._made, marks(self._gradients()))
-        self.num_missing_gradients = sum(p.grad is None and p.numel() > 0 for p in self._updated)
-        num_before, clipped = self._clipped or (self.backwards, gradients)
-        self.added_after_clipping = self.backwards - num_before if clipped != gradients else 0
-        if len(self._scalings) >= self.backwards > 0 and not any(s._per_optimizer_states for s in self._scalings):
-            self.updated_scaled_by = self._scalings[-1].get_scale()
+        sums = self.gradients.note_update()
+        self.clipping.note_update(sums)
+        self.scaling.note_update(self.gradients.num_backwards)
 
-    def _by_parameter(self) -> dict[int, Checksum]:
-        with_gradients = [p for p in self._updated if p.grad is not None and p.grad.numel()]
-        return dict(zip(map(id, with_gradients), checksums(self._gradients()), strict=True))
-
-    def _gradients(self) -> list[torch.Tensor]:
-        return [p.grad for p in self._updated if p.grad is not None and p.grad.numel()]
+    def _listeners(self) -> Iterator[tuple[tuple[Any, str], Listener]]:
+        """The functions of torch that are listened to during the step, and by whom."""
+        by_script, in_update = (functools.partial(self._under_probe, phase) for phase in ("script", "update"))
+        yield (torch.autograd, "backward"), self._on_backward
+        yield (torch.nn.functional, "cross_entropy"), self.losses.on_cross_entropy
+        yield from ((place, in_update) for place in _NORMS)
+        yield from (((dist.ProcessGroup, name), by_script) for name in vars(dist.ProcessGroup) if _is_collective(name))
+        yield from ((place, self._on_clipping) for place in _CLIPPING)
+        for scaler in {torch.amp.GradScaler, *torch.amp.GradScaler.__subclasses__()}:  # FSDP's has a `scale` of its own
+            for name, listener in (("scale", self.scaling.on_scale), ("update", self.scaling.on_update)):
+                if name in vars(scaler):
+                    yield (scaler, name), listener
 
     def _listen_to(self, owner: Any, name: str, listener: Listener) -> None:
         """Listen to a method of one model or optimizer; others of its class are let through."""
@@ -195,41 +359,28 @@ class Step:
         """Have the probe on while a call lasts, however it ends. Of a call within a call (the engine's backward calls
         torch's) the outer is the phase, but for the forward pass: Lightning's has a step by hand in it.
         """
-        outer = self._phase
+        outer = self.traffic.phase
         if outer not in (None, "forward") or (outer and phase == "script"):
             return call(*arguments, **options)
-        self._enter(phase)
+        self.traffic.enter(phase)
         try:
-            with ExitStack() if outer else without_graphs(), ExitStack() if outer else self._probe:
+            with ExitStack() if outer else without_graphs(), ExitStack() if outer else self.traffic.probe:
                 return call(*arguments, **options)
         except BaseException:  # a KeyboardInterrupt in a notebook too
-            self._is_disturbed = True
+            self.passes.is_disturbed = True
             self.close()
             raise
         finally:
-            self._enter(outer)
-
-    def _enter(self, phase: str | None) -> None:
-        """Go on to a phase, or to none. What was reduced since the last belongs to the one before."""
-        before, self._counted = self._counted, self._probe.reduced_bytes()
-        if self._phase:
-            self.reduced[self._phase] += self._counted - before
-        self._phase = phase
+            self.traffic.enter(outer)
 
     def _on_forward(self, call: Any, *arguments: Any, **options: Any) -> Any:
         if self._end():  # an update that is compiled does not say that it is done
             return call(*arguments, **options)
-        is_training = read_back.inner(self._model).training
-        if torch.is_grad_enabled():
-            self._passes[is_training] += 1
-        elif is_training:
-            self.passes_without_gradients += 1
-        else:
-            self._is_disturbed = True
+        if not self.passes.note(inner_module(self._model).training):
             self.close()
             return call(*arguments, **options)
         if not self.weights:
-            self.weights, self.replicated = of_weights(self._model), read_back.replicated(self._model)
+            self.weights, self.replicated = of_weights(self._model), replicated_names(self._model)
         if len(self.batches) < 2:
             self.batches.append(of_batch(arguments, options))
         # Only for so long: a class's method that is replaced has whoever compiles others of the class compile anew.
@@ -247,62 +398,22 @@ class Step:
     def _on_clipping(self, call: Any, parameters: Any, max_norm: float, *arguments: Any, **options: Any) -> Any:
         parameters = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
         # Infinity only measures, and another model's gradients are none of the step's.
-        is_ours = math.isfinite(max_norm) and any(id(parameter) in self._parameters for parameter in parameters)
-        if is_ours:
-            self.clipped_at = float(max_norm)
-            scaler, self._scaler = self._scaler, None
-            stages = [] if scaler is None else [state["stage"].name for state in scaler._per_optimizer_states.values()]
-            if scaler is not None and "UNSCALED" not in stages and scaler.get_scale() != 1:
-                self.clipped_scaled_by = scaler.get_scale()
-            self.num_clipped += sum(p.grad is not None for p in parameters)
-        before = self._by_parameter() if is_ours else {}
+        if not (math.isfinite(max_norm) and self.gradients.are_of(parameters)):
+            return self._under_probe("update", call, parameters, max_norm, *arguments, **options)
+        before = self.clipping.begin(parameters, max_norm)
         result = self._under_probe("update", call, parameters, max_norm, *arguments, **options)
-        if is_ours:
-            after = self._by_parameter()
-            self._clipped = self.backwards, [*after.values()]
-            self._shrunk = {key: pair for key, pair in after.items() if pair[1] < (1 - NEAR) * before[key][1]}
+        self.clipping.end(before)
         return result
 
-    def _on_scaling(self, call: Any, scaler: Any, *arguments: Any, **options: Any) -> Any:
-        self._scaler = scaler if scaler.is_enabled() else None
-        self._scalings += [scaler] if scaler.is_enabled() else []
-        return call(scaler, *arguments, **options)
-
-    def _on_scale_update(self, call: Any, scaler: Any, *arguments: Any, **options: Any) -> Any:
-        self._scaler = None  # what another model scales is none of this one's
-        self._scalings = [each for each in self._scalings if each is not scaler or not scaler._per_optimizer_states]
-        return call(scaler, *arguments, **options)
-
     def _on_backward(self, call: Any, *arguments: Any, **options: Any) -> Any:
-        if self._phase in (None, "forward"):
-            self.backwards += 1
-            found = self._by_parameter() if self._shrunk or not self.began_clean else {}
-            self.began_clean = self.began_clean or not any(pair[1] > 0 for pair in found.values())
-            clipped, self._shrunk = self._shrunk.items() & found.items(), {}
-            self._note_loss(arguments[0] if arguments else options.get("tensors"))
-            result = self._under_probe("backward", call, *arguments, **options)
-            self._made = marks(self._gradients())
-            self.added_to_clipped += bool(clipped and clipped - self._by_parameter().items())
-            return result
-        return self._under_probe("backward", call, *arguments, **options)
-
-    def _note_loss(self, tensors: Any) -> None:
-        """See whether a loss is the negative of the one cross-entropy that its forward pass had."""
-        losses = [float(leaf.detach()) for leaf in tree_leaves(tensors)
-                  if isinstance(leaf, torch.Tensor) and leaf.numel() == 1]  # fmt: skip
-        entropies, self._entropies = self._entropies, []
-        self.is_ascent = self.is_ascent or (len(losses) == len(entropies) == 1 and losses[0] < 0 < entropies[0])
-
-    def _on_cross_entropy(self, call: Any, *arguments: Any, **options: Any) -> Any:
-        """Count what a mean is of: targets that are no padding. Signature of torch 2.13."""
-        result = call(*arguments, **options)
-        given = dict(zip(_OF_CROSS_ENTROPY, arguments, strict=False)) | options
-        target, reduction = given.get("target"), given.get("reduction", "mean")
-        if isinstance(result, torch.Tensor) and result.requires_grad and isinstance(target, torch.Tensor):
-            if result.numel() == 1:
-                self._entropies.append(float(result.detach()))
-            if reduction == "mean" and not target.is_floating_point():
-                self.targets.append(int((target != given.get("ignore_index", -100)).sum()))
+        if self.traffic.phase not in (None, "forward"):  # within the engine's own backward
+            return self._under_probe("backward", call, *arguments, **options)
+        sums = self.gradients.begin_backward(needs_sums=self.clipping.has_shrunk)
+        clipped = self.clipping.begin_backward(sums)
+        self.losses.note_backward(arguments[0] if arguments else options.get("tensors"))
+        result = self._under_probe("backward", call, *arguments, **options)
+        self.gradients.end_backward()
+        self.clipping.end_backward(clipped)
         return result
 
     def _on_engine_backward(self, call: Any, *arguments: Any, **options: Any) -> Any:
@@ -318,7 +429,7 @@ class Step:
         """End the step if its update has been made. Whether it has: a step begins within the update before it."""
         if self.states is None:
             return False
-        self._enter(self._phase)
+        self.traffic.enter(self.traffic.phase)
         self.close()
         self._done(self)
         return True

@@ -20,14 +20,26 @@ import torch.distributed as dist
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from ... import __version__
-from ..engine_facts import count_states, dtype_names
-from ..listening import before_updates, listening
+from ..hooks import before_updates, listening
+from ..readback.demands import Demand
+from ..readback.dtypes import dtype_names, precision_of
+from ..readback.facts import (
+    base_optimizer,
+    engine_optimizer,
+    inner_module,
+    is_compiled,
+    is_deepspeed,
+    read_back,
+    uncompiled,
+    unwrapped_optimizer,
+)
+from ..readback.states import count_states
 from ..scripts import rank
-from . import exchange, findings, mismatch, read_back, schedules
+from . import findings, mismatch, schedules, store_exchange
 from .checksums import Checksum, of_batch, of_weights
-from .demands import Asked, Demand, by_arguments, by_file, by_json, by_launcher, content_of
-from .mismatch import KnownBad, NotAsAsked, NotChecked, TrainsWrong, hold
-from .proved_step import Step
+from .demands import Asked, by_arguments, by_file, by_json, by_launcher, content_of
+from .mismatch import KnownBad, NotAsAsked, NotChecked, TrainsWrong
+from .proved_step import Gradients, Step
 
 PROVED_STEP = 3  # moments exist after the first, and stage 3 has traced the order of its parameters after the second
 SHORT_STEPS = 3  # as many with fewer forward passes than asked are no coincidence; a single one may end an epoch
@@ -54,7 +66,7 @@ def watch(
     TrainsWrong, and NotChecked for what could not be checked, where it would go on otherwise. A training that ends
     before the counted step then ends with exit status 1.
     """
-    Watch(strict, allow_known_bad, Path(output)).begin(model, optimizer, asked, None)
+    StepWatcher(strict, allow_known_bad, Path(output)).begin(model, optimizer, asked, None)
 
 
 def callback(
@@ -68,13 +80,13 @@ def callback(
 
     class Prove(TrainerCallback):
         def __init__(self) -> None:
-            self._watch: Watch | None = None
+            self._watch: StepWatcher | None = None
 
         def on_train_begin(self, args: Any, state: Any, control: Any, **found: Any) -> None:
             """Wait for the outermost module that has the model in it: Trainer does not tell which that is."""
             model, optimizer = found["model"], found["optimizer"]
             written = Path(output or Path(args.output_dir, "proof.json"))
-            self._watch = proof = Watch(strict, allow_known_bad, written)
+            self._watch = proof = StepWatcher(strict, allow_known_bad, written)
 
             def begin(module: torch.nn.Module, _: Any) -> None:
                 if model.training and any(part is model for part in module.modules()):
@@ -90,7 +102,7 @@ def callback(
     return Prove()
 
 
-class Watch:
+class StepWatcher:
     """Reads back what was built, then counts one step, then is gone."""
 
     def __init__(
@@ -115,65 +127,77 @@ class Watch:
         self._base: torch.optim.Optimizer | None = None  # whose update is waited for; None: of none
         self._hook: Any = None
         self._content: dict[str, Any] = {}
+        self._known_wrong: str | None = None  # which no error of what comes after it hides
 
     def begin(self, model: Any, optimizer: Any, asked: Asked | None, arguments: Any, called: Any | None = None) -> None:
-        """Read back, hold it against what was asked, and wait for the step.
+        """Read back, compare it with what was requested, and wait for the step.
 
         `called`: the module that the script calls, if that is not `model` but the one inside it.
         """
-        wrong: str | None = None  # which no error of what comes after it hides
         remove_earlier(self._output)
         with self._out_of_the_way():
             self._called = model if called is None else called
-            self._model = read_back.uncompiled(model)
-            self._optimizer = read_back.engine_optimizer(self._model, optimizer)
-            self._facts = read_back.read_back(self._model, optimizer)
-            wrong, note = mismatch.known_wrong(self._facts)
+            self._model = uncompiled(model)
+            self._optimizer = engine_optimizer(self._model, optimizer)
+            self._facts = read_back(self._model, optimizer)
+            self._known_wrong, note = mismatch.known_wrong(self._facts)
             self._demands = _demands(self._model, self._facts["engine"], asked, arguments)
-            held = hold(self._demands, self._facts)
-            unchecked = [] if asked is None else _not_checkable(asked, held.unread, self._facts["engine"])
-            self._content = {
-                "made_by": f"zero-study {__version__}, study.engines.prove",
-                "built": self._facts,
-                "asked": [demand._asdict() for demand in self._demands],
-                "not_read_back": held.unread,
-                "known_wrong": [wrong] if wrong else [],
-                "findings": [],
-                "not_as_asked": [],
-                "notes": [],
-                "step": None,
-            }
-            sources = list(dict.fromkeys(demand.source.partition(" (")[0] for demand in self._demands))
-            notes = [*held.notes, *mismatch.surprises(self._demands, self._facts), *([note] if note else [])]
-            if read_back.is_deepspeed(self._model):
-                notes += mismatch.unread_keys(self._model._config._param_dict, self._demands)
-            notes += [f"not checked: {line}" for line in unchecked]
-            notes += [*self._loaders.notes, *findings.equal_embeddings(read_back.inner(self._model))]
-            lines = [*mismatch.of_built(self._facts), mismatch.of_asked(sources, held.num_agreed)]
-            self._loaders.listen()
-            self._tell(lines, held.differences, notes, self._content["known_wrong"])
-            if self._strict and unchecked:
-                raise NotChecked("; ".join(unchecked))
-            self._base = read_back.base_optimizer(self._optimizer)
-            # Of all optimizers: one on this would be copied with it.
-            self._hook = before_updates(self._before_update)
-            if self._steps and not read_back.is_compiled(self._called):  # the counted step may be the next one
-                self._first = register_module_forward_hook(self._note_first, with_kwargs=True)
-            atexit.register(self._end_of_process)
-        if wrong and not self._allow_known_bad:
+            self._tell_what_was_built(asked, [note] if note else [])
+            self._listen()
+        if self._known_wrong and not self._allow_known_bad:
             self._leave()
-            raise KnownBad(f"{wrong}; pass allow_known_bad=True to go on")
+            raise KnownBad(f"{self._known_wrong}; pass allow_known_bad=True to go on")
+
+    def _tell_what_was_built(self, asked: Asked | None, notes: list[str]) -> None:
+        """Compare what was built with what was requested, and print and write it.
+
+        Raises NotChecked where a strict proof cannot check an explicit request.
+        """
+        comparison = mismatch.compare_with_request(self._demands, self._facts)
+        unchecked = [] if asked is None else _not_checkable(asked, comparison.unread, self._facts["engine"])
+        self._content = {
+            "made_by": f"zero-study {__version__}, study.engines.prove",
+            "built": self._facts,
+            "asked": [{"name": d.name, "value": d.value, "source": d.source} for d in self._demands],
+            "not_read_back": comparison.unread,
+            "known_wrong": [self._known_wrong] if self._known_wrong else [],
+            "findings": [],
+            "not_as_asked": [],
+            "notes": [],
+            "step": None,
+        }
+        sources = list(dict.fromkeys(demand.source.partition(" (")[0] for demand in self._demands))
+        notes = [*comparison.notes, *mismatch.defaults_worth_knowing(self._demands, self._facts), *notes]
+        if is_deepspeed(self._model):
+            notes += mismatch.unread_keys(self._model._config._param_dict, self._demands)
+        notes += [f"not checked: {line}" for line in unchecked]
+        notes += [*self._loaders.notes, *findings.equal_embeddings(inner_module(self._model))]
+        lines = [*mismatch.of_built(self._facts), mismatch.of_asked(sources, comparison.num_agreed)]
+        self._loaders.listen()
+        self._tell(lines, comparison.differences, notes, self._content["known_wrong"])
+        if self._strict and unchecked:
+            raise NotChecked("; ".join(unchecked))
+
+    def _listen(self) -> None:
+        """Wait for the updates of the model's optimizer."""
+        self._base = base_optimizer(self._optimizer)
+        # Of all optimizers: one on this would be copied with it.
+        self._hook = before_updates(self._before_update)
+        if self._steps and not is_compiled(self._called):  # the counted step may be the next one
+            self._first = register_module_forward_hook(self._note_first, with_kwargs=True)
+        atexit.register(self._end_of_process)
 
     def end(self) -> None:
         """Leave the training. Says so where the step was not reached."""
         counts = self._base is not None
         self._leave()
         if counts:
-            why = f"; the last had fewer forward passes than the {self._asked_passes()} asked" if self._short else ""
-            said = f"training ended after {self._steps} step(s), and none of them was counted{why}"
-            _print(f"proof: {said}")
+            passes = self._requested_passes()
+            why = f"; the last had fewer forward passes than the {passes} asked" if self._short else ""
+            message = f"training ended after {self._steps} step(s), and none of them was counted{why}"
+            _print(f"proof: {message}")
             if self._strict:
-                raise NotChecked(said)
+                raise NotChecked(message)
 
     def _note_first(self, module: torch.nn.Module, arguments: Any, options: Any, _: Any) -> None:
         """Note the inputs of the first forward pass: batches are compared over two steps."""
@@ -204,40 +228,62 @@ class Watch:
         if optimizer is not self._base:
             return
         with self._out_of_the_way(self._let_go):
-            number = self._model.global_steps if read_back.is_deepspeed(self._model) else None
-            if (number is not None and number == self._last) or (self._step is not None and self._step.states):
-                return  # DeepSpeed updates once per group or sub-group, a subclass its base's: the first time is enough
-            # An overflow of fp16 skips an update.
-            skipped = number is not None and self._last is not None and number != self._last + 1
-            self._last = number
-            self._steps += 1
-            step = self._step
-            if step is not None:
-                self._batches += step.batches[:1]
-                if step.is_whole and self._steps >= PROVED_STEP and not skipped:
-                    self._short = self._short + 1 if 0 < step.forward_passes < self._asked_passes() else 0
-                    if self._short in (0, SHORT_STEPS):
-                        step.updates(count_states(self._model, self._optimizer))
-                        return
-                step.close()
-                if self._steps >= PROVED_STEP and self._is_compared():  # nobody who counts this one is to wait
-                    exchange.post(self._name, self._steps, None)
+            if self._is_same_update():
+                return
+            is_after_skip = self._count_update()
+            if self._step is not None and self._proves(self._step, is_after_skip):
+                return
             # For the inputs of two steps, but where that would be made without its graphs once more.
-            if self._steps >= PROVED_STEP - (1 if read_back.is_compiled(self._called) else 2):
-                if not self._before:
-                    self._before = of_weights(self._model)
-                    self._rates = [float(group["lr"]) for group in optimizer.param_groups]
-                    self._schedules = {
-                        id(each): (schedules.steps_of(each), self._steps) for each in _schedulers(optimizer)
-                    }
-                self._step = Step(self._called, self._model, self._base, self._facts["device"], self._after_update)
+            if self._steps >= PROVED_STEP - (1 if is_compiled(self._called) else 2):
+                self._watch_next_step(optimizer)
+
+    def _engine_steps(self) -> int | None:
+        """DeepSpeed's own number of the step; None: of another engine."""
+        return self._model.global_steps if is_deepspeed(self._model) else None
+
+    def _is_same_update(self) -> bool:
+        """Whether it is a part of an update seen before.
+
+        DeepSpeed updates once per group or sub-group, and a subclass of an optimizer its base's: the first is enough.
+        """
+        number = self._engine_steps()
+        is_under_way = self._step is not None and bool(self._step.states)
+        return is_under_way or (number is not None and number == self._last)
+
+    def _count_update(self) -> bool:
+        """Count an update; return whether the one before it was skipped, for an overflow of fp16."""
+        number, before = self._engine_steps(), self._last
+        self._last = number
+        self._steps += 1
+        return number is not None and before is not None and number != before + 1
+
+    def _proves(self, step: Step, is_after_skip: bool) -> bool:
+        """Whether this is the update of the step that is proved, which then begins; else the step is let go."""
+        self._batches += step.batches[:1]
+        if step.is_whole and self._steps >= PROVED_STEP and not is_after_skip:
+            self._short = self._short + 1 if 0 < step.passes.number < self._requested_passes() else 0
+            if self._short in (0, SHORT_STEPS):
+                step.begin_update(count_states(self._model, self._optimizer))
+                return True
+        step.close()
+        if self._steps >= PROVED_STEP and self._is_compared():  # nobody who counts this one is to wait
+            store_exchange.post(self._name, self._steps, None)
+        return False
+
+    def _watch_next_step(self, optimizer: torch.optim.Optimizer) -> None:
+        if not self._before:
+            self._before = of_weights(self._model)
+            self._rates = [float(group["lr"]) for group in optimizer.param_groups]
+            self._schedules = {id(each): (schedules.steps_of(each), self._steps) for each in _schedulers(optimizer)}
+        assert self._base is not None
+        self._step = Step(self._called, self._model, self._base, self._facts["device"], self._after_update)
 
     def _is_compared(self) -> bool:
         return dist.is_initialized() and dist.get_world_size() > 1
 
-    def _asked_passes(self) -> int:
+    def _requested_passes(self) -> int:
         """How many forward passes a whole step has at least."""
-        return mismatch.accumulates(self._demands, self._facts) or 1
+        return mismatch.passes_of_step(self._demands, self._facts) or 1
 
     def _after_update(self, step: Step) -> None:
         with self._out_of_the_way():
@@ -246,62 +292,77 @@ class Watch:
     def _prove(self, step: Step) -> None:
         """Say what the step did, and leave."""
         self._leave()
-        facts = self._facts
-        is_seen = facts["precision"] is None and step.forward_passes > 0  # only the step itself says it
-        if is_seen:
-            autocast = step.autocast_dtype
-            kinds = facts["parameter_dtypes"] if autocast is None else dtype_names({autocast})
-            facts["precision"] = read_back.precision(kinds) + ("" if autocast is None else "-autocast")
-        held = hold([demand for demand in self._demands if is_seen and demand.name == "precision"], facts)
-        differences, notes = mismatch.hold_step(self._demands, facts, step.forward_passes, step.clipped_at, self._short)
-        if step.passes_without_gradients:
-            notes.append(f"{step.passes_without_gradients} more forward pass(es) without gradients, in training mode")
-        if read_back.is_compiled(self._called):
-            notes.append("the model is compiled, and the counted step ran without its graphs, which round otherwise")
-        if step.is_in_evaluation_mode:
-            notes.append("the model trains in evaluation mode: dropout and the like are off (model.train() is missing)")
+        facts, clipped_at = self._facts, step.clipping.limit
+        # Only the step itself shows the precision of an engine that does not name it.
+        is_precision_seen = facts["precision"] is None and step.passes.number > 0
+        if is_precision_seen:
+            facts["precision"] = self._precision_of(step)
+        seen = [demand for demand in self._demands if is_precision_seen and demand.name == "precision"]
+        comparison = mismatch.compare_with_request(seen, facts)
+        differences, notes = mismatch.compare_step_with_request(
+            self._demands, facts, step.passes.number, clipped_at, self._short
+        )
+        notes += self._notes_of_passes(step)
         self._content["findings"], remarks = self._find(step)
         self._content["step"] = counted = {
             "number": self._steps,
-            "forward_passes": step.forward_passes,
-            "clipped_at": step.clipped_at,
+            "forward_passes": step.passes.number,
+            "clipped_at": clipped_at,
             "model_states": step.states,
-            "collectives": [asdict(issued) for issued in step.collectives()],
+            "collectives": [asdict(issued) for issued in step.traffic.collectives()],
         }
         lines = mismatch.of_step(counted, facts["precision"] or "an unknown precision", facts["num_params"])
-        self._tell(lines, [*held.differences, *differences], [*held.notes, *notes, *remarks])
+        self._tell(lines, [*comparison.differences, *differences], [*comparison.notes, *notes, *remarks])
         _print(f"proof: all of it is in {self._output}")
+
+    def _precision_of(self, step: Step) -> str:
+        if step.autocast_dtype is None:
+            return precision_of(self._facts["parameter_dtypes"])
+        return f"{precision_of(dtype_names({step.autocast_dtype}))}-autocast"
+
+    def _notes_of_passes(self, step: Step) -> list[str]:
+        notes = []
+        if step.passes.without_gradients:
+            notes.append(f"{step.passes.without_gradients} more forward pass(es) without gradients, in training mode")
+        if is_compiled(self._called):
+            notes.append("the model is compiled, and the counted step ran without its graphs, which round otherwise")
+        if step.passes.are_in_evaluation_mode:
+            notes.append("the model trains in evaluation mode: dropout and the like are off (model.train() is missing)")
+        return notes
 
     def _find(self, step: Step) -> tuple[list[str], list[str]]:
         """What the step trained wrongly, and notes: the same on all ranks, where each of them counted it."""
-        mine: dict[str, Any] = {"findings": []}
+        report: dict[str, Any] = {"findings": []}
         notes: list[str] = []
         try:
-            after = of_weights(self._model)
-            unchanged = {name for name, pair in after.items() if pair == self._before.get(name, pair)}
-            found, notes = findings.not_trained(self._model, self._optimizer, self._stepped.values(), unchanged)
-            found = found or findings.not_moved(self._model, self._facts, self._optimizer, self._before, after)
-            if max(self._rates, default=0.0) > 0:
-                found += findings.put_back(self._model, self._facts, self._before, step.weights, after)
-            found += findings.lost_ties(self._model)
-            num_ranks = len(self._facts["data_parallel_ranks"] or [0])
-            found += dict.fromkeys(line for each in self._loaders for line in findings.of_loader(each, num_ranks))
-            notes += self._of_schedules(step)
-            if 0 < step.num_zero_gradients < step.num_gradients:
-                notes.append(f"{step.num_zero_gradients} of {step.num_gradients} gradients are zero everywhere")
-            if step.num_missing_gradients:
-                notes.append(f"{step.num_missing_gradients} parameters have no gradient: nothing that the step used")
-            batches = self._batches[-2:] if len(self._batches) > 1 else step.batches
-            mine = findings.posted(self._model, self._facts, self._optimizer, step, batches, step.weights or after)
-            mine["findings"] = [*found, *mine["findings"]]
+            report = self._report(step, notes)
         except Exception as error:  # what else is proven does not need it
             notes.append(f"what trains wrongly: not looked for, {type(error).__name__}: {error}")
         if not self._is_compared():
-            return mine["findings"], [*notes, *findings.of_targets(step.targets)]
-        agreed = exchange.agree(self._name, self._steps, mine if "ranks" in mine else None, findings.of_ranks)
+            return report["findings"], [*notes, *findings.uneven_targets(step.losses.targets)]
+        agreed = store_exchange.agree(
+            self._name, self._steps, report if "ranks" in report else None, findings.check_ranks
+        )
         if agreed is None:
-            return mine["findings"], [*notes, "ranks are not compared: one is not watched, or counts another step"]
+            return report["findings"], [*notes, "ranks are not compared: one is not watched, or counts another step"]
         return agreed[0], [*notes, *agreed[1]]
+
+    def _report(self, step: Step, notes: list[str]) -> dict[str, Any]:
+        """What this rank found in the step, for the others to compare. Adds to the notes."""
+        after = of_weights(self._model)
+        unchanged = {name for name, sums in after.items() if sums == self._before.get(name, sums)}
+        wrong, untrained = findings.not_trained(self._model, self._optimizer, self._stepped.values(), unchanged)
+        wrong = wrong or findings.not_moved(self._model, self._facts, self._optimizer, self._before, after)
+        if max(self._rates, default=0.0) > 0:
+            wrong += findings.put_back(self._model, self._facts, self._before, step.weights, after)
+        wrong += findings.lost_ties(self._model)
+        num_ranks = len(self._facts["data_parallel_ranks"] or [0])
+        wrong += dict.fromkeys(line for each in self._loaders for line in findings.check_loader(each, num_ranks))
+        notes += [*untrained, *self._of_schedules(step), *_notes_of_gradients(step.gradients)]
+        batches = self._batches[-2:] if len(self._batches) > 1 else step.batches
+        report = findings.rank_report(self._model, self._facts, self._optimizer, step, batches, step.weights or after)
+        report["findings"] = [*wrong, *report["findings"]]
+        return report
 
     def _of_schedules(self, step: Step) -> list[str]:
         """Note schedules of this optimizer that end too early, by the steps that they took with the watched updates."""
@@ -310,7 +371,7 @@ class Watch:
         for schedule in _schedulers(self._optimizer):
             before, number = self._schedules.get(id(schedule), (0, self._steps))
             if lengths and self._steps > number:
-                updates = max(1, lengths[-1] // max(1, step.forward_passes))
+                updates = max(1, lengths[-1] // max(1, step.passes.number))
                 steps_a_update = (schedules.steps_of(schedule) - before) / (self._steps - number)
                 notes += schedules.of_schedule(schedule, steps_a_update, self._steps, updates)
         return notes
@@ -391,11 +452,20 @@ class Loaders:
         return call(loader)
 
 
+def _notes_of_gradients(gradients: Gradients) -> list[str]:
+    notes = []
+    if 0 < gradients.num_zero < gradients.number:
+        notes.append(f"{gradients.num_zero} of {gradients.number} gradients are zero everywhere")
+    if gradients.num_missing:
+        notes.append(f"{gradients.num_missing} parameters have no gradient: nothing that the step used")
+    return notes
+
+
 def _schedulers(optimizer: Any) -> list[Any]:
     """The schedules of an optimizer that are alive, without those that are parts of another one."""
-    base = read_back.base_optimizer(optimizer)
-    found = [each for each in gc.get_objects() if issubclass(type(each), torch.optim.lr_scheduler.LRScheduler)]
-    own = [each for each in found if read_back.unwrapped(each) is base]
+    base = base_optimizer(optimizer)
+    alive = [each for each in gc.get_objects() if issubclass(type(each), torch.optim.lr_scheduler.LRScheduler)]
+    own = [each for each in alive if unwrapped_optimizer(each) is base]
     parts = {id(part) for each in own for part in schedules.parts_of(each)}
     return [each for each in own if id(each) not in parts]
 
@@ -420,7 +490,7 @@ def _demands(model: Any, engine: str, asked: Asked | None, arguments: Any) -> li
     if asked is not None:
         demands += by_file(asked)
     prepared = getattr(getattr(sys.modules.get("accelerate.state"), "AcceleratorState", None), "_shared_state", None)
-    if read_back.is_deepspeed(model) and not (prepared and any(demand.name == "engine" for demand in demands)):
+    if is_deepspeed(model) and not (prepared and any(demand.name == "engine" for demand in demands)):
         # Nobody filled this in between the script and the engine.
         demands += by_json(model._config._param_dict, "the configuration given to DeepSpeed")
     return demands

@@ -1,4 +1,4 @@
-"""Parameters, masters, gradients and moments as they would be without an engine: whole, of every engine alike.
+"""Full parameters, masters, gradients and optimizer states, as they would be without an engine.
 
 Collective where the engine shards: every rank goes through the same parameters in the same order.
 """
@@ -19,8 +19,8 @@ def weight(parameter: torch.Tensor) -> torch.Tensor:
 
         with deepspeed.zero.GatheredParameters([parameter]):
             return parameter.detach().clone()
-    found: Any = parameter.detach()
-    return found.full_tensor() if hasattr(found, "full_tensor") else found.clone()  # type: ignore[no-any-return]
+    detached: Any = parameter.detach()
+    return detached.full_tensor() if hasattr(detached, "full_tensor") else detached.clone()  # type: ignore[no-any-return]
 
 
 def master(parameter: torch.Tensor) -> torch.Tensor | None:
@@ -29,8 +29,8 @@ def master(parameter: torch.Tensor) -> torch.Tensor | None:
         return None
     from deepspeed.utils import safe_get_full_fp32_param
 
-    found = safe_get_full_fp32_param(parameter)
-    return None if found is None else found.detach().clone()
+    full = safe_get_full_fp32_param(parameter)
+    return None if full is None else full.detach().clone()
 
 
 def gradient(parameter: Any) -> torch.Tensor | None:
@@ -39,18 +39,18 @@ def gradient(parameter: Any) -> torch.Tensor | None:
         return parameter._z3_optimizer.get_fp32_grad_for_param(parameter)  # type: ignore[no-any-return]
     if is_of_zero(parameter):  # not DeepSpeed's safe_get_full_grad, which prefers a gradient that is this rank's alone
         return parameter.get_full_hp_grad()  # type: ignore[no-any-return]
-    found: Any = parameter.grad
-    return found.full_tensor() if hasattr(found, "full_tensor") else found  # type: ignore[no-any-return]
+    local: Any = parameter.grad
+    return local.full_tensor() if hasattr(local, "full_tensor") else local  # type: ignore[no-any-return]
 
 
 def have_moments(optimizer: Any, parameters: Iterable[Any]) -> bool:
     """Whether the ZeRO optimizer of every rank has first moments of these: a rank that raised would hang the others."""
     link_states(optimizer)
-    held = [getattr(parameter, "_hp_mapping", None) for parameter in parameters]
-    lacks = any(one is not None and "exp_avg" not in (one.optim_fragment or {}) for one in held)
-    answers: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(answers, lacks)
-    return not any(answers)
+    mappings = [getattr(parameter, "_hp_mapping", None) for parameter in parameters]
+    lacks = any(each is not None and "exp_avg" not in (each.optim_fragment or {}) for each in mappings)
+    lacks_by_rank: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(lacks_by_rank, lacks)
+    return not any(lacks_by_rank)
 
 
 def link_states(optimizer: Any) -> None:
@@ -69,7 +69,7 @@ def moment(parameter: torch.Tensor) -> torch.Tensor | None:
 
 
 def state(parameter: torch.Tensor, key: str, states: Mapping[Any, Mapping[str, Any]]) -> torch.Tensor | None:
-    """Return one of a parameter's optimizer states, whole; None: it has none of that name.
+    """Return one of a parameter's optimizer states in full; None: it has none of that name.
 
     `states`: of the optimizer that steps, where it is not ZeRO's.
     """
@@ -77,8 +77,8 @@ def state(parameter: torch.Tensor, key: str, states: Mapping[Any, Mapping[str, A
         from deepspeed.utils import safe_get_full_optimizer_state
 
         return safe_get_full_optimizer_state(parameter, key)  # type: ignore[no-any-return]
-    found: Any = states.get(parameter, {}).get(key)
-    return found.full_tensor() if hasattr(found, "full_tensor") else found  # type: ignore[no-any-return]
+    local: Any = states.get(parameter, {}).get(key)
+    return local.full_tensor() if hasattr(local, "full_tensor") else local  # type: ignore[no-any-return]
 
 
 def is_of_zero(parameter: torch.Tensor) -> bool:

@@ -1,108 +1,17 @@
-"""The listener to an optimizer step: functions that are listened to as they are called, and collectives, counted.
-
-Of a function, what is replaced is a module's or a class's, never anything of an instance, of which a script may make
-copies; the last listener that goes puts the original back.
-"""
+"""The collectives that a rank issues, counted as they pass PyTorch's dispatcher."""
 
 from __future__ import annotations
 
-import functools
-import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-
-Listener = Callable[..., Any]  # is given the call to make, and its arguments; returns what the call returns
-
-
-class _Place(NamedTuple):
-    """What stands in the place of a function."""
-
-    by: Callable[..., Any]
-    listeners: list[Listener]
-    put_back: Callable[[], None]
-
-
-_places: dict[tuple[Any, str], _Place] = {}
-
-
-@contextmanager
-def listening(owner: Any, name: str, listener: Listener) -> Iterator[None]:
-    """Have `listener` called in the place of `owner.name`, around the listeners before it."""
-    key = (owner, name)
-    place = _places.get(key)
-    if place is None or vars(owner)[name] is not place.by:  # somebody else has put theirs around it
-        place = _places[key] = _replace(owner, name)
-    place.listeners.append(listener)
-    try:
-        yield
-    finally:
-        place.listeners.remove(listener)
-        if not place.listeners:
-            place.put_back()
-            if _places.get(key) is place:
-                del _places[key]
-
-
-def before_updates(look: Callable[[torch.optim.Optimizer], None]) -> Any:
-    """Call `look` before every update: after the closure that a step may be given, which has passes in it."""
-
-    def on_step(optimizer: torch.optim.Optimizer, arguments: Any, options: Any) -> Any:
-        by_name = "closure" in options
-        closure = options["closure"] if by_name else next(iter(arguments[1:]), None)
-        if not callable(closure):
-            return look(optimizer)
-
-        def passes(*given: Any, **named: Any) -> Any:
-            result = closure(*given, **named)
-            look(optimizer)
-            return result
-
-        return (arguments, options | {"closure": passes}) if by_name else ((optimizer, passes, *arguments[2:]), options)
-
-    return register_optimizer_step_pre_hook(on_step)
-
-
-def _replace(owner: Any, name: str) -> _Place:
-    call = getattr(owner, name)
-    inherited = object()
-    before = vars(owner).get(name, inherited)
-    listeners: list[Listener] = []
-
-    @functools.wraps(call)
-    def by(*arguments: Any, **options: Any) -> Any:
-        if torch.compiler.is_compiling():  # a graph of the script's outlives the listeners
-            return call(*arguments, **options)
-        chain = call
-        for listener in listeners:
-            chain = functools.partial(listener, chain)
-        return chain(*arguments, **options)
-
-    def put_back() -> None:
-        if vars(owner).get(name) is not by:
-            return  # what somebody else has put around it calls it still, and it calls the original
-        if before is inherited:
-            delattr(owner, name)
-        else:
-            setattr(owner, name, before)
-
-    setattr(owner, name, by)
-    return _Place(by, listeners, put_back)
-
-
-def without_graphs() -> AbstractContextManager[Any]:
-    """Run what torch.compile made without its graphs; under a probe it would give them up for good."""
-    # Whoever has compiled something has imported this, which takes seconds.
-    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
 
 
 @dataclass(frozen=True)
@@ -144,8 +53,11 @@ def _kind(operator: str) -> str:
     return {"allreduce": "all_reduce", "allgather": "all_gather", "alltoall": "all_to_all"}.get(name, name)
 
 
-def carried(func: Any, args: Sequence[Any], result: Any) -> tuple[str, list[torch.Tensor]] | None:
-    """The kind of a collective that an operator is, and the whole tensors that it carries; None: it is none."""
+def collective_of(func: Any, args: Sequence[Any], result: Any) -> tuple[str, list[torch.Tensor]] | None:
+    """Return the kind of the collective that an operator is and the whole tensors that it carries.
+
+    None: the operator is no collective.
+    """
     functional = func.namespace == "_c10d_functional"  # its tensors come back as results, its input is first
     if not functional and func.namespace != "c10d":
         return None
@@ -194,8 +106,8 @@ class CollectiveProbe(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        if (found := carried(func, args, result)) is not None:
-            kind, tensors = found
+        if (collective := collective_of(func, args, result)) is not None:
+            kind, tensors = collective
             name = f"subgroup_{kind}" if _is_of_some_ranks(args) else kind
             self._count[name] += 1
             self._bytes[name] += sum(t.numel() * t.element_size() for t in tensors)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from study.engines import workarounds
 from study.errors import Refusal
 from study.records.schema import Checksum, Proof, StepDigest
 from study.run import Run
@@ -51,9 +52,9 @@ def build(run: Run, accelerator: Accelerator) -> Built:
     import torch
     from torch.utils.data import DataLoader
 
-    from study.training import engine_state, fixed_order, manifest, perturbed, weights
+    from study.training import engine_state, fixed_order, manifest, perturbations, weights
     from study.training.memory import BucketBytes, PhaseMemory
-    from study.training.order import TrainingOrder
+    from study.training.optimizer_steps import TrainingOrder
     from study.workloads import WORKLOADS, load_metric
 
     config = run.config
@@ -71,7 +72,7 @@ def build(run: Run, accelerator: Accelerator) -> Built:
         model.activation_checkpointing_enable({"use_reentrant": False})
     fixed_order.before_prepare(model, config, run.strategy.zero_stage)
     optimizer = weights.make_optimizer(model, config)
-    perturbed.perturb(model, optimizer, run)
+    perturbations.perturb(model, optimizer, run)
     arrangement = (len(splits.train), config.global_batch_size, config.num_steps, config.seed)
     order = TrainingOrder(*arrangement, steps_done=checkpoint.manifest.step if checkpoint else 0)
     pinned = accelerator.device.type == "cuda"
@@ -124,9 +125,7 @@ def start(run: Run) -> Accelerator:
             f"change distributed_type in {run.strategy.path}"
         )
     if run.strategy.offloads_to_nvme:
-        from study.training import swapping
-
-        swapping.cut_where_a_disk_reads()
+        workarounds.align_swapped_gradients()
     config = run.config
     accelerator.print(
         f"{config.workload} {config.size} under {run.strategy.name}: {run.world_size} process(es) x "

@@ -1,0 +1,189 @@
+"""How far rounding may carry each tensor of a training, and the order in which a step makes them.
+
+A distance is the 2-norm of the difference of two tensors, told from their sketches. Rounding explains what is within
+MARGIN times the furthest of the runs whose results were rounded otherwise, and within a floor of some units of fp32 of
+what the tensor is a part of. Without such runs the bound is by type and depth, which is a rule of thumb.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from .recorded import Key, Recording, Seen
+
+MARGIN = 8
+ROUNDOFF = {"bfloat16": 2.0**-8, "float16": 2.0**-11}  # of any other type: fp32's
+FP32 = 2.0**-24
+FLOOR = 16 * FP32
+FACTOR = 1e-3  # relative; as near to a multiple counts as one
+FEW = 8  # elements whose step rounding may turn round, that can be told from all others by a sketch
+# In the order in which a step makes them. `update` is told from the weights before and after; `whole` is that of all
+# parameters together, of which the length alone is compared.
+KINDS = ("forward", "gradient", "norm", "clipped", "update", "whole")
+
+
+def norm(values: np.ndarray) -> float:
+    """The 2-norm of a sketch."""
+    return float(np.linalg.norm(values))
+
+
+def distance(kind: str, ours: Seen, theirs: Seen) -> float:
+    """How far B's tensor is from A's; of updates of the whole how much longer it is along A's.
+
+    In that length, single elements hardly count.
+    """
+    if kind == "whole":
+        length = norm(ours.sketch)
+        return abs(float(ours.sketch @ theirs.sketch) / length - length) if length else norm(theirs.sketch)
+    return norm(theirs.sketch - ours.sketch)
+
+
+def roundoff(*tensors: Seen) -> float:
+    """The unit roundoff of the coarsest type of these."""
+    return max(ROUNDOFF.get(seen.dtype, FP32) for seen in tensors)
+
+
+def factor(ours: np.ndarray, theirs: np.ndarray, bound: float) -> float | None:
+    """How many times A's tensor B's is; None: it is no multiple of it."""
+    length = float(ours @ ours)
+    if not length:
+        return None
+    multiple = float(ours @ theirs) / length
+    rest = norm(theirs - multiple * ours)
+    return multiple if rest <= max(2 * bound, FACTOR * norm(theirs)) else None
+
+
+class Bounds:
+    """How far rounding may carry each tensor, and the order of execution."""
+
+    def __init__(self, a: Recording, b: Recording, ours: dict[Key, Seen], by_call: bool) -> None:
+        """`ours`: A's tensors. `by_call`: outputs are compared by rank and call, and not their means."""
+        self._noise: dict[Key, float] = {}
+        for key, away in _distances_of_noise(a, b, by_call):
+            self._noise[key] = max(self._noise.get(key, 0.0), away)
+        self.is_marked = not self._noise
+        self._unit = max(ROUNDOFF.get(e.dtype, FP32) for each in (a, b) for e in each.ranks[0])  # of the coarsest type
+        self._order = _order_of_modules(a)
+        # Some engines do not say in which order backward came to the parameters.
+        backward: list[str] = next((each.facts["backward"] for each in (a, b) if each.facts["backward"]), [])
+        self._backward = {name: place for place, name in enumerate(backward)}
+        self._ours = ours
+        self._names = dict.fromkeys((key.step, key.name) for key in ours if key.kind == "update")
+        self._elements = Counter[int]()  # of the weights, by step
+        self._totals: dict[tuple[int, str, Any], float] = {}
+        for key, seen in ours.items():
+            at = _total_of(key)
+            self._totals[at] = math.hypot(self._totals.get(at, 0.0), norm(seen.sketch[np.isfinite(seen.sketch)]))
+            self._elements[key.step] += seen.size if key.kind == "weights" else 0
+
+    def place(self, key: Key) -> tuple[Any, ...]:
+        """Where a tensor comes in the order of execution."""
+        calls = key.place[1] if isinstance(key.place, tuple) else key.place or 0
+        rank = key.rank or 0
+        module = key.name if key.kind == "forward" else key.name.rpartition(".")[0]
+        at = self._order.get(module, len(self._order))
+        kinds = KINDS.index(key.kind) if key.kind in KINDS else -1
+        if key.kind == "forward":
+            return (key.step, kinds, calls, at, rank, key.name)
+        return (key.step, kinds, 0, self._backward.get(key.name, len(self._backward)), -at, rank, key.name)
+
+    def distance_and_bound(self, key: Key, ours: Seen, theirs: Seen) -> tuple[float, float]:
+        """How far B's tensor is from A's, and the largest distance that rounding explains."""
+        away, bound = distance(key.kind, ours, theirs), self._bound(key, ours, theirs)
+        if key.kind == "update" and away <= bound < math.inf:
+            return self._without_turned(key, ours, theirs) or (away, bound)
+        return away, bound
+
+    def _without_turned(self, key: Key, ours: Seen, theirs: Seen) -> tuple[float, float] | None:
+        """Distance and bound of an update without the few elements that rounding may turn round.
+
+        Each of these is in one sum of a sketch: the others are to be alike. A setting of this tensor alone, such as its
+        rate, moves all of them. None: they are too many to be told from the others, or the others are alike.
+        """
+        expected, most = self._turned(key, ours, [key.name])
+        if most >= FEW:
+            return None
+        moved = norm(np.sort(np.abs(theirs.sketch - ours.sketch))[: -math.ceil(most)])
+        explained = max(self._floor(key), 2 * math.sqrt(expected / max(1, ours.size)) * norm(ours.sketch))
+        return (moved, explained) if moved > explained else None
+
+    def _floor(self, key: Key) -> float:
+        """How far rounding moves an update of which no element turns round: by noise, and that of the weights."""
+        weights = self._ours[key._replace(kind="weights")]
+        return max(MARGIN * self._noise.get(key, 0.0), 4 * FP32 * norm(weights.sketch))
+
+    def _turned(self, key: Key, ours: Seen, names: Sequence[str]) -> tuple[float, float]:
+        """How many elements of an update rounding turns round: as many as are expected, and at most.
+
+        Adam makes steps of full length of what is small in a gradient, rounding too: of an element whose gradient is
+        within its noise the step may have the other sign.
+        """
+        keys = [key._replace(kind="clipped", name=name) for name in names]
+        clipped = [each for each in keys if each in self._ours]
+        gradient = math.hypot(*(norm(self._ours[each].sketch) for each in clipped))
+        away = math.hypot(*(self._noise_of_gradient(each, gradient) for each in clipped))
+        share = min(1.0, (away + FP32 * gradient) / gradient) if gradient else 1.0
+        expected = ours.size * share
+        return expected, min(ours.size, expected + 3 * math.sqrt(expected) + 1)
+
+    def _noise_of_gradient(self, key: Key, gradient: float) -> float:
+        return self._noise.get(key, 0.0) if self._noise else self._by_depth(key) * gradient / MARGIN
+
+    def _bound(self, key: Key, ours: Seen, theirs: Seen) -> float:
+        """The largest distance that rounding explains."""
+        size = norm(ours.sketch)
+        noise = MARGIN * self._noise.get(key, math.inf) if self._noise else self._by_depth(key) * size
+        if key.kind == "forward":
+            # As an autocast output beside one of a model in 16 bits.
+            of_types = 2 * roundoff(ours, theirs) * size if ours.dtype != theirs.dtype else 0.0
+            return max(noise, of_types, FLOOR * size)
+        if key.kind == "update":
+            return self._bound_of_update(key, ours, size)
+        if key.kind == "whole":
+            names = [name for step, name in self._names if step == key.step]
+            _, turned = self._turned(key, ours, names)
+            return max(noise if self._noise else 0.0, 2 * turned / ours.size * size)
+        total = self._totals[_total_of(key)]
+        if key.kind in ("norm", "clipped"):  # which engines add up in an order, and in parts, of their own
+            noise = max(noise, FP32 * math.sqrt(self._elements[key.step]) * size)
+        return max(noise, FLOOR * total, self._by_depth(key) * total / 8 if self.is_marked else 0.0)
+
+    def _bound_of_update(self, key: Key, ours: Seen, size: float) -> float:
+        if self.is_marked and self._unit > FP32:
+            return math.inf  # by a rule of thumb nothing can be said of single ones in 16 bits
+        _, turned = self._turned(key, ours, [key.name])
+        return max(self._floor(key), 2 * math.sqrt(turned / ours.size) * size)
+
+    def _by_depth(self, key: Key) -> float:
+        """Relative: the roundoff of the coarsest type that was seen, growing as a walk at random of so many modules."""
+        modules = len(self._order)
+        depth = 2 * modules
+        if key.kind == "forward":
+            depth = self._order.get(key.name.partition(":")[0], modules) + 1
+        return MARGIN * self._unit * math.sqrt(depth * key.step)
+
+
+def _distances_of_noise(a: Recording, b: Recording, by_call: bool) -> Iterator[tuple[Key, float]]:
+    """How far each tensor of a run whose results were rounded otherwise is from the recording's."""
+    for recording in (a, b):
+        exact = recording.values(by_call) if recording.noise else {}
+        for draw in recording.noise:
+            for key, seen in draw.values(by_call).items():
+                if key in exact and seen.sketch.shape == exact[key].sketch.shape:
+                    yield key, distance(key.kind, exact[key], seen)
+
+
+def _total_of(key: Key) -> tuple[int, str, Any]:
+    """Of what a tensor is a part: an output of its pass, and all else of what its rank has of that kind."""
+    return key.step, key.kind, key.place if key.kind == "forward" else key.rank
+
+
+def _order_of_modules(recording: Recording) -> dict[str, int]:
+    """The place of each module in the order in which modules of a first forward pass begin to have outputs."""
+    names = [entry.name.partition(":")[0] for entry in recording.ranks[0] if entry.kind == "forward"]
+    return {name: place for place, name in enumerate(dict.fromkeys(names))}

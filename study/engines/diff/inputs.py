@@ -1,0 +1,99 @@
+"""What differs before anything is computed: the batches, and the weights before the first step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from itertools import chain
+
+from .bounds import factor, norm, roundoff
+from .recorded import Difference, Key, Recording, Seen
+
+MOST_NAMES = 5  # that a line lists
+
+
+def different_batches(a: Recording, b: Recording, steps: int) -> Iterator[Difference]:
+    """The first step whose batches are not the same rows: nothing after that can be compared."""
+    for step in range(1, steps + 1):
+        ours, theirs = (_rows(recording, step) for recording in (a, b))
+        if ours == theirs:
+            continue
+        is_order = sorted(chain(*ours)) == sorted(chain(*theirs))
+        if a.cut == b.cut or not is_order:
+            name = "the same rows in another order" if is_order else _different_tensors(a, b, step)
+            yield Difference(step, "batch", name, [], math.nan, 0.0, None, None)
+            return
+
+
+def _rows(recording: Recording, step: int, part: str = "") -> list[list[float]]:
+    return [list(chain(*passes)) for passes in recording.rows(step, part)]
+
+
+def _different_tensors(a: Recording, b: Recording, step: int) -> str:
+    """Say which of the tensors that the forward passes were given have other rows, where some have the same."""
+    names = dict.fromkeys(e.name for entries in (*a.ranks, *b.ranks) for e in entries if e.kind == "batch" and e.name)
+    differ = [
+        name for name in names
+        if sorted(chain(*_rows(a, step, name))) != sorted(chain(*_rows(b, step, name)))
+    ]  # fmt: skip
+    same = [name for name in names if name not in differ]
+    if not differ:
+        return "other rows: each tensor has the same rows, and they are put together otherwise"
+    return f"other {some_names(differ)}, the same {some_names(same)}" if same else "other rows"
+
+
+def some_names(names: Sequence[str]) -> str:
+    """The first of these names of outputs, and how many more there are."""
+    shown = ", ".join(f"the model{name}" if name[:1] in ("", ":") else name for name in names[:MOST_NAMES])
+    return shown + (f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else "")
+
+
+def outputs_without_rows(a: Recording, b: Recording, steps: int) -> dict[tuple[int, str], None]:
+    """The outputs, by step and name, whose mean depends on how the batch is cut: a scalar, a state of a layer.
+
+    Where both have passed the same rows together, in whatever order of passes and ranks, no mean does.
+    """
+    without_rows: dict[tuple[int, str], None] = {}
+    for step in range(1, steps + 1):
+        passes = [sorted(map(tuple, chain(*recording.rows(step)))) for recording in (a, b)]
+        if passes[0] == passes[1]:
+            continue
+        ours, theirs = (recording.shapes(step) for recording in (a, b))
+        names = [name for name in ours.keys() & theirs.keys() if not _has_rows(ours[name], theirs[name])]
+        without_rows |= dict.fromkeys((step, name) for name in names)
+    return without_rows
+
+
+Shapes = Sequence[tuple[int | None, list[int]]]  # of an output: the rows of each pass (None: unknown), and its shape
+
+
+def _has_rows(ours: Shapes, theirs: Shapes) -> bool:
+    """Whether the first dimension of an output is of the batch's rows, or of parts of them such as tokens.
+
+    A dimension that is not of rows is the same in each pass, so that it has another sum where a batch is cut into more
+    passes.
+    """
+    both = [*ours, *theirs]
+    if not all(shape for _, shape in both) or sum(s[0] for _, s in ours) != sum(s[0] for _, s in theirs):
+        return False
+    if len(ours) != len(theirs) or len({shape[0] for _, shape in both}) > 1:
+        return True
+    counts = {rows for rows, _ in both}
+    (rows, (length, *others)) = both[0]
+    return len(counts) == 1 and bool(rows) and length % (rows or 1) == 0 and rows not in others
+
+
+def different_weights(ours: dict[Key, Seen], theirs: dict[Key, Seen]) -> Iterator[Difference]:
+    """Weights that are others before the first step, by more than a rounding to the coarser type, or are not there."""
+    for key in ours | theirs:
+        if (key.step, key.kind) != (0, "weights"):
+            continue
+        if key not in ours or key not in theirs:
+            yield Difference(*key[:3], key.ranks, math.inf, 0.0, None, "B" if key in ours else "A")
+            continue
+        in_a, in_b = ours[key], theirs[key]
+        size, away, unit = norm(in_a.sketch), norm(in_b.sketch - in_a.sketch), roundoff(in_a, in_b)
+        if away > 2 * unit * size:
+            multiple = factor(in_a.sketch, in_b.sketch, 0.0)
+            relative = away / size if size else math.inf
+            yield Difference(0, "weights", key.name, key.ranks, relative, 2 * unit, multiple, None)

@@ -1,0 +1,99 @@
+"""Hooks on functions of modules and classes, and on optimizer updates, that can be taken back without a trace.
+
+A hook replaces an attribute of a module or a class, never of an instance, because scripts copy instances. The last
+listener that is removed restores the original function.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, NamedTuple
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+Listener = Callable[..., Any]  # is given the call to make, and its arguments; returns what the call returns
+
+
+class _Place(NamedTuple):
+    """What stands in the place of a function."""
+
+    by: Callable[..., Any]
+    listeners: list[Listener]
+    put_back: Callable[[], None]
+
+
+_places: dict[tuple[Any, str], _Place] = {}
+
+
+@contextmanager
+def listening(owner: Any, name: str, listener: Listener) -> Iterator[None]:
+    """Have `listener` called in the place of `owner.name`, around the listeners before it."""
+    key = (owner, name)
+    place = _places.get(key)
+    if place is None or vars(owner)[name] is not place.by:  # somebody else has put theirs around it
+        place = _places[key] = _replace(owner, name)
+    place.listeners.append(listener)
+    try:
+        yield
+    finally:
+        place.listeners.remove(listener)
+        if not place.listeners:
+            place.put_back()
+            if _places.get(key) is place:
+                del _places[key]
+
+
+def before_updates(look: Callable[[torch.optim.Optimizer], None]) -> Any:
+    """Call `look` before every update: after the closure that a step may be given, which has passes in it."""
+
+    def on_step(optimizer: torch.optim.Optimizer, arguments: Any, options: Any) -> Any:
+        by_name = "closure" in options
+        closure = options["closure"] if by_name else next(iter(arguments[1:]), None)
+        if not callable(closure):
+            return look(optimizer)
+
+        def passes(*given: Any, **named: Any) -> Any:
+            result = closure(*given, **named)
+            look(optimizer)
+            return result
+
+        return (arguments, options | {"closure": passes}) if by_name else ((optimizer, passes, *arguments[2:]), options)
+
+    return register_optimizer_step_pre_hook(on_step)
+
+
+def _replace(owner: Any, name: str) -> _Place:
+    call = getattr(owner, name)
+    inherited = object()
+    before = vars(owner).get(name, inherited)
+    listeners: list[Listener] = []
+
+    @functools.wraps(call)
+    def by(*arguments: Any, **options: Any) -> Any:
+        if torch.compiler.is_compiling():  # a graph of the script's outlives the listeners
+            return call(*arguments, **options)
+        chain = call
+        for listener in listeners:
+            chain = functools.partial(listener, chain)
+        return chain(*arguments, **options)
+
+    def put_back() -> None:
+        if vars(owner).get(name) is not by:
+            return  # what somebody else has put around it calls it still, and it calls the original
+        if before is inherited:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, before)
+
+    setattr(owner, name, by)
+    return _Place(by, listeners, put_back)
+
+
+def without_graphs() -> AbstractContextManager[Any]:
+    """Run what torch.compile made without its graphs; under a probe it would give them up for good."""
+    # Whoever has compiled something has imported this, which takes seconds.
+    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()

@@ -1,0 +1,1 @@
+"""What an engine says of itself, read from the built engine, and compared with what was requested of it."""

@@ -1,0 +1,76 @@
+"""Requests to an engine, and their comparison with the facts that were read back from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+from ..keys import known_keys
+
+
+class Demand(NamedTuple):
+    """One setting that somebody requested."""
+
+    name: str  # a fact that is read back, or a dotted key of a DeepSpeed JSON
+    value: Any
+    source: str  # who requested it: a file, the launcher, a command line
+    remedy: str = ""  # what to change where the engine has something else; empty: nothing is known
+
+
+Outcome = Literal["agreed", "contradicted", "overridden", "unread"]
+
+
+class Judged(NamedTuple):
+    """A demand after its comparison with the facts."""
+
+    demand: Demand
+    outcome: Outcome
+    actual: Any  # what was built; None: unknown, or nothing
+    decisive: Demand  # the last demand for the same fact, which comes from the strongest source
+
+
+def _equals(demand: Demand, actual: Any) -> bool:
+    return bool(demand.value == actual)
+
+
+def compare(
+    demands: Sequence[Demand], facts: Mapping[str, Any], is_same: Callable[[Demand, Any], bool] = _equals
+) -> list[Judged]:
+    """Compare each demand with what was built, in the order of the demands: the weakest source first.
+
+    A demand that the facts contradict is `overridden` if a stronger source requested the same fact, and `contradicted`
+    if it is the strongest one. `unread`: no fact answers it. `is_same`: whether a demand and a built value agree; by
+    default they are equal.
+    """
+    strongest = by_fact(demands)
+    judged = []
+    for demand in demands:
+        decisive = strongest[fact_name(demand)]
+        is_known, actual = built_value(fact_name(demand), facts)
+        outcome: Outcome = "contradicted" if demand is decisive else "overridden"
+        if not is_known:
+            outcome = "unread"
+        elif is_same(demand, actual):
+            outcome = "agreed"
+        judged.append(Judged(demand, outcome, actual, decisive))
+    return judged
+
+
+def by_fact(demands: Sequence[Demand]) -> dict[str, Demand]:
+    """Return the strongest demand for each fact: the last one."""
+    return {fact_name(demand): demand for demand in demands}
+
+
+def fact_name(demand: Demand) -> str:
+    """Return the name of the fact that a demand is about: a key of a DeepSpeed JSON may have a fact of its own."""
+    name: str = known_keys.read()["facts"]["json"].get(demand.name, demand.name)
+    return name
+
+
+def built_value(name: str, facts: Mapping[str, Any]) -> tuple[bool, Any]:
+    """Return whether a fact is known, and its value."""
+    settings = facts.get("settings") or {}
+    for known in (facts, settings):
+        if known.get(name) is not None:
+            return True, known[name]
+    return name in settings, None

@@ -1,0 +1,306 @@
+"""What an engine, a model and an optimizer say of themselves once they are built; a fact that is unknown is None."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import sys
+from collections import Counter
+from contextlib import suppress
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, FullyShardedDataParallel
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+from ..keys import engine_settings
+from .dtypes import dtype_name, dtype_names, precision_of
+from .states import engine_tensors
+
+_LIBRARIES = ("torch", "deepspeed", "accelerate", "transformers", "trl")
+
+
+def uncompiled(model: Any) -> Any:
+    """The engine or model under torch.compile's wrapper."""
+    return getattr(model, "_orig_mod", model)
+
+
+def is_compiled(model: Any) -> bool:
+    """Whether torch.compile made something of the model, or of a part of it."""
+    parts = model.modules()
+    return any(hasattr(m, "_orig_mod") or getattr(m, "_compiled_call_impl", None) is not None for m in parts)
+
+
+def is_deepspeed(model: Any) -> bool:
+    return hasattr(model, "zero_optimization_stage")
+
+
+def ddp_of(model: Any) -> DistributedDataParallel | None:
+    """The DDP that a model is, or has in it: Lightning's Fabric and others put a module around it."""
+    return next((part for part in model.modules() if isinstance(part, DistributedDataParallel)), None)
+
+
+def inner_module(model: Any) -> torch.nn.Module:
+    """The module whose flag says whether it trains: DeepSpeed's engine leaves its own as it is."""
+    is_wrapper = is_deepspeed(model) or isinstance(model, DistributedDataParallel)
+    module: torch.nn.Module = uncompiled(model.module) if is_wrapper else model
+    return module
+
+
+def engine_optimizer(model: Any, optimizer: Any) -> Any:
+    """The optimizer that holds the model states: DeepSpeed's own, or torch's under whatever wraps it.
+
+    Raises ValueError where there is none to be found.
+    """
+    if is_deepspeed(model):
+        return model.optimizer
+    return base_optimizer(optimizer)
+
+
+def base_optimizer(optimizer: Any) -> torch.optim.Optimizer:
+    """The optimizer that does the arithmetic, under all wrappers. Raises ValueError where there is none."""
+    optimizer = unwrapped_optimizer(optimizer)
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise ValueError(f"no torch optimizer: {type(optimizer).__name__}; write prove.watch(model, optimizer)")
+    return optimizer
+
+
+def unwrapped_optimizer(optimizer: Any) -> Any:
+    """What is under all wrappers of an optimizer, whatever that is."""
+    while hasattr(optimizer, "optimizer"):
+        optimizer = optimizer.optimizer
+    return optimizer
+
+
+# ---------------------------------------------------------------- parameters
+
+
+def replicated_names(model: Any) -> set[str]:
+    """The names of parameters that each data-parallel rank has the whole of: no shards, no experts of DeepSpeed's."""
+    ignored = getattr(ddp_of(model), "parameters_to_ignore", ())
+    return {
+        name
+        for name, parameter in model.named_parameters()
+        if name.removeprefix("module.") not in ignored
+        and all(placement.is_replicate() for placement in getattr(parameter, "placements", ()))
+        and not hasattr(parameter, "ds_tensor")
+        and getattr(parameter, "allreduce", True)
+    }
+
+
+def whole_parameters(model: Any) -> list[Any]:
+    """A model's parameters; of FSDP1 also the flat ones, whose originals are views of a shard."""
+    flat = [m._handle.flat_param for m in model.modules() if getattr(m, "_handle", None) is not None]
+    views = {id(p) for each in flat for p in each._params or ()}
+    distinct = {id(p): p for p in (*flat, *(p for p in model.parameters() if id(p) not in views))}
+    return list(distinct.values())
+
+
+def whole_size(parameter: Any) -> int:
+    """Elements of a whole parameter: stage 3 leaves none in place, a DTensor (FSDP2) says its own, FSDP1 pads it."""
+    if hasattr(parameter, "_unpadded_unsharded_size"):
+        return int(parameter._unpadded_unsharded_size.numel())
+    return int(getattr(parameter, "ds_numel", parameter.numel()))
+
+
+# ---------------------------------------------------------------- facts
+
+
+def read_back(
+    model: Any,
+    optimizer: Any,
+    *,
+    device: torch.device | None = None,
+    block_class: str | None = None,
+    is_strict: bool = False,
+) -> dict[str, Any]:
+    """Read what was built, as facts by their names. Rank-local: no collective.
+
+    `model`: a DeepSpeed engine, DDP, an FSDP2 module or a plain model, without torch.compile's wrapper. `device`: what
+    the rank computes on; None: where the engine, or else the first parameter, is. `block_class`: see `facts_of_fsdp2`.
+    Raises what an engine of an unknown release raises; `is_strict`: also if only a setting cannot be read, which is
+    left out otherwise.
+    """
+    parameters = list(model.parameters())
+    if device is None:
+        device = model.device if is_deepspeed(model) else parameters[0].device
+    whole = whole_parameters(model)
+    facts: dict[str, Any] = {
+        "engine": engine_kind(model),
+        "engine_class": type(model).__name__,
+        "optimizer_class": type(base_optimizer(engine_optimizer(model, optimizer))).__name__,
+        "world_size": dist.get_world_size() if dist.is_initialized() else 1,
+        "backend": backend(device),
+        "device": device.type,
+        "zero_stage": None,
+        "offload_optimizer_device": None,
+        "offload_param_device": None,
+        "precision": None,
+        "gradient_clipping": None,
+        "gradient_accumulation_steps": None,
+        "parameter_dtypes": dtype_names(p.dtype for p in parameters),
+        "data_parallel_ranks": data_parallel_ranks(model),
+        "num_params": sum(map(whole_size, whole)),
+        "num_trainable_params": sum(whole_size(p) for p in whole if p.requires_grad),
+        "versions": versions(),
+    }
+    if facts["engine"] == "DeepSpeed":
+        return facts | facts_of_deepspeed(model) | _facts_of_zero(model, is_strict)
+    if facts["engine"] == "FSDP2":
+        sharding = facts_of_fsdp2(model, block_class)
+        return facts | sharding | {"precision": precision_of(sharding["compute_dtypes"])}
+    return facts
+
+
+def engine_kind(model: Any) -> str:
+    """Return DeepSpeed, DDP, FSDP2, FSDP1 or none. FSDP2 changes the class of a module, and FSDP1 wraps it."""
+    if is_deepspeed(model):
+        return "DeepSpeed"
+    if ddp_of(model) is not None:
+        return "DDP"
+    for kind, module_class in (("FSDP2", FSDPModule), ("FSDP1", FullyShardedDataParallel)):
+        if any(isinstance(module, module_class) for module in model.modules()):
+            return kind
+    return "none"
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of the engines and of the libraries around them that the script has imported."""
+    return {name: importlib.metadata.version(name) for name in _LIBRARIES if name in sys.modules}
+
+
+def backend(device: torch.device) -> str | None:
+    """The backend that moves a device's tensors; a group may have one for each device (accelerate's FSDP has)."""
+    if not dist.is_initialized():
+        return None
+    return str(dist.distributed_c10d._get_default_group()._get_backend(device).name())
+
+
+def data_parallel_ranks(model: Any) -> list[int] | None:
+    """The ranks that average gradients; of a plain model all; None: unknown, as of a pipeline."""
+    kind, group = engine_kind(model), None
+    if not dist.is_initialized() or (kind == "DeepSpeed" and not model.enable_backward_allreduce):
+        return None
+    if kind == "FSDP2":
+        ranks: list[int] = _data_parallel_mesh(model).mesh.flatten().tolist()
+        return ranks
+    if kind == "DeepSpeed":
+        group = model.data_parallel_group
+    elif kind != "none":
+        wrapper = ddp_of(model) or next(part for part in model.modules() if hasattr(part, "_handle"))
+        group = wrapper.process_group
+    return sorted(dist.get_process_group_ranks(group))
+
+
+# ---------------------------------------------------------------- facts of DeepSpeed
+
+
+def facts_of_deepspeed(engine: Any) -> dict[str, Any]:
+    """What a DeepSpeed engine says of itself, whatever its stage."""
+    zero = engine._config.zero_config
+    stage = engine.zero_optimization_stage()
+    facts = {
+        "gradient_clipping": engine.gradient_clipping(),
+        "gradient_accumulation_steps": engine.gradient_accumulation_steps(),
+        "micro_batch_size": engine.train_micro_batch_size_per_gpu(),
+        "zero_stage": stage,
+        "offload_optimizer_device": _offload_device(zero.offload_optimizer),
+        "offload_param_device": _offload_device(zero.offload_param),
+        "precision": _deepspeed_precision(engine),
+        "accumulation_dtype": dtype_name(engine.get_data_types()[1]),
+        "overlap_comm": zero.overlap_comm if stage else None,
+    }
+    if _has_autocast(engine):
+        facts["autocast_dtype"] = dtype_name(engine.torch_autocast_dtype())
+    return facts
+
+
+def _offload_device(section: Any) -> str:
+    return "none" if section is None else str(getattr(section.device, "value", section.device))
+
+
+def _has_autocast(engine: Any) -> bool:
+    """Whether the engine calls torch's autocast by itself; older releases cannot."""
+    is_enabled = getattr(engine, "torch_autocast_enabled", None)
+    return is_enabled is not None and bool(is_enabled())
+
+
+def _deepspeed_precision(engine: Any) -> str:
+    if _has_autocast(engine):
+        return f"{precision_of([dtype_name(engine.torch_autocast_dtype())])}-autocast"
+    return "bf16" if engine.bfloat16_enabled() else "fp16" if engine.fp16_enabled() else "fp32"
+
+
+def _facts_of_zero(engine: Any, is_strict: bool) -> dict[str, Any]:
+    """What became of each key of a DeepSpeed JSON, and what the ZeRO optimizer of stages 1 to 3 says of itself."""
+    optimizer, stage = engine.optimizer, engine.zero_optimization_stage()
+    facts: dict[str, Any] = {"settings": _settings(engine, is_strict)}
+    if stage:
+        facts["zero_optimizer_class"] = type(optimizer).__name__
+        masters = engine_tensors(engine, optimizer)["optimizer_states"]
+        facts["master_dtypes"] = dtype_names(m.dtype for m in masters) or None
+    if stage == 3:
+        facts["partitioned_parameters"] = sum(hasattr(p, "ds_tensor") and not p.ds_persist for p in engine.parameters())
+    return facts
+
+
+def _settings(engine: Any, is_strict: bool) -> dict[str, Any]:
+    if is_strict:
+        return engine_settings.read(engine, engine.optimizer)
+    settings = {}
+    for key in engine_settings.readers():
+        with suppress(AttributeError, KeyError, TypeError):  # another release keeps it elsewhere: unknown
+            settings[key] = engine_settings.value(key, engine, engine.optimizer)
+    return settings
+
+
+# ---------------------------------------------------------------- facts of FSDP2
+
+
+def facts_of_fsdp2(model: torch.nn.Module, block_class: str | None) -> dict[str, Any]:
+    """What FSDP2's modules say of themselves, by the names in `records.schema.Sharding`. Rank-local: no collective.
+
+    `block_class`: the class of the blocks, for what they reshard after forward; None: every unit but the root's, which
+    stays gathered.
+    """
+    groups = _parameter_groups(model)
+    blocks = groups[1:] if block_class is None else [group for group in groups if _unit(group) == block_class]
+    parameters = list(model.parameters())
+    sharded = [p for p in parameters if isinstance(p, DTensor)]
+    meshes = {tuple(p.device_mesh.shape) for p in sharded}
+    return {
+        "units": dict(Counter(map(_unit, groups))),
+        "reshard_after_forward": all(group.post_forward_mesh_info for group in blocks),
+        "sharded_parameters": sum(p.placements[-1].is_shard() for p in sharded),
+        "unsharded_parameters": len(parameters) - len(sharded),
+        "mesh": list(*meshes) if len(meshes) == 1 else [],
+        **_dtypes_of_policies([group.mp_policy for group in groups], parameters),
+        "offloads": bool(groups) and all(isinstance(group.offload_policy, CPUOffloadPolicy) for group in groups),
+    }
+
+
+def _dtypes_of_policies(policies: list[Any], parameters: list[torch.nn.Parameter]) -> dict[str, list[str]]:
+    """The types in which FSDP2 computes and reduces; where a policy names none, the parameters' own."""
+    own = torch.float64 if {p.dtype for p in parameters} == {torch.float64} else torch.float32
+    return {
+        "compute_dtypes": dtype_names(policy.param_dtype or own for policy in policies),
+        "reduce_dtypes": dtype_names(policy.reduce_dtype or policy.param_dtype or own for policy in policies),
+    }
+
+
+def _parameter_groups(model: torch.nn.Module) -> list[Any]:
+    """The groups of parameters that are gathered together, the root's first (torch 2.13)."""
+    modules = [module for module in model.modules() if isinstance(module, FSDPModule)]
+    groups = [group for module in modules for group in module._get_fsdp_state()._fsdp_param_groups]
+    return list({id(group): group for group in groups}.values())  # several modules may share one
+
+
+def _data_parallel_mesh(model: torch.nn.Module) -> Any:
+    """The mesh whose ranks FSDP2 averages among: that of shards, with replicas of them the whole of it."""
+    return _parameter_groups(model)[0].mesh_info.mesh
+
+
+def _unit(group: Any) -> str:
+    """The classes of a group's modules; `fully_shard` has put one of its own in front of each."""
+    return "+".join(type(module).__bases__[1].__name__ for module in group.modules)

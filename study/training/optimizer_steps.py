@@ -1,0 +1,184 @@
+"""The optimizer steps of a run: the order of their examples, the gradient norm, their time and their FLOPs."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.tensor import DTensor
+from torch.utils.data import Sampler
+from torch.utils.flop_counter import FlopCounterMode
+
+from study.config import RunConfig
+from study.records.schema import Timing
+from study.training import fixed_order
+from study.workloads.sources import Splits
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+
+class TrainingOrder(Sampler[int]):
+    """The indices of a whole run: one seeded permutation per epoch, its incomplete last global batch left out.
+
+    It covers all epochs at once, so that consecutive micro batches, dealt to the ranks in turn, make up exactly the
+    global batches, whatever the world size and the accumulation. It begins after the steps that are done.
+    """
+
+    def __init__(
+        self, num_examples: int, global_batch_size: int, num_steps: int, seed: int, steps_done: int = 0
+    ) -> None:
+        per_epoch = num_examples // global_batch_size * global_batch_size
+        generator = torch.Generator().manual_seed(seed)
+        order: list[int] = []
+        while len(order) < num_steps * global_batch_size:
+            order += torch.randperm(num_examples, generator=generator)[:per_epoch].tolist()
+        self._order = order[steps_done * global_batch_size : num_steps * global_batch_size]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._order)
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+
+# ---------------------------------------------------------------- the gradient norm
+
+
+def global_norm(tensors: Iterable[torch.Tensor], is_exact: bool = False) -> torch.Tensor:
+    """2-norm of all tensors together, as exact as DeepSpeed's stages 1 to 3 have it, which sum in fp64.
+
+    `is_exact`: all squares are summed in fp64, and the norm is rounded once.
+
+    On a CPU torch adds up the squares of a whole tensor in fp32: its norm of 31 million gradients is 1.7e-3 too small.
+    Row by row, and the rows in fp64, it is right to 1e-7 and no slower. GPUs add in a tree, which is exact enough.
+    """
+    tensors = list(tensors)
+    sharded = [tensor for tensor in tensors if isinstance(tensor, DTensor)]  # FSDP2's
+    if not sharded:
+        return fixed_order.exact_norm(tensors, is_sharded=False) if is_exact else _norm(tensors).to(_norm_type(tensors))
+    shards = [tensor.to_local() for tensor in sharded]
+    mesh = sharded[0].device_mesh
+    group = mesh.get_group(mesh.ndim - 1)  # replicas hold the same
+    if is_exact:
+        return fixed_order.exact_norm(shards, group)
+    square = _norm([shard for shard in shards if shard.numel()] or shards).square()
+    torch.distributed.all_reduce(square, group=group)
+    return square.sqrt().to(_norm_type(tensors))
+
+
+def _norm_type(tensors: list[torch.Tensor]) -> torch.dtype:
+    return torch.float64 if tensors[0].dtype == torch.float64 else torch.float32
+
+
+def _norm(tensors: list[torch.Tensor]) -> torch.Tensor:
+    """2-norm of what this rank holds, in double precision."""
+    if tensors[0].device.type != "cpu":
+        return torch.nn.utils.get_total_norm(tensors).double()
+    rows = [torch.linalg.vector_norm(tensor, dim=-1).flatten() for tensor in tensors]
+    norm: torch.Tensor = torch.linalg.vector_norm(torch.cat(rows), dtype=torch.float64)
+    return norm
+
+
+def gradient_norm_reader(accelerator: Accelerator, model: Any, config: RunConfig) -> Callable[[], Any]:
+    """Return a function that clips where the engine has not, and returns the global gradient norm before clipping.
+
+    To be called between backward and the optimizer's step; DeepSpeed clips and steps inside accelerate's backward.
+    """
+    is_exact = "norm" in fixed_order.pins(config)
+    if accelerator.distributed_type.value != "DEEPSPEED":
+        parameters = [p for p in model.parameters() if p.requires_grad]
+
+        def clip() -> torch.Tensor:
+            accelerator.unscale_gradients()  # fp16-autocast's; does nothing otherwise
+            norm = global_norm((p.grad for p in parameters), is_exact)
+            if config.gradient_clipping:
+                torch.nn.utils.clip_grads_with_norm_(parameters, config.gradient_clipping, norm)
+            return norm
+
+        return clip
+    if model.zero_optimization_stage():
+        norm: Callable[[], Any] = model.get_global_grad_norm
+        return norm
+    # Stage 0 keeps no norm; its gradients are whole and averaged when it steps, so the norm is taken just before it.
+    latest: list[torch.Tensor] = []
+    take_step = model.step
+
+    def note_norm_and_step(*args: Any, **kwargs: Any) -> Any:
+        scaler = model.torch_autocast_z0_gradscaler
+        norm = global_norm((p.grad for p in model.module.parameters()), is_exact)
+        latest[:] = [norm / scaler.get_scale() if scaler else norm]
+        return take_step(*args, **kwargs)
+
+    def clip_by_noted_norm() -> None:
+        torch.nn.utils.clip_grads_with_norm_(model.module.parameters(), config.gradient_clipping, latest[0])
+
+    model.step = note_norm_and_step
+    model.clip_fp32_gradients = clip_by_noted_norm  # the engine's own clips by torch's inexact norm
+    return lambda: latest[0]
+
+
+# ---------------------------------------------------------------- time and FLOPs
+
+
+def make_clock(device: torch.device) -> Callable[[], float]:
+    """Return a function that waits for the device and returns the time in seconds, for the edges of a step."""
+    if device.type != "cuda":
+        return time.perf_counter
+
+    def now() -> float:
+        torch.cuda.synchronize(device)
+        return time.perf_counter()
+
+    return now
+
+
+def summarize(
+    steps: Sequence[dict[str, float]],
+    num_warmup_steps: int,
+    probed_steps: Sequence[int],
+    resumed_at: Sequence[int] = (),
+) -> Timing:
+    """Summarize step times without probed steps and the first `num_warmup_steps` of each process that took some.
+
+    `resumed_at`: the steps after which another process went on. Null where no step is left.
+    """
+    left_out = {start + n for start in (0, *resumed_at) for n in range(1, num_warmup_steps + 1)} | {*probed_steps}
+    timed = [s for s in steps if s["step"] not in left_out]
+    seconds = [s["seconds"] for s in timed]
+    middle = statistics.median(seconds) if seconds else None
+    quartiles = statistics.quantiles(seconds, n=4, method="inclusive") if len(seconds) > 1 else (None, None, None)
+    return Timing(
+        num_steps=len(timed),
+        num_warmup_steps=num_warmup_steps,
+        probed_steps=list(probed_steps),
+        median_seconds=middle,
+        lower_quartile_seconds=quartiles[0],
+        upper_quartile_seconds=quartiles[2],
+        data_wait_median_seconds=statistics.median(s["data_wait_seconds"] for s in timed) if timed else None,
+        samples_per_second=timed[0]["samples"] / middle if middle is not None else None,
+        tokens_per_second=statistics.mean(s["tokens"] for s in timed) / middle if middle is not None else None,
+    )
+
+
+def model_flops_per_sequence(workload: ModuleType, config: RunConfig, splits: Splits) -> int:
+    """Count forward and backward of one sequence: matrix products, a multiply-add as two; nothing that is recomputed.
+
+    A sequence has `config.sequence_length` tokens, padding included, because the model multiplies it all the same.
+
+    Counted by `torch.utils.flop_counter` on a copy of the model without storage, so it costs no memory and is the same
+    for every strategy. Attention is the eager one: the counter has no formula for the CPU's fused kernel, and a
+    causal mask counts in full. The word "model FLOPs" is that of arXiv:2204.02311, appendix B.
+    """
+    plain = config.model_copy(update={"attention": "eager", "init": "scratch", "weights": None})
+    with FakeTensorMode():
+        model = workload.build_model(plain, splits)
+        ids = torch.zeros(1, config.sequence_length, dtype=torch.long)
+        with FlopCounterMode(display=False) as counter:
+            model(input_ids=ids).logits.sum().backward()  # a loss adds no matrix product
+    return int(counter.get_total_flops())

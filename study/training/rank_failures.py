@@ -1,0 +1,174 @@
+"""The failures of ranks: which rank or folder causes an error that does not name it, and each rank's report.
+
+Each rank writes its report into a file on its machine and, if there are several machines, into their store.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from study import files
+from study.errors import Failed, Interrupted, MachineLost, OffloadFailed, OutputFailed, PeerLost, Refusal, Stalled
+from study.run import Run
+from study.running.outcome import REMOVED
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+
+WAIT_SECONDS = 5.0  # for which the ranks that came to a collective wait for one another's word of it
+ANSWER_SECONDS = 2.0  # that the store has to answer in: it may be behind the link that is cut
+# gloo's words, of its operations and of its store.
+# Of two operations that wait for one rank, gloo ends the second with the connection that the first has given up.
+_TIMED_OUT = re.compile(r"Timed out waiting|Application timeout caused pair closure|wait timeout after|Socket Timeout")
+_PEER_LOST = re.compile(r"Connection (?:closed|reset) by peer|Broken pipe")
+# The kernel's words, and those of torch's writer of archives, which passes none on.
+_NO_ROOM = re.compile(
+    r"No space left on device|Disk quota exceeded|Read-only file system|Stale file handle|Input/output error|"
+    r"file write failed|unexpected pos \d+"
+)
+_SWAPPERS = "/deepspeed/runtime/swap_tensor/"
+
+
+def removed_folder(folder: Path) -> OutputFailed:
+    return OutputFailed(f"{folder} {REMOVED}")
+
+
+@contextmanager
+def explain_write_errors(folder: Path) -> Iterator[None]:
+    """Name the run's folder where its disk takes nothing more. Raises OutputFailed."""
+    try:
+        yield
+    except Exception as error:
+        if _NO_ROOM.search(str(error)):
+            raise OutputFailed(_lacks(folder, error)) from None
+        raise
+
+
+def cause_of(error: BaseException, run: Run, is_removed: bool) -> BaseException:
+    """Return the rank or the folder that stands behind a library's error; where there is none, the error itself.
+
+    `is_removed`: whether the run's folder was. Which rank it is that did not come, the ranks say together.
+    """
+    text = str(error)
+    if isinstance(error, (Failed, Refusal, Interrupted)) or not isinstance(error, Exception):
+        return error
+    is_of_collective = isinstance(error, RuntimeError)  # and no socket's or pipe's of another kind
+    if is_of_collective and _TIMED_OUT.search(text):
+        return Stalled(_line(text))
+    if is_of_collective and _PEER_LOST.search(text):
+        return PeerLost(_line(text))
+    if is_removed:
+        return removed_folder(run.folder)
+    if run.strategy.offloads_to_nvme and (_was_swapping(error) or str(run.swap_folder) in text):
+        return OffloadFailed(_lacks(run.swap_folder, error))
+    if _NO_ROOM.search(text) and files.why_not_writable(run.folder):
+        return OutputFailed(_lacks(run.folder, error))
+    return error
+
+
+def stalled_by(missing: list[int], run: Run) -> Stalled:
+    """Say which ranks kept the others waiting."""
+    seconds = run.config.collective_timeout
+    if not missing:
+        return Stalled(
+            f"every rank waited {seconds} s (--collective-timeout) in a collective that the others were not in"
+        )
+    return Stalled(f"{_named(missing, run)} did not come to a collective within {seconds} s (--collective-timeout)")
+
+
+def lost_ranks(missing: list[int], run: Run) -> MachineLost:
+    """Say which ranks have gone without a word."""
+    return MachineLost(
+        f"the connection to {_named(missing, run)} is gone, and nothing is heard from there; look at that machine"
+    )
+
+
+def _named(ranks: list[int], run: Run) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(run.machine_of, ranks))}"
+
+
+def _was_swapping(error: BaseException) -> bool:
+    return any(_SWAPPERS in frame.filename for frame in traceback.extract_tb(error.__traceback__))
+
+
+def _lacks(folder: Path, error: Exception) -> str:
+    """Say what is wrong with a folder: what the kernel says of it now, or else the error that was met there."""
+    if not folder.is_dir():
+        return f"{folder} {REMOVED}"
+    message = _line(str(error))
+    reason = files.why_not_writable(folder, 1 << 20)
+    if reason and reason not in message:
+        message = f"{reason} ({type(error).__name__}: {message})" if message else f"{reason} ({type(error).__name__})"
+    return f"{folder}: {message or type(error).__name__}"
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split())[:300]
+
+
+# ---------------------------------------------------------------- the reports of ranks
+
+
+class RankReports:
+    """The reports of a run's ranks, by rank. Nothing here waits long for another machine."""
+
+    def __init__(self, run: Run, store: Store | None = None) -> None:
+        self._run = run
+        self._store = store
+
+    def post(self, rank: int, report: dict[str, Any]) -> None:
+        """Tell this machine and the others. Raises OSError where the folder takes nothing more."""
+        if (store := self._store) is not None:
+            _in_time(lambda: store.set(f"failure/{rank}", json.dumps(report)))
+        files.write_json(self._run.own_folder / f"failure-rank{rank}.json", report)
+
+    def read(self) -> dict[int, dict[str, Any]]:
+        """Those that are there by now."""
+        reports = {}
+        for rank in range(self._run.world_size):
+            with suppress(OSError):
+                reports[rank] = json.loads((self._run.own_folder / f"failure-rank{rank}.json").read_text())
+        return reports | (_in_time(self._of_store) or {})
+
+    def missing(self) -> list[int]:
+        """Wait a little for the ranks that came to a collective; return those of which there is no word."""
+        deadline = time.monotonic() + WAIT_SECONDS
+        while True:
+            there = self.read()
+            missing = [rank for rank in range(self._run.world_size) if rank not in there]
+            if not missing or time.monotonic() > deadline:
+                return missing
+            time.sleep(0.1)
+
+    def remove(self) -> None:
+        """Remove the files, once a record says what they say."""
+        for path in self._run.own_folder.glob("failure-rank*.json"):
+            path.unlink()
+
+    def _of_store(self) -> dict[int, dict[str, Any]]:
+        if self._store is None:
+            return {}
+        keys = {rank: f"failure/{rank}" for rank in range(self._run.world_size)}
+        return {rank: json.loads(self._store.get(key)) for rank, key in keys.items() if self._store.check([key])}
+
+
+def _in_time(ask: Callable[[], Any]) -> Any:
+    """What is answered, None where that takes too long or fails; the thread that waits on is left behind."""
+    answer: list[Any] = []
+
+    def run() -> None:
+        with suppress(RuntimeError):  # torch's, of a store that is gone
+            answer.append(ask())
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(ANSWER_SECONDS)
+    return answer[0] if answer else None
