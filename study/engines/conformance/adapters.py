@@ -203,8 +203,12 @@ class DeepSpeed:
             optimizer = DeepSpeedCPUAdam(_groups(cell, self.model), adamw_mode=True, **_settings(cell))
         else:
             optimizer = _adamw(cell, self.model)
-        asked = {"config": config(cell, scratch), "lr_scheduler": _schedule(cell, optimizer)}
-        self.engine, *_ = deepspeed.initialize(model=self.model, optimizer=optimizer, **asked)
+        self.engine, *_ = deepspeed.initialize(
+            model=self.model,
+            optimizer=optimizer,
+            config=config(cell, scratch),
+            lr_scheduler=_schedule(cell, optimizer),
+        )
         if cell.precision == "autocast" and not hasattr(self.engine, "torch_autocast_enabled"):
             raise NotOffered("this release has no torch_autocast")
 
@@ -298,7 +302,7 @@ def _accelerator(cell: Cell, scratch: Path) -> Any:
     from accelerate import Accelerator
     from accelerate.utils import DeepSpeedPlugin, InitProcessGroupKwargs
 
-    asked: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "mixed_precision": "no" if cell.precision == "fp32" else "bf16",
         "gradient_accumulation_steps": cell.accumulation,
     }
@@ -307,12 +311,12 @@ def _accelerator(cell: Cell, scratch: Path) -> Any:
         return Accelerator(
             deepspeed_plugin=DeepSpeedPlugin(hf_ds_config=config(cell, scratch), zero3_init_flag=False),
             kwargs_handlers=[InitProcessGroupKwargs(backend="gloo")],
-            **asked,
+            **settings,
         )
     if not cell.engine.endswith("fsdp2"):
-        return Accelerator(cpu=True, **asked)
+        return Accelerator(cpu=True, **settings)
     plugin = _fsdp2_plugin()
-    accelerator = Accelerator(cpu=True, fsdp_plugin=plugin, **asked)
+    accelerator = Accelerator(cpu=True, fsdp_plugin=plugin, **settings)
     _shard_on_cpu(accelerator, plugin)
     return accelerator
 
@@ -384,7 +388,7 @@ def config(cell: Cell, scratch: Path) -> dict[str, Any]:
             zero["offload_param"] = {"device": "cpu"}
     if name.offload == "nvme":
         zero["offload_optimizer"] = {"device": "nvme", "nvme_path": str(scratch)}
-    written: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": 1,  # only bookkeeping where the script draws its batches itself
         "gradient_accumulation_steps": cell.accumulation,
         "zero_optimization": zero,
@@ -392,12 +396,12 @@ def config(cell: Cell, scratch: Path) -> dict[str, Any]:
         "gradient_clipping": MAX_NORM if cell.clipping else 0.0,  # where nothing stands, some releases clip at 1.0
     }
     if cell.precision == "autocast":
-        written["torch_autocast"] = {"enabled": True, "dtype": "bfloat16"}
+        settings["torch_autocast"] = {"enabled": True, "dtype": "bfloat16"}
     if cell.precision.startswith("bf16"):
-        written["bf16"] = {"enabled": True}
+        settings["bf16"] = {"enabled": True}
     if cell.precision == "bf16_fp32_sum":
-        written["data_types"] = {"grad_accum_dtype": "fp32"}
-    return written
+        settings["data_types"] = {"grad_accum_dtype": "fp32"}
+    return settings
 
 
 def _rank() -> int:

@@ -93,9 +93,9 @@ class Cell:
             words.append(self.twist)
         return "/".join(words)
 
-    def does(self, what: str) -> bool:
-        """Whether this is the cell's twist, or one of its two."""
-        return what in self.twist.split("+")
+    def does(self, twist: str) -> bool:
+        """Say whether this is the cell's twist, or one of its two."""
+        return twist in self.twist.split("+")
 
     @property
     def is_deepspeed(self) -> bool:
@@ -121,14 +121,14 @@ class Cell:
         How gradients are summed is left to the bound, which is that of bf16.
         """
         changed = {"engine": "nvme" if self.is_large else "", "precision": self.precision.removesuffix("_fp32_sum")}
-        changed["twist"] = "+".join(what for what in self.twist.split("+") if what not in OF_NO_REFERENCE) or PLAIN
+        changed["twist"] = "+".join(word for word in self.twist.split("+") if word not in OF_NO_REFERENCE) or PLAIN
         return dataclasses.replace(self, **changed)  # type: ignore[arg-type]
 
     def micro_batches(self, rank: int) -> list[range]:
         """The sequences of one step that a rank is given, one range for each micro batch."""
         num_parts = self.num_ranks * self.accumulation
-        size, left = divmod(self.batch_size, num_parts)
-        ends = list(itertools.accumulate((size + (i < left) for i in range(num_parts)), initial=0))
+        size, remainder = divmod(self.batch_size, num_parts)
+        ends = list(itertools.accumulate((size + (i < remainder) for i in range(num_parts)), initial=0))
         parts = [range(first, end) for first, end in itertools.pairwise(ends)]
         return parts[rank :: self.num_ranks]
 
@@ -143,7 +143,7 @@ def matrix(num_ranks: Sequence[int] = (1, 2), engines: Sequence[str] = tuple(ENG
     for engine in engines:
         for precision, ranks in itertools.product(ENGINES[engine], num_ranks):
             plain = itertools.product((1, 2, 3), (False, True))
-            cells += [Cell(engine, precision, ranks, *how) for how in plain]
+            cells += [Cell(engine, precision, ranks, *settings) for settings in plain]
             cells += [
                 Cell(engine, precision, ranks, 1 if twist == "two_backward" else 2, False, twist) for twist in TWISTS
             ]
