@@ -38,7 +38,7 @@ _HOST = re.compile(r"^(\s+host\s+: ).+", re.MULTILINE)
 
 
 def require_clone(what: str) -> None:
-    """Raise Refusal where the project is installed without its repository."""
+    """Raise Refusal if the project is installed without its repository. `what`: the files that are only there."""
     if not (ROOT / "pyproject.toml").is_file():
         raise Refusal(f"{what} are only in a clone of the project; clone it, and in there run: pip install -e .")
 
@@ -81,7 +81,7 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def require_folder(output: Path) -> None:
-    """Raise Refusal where the folder that a file is to be written to is not there."""
+    """Raise Refusal if the folder that a file is to be written to does not exist."""
     if not output.absolute().parent.is_dir():
         raise Refusal(f"--output {output}: there is no folder {output.parent}; make it")
 

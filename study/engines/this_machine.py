@@ -1,6 +1,6 @@
-"""What this machine has that a run needs, without torch: GPUs, memory, and the processors that a process may use.
+"""Look, without torch, at what this machine offers a run: GPUs, memory, and the processors that a process may use.
 
-By its affinity and by the control groups that it is in.
+The affinity of the process and its control groups count.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class Machine:
         host = f"{self.host_memory_bytes / 1e9:.1f} GB of host memory"
         if not self.gpu_memory_bytes:
             return f"no GPU, {host}"
-        each = " and ".join(sorted({f"{size / 1e9:.1f} GB" for size in self.gpu_memory_bytes}))
+        sizes = " and ".join(sorted({f"{size / 1e9:.1f} GB" for size in self.gpu_memory_bytes}))
         number = len(self.gpu_memory_bytes)
-        return f"{number} {'GPU' if number == 1 else 'GPUs'} of {each}, {host}"
+        return f"{number} {'GPU' if number == 1 else 'GPUs'} of {sizes}, {host}"
 
 
 def find() -> Machine:

@@ -125,7 +125,7 @@ def _extensions() -> Iterator[Check]:
             message = f"is built when the first run of {extension.strategies} needs it, in {extension.duration}"
             yield Check(f"DeepSpeed's {name}", "note", message)
     for lock in torch_locks.stale():
-        message, _, remedy = torch_locks.said(lock).rpartition("; ")
+        message, _, remedy = torch_locks.description(lock).rpartition("; ")
         yield Check("torch's extensions", "bites", message, remedy)
 
 
