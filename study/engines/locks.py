@@ -189,8 +189,10 @@ def _of_lock(content: Mapping[str, Any]) -> Iterator[_Pin]:
     for entry in (entry for part in parts for entry in part if isinstance(entry, dict) and "name" in entry):
         name = str(canonicalize_name(str(entry["name"])))
         source = entry["source"] if isinstance(entry.get("source"), dict) else {}
-        kinds = {"git", "url", "path", "directory", "editable", "virtual", "vcs", "archive"} & {*source, *entry}
-        kinds |= {str(source.get("type"))} & {"git", "url", "file", "directory"}  # of poetry
+        if "type" in source:  # of poetry, whose type "legacy" is another index, such as PyTorch's
+            kinds = {str(source["type"])} & {"git", "url", "file", "directory"}
+        else:
+            kinds = {"git", "url", "path", "directory", "editable", "virtual", "vcs", "archive"} & {*source, *entry}
         version = entry.get("version")
         if kinds or not isinstance(version, str):
             yield _Pin(name, None, f"{name} ({', '.join(sorted(kinds)) or 'no version'})", "is no release of an index")
