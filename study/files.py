@@ -345,7 +345,7 @@ def can_be_written(folder: Path) -> bool:
 
 
 def is_removed(*descriptors: int) -> bool:
-    """Whether one of these open files or folders has lost its name."""
+    """Say whether one of these open files or folders has been removed."""
     try:
         return not all(os.fstat(descriptor).st_nlink for descriptor in descriptors)
     except OSError:  # a network's file system forgets it
@@ -353,7 +353,7 @@ def is_removed(*descriptors: int) -> bool:
 
 
 def missing_folders(run_dir: Path) -> list[Path]:
-    """The folders that making a run directory would create, innermost first."""
+    """Return the folders that creating a run directory would create, innermost first."""
     return [folder for folder in (run_dir, *run_dir.parents) if not folder.exists()]
 
 

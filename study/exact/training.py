@@ -201,7 +201,7 @@ def _difference(numbers: Tensor, expected: bytes) -> dict[str, Any]:
 
 
 def _run(cell: Cell, folder: Path) -> Run:
-    """The run that `build_accelerator` makes the engine of. Its workload gives only sizes for buckets."""
+    """Return the run from which `build_accelerator` makes the engine. Its workload only sets the sizes of buckets."""
     config = build_config(
         max_steps=problem.NUM_STEPS,
         global_batch_size=problem.BATCH_SIZE,

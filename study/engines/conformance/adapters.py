@@ -1,4 +1,4 @@
-"""The adapters of the engines: each is given the toy as its documentation has it, with one batch, optimizer, clipping.
+"""Adapters: build each engine around the toy as its documentation says, with the same batches, optimizer and clipping.
 
 Only torch, DeepSpeed and accelerate, of whatever release is installed.
 """
@@ -40,7 +40,7 @@ class Engine(Protocol):
         """Clip, update, and return the gradient's norm before clipping, as far as the engine tells it."""
 
     def values(self) -> Values:
-        """What it holds after a step. Collective: every rank calls it."""
+        """Return its masters and weights after a step. Collective: every rank calls it."""
 
     def save(self, folder: Path) -> None: ...
 
@@ -68,7 +68,7 @@ def _trained(model: Any) -> list[nn.Parameter]:
 
 
 def _groups(cell: Cell, model: Any) -> list[Any]:
-    """What an optimizer is given: matrices and vectors apart, where the cell has groups."""
+    """Return the parameters for an optimizer, in a group of matrices and one of vectors if the cell has groups."""
     trained = _trained(model)
     if not cell.does("groups"):
         return trained
@@ -80,7 +80,7 @@ def _settings(cell: Cell) -> dict[str, Any]:
 
 
 def _schedule(cell: Cell, optimizer: torch.optim.Optimizer, times: int = 1) -> Any:
-    """The scheduler of a cell, which is stepped so many times a step; None: the rate stays."""
+    """Return the scheduler of a cell, which is called `times` times per step; None: the learning rate is constant."""
     if not cell.does("schedule"):
         return None
     return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda count: toy.RATES[count // times % NUM_STEPS])
@@ -298,7 +298,7 @@ class Accelerated:
 
 
 def _accelerator(cell: Cell, scratch: Path) -> Any:
-    """The Accelerator of a cell, on a CPU. Raises NotOffered where this release has no FSDP2."""
+    """Make the Accelerator of a cell, on a CPU. Raises NotOffered if this release has no FSDP2."""
     from accelerate import Accelerator
     from accelerate.utils import DeepSpeedPlugin, InitProcessGroupKwargs
 
@@ -374,7 +374,7 @@ def _of_deepspeed(model: nn.Module, names: Sequence[str]) -> Values:
 
 
 def config(cell: Cell, scratch: Path) -> dict[str, Any]:
-    """The DeepSpeed JSON of a cell."""
+    """Return the content of a cell's DeepSpeed JSON."""
     name = StrategyName.parse(cell.engine.removeprefix("accelerate_"))
     zero: dict[str, Any] = {"stage": name.zero_stage}
     if zero["stage"] == 3:

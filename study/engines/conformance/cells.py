@@ -125,7 +125,7 @@ class Cell:
         return dataclasses.replace(self, **changed)  # type: ignore[arg-type]
 
     def micro_batches(self, rank: int) -> list[range]:
-        """The sequences of one step that a rank is given, one range for each micro batch."""
+        """Return the sequences of one step that a rank gets, one range for each micro batch."""
         num_parts = self.num_ranks * self.accumulation
         size, remainder = divmod(self.batch_size, num_parts)
         ends = list(itertools.accumulate((size + (i < remainder) for i in range(num_parts)), initial=0))
@@ -134,10 +134,10 @@ class Cell:
 
 
 def matrix(num_ranks: Sequence[int] = (1, 2), engines: Sequence[str] = tuple(ENGINES)) -> list[Cell]:
-    """Every cell: plain ones under each accumulation, clipped and not; each twist once for a class and its ranks.
+    """List every cell: plain ones with each accumulation, clipped and not; each twist once per class and ranks.
 
-    Twists are asked with two micro batches; two backward passes with one, so that both are the step's last; one output
-    with three as well.
+    Cells with a twist have two micro batches. Two backward passes have one, so that both are the step's last. One
+    output is also asked with three.
     """
     cells = []
     for engine in engines:
@@ -170,7 +170,7 @@ PACKAGES = tuple(OF_RELEASE)
 
 
 def of_release(packages: Collection[str], twists: Collection[str] = (PLAIN,)) -> list[Cell]:
-    """The cells that other releases of these packages are asked on two ranks with these twists; offload without."""
+    """List the cells on two ranks that other releases of these packages are asked; offload only without a twist."""
     return [
         cell
         for cell in matrix((2,))

@@ -19,9 +19,9 @@ MOST_TIMES_FURTHER = 10  # times as far from the right weights as in an earlier 
 
 
 def read(package: str = "deepspeed", folder: Path = PLACE) -> dict[str, dict[str, Any]]:
-    """The matrices of a package's releases, by version, the oldest first. Raises Refusal where a file is none.
+    """Return the matrices of a package's releases, by version, the oldest first. Raises Refusal if a file is none.
 
-    Among accelerate's and torch's is the newest installation, which was asked what they were and more.
+    Those of accelerate and torch include the newest installation, whose matrix has all their cells and more.
     """
     # As accelerate-1.4.0.json; DeepSpeed's are named by their version alone.
     paths = [path for path in folder.glob("*.json") if (path.stem.rpartition("-")[0] or "deepspeed") == package]
@@ -33,18 +33,18 @@ def read(package: str = "deepspeed", folder: Path = PLACE) -> dict[str, dict[str
 
 
 def newest(folder: Path = PLACE) -> dict[str, Any]:
-    """The matrix of the newest installation, which was asked every cell: that of the newest DeepSpeed."""
+    """Return the matrix of the newest installation, that of the newest DeepSpeed, which has every cell."""
     return list(read("deepspeed", folder).values())[-1]
 
 
 def released(package: str, folder: Path = PLACE) -> dict[str, str]:
-    """When the releases of a package were published, by version: year, month and day, where that was looked up."""
+    """Return the dates on which releases of a package were published, by version, as far as they were looked up."""
     dates: dict[str, str] = parse_yaml((folder / "released.yaml").read_text())[package]
     return dates
 
 
 def load(path: Path) -> dict[str, Any]:
-    """One matrix. Raises Refusal where the file is none."""
+    """Read one matrix. Raises Refusal if the file is none."""
     matrix: dict[str, Any] = files.load(path, "a matrix of conformance")
     return matrix
 
@@ -55,7 +55,7 @@ def _version(matrix: Mapping[str, Any], package: str) -> str:
 
 
 def faults() -> list[known_bad.Fault]:
-    """What is known to be wrong, the newest last."""
+    """Return the known faults of DeepSpeed, the newest last."""
     return sorted(known_bad.read(), key=lambda fault: (known_bad.first_release(fault), fault.id))
 
 
@@ -104,19 +104,19 @@ def lines(matrix: Mapping[str, Any]) -> list[str]:
     for group, members in grouped(cells).items():
         counts = Counter(cells[name]["verdict"] for name in members)
         text_lines.append(f"{group:36}{''.join(f'{counts[verdict] or str():>9}' for verdict in VERDICTS)}")
-    return [*text_lines, "", *(f"{name}: {how(cells[name])}" for name in failures(matrix))]
+    return [*text_lines, "", *(f"{name}: {explanation(cells[name])}" for name in failures(matrix))]
 
 
 def grouped(cells: Iterable[str]) -> dict[str, list[str]]:
-    """Names of cells by engine and precision class."""
+    """Group the names of cells by engine and precision class."""
     groups: dict[str, list[str]] = {}
     for name in cells:
         groups.setdefault(" ".join(name.split("/")[:2]), []).append(name)
     return groups
 
 
-def how(cell: Mapping[str, Any]) -> str:
-    """In which way a cell is not the same, in one sentence."""
+def explanation(cell: Mapping[str, Any]) -> str:
+    """Say in one line how far a cell is from the reference, or how it failed."""
     if "message" in cell:
         return f"{cell['verdict']} when it was {cell['stage']}: {cell['message']}"
     if cell["verdict"] == "same":

@@ -1,4 +1,4 @@
-"""The matrix of an installation, as one JSON: cells are trained in launches of ranks, each in a fork, and judged."""
+"""Make the matrix of an installation, one JSON: train cells in launches of ranks, each in a fork, and judge them."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def examine(
         say("holding them against the reference ...")
         for number, cell in enumerate(cells):
             if cell in failures:
-                verdicts[cell.name] = failed(failures[cell])
+                verdicts[cell.name] = failure_verdict(failures[cell])
             else:
                 paths = traces(Path(scratch), number, cell.num_ranks)
                 ranks = [torch.load(path, weights_only=True) for path in paths]
@@ -82,7 +82,7 @@ def examine(
 
 
 def _environment(cells: Sequence[Cell], chosen: Mapping[str, str]) -> dict[str, str]:
-    """What the processes that train are started with. Raises Refusal where a release or an extension is missing."""
+    """Return the environment of the processes that train. Raises Refusal if a release or an extension is missing."""
     engines = {cell.engine for cell in cells}
     if not {"torch", "deepspeed"} & set(chosen):  # whose extensions are their own
         extensions.use_own_folder()
@@ -91,8 +91,8 @@ def _environment(cells: Sequence[Cell], chosen: Mapping[str, str]) -> dict[str, 
     return releases.environment(chosen, engines) if chosen else dict(os.environ)
 
 
-def failed(failure: Failure) -> dict[str, Any]:
-    """The verdict on a cell that was not trained to its end."""
+def failure_verdict(failure: Failure) -> dict[str, Any]:
+    """Return the verdict on a cell that was not trained to its end: refused or crashed."""
     kind, _, message = failure.message.partition(": ")
     refused = failure.stage != "ended" and kind in REFUSALS and bool(message)
     return {
@@ -149,7 +149,7 @@ def train(
 
 
 def traces(folder: Path, number: int, num_ranks: int) -> list[Path]:
-    """What the ranks of a cell left, by its place in the list that `train` was given."""
+    """Return the files of a cell's ranks. `number`: the position of the cell in the list that `train` was given."""
     return [folder / f"{number}-{rank}.pt" for rank in range(num_ranks)]
 
 

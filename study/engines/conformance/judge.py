@@ -1,4 +1,4 @@
-"""The verdict on a cell: whether an engine trained the reference, within what rounding explains."""
+"""Judge a cell: say whether an engine trained as the reference did, as closely as rounding allows."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The reference of a cell: one process, the whole batch, sums in fp64, AdamW written out, no engine.
+"""Train the reference of a cell: one process, the whole batch, sums in fp64, AdamW written out, no engine.
 
-How far may an engine be from it? As far as rounding goes in its precision class, found by Monte Carlo arithmetic
-(Parker, 1997): the training is done again, cut into the cell's micro batches, with every result of an operation wrong
-by up to one unit of roundoff, drawn anew. The bound is MARGIN times the furthest of those draws.
+An engine may deviate from it as far as rounding goes in its precision class. Monte Carlo arithmetic (Parker, 1997) says
+how far that is: the training is repeated in the cell's micro batches, and every result of an operation gets a random
+error of up to one unit of roundoff. The bound is MARGIN times the largest deviation of these draws.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def expect(cell: Cell) -> Expected:
 def _gradients(
     cell: Cell, trained: Sequence[str], masters: dict[str, torch.Tensor], step: int, generator: torch.Generator
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """Loss and gradients of one step, a row for each draw: summed over micro batches, then over ranks."""
+    """Return loss and gradients of one step, a row for each draw: summed over micro batches, then over ranks."""
     roundoff = ROUNDOFF_FP32 if cell.precision == "fp32" else ROUNDOFF_BF16
     batch = toy.tokens(cell, step)
     loss = torch.zeros(len(next(iter(masters.values()))), dtype=torch.float64)
@@ -132,7 +132,7 @@ def _gradients(
 def _losses(
     cell: Cell, values: Values, tokens: torch.Tensor, roundoff: float, noise: torch.Generator, dropout: torch.Generator
 ) -> list[torch.Tensor]:
-    """The shares of the loss of one micro batch, a row for each draw: the toy's forward pass, written out."""
+    """Return the shares of the loss of one micro batch, a row for each draw: the toy's forward pass, written out."""
     in_bf16 = cell.precision != "fp32"
 
     def rounded(tensor: torch.Tensor, unit: float = roundoff) -> torch.Tensor:
@@ -154,7 +154,7 @@ def _losses(
     def block(inputs: torch.Tensor) -> torch.Tensor:
         inner = rounded(torch.tanh(linear(inputs, "block.up")))
         if cell.does("dropout"):
-            inner = inner * toy.kept(inner.shape[1:], dropout)
+            inner = inner * toy.dropout_factors(inner.shape[1:], dropout)
         return rounded(inputs + linear(inner, "block.down"))
 
     table = values["embedding.weight"]
@@ -169,7 +169,7 @@ def _losses(
     chosen = logits.log_softmax(-1)[:, torch.arange(len(targets)), targets]
     shares = [-chosen.sum(1) / num_targets]
     if cell.does("part_outside"):
-        hidden = block(toy.outside(tokens).flatten(0, 1).expand(len(table), -1, -1))
+        hidden = block(toy.outside_inputs(tokens).flatten(0, 1).expand(len(table), -1, -1))
     if cell.does("two_backward") or cell.does("part_outside"):
         shares.append(toy.SECOND_LOSS_SHARE * hidden.square().flatten(1).sum(1) / num_targets)
     return shares
@@ -221,6 +221,6 @@ def _with_bounds(
 
 
 def _furthest(deviations: torch.Tensor) -> torch.Tensor:
-    """The bound of each step: of the draws (rows), the furthest so far."""
+    """Return the bound of each step: the largest deviation of any draw (row) in this step or before."""
     furthest = deviations.abs().max(0).values.cummax(0).values
     return MARGIN * furthest + FLOOR

@@ -1,4 +1,4 @@
-"""Other releases of the engines, installed beside these for the processes that train, which alone see them."""
+"""Install other releases of the engines in folders of their own, which only the processes that train import from."""
 
 from __future__ import annotations
 
@@ -68,9 +68,9 @@ def environment(releases: Mapping[str, str], engines: Collection[str], folder: P
 
 
 def _installed(package: str, version: str, folder: Path) -> Path:
-    """Where a release lies, installed if it is not there yet.
+    """Install a release if it is not there yet, and return its folder.
 
-    One path for all releases of a package, so that two with the same sources have the same commands, and one build.
+    All releases of a package get the same path, so that two with the same sources have the same commands and one build.
     """
     place = folder / f"{package}-{version}"
     if not (place / package).is_dir():
