@@ -25,7 +25,7 @@ import psutil
 from . import files
 from .errors import Refusal, RunFailed
 
-ANSWER = "ZERO_STUDY_ANSWER"  # in a rank's environment: the file for its result
+RESULT_FILE = "ZERO_STUDY_ANSWER"  # in a rank's environment: the file for its result
 MESSAGE_LENGTH = 300
 
 # Replaces this interpreter by a program; quick, because it comes before every launch. 1: PR_SET_PDEATHSIG.
@@ -61,16 +61,16 @@ class Rank:
 
     returncode: int  # negative: the number of the signal that ended it
     errors: list[str]  # the lines of its stderr
-    answer: Any  # the JSON that it wrote; None: it wrote none
+    result: Any  # the JSON that it sent; None: it sent none
 
     @property
-    def has_answered(self) -> bool:
-        return self.returncode == 0 and self.answer is not None
+    def has_result(self) -> bool:
+        return self.returncode == 0 and self.result is not None
 
 
 def send_result(content: Any) -> None:
     """In a rank: send a result, which JSON can hold, to the process that started it."""
-    files.write_json(Path(os.environ[ANSWER]), content)
+    files.write_json(Path(os.environ[RESULT_FILE]), content)
 
 
 def run(
@@ -88,8 +88,8 @@ def run(
     limit all are killed, with the processes that they have started. Raises RunFailed then.
     """
     with tempfile.TemporaryDirectory(prefix="zero-study-") as scratch, ExitStack() as logs:
-        answers = [Path(scratch) / f"{rank}.json" for rank in range(num_ranks)]
-        errors = [logs.enter_context(open(path.with_suffix(".log"), "w+b")) for path in answers]
+        result_files = [Path(scratch) / f"{rank}.json" for rank in range(num_ranks)]
+        errors = [logs.enter_context(open(path.with_suffix(".log"), "w+b")) for path in result_files]
         world = _world(num_ranks) if num_ranks > 1 or "WORLD_SIZE" in environment else {}
         started: list[subprocess.Popen[bytes]] = []
         try:
@@ -100,7 +100,7 @@ def run(
                         with_parent_death_signal([sys.executable, *program]),
                         stdout=subprocess.DEVNULL,
                         stderr=log,
-                        env={**environment, **own, ANSWER: str(answers[rank])},
+                        env={**environment, **own, RESULT_FILE: str(result_files[rank])},
                         cwd=folder,
                     )
                 )
@@ -112,9 +112,9 @@ def run(
             Rank(
                 process.returncode,
                 lines_of(path.with_suffix(".log").read_bytes()),
-                files.load(path, "a rank's answer") if path.exists() else None,
+                files.load(path, "a rank's result") if path.exists() else None,
             )
-            for process, path in zip(started, answers, strict=True)
+            for process, path in zip(started, result_files, strict=True)
         ]
 
 
@@ -128,14 +128,14 @@ def run_ranks(program: Sequence[str], subject: str, *, remedy: str = "", **optio
         ranks = run(program, **options)
     except RunFailed as late:
         raise RunFailed("; ".join(filter(None, (f"{subject}: {late}", remedy)))) from None
-    if not all(rank.has_answered for rank in ranks):
+    if not all(rank.has_result for rank in ranks):
         raised = [error for rank in ranks for error in raised_in(rank.errors)]
         for error in raised:  # a refusal may have been raised from another error
             if error.type == Refusal.__name__:
                 raise Refusal(error.text.partition(": ")[2])
         status = next((rank.returncode for rank in ranks if rank.returncode), 0)
         raise RunFailed(f"{subject}: {raised[0].text if raised else f'ended with status {status}'}")
-    return [rank.answer for rank in ranks]
+    return [rank.result for rank in ranks]
 
 
 def end(process: subprocess.Popen[Any]) -> None:

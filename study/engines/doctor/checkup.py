@@ -196,7 +196,7 @@ def _why_no_sum(backend: str) -> str | None:
         ranks = processes.run(["-c", RANKS, backend], 2, timeout_seconds=RANKS_SECONDS, environment=inherited)
     except RunFailed:
         return f"they do not find each other in {RANKS_SECONDS} s"
-    if [rank.answer for rank in ranks] == [3, 3]:
+    if [rank.result for rank in ranks] == [3, 3]:
         return None
     lines = [line for rank in ranks for line in rank.errors]
     return f"they fail: {lines[-1][:200]}" if lines else "they end without a word"
