@@ -1,4 +1,4 @@
-"""How does a request or a run end that cannot go on? One line for the user: what is wrong, where, and what to do."""
+"""The errors that end a request or a run, each worded in one line: what is wrong, where, and what to do."""
 
 from __future__ import annotations
 
@@ -17,12 +17,15 @@ class Refusal(ValueError):
     """A request that the study refuses: one line for the user, exit status 2, nothing started."""
 
 
-def unknown_name_message(kind: str, name: object, known: Iterable[str], takes: str) -> str:
-    """One line for a name that is not known: the nearest one where one is near, else all that are."""
-    names = list(known)
-    near = difflib.get_close_matches(str(name), names, n=2)
-    said = f"did you mean {' or '.join(near)}?" if near else f"{takes} {', '.join(names)}"
-    return f"{kind} {name!r} is unknown; {said}"
+def unknown_name_message(kind: str, name: object, valid_names: Iterable[str], accepts: str) -> str:
+    """Return one line for a name that does not exist: with the most similar names, or with all if none is similar.
+
+    `accepts` begins the list of all names, for instance "--size takes".
+    """
+    names = list(valid_names)
+    similar = difflib.get_close_matches(str(name), names, n=2)
+    hint = f"did you mean {' or '.join(similar)}?" if similar else f"{accepts} {', '.join(names)}"
+    return f"{kind} {name!r} is unknown; {hint}"
 
 
 class Failed(RuntimeError):
@@ -58,31 +61,31 @@ class RunFailed(RuntimeError):
 
 
 class refusing:
-    """Turn a ValueError of what is called, pydantic's too, into a refusal, which says where, if that is given."""
+    """Turn a ValueError, pydantic's too, into a Refusal, whose message begins with the place if one is given."""
 
-    def __init__(self, where: str = "") -> None:
-        self._where = where
+    def __init__(self, place: str = "") -> None:
+        self._place = place
 
     def __enter__(self) -> None: ...
 
     def __exit__(self, kind: Any, error: BaseException | None, _: Any) -> None:
         if isinstance(error, ValidationError):
-            raise Refusal(describe(error, self._where)) from None
+            raise Refusal(describe(error, self._place)) from None
         if isinstance(error, ValueError):
-            raise Refusal(f"{self._where}: {error}" if self._where else str(error)) from None
+            raise Refusal(f"{self._place}: {error}" if self._place else str(error)) from None
 
 
 _UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")  # of a model, and of a dataclass
 
 
-def describe(error: ValidationError, where: str = "") -> str:
-    """One line for a pydantic error: the key, what is wrong with the value seen, where."""
-    # A misspelt key comes as two errors: one that is missing, and one that is not known.
+def describe(error: ValidationError, place: str = "") -> str:
+    """Return one line for a pydantic error: the place, the key, and what is wrong with its value."""
+    # A misspelt key causes two errors: one key is missing, and another is unknown.
     first = min(error.errors(), key=lambda e: e["type"] not in _UNKNOWN)
     message = _describe(first)
-    if not where and first["type"] not in ("value_error", "missing", *_UNKNOWN):
+    if not place and first["type"] not in ("value_error", "missing", *_UNKNOWN):
         message += f"; change --{_key(first).replace('_', '-')}"
-    return f"{where}: {message}" if where else message
+    return f"{place}: {message}" if place else message
 
 
 def _key(error: Any) -> str:
@@ -100,7 +103,7 @@ def _describe(error: Any) -> str:
 
 
 def describe_usage(error: click.UsageError) -> str:
-    """One line for a command line that click refuses: the flag, what is wrong with it, and where its help is."""
+    """Return one line for a command line that click refuses: the flag, what is wrong with it, and where its help is."""
     option = getattr(error, "param", None)
     flag = option.opts[0] if isinstance(option, click.Option) else option and option.human_readable_name
     if isinstance(error, click.MissingParameter):
@@ -116,13 +119,13 @@ def describe_usage(error: click.UsageError) -> str:
 
 
 def describe_missing(error: ModuleNotFoundError) -> str | None:
-    """One line for a package that comes with an extra of the project; None for any other."""
+    """Return one line for a missing package of an extra of the project; None for any other package."""
     missing = (error.name or "").partition(".")[0]
     try:
         required = importlib.metadata.requires("zero-study") or []
     except importlib.metadata.PackageNotFoundError:  # a clone that is not installed
-        is_other = missing not in ("", "study", "zero_study")
-        return f"{missing} is not installed; in the clone run: make setup" if is_other else None
+        is_ours = missing in ("", "study", "zero_study")
+        return None if is_ours else f"{missing} is not installed; in the clone run: make setup"
     for line in required:
         name, extra = re.split(r"[^\w.-]", line)[0], re.search(r"extra == ['\"](\w+)", line)
         # markdown-it-py is imported as markdown_it.
@@ -132,7 +135,7 @@ def describe_missing(error: ModuleNotFoundError) -> str | None:
 
 
 def run_command(command: click.Command) -> None:
-    """Run the command line of a module of its own: what is refused is one line, and exit status 2."""
+    """Run the command line of a module: a refusal is printed in one line and ends with exit status 2."""
     try:
         status, message = command(standalone_mode=False) or 0, ""
     except click.UsageError as error:

@@ -38,7 +38,7 @@ _HOST = re.compile(r"^(\s+host\s+: ).+", re.MULTILINE)
 
 
 def require_clone(what: str) -> None:
-    """Raise Refusal where the project is installed without its repository."""
+    """Raise Refusal if the project is installed without its repository. `what`: the files that are only there."""
     if not (ROOT / "pyproject.toml").is_file():
         raise Refusal(f"{what} are only in a clone of the project; clone it, and in there run: pip install -e .")
 
@@ -81,7 +81,7 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def require_folder(output: Path) -> None:
-    """Raise Refusal where the folder that a file is to be written to is not there."""
+    """Raise Refusal if the folder that a file is to be written to does not exist."""
     if not output.absolute().parent.is_dir():
         raise Refusal(f"--output {output}: there is no folder {output.parent}; make it")
 
@@ -345,7 +345,7 @@ def can_be_written(folder: Path) -> bool:
 
 
 def is_removed(*descriptors: int) -> bool:
-    """Whether one of these open files or folders has lost its name."""
+    """Say whether one of these open files or folders has been removed."""
     try:
         return not all(os.fstat(descriptor).st_nlink for descriptor in descriptors)
     except OSError:  # a network's file system forgets it
@@ -353,7 +353,7 @@ def is_removed(*descriptors: int) -> bool:
 
 
 def missing_folders(run_dir: Path) -> list[Path]:
-    """The folders that making a run directory would create, innermost first."""
+    """Return the folders that creating a run directory would create, innermost first."""
     return [folder for folder in (run_dir, *run_dir.parents) if not folder.exists()]
 
 

@@ -1,6 +1,6 @@
-"""The answers of processes that this one starts, or one line that says why there is none.
+"""Start processes and return their results, or one line that says why there is none.
 
-What is started lives no longer than this process, however that ends: Linux's kernel sees to it.
+Linux's kernel ends these processes as soon as this process ends, for whatever reason.
 """
 
 from __future__ import annotations
@@ -25,19 +25,22 @@ import psutil
 from . import files
 from .errors import Refusal, RunFailed
 
-ANSWER = "ZERO_STUDY_ANSWER"  # in a rank's environment: the file for what it has to say
+RESULT_FILE = "ZERO_STUDY_ANSWER"  # in a rank's environment: the file for its result
 MESSAGE_LENGTH = 300
 
-# Takes the place of this interpreter by a program; quick, because it comes before every launch. 1: PR_SET_PDEATHSIG.
-_BOUND = (
+# Replaces this interpreter by a program; quick, because it comes before every launch. 1: PR_SET_PDEATHSIG.
+_WITH_PARENT_DEATH_SIGNAL = (
     "import ctypes, os, sys; sys.platform == 'linux' and ctypes.CDLL(None).prctl(1, ctypes.c_ulong(9)); "
     "os.getppid() == int(sys.argv[1]) and os.execv(sys.argv[2], sys.argv[2:])"
 )
 
 
 def with_parent_death_signal(command: Sequence[str]) -> list[str]:
-    """The command that starts a program bound to this process; its first word is the program's path."""
-    return [sys.executable, "-I", "-S", "-c", _BOUND, str(os.getpid()), *command]
+    """Return the command that starts a program which the kernel kills when this process ends. Linux only.
+
+    The first word of `command` is the program's path.
+    """
+    return [sys.executable, "-I", "-S", "-c", _WITH_PARENT_DEATH_SIGNAL, str(os.getpid()), *command]
 
 
 def die_with_parent() -> None:
@@ -54,20 +57,20 @@ def die_with_parent() -> None:
 
 @dataclass(frozen=True)
 class Rank:
-    """What became of one process."""
+    """The outcome of one process."""
 
     returncode: int  # negative: the number of the signal that ended it
     errors: list[str]  # the lines of its stderr
-    answer: Any  # the JSON that it wrote; None: it wrote none
+    result: Any  # the JSON that it sent; None: it sent none
 
     @property
-    def has_answered(self) -> bool:
-        return self.returncode == 0 and self.answer is not None
+    def has_result(self) -> bool:
+        return self.returncode == 0 and self.result is not None
 
 
 def send_result(content: Any) -> None:
-    """Leave, in a rank, what it has to say to the process that started it."""
-    files.write_json(Path(os.environ[ANSWER]), content)
+    """In a rank: send a result, which JSON can hold, to the process that started it."""
+    files.write_json(Path(os.environ[RESULT_FILE]), content)
 
 
 def run(
@@ -78,15 +81,15 @@ def run(
     environment: Mapping[str, str] = os.environ,
     folder: Path | None = None,
 ) -> list[Rank]:
-    """Run a program of Python, as so many ranks of one world, until all have ended; return what became of each.
+    """Run a program of Python, as so many ranks of one world, until all have ended; return the outcome of each.
 
     `program`: what follows `python`: `-m MODULE ...`, `-c CODE ...` or a file. `folder`: in which they are started.
-    Several ranks, and one whose `environment` has a WORLD_SIZE, are told of each other as torchrun tells it. Raises
-    RunFailed after the time limit, when all are killed, with whatever they have started.
+    Several ranks, and one whose `environment` has a WORLD_SIZE, get the variables that torchrun sets. After the time
+    limit all are killed, with the processes that they have started. Raises RunFailed then.
     """
     with tempfile.TemporaryDirectory(prefix="zero-study-") as scratch, ExitStack() as logs:
-        answers = [Path(scratch) / f"{rank}.json" for rank in range(num_ranks)]
-        errors = [logs.enter_context(open(path.with_suffix(".log"), "w+b")) for path in answers]
+        result_files = [Path(scratch) / f"{rank}.json" for rank in range(num_ranks)]
+        errors = [logs.enter_context(open(path.with_suffix(".log"), "w+b")) for path in result_files]
         world = _world(num_ranks) if num_ranks > 1 or "WORLD_SIZE" in environment else {}
         started: list[subprocess.Popen[bytes]] = []
         try:
@@ -97,7 +100,7 @@ def run(
                         with_parent_death_signal([sys.executable, *program]),
                         stdout=subprocess.DEVNULL,
                         stderr=log,
-                        env={**environment, **own, ANSWER: str(answers[rank])},
+                        env={**environment, **own, RESULT_FILE: str(result_files[rank])},
                         cwd=folder,
                     )
                 )
@@ -109,30 +112,30 @@ def run(
             Rank(
                 process.returncode,
                 lines_of(path.with_suffix(".log").read_bytes()),
-                files.load(path, "a rank's answer") if path.exists() else None,
+                files.load(path, "a rank's result") if path.exists() else None,
             )
-            for process, path in zip(started, answers, strict=True)
+            for process, path in zip(started, result_files, strict=True)
         ]
 
 
-def run_ranks(program: Sequence[str], what: str, *, remedy: str = "", **how: Any) -> list[Any]:
-    """The answers of a program's ranks, which `run` starts as `how` says. `what` begins the line of an error.
+def run_ranks(program: Sequence[str], subject: str, *, remedy: str = "", **options: Any) -> list[Any]:
+    """Run a program as ranks, with the options of `run`, and return the result of each.
 
-    `remedy` ends the line that says that they are not done in time. Raises Refusal where a rank refused, and
-    RunFailed where one left no answer: with what was raised first.
+    `subject` begins the line of an error, and `remedy` ends the line that says that time is up. Raises Refusal if a
+    rank refused, and RunFailed if one sent no result, with the first exception that was raised.
     """
     try:
-        ranks = run(program, **how)
+        ranks = run(program, **options)
     except RunFailed as late:
-        raise RunFailed("; ".join(filter(None, (f"{what}: {late}", remedy)))) from None
-    if not all(rank.has_answered for rank in ranks):
+        raise RunFailed("; ".join(filter(None, (f"{subject}: {late}", remedy)))) from None
+    if not all(rank.has_result for rank in ranks):
         raised = [error for rank in ranks for error in raised_in(rank.errors)]
         for error in raised:  # a refusal may have been raised from another error
             if error.type == Refusal.__name__:
                 raise Refusal(error.text.partition(": ")[2])
         status = next((rank.returncode for rank in ranks if rank.returncode), 0)
-        raise RunFailed(f"{what}: {raised[0].text if raised else f'ended with status {status}'}")
-    return [rank.answer for rank in ranks]
+        raise RunFailed(f"{subject}: {raised[0].text if raised else f'ended with status {status}'}")
+    return [rank.result for rank in ranks]
 
 
 def end(process: subprocess.Popen[Any]) -> None:
@@ -164,7 +167,7 @@ def _wait(started: Iterable[subprocess.Popen[bytes]], timeout_seconds: float) ->
             raise RunFailed(f"not done after {timeout_seconds:g} s") from None
 
 
-# ---------------------------------------------------------------- what a process said as it failed
+# ---------------------------------------------------------------- the messages of a failed process
 
 
 class Raised(NamedTuple):
@@ -186,21 +189,21 @@ _OF_LAUNCHERS = {"ChildFailedError", "CalledProcessError", "SignalException"}
 
 
 def raised_in(errors: Iterable[str]) -> list[Raised]:
-    """The exceptions whose tracebacks are in a log, in its order, without the launchers' own."""
+    """Return the exceptions whose tracebacks are in a log, in its order, without the launchers' own."""
     raised, file = [], ""
     for line in errors:
         line = _RANK.sub("", line)
         if frame := _FRAME.match(line):
             file = frame[1]
         elif _EXCEPTION.match(line):
-            one = Raised(line[:MESSAGE_LENGTH], file)
-            raised += [one] if one.type not in _OF_LAUNCHERS else []
+            exception = Raised(line[:MESSAGE_LENGTH], file)
+            raised += [exception] if exception.type not in _OF_LAUNCHERS else []
             file = ""
     return raised
 
 
 def lines_of(log: bytes) -> list[str]:
-    """The lines of a log that are not empty, as a terminal shows them: of a progress bar, what was drawn last."""
+    """Return the lines of a log that are not empty, as a terminal shows them: the last state of a progress bar."""
     lines = []
     for line in log.decode(errors="replace").split("\n"):
         drawn = [part for part in line.split("\r") if part.strip()]

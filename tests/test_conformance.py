@@ -125,7 +125,7 @@ def test_a_loss_that_is_another_is_wrong(wrong):
     verdict = judge.judge(PLAIN, expected, [_trace(expected), _trace(expected, losses=losses)])
     assert (verdict["verdict"], verdict["first_step"], verdict["beyond"]) == ("wrong", 3, ["loss"])
     assert verdict["ranks_apart"] is False
-    assert "wrong from step 3" in committed.how(verdict)
+    assert "wrong from step 3" in committed.explanation(verdict)
     json.dumps(verdict, allow_nan=False)
 
 
@@ -149,7 +149,7 @@ def test_replicas_that_differ_are_wrong_however_near():
     assert verdict["verdict"] == "wrong"
     assert (verdict["first_step"], verdict["beyond"]) == (3, [])
     assert verdict["ranks_apart"] == {"step": 3, "of": ["head.weight"]}
-    assert "ranks have different weights from step 3 (head.weight)" in committed.how(verdict)
+    assert "ranks have different weights from step 3 (head.weight)" in committed.explanation(verdict)
 
 
 @pytest.mark.parametrize(
@@ -181,7 +181,7 @@ def test_what_an_engine_does_not_show_is_written_down(precision, changed, unseen
     ],
 )
 def test_a_refusal_is_one_that_says_why(message, stage, verdict):
-    assert installation.failed(installation.Failure(message, stage))["verdict"] == verdict
+    assert installation.failure_verdict(installation.Failure(message, stage))["verdict"] == verdict
 
 
 @pytest.mark.parametrize(

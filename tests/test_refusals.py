@@ -181,3 +181,24 @@ def test_what_an_interrupt_keeps(command, said, monkeypatch, capsys):
     with pytest.raises(SystemExit, match="130"):
         __main__.main()
     assert capsys.readouterr().err == f"zero-study: {said}\n"
+
+
+# ---------------------------------------------------------------- a reader that stops early
+
+
+@pytest.mark.launches
+@pytest.mark.parametrize("unbuffered", ["1", ""])
+def test_a_reader_that_stops_early_gets_no_traceback(tmp_path, unbuffered):
+    """`zero-study upgrade OLD NEW | head -0`: the first write fails; of a short text in a buffer, the last flush."""
+    for name, version in (("old.txt", "1.15.0"), ("new.txt", "1.16.0")):
+        (tmp_path / name).write_text(f"trl=={version}\n")
+    with subprocess.Popen(
+        [sys.executable, "-m", "study", "upgrade", "old.txt", "new.txt"],
+        cwd=tmp_path,
+        env=environment({"PYTHONUNBUFFERED": unbuffered}),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        process.stdout.close()
+        errors = process.stderr.read()
+    assert (process.returncode, errors) == (1, b"")

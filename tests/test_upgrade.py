@@ -151,6 +151,77 @@ def test_what_is_no_final_release_is_unknown(version):
     assert version in change.summary
 
 
+PRERELEASES = {
+    "a nightly": "2.13.0.dev20260801+cu130",
+    "a release candidate": "2.13.0rc2",
+    "an alpha of NVIDIA's images": "2.13.0a0+5228986c39.nv26.05",
+}
+
+
+@pytest.mark.parametrize("version", PRERELEASES.values(), ids=PRERELEASES)
+@pytest.mark.parametrize("name", ["new.txt", "poetry.lock", "uv.lock"])
+def test_an_upgrade_to_a_prerelease_is_unknown_and_fails(tmp_path, capsys, version, name):
+    """A prerelease has the numbers of a release, and need not have its faults and defaults."""
+    (tmp_path / "old.txt").write_text("torch==2.12.0\n")
+    entry = f'[[package]]\nname = "torch"\nversion = "{version}"\n'
+    (tmp_path / name).write_text(f"torch=={version}\n" if name == "new.txt" else entry)
+    assert cli.run(["upgrade", str(tmp_path / "old.txt"), str(tmp_path / name)]) == 1
+    out = " ".join(capsys.readouterr().out.split())
+    assert f"torch 2.12.0 -> {version}" in out
+    assert f"! unknown comes torch {version} is no final release, so nothing is known of it" in out
+
+
+def test_releases_are_ordered_as_versions_and_not_as_texts():
+    change = upgrade.Change("torch", "fault", "x", "x", introduced="2.9.0", fixed="2.10.0")
+    assert [change.is_in(version) for version in ("2.8.1", "2.9", "2.9.1+cpu", "2.10.0", "2.10.0rc1")] == [
+        False, True, True, False, False,
+    ]  # fmt: skip
+    assert not change.is_in("main")
+
+
+INLINE_HASHES = """\
+torch==2.12.0 ; python_full_version >= '3.11' --hash=sha256:0a --hash=sha256:0b
+    # via accelerate
+deepspeed==0.17.5 --hash=sha256:0c
+trl==1.16.0 \\
+    --hash=sha256:0d \\
+    --hash=sha256:0e
+"""
+POETRY = """\
+[[package]]
+name = "torch"
+version = "2.12.0"
+optional = false
+files = [{file = "torch-2.12.0-cp311-none-any.whl", hash = "sha256:0a"}]
+[package.dependencies]
+filelock = "*"
+[package.source]
+type = "legacy"
+url = "https://download.pytorch.org/whl/cu130"
+reference = "pytorch"
+
+[[package]]
+name = "deepspeed"
+version = "0.17.5"
+
+[[package]]
+name = "trl"
+version = "1.16.0"
+[package.extras]
+deepspeed = ["deepspeed (>=0.14.4)"]
+
+[metadata]
+lock-version = "2.1"
+"""
+
+
+@pytest.mark.parametrize(("name", "text"), [("hashes.txt", INLINE_HASHES), ("poetry.lock", POETRY)])
+def test_what_tools_write_is_read_in_full(tmp_path, name, text):
+    (tmp_path / name).write_text(text)
+    lock = upgrade.read_lock(tmp_path / name)
+    assert lock == locks.Lock({"torch": "2.12.0", "deepspeed": "0.17.5", "trl": "1.16.0"})
+
+
 @pytest.mark.parametrize("version", ["2.12.0+cpu", "2.12.0+cu130", "2.12.0+rocm7.1"])
 def test_a_build_of_a_release_is_the_release(version):
     assert upgrade.why_unknown("torch", version) is None

@@ -96,9 +96,9 @@ def folder() -> Path:
 
 
 def _base_folder() -> Path:
-    given = os.environ.get("TORCH_EXTENSIONS_DIR")
-    if given:
-        return Path(given)
+    configured = os.environ.get("TORCH_EXTENSIONS_DIR")
+    if configured:
+        return Path(configured)
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path("~").expanduser() / ".cache")
     candidates = [EXTENSIONS_DIR, cache / "zero-study" / "extensions"]
     candidates.append(Path(tempfile.gettempdir()) / f"zero-study-extensions-{os.getuid()}")
@@ -162,25 +162,25 @@ def _search_path() -> str:
 
 def is_built(name: str) -> bool:
     """Say whether a run can load an extension without compiling it."""
-    return all(_library(part).is_file() or _came_along(part) for part in EXTENSIONS[name].parts)
+    return all(_library(part).is_file() or _is_precompiled(part) for part in EXTENSIONS[name].parts)
 
 
 def _library(part: str) -> Path:
     return folder() / part / f"{part}.so"
 
 
-def _came_along(part: str) -> bool:
+def _is_precompiled(part: str) -> bool:
     """Say whether DeepSpeed was installed with this one compiled (DS_BUILD_OPS=1), as NVIDIA's images have it."""
-    found = importlib.util.find_spec("deepspeed")
-    places = list(found.submodule_search_locations or []) if found else []
-    return any(any(Path(place).glob(f"ops/*/{part}_op*.so")) for place in places)
+    spec = importlib.util.find_spec("deepspeed")
+    folders = list(spec.submodule_search_locations or []) if spec else []
+    return any(any(Path(folder).glob(f"ops/*/{part}_op*.so")) for folder in folders)
 
 
 def check(needs: Collection[str]) -> None:
     """Raise Refusal if one of `EXTENSIONS` is neither built nor can be built here; takes milliseconds."""
     for name in sorted(needs):
-        if found := obstacle(name):
-            raise Refusal(found)
+        if reason := obstacle(name):
+            raise Refusal(reason)
 
 
 def obstacle(name: str) -> str | None:
@@ -190,11 +190,11 @@ def obstacle(name: str) -> str | None:
     purpose = f"DeepSpeed's {name}, which {EXTENSIONS[name].purpose},"
     if shutil.which("ninja", path=_search_path()) is None:
         return f"{purpose} cannot be compiled: ninja is not on PATH; install it with: pip install ninja"
-    wanted = os.environ.get("CXX") or "c++"
-    compiler = shutil.which(shlex.split(wanted)[0])
+    command = os.environ.get("CXX") or "c++"
+    compiler = shutil.which(shlex.split(command)[0])
     if compiler is None:
         return (
-            f"{purpose} cannot be compiled: no C++ compiler, {wanted} is not on PATH; install g++ "
+            f"{purpose} cannot be compiled: no C++ compiler, {command} is not on PATH; install g++ "
             "(apt-get install g++, dnf install gcc-c++) or set CXX"
         )
     header = Path(sysconfig.get_path("include")) / "Python.h"

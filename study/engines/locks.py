@@ -1,7 +1,7 @@
 """Read which releases an environment pins: from lock files, requirements, `pip freeze` and conda's environment.yml.
 
-Nothing is guessed: a line about a package of interest from which no release can be told is kept, with the reason, so
-that whoever compares two files can say what was not compared.
+Nothing is guessed. If a line about a package of interest does not name one release, the line is kept with the reason,
+so that a comparison of two files can say what was not compared.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import codecs
 import re
 import tomllib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -53,43 +53,47 @@ def read(path: Path, packages: Collection[str]) -> Lock:
 
     Raises Refusal if the file cannot be read, or mentions none of them.
     """
-    mentions = list(_mentions(path, ()))
-    pins: dict[str, str] = {}
-    unread: dict[str, str] = {}
-    others: dict[str, str] = {}
-    for name in dict.fromkeys(pin.name for pin in mentions):
-        mine = [pin for pin in mentions if pin.name == name]
-        unplaced = [pin for pin in mine if pin.version is None]
-        versions = dict.fromkeys(pin.version for pin in mine if pin.version is not None)
+    mentions: dict[str, list[_Pin]] = {}
+    for pin in _mentions(path, ()):
+        mentions.setdefault(pin.name, []).append(pin)
+    lock = Lock({})
+    for name, pins in mentions.items():
+        versions = list(dict.fromkeys(pin.version for pin in pins if pin.version is not None))
         if name not in packages and not name.startswith("-"):
-            if len(versions) == 1:
-                others[name] = next(iter(versions))
-        elif unplaced:
-            unread[name] = f"{unplaced[0].text}: {unplaced[0].reason}"
-        elif len({_comparable(version) for version in versions}) > 1:
-            unread[name] = f"{name}: is pinned at {' and at '.join(versions)}, depending on the platform"
+            lock.others.update({name: versions[0]} if len(versions) == 1 else {})
+        elif reason := _why_no_release(pins, versions):
+            lock.unread[name] = reason
         else:
-            pins[name] = next(iter(versions))
-    if not (pins or unread):
+            lock.pins[name] = versions[0]
+    if not (lock.pins or lock.unread):
         raise Refusal(
             f"{path}: pins none of {', '.join(packages)}; write it as `pip freeze` does, with ==, or give a lock file"
         )
-    return Lock(pins, unread, others)
+    return lock
+
+
+def _why_no_release(pins: Sequence[_Pin], versions: Sequence[str]) -> str | None:
+    """Say why the mentions of a package do not name one release; None: they do."""
+    if unplaced := next((pin for pin in pins if pin.version is None), None):
+        return f"{unplaced.text}: {unplaced.reason}"
+    if len(set(map(_comparable, versions))) > 1:
+        return f"{pins[0].name}: is pinned at {' and at '.join(versions)}, depending on the platform"
+    return None
 
 
 def release_of(version: str) -> Version | None:
     """Return the final release that a version is a build of; None for a pre-release, a nightly or one's own build."""
     try:
-        read = Version(version)
+        parsed = Version(version)
     except InvalidVersion:
         return None
-    if read.is_prerelease or read.is_postrelease or (read.local and not _BUILDS.fullmatch(read.local)):
+    if parsed.is_prerelease or parsed.is_postrelease or (parsed.local and not _BUILDS.fullmatch(parsed.local)):
         return None
-    return Version(read.public)
+    return Version(parsed.public)
 
 
 def _comparable(version: str) -> str:
-    """Return what two pins have to share to be the same: builds of one release are."""
+    """Return the release that a version is a build of, or the version itself: what equal pins have in common."""
     release = release_of(version)
     return version if release is None else str(release)
 
@@ -137,11 +141,11 @@ def _of_option(line: str, path: Path, including: tuple[Path, ...]) -> Iterator[_
         yield _Pin(_name_of_address(value), None, line, "is installed from a source tree, of which no release is known")
     elif re.match(r"(-r|-c|--requirement|--constraint)", option):
         value = value or option[2:]  # -rmore.txt
-        other = path.parent / value
-        if "://" in value or not other.is_file():
+        included = path.parent / value
+        if "://" in value or not included.is_file():
             yield _Pin(f"-r {value}", None, line, "cannot be read, so what it pins is unknown")
-        elif other.resolve() not in (*including, path.resolve()):
-            yield from _mentions(other, (*including, path.resolve()))
+        elif included.resolve() not in (*including, path.resolve()):
+            yield from _mentions(included, (*including, path.resolve()))
 
 
 def _of_requirement(line: str) -> _Pin:
@@ -151,12 +155,14 @@ def _of_requirement(line: str) -> _Pin:
         if line.endswith(".whl") or "/" in line:
             return _Pin(_name_of_address(line), None, line, "is a file or an address, of which no release is known")
         first_word = re.match(r"[\w.-]+", line)
-        found = str(canonicalize_name(first_word[0])) if first_word else line
-        return _Pin(found, None, line, "cannot be read as a requirement")
+        name = str(canonicalize_name(first_word[0])) if first_word else line
+        return _Pin(name, None, line, "cannot be read as a requirement")
     name = str(canonicalize_name(requirement.name))
     if requirement.url:
         return _Pin(name, None, line, "is an address, of which no release is known")
-    exact = [one.version for one in requirement.specifier if one.operator in ("==", "===") and "*" not in one.version]
+    exact = [
+        spec.version for spec in requirement.specifier if spec.operator in ("==", "===") and "*" not in spec.version
+    ]
     if len(requirement.specifier) == 1 and exact:
         return _Pin(name, exact[0], line)
     reason = "names a range and no release" if requirement.specifier else "names no release"
@@ -183,8 +189,10 @@ def _of_lock(content: Mapping[str, Any]) -> Iterator[_Pin]:
     for entry in (entry for part in parts for entry in part if isinstance(entry, dict) and "name" in entry):
         name = str(canonicalize_name(str(entry["name"])))
         source = entry["source"] if isinstance(entry.get("source"), dict) else {}
-        kinds = {"git", "url", "path", "directory", "editable", "virtual", "vcs", "archive"} & {*source, *entry}
-        kinds |= {str(source.get("type"))} & {"git", "url", "file", "directory"}  # of poetry
+        if "type" in source:  # of poetry, whose type "legacy" is another index, such as PyTorch's
+            kinds = {str(source["type"])} & {"git", "url", "file", "directory"}
+        else:
+            kinds = {"git", "url", "path", "directory", "editable", "virtual", "vcs", "archive"} & {*source, *entry}
         version = entry.get("version")
         if kinds or not isinstance(version, str):
             yield _Pin(name, None, f"{name} ({', '.join(sorted(kinds)) or 'no version'})", "is no release of an index")

@@ -1,4 +1,4 @@
-"""A script of anybody's, run as Python would run it: for the programs that take one, and then its own arguments."""
+"""Run a user's script as Python would run it, for the programs that take a script and its arguments."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ _globals: list[dict[str, Any]] = []
 
 
 def parse(parser: argparse.ArgumentParser, words: Sequence[str] | None) -> argparse.Namespace:
-    """Parse a program's own options, the script, and what is the script's."""
+    """Parse a program's own options, the script, and the script's arguments."""
     parser.add_argument("script", type=Path)
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the script's own")
-    given = parser.parse_args(words)
-    if not given.script.is_file():
-        parser.error(f"{given.script}: no such file; name a script, and then its arguments")
-    return given
+    options = parser.parse_args(words)
+    if not options.script.is_file():
+        parser.error(f"{options.script}: no such file; name a script, and then its arguments")
+    return options
 
 
 def run(script: Path, arguments: Sequence[str]) -> None:
@@ -42,7 +42,7 @@ def run(script: Path, arguments: Sequence[str]) -> None:
     """
     if rank() == 0:
         for lock in torch_locks.stale():
-            print(torch_locks.said(lock), file=sys.stderr, flush=True)
+            print(torch_locks.description(lock), file=sys.stderr, flush=True)
     sys.argv = [str(script), *arguments]
     sys.path[0] = str(script.resolve().parent)
     with _without_hard_exit(), listening(dist, "destroy_process_group", _let_threads_end):

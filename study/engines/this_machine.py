@@ -1,6 +1,6 @@
-"""What this machine has that a run needs, without torch: GPUs, memory, and the processors that a process may use.
+"""Look, without torch, at what this machine offers a run: GPUs, memory, and the processors that a process may use.
 
-By its affinity and by the control groups that it is in.
+The affinity of the process and its control groups count.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class Machine:
         host = f"{self.host_memory_bytes / 1e9:.1f} GB of host memory"
         if not self.gpu_memory_bytes:
             return f"no GPU, {host}"
-        each = " and ".join(sorted({f"{size / 1e9:.1f} GB" for size in self.gpu_memory_bytes}))
+        sizes = " and ".join(sorted({f"{size / 1e9:.1f} GB" for size in self.gpu_memory_bytes}))
         number = len(self.gpu_memory_bytes)
-        return f"{number} {'GPU' if number == 1 else 'GPUs'} of {each}, {host}"
+        return f"{number} {'GPU' if number == 1 else 'GPUs'} of {sizes}, {host}"
 
 
 def find() -> Machine:
@@ -43,7 +43,7 @@ def find() -> Machine:
 
 
 def _gpus() -> list[tuple[str, int]]:
-    """Name and memory of each GPU that CUDA_VISIBLE_DEVICES leaves, by NVML; none where that is not installed."""
+    """Return name and memory in bytes of each GPU that CUDA_VISIBLE_DEVICES leaves; none if NVML is not installed."""
     try:
         import pynvml
     except ModuleNotFoundError:
@@ -66,7 +66,7 @@ def _gpus() -> list[tuple[str, int]]:
 
 
 def gpu_users() -> list[tuple[str, list[tuple[int, int]]]]:
-    """Each GPU of this machine, with the processes that use it: id and bytes, as far as NVML may tell."""
+    """List the GPUs of this machine with the processes that use them: id and bytes, as far as NVML reports them."""
     try:
         import pynvml
 
@@ -85,7 +85,7 @@ def gpu_users() -> list[tuple[str, list[tuple[int, int]]]]:
 
 
 def _host_memory_bytes() -> int:
-    """The host's memory, or what a control group leaves of it."""
+    """Return the host's memory, or the limit of a control group if that is lower."""
     limits: list[int] = [psutil.virtual_memory().total]
     for folder in control_groups("memory"):
         for name in ("memory.max", "memory.limit_in_bytes"):  # of version 2, and of 1
@@ -95,12 +95,12 @@ def _host_memory_bytes() -> int:
 
 
 def allowed_processors() -> list[int]:
-    """The numbers of the logical processors on which this process may run, cpusets counted in."""
+    """Return the numbers of the logical processors on which this process may run; cpusets count."""
     return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
 
 
 def quota() -> float | None:
-    """The processors' worth of time that control groups leave this process; None: they limit none."""
+    """Return how many processors' time control groups leave this process; None: they set no limit."""
     shares = []
     for folder in control_groups("cpu"):
         for names in (["cpu.max"], ["cpu.cfs_quota_us", "cpu.cfs_period_us"]):
@@ -111,7 +111,7 @@ def quota() -> float | None:
 
 
 def usable_cores() -> float | None:
-    """The physical cores on which this process may run, or what a quota leaves of them; None: not known."""
+    """Return the number of physical cores on which this process may run, or its quota if lower; None: not known."""
     cores: int | None = psutil.cpu_count(logical=False)
     numbers, limit = allowed_processors(), quota()
     if cores is None:
@@ -122,12 +122,12 @@ def usable_cores() -> float | None:
 
 
 def threads_of_each(num_processes: int) -> int:
-    """Threads of each process, so that all of them share the cores that this one may use."""
+    """Return the threads per process with which all processes together use the cores that this one may use."""
     return max(1, int((usable_cores() or 1) // num_processes))
 
 
 def control_groups(controller: str) -> Iterator[Path]:
-    """The folders of this process's control groups that have a controller, of version 1 or 2, and of those above."""
+    """Yield the folders of this process's control groups (version 1 or 2) with a controller, and those above them."""
     with suppress(OSError):
         for line in OWN_GROUPS.read_text().splitlines():
             _, controllers, path = line.split(":", 2)
@@ -139,7 +139,7 @@ def control_groups(controller: str) -> Iterator[Path]:
 
 
 def out_of_memory_kills(counters: str) -> int:
-    """How many processes the kernel has ended for want of memory, by the counters of a machine or of a group."""
+    """Return how many processes the kernel killed for lack of memory, from the counters of a machine or a group."""
     return sum(int(line.split()[1]) for line in counters.splitlines() if line.startswith("oom_kill "))
 
 

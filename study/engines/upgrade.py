@@ -63,7 +63,7 @@ class Change:
         )
 
     def as_osv(self) -> dict[str, Any]:
-        """The change as an entry of OSV (https://ossf.github.io/osv-schema/); versions are the package's own."""
+        """Return the change as an entry of OSV (https://ossf.github.io/osv-schema/); versions are the package's own."""
         events = [{"introduced": self.introduced or "0"}, *([{"fixed": self.fixed}] if self.fixed else [])]
         package = {"ecosystem": "PyPI", "name": self.package}
         return {
@@ -79,7 +79,7 @@ class Change:
 
 @cache
 def index() -> dict[str, Any]:
-    """The committed index: the day when it was made, and of each package its releases, changes and requirements."""
+    """Return the committed index: its date, and the releases, changes and requirements of each package."""
     return dict(json.loads(INDEX.read_text()))
 
 
@@ -262,7 +262,7 @@ def _summary(changes: Sequence[Change], old: Lock, new: Lock) -> list[str]:
 
 
 def _lines_of_package(package: str, changes: Sequence[Change], old: Lock, new: Lock) -> list[str]:
-    """A heading with both releases, a line for each change, and one line for all keys that come, or go, as a kind."""
+    """Return a heading with both releases, a line for each change, and one line each for all new and all gone keys."""
     before, after = (lock.pins.get(package, "not pinned") for lock in (old, new))
     if before == after:
         return []

@@ -19,14 +19,40 @@ from typing import TYPE_CHECKING, Any
 from study.errors import Refusal
 
 if TYPE_CHECKING:
+    from study.exact.cells import Cell
     from study.exact.runner import Outcome
 
 HEARTBEAT_SECONDS = 10
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Print the table; return 0 if all that trained has the reference's bits and every planted fault was seen."""
+    """Print the table; return 0 if all that trained has the reference's bits and every planted fault was detected."""
     os.environ |= {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}  # before torch
+    parser = _parser()
+    options = parser.parse_args(words)
+    start = time.monotonic()
+    cells, faulty_cells, only = _chosen_cells(parser, options)
+    _print_reference()
+    from study.exact import runner
+
+    if not all(cell.refusal for cell in [*cells, *faulty_cells]):
+        print("Importing the engines ...", flush=True)
+        runner.import_engines()
+    outcomes = _follow(runner.run(cells), len(cells), "cells")
+    _print_table(outcomes)
+    faulty = _follow(runner.run(faulty_cells), len(faulty_cells), "trainings with a fault")
+    _print_faults(faulty)
+    _print_summary(outcomes, faulty, time.monotonic() - start)
+    if options.output:
+        options.output.write_text(json.dumps(_as_json(outcomes, faulty), indent=1) + "\n")
+        print(f"Wrote {options.output}.")
+    trained = {outcome.cell.strategy for outcome in [*outcomes, *faulty] if outcome.answers}
+    is_complete = all(outcome.is_same or outcome.refusal for outcome in outcomes)
+    are_detected = all(outcome.is_seen for outcome in faulty)
+    return 0 if is_complete and are_detected and trained.issuperset(only or trained) else 1
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("python -m study.exact", allow_abbrev=False, description=__doc__)
     parser.add_argument("--quick", action="store_true", help="five strategies on two and three processes")
     parser.add_argument("--only", metavar="STRATEGIES", help="these strategies, separated by commas")
@@ -38,21 +64,34 @@ def main(words: Sequence[str] | None = None) -> int:
         "--fault", metavar="TEXT", action="append", help="no table, and only the faults whose names contain this"
     )
     parser.add_argument("--output", metavar="FILE", type=Path, help="write the outcomes as JSON")
-    given = parser.parse_args(words)
+    return parser
 
-    from study.exact import cells, faults, problem, reference
+
+def _chosen_cells(
+    parser: argparse.ArgumentParser, options: argparse.Namespace
+) -> tuple[list[Cell], list[Cell], list[str] | None]:
+    """Return the cells of the table, those with faults, and the strategies of --only (None: all).
+
+    Raises Refusal for a strategy that does not exist, and ends the program if no fault has a name of --fault.
+    """
+    from study.exact import cells, faults
     from study.strategy import file
 
-    began = time.monotonic()
-    only = given.only.split(",") if given.only else None
+    only = options.only.split(",") if options.only else None
     for name in only or ():
         file.find_strategy(name)  # raises Refusal for a name that is not known
-    chosen = cells.table(given.quick, only, given.ranks)
-    names = [name for name in faults.FAULTS if any(text in name for text in given.fault or [""])]
-    faulty = cells.with_faults(names, only) if given.faults or given.fault is not None else []
-    if given.fault is not None and not names:
-        parser.error(f"no fault's name contains {' or '.join(given.fault)}; the faults are: {'; '.join(faults.FAULTS)}")
-    chosen = [] if given.fault is not None else chosen
+    if options.fault is None:
+        names = list(faults.FAULTS) if options.faults else []
+        return cells.table(options.quick, only, options.ranks), cells.with_faults(names, only), only
+    names = [name for name in faults.FAULTS if any(text in name for text in options.fault)]
+    if not names:
+        all_names = "; ".join(faults.FAULTS)
+        parser.error(f"no fault's name contains {' or '.join(options.fault)}; the faults are: {all_names}")
+    return [], cells.with_faults(names, only), only
+
+
+def _print_reference() -> None:
+    from study.exact import problem, reference
 
     expected = reference.expect()
     print(
@@ -61,92 +100,96 @@ def main(words: Sequence[str] | None = None) -> int:
         f"The longest sum takes {max(expected.bits.values())} of the {reference.SIGNIFICANT_BITS} significant bits of "
         "fp32, in any order of additions."
     )
-    from study.exact import runner
 
-    if not all(cell.refusal for cell in [*chosen, *faulty]):
-        print("Importing the engines ...", flush=True)
-        runner.import_engines()
-    outcomes = _follow(runner.run(chosen), len(chosen), "cells")
-    _print_table(outcomes)
-    seen = _follow(runner.run(faulty), len(faulty), "trainings with a fault")
-    _print_faults(seen)
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    num_compared = sum(answer["compared"] for outcome in outcomes for answer in outcome.answers)
+
+def _print_summary(outcomes: Sequence[Outcome], faulty: Sequence[Outcome], seconds: float) -> None:
+    """Print how many trainings have the reference's bits, how many faults were detected, and what it took."""
     trained = [outcome for outcome in outcomes if not outcome.refusal]
-    same = [outcome for outcome in trained if outcome.is_same]
     if outcomes:
+        num_same = sum(outcome.is_same for outcome in trained)
+        num_compared = sum(answer["compared"] for outcome in outcomes for answer in outcome.answers)
         print(
-            f"{len(same)} of {len(trained)} trainings have the reference's bits in every gradient, weight and momentum "
+            f"{num_same} of {len(trained)} trainings have the reference's bits in every gradient, weight and momentum "
             f"({num_compared:,} tensors compared). {len(outcomes) - len(trained)} were refused."
         )
-    if seen:
-        print(f"{sum(each.is_seen for each in seen)} of {len(seen)} planted faults were seen in their first step.")
-    print(f"{time.monotonic() - began:.0f} s, of which processors worked {used.ru_utime + used.ru_stime:.0f} s.")
-    if given.output:
-        given.output.write_text(json.dumps(_as_json(outcomes, seen), indent=1) + "\n")
-        print(f"Wrote {given.output}.")
-    ran = {each.cell.strategy for each in [*outcomes, *seen] if each.answers}
-    complete = len(same) == len(trained) and all(each.is_seen for each in seen)
-    return 0 if complete and ran.issuperset(only or ran) else 1
+    if faulty:
+        num_detected = sum(outcome.is_seen for outcome in faulty)
+        print(f"{num_detected} of {len(faulty)} planted faults were seen in their first step.")
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    print(f"{seconds:.0f} s, of which processors worked {children.ru_utime + children.ru_stime:.0f} s.")
 
 
 def _numbers(text: str) -> list[int]:
     """Read numbers of processes. Raises ArgumentTypeError for one over which the batch does not divide."""
     from study.exact.cells import NUM_RANKS
 
-    known = {str(number): number for number in NUM_RANKS}
-    if wrong := [word for word in text.split(",") if word not in known]:
-        raise argparse.ArgumentTypeError(f"{wrong[0]!r} is not one of {', '.join(known)}")
-    return [known[word] for word in text.split(",")]
+    numbers = {str(number): number for number in NUM_RANKS}
+    if wrong := [word for word in text.split(",") if word not in numbers]:
+        raise argparse.ArgumentTypeError(f"{wrong[0]!r} is not one of {', '.join(numbers)}")
+    return [numbers[word] for word in text.split(",")]
 
 
 def _follow(outcomes: Iterable[Outcome], number: int, what: str) -> list[Outcome]:
-    """Collect outcomes, and print how far they are."""
-    found: list[Outcome] = []
-    said = time.monotonic()
+    """Collect outcomes, and print how far they are. `number`: of all that are expected; `what`: their name."""
+    collected: list[Outcome] = []
+    last_print = time.monotonic()
     for outcome in outcomes:
-        found.append(outcome)
-        if time.monotonic() - said > HEARTBEAT_SECONDS:
-            said = time.monotonic()
-            print(f"  {len(found)} of {number} {what} ...", flush=True)
-    return sorted(found, key=lambda outcome: outcome.number)
+        collected.append(outcome)
+        if time.monotonic() - last_print > HEARTBEAT_SECONDS:
+            last_print = time.monotonic()
+            print(f"  {len(collected)} of {number} {what} ...", flush=True)
+    return sorted(collected, key=lambda outcome: outcome.number)
 
 
 def _print_table(outcomes: Sequence[Outcome]) -> None:
-    """Print a line for each strategy and accumulation, and below the table what the words in it stand for."""
+    """Print a line for each strategy and accumulation; below the table what differs, and why cells were refused."""
     if not outcomes:
         return
-    by_place = {(each.cell.strategy, each.cell.accumulation, each.cell.num_ranks): each for each in outcomes}
-    columns = sorted({ranks for _, _, ranks in by_place})
+    by_cell = {(o.cell.strategy, o.cell.accumulation, o.cell.num_ranks): o for o in outcomes}
+    columns = sorted({ranks for _, _, ranks in by_cell})
     print(
         f"\n{'strategy':<20}{'micro batches':>14}  "
         + "".join(f"{f'{n} ranks' if n > 1 else '1 rank':<11}" for n in columns)
     )
-    for name, steps in dict.fromkeys((name, steps) for name, steps, _ in by_place):
-        cells = [by_place[name, steps, number].word for number in columns]
+    for name, steps in dict.fromkeys((name, steps) for name, steps, _ in by_cell):
+        cells = [by_cell[name, steps, number].word for number in columns]
         print(f"{name:<20}{steps:>14}  " + "".join(f"{word:<11}" for word in cells))
     print()
+    for outcome in outcomes:
+        if not (outcome.refusal or outcome.is_same):
+            print(f"{outcome.cell.name}: {outcome.text}{_difference_text(outcome)}")
+    _print_refusals(outcomes)
+
+
+def _difference_text(outcome: Outcome) -> str:
+    difference = outcome.difference
+    if not difference:
+        return ""
+    return f", {difference['what']} of {difference['parameter']} on rank {difference['rank']}"
+
+
+def _print_refusals(outcomes: Sequence[Outcome]) -> None:
+    """Print a line for each strategy and reason, with the numbers of ranks on which it was refused."""
     refused: dict[tuple[str, str], set[int]] = {}
-    for each in outcomes:
-        if each.refusal:
-            refused.setdefault((each.cell.strategy, each.text), set()).add(each.cell.num_ranks)
-        elif not each.is_same:
-            found = each.difference
-            where = f", {found['what']} of {found['parameter']} on rank {found['rank']}" if found else ""
-            print(f"{each.cell.name}: {each.text}{where}")
+    for outcome in outcomes:
+        if outcome.refusal:
+            refused.setdefault((outcome.cell.strategy, outcome.text), set()).add(outcome.cell.num_ranks)
     for (name, text), numbers in refused.items():
         print(f"{name} on {', '.join(map(str, sorted(numbers)))} ranks: {text}")
 
 
 def _print_faults(outcomes: Sequence[Outcome]) -> None:
-    for each in outcomes:
-        found = each.difference
-        where = f"step {found['step']}, {found['what']} of {found['parameter']}" if found else each.text
-        print(f"{'seen' if each.is_seen else 'NOT SEEN':<9}{each.cell.fault}, {each.cell.strategy}: {where}")
+    for outcome in outcomes:
+        difference = outcome.difference
+        detail = outcome.text
+        if difference:
+            detail = f"step {difference['step']}, {difference['what']} of {difference['parameter']}"
+        verdict = "seen" if outcome.is_seen else "NOT SEEN"
+        print(f"{verdict:<9}{outcome.cell.fault}, {outcome.cell.strategy}: {detail}")
 
 
-def _as_json(outcomes: Sequence[Outcome], seen: Sequence[Outcome]) -> dict[str, Any]:
-    """What was trained, compared and found; no times and no names of this machine."""
+def _as_json(outcomes: Sequence[Outcome], faulty: Sequence[Outcome]) -> dict[str, Any]:
+    """Return the problem, and the outcome of every cell; no times and no names of this machine."""
     from study.engines.readback.facts import versions
     from study.exact import problem, reference
 
@@ -165,8 +208,8 @@ def _as_json(outcomes: Sequence[Outcome], seen: Sequence[Outcome]) -> dict[str, 
             "weights": reference.sha256(expected.weights[-1]),
             "momentum": reference.sha256(expected.momenta[-1]),
         },
-        "cells": [each.as_json() for each in outcomes],
-        "faults": [each.as_json() for each in seen],
+        "cells": [outcome.as_json() for outcome in outcomes],
+        "faults": [outcome.as_json() for outcome in faulty],
     }
 
 

@@ -150,13 +150,13 @@ def _lose_bias(training: Training) -> None:
 
 def _keep_stale(training: Training) -> None:
     """Let one layer of one rank compute with the weights that it had before the last update."""
-    layer, kept = _block(training).up, dict[int, Tensor]()
+    layer, weights = _block(training).up, dict[int, Tensor]()  # by step
 
     def forward(inputs: Tensor) -> Tensor:
         weight: Tensor = layer.weight
-        kept.setdefault(training.step, weight.detach().clone())
+        weights.setdefault(training.step, weight.detach().clone())
         is_stale = training.step + 1 == FAULTY_STEP and training.rank == FAULTY_RANK
-        used = weight + (kept[training.step - 1] - weight).detach() if is_stale else weight
+        used = weight + (weights[training.step - 1] - weight).detach() if is_stale else weight
         return functional.linear(inputs, used, layer.bias)
 
     layer.forward = forward
@@ -173,11 +173,11 @@ def _local(parameter: Any) -> Tensor:
 
 def _around_step(training: Training, step: Callable[[Callable[..., Any]], Any]) -> None:
     """Put `step` around the optimizer that does the arithmetic, once the fault acts. ZeRO calls it once per group."""
-    taken = training.base.step
+    original_step = training.base.step
 
-    @functools.wraps(taken)
+    @functools.wraps(original_step)
     def changed(*arguments: Any, **options: Any) -> Any:
-        call = functools.partial(taken, *arguments, **options)
+        call = functools.partial(original_step, *arguments, **options)
         return step(call) if _acts(training) else call()
 
     training.base.step = changed
@@ -225,7 +225,9 @@ def _change_rate(training: Training) -> None:
 # ---------------------------------------------------------------- collectives
 
 
-def _around_reduction(training: Training, change: Callable[[Tensor], object], when: Literal["before", "after"]) -> None:
+def _around_reduction(
+    training: Training, change: Callable[[Tensor], object], point: Literal["before", "after"]
+) -> None:
     """Change the input or the result of the first reduction of gradients in the faulty step, whoever calls it."""
     changed: list[int] = []
 
@@ -241,11 +243,11 @@ def _around_reduction(training: Training, change: Callable[[Tensor], object], wh
 
         def reduce(*arguments: Any, call: Any = call, name: str = name, **options: Any) -> Any:
             bound = list(inspect.signature(call).bind(*arguments, **options).arguments.values())
-            output, given = bound[0], bound[1 if name.startswith("reduce_scatter") else 0]
-            if not isinstance(given, Tensor) or not is_first(given):
+            output, inputs = bound[0], bound[1 if name.startswith("reduce_scatter") else 0]
+            if not isinstance(inputs, Tensor) or not is_first(inputs):
                 return call(*arguments, **options)
-            if when == "before":
-                change(given)
+            if point == "before":
+                change(inputs)
                 return call(*arguments, **options)
             work = call(*arguments, **options)
             if work is not None:
@@ -263,7 +265,7 @@ def reduce_by_python(model: Any) -> None:
 
     def reduce(_: Any, bucket: Any) -> Any:
         work: Any = dist.all_reduce(bucket.buffer().div_(dist.get_world_size()), async_op=True)
-        return work.get_future().then(lambda done: done.value()[0])
+        return work.get_future().then(lambda future: future.value()[0])
 
     # DDP reads a hook's annotations, which are strings here.
     model.register_comm_hook(None, lambda state, bucket: reduce(state, bucket))
@@ -274,9 +276,9 @@ def _reduce_twice(training: Training) -> None:
 
 
 def _lose_contribution(training: Training) -> None:
-    def zero(given: Tensor) -> None:
+    def zero(inputs: Tensor) -> None:
         if training.rank == FAULTY_RANK:
-            given.zero_()
+            inputs.zero_()
 
     _around_reduction(training, zero, "before")
 

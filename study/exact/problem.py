@@ -36,11 +36,11 @@ class Sequence:
 
 def shapes() -> dict[str, tuple[int, ...]]:
     """Return the shape of every parameter, in the order in which the model has them; the head's matrix is tied."""
-    found: dict[str, tuple[int, ...]] = {"embedding.weight": (VOCABULARY, WIDTH)}
+    shape_of: dict[str, tuple[int, ...]] = {"embedding.weight": (VOCABULARY, WIDTH)}
     for block in range(NUM_BLOCKS):
-        found |= {f"blocks.{block}.up.weight": (HIDDEN, WIDTH), f"blocks.{block}.up.bias": (HIDDEN,)}
-        found |= {f"blocks.{block}.down.weight": (WIDTH, HIDDEN), f"blocks.{block}.down.bias": (WIDTH,)}
-    return found | {"head.bias": (VOCABULARY,)}
+        shape_of |= {f"blocks.{block}.up.weight": (HIDDEN, WIDTH), f"blocks.{block}.up.bias": (HIDDEN,)}
+        shape_of |= {f"blocks.{block}.down.weight": (WIDTH, HIDDEN), f"blocks.{block}.down.bias": (WIDTH,)}
+    return shape_of | {"head.bias": (VOCABULARY,)}
 
 
 NUM_COMPARED = (2 * NUM_STEPS + 1) * len(shapes())  # each gradient and weight after each step, momentum after the last
@@ -49,13 +49,13 @@ NUM_COMPARED = (2 * NUM_STEPS + 1) * len(shapes())  # each gradient and weight a
 @cache
 def initial_weights() -> dict[str, list[int]]:
     """Return the initial value of every parameter, row after row, in units of 2^-6."""
-    found = {}
+    weights = {}
     for number, (name, shape) in enumerate(shapes().items()):
         largest = {"embedding.weight": 40}.get(name, 24 if len(shape) == 2 else 8)
         draws = _draws(number)
         size = shape[0] * (shape[1] if len(shape) == 2 else 1)
-        found[name] = [next(draws) % (2 * largest + 1) - largest for _ in range(size)]
-    return found
+        weights[name] = [next(draws) % (2 * largest + 1) - largest for _ in range(size)]
+    return weights
 
 
 @cache

@@ -31,34 +31,49 @@ class Expected:
 @cache
 def expect() -> Expected:
     """Train in integers. Raises ArithmeticError if there is a sum that fp32 might round."""
-    found, sums = Expected(), _Sums()
+    expected, sums = Expected(), _Sums()
     weights = {name: _initial(name, shape) for name, shape in problem.shapes().items()}
     momenta = {name: [[0] * len(row) for row in matrix] for name, matrix in weights.items()}
     for step in range(problem.NUM_STEPS):
-        terms: dict[str, list[list[list[int]]]] = {
-            name: [[[] for _ in row] for row in matrix] for name, matrix in weights.items()
-        }
-        errors = [_add_terms(sequence, weights, terms, sums) for sequence in problem.batch(step)]
-        # In units of 2^-11. On three ranks, each has three times its share until the mean over the ranks is taken.
-        gradients = {
-            name: [[sums.add("weight's gradient", each, 3) for each in row] for row in matrix]
-            for name, matrix in terms.items()
-        }
-        for name, matrix in gradients.items():
-            bits = problem.VECTOR_RATE_BITS if name.endswith("bias") else problem.MATRIX_RATE_BITS
-            for held, rows, new in zip(momenta[name], weights[name], matrix, strict=True):
-                for i, value in enumerate(new):
-                    held[i] = sums.add("momentum", (held[i], value))
-                    update = _exactly_shifted(held[i], GRADIENT_BITS + bits - WEIGHT_BITS)
-                    rows[i] = sums.add("weight", (rows[i], -update))
-        found.gradients.append(_in_fp32(gradients, GRADIENT_BITS))
-        found.momenta.append(_in_fp32(momenta, GRADIENT_BITS))
-        found.weights.append(_in_fp32(weights, WEIGHT_BITS))
-        found.losses.append(1.5 * sum(errors) / 4**ACTIVATION_BITS / problem.BATCH_SIZE)
-    found.bits = {kind: largest.bit_length() for kind, largest in sums.largest.items()}
-    if max(found.bits.values()) > SIGNIFICANT_BITS:
-        raise ArithmeticError(f"a sum may take more than the {SIGNIFICANT_BITS} significant bits of fp32: {found.bits}")
-    return found
+        gradients, squared_error = _gradients(step, weights, sums)
+        _update(weights, momenta, gradients, sums)
+        expected.gradients.append(_in_fp32(gradients, GRADIENT_BITS))
+        expected.momenta.append(_in_fp32(momenta, GRADIENT_BITS))
+        expected.weights.append(_in_fp32(weights, WEIGHT_BITS))
+        expected.losses.append(1.5 * squared_error / 4**ACTIVATION_BITS / problem.BATCH_SIZE)
+    expected.bits = {kind: largest.bit_length() for kind, largest in sums.largest.items()}
+    if max(expected.bits.values()) > SIGNIFICANT_BITS:
+        raise ArithmeticError(
+            f"a sum may take more than the {SIGNIFICANT_BITS} significant bits of fp32: {expected.bits}"
+        )
+    return expected
+
+
+def _gradients(step: int, weights: Mapping[str, Matrix], sums: _Sums) -> tuple[dict[str, Matrix], int]:
+    """Return the gradients of a step in units of 2^-11, and the sum of the squared errors of its sequences."""
+    terms: dict[str, list[list[list[int]]]] = {
+        name: [[[] for _ in row] for row in matrix] for name, matrix in weights.items()
+    }
+    errors = [_add_terms(sequence, weights, terms, sums) for sequence in problem.batch(step)]
+    # On three ranks, each has three times its share until the mean over the ranks is taken.
+    gradients = {
+        name: [[sums.add("weight's gradient", terms_of_value, 3) for terms_of_value in row] for row in matrix]
+        for name, matrix in terms.items()
+    }
+    return gradients, sum(errors)
+
+
+def _update(
+    weights: Mapping[str, Matrix], momenta: Mapping[str, Matrix], gradients: Mapping[str, Matrix], sums: _Sums
+) -> None:
+    """Add gradients to the momenta, and take the momenta times the learning rate off the weights."""
+    for name, matrix in gradients.items():
+        rate_bits = problem.VECTOR_RATE_BITS if name.endswith("bias") else problem.MATRIX_RATE_BITS
+        for momentum_row, weight_row, gradient_row in zip(momenta[name], weights[name], matrix, strict=True):
+            for i, gradient in enumerate(gradient_row):
+                momentum_row[i] = sums.add("momentum", (momentum_row[i], gradient))
+                update = _exactly_shifted(momentum_row[i], GRADIENT_BITS + rate_bits - WEIGHT_BITS)
+                weight_row[i] = sums.add("weight", (weight_row[i], -update))
 
 
 def _add_terms(
@@ -94,8 +109,8 @@ def _add_terms(
         _add_outer(terms, f"blocks.{block}.up.weight", f"blocks.{block}.up.bias", of_inner, inputs[block])
         gradient = _input_gradient(up, of_inner, gradient, sums)
     for token in sequence.tokens:
-        for place, value in zip(terms["embedding.weight"][token], gradient, strict=True):
-            place.append(value << ACTIVATION_BITS)
+        for terms_of_weight, value in zip(terms["embedding.weight"][token], gradient, strict=True):
+            terms_of_weight.append(value << ACTIVATION_BITS)
     return errors
 
 
@@ -104,29 +119,29 @@ _OF_BLOCK = ("up.weight", "up.bias", "down.weight", "down.bias")
 
 def _linear(matrix: Matrix, bias: list[int], inputs: list[int], residual: list[int], sums: _Sums) -> list[int]:
     """Return the quantized activations residual + matrix * inputs + bias."""
-    found = []
-    for row, offset, kept in zip(matrix, bias, residual, strict=True):
+    outputs = []
+    for row, offset, skipped in zip(matrix, bias, residual, strict=True):
         products = [weight * value for weight, value in zip(row, inputs, strict=True)]
-        total = sums.add("activation", (*products, offset << ACTIVATION_BITS, kept << WEIGHT_BITS))
-        found.append(_activation(total, WEIGHT_BITS))
-    return found
+        total = sums.add("activation", (*products, offset << ACTIVATION_BITS, skipped << WEIGHT_BITS))
+        outputs.append(_activation(total, WEIGHT_BITS))
+    return outputs
 
 
 def _input_gradient(matrix: Matrix, gradient: list[int], residual: list[int], sums: _Sums) -> list[int]:
     """Return the quantized gradient residual + gradient * matrix."""
-    found = []
-    for column, kept in zip(zip(*matrix, strict=True), residual, strict=True):
+    input_gradient = []
+    for column, skipped in zip(zip(*matrix, strict=True), residual, strict=True):
         products = [weight * value for weight, value in zip(column, gradient, strict=True)]
-        total = sums.add("activation's gradient", (*products, kept << WEIGHT_BITS), 3)
-        found.append(_clamped(_rounded(total, WEIGHT_BITS), problem.LARGEST_GRADIENT))
-    return found
+        total = sums.add("activation's gradient", (*products, skipped << WEIGHT_BITS), 3)
+        input_gradient.append(_clamped(_rounded(total, WEIGHT_BITS), problem.LARGEST_GRADIENT))
+    return input_gradient
 
 
 def _add_outer(terms: Mapping[str, Any], weight: str, bias: str, gradient: list[int], inputs: list[int]) -> None:
     """Add the terms of a linear layer's gradients: in units of 2^-11 once they are divided by the batch size."""
     for row, offset, value in zip(terms[weight], terms[bias][0], gradient, strict=True):
-        for place, each in zip(row, inputs, strict=True):
-            place.append(value * each)
+        for terms_of_weight, input_value in zip(row, inputs, strict=True):
+            terms_of_weight.append(value * input_value)
         offset.append(value << ACTIVATION_BITS)
 
 
@@ -170,11 +185,11 @@ def _initial(name: str, shape: tuple[int, ...]) -> Matrix:
 
 def _in_fp32(matrices: Mapping[str, Matrix], bits: int) -> Values:
     """Write integers in units of 2^-bits as fp32, which holds them exactly."""
-    found = {}
+    values = {}
     for name, matrix in matrices.items():
         flat = [value for row in matrix for value in row]
-        found[name] = struct.pack(f"<{len(flat)}f", *(value / (1 << bits) for value in flat))
-    return found
+        values[name] = struct.pack(f"<{len(flat)}f", *(value / (1 << bits) for value in flat))
+    return values
 
 
 def sha256(values: Values) -> str:

@@ -22,7 +22,7 @@ from study.exact.cells import Cell
 
 CELL_SECONDS = 300
 POLL_SECONDS = 0.01
-# What engines import as they train, and each rank would import anew.
+# Modules that engines import only when they train; each rank would have to import them again.
 IMPORTED = (
     "cpuinfo", "torch._dynamo", "torch._inductor.compile_fx", "torch.distributed.fsdp", "torch.distributed.tensor",
     "torch.distributed.algorithms.ddp_comm_hooks", "deepspeed", "deepspeed.module_inject.auto_ep_layer",
@@ -33,7 +33,7 @@ IMPORTED = (
 
 @dataclass
 class Outcome:
-    """What came of one cell."""
+    """The outcome of one cell."""
 
     cell: Cell
     refusal: str | None = None  # why it cannot be trained
@@ -44,13 +44,13 @@ class Outcome:
     @property
     def difference(self) -> dict[str, Any] | None:
         """The first difference from the reference, in the first step that any rank saw one; None: there is none."""
-        found = [answer["difference"] for answer in self.answers if answer["difference"]]
-        return min(found, key=lambda each: each["step"], default=None)
+        differences = [answer["difference"] for answer in self.answers if answer["difference"]]
+        return min(differences, key=lambda difference: difference["step"], default=None)
 
     @property
     def is_same(self) -> bool:
         """Whether every rank compared every value, and all had the reference's bits."""
-        is_complete = [each["compared"] for each in self.answers] == [problem.NUM_COMPARED] * self.cell.num_ranks
+        is_complete = [answer["compared"] for answer in self.answers] == [problem.NUM_COMPARED] * self.cell.num_ranks
         return is_complete and not (self.failure or self.refusal or self.difference)
 
     @property
@@ -72,15 +72,15 @@ class Outcome:
     @property
     def is_seen(self) -> bool:
         """Whether the planted fault was found in its first step, where it has to show."""
-        fault, found = faults.FAULTS[self.cell.fault or ""], self.difference
-        return found is not None and (found["step"], found["what"]) == (faults.FAULTY_STEP, fault.shows_in)
+        fault, first = faults.FAULTS[self.cell.fault or ""], self.difference
+        return first is not None and (first["step"], first["what"]) == (faults.FAULTY_STEP, fault.shows_in)
 
     def as_json(self) -> dict[str, Any]:
         cell = self.cell
-        written = {"strategy": cell.strategy, "ranks": cell.num_ranks, "accumulation": cell.accumulation}
+        content = {"strategy": cell.strategy, "ranks": cell.num_ranks, "accumulation": cell.accumulation}
         if cell.fault:
-            return written | {"fault": cell.fault, "seen": self.is_seen, "difference": self.difference}
-        return written | {"outcome": self.text, "difference": self.difference}
+            return content | {"fault": cell.fault, "seen": self.is_seen, "difference": self.difference}
+        return content | {"outcome": self.text, "difference": self.difference}
 
 
 def import_engines() -> None:
@@ -109,19 +109,19 @@ def run(cells: Sequence[Cell]) -> Iterator[Outcome]:
                     yield Outcome(cell, refusal=refusal, number=number)
                 else:
                     active.append(_Active(cell, number))
-            for each in [each for each in active if each.is_done()]:
-                active.remove(each)
-                yield each.outcome
+            for active_cell in [active_cell for active_cell in active if active_cell.is_done()]:
+                active.remove(active_cell)
+                yield active_cell.outcome
             time.sleep(POLL_SECONDS)
     finally:
-        for each in active:
-            each.end()
+        for active_cell in active:
+            active_cell.end()
 
 
 def _fits(cell: Cell, active: Sequence[_Active]) -> bool:
     """Say whether there are processors for the ranks of one more cell; a cell of more ranks trains by itself."""
     num_processors = len(this_machine.allowed_processors())
-    return not active or sum(each.cell.num_ranks for each in active) + cell.num_ranks <= num_processors
+    return not active or sum(active_cell.cell.num_ranks for active_cell in active) + cell.num_ranks <= num_processors
 
 
 class _Active:

@@ -150,23 +150,23 @@ class Training:
     def _momentum(self, parameter: Any) -> Tensor | None:
         return full_tensors.state(parameter, "momentum_buffer", self.base.state)
 
-    def _compare(self, what: str, expected: list[reference.Values], read: Callable[[Any], Tensor | None]) -> None:
+    def _compare(self, kind: str, expected: list[reference.Values], read: Callable[[Any], Tensor | None]) -> None:
         """Compare a value of every parameter with the reference's bits, and keep the first difference. Collective."""
-        found = {}
+        value_bytes = {}
         for name, parameter in sorted(self.module.named_parameters()):
             name = name.removeprefix("module.")
             values = read(parameter)
             # A sum of zeros is -0.0 in one order and 0.0 in another: + 0.0 makes both 0.0.
             numbers = torch.tensor([]) if values is None else values.detach().cpu() + 0.0
-            found[name] = numbers.contiguous().numpy().tobytes()
-            if self.difference is None and found[name] != expected[self.step][name]:
+            value_bytes[name] = numbers.contiguous().numpy().tobytes()
+            if self.difference is None and value_bytes[name] != expected[self.step][name]:
                 self.difference = _difference(numbers, expected[self.step][name])
-                self.difference |= {"step": self.step + 1, "what": what, "parameter": name, "rank": self.rank}
-        if found.keys() != expected[self.step].keys():
-            raise AssertionError(f"the engine has {sorted(found)}, the reference {sorted(expected[self.step])}")
-        self.num_compared += len(found)
+                self.difference |= {"step": self.step + 1, "what": kind, "parameter": name, "rank": self.rank}
+        if value_bytes.keys() != expected[self.step].keys():
+            raise AssertionError(f"the engine has {sorted(value_bytes)}, the reference {sorted(expected[self.step])}")
+        self.num_compared += len(value_bytes)
         if self.step == problem.NUM_STEPS - 1:
-            self.sha256[what] = reference.sha256(found)
+            self.sha256[kind] = reference.sha256(value_bytes)
 
 
 def _check_engine(engine: Any, optimizer: Any, strategy: Strategy) -> None:
@@ -201,7 +201,7 @@ def _difference(numbers: Tensor, expected: bytes) -> dict[str, Any]:
 
 
 def _run(cell: Cell, folder: Path) -> Run:
-    """The run that `build_accelerator` makes the engine of. Its workload gives only sizes for buckets."""
+    """Return the run from which `build_accelerator` makes the engine. Its workload only sets the sizes of buckets."""
     config = build_config(
         max_steps=problem.NUM_STEPS,
         global_batch_size=problem.BATCH_SIZE,
@@ -222,7 +222,7 @@ def _suit(accelerator: Any, strategy: Strategy) -> None:
     settings = accelerator.state.deepspeed_plugin.deepspeed_config
     settings |= {"zero_force_ds_cpu_optimizer": False, "zero_allow_untested_optimizer": True}
     zero = settings["zero_optimization"]
-    left_open = (strategy.deepspeed_json or {}).get("zero_optimization", {})
-    zero |= {key: size for key, size in suited_buckets(problem.WIDTH).items() if left_open.get(key) == "auto"}
-    if strategy.zero_stage == 3 and "stage3_param_persistence_threshold" not in left_open:
+    own_settings = (strategy.deepspeed_json or {}).get("zero_optimization", {})
+    zero |= {key: size for key, size in suited_buckets(problem.WIDTH).items() if own_settings.get(key) == "auto"}
+    if strategy.zero_stage == 3 and "stage3_param_persistence_threshold" not in own_settings:
         zero["stage3_param_persistence_threshold"] = PERSISTENCE_THRESHOLD

@@ -1,4 +1,4 @@
-"""The adapters of the engines: each is given the toy as its documentation has it, with one batch, optimizer, clipping.
+"""Adapters: build each engine around the toy as its documentation says, with the same batches, optimizer and clipping.
 
 Only torch, DeepSpeed and accelerate, of whatever release is installed.
 """
@@ -40,7 +40,7 @@ class Engine(Protocol):
         """Clip, update, and return the gradient's norm before clipping, as far as the engine tells it."""
 
     def values(self) -> Values:
-        """What it holds after a step. Collective: every rank calls it."""
+        """Return its masters and weights after a step. Collective: every rank calls it."""
 
     def save(self, folder: Path) -> None: ...
 
@@ -68,7 +68,7 @@ def _trained(model: Any) -> list[nn.Parameter]:
 
 
 def _groups(cell: Cell, model: Any) -> list[Any]:
-    """What an optimizer is given: matrices and vectors apart, where the cell has groups."""
+    """Return the parameters for an optimizer, in a group of matrices and one of vectors if the cell has groups."""
     trained = _trained(model)
     if not cell.does("groups"):
         return trained
@@ -80,7 +80,7 @@ def _settings(cell: Cell) -> dict[str, Any]:
 
 
 def _schedule(cell: Cell, optimizer: torch.optim.Optimizer, times: int = 1) -> Any:
-    """The scheduler of a cell, which is stepped so many times a step; None: the rate stays."""
+    """Return the scheduler of a cell, which is called `times` times per step; None: the learning rate is constant."""
     if not cell.does("schedule"):
         return None
     return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda count: toy.RATES[count // times % NUM_STEPS])
@@ -203,8 +203,12 @@ class DeepSpeed:
             optimizer = DeepSpeedCPUAdam(_groups(cell, self.model), adamw_mode=True, **_settings(cell))
         else:
             optimizer = _adamw(cell, self.model)
-        asked = {"config": config(cell, scratch), "lr_scheduler": _schedule(cell, optimizer)}
-        self.engine, *_ = deepspeed.initialize(model=self.model, optimizer=optimizer, **asked)
+        self.engine, *_ = deepspeed.initialize(
+            model=self.model,
+            optimizer=optimizer,
+            config=config(cell, scratch),
+            lr_scheduler=_schedule(cell, optimizer),
+        )
         if cell.precision == "autocast" and not hasattr(self.engine, "torch_autocast_enabled"):
             raise NotOffered("this release has no torch_autocast")
 
@@ -294,11 +298,11 @@ class Accelerated:
 
 
 def _accelerator(cell: Cell, scratch: Path) -> Any:
-    """The Accelerator of a cell, on a CPU. Raises NotOffered where this release has no FSDP2."""
+    """Make the Accelerator of a cell, on a CPU. Raises NotOffered if this release has no FSDP2."""
     from accelerate import Accelerator
     from accelerate.utils import DeepSpeedPlugin, InitProcessGroupKwargs
 
-    asked: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "mixed_precision": "no" if cell.precision == "fp32" else "bf16",
         "gradient_accumulation_steps": cell.accumulation,
     }
@@ -307,12 +311,12 @@ def _accelerator(cell: Cell, scratch: Path) -> Any:
         return Accelerator(
             deepspeed_plugin=DeepSpeedPlugin(hf_ds_config=config(cell, scratch), zero3_init_flag=False),
             kwargs_handlers=[InitProcessGroupKwargs(backend="gloo")],
-            **asked,
+            **settings,
         )
     if not cell.engine.endswith("fsdp2"):
-        return Accelerator(cpu=True, **asked)
+        return Accelerator(cpu=True, **settings)
     plugin = _fsdp2_plugin()
-    accelerator = Accelerator(cpu=True, fsdp_plugin=plugin, **asked)
+    accelerator = Accelerator(cpu=True, fsdp_plugin=plugin, **settings)
     _shard_on_cpu(accelerator, plugin)
     return accelerator
 
@@ -370,7 +374,7 @@ def _of_deepspeed(model: nn.Module, names: Sequence[str]) -> Values:
 
 
 def config(cell: Cell, scratch: Path) -> dict[str, Any]:
-    """The DeepSpeed JSON of a cell."""
+    """Return the content of a cell's DeepSpeed JSON."""
     name = StrategyName.parse(cell.engine.removeprefix("accelerate_"))
     zero: dict[str, Any] = {"stage": name.zero_stage}
     if zero["stage"] == 3:
@@ -384,7 +388,7 @@ def config(cell: Cell, scratch: Path) -> dict[str, Any]:
             zero["offload_param"] = {"device": "cpu"}
     if name.offload == "nvme":
         zero["offload_optimizer"] = {"device": "nvme", "nvme_path": str(scratch)}
-    written: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": 1,  # only bookkeeping where the script draws its batches itself
         "gradient_accumulation_steps": cell.accumulation,
         "zero_optimization": zero,
@@ -392,12 +396,12 @@ def config(cell: Cell, scratch: Path) -> dict[str, Any]:
         "gradient_clipping": MAX_NORM if cell.clipping else 0.0,  # where nothing stands, some releases clip at 1.0
     }
     if cell.precision == "autocast":
-        written["torch_autocast"] = {"enabled": True, "dtype": "bfloat16"}
+        settings["torch_autocast"] = {"enabled": True, "dtype": "bfloat16"}
     if cell.precision.startswith("bf16"):
-        written["bf16"] = {"enabled": True}
+        settings["bf16"] = {"enabled": True}
     if cell.precision == "bf16_fp32_sum":
-        written["data_types"] = {"grad_accum_dtype": "fp32"}
-    return written
+        settings["data_types"] = {"grad_accum_dtype": "fp32"}
+    return settings
 
 
 def _rank() -> int:

@@ -93,9 +93,9 @@ class Cell:
             words.append(self.twist)
         return "/".join(words)
 
-    def does(self, what: str) -> bool:
-        """Whether this is the cell's twist, or one of its two."""
-        return what in self.twist.split("+")
+    def does(self, twist: str) -> bool:
+        """Say whether this is the cell's twist, or one of its two."""
+        return twist in self.twist.split("+")
 
     @property
     def is_deepspeed(self) -> bool:
@@ -121,29 +121,29 @@ class Cell:
         How gradients are summed is left to the bound, which is that of bf16.
         """
         changed = {"engine": "nvme" if self.is_large else "", "precision": self.precision.removesuffix("_fp32_sum")}
-        changed["twist"] = "+".join(what for what in self.twist.split("+") if what not in OF_NO_REFERENCE) or PLAIN
+        changed["twist"] = "+".join(word for word in self.twist.split("+") if word not in OF_NO_REFERENCE) or PLAIN
         return dataclasses.replace(self, **changed)  # type: ignore[arg-type]
 
     def micro_batches(self, rank: int) -> list[range]:
-        """The sequences of one step that a rank is given, one range for each micro batch."""
+        """Return the sequences of one step that a rank gets, one range for each micro batch."""
         num_parts = self.num_ranks * self.accumulation
-        size, left = divmod(self.batch_size, num_parts)
-        ends = list(itertools.accumulate((size + (i < left) for i in range(num_parts)), initial=0))
+        size, remainder = divmod(self.batch_size, num_parts)
+        ends = list(itertools.accumulate((size + (i < remainder) for i in range(num_parts)), initial=0))
         parts = [range(first, end) for first, end in itertools.pairwise(ends)]
         return parts[rank :: self.num_ranks]
 
 
 def matrix(num_ranks: Sequence[int] = (1, 2), engines: Sequence[str] = tuple(ENGINES)) -> list[Cell]:
-    """Every cell: plain ones under each accumulation, clipped and not; each twist once for a class and its ranks.
+    """List every cell: plain ones with each accumulation, clipped and not; each twist once per class and ranks.
 
-    Twists are asked with two micro batches; two backward passes with one, so that both are the step's last; one output
-    with three as well.
+    Cells with a twist have two micro batches. Two backward passes have one, so that both are the step's last. One
+    output is also asked with three.
     """
     cells = []
     for engine in engines:
         for precision, ranks in itertools.product(ENGINES[engine], num_ranks):
             plain = itertools.product((1, 2, 3), (False, True))
-            cells += [Cell(engine, precision, ranks, *how) for how in plain]
+            cells += [Cell(engine, precision, ranks, *settings) for settings in plain]
             cells += [
                 Cell(engine, precision, ranks, 1 if twist == "two_backward" else 2, False, twist) for twist in TWISTS
             ]
@@ -170,7 +170,7 @@ PACKAGES = tuple(OF_RELEASE)
 
 
 def of_release(packages: Collection[str], twists: Collection[str] = (PLAIN,)) -> list[Cell]:
-    """The cells that other releases of these packages are asked on two ranks with these twists; offload without."""
+    """List the cells on two ranks that other releases of these packages are asked; offload only without a twist."""
     return [
         cell
         for cell in matrix((2,))

@@ -1,4 +1,4 @@
-"""The matrix of an installation, as one JSON: cells are trained in launches of ranks, each in a fork, and judged."""
+"""Make the matrix of an installation, one JSON: train cells in launches of ranks, each in a fork, and judge them."""
 
 from __future__ import annotations
 
@@ -43,42 +43,46 @@ PORT = re.compile(r"(?<=\]):\d+")
 
 
 def examine(
-    cells: Sequence[Cell], say: Callable[[str], None] = print, *, chosen: Mapping[str, str] | None = None, **how: Any
+    cells: Sequence[Cell],
+    say: Callable[[str], None] = print,
+    *,
+    chosen: Mapping[str, str] | None = None,
+    **options: Any,
 ) -> dict[str, Any]:
     """Train every cell and judge it: same, wrong, refused (the engine said that it cannot) or crashed.
 
-    `chosen`: releases to take in place of those installed, by package. `how` is passed on to `train`.
+    `chosen`: releases to take in place of those installed, by package. `options` are passed on to `train`.
     """
     chosen = chosen or {}
-    how.setdefault("environment", _environment(cells, chosen))
+    options.setdefault("environment", _environment(cells, chosen))
     began = time.monotonic()
     references = References()
-    found: dict[str, dict[str, Any]] = {}
+    verdicts: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory() as scratch:
-        with ThreadPoolExecutor(1) as beside:  # ranks wait for one another
-            beside.submit(lambda: [references.of(cell) for cell in cells])
-            failures = train(cells, Path(scratch), say=say, **how)
+        with ThreadPoolExecutor(1) as executor:  # ranks wait for one another, which leaves time for the references
+            executor.submit(lambda: [references.of(cell) for cell in cells])
+            failures = train(cells, Path(scratch), say=say, **options)
         trained = time.monotonic()
         say("holding them against the reference ...")
         for number, cell in enumerate(cells):
             if cell in failures:
-                found[cell.name] = failed(failures[cell])
+                verdicts[cell.name] = failure_verdict(failures[cell])
             else:
                 paths = traces(Path(scratch), number, cell.num_ranks)
-                left = [torch.load(path, weights_only=True) for path in paths]
-                found[cell.name] = judge(cell, references.of(cell), left)
+                ranks = [torch.load(path, weights_only=True) for path in paths]
+                verdicts[cell.name] = judge(cell, references.of(cell), ranks)
     return {
         "versions": {**installed(), **chosen},
         "python": platform.python_version(),
         "num_cores": os.cpu_count(),
         "examined_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "seconds": {"training": round(trained - began), "judging": round(time.monotonic() - trained)},
-        "cells": found,
+        "cells": verdicts,
     }
 
 
 def _environment(cells: Sequence[Cell], chosen: Mapping[str, str]) -> dict[str, str]:
-    """What the processes that train are started with. Raises Refusal where a release or an extension is missing."""
+    """Return the environment of the processes that train. Raises Refusal if a release or an extension is missing."""
     engines = {cell.engine for cell in cells}
     if not {"torch", "deepspeed"} & set(chosen):  # whose extensions are their own
         extensions.use_own_folder()
@@ -87,8 +91,8 @@ def _environment(cells: Sequence[Cell], chosen: Mapping[str, str]) -> dict[str, 
     return releases.environment(chosen, engines) if chosen else dict(os.environ)
 
 
-def failed(failure: Failure) -> dict[str, Any]:
-    """The verdict on a cell that was not trained to its end."""
+def failure_verdict(failure: Failure) -> dict[str, Any]:
+    """Return the verdict on a cell that was not trained to its end: refused or crashed."""
     kind, _, message = failure.message.partition(": ")
     refused = failure.stage != "ended" and kind in REFUSALS and bool(message)
     return {
@@ -99,14 +103,14 @@ def failed(failure: Failure) -> dict[str, Any]:
 
 
 def installed() -> dict[str, str]:
-    """The versions of the engines, of those that are there."""
-    there = {}
+    """Return the versions of those engines that are installed."""
+    versions = {}
     for name in PACKAGES:
         try:
-            there[name] = importlib.metadata.version(name)
+            versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return there
+    return versions
 
 
 # ---------------------------------------------------------------- training the cells
@@ -134,18 +138,18 @@ def train(
     """
     failures: dict[Cell, Failure] = {}
     for num_ranks in sorted({cell.num_ranks for cell in cells}):
-        asked = {number: cell for number, cell in enumerate(cells) if cell.num_ranks == num_ranks}
-        say(f"{len(asked)} cells of {num_ranks} rank{'s'[: num_ranks > 1]} ...")
-        (folder / "cells.json").write_text(json.dumps([(n, dataclasses.asdict(cell)) for n, cell in asked.items()]))
+        numbered = {number: cell for number, cell in enumerate(cells) if cell.num_ranks == num_ranks}
+        say(f"{len(numbered)} cells of {num_ranks} rank{'s'[: num_ranks > 1]} ...")
+        (folder / "cells.json").write_text(json.dumps([(n, dataclasses.asdict(cell)) for n, cell in numbered.items()]))
         errors = _launch(folder, max(num_ranks, WORKERS), environment, module)
-        for number, cell in asked.items():
+        for number, cell in numbered.items():
             if failure := _failure(folder, number, num_ranks, errors):
                 failures[cell] = failure
     return failures
 
 
 def traces(folder: Path, number: int, num_ranks: int) -> list[Path]:
-    """What the ranks of a cell left, by its place in the list that `train` was given."""
+    """Return the files of a cell's ranks. `number`: the position of the cell in the list that `train` was given."""
     return [folder / f"{number}-{rank}.pt" for rank in range(num_ranks)]
 
 
@@ -160,19 +164,19 @@ def _launch(folder: Path, num_processes: int, environment: Mapping[str, str], mo
 
 
 def _failure(folder: Path, number: int, num_ranks: int, errors: Sequence[str]) -> Failure | None:
-    """Why a cell did not end on every rank, as the rank says it that failed first.
+    """Say why a cell did not end on every rank, in the words of the rank that failed first; None: it did.
 
-    One that a signal ended comes before those that met an error, and one that only lost another rank after them.
+    A rank that a signal ended comes before those that met an error. Those that only lost another rank come last.
     """
-    said = [path for rank in range(num_ranks) if (path := folder / f"{number}-{rank}.txt").exists()]
-    if said:
-        message, stage, _ = min((json.loads(path.read_text()) for path in said), key=_order)
+    reports = [path for rank in range(num_ranks) if (path := folder / f"{number}-{rank}.txt").exists()]
+    if reports:
+        message, stage, _ = min((json.loads(path.read_text()) for path in reports), key=_order)
         return Failure(PORT.sub("", message), stage)
     if all(path.exists() for path in traces(folder, number, num_ranks)):
         return None
     return Failure(" ".join(line.strip() for line in errors[-LAST_LINES:]), "ended")
 
 
-def _order(said: tuple[str, str, float]) -> tuple[bool, bool, float]:
-    message, stage, at = said
-    return any(words in message for words in LOST), stage != "ended", at
+def _order(report: tuple[str, str, float]) -> tuple[bool, bool, float]:
+    message, stage, time_of_failure = report
+    return any(words in message for words in LOST), stage != "ended", time_of_failure

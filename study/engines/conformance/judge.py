@@ -1,4 +1,4 @@
-"""The verdict on a cell: whether an engine trained the reference, within what rounding explains."""
+"""Judge a cell: say whether an engine trained as the reference did, as closely as rounding allows."""
 
 from __future__ import annotations
 
@@ -13,135 +13,172 @@ from .cells import NUM_STEPS, Cell
 from .probe import sampled
 from .reference import Expected
 
+Shares = dict[str, list[float]]  # of each quantity, after each step: its deviation as a share of its bound
+
 
 def judge(cell: Cell, expected: Expected, ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The verdict on what the ranks of one cell left (`probe.train`): same or wrong, and how.
+    """Compare the traces of a cell's ranks (`probe.train`) with the reference: same or wrong, and how.
 
-    `share_of_bound` is how far the furthest quantity is, as a share of how far rounding may carry it: above 1 is wrong.
-    So are ranks whose weights differ in any bit, however near to the reference each is. `unseen`: what no bound could
-    be held against, since the engine does not show it.
+    `share_of_bound` is the deviation of the quantity that is furthest off, as a share of what rounding may explain:
+    above 1 is wrong. Ranks whose weights differ in any bit are wrong, too. `unseen`: quantities that were not compared,
+    because the engine does not show them.
     """
-    shares: dict[str, list[float]] = {}  # of each quantity, by step; the worst rank
-    for found in ranks:
-        for quantity, (by_step, bounds) in _deviations(cell, expected, found).items():
-            ratios = [_ratio(away, bound) for away, bound in zip(by_step, bounds, strict=True)]
-            shares[quantity] = [max(pair) for pair in zip(ratios, shares.get(quantity, ratios), strict=True)]
-    share, quantity = max((max(ratios), quantity) for quantity, ratios in shares.items())
-    apart = _ranks_apart(ranks)
+    shares = _worst_shares(cell, expected, ranks)
+    share, quantity = max((max(by_step), quantity) for quantity, by_step in shares.items())
+    difference = _difference_of_ranks(ranks)
+    is_wrong = share > 1 or difference is not None
     verdict = {
-        "verdict": "wrong" if share > 1 or apart else "same",
-        "share_of_bound": _shown(share),
+        "verdict": "wrong" if is_wrong else "same",
+        "share_of_bound": _four_digits(share),
         "of": quantity,
-        "seconds": round(max(found["seconds"] for found in ranks), 3),
+        "seconds": round(max(trace["seconds"] for trace in ranks), 3),
     }
     if unseen := _unseen(cell, expected, ranks):
         verdict["unseen"] = unseen
-    if verdict["verdict"] == "wrong":
-        steps = [step for ratios in shares.values() for step, ratio in enumerate(ratios, 1) if ratio > 1]
-        verdict["first_step"] = min([*steps, apart["step"]] if apart else steps)
-        verdict["beyond"] = sorted(quantity for quantity, ratios in shares.items() if max(ratios) > 1)
-        verdict["norm_scale"] = [
-            _shown(norm / float(right)) if norm is not None else None
-            for norm, right in zip(ranks[0]["norms"], expected.norms, strict=True)
-        ]
-        verdict["update_scale"] = _update_scale(expected, ranks[0])
-        verdict["ranks_apart"] = apart or False
-    return verdict
+    return verdict | _how_wrong(expected, ranks[0], shares, difference) if is_wrong else verdict
 
 
-def _deviations(cell: Cell, expected: Expected, found: dict[str, Any]) -> dict[str, tuple[list[float], list[float]]]:
-    """How far one rank's quantities are from the reference's, as `Expected` says, and may be: by step.
+def _worst_shares(cell: Cell, expected: Expected, ranks: Sequence[dict[str, Any]]) -> Shares:
+    """Return the shares of the rank that is furthest off, for each quantity and step."""
+    worst: Shares = {}
+    for trace in ranks:
+        for quantity, (deviations, bounds) in _deviations(cell, expected, trace).items():
+            shares = [_ratio(deviation, bound) for deviation, bound in zip(deviations, bounds, strict=True)]
+            worst[quantity] = [max(pair) for pair in zip(shares, worst.get(quantity, shares), strict=True)]
+    return worst
 
-    Where the engine shows masters, its weights have to be these, rounded: bit by bit.
+
+def _how_wrong(
+    expected: Expected, trace: dict[str, Any], shares: Shares, difference: dict[str, Any] | None
+) -> dict[str, Any]:
+    """Return what is added to a verdict that is wrong. `trace`: of rank 0; `difference`: between the ranks' weights."""
+    steps = [step for by_step in shares.values() for step, share in enumerate(by_step, 1) if share > 1]
+    norms = zip(trace["norms"], expected.norms, strict=True)
+    return {
+        "first_step": min([*steps, difference["step"]] if difference else steps),
+        "beyond": sorted(quantity for quantity, by_step in shares.items() if max(by_step) > 1),
+        "norm_scale": [None if norm is None else _four_digits(norm / float(right)) for norm, right in norms],
+        "update_scale": _update_scale(expected, trace),
+        "ranks_apart": difference or False,
+    }
+
+
+def _deviations(cell: Cell, expected: Expected, trace: dict[str, Any]) -> dict[str, tuple[list[float], list[float]]]:
+    """Return the deviations of one rank's quantities from the reference, and their bounds, after each step.
+
+    Both are measured as `Expected` says. If the engine shows masters, its weights have to be the rounded masters, bit
+    by bit.
     """
+    deviations = {"loss": _relative(trace["losses"], expected.losses)}
+    if any(norm is not None for norm in trace["norms"]):
+        deviations["norm"] = _relative(trace["norms"], expected.norms)
     bounds = {quantity: bound.tolist() for quantity, bound in expected.bounds.items()}
-    in_bf16 = cell.question.precision == "bf16"
-    away = {"loss": [abs(a / float(b) - 1) for a, b in zip(found["losses"], expected.losses, strict=True)]}
-    if any(norm is not None for norm in found["norms"]):
-        norms = zip(found["norms"], expected.norms, strict=True)
-        away["norm"] = [abs(a / float(b) - 1) if a is not None else 0.0 for a, b in norms]
-    for kind, right in (("masters", expected.masters), ("weights", expected.weights)):
-        for name in found[kind][0]:
-            start = sampled(expected.start[name]).double()
-            distances = []
-            for step in range(NUM_STEPS):
-                own = found["masters"][step].get(name) if kind == "weights" else None
-                there = sampled(right[name][step]).double()
-                if own is not None:
-                    there = (own.bfloat16() if in_bf16 else own).double()
-                    bounds[f"weights/{name}"] = [0.0] * NUM_STEPS
-                moved = sampled(expected.masters[name][step]).double() - start
-                distance = (found[kind][step][name].double() - there).norm()
-                distances.append(float(distance / moved.norm()) if moved.any() else float(distance))
-            away[f"{kind}/{name}"] = distances
-    return {quantity: (by_step, bounds[quantity]) for quantity, by_step in away.items()}
+    for name in trace["masters"][0]:
+        right = [sampled(values).double() for values in expected.masters[name]]
+        deviations[f"masters/{name}"] = _distances(expected, trace["masters"], name, right)
+    for name in trace["weights"][0]:
+        right = [sampled(values).double() for values in expected.weights[name]]
+        for step, masters in enumerate(trace["masters"]):
+            if name in masters:
+                right[step] = _computed_with(cell, masters[name])
+                bounds[f"weights/{name}"] = [0.0] * NUM_STEPS
+        deviations[f"weights/{name}"] = _distances(expected, trace["weights"], name, right)
+    return {quantity: (by_step, bounds[quantity]) for quantity, by_step in deviations.items()}
 
 
-def _ratio(away: float, bound: float) -> float:
-    """A deviation as a share of its bound, which is 0 for what must not move."""
-    if math.isnan(away):
+def _relative(numbers: Sequence[float | None], right: torch.Tensor) -> list[float]:
+    """Return the relative deviation of each step's number; 0 if the engine does not show it."""
+    pairs = zip(numbers, right, strict=True)
+    return [0.0 if number is None else abs(number / float(right_number) - 1) for number, right_number in pairs]
+
+
+def _computed_with(cell: Cell, master: torch.Tensor) -> torch.Tensor:
+    """Return the weights that are computed with, in fp64: the masters, rounded if the cell's class is bf16."""
+    return (master.bfloat16() if cell.question.precision == "bf16" else master).double()
+
+
+def _distances(
+    expected: Expected, values: Sequence[dict[str, torch.Tensor]], name: str, right: Sequence[torch.Tensor]
+) -> list[float]:
+    """Return the distance of a parameter from the right values after each step, as a share of the reference's way.
+
+    The way is how far the reference's masters are from the start. The absolute distance stands for a parameter that
+    does not move.
+    """
+    start = sampled(expected.start[name]).double()
+    distances = []
+    for step in range(NUM_STEPS):
+        way = sampled(expected.masters[name][step]).double() - start
+        distance = (values[step][name].double() - right[step]).norm()
+        distances.append(float(distance / way.norm()) if way.any() else float(distance))
+    return distances
+
+
+def _ratio(deviation: float, bound: float) -> float:
+    """Return a deviation as a share of its bound, which is 0 for a quantity that must not change."""
+    if math.isnan(deviation):
         return math.inf
-    return away / bound if bound else (math.inf if away else 0.0)
+    return deviation / bound if bound else (math.inf if deviation else 0.0)
 
 
-def _update_scale(expected: Expected, found: dict[str, Any]) -> list[float | None]:
-    """How much of the reference's way the weights went, after every step: 1 is all of it, 0 is at right angles."""
+def _update_scale(expected: Expected, trace: dict[str, Any]) -> list[float | None]:
+    """Return which part of the reference's way the weights went, after each step: 1 is all of it."""
     scales = []
     for step in range(NUM_STEPS):
-        along = whole = 0.0
-        for name, weights in (found["weights"][step] | found["masters"][step]).items():
+        along = squared_length = 0.0
+        for name, weights in (trace["weights"][step] | trace["masters"][step]).items():
             start = sampled(expected.start[name]).double()
-            moved = sampled(expected.masters[name][step]).double() - start
-            along += float((weights.double() - start) @ moved)
-            whole += float(moved @ moved)
-        scales.append(_shown(along / whole))
+            way = sampled(expected.masters[name][step]).double() - start
+            along += float((weights.double() - start) @ way)
+            squared_length += float(way @ way)
+        scales.append(_four_digits(along / squared_length))
     return scales
 
 
 def _unseen(cell: Cell, expected: Expected, ranks: Sequence[dict[str, Any]]) -> list[str]:
-    """What a rank was not shown: a step's norm, or a trained parameter's masters where its weights are in bf16.
+    """Name what a rank does not show: a step's norm, or the masters of a trained parameter whose weights are in bf16.
 
-    In fp32 and under autocast an optimizer may work on the weights themselves, which are held against the reference.
+    In fp32 and under autocast an optimizer may work on the weights themselves, which are compared with the reference.
     """
     trained = {name for name, values in expected.masters.items() if not torch.equal(values[-1], expected.start[name])}
-    hidden = any(trained - set(masters) for found in ranks for masters in found["masters"])
+    lacks_masters = any(trained - set(masters) for trace in ranks for masters in trace["masters"])
     unseen = {
-        "norm": any(None in found["norms"] for found in ranks),
-        "masters": hidden and cell.question.precision == "bf16",
+        "norm": any(None in trace["norms"] for trace in ranks),
+        "masters": lacks_masters and cell.question.precision == "bf16",
     }
     return [quantity for quantity, is_unseen in unseen.items() if is_unseen]
 
 
-def _ranks_apart(ranks: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
-    """After which step, and of which parameters, the ranks first hold different weights; None where they never do.
+def _difference_of_ranks(ranks: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+    """Return the first step after which the ranks' weights differ, and the parameters that do; None: they never do.
 
-    All ranks hold whole weights: replicas of their own under DDP and ZeRO 0 to 2, else what each of them gathered.
+    Every rank has whole weights: its own replica under DDP and ZeRO 0 to 2, else what it gathered.
     """
     for step in range(NUM_STEPS):
-        first, *others = (found["weights"][step] for found in ranks)
-        names = [name for name in first if not all(_same_bits(first[name], other[name]) for other in others)]
+        first, *following = (trace["weights"][step] for trace in ranks)
+        names = [name for name in first if not all(_same_bits(first[name], weights[name]) for weights in following)]
         if names:
             return {"step": step + 1, "of": names}
     return None
 
 
-def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return torch.equal(one.view(torch.int32), other.view(torch.int32))  # a NaN is not equal to itself
+def _same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
+    return torch.equal(left.view(torch.int32), right.view(torch.int32))  # a NaN is not equal to itself
 
 
-def _shown(number: float) -> float | None:
-    """Four digits are enough to read and to compare; None for what is no number."""
+def _four_digits(number: float) -> float | None:
+    """Round a number to four digits, which are enough to compare; None if it is not finite."""
     return float(f"{number:.4g}") if math.isfinite(number) else None
 
 
 class References:
-    """The reference of each cell, worked out once for all the engines that are asked the same."""
+    """The reference of each cell, computed once for all cells that ask the same of different engines."""
 
     def __init__(self) -> None:
-        self._known: dict[Cell, Expected] = {}
+        self._by_question: dict[Cell, Expected] = {}
 
     def of(self, cell: Cell) -> Expected:
         question = cell.question
-        if question not in self._known:
-            self._known[question] = reference.expect(question)
-        return self._known[question]
+        if question not in self._by_question:
+            self._by_question[question] = reference.expect(question)
+        return self._by_question[question]

@@ -44,18 +44,18 @@ def main(folder: Path) -> None:
     worker = rank = int(os.environ["RANK"])
     os.dup2(2, 1)  # the log, a file, has all that is said
     torch.set_num_threads(1)
-    cells = {number: Cell(**written) for number, written in json.loads((folder / "cells.json").read_text())}
+    cells = {number: Cell(**fields) for number, fields in json.loads((folder / "cells.json").read_text())}
     if all(cell.num_ranks == 1 for cell in cells.values()):  # each process is a world of its own, with every other cell
         cells, rank = dict(list(cells.items())[worker :: int(os.environ["WORLD_SIZE"])]), 0
         os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
     _import_engines(cells.values())
     for number, cell in cells.items():
-        begins = os.fstat(2).st_size
+        log_size = os.fstat(2).st_size
         child = os.fork()
         if not child:
             _train_and_leave(folder, number, cell, rank)
         if name := _wait_for(child):
-            _leave_failure(folder, number, rank, f"rank {rank} was ended by {name}{_last_line(begins)}", "ended")
+            _leave_failure(folder, number, rank, f"rank {rank} was ended by {name}{_last_line(log_size)}", "ended")
         _import_what_it_did(folder / f"{os.getpid()}.modules")
 
 
@@ -100,9 +100,9 @@ def _leave_failure(folder: Path, number: int, rank: int, message: str, stage: st
     (folder / f"{number}-{rank}.txt").write_text(json.dumps([message, stage, time.time()]))
 
 
-def _last_line(begins: int) -> str:
-    """The last line of the log after so many bytes, with a colon before it; empty: none."""
-    lines = os.pread(2, os.fstat(2).st_size - begins, begins).decode(errors="replace").split("\n")
+def _last_line(offset: int) -> str:
+    """Return the last line of the log after so many bytes, with a colon before it; empty: there is none."""
+    lines = os.pread(2, os.fstat(2).st_size - offset, offset).decode(errors="replace").split("\n")
     return next((f": {line.strip()}" for line in reversed(lines) if line.strip()), "")
 
 
@@ -122,10 +122,10 @@ def _train_and_leave(folder: Path, number: int, cell: Cell, rank: int) -> NoRetu
 
             deepspeed.init_distributed("gloo")
         with tempfile.TemporaryDirectory() as scratch:
-            found = train(cell, Path(scratch), stage)
-        found["seconds"] = time.perf_counter() - began
+            trace = train(cell, Path(scratch), stage)
+        trace["seconds"] = time.perf_counter() - began
         unfinished = folder / f"{number}-{rank}.part"
-        torch.save(found, unfinished)
+        torch.save(trace, unfinished)
         unfinished.rename(folder / f"{number}-{rank}.pt")
     except BaseException as error:
         traceback.print_exc()
@@ -146,7 +146,7 @@ def train(cell: Cell, scratch: Path, stage: list[str]) -> dict[str, Any]:
     checkpoint = Path(shared[0])
     engine = adapters.build(cell, scratch)
     stage[0] = "trained"
-    found: dict[str, Any] = {"losses": [], "norms": [], "masters": [], "weights": []}
+    trace: dict[str, Any] = {"losses": [], "norms": [], "masters": [], "weights": []}
     for step in range(NUM_STEPS):
         if cell.does("resume") and step == SAVED_AFTER:
             stage[0] = "saved and taken up"
@@ -166,13 +166,13 @@ def train(cell: Cell, scratch: Path, stage: list[str]) -> dict[str, Any]:
         norm = engine.step()
         torch.distributed.all_reduce(loss)
         masters, weights = engine.values()
-        found["losses"].append(float(loss))
-        found["norms"].append(norm)
-        found["masters"].append({name: sampled(value) for name, value in masters.items()})
-        found["weights"].append({name: sampled(value) for name, value in weights.items()})
+        trace["losses"].append(float(loss))
+        trace["norms"].append(norm)
+        trace["masters"].append({name: sampled(value) for name, value in masters.items()})
+        trace["weights"].append({name: sampled(value) for name, value in weights.items()})
     engine.close()
     torch.distributed.barrier()  # nobody removes a folder that another still reads
-    return found
+    return trace
 
 
 def sampled(values: torch.Tensor) -> torch.Tensor:

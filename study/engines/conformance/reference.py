@@ -1,8 +1,8 @@
-"""The reference of a cell: one process, the whole batch, sums in fp64, AdamW written out, no engine.
+"""Train the reference of a cell: one process, the whole batch, sums in fp64, AdamW written out, no engine.
 
-How far may an engine be from it? As far as rounding goes in its precision class, found by Monte Carlo arithmetic
-(Parker, 1997): the training is done again, cut into the cell's micro batches, with every result of an operation wrong
-by up to one unit of roundoff, drawn anew. The bound is MARGIN times the furthest of those draws.
+An engine may deviate from it as far as rounding goes in its precision class. Monte Carlo arithmetic (Parker, 1997) says
+how far that is: the training is repeated in the cell's micro batches, and every result of an operation gets a random
+error of up to one unit of roundoff. The bound is MARGIN times the largest deviation of these draws.
 """
 
 from __future__ import annotations
@@ -81,8 +81,7 @@ def expect(cell: Cell) -> Expected:
     num_draws = 1 + (NUM_DRAWS_LARGE if cell.is_large else NUM_DRAWS)
     start = {name: parameter.detach().double() for name, parameter in model.named_parameters()}
     masters = {name: value.expand(num_draws, *value.shape).clone() for name, value in start.items()}
-    first = {name: torch.zeros_like(value) for name, value in masters.items()}
-    second = {name: torch.zeros_like(value) for name, value in masters.items()}
+    moments = {name: (torch.zeros_like(value), torch.zeros_like(value)) for name, value in masters.items()}
     generator = torch.Generator().manual_seed(0)
     losses, norms, history = [], [], []
     for step in range(NUM_STEPS):
@@ -92,20 +91,20 @@ def expect(cell: Cell) -> Expected:
         norms.append(norm)
         scale = (MAX_NORM / (norm + CLIPPING_EPSILON)).clamp(max=1) if cell.clipping else torch.ones_like(norm)
         for name, gradient in gradients.items():
-            gradient = gradient * scale.reshape(-1, *[1] * (gradient.ndim - 1))
+            clipped = gradient * scale.reshape(-1, *[1] * (gradient.ndim - 1))
             rate, decay = toy.options(cell, start[name].ndim).values()
             rate *= toy.RATES[step] if cell.does("schedule") else 1
-            masters[name] = _updated(masters[name], gradient, first[name], second[name], step + 1, rate, decay)
+            masters[name] = _updated(masters[name], clipped, *moments[name], step + 1, rate, decay)
             masters[name] = _noisy(masters[name], ROUNDOFF_FP32, generator)
         history.append(dict(masters))
-    every = {name: torch.stack([at[name] for at in history], 1) for name in start}  # draws x steps x shape
-    return _with_bounds(cell, torch.stack(losses, 1), torch.stack(norms, 1), start, every)
+    by_step = {name: torch.stack([values[name] for values in history], 1) for name in start}  # draws x steps x shape
+    return _with_bounds(cell, torch.stack(losses, 1), torch.stack(norms, 1), start, by_step)
 
 
 def _gradients(
     cell: Cell, trained: Sequence[str], masters: dict[str, torch.Tensor], step: int, generator: torch.Generator
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """Loss and gradients of one step, a row for each draw: summed over micro batches, then over ranks."""
+    """Return loss and gradients of one step, a row for each draw: summed over micro batches, then over ranks."""
     roundoff = ROUNDOFF_FP32 if cell.precision == "fp32" else ROUNDOFF_BF16
     batch = toy.tokens(cell, step)
     loss = torch.zeros(len(next(iter(masters.values()))), dtype=torch.float64)
@@ -123,17 +122,17 @@ def _gradients(
             for name in trained:
                 gradient = values[name].grad
                 assert gradient is not None
-                found = _noisy(gradient, roundoff, generator)
-                own[name] = _noisy(own[name] + found, roundoff, generator) if name in own else found
-        for name, found in own.items():
-            total[name] = _noisy(total[name] + found, roundoff, generator) if name in total else found
+                noisy = _noisy(gradient, roundoff, generator)
+                own[name] = _noisy(own[name] + noisy, roundoff, generator) if name in own else noisy
+        for name, gradient in own.items():
+            total[name] = _noisy(total[name] + gradient, roundoff, generator) if name in total else gradient
     return loss, total
 
 
 def _losses(
     cell: Cell, values: Values, tokens: torch.Tensor, roundoff: float, noise: torch.Generator, dropout: torch.Generator
 ) -> list[torch.Tensor]:
-    """The shares of the loss of one micro batch, a row for each draw: the toy's forward pass, written out."""
+    """Return the shares of the loss of one micro batch, a row for each draw: the toy's forward pass, written out."""
     in_bf16 = cell.precision != "fp32"
 
     def rounded(tensor: torch.Tensor, unit: float = roundoff) -> torch.Tensor:
@@ -141,8 +140,8 @@ def _losses(
         return noisy
 
     def as_bf16(tensor: torch.Tensor) -> torch.Tensor:
-        kept: torch.Tensor = _AsBf16.apply(tensor) if in_bf16 else tensor  # type: ignore[no-untyped-call]
-        return kept
+        result: torch.Tensor = _AsBf16.apply(tensor) if in_bf16 else tensor  # type: ignore[no-untyped-call]
+        return result
 
     def linear(inputs: torch.Tensor, name: str) -> torch.Tensor:
         weight = values[f"{name}.weight" if f"{name}.weight" in values else "embedding.weight"]  # tied
@@ -155,7 +154,7 @@ def _losses(
     def block(inputs: torch.Tensor) -> torch.Tensor:
         inner = rounded(torch.tanh(linear(inputs, "block.up")))
         if cell.does("dropout"):
-            inner = inner * toy.kept(inner.shape[1:], dropout)
+            inner = inner * toy.dropout_factors(inner.shape[1:], dropout)
         return rounded(inputs + linear(inner, "block.down"))
 
     table = values["embedding.weight"]
@@ -168,12 +167,12 @@ def _losses(
     num_targets = cell.batch_size * toy.LENGTH
     targets = tokens[:, 1:].flatten()
     chosen = logits.log_softmax(-1)[:, torch.arange(len(targets)), targets]
-    found = [-chosen.sum(1) / num_targets]
+    shares = [-chosen.sum(1) / num_targets]
     if cell.does("part_outside"):
-        hidden = block(toy.outside(tokens).flatten(0, 1).expand(len(table), -1, -1))
+        hidden = block(toy.outside_inputs(tokens).flatten(0, 1).expand(len(table), -1, -1))
     if cell.does("two_backward") or cell.does("part_outside"):
-        found.append(toy.SECOND_LOSS_SHARE * hidden.square().flatten(1).sum(1) / num_targets)
-    return found
+        shares.append(toy.SECOND_LOSS_SHARE * hidden.square().flatten(1).sum(1) / num_targets)
+    return shares
 
 
 def _updated(
@@ -190,8 +189,8 @@ def _updated(
     first.mul_(beta1).add_(gradient, alpha=1 - beta1)
     second.mul_(beta2).add_(gradient.square(), alpha=1 - beta2)
     divisor = (second / (1 - beta2**step)).sqrt() + toy.EPSILON
-    kept = master * (1 - learning_rate * decay)
-    return kept - learning_rate * (first / (1 - beta1**step)) / divisor
+    decayed = master * (1 - learning_rate * decay)
+    return decayed - learning_rate * (first / (1 - beta1**step)) / divisor
 
 
 def _with_bounds(
@@ -199,27 +198,29 @@ def _with_bounds(
     losses: torch.Tensor,
     norms: torch.Tensor,
     start: dict[str, torch.Tensor],
-    every: dict[str, torch.Tensor],
+    masters: dict[str, torch.Tensor],
 ) -> Expected:
-    rounded = {name: value.bfloat16().double() if cell.precision == "bf16" else value for name, value in every.items()}
+    rounded = {
+        name: value.bfloat16().double() if cell.precision == "bf16" else value for name, value in masters.items()
+    }
     bounds = {"loss": _furthest(losses / losses[:1] - 1), "norm": _furthest(norms / norms[:1] - 1)}
-    for kind, values in (("masters", every), ("weights", rounded)):
+    for kind, values in (("masters", masters), ("weights", rounded)):
         for name, value in values.items():
-            moved = (every[name][0] - start[name]).flatten(1).norm(dim=1)
-            away = (value - value[:1]).flatten(2).norm(dim=2)
-            # What is not trained may not move at all.
-            bounds[f"{kind}/{name}"] = _furthest(away / moved) if moved.all() else torch.zeros(NUM_STEPS)
+            way = (masters[name][0] - start[name]).flatten(1).norm(dim=1)
+            distance = (value - value[:1]).flatten(2).norm(dim=2)
+            # A parameter that is not trained may not move at all.
+            bounds[f"{kind}/{name}"] = _furthest(distance / way) if way.all() else torch.zeros(NUM_STEPS)
     return Expected(
         losses=losses[0],
         norms=norms[0],
         start=start,
-        masters={name: value[0] for name, value in every.items()},
+        masters={name: value[0] for name, value in masters.items()},
         weights={name: value[0] for name, value in rounded.items()},
         bounds=bounds,
     )
 
 
 def _furthest(deviations: torch.Tensor) -> torch.Tensor:
-    """The bound of each step: of the draws (rows), the furthest so far."""
+    """Return the bound of each step: the largest deviation of any draw (row) in this step or before."""
     furthest = deviations.abs().max(0).values.cummax(0).values
     return MARGIN * furthest + FLOOR

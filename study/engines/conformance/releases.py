@@ -1,4 +1,4 @@
-"""Other releases of the engines, installed beside these for the processes that train, which alone see them."""
+"""Install other releases of the engines in folders of their own, which only the processes that train import from."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ LOADS = {"offload": "from deepspeed.ops.op_builder import CPUAdamBuilder as Buil
 SOURCES = ("ops/csrc/adam", "ops/csrc/cpu", "ops/csrc/includes", "ops/op_builder")
 
 
-def parse(asked: Sequence[str]) -> dict[str, str]:
-    """Read PACKAGE==VERSION, given several times: versions by package. Raises Refusal."""
-    found: dict[str, str] = {}
-    for text in asked:
+def parse(requirements: Sequence[str]) -> dict[str, str]:
+    """Read the values of --release, each PACKAGE==VERSION; return versions by package. Raises Refusal."""
+    versions: dict[str, str] = {}
+    for text in requirements:
         package, _, version = text.partition("==")
         if package not in PACKAGES or not re.fullmatch(r"\d+\.\d+\.\d+", version):
             raise Refusal(
                 f"--release {text}: write {', '.join(PACKAGES[:-1])} or {PACKAGES[-1]}, == and a version, for "
                 "instance deepspeed==0.18.2"
             )
-        if package in found:
-            raise Refusal(f"--release {text}: {package}=={found[package]} is asked, too; name one of them")
-        found[package] = version
-    return found
+        if package in versions:
+            raise Refusal(f"--release {text}: {package}=={versions[package]} is asked, too; name one of them")
+        versions[package] = version
+    return versions
 
 
 def environment(releases: Mapping[str, str], engines: Collection[str], folder: Path = FOLDER) -> dict[str, str]:
@@ -48,27 +48,29 @@ def environment(releases: Mapping[str, str], engines: Collection[str], folder: P
     What else they need is what is installed; torch alone brings its own. Raises Refusal where one cannot be had.
     """
     chosen = {package: _installed(package, version, folder) for package, version in releases.items()}
-    there = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, chosen.values())), "DS_ACCELERATOR": "cpu"}
+    variables = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, chosen.values())), "DS_ACCELERATOR": "cpu"}
     for package, version in releases.items():
-        read_back = f"import {package}; found = {package}.__version__; assert found.split('+')[0] == '{version}', found"
-        _run(["-c", read_back], there, f"{package} {version} does not import here")
+        check_version = (
+            f"import {package}; found = {package}.__version__; assert found.split('+')[0] == '{version}', found"
+        )
+        _run(["-c", check_version], variables, f"{package} {version} does not import here")
     extensions.use_own_folder()  # and with it the ninja of this Python
-    there |= {name: os.environ[name] for name in ("TORCH_EXTENSIONS_DIR", "PATH")}
+    variables |= {name: os.environ[name] for name in ("TORCH_EXTENSIONS_DIR", "PATH")}
     loads = [load for word, load in LOADS.items() if any(word in engine for engine in engines)]
     if "torch" in releases or "deepspeed" in releases:
         digest = _digest(releases.get("torch") or importlib.metadata.version("torch"), chosen.get("deepspeed"))
-        there["TORCH_EXTENSIONS_DIR"] = str(folder / "extensions" / digest)
-    said = " and ".join(f"{package} {version}" for package, version in releases.items())
+        variables["TORCH_EXTENSIONS_DIR"] = str(folder / "extensions" / digest)
+    names = " and ".join(f"{package} {version}" for package, version in releases.items())
     for load in loads:
         program = ["-c", f"{load}; Builder().load()"]
-        _run(program, there, f"DeepSpeed's extensions cannot be compiled under {said}")
-    return there
+        _run(program, variables, f"DeepSpeed's extensions cannot be compiled under {names}")
+    return variables
 
 
 def _installed(package: str, version: str, folder: Path) -> Path:
-    """Where a release lies, installed if it is not there yet.
+    """Install a release if it is not there yet, and return its folder.
 
-    One path for all releases of a package, so that two with the same sources have the same commands, and one build.
+    All releases of a package get the same path, so that two with the same sources have the same commands and one build.
     """
     place = folder / f"{package}-{version}"
     if not (place / package).is_dir():

@@ -1,4 +1,4 @@
-"""The toy: a model of some thousand parameters that has what engines trip over, and sixteen steps of tokens.
+"""The toy: a model of some thousand parameters with what makes engines fail, and its batches of tokens.
 
 An embedding, a block with a nonlinearity and a residual path, a head that may share the embedding's weights. Nothing is
 drawn from a library's generator, whose numbers change between releases.
@@ -42,7 +42,7 @@ class Block(nn.Module):
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         inner = torch.tanh(self.up(inputs))
         if self.drops:
-            inner = inner * kept(inner.shape).to(inner.dtype)
+            inner = inner * dropout_factors(inner.shape).to(inner.dtype)
         outputs: torch.Tensor = self.down(inner)
         return inputs + outputs
 
@@ -80,7 +80,7 @@ class Toy(nn.Module):
 
 
 def uniform(shape: Any, seed: int) -> torch.Tensor:
-    """Numbers between -1 and 1 in fp64, by a generator that stands here: splitmix64's."""
+    """Return numbers between -1 and 1 in fp64, by the generator splitmix64, which is written out here."""
     count = torch.arange(1, math.prod(shape) + 1, dtype=torch.int64)
     state = (count + (seed + 1) * 0x632BE59BD9B4E019 % (1 << 62)) * -0x61C8864680B583EB  # wraps, as it is to
     for shift, factor in ((30, -0x40A7B892E31B1A47), (27, -0x6B2FB644ECCEEE15)):
@@ -89,18 +89,18 @@ def uniform(shape: Any, seed: int) -> torch.Tensor:
     return ((state >> 11).double() / (1 << 52)).reshape(shape)
 
 
-def kept(shape: Any, generator: torch.Generator | None = None) -> torch.Tensor:
-    """The factors of dropout, 0 or 2; without a generator of its own by torch's, as every dropout is."""
+def dropout_factors(shape: Any, generator: torch.Generator | None = None) -> torch.Tensor:
+    """Return the factors of dropout, 0 or 2. `generator` None: torch's own, as in any dropout."""
     return 2 * torch.empty(shape).bernoulli_(0.5, generator=generator)
 
 
 def seed(step: int, rank: int, micro_batch: int) -> int:
-    """Of torch's generator before the forward pass of a micro batch."""
+    """Return the seed of torch's generator before the forward pass of a micro batch."""
     return 100 * step + 10 * rank + micro_batch
 
 
 def options(cell: Cell, num_dimensions: int) -> dict[str, float]:
-    """The optimizer's, of a parameter of so many dimensions."""
+    """Return the optimizer's options (lr, weight_decay) for a parameter of so many dimensions."""
     rate = LEARNING_RATE_LARGE if cell.is_large else LEARNING_RATE
     if not cell.does("groups"):
         return {"lr": rate, "weight_decay": WEIGHT_DECAY}
@@ -108,15 +108,15 @@ def options(cell: Cell, num_dimensions: int) -> dict[str, float]:
 
 
 def tokens(cell: Cell, step: int) -> torch.Tensor:
-    """The batch of one step: sequences x (LENGTH + 1), of which the last is only asked for."""
+    """Return the batch of one step: sequences x (LENGTH + 1). The last token is only a target."""
     drawn = uniform((cell.batch_size, LENGTH + 1), 1000 + step)
     return ((drawn + 1) / 2 * VOCABULARY).long().clamp(0, VOCABULARY - 1)
 
 
 def losses(cell: Cell, model: Any, outputs: Any, tokens: torch.Tensor) -> list[torch.Tensor]:
-    """What is minimised, as shares of the whole batch's mean, which add up to the loss. `model`: the toy itself."""
+    """Return the losses to minimize, as shares of the whole batch's mean that add up to it. `model`: the toy itself."""
     if cell.does("part_outside"):
-        outputs = (outputs, model.block(outside(tokens).to(next(model.parameters()).dtype)))
+        outputs = (outputs, model.block(outside_inputs(tokens).to(next(model.parameters()).dtype)))
     logits, *hidden = outputs if isinstance(outputs, tuple) else (outputs,)
     num_targets = cell.batch_size * LENGTH
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32)).flatten(0, 1)
@@ -127,6 +127,6 @@ def losses(cell: Cell, model: Any, outputs: Any, tokens: torch.Tensor) -> list[t
     return [first, second] if cell.does("two_backward") else [first + second]
 
 
-def outside(tokens: torch.Tensor) -> torch.Tensor:
-    """What the block is given outside the forward pass: numbers of each token, which bf16 has."""
+def outside_inputs(tokens: torch.Tensor) -> torch.Tensor:
+    """Return the inputs of the block outside the forward pass: numbers for each token, which bf16 can represent."""
     return uniform((VOCABULARY, WIDTH), 100).bfloat16().double()[tokens[:, :-1]]

@@ -125,7 +125,7 @@ def _extensions() -> Iterator[Check]:
             message = f"is built when the first run of {extension.strategies} needs it, in {extension.duration}"
             yield Check(f"DeepSpeed's {name}", "note", message)
     for lock in torch_locks.stale():
-        message, _, remedy = torch_locks.said(lock).rpartition("; ")
+        message, _, remedy = torch_locks.description(lock).rpartition("; ")
         yield Check("torch's extensions", "bites", message, remedy)
 
 
@@ -196,7 +196,7 @@ def _why_no_sum(backend: str) -> str | None:
         ranks = processes.run(["-c", RANKS, backend], 2, timeout_seconds=RANKS_SECONDS, environment=inherited)
     except RunFailed:
         return f"they do not find each other in {RANKS_SECONDS} s"
-    if [rank.answer for rank in ranks] == [3, 3]:
+    if [rank.result for rank in ranks] == [3, 3]:
         return None
     lines = [line for rank in ranks for line in rank.errors]
     return f"they fail: {lines[-1][:200]}" if lines else "they end without a word"
