@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+from typing import get_args
 
 import launching
 import planner_accuracy
@@ -21,6 +22,7 @@ from study.records import schema
 from study.running import predictions, studies
 from study.strategy import file, in_theory
 from study.theory import hardware, measured_by_others, peaks, prediction
+from study.theory.engine import LossKernel
 
 CASE = ["--model", "gpt2-xl", "--gpu", "a100-80gb", "--gpus", "8", "--sequence-length", "1024"]
 
@@ -61,6 +63,31 @@ def test_what_to_take_comes_first_in_80_columns(capsys):
     assert shown[shown.index("strategy") :][:6] == ["strategy", "fsdp2", "zero3", "zero2", "zero1", "ddp"]
     none = printed(capsys, "--model", "llama-2-70b", "--gpu", "t4", "--gpus", "1")
     assert ("Careful" in none, "none fits" in none) == (False, True)
+
+
+def test_a_loss_kernel_changes_the_bytes_of_the_logits(capsys):
+    """--loss-kernel: transformers' own loss keeps several copies of them; a chunked loss never has them all at once."""
+    arguments = ["--strategy", "fsdp2", "--micro-batch-size", "32", "--activation-checkpointing", "full"]
+    peaks_by_kernel, assumptions = {}, {}
+    for kernel in get_args(LossKernel):
+        advice = told(capsys, *CASE, *arguments, "--loss-kernel", kernel)
+        peaks_by_kernel[kernel] = advice["strategies"][0]["peak_bytes_per_gpu"]
+        assumptions[kernel] = advice["assumed"]
+    assert sorted(peaks_by_kernel, key=peaks_by_kernel.get) == ["chunked", "fused", "upcast", "eager"]
+    assert all(f"loss {kernel}" in text for kernel, text in assumptions.items())
+
+
+def test_a_slower_network_slows_only_what_leaves_the_node(capsys):
+    """--network-gbps: what a node sends to all others, in Gbit/s; within one node there is no such link."""
+    arguments = ["--model", "gpt2-xl", "--gpu", "a100-40gb", "--strategy", "zero3", "--micro-batch-size", "4"]
+
+    def seconds(num_gpus: str, *network: str) -> float:
+        return told(capsys, *arguments, "--gpus", num_gpus, *network)["strategies"][0]["seconds_per_step"]
+
+    assert seconds("16", "--network-gbps", "10") > 2 * seconds("16", "--network-gbps", "400")
+    assert seconds("8", "--network-gbps", "10") == seconds("8")
+    message = refusal(cli.run, ["advise", *arguments, "--gpus", "16", "--network-gbps", "0"])
+    assert "network_gbps=0.0: must be a number above 0" in message
 
 
 def test_a_fixed_case(capsys):

@@ -35,11 +35,11 @@ ROOM = 1 - (1 + ALLOCATOR_SLACK) / RESERVED  # of a GPU that is free, where the 
 def text(advice: Advice) -> str:
     """Say what to take, and a few rows of a table in 80 columns."""
     box = advice.box
-    shown = (
+    answer = (
         f"{advice.shape.name} on {box.num_gpus} x {box.gpu.name}, {advice.request.sequence_length:,} tokens a sequence"
     )
     lines = [
-        f"{shown}. {_basis(advice)}.",
+        f"{answer}. {_basis(advice)}.",
         "",
         f"Take {advice.reason}." if advice.recommended else advice.reason,
     ]
@@ -65,14 +65,14 @@ def _careful(advice: Advice) -> list[str]:
     free = _free(advice.recommended)
     if free >= ROOM:
         return []
-    said = (
+    warning = (
         f"Careful: {free:.0%} of a GPU is free; where there is room, torch takes {RESERVED:.1f} times what tensors do."
     )
     roomy = [option for option in advice.options if option.fits and _free(option) >= ROOM]
     if not roomy:
-        return [f"{said} No strategy leaves so much here."]
+        return [f"{warning} No strategy leaves so much here."]
     fastest = max(roomy, key=lambda option: float(option.prediction.tokens_per_second_per_gpu))
-    return [f"{said} The fastest that leaves so much is {fastest.strategy.name}."]
+    return [f"{warning} The fastest that leaves so much is {fastest.strategy.name}."]
 
 
 def _free(option: Option) -> float:  # as a share
@@ -86,10 +86,10 @@ def _basis(advice: Advice) -> str:
 def _few(advice: Advice) -> list[Option]:
     """The recommended strategy, plain DDP and the stages as shipped, or what there is: five at most, fastest first."""
     first = [option for option in (advice.recommended,) if option]
-    rest = [option for option in advice.options if option not in first]
-    rest.sort(key=lambda option: (option.strategy.name not in FAMILIAR, not option.fits,
+    remaining = [option for option in advice.options if option not in first]
+    remaining.sort(key=lambda option: (option.strategy.name not in FAMILIAR, not option.fits,
                                   -float(option.prediction.tokens_per_second_per_gpu)))  # fmt: skip
-    return first + rest[: ROWS - len(first)]
+    return first + remaining[: ROWS - len(first)]
 
 
 def text_of_all(advice: Advice) -> str:
@@ -177,7 +177,7 @@ def assumed(request: Request, box: Box, groups: str = "") -> str:
         "flash-1": "FlashAttention of 2022",
     }.get(request.attention, "eager")
     own = " (DeepSpeed: its own)" if request.optimizer_kernel != "fused" else ""
-    said = [
+    assumptions = [
         kernels,
         f"attention {attention}",
         f"dropout {'on' if request.dropout else 'off'}",
@@ -186,7 +186,7 @@ def assumed(request: Request, box: Box, groups: str = "") -> str:
         f"nodes of {box.gpus_per_node}, {box.node_bandwidth * 8e-9:g} Gbit/s" if box.num_nodes > 1 else "",
         groups,
     ]
-    return "; ".join(filter(None, said))
+    return "; ".join(filter(None, assumptions))
 
 
 def _groups(advice: Advice) -> str:
@@ -278,7 +278,8 @@ def _option_content(option: Option, num_params: int) -> dict[str, Any]:
         "mfu": float(prediction.mfu),
         "communicated_bytes_per_step": _whole(prediction.communicated_bytes),
         "collectives_per_step": [
-            {"kind": each.kind, "count": int(each.count), "bytes": int(each.bytes)} for each in prediction.collectives
+            {"kind": collective.kind, "count": int(collective.count), "bytes": int(collective.bytes)}
+            for collective in prediction.collectives
         ],
         "dollars_per_billion_tokens": prediction.dollars_per_billion_tokens,
         "host_bytes_per_node": _whole(prediction.host_bytes_per_node),
@@ -329,15 +330,16 @@ def write(advice: Advice, path: Path) -> None:
         )
         if "deepspeed_config" in content:  # started by hand on each machine, not by pdsh, which is accelerate's default
             content["deepspeed_config"] = {**content["deepspeed_config"], "deepspeed_multinode_launcher": "standard"}
-    beside = path.with_suffix(".json")  # which DDP's file cannot name
-    if option.strategy.distributed_type == "MULTI_GPU" and beside.exists():  # it would take part unasked
-        raise Refusal(f"--write {beside}: is there already; name another file")
+    json_path = path.with_suffix(".json")  # which DDP's file cannot name
+    if option.strategy.distributed_type == "MULTI_GPU" and json_path.exists():  # it would take part unasked
+        raise Refusal(f"--write {json_path}: is there already; name another file")
     if option.strategy.ddp_json is not None:
-        comments.append(f"{beside.name} beside it belongs to it. (In your own program: DistributedDataParallelKwargs.)")
+        in_a_program = "(In your own program: DistributedDataParallelKwargs.)"
+        comments.append(f"{json_path.name} beside it belongs to it. {in_a_program}")
     commented = "".join(f"# {line}\n" for line in comments) + yaml.safe_dump(content, sort_keys=False)
     try:
         if option.strategy.ddp_json is not None:
-            files.write_json(beside, option.strategy.ddp_json)
+            files.write_json(json_path, option.strategy.ddp_json)
         files.write_whole(path, commented.encode())
     except OSError as error:
         raise Refusal(f"--write {path}: {error.strerror}; name another file") from None

@@ -86,15 +86,15 @@ def advise(model: str, request: Request, trace: Trace | None = None) -> Advice:
     box = request.box()
     request.batch()  # what is wrong with it is wrong for every strategy
     _ = request.chosen_precision
-    options, left_out = [], dict[str, list[str]]()
+    options, strategies_by_refusal = [], dict[str, list[str]]()
     for chosen in request.strategies(request.num_gpus):
         try:
             options.append(_option(shape, box, request, chosen))
         except Refusal as refusal:
             if request.strategy is not None:
                 raise
-            left_out.setdefault(str(refusal), []).append(chosen.name)
-    notes += [f"left out: {', '.join(names)}: {why}" for why, names in left_out.items()]
+            strategies_by_refusal.setdefault(str(refusal), []).append(chosen.name)
+    notes += [f"left out: {', '.join(names)}: {reason}" for reason, names in strategies_by_refusal.items()]
     if not options:
         raise Refusal(notes[-1])
     if trace is not None:
@@ -108,9 +108,9 @@ def _option(shape: ModelShape, box: Box, request: Request, chosen: Strategy) -> 
     sequences, micro, accumulation = request.batch()
     engine = engine_for(shape, request, chosen, box.num_gpus)
     predictions = []
-    asked_for = request.activation_checkpointing
+    checkpointing = request.activation_checkpointing
     with refusing():
-        for checkpointed in (False, True) if asked_for is None else (CHECKPOINTED[asked_for],):
+        for checkpointed in (False, True) if checkpointing is None else (CHECKPOINTED[checkpointing],):
             job = request.job(micro or 1, accumulation or 1)
             job = dataclasses.replace(job, activation_checkpointing=checkpointed)
             if micro is None:
@@ -136,13 +136,13 @@ def _short(options: Sequence[Option]) -> list[str]:
     if not short:
         return []
     whose = "all" if len(short) == len(options) else ", ".join(option.strategy.name for option in short)
-    said = (
+    warning = (
         f"short steps ({whose}), below {1e3 * SHORTEST:g} ms of computing a layer and micro step: launching kernels, "
         "hardly counted, may bound them; published ones took 1.1 to 5.4 times what is predicted, most about 3 to 5: no "
         "upper end"
     )
     lacks = dict.fromkeys(lack for option in short for lack in option.prediction.step.evidence.lacks)
-    return [said, *([f"no published row has {' or '.join(lacks)}"] if lacks else [])]
+    return [warning, *([f"no published row has {' or '.join(lacks)}"] if lacks else [])]
 
 
 def _recommend(options: Sequence[Option]) -> tuple[Option | None, str]:
@@ -288,27 +288,29 @@ def choices(advice: Advice) -> list[Choice]:
     """Predict every strategy at every split of the batch, with and without activation checkpointing, or as asked."""
     shape, request = advice.shape, advice.request
     return [
-        Choice(each.strategy.name, one) for each in advice.options for one in splits(shape, request, each.prediction)
+        Choice(option.strategy.name, split)
+        for option in advice.options
+        for split in splits(shape, request, option.prediction)
     ]
 
 
-def splits(shape: ModelShape, request: Request, one: Prediction) -> Iterator[Prediction]:
+def splits(shape: ModelShape, request: Request, best: Prediction) -> Iterator[Prediction]:
     """Yield the same at every split of the batch, with and without activation checkpointing, or as asked."""
     sequences, micro, _ = request.batch()
-    asked_for = request.activation_checkpointing
-    for checkpointed in (False, True) if asked_for is None else (CHECKPOINTED[asked_for],):
+    checkpointing = request.activation_checkpointing
+    for checkpointed in (False, True) if checkpointing is None else (CHECKPOINTED[checkpointing],):
         for size, accumulation in prediction.splits(sequences):
             if micro in (None, size):
-                job = dataclasses.replace(one.job, micro_batch_size=size, gradient_accumulation_steps=accumulation)
+                job = dataclasses.replace(best.job, micro_batch_size=size, gradient_accumulation_steps=accumulation)
                 job = dataclasses.replace(job, activation_checkpointing=checkpointed)
-                yield prediction.predict(shape, one.engine, job, one.box)
+                yield prediction.predict(shape, best.engine, job, best.box)
 
 
 def pareto(choices: list[Choice]) -> list[Choice]:
     """Keep those that fit and that no other one that fits beats in both memory and speed; the smallest first."""
-    kept: list[Choice] = []
+    front: list[Choice] = []
     fitting = [choice for choice in choices if choice.prediction.fits]
-    for choice in sorted(fitting, key=lambda one: (one.prediction.peak.total, -_speed(one))):
-        if not kept or _speed(choice) > _speed(kept[-1]):
-            kept.append(choice)
-    return kept
+    for choice in sorted(fitting, key=lambda candidate: (candidate.prediction.peak.total, -_speed(candidate))):
+        if not front or _speed(choice) > _speed(front[-1]):
+            front.append(choice)
+    return front

@@ -87,7 +87,7 @@ def by_deepspeed(case: MeasuredCase) -> float:
 
 
 RESERVES = np.arange(1.0, 1.61, 0.05)  # that a fit may choose from
-SHOWN = ("peak_reserved_bytes", "used_bytes")
+RESERVED_OR_USED = ("peak_reserved_bytes", "used_bytes")
 
 
 def _source(case: MeasuredCase) -> str:
@@ -103,7 +103,8 @@ def _shown(case: MeasuredCase, reserve: float) -> float:
 @cache
 def fitted_reserve(without: str = "") -> float:
     """`prediction.RESERVED`, as rows of grades A and B say but those of one source: each source counts alike."""
-    cases = [case for case in amounts() if case.quantity in SHOWN and case.grade != "C" and _source(case) != without]
+    cases = [case for case in amounts() if case.quantity in RESERVED_OR_USED and case.grade != "C"]
+    cases = [case for case in cases if _source(case) != without]
     errors = np.array([[abs(np.log(_shown(case, reserve) / case.published)) for reserve in RESERVES] for case in cases])
     sources = [_source(case) for case in cases]
     weights = np.array([1 / sources.count(source) for source in sources])
@@ -112,7 +113,7 @@ def fitted_reserve(without: str = "") -> float:
 
 def without_its_source(case: MeasuredCase) -> float:
     """What is predicted of a row by a fit to the rows of other sources; nothing is fitted to other quantities."""
-    if case.quantity not in SHOWN:
+    if case.quantity not in RESERVED_OR_USED:
         return float(prediction.predicted_memory(case))
     return _shown(case, fitted_reserve(_source(case)))
 
@@ -135,12 +136,12 @@ ACTIVATIONS = "of these, peaks that activations decide"
 
 def amounts() -> list[MeasuredCase]:
     """List published amounts of memory; what a family measured alike in one setting twice counts once."""
-    found: dict[Any, MeasuredCase] = {}
+    cases: dict[Any, MeasuredCase] = {}
     for case in measured_by_others.cases("memory"):
         if case.quantity != "fits":
             alike = case.family, case.quantity, case.published, float(prediction.predicted_memory(case))
-            found.setdefault(alike, case)
-    return list(found.values())
+            cases.setdefault(alike, case)
+    return list(cases.values())
 
 
 def activations_decide(case: MeasuredCase) -> bool:
@@ -185,8 +186,8 @@ class Verdict:
 
 def fits_verdicts() -> list[Verdict]:
     """Hold what is predicted to fit against every configuration of published.yaml: it trained, or ran out of memory."""
-    found: dict[Any, Verdict] = {}
+    verdicts: dict[Any, Verdict] = {}
     for case in (*measured_by_others.cases("times"), *measured_by_others.cases("memory")):
         predicted = bool(prediction.fits(peaks.peak(case.shape, case.engine, case.job), case.box))
-        found.setdefault((case.shape, case.engine, case.job, case.box), Verdict(case, predicted))
-    return list(found.values())
+        verdicts.setdefault((case.shape, case.engine, case.job, case.box), Verdict(case, predicted))
+    return list(verdicts.values())

@@ -27,7 +27,7 @@ from study.theory.shapes import ModelShape
 
 CHECKPOINTED: dict[Checkpointing, bool | Literal["selective"]] = {"full": True, "selective": "selective", "none": False}
 
-_KNOWN: dict[str, tuple[str | None, ...]] = {
+_CHOICES: dict[str, tuple[str | None, ...]] = {
     "precision": (None, *get_args(PrecisionClass)),
     "activation_checkpointing": (None, *get_args(Checkpointing)),
     "kernels": get_args(Kernels),
@@ -77,9 +77,9 @@ class Request:
             raise Refusal(f"num_gpus={self.num_gpus}: is more than anybody has; {MOST_GPUS:,} is the most")
         if self.network_gbps is not None and not 0 < self.network_gbps < math.inf:
             raise Refusal(f"network_gbps={self.network_gbps!r}: must be a number above 0, in Gbit/s of a node")
-        for name, known in _KNOWN.items():
-            if getattr(self, name) not in known:
-                raise Refusal(f"{name}={getattr(self, name)!r}: unknown; take one of {', '.join(filter(None, known))}")
+        for name, values in _CHOICES.items():
+            if getattr(self, name) not in values:
+                raise Refusal(f"{name}={getattr(self, name)!r}: unknown; take one of {', '.join(filter(None, values))}")
 
     def box(self, num_gpus: int | None = None) -> Box:
         with refusing():
@@ -118,9 +118,11 @@ class Request:
         if self.strategy is not None:
             chosen = file.read_by_name(self.strategy)
             if self.shard_group_size is None and not chosen.could_run(num_gpus):
-                one = chosen.distributed_type == "NO"
-                does, other = ("runs one process", "ddp") if one else ("has groups of ranks", "zero3_tuned or fsdp2")
-                raise Refusal(f"--strategy {self.strategy}: {does}, --gpus asks for {num_gpus}; take {other}")
+                is_single = chosen.distributed_type == "NO"
+                limit, remedy = (
+                    ("runs one process", "ddp") if is_single else ("has groups of ranks", "zero3_tuned or fsdp2")
+                )
+                raise Refusal(f"--strategy {self.strategy}: {limit}, --gpus asks for {num_gpus}; take {remedy}")
             return [chosen]
         shipped = map(file.read_by_name, file.names())
         return [chosen for chosen in shipped if chosen.could_run(num_gpus) and _makes_sense(chosen, num_gpus)]
@@ -150,36 +152,52 @@ class Request:
 
     def batch(self) -> tuple[int, int | None, int | None]:
         """Sequences per GPU and step; micro batch and accumulation where they are given. Refuses to round."""
-        micro, accumulation, whole = self.micro_batch_size, self.gradient_accumulation_steps, self.global_batch_size
-        if micro is not None and accumulation is None and whole is None:
+        micro, accumulation = self.micro_batch_size, self.gradient_accumulation_steps
+        if micro is not None and accumulation is None and self.global_batch_size is None:
             accumulation = 1
         if micro is not None and accumulation is not None:
-            made = micro * accumulation * self.num_gpus
-            if whole not in (None, made):
-                raise Refusal(
-                    f"--global-batch-size {whole} is not --micro-batch-size {micro} x --gradient-accumulation-steps "
-                    f"{accumulation} x --gpus {self.num_gpus} = {made}; leave one of them out"
-                )
+            self._check_product(micro, accumulation)
             return micro * accumulation, micro, accumulation
-        if whole is None and accumulation is not None:
+        if accumulation is not None and self.global_batch_size is None:
             raise Refusal("--gradient-accumulation-steps goes with --micro-batch-size or --global-batch-size; add one")
-        if whole is None:
-            whole = SEQUENCES_PER_GPU * self.num_gpus
-        each, rest = divmod(whole, self.num_gpus)
-        if rest or each == 0:
+        sequences = self._sequences_per_gpu()
+        if micro is not None:
+            return sequences, micro, self._divide(sequences, micro, "--micro-batch-size")
+        if accumulation is not None:
+            return sequences, self._divide(sequences, accumulation, "--gradient-accumulation-steps"), accumulation
+        return sequences, None, None
+
+    def _check_product(self, micro: int, accumulation: int) -> None:
+        """Refuse a global batch that is not the product of its three factors."""
+        product = micro * accumulation * self.num_gpus
+        if self.global_batch_size not in (None, product):
             raise Refusal(
-                f"--global-batch-size {whole} does not divide over --gpus {self.num_gpus}; change one of them"
+                f"--global-batch-size {self.global_batch_size} is not --micro-batch-size {micro} x "
+                f"--gradient-accumulation-steps {accumulation} x --gpus {self.num_gpus} = {product}; leave one of them "
+                "out"
             )
-        part, flag = (micro, "--micro-batch-size") if micro else (accumulation, "--gradient-accumulation-steps")
-        if part:
-            other, rest = divmod(each, part)
-            if rest or other == 0:
-                raise Refusal(
-                    f"--global-batch-size {whole} on --gpus {self.num_gpus} is {each} sequences per GPU, which "
-                    f"{flag} {part} does not divide; change one of them"
-                )
-            micro, accumulation = (part, other) if micro else (other, part)
-        return each, micro, accumulation
+
+    def _sequences_per_gpu(self) -> int:
+        if self.global_batch_size is None:
+            return SEQUENCES_PER_GPU
+        sequences, remainder = divmod(self.global_batch_size, self.num_gpus)
+        if remainder or sequences == 0:
+            raise Refusal(
+                f"--global-batch-size {self.global_batch_size} does not divide over --gpus {self.num_gpus}; change one "
+                "of them"
+            )
+        return sequences
+
+    def _divide(self, sequences: int, factor: int, flag: str) -> int:
+        """Divide a GPU's sequences by the factor that a flag gives. Raises Refusal where they do not divide."""
+        quotient, remainder = divmod(sequences, factor)
+        if remainder or quotient == 0:
+            total = self.global_batch_size or sequences * self.num_gpus
+            raise Refusal(
+                f"--global-batch-size {total} on --gpus {self.num_gpus} is {sequences} sequences per GPU, which "
+                f"{flag} {factor} does not divide; change one of them"
+            )
+        return quotient
 
 
 def _makes_sense(chosen: Strategy, num_gpus: int) -> bool:

@@ -32,7 +32,7 @@ MAPPINGS = (
     modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
 )
 LENGTHS = ("max_position_embeddings", "n_positions", "max_source_positions")  # of a config, as models call it
-OF_ONE_LABEL = ("ForSequenceClassification",)  # classes whose labels are one a sequence
+LABELS_PER_SEQUENCE = ("ForSequenceClassification",)  # classes whose labels are one a sequence
 
 
 @dataclass(frozen=True)
@@ -57,9 +57,9 @@ def find(name: str, sequence_length: int | None) -> Trainable:
     try:
         shape, request, notes = find_model(name, Request(GPU, sequence_length=sequence_length))
     except Refusal as not_counted:
-        if (found := _class_and_config(name)) is None:
+        if (class_and_config := _class_and_config(name)) is None:
             raise not_counted from None
-        return _of_class(*found, name, sequence_length)
+        return _of_class(*class_and_config, name, sequence_length)
     return of_shape(shape, request.sequence_length or 1, tuple(notes))
 
 
@@ -79,54 +79,64 @@ def of_shape(shape: ModelShape, sequence_length: int, notes: tuple[str, ...] = (
 
 def _class_and_config(name: str) -> tuple[type[Any], Any] | None:
     """The class of transformers and the configuration that a name stands for; None: it stands for none."""
-    named = getattr(transformers, name, None)
-    configuration: Any = getattr(named, "config_class", None)
-    if inspect.isclass(named) and configuration is not None:
-        return named, configuration()
+    named_class = getattr(transformers, name, None)
+    configuration: Any = getattr(named_class, "config_class", None)
+    if inspect.isclass(named_class) and configuration is not None:
+        return named_class, configuration()
     try:
-        content, where = shapes.read_config(name)
+        content, source = shapes.read_config(name)
     except ValueError:  # which has been said before
         return None
     content = dict(content)
     model_type = content.pop("model_type", None)
-    known = [mapping[model_type] for mapping in MAPPINGS if model_type in mapping]
-    for class_name in [*(content.get("architectures") or []), *known]:
+    class_names = [mapping[model_type] for mapping in MAPPINGS if model_type in mapping]
+    for class_name in [*(content.get("architectures") or []), *class_names]:
         if isinstance(class_name, str) and inspect.isclass(built := getattr(transformers, class_name, None)):
             content.pop("architectures", None)
             content.pop("quantization_config", None)
             try:
                 return built, transformers.AutoConfig.for_model(model_type, **content)
             except (TypeError, ValueError, AttributeError) as error:
-                raise Refusal(f"{where}: transformers makes no {class_name} of it: {_said(error)}") from None
+                raise Refusal(f"{source}: transformers makes no {class_name} of it: {_in_words(error)}") from None
     return None
 
 
 def _of_class(built: type[Any], config: Any, name: str, sequence_length: int | None) -> Trainable:
-    for key, value in config.to_dict().items():
-        if "drop" in key and isinstance(value, float):
-            setattr(config, key, 0.0)
-    config.use_cache = False
-    if getattr(config, "is_encoder_decoder", False) and getattr(config, "decoder_start_token_id", None) is None:
-        config.decoder_start_token_id = getattr(config, "pad_token_id", None) or 0
+    """Describe a class of transformers that theory does not count. Raises Refusal where it cannot be built."""
+    _prepare(config)
     make = getattr(built, "_from_config", built)
     try:
         with torch.device("meta"):
             model = make(config)
     except Exception as error:  # of anybody's class and configuration
-        why = f"transformers does not build {built.__name__}: {_said(error)}"
-        raise Refusal(f"{name}: {why}; correct its config.json") from None
-    positions = [value for key in LENGTHS if isinstance(value := getattr(config, key, None), int) and value > 0]
-    length = sequence_length or min([DEFAULT_LENGTH, *positions])
+        reason = f"transformers does not build {built.__name__}: {_in_words(error)}"
+        raise Refusal(f"{name}: {reason}; correct its config.json") from None
     return Trainable(
         built.__name__,
         sum(parameter.numel() for parameter in model.parameters()),
-        length,
+        sequence_length or min([DEFAULT_LENGTH, *_positions(config)]),
         (f"theory does not count {built.__name__}; it is built and run as transformers has it",),
         build=lambda job: _build(make, config, job),
         loss=lambda model, batch: _loss(model, batch, built.__name__),
         batch=lambda job: _batch(job, built.__name__),
         blocks=_blocks,
     )
+
+
+def _prepare(config: Any) -> None:
+    """Turn off dropout and the cache, and let an encoder-decoder know the token that its decoder starts with."""
+    for key, value in config.to_dict().items():
+        if "drop" in key and isinstance(value, float):
+            setattr(config, key, 0.0)
+    config.use_cache = False
+    if getattr(config, "is_encoder_decoder", False) and getattr(config, "decoder_start_token_id", None) is None:
+        config.decoder_start_token_id = getattr(config, "pad_token_id", None) or 0
+
+
+def _positions(config: Any) -> list[int]:
+    """The lengths that a configuration names."""
+    lengths = (getattr(config, key, None) for key in LENGTHS)
+    return [length for length in lengths if isinstance(length, int) and length > 0]
 
 
 def _build(make: Callable[[Any], Any], config: Any, job: Job) -> Any:
@@ -139,26 +149,27 @@ def _build(make: Callable[[Any], Any], config: Any, job: Job) -> Any:
 def _batch(job: Job, class_name: str) -> dict[str, Tensor]:
     """Make one rank's micro batch of tokens, which a decoder is given as labels too."""
     ids = torch.zeros(int(job.micro_batch_size), int(job.sequence_length), dtype=torch.long)
-    return {"input_ids": ids, "labels": ids[:, 0] if class_name.endswith(OF_ONE_LABEL) else ids}
+    return {"input_ids": ids, "labels": ids[:, 0] if class_name.endswith(LABELS_PER_SEQUENCE) else ids}
 
 
 def _loss(model: Any, batch: dict[str, Tensor], class_name: str) -> Any:
     try:
         loss = getattr(model(**batch), "loss", None)
     except (TypeError, ValueError, AttributeError, RuntimeError) as error:
-        why = f"its forward pass with tokens and labels fails: {_said(error)}"
-        raise Refusal(f"{class_name}: {why}; dry-run a script of yours, or take another strategy") from None
+        reason = f"its forward pass with tokens and labels fails: {_in_words(error)}"
+        raise Refusal(f"{class_name}: {reason}; dry-run a script of yours, or take another strategy") from None
     if loss is None:
         raise Refusal(f"{class_name}: has no loss of its own; name a class with a head, or dry-run a script of yours")
     return loss
 
 
-def _said(error: Exception) -> str:
+def _in_words(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
 
 
 def _blocks(model: nn.Module) -> list[str]:
     """The classes that transformers does not split, as far as lists of the model are of them."""
-    listed = {type(part).__name__ for each in model.modules() if isinstance(each, nn.ModuleList) for part in each}
+    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
+    listed = {type(part).__name__ for modules in lists for part in modules}
     whole = getattr(model, "_no_split_modules", None) or ()
     return sorted(listed & set(whole)) or sorted(listed)

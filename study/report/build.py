@@ -40,8 +40,8 @@ def build(study: str, folders: Sequence[Path], output: Path) -> Path:
     _make({name: (name, parameters) for name in OF_RUNS}, output)
     first = output / f"{OF_RUNS[0]}.ipynb"
     cells = json.loads(first.read_text(encoding="utf-8"))["cells"]
-    shown = [output.get("data", {}) for cell in cells for output in cell.get("outputs", [])]
-    if figures := ["".join(data["image/png"]) for data in shown if "image/png" in data]:
+    outputs = [output.get("data", {}) for cell in cells for output in cell.get("outputs", [])]
+    if figures := ["".join(data["image/png"]) for data in outputs if "image/png" in data]:
         first.with_suffix(".png").write_bytes(base64.b64decode(figures[-1]))
     return first
 
@@ -58,7 +58,7 @@ def build_all(output: Path) -> Path:
     return output
 
 
-def _make(asked: Mapping[str, tuple[str, Mapping[str, Any]]], output: Path) -> None:
+def _make(notebooks: Mapping[str, tuple[str, Mapping[str, Any]]], output: Path) -> None:
     """Execute notebooks with their parameters, each by the name that it gets in `output`.
 
     Those there are replaced when all new ones are made; other files stay. Raises Refusal for what a notebook refuses,
@@ -68,19 +68,19 @@ def _make(asked: Mapping[str, tuple[str, Mapping[str, Any]]], output: Path) -> N
         raise Refusal(f"--output {output}: is not a folder; name another one")
     output.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{output.name}-", dir=output.parent) as scratch:
-        for name, (notebook, parameters) in asked.items():
-            started, made = time.monotonic(), Path(scratch, f"{name}.ipynb")
+        for name, (notebook, parameters) in notebooks.items():
+            started, executed = time.monotonic(), Path(scratch, f"{name}.ipynb")
             try:
-                execute(NOTEBOOKS / f"{notebook}.ipynb", made, parameters)
+                execute(NOTEBOOKS / f"{notebook}.ipynb", executed, parameters)
             except RuntimeError as error:
                 output.mkdir(exist_ok=True)
-                kept = output / f"{name}.failed.ipynb"
-                os.replace(made, kept)
-                raise RuntimeError(f"{error}; the executed notebook is {kept}") from None
-            _tidy(made)
-            print(f"{output / made.name}: {time.monotonic() - started:.0f} s", flush=True)
+                failed = output / f"{name}.failed.ipynb"
+                os.replace(executed, failed)
+                raise RuntimeError(f"{error}; the executed notebook is {failed}") from None
+            _tidy(executed)
+            print(f"{output / executed.name}: {time.monotonic() - started:.0f} s", flush=True)
         output.mkdir(exist_ok=True)
-        for name in asked:
+        for name in notebooks:
             os.replace(Path(scratch, f"{name}.ipynb"), output / f"{name}.ipynb")
             (output / f"{name}.failed.ipynb").unlink(missing_ok=True)
 
@@ -141,7 +141,7 @@ def _tidy(executed: Path) -> None:
         cell["metadata"] = {key: value for key, value in cell["metadata"].items() if key == "tags"}
     text = json.dumps(notebook, indent=1, ensure_ascii=False)
     names: dict[str, str] = {}
-    for found in STYLED.findall(text):
-        names.setdefault(found, f"T_{len(names):05d}")
-    text = STYLED.sub(lambda found: names[found[0]], ADDRESS.sub("", text))
+    for match in STYLED.findall(text):
+        names.setdefault(match, f"T_{len(names):05d}")
+    text = STYLED.sub(lambda match: names[match[0]], ADDRESS.sub("", text))
     executed.write_text(text + "\n", encoding="utf-8")

@@ -37,10 +37,10 @@ def address(notebook: str) -> str:
 
 def find_gpu() -> ColabGpu | None:
     """Ask the driver for the first GPU; None where there is no driver or no GPU."""
-    said = machine.said("nvidia-smi", "--query-gpu=name,compute_cap", "--format=csv,noheader")
-    if not said:
+    output = machine.said("nvidia-smi", "--query-gpu=name,compute_cap", "--format=csv,noheader")
+    if not output:
         return None
-    name, _, capability = said.splitlines()[0].rpartition(",")
+    name, _, capability = output.splitlines()[0].rpartition(",")
     return ColabGpu(name.strip(), float(capability))
 
 
@@ -55,12 +55,12 @@ def commands(gpu: ColabGpu | None) -> dict[str, list[str]]:
     On a GPU the a100-replication protocol, one process each, text and weights from the hub; without one two processes
     on the two cores, a tiny model on the bundled text.
     """
-    made = {}
+    cells = {}
     for strategy in STRATEGIES if gpu else ON_CORES:
         name = f"paper-{strategy}-{precision(gpu)}" if gpu else strategy
-        asked = ["--preset", "paper", "--num-processes", "1", "--precision", precision(gpu)] if gpu else []
-        made[name] = ["zero-study", "train", "--strategy", strategy, *asked, "--output-dir", str(RUNS / name)]
-    return made
+        flags = ["--preset", "paper", "--num-processes", "1", "--precision", precision(gpu)] if gpu else []
+        cells[name] = ["zero-study", "train", "--strategy", strategy, *flags, "--output-dir", str(RUNS / name)]
+    return cells
 
 
 def train(committed: str | list[str], clone: Path) -> list[str]:
@@ -69,9 +69,9 @@ def train(committed: str | list[str], clone: Path) -> list[str]:
     A run that fails is said and passed over: what it left is part of the result. One that has a record is kept.
     """
     gpu = find_gpu()
-    where = f"{gpu.name}: the paper preset in {precision(gpu)}" if gpu else "no GPU: a tiny BERT on two cores"
+    place = f"{gpu.name}: the paper preset in {precision(gpu)}" if gpu else "no GPU: a tiny BERT on two cores"
     runs = commands(gpu)
-    print(f"{where}, {len(runs)} runs of some minutes each", flush=True)
+    print(f"{place}, {len(runs)} runs of some minutes each", flush=True)
     for name, command in runs.items():
         if (clone / RUNS / name / "record.json").exists():
             print(f"{name}: kept", flush=True)

@@ -50,12 +50,12 @@ def loss_curves(steps: pd.DataFrame, control: str = "ddp", window: int = 5) -> F
     figure, axes = panel(4.6)
     by_seed = steps.groupby(["strategy", "seed", "step"])["loss"].mean().unstack(["strategy", "seed"])
     smooth = by_seed.rolling(window, min_periods=1).mean()
-    band, wanted = smooth[control], list(smooth[control].columns)
+    band, seeds = smooth[control], list(smooth[control].columns)
     axes.fill_between(band.index, band.min(axis=1), band.max(axis=1), color=INK, alpha=0.2, linewidth=0)
     for name in in_order(smooth.columns.get_level_values("strategy")):
-        if set(wanted) <= set(smooth[name].columns):
+        if set(seeds) <= set(smooth[name].columns):
             wide: dict[str, Any] = {"linewidth": 6, "alpha": 0.5} if name == control else {"linewidth": 1.4}
-            axes.plot(smooth[name][wanted].mean(axis=1), label=name, **{**look(name), "marker": None}, **wide)
+            axes.plot(smooth[name][seeds].mean(axis=1), label=name, **{**look(name), "marker": None}, **wide)
     axes.set(xlabel="optimizer step", ylabel=f"training loss, mean of {window} steps")
     return finished(figure, axes)
 
@@ -63,21 +63,22 @@ def loss_curves(steps: pd.DataFrame, control: str = "ddp", window: int = 5) -> F
 def peak_by_part(runs: pd.DataFrame, control: str = "ddp") -> Figure:
     """A process's highest moment by part, as theory follows the step (bar), and what was measured (line and number)."""
     peaks, of = runs.groupby("strategy")["peak_gib"].mean(), runs.drop_duplicates("strategy").set_index("strategy")
-    theory = {name: found.parts for name, record in of["record"].items() if record and (found := step_peak(record))}
+    predictions = {name: step_peak(record) for name, record in of["record"].items() if record}
+    theory = {name: predicted.parts for name, predicted in predictions.items() if predicted}
     parts = pd.DataFrame(theory, dtype=float).T.reindex(in_order(peaks.index)).div(2**30)
     parts.columns = [part.replace("_", " ") for part in parts.columns]
     parts = parts.reindex(columns=[*PART_COLOURS, "activations", "logits"]).fillna(0)
     parts["activations and logits"] = parts.pop("activations") + parts.pop("logits")
     figure, axes = panel(ROW * len(parts) + 2.2)
-    left = pd.Series(0.0, index=parts.index)
+    start = pd.Series(0.0, index=parts.index)
     for part, color in PART_COLOURS.items():
         if parts[part].max() > 0.01 * peaks.max():
-            axes.barh(parts.index, parts[part], left=left, color=color, label=part, height=0.68)
-        left += parts[part]
+            axes.barh(parts.index, parts[part], left=start, color=color, label=part, height=0.68)
+        start += parts[part]
     axes.plot(peaks[parts.index], parts.index, "|", color=INK, markersize=16, markeredgewidth=2)
     for place, name in enumerate(parts.index):
         relative = "" if name == control or control not in peaks else f" ({peaks[name] / peaks[control] - 1:+.0%})"
-        axes.text(max(peaks[name], left[name]), place, f"  {peaks[name]:.2f}{relative}", va="center")
+        axes.text(max(peaks[name], start[name]), place, f"  {peaks[name]:.2f}{relative}", va="center")
     axes.invert_yaxis()
     axes.margins(x=0.22)
     axes.set(xlabel="GiB of tensors, of the fullest process")
@@ -104,9 +105,9 @@ def bars(values: pd.Series, label: str, reach: pd.Series | None = None, digits: 
 
 def relative_time(ratios: pd.DataFrame, control: str = "ddp") -> Figure:
     """A step's time over the control's: the median of `ratio` (bar), and the range of its runs (line)."""
-    found = ratios.groupby("strategy")["ratio"].agg(["median", "min", "max"]).loc[in_order(ratios["strategy"])]
-    figure, axes = bars(found["median"], f"step time over that of {control}", found["max"])
-    axes.hlines(found.index, found["min"], found["max"], color=INK, linewidth=3)
+    statistics = ratios.groupby("strategy")["ratio"].agg(["median", "min", "max"]).loc[in_order(ratios["strategy"])]
+    figure, axes = bars(statistics["median"], f"step time over that of {control}", statistics["max"])
+    axes.hlines(statistics.index, statistics["min"], statistics["max"], color=INK, linewidth=3)
     axes.axvline(1, color=INK, linewidth=0.8)
     return figure
 
@@ -119,14 +120,14 @@ def first_screen(peaks: pd.Series, times: pd.Series, ink: str) -> Figure:
     for axes, values, title in zip(panels, (peaks[order], times[order]), titles, strict=True):
         bars = axes.barh(order, values, color=[look(name)["color"] for name in order], height=0.62)
         bars[order.index("ddp")].set_color(COLOURS["ddp"])
-        axes.bar_label(bars, [f"{each:.2f}" for each in values], padding=4, color=ink, fontsize=10)
+        axes.bar_label(bars, [f"{value:.2f}" for value in values], padding=4, color=ink, fontsize=10)
         axes.axvline(values["ddp"], color=ink, linewidth=0.8, linestyle=":")
         axes.set_title(title, color=ink, fontsize=11, loc="left")
         axes.tick_params(colors=ink, labelsize=10, bottom=False, labelbottom=False, left=False)
         axes.spines[:].set_visible(False)
         axes.margins(x=0.14)
-    said = {"ddp": "DDP", "zero": "ZeRO-", "fsdp": "FSDP", "_tuned": ", tuned"}
-    names = [re.sub("|".join(said), lambda found: said[found[0]], name) for name in order]
+    readable = {"ddp": "DDP", "zero": "ZeRO-", "fsdp": "FSDP", "_tuned": ", tuned"}
+    names = [re.sub("|".join(readable), lambda match: readable[match[0]], name) for name in order]
     panels[0].set_yticks(range(len(order)), names)
     panels[0].invert_yaxis()
     plt.close(figure)
@@ -151,9 +152,9 @@ def lines(table: pd.DataFrame, x: str, y: str, control: str = "ddp") -> tuple[Fi
         push = np.clip(gap - np.diff(at), 0, None) / 2
         at[:-1] -= push
         at[1:] += push
-    where: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "va": "center", "annotation_clip": False}
+    placement: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "va": "center", "annotation_clip": False}
     for place, (_, name) in zip(np.exp(at), ends, strict=True):
-        axes.annotate(f" {name}", (1, place), color=look(name)["color"], **where)
+        axes.annotate(f" {name}", (1, place), color=look(name)["color"], **placement)
     plt.close(figure)
     return figure, axes
 
@@ -171,11 +172,11 @@ def bits(rows: Mapping[str, Sequence[Cell | None]], heads: Sequence[str]) -> Fig
     for y, row in enumerate(rows.values()):
         for x, cell in enumerate(row):
             if cell is not None:
-                is_same = cell.step is None
-                colour = COLOURS["zero2"] if is_same else "none"
+                is_equal = cell.step is None
+                colour = COLOURS["zero2"] if is_equal else "none"
                 axes.add_patch(Rectangle((x - 0.46, y - 0.4), 0.92, 0.8, facecolor=colour, edgecolor=INK))
-                text = "=" if is_same else _numbers(cell, used)
-                axes.text(x, y, text, ha="center", va="center", fontsize=10, color="white" if is_same else INK)
+                text = "=" if is_equal else _numbers(cell, used)
+                axes.text(x, y, text, ha="center", va="center", fontsize=10, color="white" if is_equal else INK)
     axes.set_xlim(-0.5, len(heads) - 0.5)
     axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.set_yticks(range(len(rows)), list(rows), fontsize=10)
@@ -212,9 +213,9 @@ def finished(figure: Figure, axes: Axes) -> Figure:
     return figure
 
 
-def only(table: pd.DataFrame, **wanted: Any) -> pd.DataFrame:
+def only(table: pd.DataFrame, **conditions: Any) -> pd.DataFrame:
     """The rows of a table that have these values; a value may be a list of several."""
-    for column, value in wanted.items():
+    for column, value in conditions.items():
         values = list(value) if isinstance(value, Iterable) and not isinstance(value, str) else [value]
         table = table[table[column].isin(values)]
     return table

@@ -53,14 +53,14 @@ _GIB = {
 
 def runs(records: str | Path | Sequence[str | Path]) -> pd.DataFrame:
     """One row per run: what it was, how it ended, what it learned, held, sent, and how long a step took."""
-    read = with_theory(table.read(folders(records))).rename(columns=_RUNS)
+    table_of_runs = with_theory(table.read(folders(records))).rename(columns=_RUNS)
     for name, column in _GIB.items():
-        read[column] = read[name] / GIB
-    on_gpu = read["device"] == "cuda"
-    read["peak_gib"] = read["peak_allocated_gib"].where(on_gpu, read["peak_tensors_gib"])
-    shown = [*_RUNS.values(), *_GIB.values(), "peak_gib", "device", "status", "message"]
-    columns = list(dict.fromkeys([*KEYS, *shown, "record", "curve"]))
-    return _escaped(_ordered(read[columns]))
+        table_of_runs[column] = table_of_runs[name] / GIB
+    on_gpu = table_of_runs["device"] == "cuda"
+    table_of_runs["peak_gib"] = table_of_runs["peak_allocated_gib"].where(on_gpu, table_of_runs["peak_tensors_gib"])
+    columns = [*_RUNS.values(), *_GIB.values(), "peak_gib", "device", "status", "message"]
+    columns = list(dict.fromkeys([*KEYS, *columns, "record", "curve"]))
+    return _escaped(_ordered(table_of_runs[columns]))
 
 
 def steps(records: str | Path | Sequence[str | Path]) -> pd.DataFrame:
@@ -80,9 +80,9 @@ def states(records: str | Path | Sequence[str | Path]) -> pd.DataFrame:
     for run, record in _recorded(records):
         moments = {"updating": record.model_state_bytes, "resting": record.resting_state_bytes}
         for moment, ranks in moments.items():
-            for rank, held in enumerate(ranks or []):
+            for rank, state_bytes in enumerate(ranks or []):
                 for part in facts.PARTS:
-                    num_bytes = getattr(held, part)
+                    num_bytes = getattr(state_bytes, part)
                     of = {"bytes_per_parameter": num_bytes / record.num_params if record.num_params else None}
                     rows.append({**run, "rank": rank, "moment": moment, "part": part, "gib": num_bytes / GIB, **of})
     return pd.DataFrame(rows)
@@ -92,8 +92,8 @@ def collectives(records: str | Path | Sequence[str | Path]) -> pd.DataFrame:
     """One row per run and kind of collective in one step of rank 0: how many, and MiB of their whole tensors."""
     rows: list[dict[str, Any]] = []
     for run, record in _recorded(records):
-        for each in record.collectives_per_step or []:
-            rows.append({**run, "kind": each.kind, "count": each.count, "mib": each.bytes / MIB})
+        for collective in record.collectives_per_step or []:
+            rows.append({**run, "kind": collective.kind, "count": collective.count, "mib": collective.bytes / MIB})
     return pd.DataFrame(rows)
 
 
@@ -114,16 +114,16 @@ def crossings(records: str | Path | Sequence[str | Path]) -> pd.DataFrame:
 
 def settings(runs: pd.DataFrame, control: str) -> list[pd.DataFrame]:
     """The runs of each setting that the control ran in; models of a real size first, then those of most strategies."""
-    found = [rows for _, rows in runs.groupby(SETTING) if control in set(rows["strategy"])]
-    return sorted(found, key=lambda rows: (rows["parameters"].max() < REAL, -rows["strategy"].nunique(),
+    groups = [rows for _, rows in runs.groupby(SETTING) if control in set(rows["strategy"])]
+    return sorted(groups, key=lambda rows: (rows["parameters"].max() < REAL, -rows["strategy"].nunique(),
                                            -rows["parameters"].max(), rows["processes"].max()))  # fmt: skip
 
 
 def name_of(rows: pd.DataFrame) -> str:
     """A setting in words."""
     of, size = rows.iloc[0], f"{rows['parameters'].max() / 1e6:,.1f} million parameters"
-    asked = f"{of['precision']}, {formatting.processes(of['processes'])}, {of['batch_sequences']} sequences a step"
-    return f"{of['workload']} {of['size']} ({size}), {asked}"
+    setting = f"{of['precision']}, {formatting.processes(of['processes'])}, {of['batch_sequences']} sequences a step"
+    return f"{of['workload']} {of['size']} ({size}), {setting}"
 
 
 def mean(runs: pd.DataFrame, *columns: str) -> pd.DataFrame:
@@ -131,9 +131,9 @@ def mean(runs: pd.DataFrame, *columns: str) -> pd.DataFrame:
     return runs.groupby(["strategy", "seed"])[list(columns)].mean().groupby("strategy").mean()
 
 
-def control_of(table: pd.DataFrame, asked: str) -> str:
+def control_of(table: pd.DataFrame, control: str) -> str:
     """What the others are compared with: the strategy that is asked for, or where it did not run, the first."""
-    return asked if asked in set(table["strategy"]) else str(table["strategy"].iloc[0])
+    return control if control in set(table["strategy"]) else str(table["strategy"].iloc[0])
 
 
 def folders(records: str | Path | Sequence[str | Path]) -> list[Path]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
+from typing import Any, Literal
 
 from study.config import RunConfig
 from study.engines.keys import known_keys
@@ -19,48 +19,60 @@ from study.theory.shapes import ModelShape
 _SILENT = ("reduce_bucket_size", "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold",
            "stage3_max_live_parameters", "stage3_max_reuse_distance", "sub_group_size")  # fmt: skip
 _ZERO = known_keys.engine_schema("deepspeed", "strict")["zero_optimization"]
+# Sizes that only stage 3 has, by the engine's field.
+_STAGE_3_SIZES = {
+    "persistence_threshold": "stage3_param_persistence_threshold",
+    "prefetch_bucket_size": "stage3_prefetch_bucket_size",
+    "max_live_parameters": "stage3_max_live_parameters",
+    "max_reuse_distance": "stage3_max_reuse_distance",
+}
 DEEPSPEED_DEFAULTS: dict[str, int] = {name: _ZERO[name]["default"] for name in _SILENT}
 
 
 _AUTOCAST: dict[PrecisionClass, PrecisionClass] = {"bf16": "bf16-autocast", "fp16": "fp16-autocast"}
 
 
-def precision_class(chosen: Strategy, asked: PrecisionClass) -> PrecisionClass:
+def precision_class(chosen: Strategy, precision: PrecisionClass) -> PrecisionClass:
     """The class in which a strategy trains in 16 bits: fp32 masters of what is computed in 16 bits have DeepSpeed's
     stages 1 to 3, and FSDP2; the others compute under autocast."""
     has_masters = chosen.zero_stage or chosen.distributed_type == "FSDP"
-    return asked if has_masters else _AUTOCAST.get(asked, asked)
+    return precision if has_masters else _AUTOCAST.get(precision, precision)
 
 
 def engine_of_strategy(
     chosen: Strategy, hidden: int, world_size: int, precision: PrecisionClass, accumulation_dtype: str = "fp32"
 ) -> Engine:
     """Describe the engine that a file configures for a model of this hidden size."""
-    size = parameter_bytes(precision)
-    in_fp32 = size == 4 or (accumulation_dtype == "fp32" and precision != "pure-bf16")
+    in_fp32 = parameter_bytes(precision) == 4 or (accumulation_dtype == "fp32" and precision != "pure-bf16")
     accumulation_bytes = 4 if in_fp32 else 2
     if chosen.distributed_type == "FSDP":
-        offload = chosen.offload_param_device
-        return Engine(
-            kind="fsdp",
-            zero_stage=3,
-            world_size=world_size,
-            precision=precision,
-            accumulation_bytes=accumulation_bytes,
-            offload_optimizer=offload,
-            offload_param=offload,
-            reshard_after_forward=chosen.reshard_after_forward,
-            replicas=chosen.mesh[0] if chosen.mesh else 1,
-            reduces_in_fp32=True,
-        )
-    if chosen.distributed_type != "DEEPSPEED":
-        kind: Literal["torch", "ddp"] = "torch" if chosen.distributed_type == "NO" else "ddp"
-        return Engine(kind, 0, world_size, precision, accumulation_bytes, **chosen.ddp_json or {})
-    zero = (chosen.deepspeed_json or {}).get("zero_optimization", {})
-    written = {key: value for key, value in zero.items() if value != "auto"}
-    suited = {key: value for key, value in suited_buckets(hidden).items() if zero.get(key) == "auto"}
-    known = {**DEEPSPEED_DEFAULTS, **written, **suited}
-    stage_3 = chosen.zero_stage == 3
+        return _fsdp_engine(chosen, world_size, precision, accumulation_bytes)
+    if chosen.distributed_type == "DEEPSPEED":
+        return _deepspeed_engine(chosen, hidden, world_size, precision, accumulation_bytes)
+    kind: Literal["torch", "ddp"] = "torch" if chosen.distributed_type == "NO" else "ddp"
+    return Engine(kind, 0, world_size, precision, accumulation_bytes, **chosen.ddp_json or {})
+
+
+def _fsdp_engine(chosen: Strategy, world_size: int, precision: PrecisionClass, accumulation_bytes: int) -> Engine:
+    return Engine(
+        kind="fsdp",
+        zero_stage=3,
+        world_size=world_size,
+        precision=precision,
+        accumulation_bytes=accumulation_bytes,
+        offload_optimizer=chosen.offload_param_device,  # FSDP2 offloads both or neither
+        offload_param=chosen.offload_param_device,
+        reshard_after_forward=chosen.reshard_after_forward,
+        replicas=chosen.mesh[0] if chosen.mesh else 1,
+        reduces_in_fp32=True,
+    )
+
+
+def _deepspeed_engine(
+    chosen: Strategy, hidden: int, world_size: int, precision: PrecisionClass, accumulation_bytes: int
+) -> Engine:
+    zero = _zero_settings(chosen, hidden)
+    is_stage_3 = chosen.zero_stage == 3
     engine = Engine(
         kind="deepspeed",
         zero_stage=chosen.zero_stage or 0,
@@ -69,29 +81,34 @@ def engine_of_strategy(
         accumulation_bytes=accumulation_bytes,
         offload_optimizer=chosen.offload_optimizer_device,
         offload_param=chosen.offload_param_device,
-        reduce_bucket_size=known["reduce_bucket_size"],
-        persistence_threshold=known["stage3_param_persistence_threshold"] if stage_3 else 0,
-        prefetch_bucket_size=known["stage3_prefetch_bucket_size"] if stage_3 else 0,
-        max_live_parameters=known["stage3_max_live_parameters"] if stage_3 else 0,
-        max_reuse_distance=known["stage3_max_reuse_distance"] if stage_3 else 0,
-        sub_group_size=known["sub_group_size"],
+        reduce_bucket_size=zero["reduce_bucket_size"],
+        sub_group_size=zero["sub_group_size"],
         secondary_partition_size=min(chosen.secondary_partition_size, world_size),  # as DeepSpeed, utils/groups.py
         param_swap_buffer_size=swap_buffer_size(hidden, world_size) if chosen.offload_param_device == "nvme" else 0,
-        overlap_comm=known.get("overlap_comm", stage_3),
-        multi_rank_allreduce=known.get("use_multi_rank_bucket_allreduce", True),
+        overlap_comm=zero.get("overlap_comm", is_stage_3),
+        multi_rank_allreduce=zero.get("use_multi_rank_bucket_allreduce", True),
+        **({field: zero[key] for field, key in _STAGE_3_SIZES.items()} if is_stage_3 else {}),
     )
     has_bucket = engine.zero_stage > 0 and not is_bf16_optimizer(engine)
     return engine if has_bucket else dataclasses.replace(engine, reduce_bucket_size=0)
 
 
-def advised_engine(chosen: Strategy, hidden: int, world_size: int, asked: PrecisionClass) -> Engine:
+def _zero_settings(chosen: Strategy, hidden: int) -> dict[str, Any]:
+    """The settings of `zero_optimization`: the file's, those that "auto" stands for, and DeepSpeed's defaults."""
+    in_file = (chosen.deepspeed_json or {}).get("zero_optimization", {})
+    explicit = {key: value for key, value in in_file.items() if value != "auto"}
+    automatic = {key: value for key, value in suited_buckets(hidden).items() if in_file.get(key) == "auto"}
+    return {**DEEPSPEED_DEFAULTS, **explicit, **automatic}
+
+
+def advised_engine(chosen: Strategy, hidden: int, world_size: int, precision: PrecisionClass) -> Engine:
     """Describe the engine in the class in which its strategy trains, where a precision is asked of all strategies.
 
     Raises Refusal for fp8 of another engine than FSDP2, of which nothing is known.
     """
-    if asked == "fp8" and chosen.distributed_type != "FSDP":
+    if precision == "fp8" and chosen.distributed_type != "FSDP":
         raise Refusal("fp8 is predicted under FSDP2 only; take another precision or strategy")
-    return engine_of_strategy(chosen, hidden, world_size, precision_class(chosen, asked))
+    return engine_of_strategy(chosen, hidden, world_size, precision_class(chosen, precision))
 
 
 def shape_of(config: RunConfig) -> ModelShape:

@@ -12,31 +12,29 @@ from typing import Any
 DIGESTS: dict[str, str] = json.loads(Path(__file__).with_name("shipped.json").read_text())
 
 # Who starts processes, where a JSON lies, and what the run sets alike for every strategy.
-_NOT_OF_IT = {
+_SET_BY_THE_RUN = {
     "deepspeed_config_file", "deepspeed_multinode_launcher", "gradient_accumulation_steps", "gradient_clipping",
     "train_micro_batch_size_per_gpu", "train_batch_size", "steps_per_print",
 }  # fmt: skip
-_AS_LEFT_OUT = (None, "none", False, "auto")
+_UNSET = (None, "none", False, "auto")
 
 
-def normalized_settings(written: Mapping[str, Any]) -> dict[str, Any]:
+def normalized_settings(files: Mapping[str, Any]) -> dict[str, Any]:
     """What of an accelerate file and its JSON, as a record keeps both, says how a run is distributed."""
-    content = written.get("yaml")
+    content = files.get("yaml")
     content = content if isinstance(content, dict) else {}
     sections = {name: content.get(name) for name in ("deepspeed_config", "fsdp_config", "parallelism_config")}
     return {"distributed_type": content.get("distributed_type")} | {
-        name: {key: value for key, value in section.items() if key not in _NOT_OF_IT and value not in _AS_LEFT_OUT}
-        for name, section in {**sections, "JSON": written.get("json")}.items()
+        name: {key: value for key, value in section.items() if key not in _SET_BY_THE_RUN and value not in _UNSET}
+        for name, section in {**sections, "JSON": files.get("json")}.items()
         if isinstance(section, dict)
     }
 
 
-def digest(written: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(normalized_settings(written), sort_keys=True, default=str).encode()).hexdigest()[
-        :16
-    ]
+def digest(files: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(normalized_settings(files), sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
-def name_of(name: str, written: Mapping[str, Any]) -> str:
+def name_of(name: str, files: Mapping[str, Any]) -> str:
     """Name the strategy of a file of this name: a shipped one's with other content is no strategy of that name."""
-    return name if DIGESTS.get(name) in (None, digest(written)) else f"{name}-changed"
+    return name if DIGESTS.get(name) in (None, digest(files)) else f"{name}-changed"

@@ -130,11 +130,11 @@ def left_over(config: RunConfig) -> Examples:
     texts = parts["train"]["text"][:]
     # IMDB has some reviews several times.
     drawn = {*texts[: config.num_train_examples], *parts["test"]["text"][: config.num_eval_examples]}
-    rest = [text for text in texts[config.num_train_examples :] if text not in drawn]
-    if not rest:
+    unused = [text for text in texts[config.num_train_examples :] if text not in drawn]
+    if not unused:
         raise sources.nothing_left(config)
     tokens = sources.load_tokenizer(config)(
-        rest, max_length=config.sequence_length, truncation=True, padding="max_length", return_overflowing_tokens=True
+        unused, max_length=config.sequence_length, truncation=True, padding="max_length", return_overflowing_tokens=True
     )
     ids = torch.tensor(tokens["input_ids"])
     return Examples(input_ids=ids, attention_mask=torch.tensor(tokens["attention_mask"]), labels=ids)
@@ -145,9 +145,9 @@ class _MaskedWords(BertForMaskedLM):  # type: ignore[no-untyped-call]
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """Mean cross-entropy; scores of the masked places only, since those of all words of all places fill memory."""
-        asked = labels != -100
-        scores = self.cls(self.bert(input_ids, attention_mask).last_hidden_state[asked])
-        return {"loss": functional.cross_entropy(scores, labels[asked])}
+        is_masked = labels != -100
+        scores = self.cls(self.bert(input_ids, attention_mask).last_hidden_state[is_masked])
+        return {"loss": functional.cross_entropy(scores, labels[is_masked])}
 
 
 def body(config: RunConfig) -> tuple[PreTrainedModel, PreTrainedModel, DataCollatorForLanguageModeling]:

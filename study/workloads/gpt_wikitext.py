@@ -70,8 +70,8 @@ def _shuffled(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> dict[str
 
 def _blocks(lines: list[str], tokenizer: PreTrainedTokenizerBase, length: int) -> np.ndarray:
     """Tokenise line by line, join, and cut into (num_blocks, length); the tail is dropped."""
-    written = [line for line in lines if line]
-    tokens = tokenizer(written, add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"]
+    nonempty = [line for line in lines if line]
+    tokens = tokenizer(nonempty, add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"]
     ids = np.fromiter(chain.from_iterable(tokens), dtype=np.int64)
     return ids[: len(ids) // length * length].reshape(-1, length)
 

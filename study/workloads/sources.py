@@ -107,28 +107,28 @@ def check(config: RunConfig) -> None:
                 require_blocks(config, split, words // config.sequence_length, "the bundled sample")
 
 
-def require_reviews(config: RunConfig, num_reviews: int, where: str) -> None:
+def require_reviews(config: RunConfig, num_reviews: int, source: str) -> None:
     """Refuse more examples than the two parts of the labelled reviews hold."""
     num_held_out = math.ceil(HELD_OUT * num_reviews)  # as datasets' train_test_split rounds
-    for name, asked, available, part in (
+    for name, requested, available, part in (
         ("num_train_examples", config.num_train_examples, num_reviews - num_held_out, "80 %"),
         ("num_eval_examples", config.num_eval_examples, num_held_out, "20 %"),
     ):
-        if asked > available:
+        if requested > available:
             raise Refusal(
-                f"{name} {asked} is more than the {available} reviews ({part} of {num_reviews}) in {where}; lower "
+                f"{name} {requested} is more than the {available} reviews ({part} of {num_reviews}) in {source}; lower "
                 f"--{name.replace('_', '-')}"
             )
 
 
-def require_blocks(config: RunConfig, split: str, available: int, where: str) -> None:
+def require_blocks(config: RunConfig, split: str, available: int, source: str) -> None:
     """Refuse more examples than the text has blocks. `split` is "train" or "validation"."""
     name = {"train": "num_train_examples", "validation": "num_eval_examples"}[split]
-    asked = getattr(config, name)
-    if asked > available:
+    requested = getattr(config, name)
+    if requested > available:
         raise Refusal(
-            f"{name} {asked} is more than the {available} {split} blocks of {config.sequence_length} tokens in "
-            f"{where}; lower --{name.replace('_', '-')} or --sequence-length"
+            f"{name} {requested} is more than the {available} {split} blocks of {config.sequence_length} tokens in "
+            f"{source}; lower --{name.replace('_', '-')} or --sequence-length"
         )
 
 
@@ -224,11 +224,11 @@ def load_reviews(config: RunConfig) -> datasets.Dataset:
         table = pyarrow.parquet.ParquetFile(path).read(columns=["text", "label"])
     except (OSError, pyarrow.ArrowException) as error:
         raise _unreadable(path, error) from error
-    found = set(table["label"].unique().to_pylist())
-    if table["text"].null_count or not found <= {0, 1}:
+    label_values = set(table["label"].unique().to_pylist())
+    if table["text"].null_count or not label_values <= {0, 1}:
         raise Refusal(
-            f"{path} has {table['text'].null_count} reviews without text and the labels {sorted(found, key=str)}; "
-            "every review needs a text and label 0 or 1"
+            f"{path} has {table['text'].null_count} reviews without text and the labels "
+            f"{sorted(label_values, key=str)}; every review needs a text and label 0 or 1"
         )
     return datasets.Dataset(table)
 
@@ -284,7 +284,7 @@ def load_tokenizer(config: RunConfig) -> PreTrainedTokenizerBase:
 
 
 def from_hub(
-    what: str, load: Callable[[], T], remedy: str = "use --data files --data-dir FOLDER or --data bundled"
+    subject: str, load: Callable[[], T], remedy: str = "use --data files --data-dir FOLDER or --data bundled"
 ) -> T:
     """Return `load()`; whatever the network, the hub and its cache are to blame for is a Refusal with `remedy`.
 
@@ -296,7 +296,7 @@ def from_hub(
         return load()
     except _hub_failures() as error:
         raise Refusal(
-            f"cannot reach the hub for {what}, or it did not deliver ({_first_line(error)}); {remedy}"
+            f"cannot reach the hub for {subject}, or it did not deliver ({_first_line(error)}); {remedy}"
         ) from error
 
 
@@ -308,17 +308,17 @@ def from_folder(folder: Path, model_class: type[Any], settings: Any, drawn: tupl
     import torch
 
     try:
-        model, found = model_class.from_pretrained(
+        model, loading_info = model_class.from_pretrained(
             folder, config=settings, dtype=torch.float32, output_loading_info=True
         )
     except (OSError, ValueError, RuntimeError) as error:  # the last: another shape
         raise Refusal(
             f"--weights {folder}: cannot be loaded ({_first_line(error)}); name a model of this size"
         ) from error
-    lacking = sorted(name for name in found["missing_keys"] if not name.startswith(drawn))
-    for names, what in ((lacking, "lacks"), (sorted(found["unexpected_keys"]), "has")):
+    lacking = sorted(name for name in loading_info["missing_keys"] if not name.startswith(drawn))
+    for names, verb in ((lacking, "lacks"), (sorted(loading_info["unexpected_keys"]), "has")):
         if names:
-            raise Refusal(f"--weights {folder}: {what} {names[0]}; name a model of this size")
+            raise Refusal(f"--weights {folder}: {verb} {names[0]}; name a model of this size")
     return model
 
 

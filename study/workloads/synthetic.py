@@ -71,12 +71,12 @@ def articles() -> dict[str, list[str]]:
     vocabulary = words()
     lines_of = {}
     for split, size in TEXT_WORDS.items():
-        which = np.searchsorted([0.6, 0.85, 0.95], random.random_sample(size)).tolist()
+        choice = np.searchsorted([0.6, 0.85, 0.95], random.random_sample(size)).tolist()
         restarts = _by_frequency(random, NUM_WORDS, size).tolist()
         restart = (random.random_sample(size) < 0.1).tolist()  # now and then any word, so that no cycle holds the chain
         word, text = 0, []
         for position in range(size):
-            word = restarts[position] if restart[position] else successors[word][which[position]]
+            word = restarts[position] if restart[position] else successors[word][choice[position]]
             text.append(vocabulary[word])
         lines = [" " + " ".join(text[start : start + 100]) + " \n" for start in range(0, size, 100)]
         lines_of[split] = [row for line in lines for row in (line, "")]
