@@ -6,6 +6,7 @@ install lacks is missed only there.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import importlib
@@ -442,9 +443,9 @@ def _dry_run(
     Exit status: 0 the ranks make the same calls; 1 they part, which is a hang; 2 it cannot be pretended.
     """
     _require(*TRAINING)
-    from study.planner import dry_run
+    from study.dryrun import command
 
-    return dry_run.command(file.find_strategy(strategy), script, world_size, ranks, per_machine, output, **model)
+    return command.command(file.find_strategy(strategy), script, world_size, ranks, per_machine, output, **model)
 
 
 @zero_study.command("upgrade")
@@ -729,8 +730,8 @@ def _advise(
         raise Refusal("--model or --gpus is missing: a model for its GPUs, GPUs for their model, or both")
     asked = planner.Asked(num_gpus=num_gpus or 1, **options)
     if trace:
-        if as_json or None in (model, num_gpus):
-            raise Refusal("--trace goes with both --model and --gpus and prints no JSON; add them, or leave --json out")
+        if None in (model, num_gpus):
+            raise Refusal("--trace goes with both --model and --gpus; add them")
         _require(*TRACING)
     if write is not None:
         if None in (model, num_gpus):
@@ -748,12 +749,13 @@ def _advise(
         return
     tracer = None
     if trace:
-        from study.planner import dry_run
+        from study.dryrun.trace import trace as trace_step
         from study.planner.trace import trace_options
 
         asked = dataclasses.replace(asked, kernels="transformers")  # whose modules are traced
-        tracer = functools.partial(trace_options, dry_run.trace)
-    advice = planner.advise(model, asked, tracer)
+        tracer = functools.partial(trace_options, trace_step)
+    with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():  # the lines of a trace
+        advice = planner.advise(model, asked, tracer)
     show(advice, advice_text.text_of_all if everything else advice_text.text, advice_text.content)
     if write is not None:
         advice_text.write(advice, write)

@@ -14,7 +14,7 @@ from study.strategy.file import Strategy
 from study.theory import hardware, shapes
 from study.theory.case import Attention, Checkpointing, Job, Kernels, LossKernel, Optimizer, OptimizerKernel, Precision
 from study.theory.hardware import Box
-from study.theory.shapes import ModelShape
+from study.theory.shapes import DEFAULT_LENGTH, ModelShape
 
 CHECKPOINTED: dict[Checkpointing, bool | Literal["selective"]] = {"full": True, "selective": "selective", "none": False}
 
@@ -30,7 +30,6 @@ _KNOWN: dict[str, tuple[str | None, ...]] = {
 
 _IN_GROUPS = "fsdp2_hybrid, zero1 or zero2"
 MOST_GPUS = 1_000_000
-DEFAULT_LENGTH = 1024  # tokens
 SEQUENCES_PER_GPU = 8  # of the global batch, where none is asked for
 
 
@@ -180,16 +179,10 @@ def _makes_sense(chosen: Strategy, num_gpus: int) -> bool:
 
 
 def find_model(name: str, asked: Asked) -> tuple[ModelShape, Asked, list[str]]:
-    """Find a model, and settle the length where none is asked for; and say what of it is ignored, or taken otherwise.
+    """Find a model; return its shape, the question with the length settled, and notes on how the model is counted.
 
     Raises Refusal for a model that is not known.
     """
     with refusing():
-        shape = shapes.find(name)
-    length = asked.sequence_length or min(DEFAULT_LENGTH, shape.positions)
-    asked = dataclasses.replace(asked, sequence_length=length)
-    notes = list(shape.notes)
-    if length <= shape.positions:
-        return shape, asked, notes
-    note = f"{shape.name} has {shape.positions:,} positions: taken as if it had {length:,}"
-    return dataclasses.replace(shape, positions=length), asked, [*notes, note]
+        shape, length, notes = shapes.find_for_length(name, asked.sequence_length)
+    return shape, dataclasses.replace(asked, sequence_length=length), notes
