@@ -33,8 +33,8 @@ SLOW = {"cluster", "run_small", "one_process_instead_of_two"}
 
 # The files that take 5 s or more without starting another Python.
 COMPUTING = {
-    "test_body", "test_claims", "test_differences", "test_docs", "test_fake_tensors", "test_fuzz", "test_peaks",
-    "test_plan", "test_residual", "test_verdict", "test_workloads",
+    "test_body", "test_claims", "test_differences", "test_docs", "test_fuzz", "test_peaks",
+    "test_plan", "test_residual", "test_trace", "test_verdict", "test_workloads",
 }  # fmt: skip
 
 # The files that take 20 s or more, of which some are slow, longest first: workers take whole files, and end together.

@@ -16,26 +16,23 @@ from itertools import count, product
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
 
 from study import files
+from study.dryrun import deadlock, ranks, script, trace, world
+from study.dryrun.models import of_shape
+from study.dryrun.traced import check_traceable
+from study.dryrun.tracker import Call
 from study.engines import extensions
-from study.engines.dry_run import order, pretend, ranks, scripted, training
-from study.engines.dry_run.watch import Call, Watch
 from study.errors import Refusal
-from study.planner import dry_run, fake_tensors, published_rows
-from study.planner.trace import check_traceable
-from study.planner.trainable import of_shape
+from study.planner import published_rows
 from study.strategy import file
 from study.strategy.in_theory import engine_of_strategy
 from study.theory import measured_by_others, peaks, shapes
-from study.theory.engine import Engine, Job
+from study.theory.engine import Job
 from study.theory.model_states import StatePart
-from study.theory.shapes import ModelShape
 
 MODELS = {
     "gpt2": shapes.plain("gpt2", "gpt2", 2, 64, 4, 32, 256),
@@ -53,12 +50,12 @@ extensions.use_built()
 
 
 @contextmanager
-def together(rank: int, world_size: int, made: dict[str, str], port: int) -> Iterator[None]:
+def together(rank: int, world_size: int, variables: dict[str, str], port: int) -> Iterator[None]:
     """Be one of ranks that are all there, over gloo."""
-    os.environ.update(made)
-    os.environ.update(pretend.environment_of(rank, world_size, world_size) | {"MASTER_PORT": str(port)})
+    os.environ.update(variables)
+    os.environ.update(world.rank_environment(rank, world_size, world_size) | {"MASTER_PORT": str(port)})
     dist.init_process_group("gloo", rank=rank, world_size=world_size)
-    with pretend.on_a_cpu(made):
+    with world.accelerate_on_cpu(variables):
         yield
 
 
@@ -67,13 +64,13 @@ def ask(
     precision: str | None = None, accumulation: int = 1, checkpointing: bool = False, has_memory: bool = True,
 ) -> dict[int, dict[str, Any]]:  # fmt: skip
     """What these ranks say; all of a world that is there, where a port is given."""
-    made = pretend.environment(file.find_strategy(strategy), world_size, precision)
-    program = dry_run.trained(of_shape(MODELS[model], 32), Job(2, 32, accumulation, checkpointing), has_memory)
+    variables = world.launch_environment(file.find_strategy(strategy), world_size, precision)
+    program = trace.trainer(of_shape(MODELS[model], 32), Job(2, 32, accumulation, checkpointing), has_memory)
     if port is None:
         local = min(8, world_size)
-        return ranks.ask(program, {rank: pretend.rank_of_many(rank, world_size, local, made) for rank in asked})
-    places = {rank: together(rank, world_size, made, port) for rank in range(world_size)}
-    return ranks.ask(program, places, at_once=world_size)
+        return ranks.run(program, {rank: world.rank_of_many(rank, world_size, local, variables) for rank in asked})
+    places = {rank: together(rank, world_size, variables, port) for rank in range(world_size)}
+    return ranks.run(program, places, at_once=world_size)
 
 
 def differences(pretended: dict[str, Any], there: dict[str, Any]) -> list[str]:
@@ -96,13 +93,13 @@ def in_theory(strategy: str, world_size: int) -> float:
     return float(sum(states[name] for name in STATES))
 
 
-def parted(strategy: str, which: str, world_size: int = 4) -> list[order.Parting]:
-    """Where ranks 0 and 1 part in this file's script."""
-    made = pretend.environment(file.find_strategy(strategy), world_size)
-    places = {rank: pretend.rank_of_many(rank, world_size, world_size, made) for rank in (0, 1)}
-    said = ranks.ask(lambda: scripted.run(Path(__file__).with_name("dry_run_script.py"), [which]), places)
+def mismatches(strategy: str, which: str, world_size: int = 4) -> list[deadlock.Mismatch]:
+    """Where the calls of ranks 0 and 1 do not match in dry_run_script.py."""
+    variables = world.launch_environment(file.find_strategy(strategy), world_size)
+    places = {rank: world.rank_of_many(rank, world_size, world_size, variables) for rank in (0, 1)}
+    said = ranks.run(lambda: script.run(Path(__file__).with_name("dry_run_script.py"), [which]), places)
     assert not (any if which == "sound" else all)(one["raised"] for one in said.values()), said  # DDP does in a hang
-    return order.partings({rank: [Call.read(call) for call in one["calls"]] for rank, one in said.items()})
+    return deadlock.first_mismatches({rank: [Call.read(call) for call in one["calls"]] for rank, one in said.items()})
 
 
 def checked(target: Path) -> None:
@@ -112,44 +109,24 @@ def checked(target: Path) -> None:
     hangs: dict[str, Any] = {}
     content = {"made_by": "python tests/dry_run_program.py", "hangs": hangs, "theory": theory, "equal": equal}
     for which in ("sound", *HANGS):
-        hangs[which] = {strategy: bool(parted(strategy, which)) for strategy in ("ddp", "zero2", "zero3", "fsdp2")}
-    for world, strategy in product((64, 256, 1024, 4096), ("ddp", "zero1", "zero2", "zero3", "fsdp2")):
-        (said,) = ask(strategy, "gpt2", world, [world - 1]).values()
+        hangs[which] = {strategy: bool(mismatches(strategy, which)) for strategy in ("ddp", "zero2", "zero3", "fsdp2")}
+    for size, strategy in product((64, 256, 1024, 4096), ("ddp", "zero1", "zero2", "zero3", "fsdp2")):
+        (said,) = ask(strategy, "gpt2", size, [size - 1]).values()
         cost = [round(said["seconds"], 1), said["resident_bytes"]]
-        theory.append([strategy, world, held(said), in_theory(strategy, world), *cost])
+        theory.append([strategy, size, held(said), in_theory(strategy, size), *cost])
         files.write_json(target, content)
-    plain = [(model, world, {}) for model in ("gpt2", "bert") for world in (2, 4, 8)]
+    plain = [(model, size, {}) for model in ("gpt2", "bert") for size in (2, 4, 8)]
     varied = [{"precision": "bf16"}, {"accumulation": 2}, {"checkpointing": True}]
     ports = count(29700)
-    for strategy, (model, world, how) in product(STRATEGIES, [*plain, *(("gpt2", 2, how) for how in varied)]):
-        if strategy == "fsdp2_hybrid" and world != 4:  # which its file is for
+    for strategy, (model, size, how) in product(STRATEGIES, [*plain, *(("gpt2", 2, how) for how in varied)]):
+        if strategy == "fsdp2_hybrid" and size != 4:  # which its file is for
             continue
-        asked = sorted({0, world - 1})
-        there = ask(strategy, model, world, asked, port=next(ports), **how)
-        for rank, one in ask(strategy, model, world, asked, **how).items():
+        asked = sorted({0, size - 1})
+        there = ask(strategy, model, size, asked, port=next(ports), **how)
+        for rank, one in ask(strategy, model, size, asked, **how).items():
             more = one["peak_bytes"] - there[rank]["peak_bytes"]
-            equal.append([strategy, model, world, rank, how, differences(one, there[rank]), more])
+            equal.append([strategy, model, size, rank, how, differences(one, there[rank]), more])
         files.write_json(target, content)
-
-
-def of_torch(shape: ModelShape, engine: Engine, job: Job) -> dict[str, Any]:
-    """What one process or FSDP2 holds and reserves at most: their steps over fake tensors."""
-    check_traceable(shape, engine, job)
-    if engine.kind == "ddp" or engine.precision.endswith("-autocast"):  # of which no step is taken as it is
-        return {"peak_bytes": fake_tensors.trace(shape, engine, job).total, "reserved_bytes": None}
-    kernel = engine.optimizer_kernel
-    fake = FakeTensorMode(allow_non_fake_inputs=True)
-    with fake_tensors.ranks(engine) as mesh, fake_tensors.one_document_a_sequence(), fake, Watch() as watch:
-        model = fake_tensors.build(shape, engine, job, mesh)
-        optimizer = torch.optim.AdamW(model.parameters(), foreach=kernel == "foreach", fused=kernel == "fused")
-        watch.replay()
-        for _ in range(training.STEADY_STEP):
-            watch.peak = watch.held
-            for _ in range(min(int(job.gradient_accumulation_steps), 2)):  # all later ones find what the second does
-                fake_tensors.loss(model, fake_tensors.make_batch(shape, job), shape).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-    return {"peak_bytes": watch.peak, "reserved_bytes": watch.reserved()}
 
 
 def published(target: Path) -> None:
@@ -161,10 +138,12 @@ def published(target: Path) -> None:
         if case.grade == "C" or case.quantity == "allocated_bytes":  # between steps
             continue
         try:
+            check_traceable(case.shape, case.engine, case.job)
             if case.engine.kind == "deepspeed":
-                said = dry_run.of_deepspeed(case.shape, case.engine, case.job)
+                said = trace.trace_deepspeed(case.shape, case.engine, case.job)
             else:  # a fork too, with which what it held goes, and no thread of a backward comes into the next
-                said = ranks.ask(partial(of_torch, case.shape, case.engine, case.job), {0: nullcontext()})[0]
+                program = partial(trace.trace_torch, case.shape, case.engine, case.job)
+                said = ranks.run(program, {0: nullcontext()})[0]
             row = [case.family, case.name, case.grade, case.quantity, case.published]
             rows.append([*row, published_rows.without_its_source(case), said["peak_bytes"], said["reserved_bytes"]])
         except Refusal as refusal:
@@ -175,11 +154,11 @@ def published(target: Path) -> None:
 def scaling(target: Path) -> None:
     """Write what the last of 2 to 4,096 ranks holds between steps and at its peak, and sends in rings."""
     rows: list[Any] = []
-    for strategy, world in product(("ddp", "zero1", "zero2_tuned", "zero3_tuned", "fsdp2"), (2, 8, 64, 512, 4096)):
-        (said,) = ask(strategy, "gpt2 of two layers", world, [world - 1]).values()
-        calls = [(len(call["ranks"]) or world, call) for call in said["calls"]]
+    for strategy, size in product(("ddp", "zero1", "zero2_tuned", "zero3_tuned", "fsdp2"), (2, 8, 64, 512, 4096)):
+        (said,) = ask(strategy, "gpt2 of two layers", size, [size - 1]).values()
+        calls = [(len(call["ranks"]) or size, call) for call in said["calls"]]
         sent = sum((1 + (c["kind"] == "all_reduce")) * (n - 1) / n * c["num_bytes"] for n, c in calls)
-        rows.append([strategy, world, said["before_bytes"], said["peak_bytes"], round(sent), said["reserved_bytes"]])
+        rows.append([strategy, size, said["before_bytes"], said["peak_bytes"], round(sent), said["reserved_bytes"]])
         files.write_json(target, {"made_by": "python tests/dry_run_program.py", "rows": rows})
 
 

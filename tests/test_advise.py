@@ -15,9 +15,10 @@ from refusing import refusal
 
 from study import cli, files, planner
 from study.config import build_config
+from study.dryrun.traced import Traced
 from study.errors import Refusal
 from study.planner import Request, advice_text, choose
-from study.planner.trace import Traced, trace_options
+from study.planner.trace import trace_options
 from study.records import schema
 from study.running import predictions, studies
 from study.strategy import file, in_theory

@@ -17,9 +17,9 @@ from typing import Literal
 
 from study import files
 from study.config import Precision, RunConfig, build_config
+from study.dryrun.traced import Moment, Part, Traced
 from study.errors import Refusal, refusing
 from study.models import SIZES
-from study.planner.trace import Moment, Part, Traced
 from study.records.schema import Facts
 from study.strategy import file, in_theory
 from study.theory import peaks
@@ -159,7 +159,7 @@ def run(path: Path, only: str) -> Iterator[str]:
     if existing.made_with != made_with:
         then, now = (", ".join(map(" ".join, case.items())) for case in (existing.made_with, made_with))
         raise Refusal(f"{path}: was made with {then}, here is {now}; move it away")
-    from study.planner.fake_tensors import trace
+    from study.dryrun.trace import trace
 
     traces = {point_of(entry).name: entry for entry in existing.traces}
     missing = [case for case in chosen if case.name not in traces]

@@ -93,7 +93,7 @@ def _dry_run(
     Exit status: 0 the ranks make the same calls; 1 they part, which is a hang; 2 it cannot be pretended.
     """
     require(*TRAINING)
-    from study.planner import dry_run
+    from study.dryrun import command as dry_run
 
     return dry_run.command(file.find_strategy(strategy), script, world_size, ranks, per_machine, output, **model)
 

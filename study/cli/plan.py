@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -100,7 +102,9 @@ def _advise(
     request = planner.Request(num_gpus=num_gpus or 1, **options)
     is_complete = model is not None and num_gpus is not None
     if trace:
-        _check_trace(is_complete, as_json)
+        if not is_complete:
+            raise Refusal("--trace goes with both --model and --gpus; add them")
+        require(*TRACING)
     if write is not None:
         _check_write(write, is_complete)
     show = _print_json if as_json else _print_text
@@ -109,18 +113,14 @@ def _advise(
     elif num_gpus is None:
         show(planner.fewest_gpus(model, request), advice_text.text_of_fewest, advice_text.content_of_fewest)
     else:
-        advice = _advise_by_traces(model, request) if trace else planner.advise(model, request, None)
+        # What a trace prints while it works is not JSON.
+        with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
+            advice = _advise_by_traces(model, request) if trace else planner.advise(model, request, None)
         show(advice, advice_text.text_of_all if everything else advice_text.text, advice_text.content)
         if write is not None:
             advice_text.write(advice, write)
             if not as_json:
                 print(f"\nWritten: {write}")
-
-
-def _check_trace(is_complete: bool, as_json: bool) -> None:
-    if as_json or not is_complete:
-        raise Refusal("--trace goes with both --model and --gpus and prints no JSON; add them, or leave --json out")
-    require(*TRACING)
 
 
 def _check_write(path: Path, is_complete: bool) -> None:
@@ -144,11 +144,11 @@ def _print_text(advice: Any, text: Callable[[Any], str], _: Callable[[Any], dict
 def _advise_by_traces(model: str, request: Request) -> Advice:
     """Choose by traces of the model over fake tensors, whose modules are those of transformers."""
     from study import planner
-    from study.planner import dry_run
+    from study.dryrun.trace import trace as trace_step
     from study.planner.trace import trace_options
 
     request = dataclasses.replace(request, kernels="transformers")
-    return planner.advise(model, request, functools.partial(trace_options, dry_run.trace))
+    return planner.advise(model, request, functools.partial(trace_options, trace_step))
 
 
 @command("predict")

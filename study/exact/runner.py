@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from study.dryrun import ranks
 from study.engines import extensions, this_machine
-from study.engines.dry_run import ranks
 from study.errors import Refusal, RunFailed
 from study.exact import faults, problem, reference, training
 from study.exact.cells import Cell

@@ -245,7 +245,10 @@ def content(advice: Advice) -> dict[str, Any]:
         "price_per_gpu_hour": gpu.price_per_hour,
         "price_source": f"{gpu.price_source} ({gpu.price_date})" if gpu.price_date else gpu.price_source,
         "notes": advice.notes,
-        "strategies": [_option_content(option, advice.shape.num_params) for option in advice.options],
+        "strategies": [
+            _option_content(option, advice.shape.num_params) | (_traced_content(option) if advice.is_traced else {})
+            for option in advice.options
+        ],
         "recommended": advice.recommended.strategy.name if advice.recommended else None,
         "reason": advice.reason,
     }
@@ -284,6 +287,23 @@ def _option_content(option: Option, num_params: int) -> dict[str, Any]:
         "dollars_per_billion_tokens": prediction.dollars_per_billion_tokens,
         "host_bytes_per_node": _whole(prediction.host_bytes_per_node),
         "disk_bytes_per_node": _whole(prediction.disk_bytes_per_node),
+    }
+
+
+def _traced_content(option: Option) -> dict[str, Any]:
+    """What was traced of an option, in bytes of one GPU; None: it was not traced."""
+    traced = option.traced
+    if traced is None:
+        return {"traced": None}
+    return {
+        "traced": {
+            "peak_bytes": traced.total,
+            "parts": dict(traced.parts),
+            "moment": traced.moment,
+            "reserved_bytes": traced.reserved_bytes,
+            "collectives_per_step": traced.collectives,
+            "seconds": traced.seconds,
+        }
     }
 
 

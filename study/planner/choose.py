@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from study import formatting
+from study.dryrun.traced import Traced
 from study.errors import Refusal, refusing
-from study.planner.request import CHECKPOINTED, DEFAULT_LENGTH, Request, find_model
+from study.planner.request import CHECKPOINTED, Request, find_model
 from study.strategy import file, in_theory
 from study.strategy.file import Strategy
 from study.theory import intervals, peaks, prediction, shapes
@@ -19,7 +20,7 @@ from study.theory.engine import Engine, Job, Numbers
 from study.theory.hardware import Box
 from study.theory.peaks import Peak
 from study.theory.prediction import Prediction
-from study.theory.shapes import ModelShape
+from study.theory.shapes import DEFAULT_LENGTH, ModelShape
 
 # Strategies this close to the fastest are taken for equally fast: then the simplest is recommended.
 EQUALLY_FAST = 0.03
@@ -39,7 +40,12 @@ class Option:
     prediction: Prediction
     largest_micro_batch: int
     is_short: bool  # too short a step for its interval
-    traced_bytes: int | None = None  # the peak of its tensors, where it was traced
+    traced: Traced | None = None
+
+    @property
+    def traced_bytes(self) -> int | None:
+        """The peak of its tensors, if it was traced."""
+        return None if self.traced is None else self.traced.total
 
     @property
     def needed_bytes(self) -> Numbers:
@@ -122,12 +128,12 @@ def _option(shape: ModelShape, box: Box, request: Request, chosen: Strategy) -> 
         return option_of(shape, chosen, best)
 
 
-def option_of(shape: ModelShape, chosen: Strategy, best: Prediction, traced_bytes: int | None = None) -> Option:
+def option_of(shape: ModelShape, chosen: Strategy, best: Prediction, traced: Traced | None = None) -> Option:
     largest = prediction.largest_micro_batch(shape, best.engine, best.job, best.box)
     computed = best.step.forward + best.step.backward + best.step.recompute
     is_short = bool(computed < SHORTEST * shape.layers * best.job.gradient_accumulation_steps)
     is_short = is_short and intervals.timing_class(shape, best.engine) != "offload"
-    return Option(chosen, best, largest, is_short, traced_bytes)
+    return Option(chosen, best, largest, is_short, traced)
 
 
 def _short(options: Sequence[Option]) -> list[str]:

@@ -23,7 +23,7 @@ from study.theory.engine import (
     PrecisionClass,
 )
 from study.theory.hardware import Box
-from study.theory.shapes import ModelShape
+from study.theory.shapes import DEFAULT_LENGTH, ModelShape
 
 CHECKPOINTED: dict[Checkpointing, bool | Literal["selective"]] = {"full": True, "selective": "selective", "none": False}
 
@@ -39,7 +39,6 @@ _CHOICES: dict[str, tuple[str | None, ...]] = {
 
 _IN_GROUPS = "fsdp2_hybrid, zero1 or zero2"
 MOST_GPUS = 1_000_000
-DEFAULT_LENGTH = 1024  # tokens
 SEQUENCES_PER_GPU = 8  # of the global batch, where none is asked for
 
 
@@ -206,17 +205,11 @@ def _makes_sense(chosen: Strategy, num_gpus: int) -> bool:
     return num_gpus > 1 or alone
 
 
-def find_model(name: str, request: Request) -> tuple[ModelShape, Request, list[str]]:
-    """Find a model, and settle the length where none is asked for; and say what of it is ignored, or taken otherwise.
+def find_model(name: str, asked: Request) -> tuple[ModelShape, Request, list[str]]:
+    """Find a model; return its shape, the question with the length settled, and notes on how the model is counted.
 
     Raises Refusal for a model that is not known.
     """
     with refusing():
-        shape = shapes.find(name)
-    length = request.sequence_length or min(DEFAULT_LENGTH, shape.positions)
-    request = dataclasses.replace(request, sequence_length=length)
-    notes = list(shape.notes)
-    if length <= shape.positions:
-        return shape, request, notes
-    note = f"{shape.name} has {shape.positions:,} positions: taken as if it had {length:,}"
-    return dataclasses.replace(shape, positions=length), request, [*notes, note]
+        shape, length, notes = shapes.find_for_length(name, asked.sequence_length)
+    return shape, dataclasses.replace(asked, sequence_length=length), notes

@@ -1,8 +1,10 @@
 """Shapes of models: by a known name, by a config.json, or by an id on the hub."""
 
 from study.theory.shapes.config_json import from_config as from_config
+from study.theory.shapes.known_models import DEFAULT_LENGTH as DEFAULT_LENGTH
 from study.theory.shapes.known_models import KNOWN as KNOWN
 from study.theory.shapes.known_models import find as find
+from study.theory.shapes.known_models import find_for_length as find_for_length
 from study.theory.shapes.known_models import find_known as find_known
 from study.theory.shapes.known_models import read_config as read_config
 from study.theory.shapes.shape import GATED as GATED

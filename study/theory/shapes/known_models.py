@@ -8,6 +8,7 @@ with biases, exactly; they have as many positions as the sequence has tokens, 20
 from __future__ import annotations
 
 import csv
+import dataclasses
 import difflib
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from study.theory.shapes.config_json import from_config
 from study.theory.shapes.shape import ModelShape
 
 COUNTS = ("layers", "hidden", "heads", "kv_heads", "feed_forward", "head_size", "vocabulary", "positions")
+DEFAULT_LENGTH = 1024  # tokens of a sequence, where nobody says how many
 
 
 def _read() -> dict[str, tuple[ModelShape, list[str]]]:
@@ -53,6 +55,20 @@ def find(text: str) -> ModelShape:
     if shape := find_known(text):
         return shape
     return from_config(*read_config(text))
+
+
+def find_for_length(text: str, sequence_length: int | None = None) -> tuple[ModelShape, int, list[str]]:
+    """Find a model as `find` does; return it with the length of its sequences, and notes on how it is counted.
+
+    `sequence_length`: in tokens; None: 1,024, or as many as the model has positions. A model with fewer positions than
+    that is taken as if it had as many. Raises ValueError with the remedy.
+    """
+    shape = find(text)
+    length = sequence_length or min(DEFAULT_LENGTH, shape.positions)
+    if length <= shape.positions:
+        return shape, length, list(shape.notes)
+    note = f"{shape.name} has {shape.positions:,} positions: taken as if it had {length:,}"
+    return dataclasses.replace(shape, positions=length), length, [*shape.notes, note]
 
 
 def read_config(text: str) -> tuple[dict[str, Any], str]:

@@ -1,4 +1,4 @@
-"""What do several ranks of many say? Each is a fork of this process, which has imported all that they need."""
+"""Run a program as several ranks. Each is a fork of this process, which has imported all that they need."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from typing import Any
 
 import torch
 
-from ... import files, processes
-from ...errors import Refusal, RunFailed
-from .. import this_machine
-from .trees import Trees
+from study import files, processes
+from study.dryrun.process_trees import ProcessTrees
+from study.engines import this_machine
+from study.errors import Refusal, RunFailed
 
-Judge = Callable[[int, str | None], dict[str, Any] | None]  # what a rank said that left no answer, and ended like this
-Program = Callable[[], dict[str, Any]]  # what a rank does, in the place that it is given; returns what it has to say
+Judge = Callable[[int, str | None], dict[str, Any] | None]  # (rank, how it ended) -> an answer in place of its own
+Program = Callable[[], dict[str, Any]]  # what a rank does within its place; returns its answer
 REFUSED, CRASHED = 2, 1
 POLL_SECONDS = 0.02
 
 
-def ask(
+def run(
     program: Program, places: dict[int, AbstractContextManager[None]], at_once: int | None = None
 ) -> dict[int, dict[str, Any]]:
-    """Run a program as each of these ranks, in its place, and return what each has said.
+    """Run a program as each of these ranks, within its place, and return the answer of each.
 
-    `at_once`: how many of them; None: as many as there are processors. Raises Refusal where a rank refuses, and
-    RunFailed where one ends without an answer.
+    `places`: rank -> context that makes the process this rank. `at_once`: how many ranks run at a time; None: as many
+    as there are processors. Raises Refusal if a rank refuses, and RunFailed if one ends without an answer.
     """
     at_once = at_once or max(1, len(this_machine.allowed_processors()))
     waiting, running = list(places), dict[int, int]()
@@ -53,30 +53,30 @@ def ask(
 
 
 def ended(running: dict[int, int], folder: Path, judge: Judge = lambda rank, how: None) -> dict[int, dict[str, Any]]:
-    """Take the ranks that have ended out of those that run, and return what they said.
+    """Take the ranks that have ended out of those that run, and return their answers.
 
-    `judge` is asked about a rank that left no answer: it returns one, or None if it has none either. It is told how the
-    rank ended, or None if that was with status 0. Raises as `ask` does.
+    `judge` is called for a rank that left no answer: it returns one, or None if it has none either. Its second argument
+    is how the rank ended, or None if that was with status 0. Raises as `run` does.
     """
-    looked = [(rank, *os.wait4(child, os.WNOHANG)) for rank, child in running.items()]
-    found = {rank: (status, used) for rank, child, status, used in looked if child}
-    for rank in found:
+    polled = [(rank, *os.wait4(child, os.WNOHANG)) for rank, child in running.items()]
+    finished = {rank: (status, used) for rank, child, status, used in polled if child}
+    for rank in finished:
         del running[rank]
     return {
         rank: _answer(folder / str(rank), rank, os.waitstatus_to_exitcode(status), judge)
         | {"resident_bytes": used.ru_maxrss * 1024}
-        for rank, (status, used) in found.items()
+        for rank, (status, used) in finished.items()
     }
 
 
 def end(running: dict[int, int]) -> None:
     """End the ranks that still run, with all that they have started."""
     if running:
-        Trees().end(running)
+        ProcessTrees().end(running)
 
 
 def start(program: Program, place: AbstractContextManager[None], path: Path) -> int:
-    """Fork a process that is a rank, and writes what it has to say to this path; return its number."""
+    """Fork a process that is a rank, and writes its answer to this path; return its process id."""
     sys.stdout.flush()
     sys.stderr.flush()
     child = os.fork()
@@ -99,8 +99,8 @@ def _be(program: Program, place: AbstractContextManager[None], path: Path) -> in
     try:
         with warnings.catch_warnings(), place:
             warnings.simplefilter("ignore")  # of what could go wrong in a training, which this is not
-            said = program()
-        files.write_json(path, said | {"seconds": time.perf_counter() - began})
+            answer = program()
+        files.write_json(path, answer | {"seconds": time.perf_counter() - began})
         return 0
     except Refusal as refusal:
         files.write_json(path, {"refused": str(refusal)})
@@ -112,12 +112,12 @@ def _be(program: Program, place: AbstractContextManager[None], path: Path) -> in
 
 
 def _answer(path: Path, rank: int, status: int, judge: Judge) -> dict[str, Any]:
-    """What a rank that has ended said. Raises Refusal where it refused, and RunFailed where it said nothing."""
+    """The answer of a rank that has ended. Raises Refusal if it refused, and RunFailed if it left none."""
     if path.exists():
-        found: dict[str, Any] = files.load(path, "a rank's answer")
-        if "refused" in found:
-            raise Refusal(found["refused"])
-        return found
+        answer: dict[str, Any] = files.load(path, "a rank's answer")
+        if "refused" in answer:
+            raise Refusal(answer["refused"])
+        return answer
     how = _how(path.with_suffix(".log").read_bytes(), status)
     judged = judge(rank, how if status else None)
     if judged is None:

@@ -1,6 +1,7 @@
-"""Do all ranks of a small world come to their end? Each is a fork of this process, and they exchange what is real.
+"""Run a program as all ranks of a small world, which exchange real values, and notice if they wait for ever.
 
-A decision that they make by an all-reduce, or DDP's `join`, is then the same for all of them, as on GPUs.
+Each rank is a fork of this process. A decision that ranks make by an all-reduce then works as on GPUs, and so does
+DDP's `join`.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from .ranks import Program, ended, start
-from .trees import Trees
-from .watch import DONE
+from study.dryrun.process_trees import ProcessTrees
+from study.dryrun.ranks import Program, ended, start
+from study.dryrun.tracker import DONE
 
-MOST_RANKS = 8  # that exchange what is real on one machine
+MOST_RANKS = 8  # that exchange real values on one machine
 POLL_SECONDS = 0.25
 IDLE_SHARE = 0.02  # of a processor, that a rank which only waits takes at most, with all that it has started
 WINDOW_SECONDS = 5.0  # over which that is measured: the clock of a processor's time has ticks of 10 ms
@@ -30,19 +31,19 @@ def journal(folder: Path, rank: int) -> Path:
     return folder / f"{rank}.calls"
 
 
-def ask(
+def run(
     program: Program, places: Mapping[int, AbstractContextManager[None]], folder: Path
 ) -> dict[int, dict[str, Any]]:
-    """Run a program as all ranks of a world at once, and return what each has said.
+    """Run a program as all ranks of a world at once, and return the answer of each.
 
-    Ranks that wait for each other for ever are ended, with all that they have started; `waits` is then true in what
-    they say, which is their calls. The same is said of a rank that a signal ends, or that ends itself by os._exit:
-    `ended` is how. `folder`: of their journals. Raises Refusal if a rank refuses, and RunFailed if one ends before the
-    script begins.
+    Ranks that wait for each other for ever are ended, with all that they have started. Their answer is then the list of
+    their calls, with `waits` true. A rank that a signal ends, or that ends itself by os._exit, has such an answer too,
+    in which `ended` says how. `folder`: where they write their journals. Raises Refusal if a rank refuses, and
+    RunFailed if one ends before the script begins.
     """
     running = {rank: start(program, place, folder / str(rank)) for rank, place in places.items()}
     answers: dict[int, dict[str, Any]] = {}
-    trees = Trees()
+    trees = ProcessTrees()
     idle = _Idle(folder, trees)
     try:
         while running:
@@ -58,7 +59,7 @@ def ask(
 
 
 def _judge(folder: Path, rank: int, how: str | None) -> dict[str, Any] | None:
-    """What a rank has to say that ended without an answer: the calls in its journal. None: it has none."""
+    """The answer of a rank that ended without one: the calls in its journal. None: it has no journal."""
     path = journal(folder, rank)
     return {"calls": _written(path), "raised": None, "ended": how} if path.exists() else None
 
@@ -72,7 +73,7 @@ def _written(path: Path) -> list[dict[str, Any]]:
 class _Idle:
     """Since when all ranks of a world have been waiting, by their time on a processor and by their journals."""
 
-    def __init__(self, folder: Path, trees: Trees) -> None:
+    def __init__(self, folder: Path, trees: ProcessTrees) -> None:
         self._folder = folder
         self._trees = trees
         self._since = self._began = time.monotonic()  # the latter: of a window

@@ -1,4 +1,4 @@
-"""What the ranks of a dry run held and sent, in words."""
+"""The results of a dry run as tables and sentences."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 from tabulate import tabulate
 
-from .order import Parting
-from .watch import Call
+from study.dryrun.deadlock import Mismatch
+from study.dryrun.tracker import Call
 
 STATES = ("parameters", "gradients", "optimizer_states", "communication_buffers")
 RESERVED = {"default": "", "expandable_segments": ", expandable_segments"}
@@ -25,46 +25,48 @@ ENDED = (
 )  # what gloo says of a rank that is gone, or that makes another call
 
 
-def held(ranks: Mapping[int, Mapping[str, Any]]) -> str:
-    """Bytes of each rank, in its third step, and what they took to find."""
+def memory(ranks: Mapping[int, Mapping[str, Any]]) -> str:
+    """Tabulate the memory of each rank in its third step, and what the dry run itself took."""
     rows = [["of a step", *(f"rank {rank}" for rank in ranks)]]
     for key in STATES:
-        rows.append([key.replace("_", " "), *(_gib(said["states"][key]) for said in ranks.values())])
-    rows.append(["between steps, all tensors", *(_gib(said["before_bytes"]) for said in ranks.values())])
-    rows.append(["peak of a step, all tensors", *(_gib(said["peak_bytes"]) for said in ranks.values())])
-    for key, how in RESERVED.items() if all(said["reserved_bytes"] for said in ranks.values()) else ():
-        reserved = (_gib(said["reserved_bytes"][key]) for said in ranks.values())
+        rows.append([key.replace("_", " "), *(_gib(answer["states"][key]) for answer in ranks.values())])
+    rows.append(["between steps, all tensors", *(_gib(answer["before_bytes"]) for answer in ranks.values())])
+    rows.append(["peak of a step, all tensors", *(_gib(answer["peak_bytes"]) for answer in ranks.values())])
+    for key, how in RESERVED.items() if all(answer["reserved_bytes"] for answer in ranks.values()) else ():
+        reserved = (_gib(answer["reserved_bytes"][key]) for answer in ranks.values())
         rows.append([f"reserved by CUDA's allocator{how}", *reserved])
-    rows.append(["seconds here", *(f"{said['seconds']:.0f}" for said in ranks.values())])
-    rows.append(["this machine's memory", *(_gib(said["resident_bytes"]) for said in ranks.values())])
+    rows.append(["seconds here", *(f"{answer['seconds']:.0f}" for answer in ranks.values())])
+    rows.append(["this machine's memory", *(_gib(answer["resident_bytes"]) for answer in ranks.values())])
     return str(tabulate(rows, headers="firstrow", stralign="right", colalign=("left",)))
 
 
-def sent(calls: Sequence[Call], world_size: int) -> str:
-    """The collectives of a step of one rank, by kind and group, in the order in which the first of each came."""
+def communication(calls: Sequence[Call], world_size: int) -> str:
+    """Tabulate the collectives of one rank's step by kind, group and type, in the order of their first calls."""
+    if not calls:
+        return "No collectives."
     counts: Counter[tuple[str, int, str]] = Counter()
     num_bytes: Counter[tuple[str, int, str]] = Counter()
     for call in calls:
-        alike = call.kind, len(call.ranks) or world_size, call.dtype
-        counts[alike] += 1
-        num_bytes[alike] += call.num_bytes
-    rows = [[*alike, count, _gib(num_bytes[alike])] for alike, count in counts.items()]
+        key = call.kind, len(call.ranks) or world_size, call.dtype
+        counts[key] += 1
+        num_bytes[key] += call.num_bytes
+    rows = [[*key, count, _gib(num_bytes[key])] for key, count in counts.items()]
     return str(tabulate(rows, headers=["collectives", "ranks", "type", "calls", "whole tensors"]))
 
 
-def order(partings: Sequence[Parting], ranks: Sequence[int], are_all_there: bool) -> Iterator[str]:
+def mismatches(found: Sequence[Mismatch], ranks: Sequence[int], are_all_there: bool) -> Iterator[str]:
     """Say where ranks would wait for each other for ever, or that they do not."""
-    if len(ranks) > 1 and not partings:
+    if len(ranks) > 1 and not found:
         if are_all_there:
             yield f"The {len(ranks)} ranks make the same calls in the same order, by kind, size and type."
         else:
             yield f"Ranks {', '.join(map(str, ranks))} make the same calls in the same order."
-    for parting in partings:
+    for mismatch in found:
         yield (
-            f"HANG: ranks {parting.ranks[0]} and {parting.ranks[1]} part at their collective {parting.number}"
-            + (f", after {_call(parting.before)}" if parting.before else "")
+            f"HANG: ranks {mismatch.ranks[0]} and {mismatch.ranks[1]} part at their collective {mismatch.number}"
+            + (f", after {_call(mismatch.before)}" if mismatch.before else "")
         )
-        for rank, call in zip(parting.ranks, parting.calls, strict=True):
+        for rank, call in zip(mismatch.ranks, mismatch.calls, strict=True):
             yield f"  rank {rank}: {_call(call) if call else 'makes no more calls'}"
 
 
@@ -81,10 +83,10 @@ def raised(ranks: Mapping[int, Mapping[str, Any]], is_explained: bool) -> list[s
 
     What the end of another rank made one raise is left out if that one says why, or if it `is_explained`.
     """
-    found = {rank: f"raised {said['raised']}" for rank, said in ranks.items() if said.get("raised")}
-    found |= {rank: str(said["ended"]) for rank, said in ranks.items() if said.get("ended")}
-    own = {rank: why for rank, why in found.items() if not any(ended in why for ended in ENDED)}
-    return [f"rank {rank} {why}" for rank, why in (own if own or is_explained else found).items()]
+    endings = {rank: f"raised {answer['raised']}" for rank, answer in ranks.items() if answer.get("raised")}
+    endings |= {rank: str(answer["ended"]) for rank, answer in ranks.items() if answer.get("ended")}
+    own = {rank: why for rank, why in endings.items() if not any(ended in why for ended in ENDED)}
+    return [f"rank {rank} {why}" for rank, why in (own if own or is_explained else endings).items()]
 
 
 def _call(call: Call) -> str:

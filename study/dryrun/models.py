@@ -1,4 +1,4 @@
-"""Which model does a dry run train? One whose shape theory counts, or any that the installed transformers builds.
+"""The models that are traced: those whose shape theory counts, and any that the installed transformers builds.
 
 A dry run counts what the engine and the modules themselves hold and send, so it needs no shape.
 """
@@ -14,16 +14,17 @@ from typing import Any
 import torch
 import transformers
 from torch import Tensor, nn
+from torch.nn import functional
 from transformers.models.auto import modeling_auto
 
-from study.errors import Refusal
-from study.planner import fake_tensors
-from study.planner.request import DEFAULT_LENGTH, Request, find_model
+from study.errors import Refusal, refusing
 from study.theory import shapes
 from study.theory.engine import Job
-from study.theory.shapes import ModelShape
+from study.theory.residual import is_eager
+from study.theory.shapes import DEFAULT_LENGTH, ModelShape
+from study.theory.shapes.config_json import MODEL_TYPES
 
-GPU = "a100-80gb"  # of the question that finds a model; nothing here depends on it
+LARGEST_ROTARY = 64  # of GPT-J, as published
 # Where a config.json names no class: what transformers builds for its model_type, the first that it knows.
 MAPPINGS = (
     modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
@@ -37,7 +38,7 @@ LABELS_PER_SEQUENCE = ("ForSequenceClassification",)  # classes whose labels are
 
 @dataclass(frozen=True)
 class Trainable:
-    """A model that a dry run trains, on no text."""
+    """A model that can be trained on batches of zeros."""
 
     name: str
     num_params: int
@@ -55,26 +56,90 @@ def find(name: str, sequence_length: int | None) -> Trainable:
     Raises Refusal for one that transformers does not build either.
     """
     try:
-        shape, request, notes = find_model(name, Request(GPU, sequence_length=sequence_length))
+        with refusing():
+            shape, length, notes = shapes.find_for_length(name, sequence_length)
     except Refusal as not_counted:
         if (class_and_config := _class_and_config(name)) is None:
             raise not_counted from None
         return _of_class(*class_and_config, name, sequence_length)
-    return of_shape(shape, request.sequence_length or 1, tuple(notes))
+    return of_shape(shape, length, tuple(notes))
 
 
 def of_shape(shape: ModelShape, sequence_length: int, notes: tuple[str, ...] = ()) -> Trainable:
-    """The model of a shape."""
+    """Make a shape trainable; its parameters are in fp32."""
     return Trainable(
         shape.name,
         shape.num_params,
         sequence_length,
         notes,
-        build=lambda job: fake_tensors.build_model(shape, job, torch.float32),
-        loss=lambda model, batch: fake_tensors.loss(model, batch, shape),
-        batch=partial(fake_tensors.make_batch, shape),
-        blocks=lambda model: [fake_tensors.block_class(model, shape)],
+        build=lambda job: build_model(shape, job, torch.float32),
+        loss=lambda model, batch: loss(model, batch, shape),
+        batch=partial(make_batch, shape),
+        blocks=lambda model: [block_class(model, shape)],
     )
+
+
+# ---------------------------------------------------------------- a shape's model
+
+
+def model_config(shape: ModelShape, job: Job) -> Any:
+    """Describe the model as transformers does, without dropout; what no shape has is as published, or the default."""
+    model_type, known = next(
+        (name, kind) for name, kind in MODEL_TYPES.items() if kind.architecture == shape.architecture
+    )
+    settings = {key: getattr(shape, part) for part, key in known.keys.items()}
+    if shape.architecture == "gpt-neo":
+        settings["attention_types"] = [[["global", "local"], shape.layers // 2], [["global"], shape.layers % 2]]
+    if shape.architecture == "gpt-j":
+        settings["rotary_dim"] = min(LARGEST_ROTARY, shape.head_size)
+    if shape.architecture == "mistral":
+        settings["sliding_window"] = None  # which the planner ignores too
+    settings |= {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
+    attention = "eager" if is_eager(shape, job) else job.attention
+    config = transformers.AutoConfig.for_model(
+        model_type, num_labels=shape.labels, use_cache=False, attn_implementation=attention, **settings
+    )
+    for name, value in config.to_dict().items():
+        if "drop" in name and isinstance(value, float):
+            setattr(config, name, 0.0)
+    return config
+
+
+def build_model(shape: ModelShape, job: Job, dtype: torch.dtype) -> Any:
+    """Build the model, in training mode; its blocks are checkpointed where the job says so."""
+    classes = next(kind.classes for kind in MODEL_TYPES.values() if kind.architecture == shape.architecture)
+    name = next(name for name, head in classes.items() if head == shape.head)
+    model = getattr(transformers, name)._from_config(model_config(shape, job), dtype=dtype).train()
+    if shape.head == "tokens" and not shape.is_encoder:
+        model.loss_type = "ForCausalLM"  # transformers finds none for GPT2LMHeadModel, warns, and takes this one
+    if job.activation_checkpointing:
+        model.activation_checkpointing_enable({"use_reentrant": False})
+    return model
+
+
+def block_class(model: nn.Module, shape: ModelShape) -> str:
+    """Name the class of the model's blocks: what its one list of as many modules as there are layers holds."""
+    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList) and len(module) == shape.layers]
+    return type(lists[0][0]).__name__
+
+
+def make_batch(shape: ModelShape, job: Job) -> dict[str, Tensor]:
+    """Make one rank's micro batch: (micro_batch_size, sequence_length). An encoder's is padded, as reviews are."""
+    ids = torch.zeros(int(job.micro_batch_size), int(job.sequence_length), dtype=torch.long)
+    labels = ids[:, 0] if shape.head == "sequence classes" else ids
+    mask = {"attention_mask": torch.ones_like(ids)} if shape.is_encoder else {}
+    return {"input_ids": ids, "labels": labels, **mask}
+
+
+def loss(model: nn.Module, batch: dict[str, Tensor], shape: ModelShape) -> Any:
+    """Take the loss as the study's workloads do: of tokens transformers' own, of classes cross-entropy in fp32."""
+    if shape.head == "tokens":
+        return model(**batch).loss
+    inputs = {name: tensor for name, tensor in batch.items() if name != "labels"}
+    return functional.cross_entropy(model(**inputs).logits.float().flatten(0, -2), batch["labels"].flatten())
+
+
+# ---------------------------------------------------------------- transformers' own
 
 
 def _class_and_config(name: str) -> tuple[type[Any], Any] | None:

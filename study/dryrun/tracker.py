@@ -1,11 +1,12 @@
-"""What does a process hold, and what does it say to others? Every tensor and every collective, in order."""
+"""Follow every tensor and every collective of a process: one tracker for all that is traced."""
 
 from __future__ import annotations
 
 import json
 import sys
 import weakref
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -16,19 +17,22 @@ from typing import IO, Any
 import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
+from torch._C._distributed_c10d import Reducer
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from ..collective_probe import collective_of, is_script_object, wait
-from ..hooks import listening
-from .allocator import Allocator
+from study.dryrun.allocator import Allocator
+from study.dryrun.traced import PARTS, Part
+from study.engines.collective_probe import collective_of, is_script_object, wait
+from study.engines.hooks import listening
 
 PLAIN = (torch.Tensor, torch.nn.Parameter, FakeTensor)
 DONE = "done"  # in a journal, of the call before it
-LIBRARIES = ("site-packages", "dist-packages", "study/engines", "lib/python", "<frozen", "<string>")
+LIBRARIES = ("site-packages", "dist-packages", "study/dryrun", "study/engines", "lib/python", "<frozen", "<string>")
 
 
 @dataclass(frozen=True)
@@ -48,11 +52,22 @@ class Call:
         return cls(**{**content, "ranks": tuple(content["ranks"])})
 
 
-class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Logs, within a `with` block, each storage as it comes and goes, and each collective.
+class _Storage:
+    """One storage, for as long as it or a record of it is kept."""
 
-    Bytes are those of storages, counted once: what an operator needs within itself is not seen, and what only C++ has
-    made is, where it is an operator's result (DDP's buckets).
+    __slots__ = ("num_bytes", "part", "reference")
+
+    def __init__(self, reference: Any, part: Part) -> None:
+        self.reference = reference
+        self.num_bytes = 0
+        self.part = part
+
+
+class TensorTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Follow, within a `with` block, each storage as it comes and goes, and each collective.
+
+    Bytes are those of storages, each counted once. What an operator allocates within itself is not seen. What only C++
+    has made is seen if it is an operator's result (DDP's buckets).
     """
 
     def __init__(self, journal: IO[str] | None = None) -> None:
@@ -62,9 +77,13 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._journal = journal
         self.bucket_bytes: int | None = None  # of DDP
         self.held = 0  # bytes
-        self.peak = 0  # of them, since a caller set it
-        self.allocators: dict[str, Allocator] = {}  # CUDA's, since a caller began to replay
-        self._storages: dict[int, tuple[Any, int]] = {}  # its address -> reference, bytes
+        self.peak = 0  # of them, since `start_peak`
+        self.new_part: Part | None = None  # of storages that come; None: as autograd runs backward or not
+        self.allocators: dict[str, Allocator] = {}  # CUDA's, since `replay`
+        self._storages: dict[int, _Storage] = {}  # by address
+        self._held_at_start: dict[_Storage, int] = {}  # bytes, at `start_peak`
+        self._changes: list[tuple[_Storage, int]] | None = None  # in bytes, since `start_peak`
+        self._num_changes_at_peak = 0
         self._waits = dist.is_initialized() and dist.get_backend() == "gloo"  # whose threads hold what they send
         self._modules: list[torch.nn.Module] = []  # whose forward passes this is in
         self._names = weakref.WeakKeyDictionary[torch.nn.Module, str]()
@@ -72,10 +91,11 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._imagines = False
         self._stack = ExitStack()
 
-    def __enter__(self) -> Watch:
+    def __enter__(self) -> TensorTracker:
         enter = self._stack.enter_context
         enter(listening(torch.UntypedStorage, "resize_", self._resize))
         enter(listening(dist, "Reducer", self._count_buckets))
+        enter(listening(Reducer, "_rebuild_buckets", self._make_buckets))
         enter(listening(ShardingPropagator, "_propagate_tensor_meta_non_cached", self._imagine))
         for hook in (
             register_module_forward_pre_hook(self._begin_forward),
@@ -92,33 +112,65 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(kind not in PLAIN for kind in types):
             return NotImplemented  # of tensors around tensors, which come again, one by one
-        if self._waits and func.namespace == "c10d" and not self._imagines:
-            result = self._call_and_wait(func, args, kwargs or {})
-        else:
-            result = func(*args, **(kwargs or {}))
-            if not self._imagines and (found := collective_of(func, args, result)) is not None:
-                self._note_call(*found, args)
-            elif self._waits and func.namespace == "_c10d_functional" and "wait_tensor" in func._schema.name:
-                self._write(DONE)
+        options = kwargs or {}
         if self._imagines:
-            return result
+            return func(*args, **options)
+        result = self._run(func, args, options)
         for leaf in tree_leaves(result):
             if isinstance(leaf, torch.Tensor):
                 self._note(leaf)
+        if func.namespace == "fsdp":
+            self._assign_copies_of_fsdp(func, args, options)
+        return result
+
+    def _run(self, func: Any, args: Any, options: Any) -> Any:
+        """Run an operator, and note it if it is a collective."""
+        if self._waits and func.namespace == "c10d":
+            return self._call_and_wait(func, args, options)
+        result = func(*args, **options)
+        if (collective := collective_of(func, args, result)) is not None:
+            self._note_call(*collective, args)
+        elif self._waits and func.namespace == "_c10d_functional" and "wait_tensor" in func._schema.name:
+            self._write(DONE)
         return result
 
     def _call_and_wait(self, func: Any, args: Any, options: Any) -> Any:
         """Make a call, which is noted before: gloo's thread may end the process at once if the ranks' calls differ."""
-        found = collective_of(func, args, None)
-        if found is not None:
-            self._note_call(*found, args)
+        collective = collective_of(func, args, None)
+        if collective is not None:
+            self._note_call(*collective, args)
         try:
             result = func(*args, **options)
             wait(result)
             return result
         finally:  # a script may go on after a call that fails
-            if found is not None:
+            if collective is not None:
                 self._write(DONE)
+
+    # ------------------------------------------------------------ memory
+
+    def start_peak(self) -> None:
+        """Look for the peak, and for what is held then, from here on."""
+        self.peak = self.held
+        self._held_at_start = {storage: storage.num_bytes for storage in self._storages.values()}
+        self._changes, self._num_changes_at_peak = [], 0
+
+    def parts_at_peak(self) -> dict[Part, int]:
+        """Return the bytes that were held at the peak, by what their storages have turned out to be."""
+        held = Counter(self._held_at_start)
+        for storage, change in (self._changes or [])[: self._num_changes_at_peak]:
+            held[storage] += change
+        parts: dict[Part, int] = dict.fromkeys(PARTS, 0)
+        for storage, num_bytes in held.items():
+            parts[storage.part] += num_bytes
+        return parts
+
+    def assign(self, part: Part, tensors: Iterable[torch.Tensor]) -> None:
+        """Say what these tensors are; the last call counts."""
+        for tensor in tensors:
+            local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+            if local.device.type != "meta" and (storage := self._storages.get(local.untyped_storage()._cdata)):
+                storage.part = part
 
     def replay(self) -> None:
         """Play what comes and goes from here on to CUDA's allocators; what is held now comes first, in its order.
@@ -126,8 +178,8 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         What came before is not played: a model that is built, or cast, is so in the host's memory.
         """
         self.allocators = {"default": Allocator(False), "expandable_segments": Allocator(True)}
-        for allocator, (key, (_, num_bytes)) in product(self.allocators.values(), self._storages.items()):
-            allocator.allocate(key, num_bytes)
+        for allocator, (key, storage) in product(self.allocators.values(), self._storages.items()):
+            allocator.allocate(key, storage.num_bytes)
 
     def reserved(self) -> dict[str, int]:
         """Bytes that each allocator has reserved of a card by now."""
@@ -140,25 +192,60 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         key = storage._cdata
         if key in self._storages:
             return
-        self._storages[key] = (weakref.ref(storage, partial(self._forget, key)), storage.nbytes())
-        self._change(key, 0, storage.nbytes())
+        self._storages[key] = _Storage(weakref.ref(storage, partial(self._forget, key)), self._part_of_new())
+        self._change(key, storage.nbytes())
+
+    def _part_of_new(self) -> Part:
+        """What a storage is until it is assigned: kept by a forward pass, which may be a repeated one, or temporary."""
+        if self.new_part is not None:
+            return self.new_part
+        is_in_backward = torch._C._current_graph_task_id() != -1
+        return "temporary_buffers" if is_in_backward and not self._modules else "activations"
 
     def _forget(self, key: int, _: Any) -> None:
-        self._change(key, self._storages.pop(key)[1], 0)
+        self._change(key, 0)
+        del self._storages[key]
 
-    def _change(self, key: int, before: int, num_bytes: int) -> None:
-        self.held += num_bytes - before
-        self.peak = max(self.peak, self.held)
+    def _change(self, key: int, num_bytes: int) -> None:
+        storage = self._storages[key]
+        change, storage.num_bytes = num_bytes - storage.num_bytes, num_bytes
+        self.held += change
+        if self._changes is not None:
+            self._changes.append((storage, change))
+        if self.held > self.peak:
+            self.peak = self.held
+            self._num_changes_at_peak = len(self._changes or ())
         for allocator in self.allocators.values():
             allocator.allocate(key, num_bytes)
 
     def _resize(self, call: Callable[..., Any], storage: Any, size: int) -> Any:
         result = call(storage, size)
-        if (known := self._storages.get(storage._cdata)) is not None:
-            reference, before = known
-            self._storages[storage._cdata] = (reference, size)
-            self._change(storage._cdata, before, size)
+        if storage._cdata in self._storages:
+            self._change(storage._cdata, size)
         return result
+
+    def _assign_copies_of_fsdp(self, func: Any, args: Any, options: Any) -> None:
+        """FSDP2 copies what it has gathered into whole parameters, and whole gradients into what it reduces."""
+        if func is torch.ops.fsdp.split_with_sizes_copy.default:
+            self.assign("parameters", options["out"])
+        elif func is torch.ops.fsdp.chunk_cat.default:
+            self.assign("gradients", args[0])
+            self.assign("communication_buffers", [options["out"]])
+
+    def _count_buckets(self, call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        before = self.held
+        reducer = self._make_buckets(call, *arguments, **options)
+        self.bucket_bytes = self.held - before
+        return reducer
+
+    def _make_buckets(self, call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        self.new_part = "communication_buffers"
+        try:
+            return call(*arguments, **options)
+        finally:
+            self.new_part = None
+
+    # ------------------------------------------------------------ collectives
 
     def _imagine(self, call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
         """Hear nothing while DTensor tries an operator on tensors without memory, to learn what shape it gives."""
@@ -168,15 +255,11 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         finally:
             self._imagines = False
 
-    def _count_buckets(self, call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-        before = self.held
-        reducer = call(*arguments, **options)
-        self.bucket_bytes = self.held - before
-        return reducer
-
     def _note_call(self, kind: str, tensors: Sequence[torch.Tensor], args: Any) -> None:
         dtype = str(tensors[0].dtype).removeprefix("torch.") if tensors else ""
         num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        if kind == "all_gather":
+            self.assign("parameters", tensors)
         self.calls.append(Call(kind, self._ranks(args), dtype, num_bytes, self._module(), _line()))
         self._write(json.dumps(asdict(self.calls[-1])))
 

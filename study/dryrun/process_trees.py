@@ -1,4 +1,4 @@
-"""What ranks have started, compilers for example: how long all of it has computed, and its end."""
+"""Watch and end the processes that ranks have started, compilers for example."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pathlib import Path
 
 import psutil
 
-from .. import torch_locks
+from study.engines import torch_locks
 
 
-class Trees:
+class ProcessTrees:
     """Ranks, with all processes that they have started; a process stays known when the one that started it ends."""
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""A script of anybody's as one rank of many: what it calls, in order, until it ends."""
+"""Run a user's script as one rank and list its collectives."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ...errors import Refusal
-from .. import scripts
-from . import together
-from .watch import Watch
+from study.dryrun import real_ranks
+from study.dryrun.tracker import TensorTracker
+from study.engines import scripts
+from study.errors import Refusal
 
 
 def run(script: Path, arguments: Sequence[str], journals: Path | None = None) -> dict[str, Any]:
-    """Run a script to its end as this rank: which collectives it issued, how much it held at most, what it raised.
+    """Run a script to its end as this rank; return its collectives, the peak of its tensors in bytes, what it raised.
 
     `journals`: a folder in which a rank writes its calls as it issues them, because it may not come to its end.
     """
     raised = None
     with ExitStack() as stack:
         rank = scripts.rank()
-        watch = Watch(None if journals is None else stack.enter_context(open(together.journal(journals, rank), "w")))
-        stack.enter_context(watch)
+        journal = None if journals is None else stack.enter_context(open(real_ranks.journal(journals, rank), "w"))
+        tracker = stack.enter_context(TensorTracker(journal))
         try:
             scripts.run(script, arguments)
         except Refusal:
@@ -32,4 +32,4 @@ def run(script: Path, arguments: Sequence[str], journals: Path | None = None) ->
             raised = f"SystemExit: {end.code}" if end.code else None
         except Exception as error:  # the others may wait for this rank: its calls until here say
             raised = f"{type(error).__name__}: {str(error).splitlines()[0]}" if str(error) else type(error).__name__
-    return {"calls": [asdict(call) for call in watch.calls], "peak_bytes": watch.peak, "raised": raised}
+    return {"calls": [asdict(call) for call in tracker.calls], "peak_bytes": tracker.peak, "raised": raised}

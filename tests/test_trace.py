@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from functools import partial
 
 import pytest
 import torch
 import traced_cases
 
-from study import files
+from study import cli, files
 from study.config import build_config
+from study.dryrun import models
+from study.dryrun.trace import trace
 from study.errors import Refusal
-from study.planner import Request, advise, fake_tensors
-from study.planner.fake_tensors import trace
+from study.planner import Request, advice_text, advise
 from study.planner.trace import trace_options
 from study.theory import hardware, measured_by_others, peaks, prediction, shapes
 from study.theory.engine import Engine, Job
@@ -35,16 +37,16 @@ FSDP2 = Engine("fsdp", 3, 4, "bf16", 4, reduces_in_fp32=True)
 def test_a_trace_is_what_a_real_step_allocates(shape, checkpointed):
     """The same model over real tensors of a CPU: the highest moment of forward and backward."""
     job = dataclasses.replace(JOB, activation_checkpointing=checkpointed)
-    real = fake_tensors.build_model(shape, job, torch.float32)
-    batch = fake_tensors.make_batch(shape, job)
+    real = models.build_model(shape, job, torch.float32)
+    batch = models.make_batch(shape, job)
     if shape.is_encoder:
         batch["attention_mask"][0, -1] = 0  # a mask without a zero is no mask
-    fake_tensors.loss(real, batch, shape).backward()
+    models.loss(real, batch, shape).backward()
     real.zero_grad()
     with CpuPeak() as before:
         pass
     with CpuPeak() as highest:
-        fake_tensors.loss(real, batch, shape).backward()
+        models.loss(real, batch, shape).backward()
     measured = highest.tensor_bytes - before.tensor_bytes
     traced = trace(shape, SINGLE, job)
     assert traced.moment == "forward and backward"
@@ -81,6 +83,28 @@ def test_gradients_accumulate_beside_ddps_buckets():
     assert often.total - once.total == pytest.approx(4 * DECODER.num_params, rel=0.1)
 
 
+@pytest.mark.parametrize(
+    ("engine", "kind", "times"), [(Engine("ddp", 0, 2, "fp32", 4), "all_reduce", 1), (FSDP2, "reduce_scatter", 5)]
+)
+def test_collectives_are_those_of_all_micro_steps(engine, kind, times):
+    """Two micro steps are traced, of however many: DDP reduces in the last one, FSDP2 in each."""
+    once, often = (
+        {each["kind"]: each for each in trace(DECODER, engine, Job(2, 64, steps)).collectives}[kind] for steps in (1, 5)
+    )
+    assert (often["count"], often["bytes"]) == (times * once["count"], times * once["bytes"])
+
+
+def test_a_trace_as_json(capsys):
+    """It was refused; the lines that say how the traces get on are on stderr."""
+    words = "--model bert-tiny --gpu l4 --gpus 1 --strategy single --sequence-length 32 --micro-batch-size 1"
+    assert cli.run(["advise", *words.split(), "--trace", "--json"]) == 0
+    printed = capsys.readouterr()
+    (option,) = json.loads(printed.out)["strategies"]
+    assert option["traced"]["peak_bytes"] == sum(option["traced"]["parts"].values())
+    assert option["traced"]["collectives_per_step"] == []
+    assert "single, 1 x 1: traced" in printed.err
+
+
 def test_foreach_holds_one_copy_more_than_fused():
     """Where the optimizer's step is the highest moment: hardly a token."""
     job = Job(1, 8, activation_checkpointing=True)
@@ -100,9 +124,9 @@ def test_foreach_holds_one_copy_more_than_fused():
 def test_known_models_are_built_as_they_are_counted(name):
     shape = shapes.find(name)
     with torch.device("meta"):
-        built = fake_tensors.build_model(shape, JOB, torch.float32)
+        built = models.build_model(shape, JOB, torch.float32)
     assert sum(parameter.numel() for parameter in built.parameters()) == shape.num_params
-    assert fake_tensors.block_class(built, shape) in built._no_split_modules
+    assert models.block_class(built, shape) in built._no_split_modules
 
 
 SETTINGS = {  # that a shape has, by the names of each workload's configuration
@@ -116,7 +140,7 @@ SETTINGS = {  # that a shape has, by the names of each workload's configuration
 )
 def test_a_workloads_model_is_the_one_that_is_trained(workload, size):
     point = traced_cases.point(workload, size, "single", 1, "fp32", False)
-    traced = fake_tensors.model_config(point.shape, point.job)
+    traced = models.model_config(point.shape, point.job)
     config = build_config(workload=workload, size=size, data="hub", dropout=0.0)
     splits = Splits(train=None, evaluation=None, vocab_size=point.shape.vocabulary, pad_token_id=0, description={})
     trained = WORKLOADS[workload].model_config(config, splits)
@@ -130,7 +154,7 @@ def test_a_workloads_model_is_the_one_that_is_trained(workload, size):
 @pytest.mark.parametrize(
     ("shape", "engine", "job", "said"),
     [
-        (DECODER, dataclasses.replace(SINGLE, kind="deepspeed"), JOB, "DeepSpeed's engine is not traced"),
+        (DECODER, dataclasses.replace(SINGLE, kind="deepspeed"), JOB, "ZeRO-0 in fp32 is not traced"),
         (DECODER, dataclasses.replace(FSDP2, offload_param="cpu"), JOB, "offload cannot be traced"),
         (DECODER, dataclasses.replace(SINGLE, precision="bf16"), JOB, "take bf16-autocast"),
         (DECODER, SINGLE, dataclasses.replace(JOB, dropout=True), "dropout is not traced"),
@@ -146,14 +170,31 @@ def test_what_cannot_be_traced_is_refused(shape, engine, job, said):
     assert not torch.distributed.is_initialized()
 
 
+def trace_torch_only(shape, engine, job):
+    """DeepSpeed's rank is a fork of a process in which no backward pass has run (dry_run_cases.py)."""
+    if engine.kind == "deepspeed":
+        raise Refusal("DeepSpeed's engine is not traced here")
+    return trace(shape, engine, job)
+
+
 def test_advice_rests_on_traces(capsys):
     asked = Request("l4", 2, micro_batch_size=8, sequence_length=64, kernels="transformers")
-    advice = advise("bert-tiny", asked, partial(trace_options, trace))
+    advice = advise("bert-tiny", asked, partial(trace_options, trace_torch_only))
     traced = {option.strategy.name: option for option in advice.options if option.basis == "traced"}
     assert set(traced) == {"ddp", "ddp_tuned", "fsdp2", "fsdp2_no_reshard"}
     ddp = traced["ddp"].prediction
     assert traced["ddp"].traced_bytes == trace(advice.shape, ddp.engine, ddp.job).total
-    assert "DeepSpeed's engine is not traced" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "DeepSpeed's engine is not traced" in printed
+    assert "; sends " in printed
+    assert " all_reduce (0.0" in printed
+    written = {option["strategy"]: option for option in advice_text.content(advice)["strategies"]}
+    assert written["ddp"]["traced"]["peak_bytes"] == traced["ddp"].traced_bytes
+    assert written["ddp"]["traced"]["reserved_bytes"] >= traced["ddp"].traced_bytes
+    assert [each["kind"] for each in written["fsdp2"]["traced"]["collectives_per_step"]] == [
+        "all_gather", "reduce_scatter",
+    ]  # fmt: skip
+    assert written["zero1"]["traced"] is None
 
 
 # ---------------------------------------------------------------- the committed grid

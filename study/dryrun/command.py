@@ -1,0 +1,147 @@
+"""The command `zero-study dry-run`: a model by its name, or a script, as some ranks of many."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from study import files
+from study.dryrun import deadlock, models, ranks, real_ranks, script, text, trace, world
+from study.dryrun.models import Trainable
+from study.dryrun.tracker import Call
+from study.dryrun.world import Environment
+from study.engines import extensions
+from study.errors import Refusal
+from study.theory.engine import Job
+
+MOST_RANKS = 1 << 14  # in a world: engines keep lists of all of them, and stage 3 then takes 40 s
+MOST_OF_A_SCRIPT = 4  # ranks of a world that are all run by default
+REAL_BYTES = 40  # of a parameter where tensors have memory: fp32 states, whole gradients and buckets, twice at most
+SHARE = 0.5  # of this machine's free memory that one may take
+
+Answers = dict[int, dict[str, Any]]  # of each rank
+
+
+@dataclass(frozen=True)
+class World:
+    """The ranks of a dry run, and the environment that each is launched in."""
+
+    size: int
+    local_size: int  # ranks on one machine
+    ranks: list[int]  # those that are run
+    variables: Environment
+    are_all_there: bool = False  # all ranks are run, and exchange real values
+
+
+def command(
+    file: Path,
+    script_words: Sequence[str],
+    world_size: int,
+    ranks_wanted: str | None,
+    per_machine: int,
+    output: Path | None,
+    model: str,
+    sequence_length: int | None,
+    mixed_precision: str | None,
+    activation_checkpointing: bool,
+    **batch: int,
+) -> int:
+    """Run the ranks, print their results, and return the exit status. Raises Refusal."""
+    if output is not None:
+        files.require_folder(output)
+    if world_size > MOST_RANKS:
+        raise Refusal(f"--world {world_size}: engines keep lists of all ranks; ask for at most {MOST_RANKS:,}")
+    chosen = _ranks(ranks_wanted, world_size, bool(script_words))
+    if script_words and not Path(script_words[0]).is_file():
+        raise Refusal(f"{script_words[0]}: no such script; options of dry-run stand before the strategy")
+    trainable = None if script_words else models.find(model, sequence_length)
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    extensions.use_own_folder()
+    variables = world.launch_environment(file, world_size, mixed_precision, bool(script_words))
+    are_all_there = bool(script_words) and len(chosen) == world_size <= real_ranks.MOST_RANKS
+    place = World(world_size, min(per_machine, world_size), chosen, variables, are_all_there)
+    if trainable is None:
+        answers = run_script(script_words, place)
+        title, notes = Path(script_words[0]).name, tuple[str, ...]()
+    else:
+        micro_batch_size, micro_steps = batch["micro_batch_size"], batch["gradient_accumulation_steps"]
+        job = Job(micro_batch_size, trainable.sequence_length, micro_steps, activation_checkpointing)
+        answers = _train(trainable, job, place)
+        title, notes = f"{trainable.name}, {micro_batch_size} x {job.sequence_length} tokens", trainable.notes
+    if output is not None:
+        exchange = "real" if are_all_there else "pretended"
+        content = {"file": str(file), "world_size": world_size, "exchange": exchange, "ranks": answers}
+        files.write_json(output, content)
+    print(f"{file.stem}: {title}, as ranks {', '.join(map(str, chosen))} of {world_size:,}")
+    print("\n".join([*notes, text.REAL if are_all_there else text.TRACED, ""]))
+    if trainable is not None:
+        print(text.memory(answers), end="\n\n")
+    return _report(answers, place)
+
+
+def _ranks(wanted: str | None, world_size: int, has_script: bool) -> list[int]:
+    """The ranks that are run; by default the first and the last, of a script in a small world all. Raises Refusal."""
+    if wanted is None:
+        return [*range(world_size)] if has_script and world_size <= MOST_OF_A_SCRIPT else sorted({0, world_size - 1})
+    words = wanted.split(",")
+    if not all(word.isdecimal() and int(word) < world_size for word in words):
+        raise Refusal(f"--ranks {wanted}: must be numbers from 0 to {world_size - 1} with commas between them")
+    return sorted({int(word) for word in words})
+
+
+def run_script(words: Sequence[str], place: World) -> Answers:
+    """Run a script, with its arguments, as these ranks, and return their answers. Raises Refusal and RunFailed."""
+    if not place.are_all_there:
+        return ranks.run(lambda: script.run(Path(words[0]), words[1:]), _places(place))
+    with tempfile.TemporaryDirectory(prefix="zero-study-") as name:
+        folder = Path(name)
+        places = _places(place, folder / "meeting")
+        return real_ranks.run(lambda: script.run(Path(words[0]), words[1:], folder), places, folder)
+
+
+def _train(model: Trainable, job: Job, place: World) -> Answers:
+    has_memory = _has_memory(place.variables, model, len(place.ranks))
+    return ranks.run(trace.trainer(model, job, has_memory), _places(place))
+
+
+def _places(place: World, meeting: Path | None = None) -> dict[int, Any]:
+    return {
+        rank: world.rank_of_many(rank, place.size, place.local_size, place.variables, meeting) for rank in place.ranks
+    }
+
+
+def _report(answers: Answers, place: World) -> int:
+    """Print the collectives of the first rank and where ranks differ, and return the exit status."""
+    calls = {rank: [Call.read(call) for call in answer["calls"]] for rank, answer in answers.items()}
+    mismatches = deadlock.first_mismatches(calls, by_module=not place.are_all_there)
+    print(text.communication(calls[place.ranks[0]], place.size), end="\n\n")
+    raised = text.raised(answers, is_explained=bool(mismatches))
+    waiting = {rank: calls[rank] for rank, answer in answers.items() if answer.get("waits")}
+    lines = [*text.mismatches(mismatches, place.ranks, place.are_all_there)]
+    lines += [] if mismatches else text.waiting(waiting)
+    print("\n".join([*lines, *raised]))
+    has_failed = any(answer.get("raised") or answer.get("ended") for answer in answers.values())
+    return 1 if mismatches or waiting or has_failed else 0
+
+
+def _has_memory(variables: Mapping[str, str], model: Trainable, num_ranks: int) -> bool:
+    """Whether tensors are to have memory: if the model fits here, and if offload needs them. Raises Refusal."""
+    offload = {variables.get(f"ACCELERATE_DEEPSPEED_OFFLOAD_{part}_DEVICE", "none") for part in ("OPTIMIZER", "PARAM")}
+    if "nvme" in offload:
+        raise Refusal(world.NO_SWAPPING)
+    free = psutil.virtual_memory().available * SHARE
+    needed = REAL_BYTES * model.num_params * min(num_ranks, 2)
+    if needed < free:
+        return True
+    if offload == {"none"}:
+        return False
+    raise Refusal(
+        f"{model.name} takes {needed / 2**30:.0f} GiB here, {free / 2**30:.0f} are to be had, and offload "
+        "computes on the host's own numbers; name a smaller model, or a file without offload"
+    )

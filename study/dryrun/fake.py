@@ -1,0 +1,115 @@
+"""Tensors without memory: a model of any size through an engine's own code, on a laptop.
+
+The engines are DeepSpeed 0.19.8, and FSDP2 and DDP of torch 2.13, through accelerate 1.15.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import Reducer
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp._fully_shard import _fsdp_init
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from transformers import masking_utils
+
+from study.engines.hooks import listening
+
+ANSWER = 1.0  # to what asks for a number: a norm is finite and not zero; and of whole numbers, no overflow was counted
+
+
+@contextmanager
+def without_memory() -> Iterator[None]:
+    """Give no tensor that is made within a `with` block memory; what reads a number gets `ANSWER`."""
+    answers = _Answers()  # type: ignore[no-untyped-call]
+    with (
+        listening(torch.nn.Module, "_apply", _apply),
+        listening(torch.Tensor, "data_ptr", _address),
+        listening(DeviceMesh, "__init__", _with_memory),
+        listening(_fsdp_init, "init_device_mesh", _with_memory),
+        listening(dist.device_mesh, "init_device_mesh", _with_memory),
+        listening(DistributedDataParallel, "__init__", _without_comparing_ranks),
+        listening(Reducer, "_rebuild_buckets", answers.rebuild_buckets),
+        # Transformers reads positions to learn whether several documents share a sequence. None do here. Where it
+        # cannot read them, it makes a mask, with which attention takes another kernel than in a run.
+        listening(masking_utils, "find_packed_sequence_indices", lambda call, position_ids: None),
+        FakeTensorMode(allow_non_fake_inputs=True),
+        answers,
+    ):
+        yield
+
+
+class _Answers(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Answers `.item()`: an engine asks whether a norm is finite, and goes on. And a CPU is one device.
+
+    Asked for one on "cpu:0", a tensor of memory is on "cpu", and one without would be on another device.
+    """
+
+    _is_rebuilding = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten._local_scalar_dense.default:
+            kind = args[0].dtype
+            return ANSWER if kind.is_floating_point else False if kind is torch.bool else 0
+        kwargs = kwargs or {}
+        if self._is_rebuilding and _are_indices(args, kwargs):
+            with unset_fake_temporarily():
+                return func(*args, **kwargs)
+        if (device := kwargs.get("device")) is not None and device.type == "cpu":
+            kwargs = {**kwargs, "device": torch.device("cpu")}
+        return func(*args, **kwargs)
+
+    def rebuild_buckets(self, call: Callable[..., Any], *arguments: Any) -> Any:
+        """Let DDP arrange its buckets in the order of gradients, which it exchanges as numbers that C++ reads."""
+        self._is_rebuilding = True
+        try:
+            return call(*arguments)
+        finally:
+            self._is_rebuilding = False
+
+
+def _are_indices(args: Any, options: Any) -> bool:
+    """Whether an operator works on, or makes, whole numbers that have memory."""
+    tensors = [leaf for leaf in tree_leaves((args, options)) if isinstance(leaf, torch.Tensor)]
+    dtype = tensors[0].dtype if tensors else options.get("dtype")
+    return dtype is torch.int32 and not any(isinstance(tensor, FakeTensor) for tensor in tensors)
+
+
+def _address(call: Callable[..., int], tensor: torch.Tensor) -> int:
+    """Give tensors without memory different addresses, by which accelerate finds the optimizer's parameters again."""
+    return tensor.untyped_storage()._cdata if isinstance(tensor, FakeTensor) else call(tensor)
+
+
+def _with_memory(call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    """Make a mesh of ranks with memory, because it reads the ranks' numbers."""
+    with unset_fake_temporarily():
+        return call(*arguments, **options)
+
+
+def _without_comparing_ranks(call: Callable[..., None], *arguments: Any, **options: Any) -> None:
+    """Begin DDP without a comparison of the ranks' parameters, which would read them."""
+    call(*arguments, **{**options, "init_sync": False})
+
+
+def _apply(call: Callable[..., Any], module: torch.nn.Module, change: Callable[..., Any], recurse: bool = True) -> Any:
+    """Change parameters in their place: torch would swap them, which no tensor without memory allows."""
+    if recurse:
+        for child in module.children():
+            child._apply(change)  # type: ignore[no-untyped-call]
+    for parameter in module._parameters.values():
+        if parameter is not None:
+            with torch.no_grad():
+                parameter.data = change(parameter.data)
+                if parameter.grad is not None:
+                    parameter.grad.data = change(parameter.grad.data)
+    for name, buffer in module._buffers.items():
+        if buffer is not None:
+            module._buffers[name] = change(buffer)
+    return module

@@ -1,0 +1,135 @@
+"""Prepare a training as an engine does: as a file says through accelerate, or as theory describes an engine."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+import accelerate
+import torch
+from accelerate.utils import FullyShardedDataParallelPlugin, convert_outputs_to_fp32
+from accelerate.utils.fsdp_utils import fsdp2_prepare_model
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import MixedPrecisionPolicy
+from torch.nn.parallel import DistributedDataParallel
+
+from study.dryrun.models import Trainable, block_class, build_model, loss, make_batch
+from study.dryrun.step import Training
+from study.engines import extensions
+from study.errors import Refusal
+from study.theory.engine import Engine, Job
+from study.theory.shapes import ModelShape
+
+RATE = 1e-6
+MAX_NORM = 1.0  # to which gradients are clipped
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+# ---------------------------------------------------------------- through accelerate
+
+
+def through_accelerate(model: Trainable, job: Job, deepspeed: dict[str, Any] | None = None) -> Training:
+    """Prepare a model through accelerate, by what the environment of this rank says.
+
+    `deepspeed`: DeepSpeed's configuration; None: as the environment says. Raises Refusal for settings that contradict
+    the job.
+    """
+    micro_steps = int(job.gradient_accumulation_steps)
+    plugin = accelerate.DeepSpeedPlugin(hf_ds_config=deepspeed) if deepspeed is not None else None
+    accelerator = accelerate.Accelerator(gradient_accumulation_steps=micro_steps, deepspeed_plugin=plugin)
+    offloaded = _configure_deepspeed(accelerator.state.deepspeed_plugin, int(job.micro_batch_size), micro_steps)
+    built = model.build(job)
+    fsdp_plugin = getattr(accelerator.state, "fsdp_plugin", None)
+    if fsdp_plugin is not None and not fsdp_plugin.transformer_cls_names_to_wrap:
+        # Transformers' own list has BERT's embeddings in it, which accelerate 1.15 then shards a second time.
+        fsdp_plugin.transformer_cls_names_to_wrap = model.blocks(built)
+    prepared, optimizer = accelerator.prepare(built, _make_optimizer(built, "optimizer" in offloaded))
+    return Training(
+        prepared,
+        optimizer,
+        micro_steps,
+        compute_loss=lambda: model.loss(prepared, model.batch(job)),
+        backward=accelerator.backward,
+        accumulate=lambda is_last: accelerator.accumulate(prepared),
+        clip_gradients=lambda: accelerator.clip_grad_norm_(prepared.parameters(), MAX_NORM),
+        offloads=bool(offloaded),
+        has_parts=accelerator.state.deepspeed_plugin is None,
+    )
+
+
+def _configure_deepspeed(plugin: Any, micro_batch_size: int, micro_steps: int) -> list[str]:
+    """Write the job into DeepSpeed's configuration; return which parts it offloads. Raises Refusal."""
+    if plugin is None:
+        return []
+    requested = {"train_micro_batch_size_per_gpu": micro_batch_size, "gradient_accumulation_steps": micro_steps}
+    for key, value in requested.items():
+        if (written := plugin.deepspeed_config.get(key)) not in (None, "auto", 1, value):
+            raise Refusal(f"the file says {key} {written}: ask for as many, not for {value}")
+    plugin.deepspeed_config |= requested
+    zero = plugin.deepspeed_config["zero_optimization"]
+    devices = {part: zero.get(f"offload_{part}", {}).get("device", "none") for part in ("optimizer", "param")}
+    return [part for part, device in devices.items() if device != "none"]
+
+
+def _make_optimizer(model: Any, is_offloaded: bool) -> Any:
+    """AdamW by torch's default on a GPU; DeepSpeed's own on the CPU where the optimizer is offloaded."""
+    if is_offloaded:
+        from deepspeed.ops.adam import DeepSpeedCPUAdam
+
+        extensions.provide(["cpu_adam"], "the offloaded optimizer")
+        return DeepSpeedCPUAdam(model.parameters(), lr=RATE)
+    return torch.optim.AdamW(model.parameters(), lr=RATE, foreach=True)
+
+
+# ---------------------------------------------------------------- torch's engines, as theory describes them
+
+
+def torch_engine(shape: ModelShape, engine: Engine, job: Job, mesh: DeviceMesh | None) -> Training:
+    """Prepare one process, DDP or FSDP2. Gradients are not clipped, which works in place.
+
+    Of several micro steps two are taken: all later ones find what the second does. `mesh`: of FSDP2's ranks.
+    """
+    micro_steps = min(int(job.gradient_accumulation_steps), 2)
+    model: nn.Module = build_model(shape, job, torch.bfloat16 if engine.precision == "pure-bf16" else torch.float32)
+    if engine.kind == "fsdp" and mesh is not None:
+        _shard(model, shape, engine, mesh)
+    elif engine.precision.endswith("-autocast"):
+        dtype = DTYPES[engine.precision.removesuffix("-autocast")]
+        model.forward = convert_outputs_to_fp32(torch.autocast("cpu", dtype)(model.forward))  # as accelerate does
+    kernel = engine.optimizer_kernel
+    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, foreach=kernel == "foreach", fused=kernel == "fused")
+    trained: Any = model
+    if engine.kind == "ddp":
+        trained = DistributedDataParallel(model, gradient_as_bucket_view=engine.gradient_as_bucket_view)
+    return Training(
+        trained,
+        optimizer,
+        micro_steps,
+        compute_loss=lambda: loss(trained, make_batch(shape, job), shape),
+        backward=lambda value: value.backward(),  # type: ignore[no-untyped-call]
+        accumulate=lambda is_last: nullcontext() if is_last or engine.kind != "ddp" else trained.no_sync(),
+        clip_gradients=lambda: None,
+        micro_steps_left_out=int(job.gradient_accumulation_steps) - micro_steps,
+    )
+
+
+def _shard(model: nn.Module, shape: ModelShape, engine: Engine, mesh: DeviceMesh) -> None:
+    """Shard as a run does (study/training/fsdp.py), by the function with which accelerate prepares a model."""
+    policy = MixedPrecisionPolicy(reduce_dtype=torch.float32 if engine.reduces_in_fp32 else None)
+    if engine.precision not in ("fp32", "pure-bf16"):
+        dtype = DTYPES[engine.precision.removesuffix("-autocast")]
+        policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=policy.reduce_dtype)
+    plugin = FullyShardedDataParallelPlugin(
+        fsdp_version=2, reshard_after_forward=engine.reshard_after_forward, cpu_offload=False,
+        state_dict_type="SHARDED_STATE_DICT", activation_checkpointing=False, activation_checkpointing_offload=False,
+        cpu_ram_efficient_loading=False, ignored_modules=[], auto_wrap_policy="transformer_based_wrap",
+        transformer_cls_names_to_wrap=[block_class(model, shape)], mixed_precision_policy=policy,
+    )  # fmt: skip
+    accelerator = SimpleNamespace(
+        state=SimpleNamespace(fsdp_plugin=plugin), torch_device_mesh=mesh, mixed_precision="no",
+        parallelism_config=SimpleNamespace(fsdp_dim_names=mesh.mesh_dim_names),
+        device=torch.device("cpu"), is_main_process=True,
+    )  # fmt: skip
+    fsdp2_prepare_model(accelerator, model)

@@ -1,0 +1,109 @@
+"""Take optimizer steps of a training that an engine has prepared, and trace the third."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from torch import Tensor
+
+from study.dryrun.traced import Part
+from study.dryrun.tracker import TensorTracker
+from study.engines.readback.facts import base_optimizer
+from study.engines.readback.states import count_states, engine_tensors
+
+# ZeRO-3 has traced its order of parameters after the first step, DDP has arranged its buckets anew in the second.
+STEADY_STEP = 3
+
+
+@dataclass(frozen=True)
+class Training:
+    """A model and an optimizer as an engine has prepared them, and how a step is taken with them."""
+
+    model: Any
+    optimizer: Any  # accelerate's or torch's
+    micro_steps: int  # per optimizer step
+    compute_loss: Callable[[], Tensor]  # of one micro batch
+    backward: Callable[[Tensor], Any]
+    accumulate: Callable[[bool], AbstractContextManager[Any]]  # around a micro step; is it the last one?
+    clip_gradients: Callable[[], Any]
+    has_parts: bool = True  # whether it is known of each tensor what it is; of DeepSpeed's buckets it is not
+    micro_steps_left_out: int = 0  # of a step: they are like its first, and only counted
+    offloads: bool = False  # to the host, whose memory is then among what is tracked
+
+    @property
+    def inner_optimizer(self) -> Any:
+        """The optimizer under accelerate's wrapper: ZeRO's, or torch's."""
+        return getattr(self.optimizer, "optimizer", self.optimizer)
+
+
+def train_step(training: Training, after_micro_step: Callable[[], None]) -> None:
+    """Take one optimizer step with all its micro steps."""
+    for micro_step in range(training.micro_steps):
+        is_last = micro_step == training.micro_steps - 1
+        with training.accumulate(is_last):
+            training.backward(training.compute_loss())
+            if is_last:
+                training.clip_gradients()
+                training.optimizer.step()
+                training.optimizer.zero_grad()
+        after_micro_step()
+
+
+def trace_training(prepare: Callable[[], Training]) -> dict[str, Any]:
+    """Prepare a training, take three steps, and return what this rank held and sent in the third.
+
+    Keys: `states` (bytes by part, as the optimizer begins to update), `before_bytes` (between steps), `peak_bytes`,
+    `parts` (of the peak; empty for DeepSpeed), `moment` (of the peak), `reserved_bytes` (by allocator; empty under
+    offload), `calls`.
+    """
+    tracker = TensorTracker()
+    states: list[dict[str, Any]] = []
+    peak_before_update = 0
+    num_calls: list[int] = []  # before the step, and after each of its micro steps
+    with tracker:
+        training = prepare()
+
+        def before_update(*_: Any) -> None:
+            nonlocal peak_before_update
+            if states:  # DeepSpeed steps once per group or sub-group
+                return
+            states.append(count_states(training.model, training.inner_optimizer, tracker.bucket_bytes))
+            peak_before_update = tracker.peak
+            _assign_parts(tracker, training)
+            tracker.new_part = "temporary_buffers"
+
+        hook = base_optimizer(training.optimizer).register_step_pre_hook(before_update)
+        tracker.replay()
+        for _ in range(STEADY_STEP):
+            states.clear()
+            tracker.new_part = None
+            before = tracker.held
+            num_calls[:] = [len(tracker.calls)]
+            tracker.start_peak()
+            train_step(training, after_micro_step=lambda: num_calls.append(len(tracker.calls)))
+        hook.remove()
+        peak = tracker.peak
+    if not states:
+        raise RuntimeError(f"no optimizer stepped in step {STEADY_STEP}")
+    first_micro_step, step = tracker.calls[num_calls[0] : num_calls[1]], tracker.calls[num_calls[0] :]
+    return {
+        "states": states[0],
+        "before_bytes": before,
+        "peak_bytes": peak,
+        "parts": tracker.parts_at_peak() if training.has_parts else {},
+        "moment": "optimizer step" if peak > peak_before_update else "forward and backward",
+        "reserved_bytes": {} if training.offloads else tracker.reserved(),  # of a card, on which nothing else is
+        "calls": [asdict(call) for call in first_micro_step * training.micro_steps_left_out + step],
+    }
+
+
+def _assign_parts(tracker: TensorTracker, training: Training) -> None:
+    """Tell the tracker what the tensors are that exist as the update begins."""
+    tracker.assign("buffers", training.model.buffers())
+    tensors = engine_tensors(training.model, training.inner_optimizer)
+    parts: tuple[Part, ...] = ("communication_buffers", "gradients", "optimizer_states", "parameters")
+    for part in parts:
+        tracker.assign(part, tensors[part])

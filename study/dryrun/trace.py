@@ -1,0 +1,108 @@
+"""Trace an engine that theory describes: the peak of a rank's tensors, what is reserved for them, its collectives.
+
+Nothing is allocated and nothing is sent, so a laptop traces a model of seven billion parameters. What is traced is what
+`study/training` builds: the modules of transformers, DeepSpeed's engine, accelerate's sharding, torch's DDP and AdamW.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import warnings
+from functools import partial
+from importlib.util import find_spec
+from typing import Any
+
+import transformers
+
+from study.dryrun import models, prepare, ranks, step, world
+from study.dryrun.fake import without_memory
+from study.dryrun.models import Trainable
+from study.dryrun.traced import Traced, check_traceable
+from study.engines import extensions
+from study.errors import Refusal
+from study.theory.engine import Engine, Job
+from study.theory.shapes import ModelShape
+
+RANKS_PER_MACHINE = 8
+ZERO = {  # DeepSpeed's option -> the engine's
+    "overlap_comm": "overlap_comm", "reduce_bucket_size": "reduce_bucket_size", "sub_group_size": "sub_group_size",
+    "stage3_prefetch_bucket_size": "prefetch_bucket_size", "stage3_max_live_parameters": "max_live_parameters",
+    "stage3_param_persistence_threshold": "persistence_threshold", "stage3_max_reuse_distance": "max_reuse_distance",
+    "zero_hpz_partition_size": "secondary_partition_size",
+}  # fmt: skip
+FILLED_IN_BY_ACCELERATE = ("gradient_accumulation_steps", "gradient_clipping", "train_micro_batch_size_per_gpu")
+
+
+def trace(shape: ModelShape, engine: Engine, job: Job) -> Traced:
+    """Trace a steady optimizer step of rank 0. Raises Refusal for what cannot be traced.
+
+    DeepSpeed's rank is a fork of this process, in which no backward pass may have run before. Torch's engines are
+    traced in this process, in which no group of ranks may exist.
+    """
+    check_traceable(shape, engine, job)
+    transformers.utils.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    answer = trace_deepspeed(shape, engine, job) if engine.kind == "deepspeed" else trace_torch(shape, engine, job)
+    return Traced(
+        parts=answer["parts"],
+        moment=answer["moment"],
+        seconds=answer["seconds"],
+        peak_bytes=answer["peak_bytes"],
+        reserved_bytes=answer["reserved_bytes"]["default"],
+        calls=answer["calls"],
+    )
+
+
+def trace_torch(shape: ModelShape, engine: Engine, job: Job) -> dict[str, Any]:
+    """Trace one process, DDP or FSDP2 in this process; return what `step.trace_training` does, and the seconds."""
+    began = time.perf_counter()
+    with warnings.catch_warnings(), world.first_rank(engine) as mesh, without_memory():
+        warnings.simplefilter("ignore")  # of what could go wrong in a training, which this is not
+        answer = step.trace_training(partial(prepare.torch_engine, shape, engine, job, mesh))
+    return answer | {"seconds": time.perf_counter() - began}
+
+
+def trace_deepspeed(shape: ModelShape, engine: Engine, job: Job) -> dict[str, Any]:
+    """Trace stages 1 to 3 in a fork that is rank 0; return its answer. Raises Refusal.
+
+    Options of DeepSpeed that the engine does not have are at their defaults.
+    """
+    if find_spec("deepspeed") is None:
+        raise Refusal("DeepSpeed is not traced where it is not installed")
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    extensions.use_own_folder()
+    world.import_engines(may_use_deepspeed=True)
+    precision = "bf16" if engine.precision == "bf16" else "no"
+    variables = {
+        "ACCELERATE_USE_DEEPSPEED": "true",
+        "ACCELERATE_MIXED_PRECISION": precision,
+        "ACCELERATE_DEEPSPEED_ZERO3_INIT": str(engine.zero_stage == 3).lower(),
+        "CUDA_VISIBLE_DEVICES": "",
+    }
+    local_world_size = min(RANKS_PER_MACHINE, engine.world_size)
+    place = world.rank_of_many(0, engine.world_size, local_world_size, variables)
+    model = models.of_shape(shape, int(job.sequence_length))
+    program = trainer(model, job, has_memory=False, deepspeed=_deepspeed_configuration(engine))
+    return ranks.run(program, {0: place})[0]
+
+
+def _deepspeed_configuration(engine: Engine) -> dict[str, Any]:
+    zero = {"stage": engine.zero_stage} | {key: getattr(engine, name) for key, name in ZERO.items()}
+    if not engine.reduce_bucket_size:  # of the optimizer that stage 1 takes in bf16 with sums in fp32: it has none
+        del zero["reduce_bucket_size"]
+    sums = {"data_types": {"grad_accum_dtype": "fp32"}} if engine.accumulation_bytes == 4 else {}
+    return {"zero_optimization": zero} | sums | dict.fromkeys(FILLED_IN_BY_ACCELERATE, "auto")
+
+
+def trainer(model: Trainable, job: Job, has_memory: bool, deepspeed: dict[str, Any] | None = None) -> ranks.Program:
+    """Return the program of a rank that trains this model through accelerate; its tensors have memory, or none."""
+    prepare_training = partial(prepare.through_accelerate, model, job, deepspeed)
+
+    def program() -> dict[str, Any]:
+        if has_memory:
+            return step.trace_training(prepare_training)
+        with without_memory():
+            return step.trace_training(prepare_training)
+
+    return program

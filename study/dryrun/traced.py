@@ -1,0 +1,71 @@
+"""The result of tracing a step, and which models and engines cannot be traced. Needs no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+from study.errors import Refusal
+from study.theory.engine import Engine, Job
+from study.theory.shapes import ModelShape
+
+# Parameters have with them what is gathered of them; buffers are those of modules.
+Part = Literal[
+    "parameters", "buffers", "gradients", "communication_buffers", "optimizer_states", "activations",
+    "temporary_buffers",
+]  # fmt: skip
+PARTS: tuple[Part, ...] = get_args(Part)
+Moment = Literal["forward and backward", "optimizer step"]
+
+
+@dataclass(frozen=True)
+class Traced:
+    """Bytes of a rank's tensors at the highest moment of a step, and what it sends in a step."""
+
+    parts: dict[Part, int]  # bytes; empty for DeepSpeed
+    moment: Moment | None
+    seconds: float  # that the trace took
+    peak_bytes: int = 0  # where the parts are not known
+    reserved_bytes: int | None = None  # by CUDA's allocator, replayed
+    calls: list[dict[str, Any]] = field(default_factory=list)  # collectives in their order, as tracker.Call has them
+
+    @property
+    def total(self) -> int:
+        return sum(self.parts.values()) or self.peak_bytes
+
+    @property
+    def collectives(self) -> list[dict[str, Any]]:
+        """Collectives of a step by kind: how many, and the bytes of their whole tensors."""
+        kinds = dict.fromkeys(call["kind"] for call in self.calls)
+        calls = {kind: [call["num_bytes"] for call in self.calls if call["kind"] == kind] for kind in kinds}
+        return [{"kind": kind, "count": len(sizes), "bytes": sum(sizes)} for kind, sizes in calls.items()]
+
+
+def check_traceable(shape: ModelShape, engine: Engine, job: Job) -> None:
+    """Raise Refusal, with the reason, for what cannot be traced."""
+    is_sharded, is_deepspeed, precision = engine.kind == "fsdp", engine.kind == "deepspeed", engine.precision
+    reasons = {
+        "offload cannot be traced: fake tensors are all on one device": {
+            engine.offload_optimizer, engine.offload_param} != {"none"},
+        "a mixture of experts cannot be traced: tokens go where their values send them, which are fake": shape.experts,
+        "a GPT-2 with fewer heads of keys cannot be traced: transformers' has as many as of queries":
+            shape.architecture == "gpt2" and shape.kv_heads != shape.heads,
+        "a model without a head cannot be traced: it has no loss; name a class with one": shape.head == "none",
+        "BERT over words cannot be sharded: its output layer shares its bias, which torch's FSDP2 refuses":
+            shape.has_transform and is_sharded,
+        "dropout is not traced: what is traced runs a CPU's operators, with other masks than a GPU's": job.dropout,
+        "fused kernels cannot be traced: what is traced are the modules of transformers":
+            job.is_fused or job.loss != "eager",
+        "FlashAttention of 2022 is not traced, only PyTorch's attention and operators are": job.attention == "flash-1",
+        "selective checkpointing is not traced, only that of every block":
+            job.activation_checkpointing == "selective",
+        f"{engine.optimizer} is not traced, only AdamW is": engine.optimizer != "adamw",
+        f"ZeRO-{engine.zero_stage} in {precision} is not traced: only 1 to 3 in fp32 and bf16 are":
+            is_deepspeed and (engine.zero_stage == 0 or precision not in ("fp32", "bf16")),
+        f"{precision} is not traced, which knows no such type; take fp32 or bf16": precision in ("tf32", "fp8"),
+        f"{precision} without sharding cannot be traced: torch's AdamW has no fp32 masters; take {precision}-autocast":
+            precision in ("bf16", "fp16") and not is_sharded and not is_deepspeed,
+    }  # fmt: skip
+    for reason, holds in reasons.items():
+        if holds:
+            raise Refusal(reason)

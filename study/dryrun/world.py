@@ -1,0 +1,291 @@
+"""Make a process one rank of many that are not there: its environment, its group, and what engines ask of others.
+
+Torch's fake process group gives back what it is given: shapes, bytes and order of the calls are the engine's own, but
+values are not. What an engine asks of other ranks before it goes on is answered here for them (torch 2.13, DeepSpeed
+0.19.8, accelerate 1.15).
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from datetime import timedelta
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import FileStore
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.nn.parallel import DistributedDataParallel
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from study import files
+from study.engines import extensions
+from study.engines.hooks import listening
+from study.engines.workarounds import shard_on_cpu
+from study.errors import Refusal
+from study.theory.engine import Engine
+
+# Before ranks are forked, which would need seconds each; zero.Init under a mode does not survive the first import.
+IMPORTED = ("torch._dynamo", "torch._inductor.compile_fx", "deepspeed")
+PORT = 29500  # which nobody listens at
+PLENTY = 1 << 60  # bytes
+PATIENCE = timedelta(days=1)  # of ranks that exchange real values; their parent ends those that wait for ever
+WEIGHT = 0.01  # in the place of what rank 0 would have sent
+# Settings of a launch that are supported, in small letters; others are refused.
+SUPPORTED = {"ACCELERATE_USE_MEGATRON_LM": "false", "FSDP_VERSION": "2", "FSDP_OFFLOAD_PARAMS": "false"}
+SUPPORTED |= {f"PARALLELISM_CONFIG_{name}_SIZE": "1" for name in ("TP", "CP", "SP")}
+ONE_PROCESS = "ZERO_STUDY_ONE_PROCESS"  # a variable of ranks that are launched without a process group
+UNSUPPORTED_LAUNCHERS = ("tpu_launcher", "tpu_pod_launcher", "sagemaker_launcher")
+
+Environment = dict[str, str]  # variables that a launcher sets for its ranks
+
+
+# ---------------------------------------------------------------- what a launch says
+
+
+def launch_environment(
+    file: Path, world_size: int, mixed_precision: str | None = None, is_script: bool = False
+) -> Environment:
+    """Return the environment that accelerate's own functions make of a file for its ranks, and import the engine.
+
+    `is_script`: a script may start DeepSpeed by itself, whatever the file names. Raises Refusal for a file that cannot
+    be run here.
+    """
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # before torch looks for one
+    files.read_yaml(file, Path("accelerate_configs"))  # raises a Refusal that says what is wrong with the file
+    variables = _launched(file, world_size, mixed_precision)
+    if not variables:
+        raise Refusal(
+            f"{file}: is of one process, or of no GPUs; take --world 1, "
+            "or a distributed_type MULTI_GPU, FSDP or DEEPSPEED"
+        )
+    variables["CUDA_VISIBLE_DEVICES"] = ""  # a file may name some
+    _check_supported(file, world_size, variables)
+    import_engines(may_use_deepspeed="ACCELERATE_USE_DEEPSPEED" in variables or is_script)
+    return variables
+
+
+def _launched(file: Path, world_size: int, mixed_precision: str | None) -> Environment:
+    """The environment in which accelerate would start a script; empty: it would start one process, and not several."""
+    from accelerate.commands import launch
+    from accelerate.utils import launch as prepare
+
+    words = ["--config_file", str(file), "--num_processes", str(world_size), "--num_machines", "1"]
+    words += ["--main_process_port", str(PORT)]
+    words += ["--mixed_precision", mixed_precision] if mixed_precision else []
+    launchers: dict[str, Callable[[Any], Environment]] = dict.fromkeys(UNSUPPORTED_LAUNCHERS, lambda _: {})
+    launchers["simple_launcher"] = lambda given: (
+        prepare.prepare_simple_launcher_cmd_env(given)[1] | {ONE_PROCESS: "1"} if world_size == 1 else {}
+    )
+    launchers["deepspeed_launcher"] = lambda given: prepare.prepare_deepspeed_cmd_env(given)[1]
+    launchers["multi_gpu_launcher"] = prepare.prepare_multi_gpu_env
+    variables: Environment = {}
+    with ExitStack() as stack:
+        for name, make_environment in launchers.items():
+            keep = partial(lambda make, _, *given: variables.update(make(given[-1])), make_environment)
+            stack.enter_context(listening(launch, name, keep))
+        try:
+            launch.launch_command(launch.launch_command_parser().parse_args([*words, "script.py"]))
+        except (ValueError, KeyError, TypeError, SystemExit) as error:
+            raise Refusal(f"{file}: accelerate launches nothing by it: {error}") from None
+    return variables
+
+
+def _check_supported(file: Path, world_size: int, variables: Environment) -> None:
+    """Raise Refusal for settings that are not supported; write the path of DeepSpeed's JSON so that it is found."""
+    for name, value in SUPPORTED.items():
+        if variables.get(name, value).lower() != value:
+            raise Refusal(f"{file}: {name}={variables[name]} is not pretended, only {value} is")
+    if named := variables.get("ACCELERATE_DEEPSPEED_CONFIG_FILE"):
+        there = [str(place) for place in (Path(named), files.ROOT / named) if place.is_file()]
+        if not there:
+            raise Refusal(f"{file}: names {named}, which is not there")
+        variables["ACCELERATE_DEEPSPEED_CONFIG_FILE"] = there[0]
+    mesh = _parallelism(variables)
+    if mesh is not None and mesh.total_size != world_size:
+        raise Refusal(f"{file}: parallelism_config is for {mesh.total_size} ranks; change it, or --world {world_size}")
+
+
+def import_engines(may_use_deepspeed: bool) -> None:
+    """Import what ranks need, before they are forked."""
+    has_deepspeed = may_use_deepspeed and find_spec("deepspeed") is not None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for name in IMPORTED if has_deepspeed else IMPORTED[:1]:
+            importlib.import_module(name)
+        if has_deepspeed:
+            extensions.use_built()  # without what would wait, as DeepSpeed starts, for ranks that are not there
+
+
+def rank_environment(rank: int, world_size: int, local_world_size: int) -> Environment:
+    """Return the variables by which a launcher tells a rank who it is."""
+    sizes = {"WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": local_world_size, "RANK": rank}
+    sizes |= {"LOCAL_RANK": rank % local_world_size, "GROUP_RANK": rank // local_world_size}
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(PORT)}
+    return {name: str(value) for name, value in sizes.items()} | address
+
+
+# ---------------------------------------------------------------- a rank
+
+
+@contextmanager
+def rank_of_many(
+    rank: int, world_size: int, local_world_size: int, variables: Environment, meeting: Path | None = None
+) -> Iterator[None]:
+    """Be this rank until the process ends: its environment, its group, and answers to what an engine asks of others.
+
+    `meeting`: a file by which all ranks of the world find each other, to exchange real values; None: only some of the
+    ranks are there.
+    """
+    os.environ.update(variables)
+    if ONE_PROCESS in variables:
+        with accelerate_on_cpu(variables):
+            yield
+        return
+    os.environ.update(rank_environment(rank, world_size, local_world_size))
+    with ExitStack() as stack:
+        if meeting is None:
+            dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
+            stack.enter_context(listening(DistributedDataParallel, "__init__", _reduce_by_hook))
+            stack.enter_context(listening(dist, "broadcast_object_list", _refuse_objects))
+        else:
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+            store = FileStore(str(meeting), world_size)
+            dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=PATIENCE)
+        stack.enter_context(listening(dist, "init_process_group", lambda call, *_, **__: None))  # the script's
+        if "deepspeed" in sys.modules:  # which `import_engines` has imported, if it may be used
+            for answer in _answers_to_deepspeed(are_all_there=meeting is not None):
+                stack.enter_context(answer)
+        stack.enter_context(accelerate_on_cpu(variables))
+        yield
+
+
+@contextmanager
+def first_rank(engine: Engine) -> Iterator[DeviceMesh | None]:
+    """Be rank 0 of torch's own engines within a `with` block; yield the mesh of all ranks, None for a single process.
+
+    The mesh reads the ranks' numbers, so it is made before tensors are fake.
+    """
+    if engine.kind == "torch":
+        yield None
+        return
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=engine.world_size)
+    try:
+        names, sizes = ("dp_replicate", "dp_shard"), (engine.replicas, engine.num_shards)
+        first = 0 if engine.replicas > 1 else 1
+        with listening(DistributedDataParallel, "__init__", _reduce_by_hook):
+            yield init_device_mesh("cpu", sizes[first:], mesh_dim_names=names[first:])
+    finally:
+        dist.destroy_process_group()
+
+
+@contextmanager
+def accelerate_on_cpu(variables: Environment) -> Iterator[None]:
+    """Let accelerate build on a CPU what it builds on GPUs: it drops FSDP there, and DeepSpeed where it is told."""
+    import accelerate
+
+    is_deepspeed = variables.get("ACCELERATE_USE_DEEPSPEED") == "true"
+    is_fsdp = variables.get("ACCELERATE_USE_FSDP") == "true"
+
+    def begin(call: Callable[..., None], state: Any, cpu: bool = False, **options: Any) -> None:
+        backend = {"backend": "gloo"} if dist.is_initialized() else {}
+        call(state, not is_deepspeed, **options | backend)
+
+    def build(call: Callable[..., None], accelerator: Any, *arguments: Any, **options: Any) -> None:
+        plugin, mesh, _ = (options.pop(name, None) for name in ("fsdp_plugin", "parallelism_config", "cpu"))
+        if (plugin and not is_fsdp) or (options.get("deepspeed_plugin") and not is_deepspeed):
+            raise Refusal("the script brings a plugin of FSDP or DeepSpeed; name a file of its distributed_type")
+        os.environ.pop("ACCELERATE_USE_PARALLELISM_CONFIG", None)  # what it says is read below
+        call(accelerator, *arguments, **options, cpu=not is_deepspeed)
+        if is_fsdp:
+            plugin = plugin or accelerate.FullyShardedDataParallelPlugin()
+            if accelerator.mixed_precision != "no":
+                plugin.set_mixed_precision(accelerator.mixed_precision)  # as accelerate's state does on GPUs
+            shard_on_cpu(accelerator, plugin, mesh or _parallelism(variables))
+
+    with listening(accelerate.PartialState, "__init__", begin), listening(accelerate.Accelerator, "__init__", build):
+        yield
+
+
+def _parallelism(variables: Environment) -> Any:
+    """The accelerate.ParallelismConfig of replicas and shards that a file asks for; None: it asks for none."""
+    from accelerate import ParallelismConfig
+
+    names = ("dp_replicate_size", "dp_shard_size")
+    sizes = {name: int(variables.get(f"PARALLELISM_CONFIG_{name.upper()}", "1")) for name in names}
+    return ParallelismConfig(**sizes) if max(sizes.values()) > 1 else None
+
+
+def _reduce_by_hook(call: Callable[..., None], model: Any, *arguments: Any, **options: Any) -> None:
+    """Have DDP all-reduce its buckets by a hook, in which the call is seen.
+
+    Without one, DDP's reducer would take its bucket from a future of the fake group, which holds None (comm.cpp).
+    """
+    call(model, *arguments, **options)
+    model.register_comm_hook(None, lambda _, bucket: _reduced(bucket.buffer(), model.process_group))
+
+
+def _reduced(bucket: torch.Tensor, group: dist.ProcessGroup) -> torch.futures.Future[torch.Tensor]:
+    dist.all_reduce(bucket, group=group)
+    future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    future.set_result(bucket)
+    return future
+
+
+def _refuse_objects(
+    call: Callable[..., None], objects: list[Any], src: int | None = None, *rest: Any, **how: Any
+) -> None:
+    if dist.get_rank() != (how.get("group_src", src) or 0):
+        raise Refusal(
+            f"rank {dist.get_rank()}: the script is sent an object by rank {src or 0}, and nobody is there to send it; "
+            "ask rank 0 alone, or leave the sending out"
+        )
+    call(objects, src, *rest, **how)
+
+
+def _answers_to_deepspeed(are_all_there: bool) -> Iterator[Any]:
+    import deepspeed
+    from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
+    from deepspeed.runtime.swap_tensor.partitioned_param_swapper import AsyncPartitionedParameterSwapper
+    from deepspeed.runtime.zero import stage3, utils
+
+    # Of a GPU: stages 1 and 2 make their flat buffers in the host's memory where the card's is short.
+    yield listening(CPU_Accelerator, "available_memory", lambda call, *_: PLENTY)
+    yield listening(AsyncPartitionedParameterSwapper, "__init__", _refuse_swapping)
+    yield listening(stage3.DeepSpeedZeroOptimizer_Stage3, "_configure_tensor_swapping", _refuse_swapping)
+    if are_all_there:
+        return
+    yield listening(deepspeed, "initialize", _fill)
+    # zero/utils.py and partitioned_param_coordinator.py: the fake broadcast leaves the -1 of the receiver.
+    yield listening(utils, "assert_lst_len_same_as_other_ranks", lambda call, its: _send_list(call, [len(its)]))
+    yield listening(utils, "get_lst_from_rank0", _send_list)
+
+
+NO_SWAPPING = "NVMe offload is not pretended: it empties its folder, to which a run may be swapping"
+
+
+def _refuse_swapping(call: Callable[..., None], *_: Any, **__: Any) -> None:
+    raise Refusal(NO_SWAPPING)
+
+
+def _send_list(call: Callable[..., list[int]], values: Sequence[int]) -> list[int]:
+    dist.broadcast(torch.tensor(list(values)), src=0)
+    return list(values)
+
+
+def _fill(call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    """Give weights that rank 0 would have sent a value: with what is in memory, a norm is NaN and steps are skipped."""
+    model = options.get("model", arguments[1] if len(arguments) > 1 else None)
+    for parameter in model.parameters() if model is not None else ():
+        for part in ("ds_tensor", "ds_secondary_tensor"):
+            if getattr(parameter, part, None) is not None:
+                getattr(parameter, part).data.fill_(WEIGHT)
+    return call(*arguments, **options)
