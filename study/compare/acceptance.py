@@ -250,8 +250,8 @@ def _distances(runs: list[_Run], references: dict[str, RecordFile]) -> list[str]
     rows = []
     for file in (run.file for run in runs if run.file and not _is_reference(run.file.record)):
         if reference := references.get(_work(file.record)):
-            seen = formatting.difference(largest_loss_difference(file, reference))
+            difference = formatting.difference(largest_loss_difference(file, reference))
             allowed = tolerance(file.record.config["precision"])
-            rows.append([file.record.run_id, reference.record.run_id, seen, f"{allowed:g}"])
+            rows.append([file.record.run_id, reference.record.run_id, difference, f"{allowed:g}"])
     head = ["run", "compared with", "largest difference of a loss", "at most"]
     return ["## How far from `single`", "", *formatting.markdown(head, rows), ""] if rows else []

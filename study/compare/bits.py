@@ -246,7 +246,7 @@ def settings(folders: Sequence[Path]) -> dict[str, tuple[list[Column], list[Colu
 def _settings(files: Sequence[RecordFile]) -> dict[str, tuple[list[Column], list[Column]]]:
     ordered = sorted(files, key=_heading)
     split = {heading: _shipped_and_pinned(list(members)) for heading, members in groupby(ordered, key=_heading)}
-    return {heading: both for heading, both in split.items() if any(both)}
+    return {heading: column_groups for heading, column_groups in split.items() if any(column_groups)}
 
 
 def heads(columns: Sequence[Column]) -> list[str]:
@@ -315,29 +315,29 @@ def _from_step(step: int, held_out: float | None) -> str:
     return f"from step {step}" + ("" if held_out is None else f"; {formatting.powers(held_out)}")
 
 
-def first_differing_step(r: Record, other: Record) -> int | None:
+def first_differing_step(r: Record, reference: Record) -> int | None:
     """Return the first step after which weights or moments differ; None: there is none."""
-    if r.digests is None or other.digests is None:
+    if r.digests is None or reference.digests is None:
         return 0
-    theirs = {digest.step: digest for digest in other.digests}
+    theirs = {digest.step: digest for digest in reference.digests}
     for own in r.digests:
         if own.step in theirs and own != theirs[own.step]:
             return own.step
     return None
 
 
-def differing_roundings(r: Record, other: Record) -> list[str]:
+def differing_roundings(r: Record, partner: Record) -> list[str]:
     """Name the roundings in which two runs differ; of a run with a planted fault, the fault."""
     if is_faulty(r):
         return [f"a fault: {r.config['perturb']}"]
-    mine, theirs = roundings(r), roundings(other)
+    mine, theirs = roundings(r), roundings(partner)
     return [name for name in ROUNDINGS if mine.get(name) != theirs.get(name)]
 
 
-def _held_out_difference(r: Record, other: Record) -> float | None:
-    if not r.evaluation or not other.evaluation:
+def _held_out_difference(r: Record, reference: Record) -> float | None:
+    if not r.evaluation or not reference.evaluation:
         return None
-    mine, theirs = r.evaluation[-1].get("loss"), other.evaluation[-1].get("loss")
+    mine, theirs = r.evaluation[-1].get("loss"), reference.evaluation[-1].get("loss")
     return None if mine is None or not theirs else abs(mine - theirs) / abs(theirs)
 
 
@@ -381,25 +381,25 @@ def pairs_by_outcome(files: Sequence[RecordFile]) -> Mapping[str, list[tuple[str
         kind: [] for kind in ("same", "broken", "repeated", "not repeated", "named", "seen", "not seen")
     }
     for column in _columns(files):
-        for r, other in combinations([file.record for file in column], 2):
-            if kind := _kind_of_pair(r, other):
-                result[kind].append((r.run_id, other.run_id))
+        for r, partner in combinations([file.record for file in column], 2):
+            if kind := _kind_of_pair(r, partner):
+                result[kind].append((r.run_id, partner.run_id))
     return result
 
 
-def _kind_of_pair(r: Record, other: Record) -> str | None:
+def _kind_of_pair(r: Record, partner: Record) -> str | None:
     """What became of the expectation about two runs of one setting; None: nothing was expected."""
-    is_same, same_strategy = first_differing_step(r, other) is None, r.strategy == other.strategy
-    num_faulty = is_faulty(r) + is_faulty(other)
+    is_equal, strategies_equal = first_differing_step(r, partner) is None, r.strategy == partner.strategy
+    num_faulty = is_faulty(r) + is_faulty(partner)
     if num_faulty:
-        if num_faulty == 2 or not same_strategy:
+        if num_faulty == 2 or not strategies_equal:
             return None
-        return "not seen" if is_same else "seen"
-    if same_strategy:
-        return "repeated" if is_same else "not repeated"
-    if not differing_roundings(r, other):
-        return "same" if is_same else "broken"
-    return None if is_same else "named"
+        return "not seen" if is_equal else "seen"
+    if strategies_equal:
+        return "repeated" if is_equal else "not repeated"
+    if not differing_roundings(r, partner):
+        return "same" if is_equal else "broken"
+    return None if is_equal else "named"
 
 
 @dataclass(frozen=True)
@@ -416,16 +416,18 @@ def single_roundings(files: Sequence[RecordFile]) -> dict[str, SingleRounding]:
     pairs: dict[str, list[tuple[bool, float | None]]] = {}
     for column in _columns(files):
         sound = [file.record for file in column if not is_faulty(file.record)]
-        for other, r in combinations(sound, 2):
-            names = differing_roundings(r, other)
+        for first, r in combinations(sound, 2):
+            names = differing_roundings(r, first)
             if len(names) == 1:
-                is_same = first_differing_step(r, other) is None
-                pairs.setdefault(names[0], []).append((is_same, _held_out_difference(r, other)))
+                is_equal = first_differing_step(r, first) is None
+                pairs.setdefault(names[0], []).append((is_equal, _held_out_difference(r, first)))
     return {
         name: SingleRounding(
             len(pairs[name]),
-            sum(is_same for is_same, _ in pairs[name]),
-            max((relative for is_same, relative in pairs[name] if not is_same and relative is not None), default=None),
+            sum(is_equal for is_equal, _ in pairs[name]),
+            max(
+                (relative for is_equal, relative in pairs[name] if not is_equal and relative is not None), default=None
+            ),
         )
         for name in ROUNDINGS
         if name in pairs

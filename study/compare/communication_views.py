@@ -80,15 +80,15 @@ def _summary(cells: list[Messages]) -> list[str]:
     """How far theory is off, and where."""
     worst = max(cells, key=lambda c: c.error)
     beyond = [c for c in cells if c.error > TOLERANCE]
-    other = [c for c in cells if not c.is_equal_in_counts]
-    equal = len(cells) - len(other)
+    deviating = [c for c in cells if not c.is_equal_in_counts]
+    equal = len(cells) - len(deviating)
     lines = [f"{len(cells)} runs: bytes within {TOLERANCE:.0%} in {len(cells) - len(beyond)}, counts equal in {equal}."]
     if worst.error:
         lines.append(f"The worst in bytes is {worst.record.run_id}, {worst.error:.4%} off.")
     else:
         lines.append("No byte differs in any.")
     lines += [f"- beyond {TOLERANCE:.0%}: {c.record.run_id}, {c.error:.2%}" for c in beyond]
-    lines += [f"- other counts: {c.record.run_id}, {formatting.shown(_counts(c))}" for c in other]
+    lines += [f"- other counts: {c.record.run_id}, {formatting.shown(_counts(c))}" for c in deviating]
     return lines
 
 
@@ -109,15 +109,15 @@ def _order(c: Messages) -> tuple[object, ...]:
 
 def _rows(block: list[Messages]) -> list[list[str]]:
     """One row per strategy; runs of one strategy with other collectives have rows of their own, under their ids."""
-    kept: dict[str, list[Messages]] = {}
+    distinct_cells: dict[str, list[Messages]] = {}
     for c in block:
-        members = kept.setdefault(c.record.strategy, [])
-        if all((c.measured, c.predicted) != (other.measured, other.predicted) for other in members):
+        members = distinct_cells.setdefault(c.record.strategy, [])
+        if all((c.measured, c.predicted) != (reference.measured, reference.predicted) for reference in members):
             members.append(c)
     return [
         [name if len(members) == 1 else c.record.run_id, f"{c.sent.measured:.3f}", f"{c.predicted_sent:.3f}",
          f"{c.sent.paper:.0f}", f"{c.error:.3%}", f"{c.sent.by_gloo:.3f}", _counts(c)]
-        for name, members in kept.items()
+        for name, members in distinct_cells.items()
         for c in members
     ]  # fmt: skip
 
@@ -126,8 +126,8 @@ def _counts(c: Messages) -> str:
     parts = []
     for kind in sorted({*c.measured, *c.predicted}):
         count, by_theory = c.measured.get(kind, (0, 0))[0], c.predicted.get(kind, (0, 0))[0]
-        other = "" if count == by_theory else f" ({by_theory})"
-        parts.append(f"{count} {WORDS.get(kind, kind)}{other}")
+        predicted_count = "" if count == by_theory else f" ({by_theory})"
+        parts.append(f"{count} {WORDS.get(kind, kind)}{predicted_count}")
     return ", ".join(parts)
 
 
@@ -267,9 +267,9 @@ def network_sections(record_files: Iterable[RecordFile]) -> list[str]:
         if cells
         else []
     )
-    for layout, members in groupby(cells, key=lambda each: each.layout):
+    for layout, members in groupby(cells, key=lambda cell: cell.layout):
         block = list(members)
-        rates = sorted({each.rate for each in block}, reverse=True)
+        rates = sorted({cell.rate for cell in block}, reverse=True)
         lines += [f"### {layout_title(layout)}", "", *_bytes(block), "", *_seconds(block, rates), "", *_paying(block)]
     return lines
 
@@ -288,7 +288,7 @@ def shown_rate(rate: float) -> str:
 
 
 def _by_strategy(block: Iterable[NetworkCell]) -> dict[str, list[NetworkCell]]:
-    return {name: list(each) for name, each in groupby(block, key=lambda cell: cell.strategy)}
+    return {name: list(cells) for name, cells in groupby(block, key=lambda cell: cell.strategy)}
 
 
 def _bytes(block: list[NetworkCell]) -> list[str]:
@@ -296,15 +296,15 @@ def _bytes(block: list[NetworkCell]) -> list[str]:
     head = ["strategy", "counted", "by gloo", "by theory", "on the wire", "over gloo's", "NCCL's rings, predicted"]
     has_twin = any(cell.from_one_machine is not None for cell in block)
     rows = []
-    for strategy, each in _by_strategy(block).items():
-        wire = [cell.on_the_wire for cell in each]
-        over = [cell.on_the_wire / cell.by_gloo - 1 for cell in each if cell.by_gloo]
-        theirs = each[0].by_theory
-        differs = max((cell.from_one_machine for cell in each if cell.from_one_machine is not None), default=None)
+    for strategy, cells in _by_strategy(block).items():
+        wire = [cell.on_the_wire for cell in cells]
+        over = [cell.on_the_wire / cell.by_gloo - 1 for cell in cells if cell.by_gloo]
+        theirs = cells[0].by_theory
+        differs = max((cell.from_one_machine for cell in cells if cell.from_one_machine is not None), default=None)
         rows.append(
-            [f"`{strategy}`", f"{each[0].counted:.3f}", f"{each[0].by_gloo:.3f}",
+            [f"`{strategy}`", f"{cells[0].counted:.3f}", f"{cells[0].by_gloo:.3f}",
              "unknown" if theirs is None else f"{theirs:.3f}", _range(wire, ".3f"), _range(over, "+.1%"),
-             f"{each[0].by_nccl:.3f}", *(["no such run" if differs is None else f"{differs:.0e}"] if has_twin else [])]
+             f"{cells[0].by_nccl:.3f}", *(["no such run" if differs is None else f"{differs:.0e}"] if has_twin else [])]
         )  # fmt: skip
     return formatting.markdown([*head, *(["loss, from one machine"] if has_twin else [])], rows)
 
@@ -318,8 +318,8 @@ def _range(values: list[float], form: str) -> str:
 
 def _seconds(block: list[NetworkCell], rates: Sequence[float]) -> list[str]:
     rows = []
-    for strategy, each in _by_strategy(block).items():
-        of_rate = {cell.rate: cell for cell in each}
+    for strategy, cells in _by_strategy(block).items():
+        of_rate = {cell.rate: cell for cell in cells}
         rows.append([f"`{strategy}`", *(_second(of_rate.get(rate), of_rate.get(math.inf)) for rate in rates)])
     return formatting.markdown(["seconds a step", *map(shown_rate, rates)], rows)
 
@@ -336,8 +336,8 @@ def _second(cell: NetworkCell | None, free: NetworkCell | None) -> str:
 def _paying(block: list[NetworkCell]) -> list[str]:
     """The strategies and rates at which a step takes at most `PAYS` times the control's; nothing without a control."""
     of_control = {cell.rate: cell for cell in block if cell.strategy == CONTROL and cell.rate}
-    others = [cell for cell in block if cell.strategy != CONTROL and cell.rate in of_control]
-    paying = [f"`{cell.strategy}`, {shown_rate(cell.rate)}" for cell in others if pays(cell, of_control[cell.rate])]
-    if not others:
+    rest = [cell for cell in block if cell.strategy != CONTROL and cell.rate in of_control]
+    paying = [f"`{cell.strategy}`, {shown_rate(cell.rate)}" for cell in rest if pays(cell, of_control[cell.rate])]
+    if not rest:
         return []
     return [f"At most {PAYS:g} times `{CONTROL}`'s step: {'; '.join(paying) or 'none'}.", ""]

@@ -176,7 +176,12 @@ def _groups(table: pd.DataFrame, compared: pd.DataFrame) -> Iterator[_Group]:
         runs = couples[members, 0]
         controls = np.flatnonzero(ok & (alike == of_control) & np.isin(seed, seed[runs]))
         # What limits one pair, because it shared cores, say, limits what they all say together.
-        limits = {name: why for name, reasons in limits_of.items() for why in reasons[members] if isinstance(why, str)}
+        limits = {
+            name: reason
+            for name, reasons in limits_of.items()
+            for reason in reasons[members]
+            if isinstance(reason, str)
+        }
         yield _Group(runs, controls, couples[members], limits)
 
 
@@ -236,8 +241,8 @@ def _tested(
         low, high = (np.expm1(bound) if kind == "times" else bound for bound in estimate.bounds)
         facts |= {"relative_low": low, "relative_high": high, "low": low * control_value, "high": high * control_value}
     without = limit or f"{control} was not repeated, so that there is no margin"
-    verdict, why = _verdict(estimate, kind, usable, control, without)
-    return {**facts, "verdict": verdict, "why": why}
+    verdict, reason = _verdict(estimate, kind, usable, control, without)
+    return {**facts, "verdict": verdict, "why": reason}
 
 
 def _exact(values: np.ndarray, control_values: np.ndarray) -> dict[str, Any]:
@@ -283,12 +288,12 @@ def _seeds(
     return value, control_value, _paired((means - control_means) / control_value, margin, f"{len(common)} seeds")
 
 
-def _paired(differences: np.ndarray, margin: float | None, what: str) -> _Estimate:
+def _paired(differences: np.ndarray, margin: float | None, description: str) -> _Estimate:
     """The mean of at least two paired differences, by Student's t or the bootstrap; TOST against the margin."""
     value, n = differences.mean(), len(differences)
     if np.ptp(differences) <= CONSTANT:
         equivalent = margin is not None and margin > 0 and abs(value) <= margin
-        return _Estimate(value, (value, value), equivalent, n, f"{what}, all equal")
+        return _Estimate(value, (value, value), equivalent, n, f"{description}, all equal")
     if n < BOOTSTRAP_FROM:
         low, high = stats.ttest_1samp(differences, 0).confidence_interval(CONFIDENCE)
         method = "t"
@@ -300,23 +305,28 @@ def _paired(differences: np.ndarray, margin: float | None, what: str) -> _Estima
         above = stats.ttest_1samp(differences, -margin, alternative="greater").pvalue
         below = stats.ttest_1samp(differences, margin, alternative="less").pvalue
         equivalent = max(above, below) < 1 - CONFIDENCE
-    return _Estimate(value, (low, high), equivalent, n, f"{what}, {method}")
+    return _Estimate(value, (low, high), equivalent, n, f"{description}, {method}")
 
 
-def t_interval(each: np.ndarray) -> tuple[float, float | None, float | None]:
+def t_interval(sample: np.ndarray) -> tuple[float, float | None, float | None]:
     """The mean of differences with its interval by Student's t: None of one, the mean itself where all agree."""
-    if len(each) < 2:
-        return float(each.mean()), None, None
-    if np.ptp(each) <= CONSTANT:
-        return float(each.mean()), float(each.mean()), float(each.mean())
-    low, high = stats.ttest_1samp(each, 0).confidence_interval(CONFIDENCE)
-    return float(each.mean()), float(low), float(high)
+    if len(sample) < 2:
+        return float(sample.mean()), None, None
+    if np.ptp(sample) <= CONSTANT:
+        return float(sample.mean()), float(sample.mean()), float(sample.mean())
+    low, high = stats.ttest_1samp(sample, 0).confidence_interval(CONFIDENCE)
+    return float(sample.mean()), float(low), float(high)
 
 
-def bootstrap_interval(each: np.ndarray, confidence: float, resamples: int) -> tuple[float, float]:
+def bootstrap_interval(sample: np.ndarray, confidence: float, resamples: int) -> tuple[float, float]:
     """The interval of a mean by the bootstrap (BCa), of values that are not all equal; the same each time."""
     low, high = stats.bootstrap(
-        (each,), np.mean, confidence_level=confidence, n_resamples=resamples, method="BCa", rng=np.random.default_rng(0)
+        (sample,),
+        np.mean,
+        confidence_level=confidence,
+        n_resamples=resamples,
+        method="BCa",
+        rng=np.random.default_rng(0),
     ).confidence_interval
     return float(low), float(high)
 
@@ -324,18 +334,18 @@ def bootstrap_interval(each: np.ndarray, confidence: float, resamples: int) -> t
 def _unpaired(values: np.ndarray, control_values: np.ndarray, margin: float | None) -> _Estimate:
     """The difference of two means with Welch's interval; TOST against the margin."""
     value, n = values.mean() - control_values.mean(), min(len(values), len(control_values))
-    what = f"one seed, {len(values)} against {len(control_values)} repeats"
+    description = f"one seed, {len(values)} against {len(control_values)} repeats"
     if n < 2:
         return _Estimate(value, None, None, n, "one seed, not repeated on both sides: no interval")
     if min(np.ptp(values), np.ptp(control_values)) <= CONSTANT:
-        return _Estimate(value, None, None, n, f"{what}, repeats are equal: no interval")
+        return _Estimate(value, None, None, n, f"{description}, repeats are equal: no interval")
     low, high = stats.ttest_ind(values, control_values, equal_var=False).confidence_interval(CONFIDENCE)
     equivalent = None
     if margin is not None:
         above = stats.ttest_ind(values + margin, control_values, equal_var=False, alternative="greater").pvalue
         below = stats.ttest_ind(values - margin, control_values, equal_var=False, alternative="less").pvalue
         equivalent = max(above, below) < 1 - CONFIDENCE
-    return _Estimate(value, (low, high), equivalent, n, f"{what}, Welch")
+    return _Estimate(value, (low, high), equivalent, n, f"{description}, Welch")
 
 
 def _verdict(
@@ -401,12 +411,17 @@ def _sections(rows: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
     several = rows.groupby(list(_WORK), dropna=False)[list(_DISTINGUISHING)].nunique()
     distinguishing = [name for name, most in several.max().items() if most > 1]
     for values, members in rows.groupby([*_WORK, *distinguishing], sort=False, dropna=False):
-        named = zip([*_WORK, *distinguishing], values, strict=True)
-        known = {name: value for name, value in named if not pd.isna(value)}
-        parts = [f"{known['workload']} {known['size']}", known.get("precision", "unknown precision")]
-        parts += [f"batch {known['global_batch_size']:.0f}"]
-        parts += [_DISTINGUISHING[name].format(known[name]) for name in distinguishing if name in known]
-        yield ", ".join([*parts, known["box"]]), members
+        named_values = zip([*_WORK, *distinguishing], values, strict=True)
+        facts_of_group = {name: value for name, value in named_values if not pd.isna(value)}
+        parts = [
+            f"{facts_of_group['workload']} {facts_of_group['size']}",
+            facts_of_group.get("precision", "unknown precision"),
+        ]
+        parts += [f"batch {facts_of_group['global_batch_size']:.0f}"]
+        parts += [
+            _DISTINGUISHING[name].format(facts_of_group[name]) for name in distinguishing if name in facts_of_group
+        ]
+        yield ", ".join([*parts, facts_of_group["box"]]), members
 
 
 def _row(row: dict[Any, Any]) -> list[Any]:
@@ -435,7 +450,7 @@ def _untimed(runs: pd.DataFrame) -> list[str]:
     if not reasons:
         return []
     total = sum(n for _, n in reasons)
-    return [f"Without a time: {total} of {len(ok)} runs ({'; '.join(f'{n}: {why}' for why, n in reasons)}).", ""]
+    return [f"Without a time: {total} of {len(ok)} runs ({'; '.join(f'{n}: {reason}' for reason, n in reasons)}).", ""]
 
 
 def _left_out(refused: pd.DataFrame) -> list[str]:
@@ -443,9 +458,11 @@ def _left_out(refused: pd.DataFrame) -> list[str]:
     if refused.empty:
         return []
     runs = refused.to_dict("records")
-    known = [run["status"] != "ok" and not pd.isna(run["message"]) for run in runs]
-    reasons = [run["reason"] + (f" ({run['message']})" if why else "") for run, why in zip(runs, known, strict=True)]
+    reasons = [
+        run["reason"] + (f" ({run['message']})" if run["status"] != "ok" and not pd.isna(run["message"]) else "")
+        for run in runs
+    ]
     counted = Counter(reasons).most_common()
-    lines = [f"- {n} run(s): {formatting.shown(why)}" for why, n in counted[:SHOWN_REASONS]]
-    others = sum(n for _, n in counted[SHOWN_REASONS:])
-    return ["## Not compared", "", *lines, *([f"- and {others} for other reasons"] if others else []), ""]
+    lines = [f"- {n} run(s): {formatting.shown(reason)}" for reason, n in counted[:SHOWN_REASONS]]
+    remaining = sum(n for _, n in counted[SHOWN_REASONS:])
+    return ["## Not compared", "", *lines, *([f"- and {remaining} for other reasons"] if remaining else []), ""]

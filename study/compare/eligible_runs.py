@@ -149,10 +149,10 @@ def _unlike(runs: dict[str, Record], names: Sequence[str]) -> dict[str, str]:
     }
     odd: dict[str, str] = {}
     for name in names:
-        values = [each[name] for each in facts.values()]
+        values = [run[name] for run in facts.values()]
         most = max(values, key=values.count, default=None)
         odd |= {
-            run_id: f"its {name} is another than that of most" for run_id, each in facts.items() if each[name] != most
+            run_id: f"its {name} is another than that of most" for run_id, run in facts.items() if run[name] != most
         }
     return odd
 

@@ -117,8 +117,8 @@ def settings(config: RunConfig, r: Record | Outcome) -> dict[str, Any]:
 
 
 def libraries(of_machine: dict[str, Any]) -> str | None:
-    known = of_machine.get("libraries", {})
-    return ", ".join(f"{name} {known[name]}" for name in LIBRARIES if known.get(name)) or None
+    versions = of_machine.get("libraries", {})
+    return ", ".join(f"{name} {versions[name]}" for name in LIBRARIES if versions.get(name)) or None
 
 
 def proven(r: Record) -> Proof:
@@ -229,10 +229,10 @@ def _learning(file: RecordFile, config: RunConfig) -> dict[str, Any]:
     losses, grad_norms = curve[:, 1], curve[:, 2]
     facts: dict[str, Any] = {"curve": curve, "last_loss": losses[-1]}
     if len(curve) == config.num_steps:
-        known = grad_norms[~np.isnan(grad_norms)]  # a step that an overflow skipped has none
+        finite_norms = grad_norms[~np.isnan(grad_norms)]  # a step that an overflow skipped has none
         facts["mean_final_loss"] = losses[-steps_at_an_end(len(losses)) :].mean()
         facts["loss_area"] = losses.mean()
-        facts["mean_grad_norm"] = known.mean() if known.size else None
+        facts["mean_grad_norm"] = finite_norms.mean() if finite_norms.size else None
     if r.evaluation:
         last = r.evaluation[-1]
         facts |= {"eval_loss": last.get("loss"), "accuracy": last.get("accuracy"), "perplexity": last.get("perplexity")}
@@ -269,21 +269,21 @@ def _is_oversubscribed(r: Record, device: str) -> bool:
         return True
     places: float | None
     if device == "cpu":
-        places, wanted = r.usable_cores, r.world_size * (r.machine.get("num_threads_per_process") or 1)
+        places, needed = r.usable_cores, r.world_size * (r.machine.get("num_threads_per_process") or 1)
     else:
-        places, wanted = len(r.machine.get("gpus", [])), r.world_size
-    return bool(places) and wanted > (places or 0)
+        places, needed = len(r.machine.get("gpus", [])), r.world_size
+    return bool(places) and needed > (places or 0)
 
 
 def _speed(r: Record, device: str) -> dict[str, Any]:
     facts: dict[str, Any] = {"model_flops_per_sequence": r.model_flops_per_sequence}
     # Ranks that share a GPU would each count the whole of its energy.
-    joules = [each for each in r.energy_joules or () if each is not None]
+    joules = [joules_of_rank for joules_of_rank in r.energy_joules or () if joules_of_rank is not None]
     if joules and len(joules) == len(r.energy_joules or ()) and not _is_oversubscribed(r, device):
         facts["energy_joules"] = sum(joules)
         facts["joules_per_token"] = facts["energy_joules"] / r.tokens if r.tokens else None
-    if why := why_untimed(r):
-        return facts | {"why_untimed": why}
+    if reason := why_untimed(r):
+        return facts | {"why_untimed": reason}
     timing = r.timing
     assert timing is not None  # which `why_untimed` has seen
     assert timing.samples_per_second is not None
@@ -345,8 +345,8 @@ def process_bytes(r: Record) -> int | None:
 
 
 def _peak(phases: dict[str, PeakMemory], kind: str) -> int | None:
-    known = [getattr(phases[name], kind) for name in TRAINING_PHASES if name in phases]
-    return max((value for value in known if value is not None), default=None)
+    measured = [getattr(phases[name], kind) for name in TRAINING_PHASES if name in phases]
+    return max((value for value in measured if value is not None), default=None)
 
 
 def _model_states(r: Record) -> dict[str, Any]:
@@ -375,8 +375,8 @@ def _rank_parts(r: Record, device: str) -> list[dict[str, Any]] | None:
     highest, reserved = _peaks(r, "allocated_bytes" if on_gpu else "tensor_bytes"), _peaks(r, "reserved_bytes")
     moments = zip(r.model_state_bytes, r.resting_state_bytes, highest, reserved, strict=True)
     ranks = [
-        {**_parts(stepping, on_gpu), "resting": _parts(resting, on_gpu), "peak": peak, "reserved": kept}
-        for stepping, resting, peak, kept in moments
+        {**_parts(stepping, on_gpu), "resting": _parts(resting, on_gpu), "peak": peak, "reserved": reserved_bytes}
+        for stepping, resting, peak, reserved_bytes in moments
     ]
     return None if None in highest else ranks
 

@@ -71,8 +71,8 @@ class Largest(NamedTuple):
         """A row of the page."""
         struck = f" (of {self.struck})" if self.struck else ""
         needed = "" if self.needed_gib is None else f"{self.needed_gib:.2f}"
-        shown = [each or "none" for each in (self.trained, self.not_trained, self.predicted)]
-        return [self.strategy, shown[0], shown[1] + struck, shown[2], needed]
+        texts = [value or "none" for value in (self.trained, self.not_trained, self.predicted)]
+        return [self.strategy, texts[0], texts[1] + struck, texts[2], needed]
 
 
 def page(folders: Sequence[Path], control: str = "ddp") -> str:
@@ -106,7 +106,7 @@ def read(folders: Sequence[Path]) -> list[Tried]:
 
 def largest(folders: Sequence[Path]) -> list[Largest]:
     """What each strategy trained under each cap."""
-    return [row for _, runs in groupby(read(folders), key=lambda each: each.work) for row in _largest(list(runs))]
+    return [row for _, runs in groupby(read(folders), key=lambda run: run.work) for row in _largest(list(runs))]
 
 
 def _tried(run: records.RecordedRun) -> Tried | None:
@@ -195,7 +195,7 @@ class Speed(NamedTuple):
 
 def speeds(folders: Sequence[Path], control: str = "ddp") -> list[Speed]:
     """Each strategy that was timed beside the control under a cap."""
-    return [row for _, runs in groupby(read(folders), key=lambda each: each.work) for row in _speeds([*runs], control)]
+    return [row for _, runs in groupby(read(folders), key=lambda run: run.work) for row in _speeds([*runs], control)]
 
 
 def _speeds(runs: list[Tried], control: str) -> list[Speed]:
@@ -259,7 +259,7 @@ def _against(run: Tried, controls: list[Tried]) -> float | None:
     seconds = [other.seconds for other in before + after if other.seconds]
     if len(seconds) < 2 or not run.seconds:
         return None
-    return (run.batch / run.seconds) / statistics.mean(controls[0].batch / each for each in seconds)
+    return (run.batch / run.seconds) / statistics.mean(controls[0].batch / duration for duration in seconds)
 
 
 def _spread(ratios: Sequence[float]) -> str:

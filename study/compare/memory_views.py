@@ -87,7 +87,7 @@ def _distinct(block: list[Record]) -> list[tuple[str, Record]]:
     by_bytes: dict[str, list[Record]] = {}
     for r in block:
         members = by_bytes.setdefault(r.strategy, [])
-        if all(_bytes(r) != _bytes(other) for other in members):
+        if all(_bytes(r) != _bytes(reference) for reference in members):
             members.append(r)
     return [(name if len(members) == 1 else r.run_id, r) for name, members in by_bytes.items() for r in members]
 
@@ -116,35 +116,35 @@ def _per_parameter(num_bytes: Sequence[float], r: Record) -> str:
     return f"{most:.3f}" if _close(least, most) else f"{least:.3f} to {most:.3f}"
 
 
-def _close(value: float, other: float) -> bool:
+def _close(value: float, reference: float) -> bool:
     """Equal as far as the page can show, for bytes per parameter."""
-    return abs(value - other) <= max(STATES_TOLERANCE * max(abs(value), abs(other)), SMALLEST_PRINTED)
+    return abs(value - reference) <= max(STATES_TOLERANCE * max(abs(value), abs(reference)), SMALLEST_PRINTED)
 
 
 def _states_cell(
     r: Record, ranks: Sequence[ModelStateBytes], part: StatePart, paper: float, moment: StepPhase, notes: list[str]
 ) -> str:
-    measured, each = [getattr(rank, part) for rank in ranks], r.num_params or 1
+    measured, num_params = [getattr(rank, part) for rank in ranks], r.num_params or 1
     cell = _per_parameter(measured, r)
-    if all(_close(value / each, paper / each) for value in measured):
+    if all(_close(value / num_params, paper / num_params) for value in measured):
         return cell
     reasons = _reasons(r, part, measured, paper, moment)
     notes += [reason for reason in reasons if reason not in notes]
     numbers = ", ".join(f"[r{number}]" for number in sorted(notes.index(reason) + 1 for reason in reasons))
-    return f"{cell} ({paper / each:.3f}) {numbers or '*unexplained*'}"
+    return f"{cell} ({paper / num_params:.3f}) {numbers or '*unexplained*'}"
 
 
 def _reasons(r: Record, part: StatePart, measured: Sequence[int], paper: float, moment: StepPhase) -> list[str]:
     """The reasons why a part differs from the paper's; none unless they account for what every rank measured."""
-    each = r.num_params or 1
-    named: dict[str, float] = {}
-    for value, known in zip(measured, predicted.state_differences(r, moment) or [], strict=False):
-        departures = [d for d in known if d.part == part]
-        if not _close(value / each, (paper + sum(d.num_bytes for d in departures)) / each):
+    num_params = r.num_params or 1
+    shares: dict[str, float] = {}
+    for value, differences in zip(measured, predicted.state_differences(r, moment) or [], strict=False):
+        departures = [d for d in differences if d.part == part]
+        if not _close(value / num_params, (paper + sum(d.num_bytes for d in departures)) / num_params):
             return []
         for d in departures:
-            named[d.reason] = max(named.get(d.reason, 0.0), abs(d.num_bytes) / max(value, paper))
-    return [reason for reason, share in named.items() if share > STATES_TOLERANCE]
+            shares[d.reason] = max(shares.get(d.reason, 0.0), abs(d.num_bytes) / max(value, paper))
+    return [reason for reason, share in shares.items() if share > STATES_TOLERANCE]
 
 
 MODEL_STATES = View("model-states", "Which model states does a rank hold?", STATES_EXPLANATION, _states_sections)
@@ -196,15 +196,15 @@ def _parts_sections(record_files: list[RecordFile]) -> list[str]:
     lines: list[str] = []
     head = ["strategy", "peak", "theory", "process", *(part.replace("_", " ") for part in STATE_PARTS), "more"]
     for (workload, precision, world_size, batch), runs in _by_setting(record_files):
-        where = f"{precision}, {formatting.processes(world_size)}"
+        setting = f"{precision}, {formatting.processes(world_size)}"
         strategies = in_order(run.record.strategy for run in runs)
-        lines += [f"## {formatting.shown(workload)}, {where}, {batch} sequences a step", ""]
+        lines += [f"## {formatting.shown(workload)}, {setting}, {batch} sequences a step", ""]
         for size, members in groupby(runs, key=lambda run: run.record.size):
             of_size = sorted(members, key=lambda run: strategies.index(run.record.strategy))
-            lines += [f"### {workload} {size}, {of_size[0].num_params:,} parameters, {where}", ""]
+            lines += [f"### {workload} {size}, {of_size[0].num_params:,} parameters, {setting}", ""]
             lines += [*formatting.markdown(head, map(_parts_row, of_size)), ""]
         if rows := _crossings(runs):
-            lines += [f"### From which size on, {workload}, {where}", "", CROSSINGS.format(CONTROL), ""]
+            lines += [f"### From which size on, {workload}, {setting}", "", CROSSINGS.format(CONTROL), ""]
             lines += [*formatting.markdown(["strategy", "measured", "by theory"], [row[-3:] for row in rows]), ""]
     return lines
 

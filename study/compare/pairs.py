@@ -43,27 +43,27 @@ class Pairs(NamedTuple):
     refused: pd.DataFrame  # one row per run that is in no pair, with the reason
 
 
-def comparable(run: Mapping[str, Any], other: Mapping[str, Any]) -> str | None:
+def comparable(run: Mapping[str, Any], partner: Mapping[str, Any]) -> str | None:
     """Say why two rows of the table may not be compared; None where they may.
 
     Neither strategy nor number of processes nor seed must be equal: `pair` takes care of these, and `limits` says which
     quantities of a pair may not be compared all the same.
     """
-    for each in (run, other):
-        if each["status"] != "ok":
-            return f"{each['strategy']}: {each['status']}"
-        if each.get("is_unproven"):
-            return f"{each['strategy']}: its proof does not say what was sharded; run it again"
-        if isinstance(each.get("mixed_code"), str):
-            return f"{each['strategy']}: {each['mixed_code']}"
+    for facts in (run, partner):
+        if facts["status"] != "ok":
+            return f"{facts['strategy']}: {facts['status']}"
+        if facts.get("is_unproven"):
+            return f"{facts['strategy']}: its proof does not say what was sharded; run it again"
+        if isinstance(facts.get("mixed_code"), str):
+            return f"{facts['strategy']}: {facts['mixed_code']}"
     for name, phrase in _HELD.items():
-        mine, theirs = run[name], other[name]
+        mine, theirs = run[name], partner[name]
         if pd.isna(mine) or pd.isna(theirs):
             return f"{_UNKNOWN.get(name, name.replace('_', ' '))} unknown"
         if mine != theirs:
-            return phrase.format(_plain(mine), _plain(theirs)) if phrase else _DETAILS[name](run, other)
-    if run["seed"] == other["seed"]:
-        mine, theirs = run["initial_sha256"], other["initial_sha256"]
+            return phrase.format(_plain(mine), _plain(theirs)) if phrase else _DETAILS[name](run, partner)
+    if run["seed"] == partner["seed"]:
+        mine, theirs = run["initial_sha256"], partner["initial_sha256"]
         if pd.isna(mine) or pd.isna(theirs):
             return "initial weights unknown"
         if mine != theirs:
@@ -71,29 +71,29 @@ def comparable(run: Mapping[str, Any], other: Mapping[str, Any]) -> str | None:
     return None
 
 
-def limits(run: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, str | None]:
+def limits(run: Mapping[str, Any], partner: Mapping[str, Any]) -> dict[str, str | None]:
     """Say why two comparable rows may all the same not be compared in some quantities; None: they may.
 
     `states` are those that follow from the number of processes: model states, and what is sent.
     """
-    other_world = _against(run, other, "world_size", "processes")
+    world_difference = _against(run, partner, "world_size", "processes")
     # Beside `single`, and for a strategy with itself, the number of processes is the comparison's point.
-    by_design = run["strategy"] == other["strategy"] or "single" in (run["strategy"], other["strategy"])
-    confounded = None if by_design else other_world
-    micro_batch = _against(run, other, "micro_batch_size", "micro batch")
+    by_design = run["strategy"] == partner["strategy"] or "single" in (run["strategy"], partner["strategy"])
+    confounded = None if by_design else world_difference
+    micro_batch = _against(run, partner, "micro_batch_size", "micro batch")
     # Where the processes differ, so does what each does. Elsewhere it is a setting.
-    unequal = confounded or (None if other_world else micro_batch)
-    threads = _against(run, other, "threads_per_process", "threads per process") if run["device"] == "cpu" else None
-    too_late = _hours_apart(run, other)
-    crowded = next((crowding(each) for each in (run, other) if crowding(each)), None)
+    unequal = confounded or (None if world_difference else micro_batch)
+    threads = _against(run, partner, "threads_per_process", "threads per process") if run["device"] == "cpu" else None
+    too_late = _hours_apart(run, partner)
+    crowded = next((crowding(run_of_pair) for run_of_pair in (run, partner) if crowding(run_of_pair)), None)
     speed = crowded or unequal or threads or too_late
-    return {"losses": other_masks(run, other), "speed": speed, "memory": unequal, "states": confounded}
+    return {"losses": other_masks(run, partner), "speed": speed, "memory": unequal, "states": confounded}
 
 
-def _hours_apart(run: Mapping[str, Any], other: Mapping[str, Any]) -> str | None:
+def _hours_apart(run: Mapping[str, Any], partner: Mapping[str, Any]) -> str | None:
     """Say how long after one another two runs began, where that is too long for the box to be taken as the same."""
-    began = [run.get("started_at"), other.get("started_at")]
-    if any(pd.isna(each) for each in began):
+    began = [run.get("started_at"), partner.get("started_at")]
+    if any(pd.isna(moment) for moment in began):
         return None
     hours = abs((pd.Timestamp(began[0]) - pd.Timestamp(began[1])).total_seconds()) / 3600
     return f"begun {hours:.0f} hours apart" if hours > SAME_SESSION_HOURS else None
@@ -116,14 +116,14 @@ def pair(table: pd.DataFrame, control: str = "ddp") -> Pairs:
     ok = table[table["status"] == "ok"]
     strategies, controls = ok[ok["strategy"] != control], ok[ok["strategy"] == control]
     runs = dict(zip(table.index, table.to_dict("records"), strict=True))
-    made, reasons = [], {}
+    pairs_made, reasons = [], {}
     for label, partner in _partners(strategies, controls).items():
         reason = comparable(runs[label], runs[partner])
         if reason is None:
-            made.append({"run": label, "control_run": partner, **limits(runs[label], runs[partner])})
+            pairs_made.append({"run": label, "control_run": partner, **limits(runs[label], runs[partner])})
         else:
             reasons[label] = reason
-    compared = pd.DataFrame(made, columns=["run", "control_run", *LIMITS])
+    compared = pd.DataFrame(pairs_made, columns=["run", "control_run", *LIMITS])
     paired = {*compared["run"], *compared["control_run"]}
     repeated = {_repeated(runs[label]) for label in compared["control_run"]}
     cells = [runs[label] for label in controls.drop_duplicates(list(CELL)).index]
@@ -133,8 +133,8 @@ def pair(table: pd.DataFrame, control: str = "ddp") -> Pairs:
             reasons[label] = (
                 f"a further repeat of {control}: for the margin" if further else _reason(run, cells, control)
             )
-    shown = ["run_id", "box", "workload", "size", "strategy", "world_size", "seed", "status", "message"]
-    refused = table.loc[[label for label in table.index if label in reasons], shown]
+    columns_shown = ["run_id", "box", "workload", "size", "strategy", "world_size", "seed", "status", "message"]
+    refused = table.loc[[label for label in table.index if label in reasons], columns_shown]
     return Pairs(compared, refused.assign(reason=[reasons[label] for label in refused.index]))
 
 
@@ -165,21 +165,23 @@ def _plain(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _against(run: Mapping[str, Any], other: Mapping[str, Any], name: str, words: str) -> str | None:
-    if run[name] == other[name]:
+def _against(run: Mapping[str, Any], partner: Mapping[str, Any], name: str, words: str) -> str | None:
+    if run[name] == partner[name]:
         return None
-    return f"{words} {_plain(run[name])} against {_plain(other[name])}"
+    return f"{words} {_plain(run[name])} against {_plain(partner[name])}"
 
 
-def _other_setting(run: Mapping[str, Any], other: Mapping[str, Any]) -> str:
-    settings, other_settings = run["settings"], other["settings"]
-    name = next(name for name in settings | other_settings if settings.get(name) != other_settings.get(name))
-    return f"{name} {settings.get(name)} against {other_settings.get(name)}"
+def _other_setting(run: Mapping[str, Any], partner: Mapping[str, Any]) -> str:
+    settings, partner_settings = run["settings"], partner["settings"]
+    name = next(name for name in settings | partner_settings if settings.get(name) != partner_settings.get(name))
+    return f"{name} {settings.get(name)} against {partner_settings.get(name)}"
 
 
-def _other_library(run: Mapping[str, Any], other: Mapping[str, Any]) -> str:
-    libraries, other_libraries = (set(each["libraries"].split(", ")) for each in (run, other))
-    return f"{', '.join(sorted(libraries - other_libraries))} against {', '.join(sorted(other_libraries - libraries))}"
+def _other_library(run: Mapping[str, Any], partner: Mapping[str, Any]) -> str:
+    libraries, partner_libraries = (set(facts["libraries"].split(", ")) for facts in (run, partner))
+    return (
+        f"{', '.join(sorted(libraries - partner_libraries))} against {', '.join(sorted(partner_libraries - libraries))}"
+    )
 
 
 _DETAILS: dict[str, Callable[[Mapping[str, Any], Mapping[str, Any]], str]] = {
@@ -192,10 +194,10 @@ def _partners(runs: pd.DataFrame, controls: pd.DataFrame) -> dict[Any, Any]:
     """For each run the control's run that is nearest to it, by their labels in the table."""
     nearness = ["world_size", "micro_batch_size", "repeat"]
     keys = [*CELL, "seed"]
-    left, right = (
+    runs_left, right = (
         side.dropna(subset=list(CELL))[keys + nearness].rename_axis("label").reset_index() for side in (runs, controls)
     )
-    near = left.merge(right, on=keys, suffixes=("", "_control"))
+    near = runs_left.merge(right, on=keys, suffixes=("", "_control"))
     for name in nearness:
         near[f"other_{name}"] = near[name] != near[f"{name}_control"]
     order = ["other_world_size", "world_size_control", "other_micro_batch_size", "other_repeat", "repeat_control"]
@@ -216,20 +218,20 @@ def _reason(run: Mapping[str, Any], controls: Sequence[Mapping[str, Any]], contr
         return f"no run of another strategy is like this one of {control}"
     if not controls:
         return f"no run of {control} is ok"
-    nearest = max(controls, key=lambda other: sum(run[name] == other[name] for name in CELL))
+    nearest = max(controls, key=lambda partner: sum(run[name] == partner[name] for name in CELL))
     return comparable({**run, "seed": None}, nearest) or f"no run of {control} with seed {run['seed']}"
 
 
 def _efficiency(runs: pd.DataFrame, base: pd.DataFrame) -> dict[str, Any]:
-    rate, base_rate = (some["tokens_per_second_per_gpu"].median() for some in (runs, base))
+    rate, base_rate = (rows["tokens_per_second_per_gpu"].median() for rows in (runs, base))
     run, base_run = runs.iloc[0], base.iloc[0]
-    why = limits(run, base_run)["speed"]
+    reason = limits(run, base_run)["speed"]
     return {
-        "scaling_efficiency": None if why else rate / base_rate,
+        "scaling_efficiency": None if reason else rate / base_rate,
         "tokens_per_second_per_gpu": rate,
         "num_runs": len(runs),
         "base": f"{base_run['strategy']} on {processes(base_run['world_size'])}",
         "base_world_size": base_run["world_size"],
         "base_num_runs": len(base),
-        "why": why,
+        "why": reason,
     }

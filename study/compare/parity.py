@@ -69,11 +69,11 @@ def same_training(file: RecordFile) -> str:
 
 def settings(r: Record) -> dict[str, Any]:
     """What decides what a run trains: its knobs, and what changes its machine's arithmetic."""
-    begun = {} if r.continues is None else {"continues": r.continues.model_dump()}
+    started = {} if r.continues is None else {"continues": r.continues.model_dump()}
     decisive = {name: value for name, value in r.config.items() if name not in NOT_COMPARED} | {"init": r.init}
     if decisive.get("fixed_order") is None:
         decisive.pop("fixed_order", None)  # as in records from before there was one
-    return decisive | begun | machine.arithmetic(r.machine)
+    return decisive | started | machine.arithmetic(r.machine)
 
 
 def shown_arithmetic(r: Record) -> str:
@@ -96,19 +96,19 @@ def order(file: RecordFile) -> tuple[bool, int, int, int, str, str]:
     return mixed, plainness, r.world_size, proof.zero_stage or 0, r.strategy, r.run_id
 
 
-def incomparable(r: Record, other: Record) -> str | None:
+def incomparable(r: Record, partner: Record) -> str | None:
     """Why two runs of one group cannot be compared; None where they can."""
     run, reference = (
-        {**each.config, **proven(each).model_dump(), "world_size": each.world_size} for each in (r, other)
+        {**each.config, **proven(each).model_dump(), "world_size": each.world_size} for each in (r, partner)
     )
     return other_masks(run, reference)
 
 
-def other_masks(run: Mapping[Any, Any], other: Mapping[Any, Any]) -> str | None:
+def other_masks(run: Mapping[Any, Any], reference: Mapping[Any, Any]) -> str | None:
     """Why two runs drew other dropout masks, so that losses differ for that alone; None: the same ones."""
     for name, noun in {"world_size": "processes", "micro_batch_size": "micro batch"}.items():
-        if run["dropout"] and run[name] != other[name]:
-            return f"dropout is on and {noun} {run[name]:g} against {other[name]:g}: other masks"
+        if run["dropout"] and run[name] != reference[name]:
+            return f"dropout is on and {noun} {run[name]:g} against {reference[name]:g}: other masks"
     return None
 
 
@@ -117,22 +117,22 @@ def other_masks(run: Mapping[Any, Any], other: Mapping[Any, Any]) -> str | None:
 
 def _row(file: RecordFile, group: Sequence[RecordFile]) -> list[str]:
     r, cut = file.record, f"{file.record.world_size} x {proven(file.record).micro_batch_size}"
-    others = [other for other in group if other is not file]
-    comparable = [other for other in group if incomparable(r, other.record) is None]
+    others = [candidate for candidate in group if candidate is not file]
+    comparable = [candidate for candidate in group if incomparable(r, candidate.record) is None]
     if comparable == [file]:
         return [_short(r), "not comparable", *[""] * 4, cut, incomparable(r, others[0].record) or ""]
     reference = comparable[0]
     if reference is file:
         return [_short(r), "(the reference)", *[""] * 4, cut, ""]
     weights = list(zip(_weights(file), _weights(reference), strict=True))
-    _, (final, other) = weights
-    sums = (_relative(final.absolute_sum, other.absolute_sum), _relative(final.square_sum, other.square_sum))
+    _, (ours, theirs) = weights  # at the end
+    sums = (_relative(ours.absolute_sum, theirs.absolute_sum), _relative(ours.square_sum, theirs.square_sum))
     differences = [*_steps(file, reference), max(sums)]
     return [
         _short(r),
         "yes" if all(difference is not None and difference <= WITHIN for difference in differences) else "**no**",
         *map(formatting.difference, differences),
-        ", ".join("identical" if one.sha256 == another.sha256 else "differ" for one, another in weights),
+        ", ".join("identical" if ours.sha256 == theirs.sha256 else "differ" for ours, theirs in weights),
         cut,
         _short(reference.record),
     ]
@@ -161,7 +161,7 @@ def largest_loss_difference(file: RecordFile, reference: RecordFile) -> float | 
 
 def _steps(file: RecordFile, reference: RecordFile) -> tuple[float | None, float | None]:
     """Largest relative differences of loss and gradient norm; None where one has a value and the other has not."""
-    steps, reference_steps = (records.steps_of(each) for each in (file, reference))
+    steps, reference_steps = (records.steps_of(run_file) for run_file in (file, reference))
     if [line["step"] for line in steps] != [line["step"] for line in reference_steps]:
         raise Refusal(
             f"{file.where}: {len(steps)} steps, {reference.where} has {len(reference_steps)}; run the shorter one again"
@@ -172,11 +172,11 @@ def _steps(file: RecordFile, reference: RecordFile) -> tuple[float | None, float
 
 
 def _largest(pairs: Sequence[tuple[float | None, float | None]]) -> float | None:
-    known = [(a, b) for a, b in pairs if (a, b) != (None, None)]  # both skipped the step: a scaler's overflow
-    both = [(a, b) for a, b in known if a is not None and b is not None]
-    if not both or len(both) < len(known):
+    unskipped = [(a, b) for a, b in pairs if (a, b) != (None, None)]  # both skipped the step: a scaler's overflow
+    complete = [(a, b) for a, b in unskipped if a is not None and b is not None]
+    if not complete or len(complete) < len(unskipped):
         return None
-    return max(_relative(a, b) for a, b in both)
+    return max(_relative(a, b) for a, b in complete)
 
 
 def _relative(value: float, reference: float) -> float:

@@ -112,16 +112,16 @@ def shape_of(r: Record) -> ModelShape | None:
 
     Also None where FSDP2 ran and its proof does not say what it sharded: theory has no engine to hold it against.
     """
-    known = SIZES.get(r.workload, {}).get(r.size)
-    if known is None or r.num_params is None or facts.is_unproven(r):
+    size = SIZES.get(r.workload, {}).get(r.size)
+    if size is None or r.num_params is None or facts.is_unproven(r):
         return None
-    shape = (shapes.architecture_of(r.workload, r.size), known["layers"], known["hidden"])
+    shape = (shapes.architecture_of(r.workload, r.size), size["layers"], size["hidden"])
     try:
-        sizes = shapes.parameter_sizes(*shape, known["positions"], r.num_params)
+        sizes = shapes.parameter_sizes(*shape, size["positions"], r.num_params)
     except ValueError:
         return None
-    vocabulary = sizes.matrices[0] // known["hidden"]  # rows of the embedding, which comes first
-    return shapes.plain(f"{r.workload} {r.size}", *shape, known["heads"], known["positions"], vocabulary)
+    vocabulary = sizes.matrices[0] // size["hidden"]  # rows of the embedding, which comes first
+    return shapes.plain(f"{r.workload} {r.size}", *shape, size["heads"], size["positions"], vocabulary)
 
 
 def job_of(r: Record) -> Job:
@@ -164,12 +164,12 @@ def states_error(r: Record) -> float | None:
         return None
     errors: list[float] = []
     for phase, ranks in zip(STEP_PHASES, (r.model_state_bytes, r.resting_state_bytes), strict=True):
-        if (known := state_differences(r, phase)) is None:
+        if (differences_of_ranks := state_differences(r, phase)) is None:
             return None
         paper = paper_states(r, phase).total
-        for held, differences in zip(ranks, known, strict=True):
+        for states, differences in zip(ranks, differences_of_ranks, strict=True):
             predicted = paper + sum(difference.num_bytes for difference in differences)
-            errors.append(predicted / sum(getattr(held, part) for part in STATE_PARTS) - 1)
+            errors.append(predicted / sum(getattr(states, part) for part in STATE_PARTS) - 1)
     return max(errors, key=abs)
 
 
@@ -337,9 +337,9 @@ def _overcount(r: Record) -> int:
     """
     if proven(r).device != "cpu" or r.world_size == 1:
         return 0
-    known = [peak.unreleased_bytes for peak in _steady(r)]
-    counted = [value for value in known if value is not None]
-    if len(counted) == len(known):
+    unreleased = [peak.unreleased_bytes for peak in _steady(r)]
+    counted = [value for value in unreleased if value is not None]
+    if len(counted) == len(unreleased):
         return max(counted)
     return sum(collective.bytes for collective in r.collectives_per_step or [])
 

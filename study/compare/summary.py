@@ -68,9 +68,9 @@ def _fitting(rows: Sequence[Sequence[str]], head: Sequence[str]) -> str:
     widths = [max(map(len, column)) for column in columns]
     widths[0] = max(len(head[0]), min(widths[0], WIDTH - sum(2 + width for width in widths[1:])))
     lines = []
-    for name, *others in (head, *rows):
+    for name, *remaining in (head, *rows):
         first, *more = textwrap.wrap(name, widths[0])
-        cells = [f"{cell:<{width}}" for cell, width in zip((first, *others), widths, strict=True)]
+        cells = [f"{cell:<{width}}" for cell, width in zip((first, *remaining), widths, strict=True)]
         lines += ["  ".join(cells).rstrip(), *more]
     return "\n".join(lines)
 
@@ -124,9 +124,9 @@ def _same(file: RecordFile, first: RecordFile) -> str:
     return "same" if difference <= parity.WITHIN else f"{difference:.1e}"
 
 
-def _times(value: float | None, other: float | None) -> str:
+def _times(value: float | None, reference: float | None) -> str:
     """How many times the first one's."""
-    return "" if value is None or not other else f"{value / other:.2f} x"
+    return "" if value is None or not reference else f"{value / reference:.2f} x"
 
 
 # ---------------------------------------------------------------- one run
@@ -145,9 +145,11 @@ def of_run(folder: Path) -> str:
         _messages_line(record),
         _time_line(record),
     ]
-    other = "zero2" if record.strategy == "ddp" else "ddp"
+    next_strategy = "zero2" if record.strategy == "ddp" else "ddp"
     lines.append(f"record    {folder / 'record.json'}")
-    lines.append(f"next      zero-study train --strategy {other}; then both: zero-study compare {folder.parent}")
+    lines.append(
+        f"next      zero-study train --strategy {next_strategy}; then both: zero-study compare {folder.parent}"
+    )
     return "\n".join(lines)
 
 
@@ -161,7 +163,7 @@ def _engine(proof: Proof) -> str:
     if proof.zero_stage is None:
         return ENGINE_NAMES.get(proof.distributed_type, proof.distributed_type)
     offloads = {"optimizer": proof.offload_optimizer_device, "parameters": proof.offload_param_device}
-    words = [f"{what} on {device}" for what, device in offloads.items() if device != "none"]
+    words = [f"{part} on {device}" for part, device in offloads.items() if device != "none"]
     return ", ".join([f"DeepSpeed's ZeRO stage {proof.zero_stage}", *words])
 
 

@@ -135,17 +135,19 @@ def read(folders: Iterable[Path], boxes: Sequence[str] | None = None) -> pd.Data
         else:
             assert run.outcome is not None  # a run has one of the two
             row = _row_of_outcome(run.outcome)
-        known = by_run.get(run.identity)
+        earlier = by_run.get(run.identity)
         # Of two copies the one that lies beside its outcome.
-        if known is None or (known["study"] is None and row["study"] is not None):
+        if earlier is None or (earlier["study"] is None and row["study"] is not None):
             by_run[run.identity] = {**row, "folder": run.folder}
     rows = list(by_run.values())
     _place_outcomes(rows)
     _tell_apart(rows)
     if boxes is not None:
-        there = {row["box"] for row in rows}
-        if missing := sorted(set(boxes) - there):
-            raise Refusal(f"box {missing[0]!r} has no run here; the boxes are {', '.join(map(repr, sorted(there)))}")
+        boxes_found = {row["box"] for row in rows}
+        if missing := sorted(set(boxes) - boxes_found):
+            raise Refusal(
+                f"box {missing[0]!r} has no run here; the boxes are {', '.join(map(repr, sorted(boxes_found)))}"
+            )
         rows = [row for row in rows if row["box"] in boxes]
     kinds: dict[str, Any] = {name: kind for name, kind in COLUMNS.items() if name != "repeat"}
     table = pd.DataFrame({name: pd.Series([row.get(name) for row in rows], dtype=kinds[name]) for name in kinds})
@@ -166,12 +168,12 @@ def steps(table: pd.DataFrame) -> pd.DataFrame:
     """Spread the runs' curves: one row per run and optimizer step."""
     names = ["run_id", "box", "strategy", "world_size", "seed", "repeat", "workload", "size", "global_batch_size"]
     names += ["precision", "num_steps", "config_digest", "data_digest", "libraries"]
-    known = table[table["curve"].notna()]
-    if known.empty:
+    with_curve = table[table["curve"].notna()]
+    if with_curve.empty:
         return pd.DataFrame(columns=[*names, *CURVE])
-    lengths = [len(curve) for curve in known["curve"]]
-    long = known[names].loc[known.index.repeat(lengths)].reset_index(drop=True)
-    values = pd.DataFrame(np.concatenate(list(known["curve"])), columns=list(CURVE))
+    lengths = [len(curve) for curve in with_curve["curve"]]
+    long = with_curve[names].loc[with_curve.index.repeat(lengths)].reset_index(drop=True)
+    values = pd.DataFrame(np.concatenate(list(with_curve["curve"])), columns=list(CURVE))
     return pd.concat([long, values.astype({"step": "int64"})], axis=1)
 
 
@@ -206,10 +208,10 @@ def _tell_apart(rows: Iterable[dict[str, Any]]) -> None:
     for row in rows:
         if row.get("engine_fingerprint") is not None:
             proven.setdefault(row["strategy"], []).append(row)
-    for name, same in proven.items():
-        kinds = [row["engine_fingerprint"] for row in same]
+    for name, rows_alike in proven.items():
+        kinds = [row["engine_fingerprint"] for row in rows_alike]
         differ = [key for key in kinds[0] if any(kind.get(key) != kinds[0][key] for kind in kinds)]
-        for row in same if differ else ():
+        for row in rows_alike if differ else ():
             differences = ", ".join(f"{key.rpartition('.')[2]} {row['engine_fingerprint'].get(key)}" for key in differ)
             row["strategy"] = f"{name} ({differences})"
 

@@ -95,8 +95,8 @@ def _null_of(differences: Mapping[str, dict[int, float]], protocol: Protocol) ->
 
 def _furthest(null: Mapping[str, Differences]) -> dict[int, float]:
     """How far the null's furthest run is from the control's, by start, in the starts that have all of the null."""
-    starts = sorted(set.intersection(*(set(each) for each in null.values())))
-    return {start: max(abs(each[start]) for each in null.values()) for start in starts}
+    starts = sorted(set.intersection(*(set(arm) for arm in null.values())))
+    return {start: max(abs(arm[start]) for arm in null.values()) for start in starts}
 
 
 def _judge_arms(
@@ -107,7 +107,7 @@ def _judge_arms(
     protocol: Protocol,
 ) -> list[Arm]:
     """Judge arms of one kind together: their p are corrected for the number of tests."""
-    judged = [_judge_arm(name, are_broken, each, null, furthest, protocol) for name, each in arms.items()]
+    judged = [_judge_arm(name, are_broken, differences, null, furthest, protocol) for name, differences in arms.items()]
     corrected = holm([arm.p for arm in judged])
     return [arm._replace(p=p, is_further=p < protocol.significance) for arm, p in zip(judged, corrected, strict=True)]
 
@@ -188,12 +188,12 @@ def permutation_test(own: np.ndarray, null: np.ndarray) -> tuple[float, float]:
     log distances, in which no single start that parts outweighs the others, and the mean difference, which sees a small
     shift that is in all starts; p is twice the smaller of theirs. `own`: (starts,); `null`: (starts, runs).
     """
-    both = np.column_stack([own, null])
-    logs = np.log10(np.maximum(np.abs(both), LEAST))
-    drawn = np.random.default_rng(0).integers(both.shape[1], size=(EXCHANGES, len(both)))
-    rows = np.arange(len(both))
+    pooled = np.column_stack([own, null])
+    logs = np.log10(np.maximum(np.abs(pooled), LEAST))
+    drawn = np.random.default_rng(0).integers(pooled.shape[1], size=(EXCHANGES, len(pooled)))
+    rows = np.arange(len(pooled))
     further = (logs[rows, drawn].sum(axis=1) >= logs[:, 0].sum()).sum()
-    shifted = (np.abs(both[rows, drawn].sum(axis=1)) >= abs(own.sum())).sum()
+    shifted = (np.abs(pooled[rows, drawn].sum(axis=1)) >= abs(own.sum())).sum()
     p = min(1.0, 2 * (1 + int(min(further, shifted))) / (1 + EXCHANGES))
     return float(10 ** (logs[:, 0].mean() - logs[:, 1:].mean())), p
 

@@ -36,15 +36,15 @@ def decide(folders: Sequence[Path], study: Study) -> Decided:
     """Judge a study that has a protocol. Raises Refusal where the runs do not let the protocol's tests be made."""
     assert study.protocol is not None
     runs, elsewhere = admit(folders, study), {}
-    if other := study.protocol.broken_study:
+    if broken_study := study.protocol.broken_study:
         # With releases of its own, so nothing but its losses is held against these runs.
-        broken = admit(folders, studies.find(other), study)
+        broken = admit(folders, studies.find(broken_study), study)
         _, differences = verdict.beside_control(
-            broken._replace(taken=[*runs.taken, *(run._replace(label=other) for run in broken.taken)]),
+            broken._replace(taken=[*runs.taken, *(run._replace(label=broken_study) for run in broken.taken)]),
             study.protocol.step,
             study.control,
         )
-        elsewhere = {other: differences[other]}
+        elsewhere = {broken_study: differences[broken_study]}
     return _judged(study, runs, elsewhere)
 
 
@@ -56,8 +56,10 @@ def _judged(study: Study, runs: Runs, elsewhere: dict[str, dict[int, float]]) ->
 def _without(decided: Decided, starts: Collection[int]) -> Decided:
     """The same, judged again without some starts."""
     runs = decided.runs._replace(taken=[run for run in decided.runs.taken if run.seed not in starts])
-    others = {name: {at: by for at, by in arm.items() if at not in starts} for name, arm in decided.elsewhere.items()}
-    return _judged(decided.study, runs, others)
+    remaining = {
+        name: {at: by for at, by in arm.items() if at not in starts} for name, arm in decided.elsewhere.items()
+    }
+    return _judged(decided.study, runs, remaining)
 
 
 def decided_in(folders: Sequence[Path]) -> list[Decided]:
@@ -73,8 +75,8 @@ def admit(folders: Sequence[Path], study: Study, of: Study | None = None) -> Run
     """
     protocol = (of or study).protocol
     assert protocol is not None
-    wanted = [Wanted(run.run_id, run.strategy.name, run.world_size, run.config) for run in studies.runs(study)]
-    return eligible_runs.read(folders, wanted, protocol, study.name, study.sha256)
+    needed = [Wanted(run.run_id, run.strategy.name, run.world_size, run.config) for run in studies.runs(study)]
+    return eligible_runs.read(folders, needed, protocol, study.name, study.sha256)
 
 
 def page(folders: Sequence[Path], study: Study) -> str:
@@ -84,8 +86,8 @@ def page(folders: Sequence[Path], study: Study) -> str:
     if still := decided.verdict.still:
         later = _without(decided, still)
         text = f"Left out when the result was known, which the protocol does not provide for. {answer(later)}"
-        named = ", ".join(map(str, still))
-        lines += [f"## Without the starts that hardly learn ({named})", "", text, "", *table_of_arms(later), ""]
+        starts = ", ".join(map(str, still))
+        lines += [f"## Without the starts that hardly learn ({starts})", "", text, "", *table_of_arms(later), ""]
     lines += ["## What it rests on", "", *(f"- {line}" for line in basis(decided)), ""]
     return view.page(study.question, answer(decided), lines, f"--verdict {study.name}", folders)
 

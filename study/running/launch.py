@@ -198,8 +198,8 @@ def _environment(run: Run) -> dict[str, str]:
 
     Without what another launch has left in it: accelerate's launcher of one process would pass on who that was.
     """
-    here = run.world_size if run.laboratory else run.num_local_ranks  # the laboratory's machines share processors
-    threads = os.environ.get("OMP_NUM_THREADS") or str(this_machine.threads_of_each(here))
+    num_ranks = run.world_size if run.laboratory else run.num_local_ranks  # the laboratory's machines share processors
+    threads = os.environ.get("OMP_NUM_THREADS") or str(this_machine.threads_of_each(num_ranks))
     inherited = {name: value for name, value in os.environ.items() if not allowed.says_which_rank(name)}
     own = {"OMP_NUM_THREADS": threads, RUN_FOLDER: str(run.own_folder.resolve()), "PYTHONSAFEPATH": "1"}
     # PYTHONSAFEPATH: no module of the current folder stands before Python's own.
@@ -278,9 +278,9 @@ def _end_group(process: subprocess.Popen[bytes]) -> None:
         os.killpg(process.pid, signal.SIGTERM)
     with suppress(subprocess.TimeoutExpired):
         process.wait(timeout=45)
-    for left in started:
+    for survivor in started:
         with suppress(psutil.NoSuchProcess):
-            left.kill()
+            survivor.kill()
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
