@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from study.config import NOT_TRAINED, RunConfig
+from study.engines.readback.dtypes import TORCH_NAMES
 from study.errors import Refusal
 from study.models import SIZES, suited_buckets, swap_buffer_size
 from study.records import find as records
@@ -173,7 +174,6 @@ def hidden_size(r: Record) -> int:
 # Of the settings in a proof: what the run says for every strategy, not what tells one strategy from another.
 _OF_THE_RUN = {"gradient_accumulation_steps", "gradient_clipping", "train_micro_batch_size_per_gpu", "train_batch_size"}
 _OF_THE_RUN |= {"bf16.enabled", "fp16.enabled"}
-_COMPUTED_IN = {"bf16": "bfloat16", "fp16": "float16"}
 
 
 def engine_fingerprint(r: Record) -> dict[str, Any] | None:
@@ -192,7 +192,7 @@ def engine_fingerprint(r: Record) -> dict[str, Any] | None:
         for key, value in r.proof.settings.items()
         if key not in _OF_THE_RUN
     }
-    if engines.get("communication_data_type") == _COMPUTED_IN.get(proof.precision, "float32"):
+    if engines.get("communication_data_type") == TORCH_NAMES.get(proof.precision, "float32"):
         engines["communication_data_type"] = "as computed"
     return {
         "engine": engine_kind(proof),

@@ -43,14 +43,14 @@ class _Pool:
         if self._expands and place + 1 < len(self._free) and self._free[place][2] is self._last:
             place += 1  # the best fit is by the size that a block could have, and this one's is without end
         block = self._free.pop(place)[2] if place < len(self._free) else self._reserve(size)
-        left = block.size - size
-        if left >= UNIT if self._is_small or self._expands else left > SMALL:
-            rest = _Block(block.address + size, left, block, block.after)
-            block.size, block.after = size, rest
-            if rest.after is not None:
-                rest.after.before = rest
-            self._last = rest if block is self._last else self._last
-            insort(self._free, (left, rest.address, rest))
+        remaining = block.size - size
+        if remaining >= UNIT if self._is_small or self._expands else remaining > SMALL:
+            remainder = _Block(block.address + size, remaining, block, block.after)
+            block.size, block.after = size, remainder
+            if remainder.after is not None:
+                remainder.after.before = remainder
+            self._last = remainder if block is self._last else self._last
+            insort(self._free, (remaining, remainder.address, remainder))
         block.is_free = False
         return block
 
@@ -76,11 +76,11 @@ class _Pool:
     def _reserve(self, size: int) -> _Block:
         """A free block of at least this size, for which the card is asked."""
         end = self._last if self._expands else None
-        there = end.size if end is not None and end.is_free else 0
+        reserved_there = end.size if end is not None and end.is_free else 0
         unit = SMALL_SEGMENT if self._is_small else LARGE_SEGMENT if self._expands or size < OWN_SEGMENT else ROUND
-        block = _Block(self.reserved, -(-(size - there) // unit) * unit, end)
+        block = _Block(self.reserved, -(-(size - reserved_there) // unit) * unit, end)
         self.reserved += block.size
-        if end is not None and there:
+        if end is not None and reserved_there:
             return self._join(self._unlisted(end), block)
         if end is not None:
             end.after = block

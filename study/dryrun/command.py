@@ -85,13 +85,13 @@ def command(
     return _report(answers, place)
 
 
-def _ranks(wanted: str | None, world_size: int, has_script: bool) -> list[int]:
+def _ranks(numbers: str | None, world_size: int, has_script: bool) -> list[int]:
     """The ranks that are run; by default the first and the last, of a script in a small world all. Raises Refusal."""
-    if wanted is None:
+    if numbers is None:
         return [*range(world_size)] if has_script and world_size <= MOST_OF_A_SCRIPT else sorted({0, world_size - 1})
-    words = wanted.split(",")
+    words = numbers.split(",")
     if not all(word.isdecimal() and int(word) < world_size for word in words):
-        raise Refusal(f"--ranks {wanted}: must be numbers from 0 to {world_size - 1} with commas between them")
+        raise Refusal(f"--ranks {numbers}: must be numbers from 0 to {world_size - 1} with commas between them")
     return sorted({int(word) for word in words})
 
 

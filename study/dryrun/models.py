@@ -84,10 +84,10 @@ def of_shape(shape: ModelShape, sequence_length: int, notes: tuple[str, ...] = (
 
 def model_config(shape: ModelShape, job: Job) -> Any:
     """Describe the model as transformers does, without dropout; what no shape has is as published, or the default."""
-    model_type, known = next(
+    model_type, kind_of_model = next(
         (name, kind) for name, kind in MODEL_TYPES.items() if kind.architecture == shape.architecture
     )
-    settings = {key: getattr(shape, part) for part, key in known.keys.items()}
+    settings = {key: getattr(shape, part) for part, key in kind_of_model.keys.items()}
     if shape.architecture == "gpt-neo":
         settings["attention_types"] = [[["global", "local"], shape.layers // 2], [["global"], shape.layers % 2]]
     if shape.architecture == "gpt-j":

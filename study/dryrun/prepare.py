@@ -18,13 +18,13 @@ from torch.nn.parallel import DistributedDataParallel
 from study.dryrun.models import Trainable, block_class, build_model, loss, make_batch
 from study.dryrun.step import Training
 from study.engines import extensions
+from study.engines.readback.dtypes import computed_in
 from study.errors import Refusal
 from study.theory.engine import Engine, Job
 from study.theory.shapes import ModelShape
 
 RATE = 1e-6
 MAX_NORM = 1.0  # to which gradients are clipped
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 # ---------------------------------------------------------------- through accelerate
@@ -96,7 +96,7 @@ def torch_engine(shape: ModelShape, engine: Engine, job: Job, mesh: DeviceMesh |
     if engine.kind == "fsdp" and mesh is not None:
         _shard(model, shape, engine, mesh)
     elif engine.precision.endswith("-autocast"):
-        dtype = DTYPES[engine.precision.removesuffix("-autocast")]
+        dtype = getattr(torch, computed_in(engine.precision))
         model.forward = convert_outputs_to_fp32(torch.autocast("cpu", dtype)(model.forward))  # as accelerate does
     kernel = engine.optimizer_kernel
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, foreach=kernel == "foreach", fused=kernel == "fused")
@@ -116,10 +116,10 @@ def torch_engine(shape: ModelShape, engine: Engine, job: Job, mesh: DeviceMesh |
 
 
 def _shard(model: nn.Module, shape: ModelShape, engine: Engine, mesh: DeviceMesh) -> None:
-    """Shard as a run does (study/training/fsdp.py), by the function with which accelerate prepares a model."""
+    """Shard as a run does (study/training/accelerators.py), by the function with which accelerate prepares a model."""
     policy = MixedPrecisionPolicy(reduce_dtype=torch.float32 if engine.reduces_in_fp32 else None)
     if engine.precision not in ("fp32", "pure-bf16"):
-        dtype = DTYPES[engine.precision.removesuffix("-autocast")]
+        dtype = getattr(torch, computed_in(engine.precision))
         policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=policy.reduce_dtype)
     plugin = FullyShardedDataParallelPlugin(
         fsdp_version=2, reshard_after_forward=engine.reshard_after_forward, cpu_offload=False,

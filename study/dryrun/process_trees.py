@@ -74,7 +74,7 @@ class ProcessTrees:
 
     def _started(self) -> Iterator[psutil.Process]:
         """The processes that are still there; of ranks that have ended only what they have started."""
-        return (each for members in self._members.values() for each in members.values() if _runs(each))
+        return (child for members in self._members.values() for child in members.values() if _runs(child))
 
 
 def _seconds(process: psutil.Process) -> float:
@@ -101,5 +101,5 @@ def _locks_of(process: psutil.Process) -> Iterable[tuple[Path, tuple[int, int]]]
 
 
 def _identity(path: Path) -> tuple[int, int]:
-    found = path.stat()
-    return found.st_ino, found.st_ctime_ns
+    status = path.stat()
+    return status.st_ino, status.st_ctime_ns

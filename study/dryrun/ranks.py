@@ -52,7 +52,7 @@ def run(
     return dict(sorted(answers.items()))
 
 
-def ended(running: dict[int, int], folder: Path, judge: Judge = lambda rank, how: None) -> dict[int, dict[str, Any]]:
+def ended(running: dict[int, int], folder: Path, judge: Judge = lambda rank, ending: None) -> dict[int, dict[str, Any]]:
     """Take the ranks that have ended out of those that run, and return their answers.
 
     `judge` is called for a rank that left no answer: it returns one, or None if it has none either. Its second argument
@@ -118,10 +118,10 @@ def _answer(path: Path, rank: int, status: int, judge: Judge) -> dict[str, Any]:
         if "refused" in answer:
             raise Refusal(answer["refused"])
         return answer
-    how = _how(path.with_suffix(".log").read_bytes(), status)
-    judged = judge(rank, how if status else None)
+    ending = _how(path.with_suffix(".log").read_bytes(), status)
+    judged = judge(rank, ending if status else None)
     if judged is None:
-        raise RunFailed(f"rank {rank}: {how}")
+        raise RunFailed(f"rank {rank}: {ending}")
     return judged
 
 

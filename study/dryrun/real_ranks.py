@@ -58,10 +58,10 @@ def run(
     return dict(sorted(answers.items()))
 
 
-def _judge(folder: Path, rank: int, how: str | None) -> dict[str, Any] | None:
+def _judge(folder: Path, rank: int, ending: str | None) -> dict[str, Any] | None:
     """The answer of a rank that ended without one: the calls in its journal. None: it has no journal."""
     path = journal(folder, rank)
-    return {"calls": _written(path), "raised": None, "ended": how} if path.exists() else None
+    return {"calls": _written(path), "raised": None, "ended": ending} if path.exists() else None
 
 
 def _written(path: Path) -> list[dict[str, Any]]:

@@ -32,9 +32,9 @@ def memory(ranks: Mapping[int, Mapping[str, Any]]) -> str:
         rows.append([key.replace("_", " "), *(_gib(answer["states"][key]) for answer in ranks.values())])
     rows.append(["between steps, all tensors", *(_gib(answer["before_bytes"]) for answer in ranks.values())])
     rows.append(["peak of a step, all tensors", *(_gib(answer["peak_bytes"]) for answer in ranks.values())])
-    for key, how in RESERVED.items() if all(answer["reserved_bytes"] for answer in ranks.values()) else ():
+    for key, mode in RESERVED.items() if all(answer["reserved_bytes"] for answer in ranks.values()) else ():
         reserved = (_gib(answer["reserved_bytes"][key]) for answer in ranks.values())
-        rows.append([f"reserved by CUDA's allocator{how}", *reserved])
+        rows.append([f"reserved by CUDA's allocator{mode}", *reserved])
     rows.append(["seconds here", *(f"{answer['seconds']:.0f}" for answer in ranks.values())])
     rows.append(["this machine's memory", *(_gib(answer["resident_bytes"]) for answer in ranks.values())])
     return str(tabulate(rows, headers="firstrow", stralign="right", colalign=("left",)))
@@ -85,13 +85,13 @@ def raised(ranks: Mapping[int, Mapping[str, Any]], is_explained: bool) -> list[s
     """
     endings = {rank: f"raised {answer['raised']}" for rank, answer in ranks.items() if answer.get("raised")}
     endings |= {rank: str(answer["ended"]) for rank, answer in ranks.items() if answer.get("ended")}
-    own = {rank: why for rank, why in endings.items() if not any(ended in why for ended in ENDED)}
-    return [f"rank {rank} {why}" for rank, why in (own if own or is_explained else endings).items()]
+    own = {rank: reason for rank, reason in endings.items() if not any(ended in reason for ended in ENDED)}
+    return [f"rank {rank} {reason}" for rank, reason in (own if own or is_explained else endings).items()]
 
 
 def _call(call: Call) -> str:
-    where = [f"in {call.module}" if call.module else "", call.line]
-    return " ".join(filter(None, [call.kind, f"of {_bytes(call.num_bytes)} {call.dtype}".rstrip(), *where]))
+    place = [f"in {call.module}" if call.module else "", call.line]
+    return " ".join(filter(None, [call.kind, f"of {_bytes(call.num_bytes)} {call.dtype}".rstrip(), *place]))
 
 
 def _bytes(number: int) -> str:

@@ -82,15 +82,15 @@ def _launched(file: Path, world_size: int, mixed_precision: str | None) -> Envir
     words += ["--main_process_port", str(PORT)]
     words += ["--mixed_precision", mixed_precision] if mixed_precision else []
     launchers: dict[str, Callable[[Any], Environment]] = dict.fromkeys(UNSUPPORTED_LAUNCHERS, lambda _: {})
-    launchers["simple_launcher"] = lambda given: (
-        prepare.prepare_simple_launcher_cmd_env(given)[1] | {ONE_PROCESS: "1"} if world_size == 1 else {}
+    launchers["simple_launcher"] = lambda arguments: (
+        prepare.prepare_simple_launcher_cmd_env(arguments)[1] | {ONE_PROCESS: "1"} if world_size == 1 else {}
     )
-    launchers["deepspeed_launcher"] = lambda given: prepare.prepare_deepspeed_cmd_env(given)[1]
+    launchers["deepspeed_launcher"] = lambda arguments: prepare.prepare_deepspeed_cmd_env(arguments)[1]
     launchers["multi_gpu_launcher"] = prepare.prepare_multi_gpu_env
     variables: Environment = {}
     with ExitStack() as stack:
         for name, make_environment in launchers.items():
-            keep = partial(lambda make, _, *given: variables.update(make(given[-1])), make_environment)
+            keep = partial(lambda make, _, *arguments: variables.update(make(arguments[-1])), make_environment)
             stack.enter_context(listening(launch, name, keep))
         try:
             launch.launch_command(launch.launch_command_parser().parse_args([*words, "script.py"]))
@@ -104,11 +104,11 @@ def _check_supported(file: Path, world_size: int, variables: Environment) -> Non
     for name, value in SUPPORTED.items():
         if variables.get(name, value).lower() != value:
             raise Refusal(f"{file}: {name}={variables[name]} is not pretended, only {value} is")
-    if named := variables.get("ACCELERATE_DEEPSPEED_CONFIG_FILE"):
-        there = [str(place) for place in (Path(named), files.ROOT / named) if place.is_file()]
-        if not there:
-            raise Refusal(f"{file}: names {named}, which is not there")
-        variables["ACCELERATE_DEEPSPEED_CONFIG_FILE"] = there[0]
+    if config_file := variables.get("ACCELERATE_DEEPSPEED_CONFIG_FILE"):
+        present = [str(place) for place in (Path(config_file), files.ROOT / config_file) if place.is_file()]
+        if not present:
+            raise Refusal(f"{file}: names {config_file}, which is not there")
+        variables["ACCELERATE_DEEPSPEED_CONFIG_FILE"] = present[0]
     mesh = _parallelism(variables)
     if mesh is not None and mesh.total_size != world_size:
         raise Refusal(f"{file}: parallelism_config is for {mesh.total_size} ranks; change it, or --world {world_size}")
@@ -241,14 +241,14 @@ def _reduced(bucket: torch.Tensor, group: dist.ProcessGroup) -> torch.futures.Fu
 
 
 def _refuse_objects(
-    call: Callable[..., None], objects: list[Any], src: int | None = None, *rest: Any, **how: Any
+    call: Callable[..., None], objects: list[Any], src: int | None = None, *arguments: Any, **options: Any
 ) -> None:
-    if dist.get_rank() != (how.get("group_src", src) or 0):
+    if dist.get_rank() != (options.get("group_src", src) or 0):
         raise Refusal(
             f"rank {dist.get_rank()}: the script is sent an object by rank {src or 0}, and nobody is there to send it; "
             "ask rank 0 alone, or leave the sending out"
         )
-    call(objects, src, *rest, **how)
+    call(objects, src, *arguments, **options)
 
 
 def _answers_to_deepspeed(are_all_there: bool) -> Iterator[Any]:

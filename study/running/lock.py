@@ -2,7 +2,7 @@
 
 The lock is filelock's. What its holder has started is let in by a random token in its environment: process numbers say
 nothing across containers, where every first process is number 1. Where a network's file system locks nothing, a run
-notices another writer by its own files (`training/integrity.py`).
+notices another writer by its own files (`training/journal.py`).
 """
 
 from __future__ import annotations

@@ -72,12 +72,14 @@ class Checkpoints:
         if checkpoint is None:
             return
         progress = self._progress_of(checkpoint.folder)
-        for what, theirs, ours in (
+        for description, theirs, ours in (
             ("data", progress.data, built.splits.description),
             ("initial weights", progress.initial_sha256, built.initial_parameters.sha256),
         ):
             if theirs != ours:
-                raise Refusal(f"{checkpoint.folder}: its {what} are {theirs}, this run's {ours}; pass --resume never")
+                raise Refusal(
+                    f"{checkpoint.folder}: its {description} are {theirs}, this run's {ours}; pass --resume never"
+                )
 
     @staticmethod
     def _progress_of(folder: Path) -> Progress:
@@ -105,7 +107,7 @@ class Checkpoints:
         )
         built.accelerator.wait_for_everyone()
         self._load_seconds = time.perf_counter() - began
-        begun, observed = progress.continues, None
+        start, observed = progress.continues, None
         if is_exact:
             state = RankState.model_validate_json(self._rank_file(folder).read_bytes())
             for device, digits in state.random.items():
@@ -115,7 +117,7 @@ class Checkpoints:
             torch.manual_seed(
                 (built.run.config.seed * 1_000_003 + manifest.step) * 1_003 + built.accelerator.process_index
             )
-            begun = Continued(
+            start = Continued(
                 run_id=manifest.run_id,
                 strategy=manifest.identity.strategy,
                 world_size=manifest.identity.world_size,
@@ -123,7 +125,7 @@ class Checkpoints:
             )
         self._journal.observer.go_on(manifest.step, observed)
         resumed_at = [*progress.resumed_at, manifest.step]
-        self._journal.go_on(progress.model_copy(update={"resumed_at": resumed_at, "continues": begun}))
+        self._journal.go_on(progress.model_copy(update={"resumed_at": resumed_at, "continues": start}))
         return manifest.step
 
     def write_where_due(self, step: int) -> None:

@@ -31,7 +31,11 @@ class Moment(NamedTuple):
 def moment() -> Moment:
     """Read the kernel's counters of the processors on which this process may run."""
     lines = (line.split() for line in STAT.read_text().splitlines())
-    times = {name: [int(ticks) for ticks in rest] for name, *rest in lines if name[:3] == "cpu" and name != "cpu"}
+    times = {
+        name: [int(ticks) for ticks in other_times]
+        for name, *other_times in lines
+        if name[:3] == "cpu" and name != "cpu"
+    }
     allowed = {f"cpu{number}" for number in this_machine.allowed_processors()}
     counted = allowed if allowed <= times.keys() else times.keys()  # a container may number its own anew
     user, nice, system, _, _, irq, softirq, stolen, *_ = map(sum, zip(*(times[name] for name in counted), strict=True))
@@ -52,12 +56,12 @@ def between(first: Moment, last: Moment, own: float) -> Load:
     """
     seconds, allowed = last.at - first.at, len(this_machine.allowed_processors())
     usable = min(allowed, this_machine.quota() or allowed)
-    others = last.busy - first.busy - own - (allowed - usable) * seconds
+    other_processes_seconds = last.busy - first.busy - own - (allowed - usable) * seconds
     return Load(
         seconds=seconds,
         num_processors=max(1, int(usable)),
         own_seconds=own,
-        other_seconds=max(0.0, others),
+        other_seconds=max(0.0, other_processes_seconds),
         stolen_seconds=max(0.0, last.stolen - first.stolen) * usable / allowed,
     )
 
@@ -89,7 +93,7 @@ class Traffic:
         (first_step, before), (last_step, after) = self._first, self._last
         there = [name for name in before if name in after]  # of containers they come and go
         carried = {name: [now - then for now, then in zip(after[name], before[name], strict=True)] for name in there}
-        used = {name: both for name, both in carried.items() if any(both)}
+        used = {name: counters for name, counters in carried.items() if any(counters)}
         return Network(
             interfaces=sorted(used),
             rate_bits_per_second=_rate(used),

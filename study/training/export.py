@@ -55,8 +55,8 @@ def export(checkpoint: Checkpoint, folder: Path) -> PreTrainedModel:
 def read_parameters(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
     """The parameters of the unsharded model, in fp32 the masters where the engine has any: name -> tensor."""
     readers = {"plain": _plain, "fsdp": _fsdp, "zero": _deepspeed, "subgroups": _subgroups}
-    read = next(read for kind, read in readers.items() if checkpoint.manifest.engine.startswith(kind))
-    state = read(checkpoint.folder / ENGINE)
+    reader = next(reader for kind, reader in readers.items() if checkpoint.manifest.engine.startswith(kind))
+    state = reader(checkpoint.folder / ENGINE)
     return {name.replace("_orig_mod.", "").removeprefix("module."): tensor.float() for name, tensor in state.items()}
 
 

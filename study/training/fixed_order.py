@@ -55,9 +55,9 @@ class _Done:
 
 def sum_in_rank_order(pieces: Iterable[torch.Tensor]) -> torch.Tensor:
     """Add tensors one after another, the first rank's first."""
-    first, *others = pieces
+    first, *parts = pieces
     total = first.clone()
-    for piece in others:
+    for piece in parts:
         total += piece
     return total
 

@@ -220,7 +220,7 @@ class Journal:
         from accelerate.utils import gather_object
 
         described = gather_object([machine.describe() if self.run.is_first_of_machine(self.rank) else None])
-        return [each for each in described if each][1:]
+        return [machine_described for machine_described in described if machine_described][1:]
 
     def write(self, status: str, **facts: Any) -> None:
         file, self._file = self._file, None  # this may be cut off, and `fail` write once more
@@ -232,7 +232,7 @@ class Journal:
         tied = digests_of_files(self.run.folder, self.lines, self._configuration, is_result=status == "ok")
         if status == "ok" and (self.run.folder / "record.json").exists():  # an earlier attempt's is gone by now
             raise Failed(f"{self.run.folder}: another run has left its record there meanwhile")
-        known = {**self._facts, **tied, **facts, "status": status}
+        earlier = {**self._facts, **tied, **facts, "status": status}
         schema.write(
             self.run.folder,
             schema.Record(
@@ -241,7 +241,7 @@ class Journal:
                 final_loss=self.lines[-1]["loss"] if self.lines else None,
                 evaluation=self.evaluation,
                 machine={**machine.describe(), **memory_limits.described},
-                **known,
+                **earlier,
             ),
         )
 
@@ -268,8 +268,8 @@ class Journal:
                 self._record(self._own(error, at))
         except OSError as unwritten:  # what is left is to say so
             if not isinstance(error, OutputFailed):
-                said = f"{unwritten.strerror}, as it was to record {type(error).__name__}: {error}"
-                error = OutputFailed(f"{self.run.folder}: {said}")
+                message = f"{unwritten.strerror}, as it was to record {type(error).__name__}: {error}"
+                error = OutputFailed(f"{self.run.folder}: {message}")
         return error
 
     def _with_others(self, error: BaseException, at: float) -> BaseException:
@@ -361,12 +361,12 @@ def _further_steps(folder: Path, num_known: int) -> list[dict[str, Any]]:
 
 def _is_of_another_run(folder: Path, configuration: dict[str, Any] | None) -> bool:
     """Say whether another run has written its configuration over this run's; None: this one wrote none."""
-    written: Any = None
+    content: Any = None
     with suppress(ValueError):
-        written = json.loads(_content(folder / "config.json") or b"null")
-    if configuration is None or not isinstance(written, dict):
+        content = json.loads(_content(folder / "config.json") or b"null")
+    if configuration is None or not isinstance(content, dict):
         return False
-    return bool(written.get("writer") != configuration["writer"])
+    return bool(content.get("writer") != configuration["writer"])
 
 
 def _content(path: Path) -> bytes | None:

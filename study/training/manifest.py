@@ -108,14 +108,14 @@ def _step(folder: Path) -> int:
     return int(folder.name.removeprefix("step-"))
 
 
-def set_aside(folder: Path, taken: int) -> None:
+def set_aside(folder: Path, resumed_step: int) -> None:
     """Rename what was not taken, before the first one is written: another run's, or damaged.
 
     It would be taken for this run's newest, and those that this run writes would be the old ones. `taken`: the step of
     the one that was taken, and those before it; 0: none was.
     """
     for path in in_order(folder):
-        if _step(path) > taken:
+        if _step(path) > resumed_step:
             aside = path.with_name(f"not-taken-{path.name}")
             if aside.exists():
                 remove(aside)
@@ -151,28 +151,28 @@ def _choose(run: Run) -> Checkpoint | None:
     for unfinished in folder.glob("*.part"):
         remove(unfinished)
     if run.config.resume not in ("auto", "never"):
-        named = whole(Path(run.config.resume))
-        if difference := _difference(named.manifest, run, is_named=True):
-            raise Refusal(f"{named.folder}: cannot be gone on from: {difference}; name another")
-        _check_code(named, run)
-        _say_what_rounds_otherwise(named)
-        return replace(named, is_exact=named.manifest.identity == identity_of(run))
+        requested = whole(Path(run.config.resume))
+        if difference := _difference(requested.manifest, run, is_named=True):
+            raise Refusal(f"{requested.folder}: cannot be gone on from: {difference}; name another")
+        _check_code(requested, run)
+        _say_what_rounds_otherwise(requested)
+        return replace(requested, is_exact=requested.manifest.identity == identity_of(run))
     if run.config.resume == "never":
         for path in in_order(folder):
             remove(path)
         return None
     for path in reversed(in_order(folder)):
         try:
-            found = whole(path)
-            if difference := _difference(found.manifest, run):
+            candidate = whole(path)
+            if difference := _difference(candidate.manifest, run):
                 raise Refusal(f"{path}: a checkpoint of another run: {difference}")
         except Refusal as refusal:
             print(f"not taken: {refusal}", flush=True)
             continue
-        _check_code(found, run)
-        print(f"going on from {path}, after step {found.manifest.step} of {run.config.num_steps}", flush=True)
-        _say_what_rounds_otherwise(found)
-        return replace(found, is_exact=True)
+        _check_code(candidate, run)
+        print(f"going on from {path}, after step {candidate.manifest.step} of {run.config.num_steps}", flush=True)
+        _say_what_rounds_otherwise(candidate)
+        return replace(candidate, is_exact=True)
     return None
 
 
@@ -183,11 +183,11 @@ def _say_what_rounds_otherwise(checkpoint: Checkpoint) -> None:
     """
     before = (checkpoint.manifest.processor, checkpoint.manifest.num_threads)
     now = (machine.cpu_model(), torch.get_num_threads())
-    for what, then, here in zip(("processor", "number of threads of a process"), before, now, strict=True):
-        if then is not None and then != here:
+    for description, then, current in zip(("processor", "number of threads of a process"), before, now, strict=True):
+        if then is not None and then != current:
             print(
-                f"{checkpoint.folder}: the {what} was {then} and is {here} now; the run goes on, but on a CPU sums are "
-                "rounded otherwise, so that its last bits are not those of a run that was never cut off",
+                f"{checkpoint.folder}: the {description} was {then} and is {current} now; the run goes on, but on a "
+                "CPU sums are rounded otherwise, so that its last bits are not those of a run that was never cut off",
                 flush=True,
             )
 

@@ -161,11 +161,11 @@ class PhaseMemory:
         return dict(self._phases)
 
     def _update(self, name: str, **peaks: int | None) -> None:
-        known = self._phases.get(name, PeakMemory())
+        earlier = self._phases.get(name, PeakMemory())
         larger = {
-            k: max((v for v in (getattr(known, k), new) if v is not None), default=None) for k, new in peaks.items()
+            k: max((v for v in (getattr(earlier, k), new) if v is not None), default=None) for k, new in peaks.items()
         }
-        self._phases[name] = known.model_copy(update=larger)
+        self._phases[name] = earlier.model_copy(update=larger)
 
     def _peaks(self) -> dict[str, int | None]:
         if self.device.type != "cuda":

@@ -98,10 +98,13 @@ class Observer:
 
     def observed(self) -> Observed:
         """What this rank has seen until now. Rank-local."""
-        read, written = (now - then for now, then in zip(swap_traffic(), self._traffic, strict=True))
+        bytes_read, bytes_written = (now - then for now, then in zip(swap_traffic(), self._traffic, strict=True))
         energy = _sum(energy_joules(self._memory.device), self._energy, sign=-1)
         if self._earlier is not None:
-            read, written = read + self._earlier.swap_bytes_read, written + self._earlier.swap_bytes_written
+            bytes_read, bytes_written = (
+                bytes_read + self._earlier.swap_bytes_read,
+                bytes_written + self._earlier.swap_bytes_written,
+            )
             energy = _sum(energy, self._earlier.energy_joules)
         return Observed(
             probed_steps=self.probed_steps,
@@ -111,8 +114,8 @@ class Observer:
             gradient_dtypes=self.proof.gradient_dtypes,
             moment_dtypes=self.proof.moment_dtypes,
             peaks=self._memory.phases(),
-            swap_bytes_read=read,
-            swap_bytes_written=written,
+            swap_bytes_read=bytes_read,
+            swap_bytes_written=bytes_written,
             energy_joules=energy,
             processor_seconds=counters.own_seconds() - self._processor,
             network=None if self._traffic_of_network is None else self._traffic_of_network.network(),
@@ -120,8 +123,8 @@ class Observer:
 
     def load(self, ranks: Sequence[Observed]) -> Load | None:
         """How busy others were on this machine, whose ranks are the first; None: an earlier process saw a part."""
-        here = ranks[: int(os.environ.get("LOCAL_WORLD_SIZE", "1"))]
-        own = sum(rank.processor_seconds for rank in here)
+        local_ranks = ranks[: int(os.environ.get("LOCAL_WORLD_SIZE", "1"))]
+        own = sum(rank.processor_seconds for rank in local_ranks)
         return None if self._earlier is not None else counters.between(self._box, counters.moment(), own)
 
     @contextmanager

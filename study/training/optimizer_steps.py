@@ -148,8 +148,8 @@ def summarize(
 
     `resumed_at`: the steps after which another process went on. Null where no step is left.
     """
-    left_out = {start + n for start in (0, *resumed_at) for n in range(1, num_warmup_steps + 1)} | {*probed_steps}
-    timed = [s for s in steps if s["step"] not in left_out]
+    excluded = {start + n for start in (0, *resumed_at) for n in range(1, num_warmup_steps + 1)} | {*probed_steps}
+    timed = [s for s in steps if s["step"] not in excluded]
     seconds = [s["seconds"] for s in timed]
     middle = statistics.median(seconds) if seconds else None
     quartiles = statistics.quantiles(seconds, n=4, method="inclusive") if len(seconds) > 1 else (None, None, None)

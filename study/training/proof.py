@@ -287,12 +287,12 @@ def verify_machines(machines: list[int], run: Run) -> list[int]:
     return ranks_by_machine
 
 
-def verify_alike(what: str, digests: list[str | None], run: Run) -> None:
+def verify_alike(fact: str, digests: list[str | None], run: Run) -> None:
     """Raise Refusal where a rank has read other content than rank 0; `digests` has that of each rank's."""
     for rank, digest in enumerate(digests):
         if digest != digests[0]:
             raise Refusal(
-                f"{what}: rank {run.machine_of(rank)} has another than rank 0 ({digest}, {digests[0]}); give every "
+                f"{fact}: rank {run.machine_of(rank)} has another than rank 0 ({digest}, {digests[0]}); give every "
                 "machine the same files, and leave them alone while a run begins"
             )
 

@@ -142,8 +142,8 @@ class RankReports:
         """Wait a little for the ranks that came to a collective; return those of which there is no word."""
         deadline = time.monotonic() + WAIT_SECONDS
         while True:
-            there = self.read()
-            missing = [rank for rank in range(self._run.world_size) if rank not in there]
+            present = self.read()
+            missing = [rank for rank in range(self._run.world_size) if rank not in present]
             if not missing or time.monotonic() > deadline:
                 return missing
             time.sleep(0.1)

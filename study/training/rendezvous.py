@@ -96,11 +96,11 @@ def _store(seconds: int) -> Store:
     return PrefixStore("zero-study", shared)
 
 
-def own_address(other: str) -> str:
+def own_address(peer: str) -> str:
     """The address from which this machine reaches another; empty: there is no way, or no address of the other."""
     with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        if other:  # else it would be this machine
-            probe.connect((other, 9))  # sends nothing
+        if peer:  # else it would be this machine
+            probe.connect((peer, 9))  # sends nothing
             return str(probe.getsockname()[0])
     return ""
 

@@ -123,9 +123,9 @@ def _parser() -> argparse.ArgumentParser:
 
 def given_flags(words: Sequence[str]) -> dict[str, Any]:
     """The flags among the arguments of `accelerate launch`, by its own names for them; none by default."""
-    given = vars(_parser().parse_args(list(words)))
+    flags = vars(_parser().parse_args(list(words)))
     own = {"training_script", "training_script_args", "nondefault"}  # not flags: the program's, and the parser's own
-    return {name: value for name, value in given.items() if name not in own}
+    return {name: value for name, value in flags.items() if name not in own}
 
 
 def _launch_arguments(command: list[str]) -> int | None:

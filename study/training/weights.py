@@ -174,11 +174,11 @@ def digest_states(step: int, model: Any, optimizer: Any) -> StepDigest:
     )
 
 
-def _digest(named: list[tuple[str, Any]], read: Callable[[Any], torch.Tensor | None]) -> str | None:
+def _digest(tensors: list[tuple[str, Any]], read_tensor: Callable[[Any], torch.Tensor | None]) -> str | None:
     """Digest what is read of each parameter; None: of one there is nothing, or it is not of its shape."""
     digest, is_complete = hashlib.sha256(), True
-    for name, parameter in named:
-        tensor = read(parameter)  # on every rank, also after one that lacks it
+    for name, parameter in tensors:
+        tensor = read_tensor(parameter)  # on every rank, also after one that lacks it
         if tensor is None or tensor.numel() != getattr(parameter, "ds_numel", parameter.numel()):
             is_complete = False
             continue

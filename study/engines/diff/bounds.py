@@ -45,7 +45,7 @@ def distance(kind: str, ours: Seen, theirs: Seen) -> float:
 
 def roundoff(*tensors: Seen) -> float:
     """The unit roundoff of the coarsest type of these."""
-    return max(ROUNDOFF.get(seen.dtype, FP32) for seen in tensors)
+    return max(ROUNDOFF.get(tensor.dtype, FP32) for tensor in tensors)
 
 
 def factor(ours: np.ndarray, theirs: np.ndarray, bound: float) -> float | None:
@@ -54,8 +54,8 @@ def factor(ours: np.ndarray, theirs: np.ndarray, bound: float) -> float | None:
     if not length:
         return None
     multiple = float(ours @ theirs) / length
-    rest = norm(theirs - multiple * ours)
-    return multiple if rest <= max(2 * bound, FACTOR * norm(theirs)) else None
+    remainder = norm(theirs - multiple * ours)
+    return multiple if remainder <= max(2 * bound, FACTOR * norm(theirs)) else None
 
 
 class Bounds:
@@ -173,9 +173,9 @@ def _distances_of_noise(a: Recording, b: Recording, by_call: bool) -> Iterator[t
     for recording in (a, b):
         exact = recording.values(by_call) if recording.noise else {}
         for draw in recording.noise:
-            for key, seen in draw.values(by_call).items():
-                if key in exact and seen.sketch.shape == exact[key].sketch.shape:
-                    yield key, distance(key.kind, exact[key], seen)
+            for key, tensor in draw.values(by_call).items():
+                if key in exact and tensor.sketch.shape == exact[key].sketch.shape:
+                    yield key, distance(key.kind, exact[key], tensor)
 
 
 def _total_of(key: Key) -> tuple[int, str, Any]:

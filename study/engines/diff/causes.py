@@ -44,11 +44,11 @@ def explain(
 
 def uniform_factor(differences: Sequence[Difference]) -> float | None:
     """The factor that all of these have; None: they have not one."""
-    known = [difference.factor for difference in differences if difference.factor is not None]
-    if len(known) < len(differences):
+    factors = [difference.factor for difference in differences if difference.factor is not None]
+    if len(factors) < len(differences):
         return None
-    middle = sorted(known)[len(known) // 2]
-    return middle if all(abs(factor - middle) <= NEAR * abs(middle) for factor in known) else None
+    middle = sorted(factors)[len(factors) // 2]
+    return middle if all(abs(factor - middle) <= NEAR * abs(middle) for factor in factors) else None
 
 
 def _causes(pattern: _Pattern) -> Iterator[str]:
@@ -141,9 +141,9 @@ def _of_factor(factor: float, pattern: _Pattern) -> Iterator[str]:
         yield f"clipping: what the optimizer gets is x {factor:.4g}; another limit, or a norm of other gradients"
     yield from _of_count(factor, "ranks", (a.world_size, b.world_size))
     yield from _of_count(factor, "forward passes of a step", (_passes(a), _passes(b)))
-    both = a.world_size * _passes(a)
-    if both not in (a.world_size, _passes(a)) and (_is_near(factor, both) or _is_near(factor, 1 / both)):
-        yield f"x {factor:.4g}: by ranks and forward passes, {both}"
+    product = a.world_size * _passes(a)
+    if product not in (a.world_size, _passes(a)) and (_is_near(factor, product) or _is_near(factor, 1 / product)):
+        yield f"x {factor:.4g}: by ranks and forward passes, {product}"
     if _is_loss_scale(max(abs(factor), 1 / abs(factor))):
         yield f"x {factor:.4g}: a loss scale that one of them does not take out"
     in_a, in_b = _loss(a), _loss(b)
@@ -151,13 +151,13 @@ def _of_factor(factor: float, pattern: _Pattern) -> Iterator[str]:
         yield "what backward is called on has the same factor: it is the loss"
 
 
-def _of_count(factor: float, what: str, counts: tuple[int, int]) -> Iterator[str]:
+def _of_count(factor: float, noun: str, counts: tuple[int, int]) -> Iterator[str]:
     """Whether a factor is a number of ranks or passes, or one over it."""
     for count in dict.fromkeys(counts):
         if count > 1 and _is_near(factor, count):
-            yield f"x {count}, the number of {what}: summed where the other takes the mean"
+            yield f"x {count}, the number of {noun}: summed where the other takes the mean"
         if count > 1 and _is_near(factor, 1 / count):
-            yield f"x 1/{count}, one over the number of {what}: divided twice, or {count - 1} of {count} lost"
+            yield f"x 1/{count}, one over the number of {noun}: divided twice, or {count - 1} of {count} lost"
 
 
 def _is_near(factor: float, number: float) -> bool:

@@ -126,8 +126,8 @@ class _Judge:
 
     def notes(self) -> list[str]:
         return [
-            f"{which} alone has {len(names)} {NAMES.get(kind, kind)}(s), one of {next(iter(names)) or 'the model'}"
-            for (kind, which), names in self._only_in_one.items()
+            f"{side} alone has {len(names)} {NAMES.get(kind, kind)}(s), one of {next(iter(names)) or 'the model'}"
+            for (kind, side), names in self._only_in_one.items()
         ]
 
     def _judge_missing(self, pair: _Pair) -> None:
@@ -163,8 +163,8 @@ class _Judge:
         self.sizes_over_bounds[key[:2]] = max(self.sizes_over_bounds.get(key[:2], 0.0), _ratio(size, bound))
 
 
-def _is_finite(seen: Seen) -> bool:
-    return bool(np.isfinite(seen.sketch).all())
+def _is_finite(value: Seen) -> bool:
+    return bool(np.isfinite(value.sketch).all())
 
 
 def _ratio(value: float, bound: float) -> float:
@@ -187,21 +187,21 @@ def _merged(differences: Iterable[Difference]) -> list[Difference]:
 def _unfinished(a: Recording, b: Recording) -> list[str]:
     """Say of each recording whether its training failed, or ended before the other one did."""
     lines = []
-    for which, recording, counterpart in (("A", a, b), ("B", b, a)):
+    for side, recording, counterpart in (("A", a, b), ("B", b, a)):
         is_shorter = recording.facts["completed"] < min(recording.facts["asked"], counterpart.facts["completed"])
         if recording.ended_early and (recording.facts["raised"] or is_shorter):
-            lines.append(f"{which}: {recording.ended_early}")
+            lines.append(f"{side}: {recording.ended_early}")
     return lines
 
 
-def _unlike_ranks(which: str, recording: Recording) -> list[str]:
+def _unlike_ranks(side: str, recording: Recording) -> list[str]:
     """Ranks that should be alike and are not, of one training: the first step and kind in which they differ."""
     for step in range(recording.facts["steps"] + 1):
         for kind in _REPLICATED:
             if ranks_by_name := _unlike_ranks_by_name(recording, step, kind):
                 name, ranks = next(iter(ranks_by_name.items()))
                 tensors = "weights" if kind == "held" else kind
-                return [f"{which}: after step {step} ranks 0 and {ranks[0]} have other {tensors}, of "
+                return [f"{side}: after step {step} ranks 0 and {ranks[0]} have other {tensors}, of "
                         f"{len(ranks_by_name)} parameters, first {name}"]  # fmt: skip
     return []
 

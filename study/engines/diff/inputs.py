@@ -36,16 +36,16 @@ def _different_tensors(a: Recording, b: Recording, step: int) -> str:
         name for name in names
         if sorted(chain(*_rows(a, step, name))) != sorted(chain(*_rows(b, step, name)))
     ]  # fmt: skip
-    same = [name for name in names if name not in differ]
+    equal = [name for name in names if name not in differ]
     if not differ:
         return "other rows: each tensor has the same rows, and they are put together otherwise"
-    return f"other {some_names(differ)}, the same {some_names(same)}" if same else "other rows"
+    return f"other {some_names(differ)}, the same {some_names(equal)}" if equal else "other rows"
 
 
 def some_names(names: Sequence[str]) -> str:
     """The first of these names of outputs, and how many more there are."""
-    shown = ", ".join(f"the model{name}" if name[:1] in ("", ":") else name for name in names[:MOST_NAMES])
-    return shown + (f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else "")
+    names_shown = ", ".join(f"the model{name}" if name[:1] in ("", ":") else name for name in names[:MOST_NAMES])
+    return names_shown + (f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else "")
 
 
 def outputs_without_rows(a: Recording, b: Recording, steps: int) -> dict[tuple[int, str], None]:
@@ -73,14 +73,14 @@ def _has_rows(ours: Shapes, theirs: Shapes) -> bool:
     A dimension that is not of rows is the same in each pass, so that it has another sum where a batch is cut into more
     passes.
     """
-    both = [*ours, *theirs]
-    if not all(shape for _, shape in both) or sum(s[0] for _, s in ours) != sum(s[0] for _, s in theirs):
+    shapes = [*ours, *theirs]
+    if not all(shape for _, shape in shapes) or sum(s[0] for _, s in ours) != sum(s[0] for _, s in theirs):
         return False
-    if len(ours) != len(theirs) or len({shape[0] for _, shape in both}) > 1:
+    if len(ours) != len(theirs) or len({shape[0] for _, shape in shapes}) > 1:
         return True
-    counts = {rows for rows, _ in both}
-    (rows, (length, *others)) = both[0]
-    return len(counts) == 1 and bool(rows) and length % (rows or 1) == 0 and rows not in others
+    counts = {rows for rows, _ in shapes}
+    (rows, (length, *dimensions)) = shapes[0]
+    return len(counts) == 1 and bool(rows) and length % (rows or 1) == 0 and rows not in dimensions
 
 
 def different_weights(ours: dict[Key, Seen], theirs: dict[Key, Seen]) -> Iterator[Difference]:
@@ -92,8 +92,8 @@ def different_weights(ours: dict[Key, Seen], theirs: dict[Key, Seen]) -> Iterato
             yield Difference(*key[:3], key.ranks, math.inf, 0.0, None, "B" if key in ours else "A")
             continue
         in_a, in_b = ours[key], theirs[key]
-        size, away, unit = norm(in_a.sketch), norm(in_b.sketch - in_a.sketch), roundoff(in_a, in_b)
-        if away > 2 * unit * size:
+        size, gap, unit = norm(in_a.sketch), norm(in_b.sketch - in_a.sketch), roundoff(in_a, in_b)
+        if gap > 2 * unit * size:
             multiple = factor(in_a.sketch, in_b.sketch, 0.0)
-            relative = away / size if size else math.inf
+            relative = gap / size if size else math.inf
             yield Difference(0, "weights", key.name, key.ranks, relative, 2 * unit, multiple, None)

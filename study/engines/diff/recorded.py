@@ -119,11 +119,11 @@ class Recording:
     @property
     def ended_early(self) -> str | None:
         """Say how the training ended before as many steps were recorded as were asked for; None if it did not."""
-        completed, asked, raised = (self.facts[name] for name in ("completed", "asked", "raised"))
-        if completed >= asked:
+        completed, num_requested, raised = (self.facts[name] for name in ("completed", "asked", "raised"))
+        if completed >= num_requested:
             return None
-        why = f"the script ended with {raised}" if raised else "the script ended"
-        return f"{why} after {completed} of the {asked} steps that were to be recorded"
+        reason = f"the script ended with {raised}" if raised else "the script ended"
+        return f"{reason} after {completed} of the {num_requested} steps that were to be recorded"
 
     @property
     def world_size(self) -> int:

@@ -19,7 +19,7 @@ from .recorded import Damaged, Difference, Recording
 
 def text(result: Result) -> str:
     """The first difference, what was alike before it, what follows from it, and what it may come from."""
-    lines = [f"{which}  {_summary(recording)}" for which, recording in (("A", result.a), ("B", result.b))]
+    lines = [f"{side}  {_summary(recording)}" for side, recording in (("A", result.a), ("B", result.b))]
     if result.is_marked:
         lines.append("bound  by type and depth, a rule of thumb: no run was rounded otherwise (noise-1)")
     else:
@@ -53,19 +53,19 @@ def describe(first: Difference, alike: list[Difference]) -> str:
     step, kind, name, ranks, distance, bound, factor, missing, broken = first
     if kind == "batch":
         return f"step {step}: {name}"
-    when = "before step 1" if not step else f"step {step}"
+    moment = "before step 1" if not step else f"step {step}"
     times = uniform_factor(alike)
     if kind != "forward" and len(alike) > 2 and times is not None and not missing:
-        return f"{when}, all {len(alike)} {NAMES.get(kind, kind)}s that differ: x {times:.4g} in B"
+        return f"{moment}, all {len(alike)} {NAMES.get(kind, kind)}s that differ: x {times:.4g} in B"
     on = f" on rank {', '.join(map(str, ranks))}" if ranks else ""
-    what = f"{when}, {NAMES.get(kind, kind)} of {name or 'the model'}{on}"
+    noun = f"{moment}, {NAMES.get(kind, kind)} of {name or 'the model'}{on}"
     if missing:
-        return f"{what}: none in {missing}"
+        return f"{noun}: none in {missing}"
     if broken:
-        return f"{what}: NaN or infinite in {broken}"
+        return f"{noun}: NaN or infinite in {broken}"
     if factor is not None:
-        return f"{what}: x {factor:.4g} in B (bound {bound:.1e})"
-    return f"{what}: {_number(distance)} of its norm away (bound {bound:.1e})"
+        return f"{noun}: x {factor:.4g} in B (bound {bound:.1e})"
+    return f"{noun}: {_number(distance)} of its norm away (bound {bound:.1e})"
 
 
 def content(result: Result) -> dict[str, Any]:

@@ -12,12 +12,11 @@ from typing import Any
 
 import torch
 
+from ..readback.dtypes import TORCH_NAMES
 from . import known_keys
 
 Value = bool | int | float | str | None
 
-# As DeepSpeed's JSON names them, and as torch does.
-DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 HPZ = "zero_optimization.zero_hpz_partition_size"  # read from the engine's process groups: no attribute has it
 
 
@@ -62,7 +61,7 @@ def requested(content: dict[str, Any]) -> Iterator[tuple[str, Value]]:
     unreadable = {key for key, paths in known_keys.read()["read"].items() if not paths}
     for key, setting in _flat(content):
         if setting != "auto" and key not in unreadable:
-            yield key, DTYPES[setting] if key == "communication_data_type" else setting
+            yield key, TORCH_NAMES[setting] if key == "communication_data_type" else setting
 
 
 def _follow(path: str, engine: Any, optimizer: Any) -> Any:

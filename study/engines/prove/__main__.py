@@ -124,8 +124,8 @@ def around(called: Sequence[torch.nn.Module], optimizer: torch.optim.Optimizer) 
                 is_bare = id(engine) not in ids and id(engine.module) in ids
                 return engine, engine.module if is_bare else engine
     module = owner(called, optimizer)
-    wrappers = [each for each in _alive(DistributedDataParallel.__module__, "DistributedDataParallel")
-                if module is not None and each.module is module]  # fmt: skip
+    wrappers = [wrapper for wrapper in _alive(DistributedDataParallel.__module__, "DistributedDataParallel")
+                if module is not None and wrapper.module is module]  # fmt: skip
     return None if module is None else (wrappers[0] if len(wrappers) == 1 else module, module)
 
 
@@ -147,7 +147,9 @@ def _arguments_of_trainer() -> Any:
 def _alive(module: str, name: str) -> list[Any]:
     """The objects of a class, or of one made of it; none if nobody has imported its module."""
     kind = getattr(sys.modules.get(module), name, None)
-    return [each for each in gc.get_objects() if issubclass(type(each), kind)] if kind is not None else []
+    return (
+        [candidate for candidate in gc.get_objects() if issubclass(type(candidate), kind)] if kind is not None else []
+    )
 
 
 if __name__ == "__main__":

@@ -21,9 +21,9 @@ def checksums(tensors: Iterable[torch.Tensor]) -> list[Checksum]:
         return [_sums(tensor) for tensor in tensors]
 
 
-def of_batch(*given: Any) -> list[Checksum]:
+def of_batch(*batch: Any) -> list[Checksum]:
     """Sum up the tensors of a model's inputs."""
-    return checksums(leaf for leaf in tree_leaves(given) if isinstance(leaf, torch.Tensor))
+    return checksums(leaf for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor))
 
 
 def of_weights(model: Any) -> dict[str, Checksum]:
@@ -31,15 +31,14 @@ def of_weights(model: Any) -> dict[str, Checksum]:
     return {name: checksums([parameter])[0] for name, parameter in model.named_parameters()}
 
 
-def first_difference(named: dict[str, Checksum], others: dict[str, Checksum]) -> str | None:
+def first_difference(pairs: dict[str, Checksum], partners: dict[str, Checksum]) -> str | None:
     """Of how many tensors the checksums are of other numbers, and the first; not a number on both is alike."""
-    others = dict.fromkeys(named, (0.0, 0.0)) | others  # of another model's names
-    names = [name for name, pair in named.items() if _differ(pair, others[name])]
+    partners = dict.fromkeys(pairs, (0.0, 0.0)) | partners  # of another model's names
+    names = [name for name, pair in pairs.items() if _differ(pair, partners[name])]
     if not names:
         return None
-    return (
-        f"{len(names)} of {len(named)}, first {names[0]} (sums {named[names[0]][0]:.9g} and {others[names[0]][0]:.9g})"
-    )
+    first = names[0]
+    return f"{len(names)} of {len(pairs)}, first {first} (sums {pairs[first][0]:.9g} and {partners[first][0]:.9g})"
 
 
 def _differ(first: Checksum, second: Checksum) -> bool:

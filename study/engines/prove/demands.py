@@ -57,21 +57,21 @@ def by_arguments(arguments: Any) -> list[Demand]:
     return demands
 
 
-def by_file(asked: Asked) -> list[Demand]:
+def by_file(request: Asked) -> list[Demand]:
     """What a file asks for, or what one would hold. Raises ValueError if it is neither YAML nor JSON, or no mapping."""
-    content = content_of(asked)
-    if isinstance(asked, dict):
+    content = content_of(request)
+    if isinstance(request, dict):
         return by_json(content, "asked=")
-    if Path(asked).suffix == ".json":
-        return by_json(content, str(asked))
-    return list(_by_accelerate(content, str(asked)))
+    if Path(request).suffix == ".json":
+        return by_json(content, str(request))
+    return list(_by_accelerate(content, str(request)))
 
 
-def content_of(asked: Asked) -> dict[str, Any]:
+def content_of(request: Asked) -> dict[str, Any]:
     """Return what a file holds that was asked for, or the dict itself. Raises ValueError for what is no mapping."""
-    if isinstance(asked, dict):
-        return asked
-    path = Path(asked)
+    if isinstance(request, dict):
+        return request
+    path = Path(request)
     if path.suffix == ".json":
         content = json.loads(path.read_text())
     elif path.suffix in (".yaml", ".yml"):

@@ -28,19 +28,19 @@ def rank_report(
 
     `batches`: checksums of the first inputs of two steps. `weights`: of the parameters, as the step begins.
     """
-    kept_alike = gradient_averager(facts, step.traffic.reduced, [issued.kind for issued in step.traffic.collectives()])
+    averager = gradient_averager(facts, step.traffic.reduced, [issued.kind for issued in step.traffic.collectives()])
     if getattr(ddp_of(model), "_comm_hooks", None):
-        kept_alike = "engine"  # which may send from a thread of its own, unseen
+        averager = "engine"  # which may send from a thread of its own, unseen
     names = step.replicated if step.weights else replicated_names(model)
     has_own = not getattr(ddp_of(model), "broadcast_buffers", False)  # DDP sends rank 0's before it trains
     return {
-        "watched": [facts["engine"], facts["engine_class"], facts["num_params"], kept_alike],
+        "watched": [facts["engine"], facts["engine_class"], facts["num_params"], averager],
         "ranks": facts["data_parallel_ranks"],
         "weights": {name: pair for name, pair in weights.items() if name in names and facts["engine"] != "FSDP1"},
         "buffers": {name: checksums([buffer])[0] for name, buffer in model.named_buffers() if has_own},
         "batches": batches,
         "settings": [f"{key} {group[key]}" for group in optimizer.param_groups for key in _SETTINGS if key in group],
-        "findings": check_rank(facts, step, kept_alike),
+        "findings": check_rank(facts, step, averager),
         "scaled": step.gradients.factor if facts["engine"] in _SHARDED else None,
         "targets": step.losses.targets,
     }
@@ -61,26 +61,26 @@ def gradient_averager(facts: dict[str, Any], reduced: dict[str, int], sent: list
         return "nobody" if facts["data_parallel_ranks"] and facts["world_size"] > 1 and not sent else None
     by_hand = facts["num_trainable_params"]
     if facts["engine"] in _AVERAGES:
-        others = sum(reduced.values()) - reduced["backward"]
-        return "engine" if reduced["backward"] else "script" if others >= by_hand else "nobody"
+        outside_backward = sum(reduced.values()) - reduced["backward"]
+        return "engine" if reduced["backward"] else "script" if outside_backward >= by_hand else "nobody"
     if reduced["script"] >= by_hand:
         return "script"
     is_unknown = reduced["forward"] or reduced["backward"] or any(kind.endswith(("send", "recv")) for kind in sent)
     return None if is_unknown else "nobody"
 
 
-def check_rank(facts: dict[str, Any], step: Step, kept_alike: str | None) -> list[str]:
+def check_rank(facts: dict[str, Any], step: Step, averager: str | None) -> list[str]:
     """Return the findings that a step of one rank shows by itself. `kept_alike`: see `gradient_averager`."""
     return [
-        *_not_averaged(facts, kept_alike),
+        *_not_averaged(facts, averager),
         *_wrong_clipping(facts, step),
         *_wrong_accumulation(facts, step),
         *_wrong_gradients(step),
     ]
 
 
-def _not_averaged(facts: dict[str, Any], kept_alike: str | None) -> Iterator[str]:
-    if facts["engine"] in _AVERAGES and kept_alike == "nobody":
+def _not_averaged(facts: dict[str, Any], averager: str | None) -> Iterator[str]:
+    if facts["engine"] in _AVERAGES and averager == "nobody":
         yield (
             f"gradients were not averaged: {facts['engine']} over {len(facts['data_parallel_ranks'])} of "
             f"{facts['world_size']} ranks reduced 0 bytes in the step's backward passes; call the wrapped model, not "
@@ -153,31 +153,41 @@ def not_trained(model: Any, optimizer: Any, stepped: Iterable[Any], unchanged: s
     missing = [(key, name) for key, (name, _) in trainable.items() if key not in has and name in unchanged]
     if not missing:
         return [], []
-    waiting = _updated(each for each in gc.get_objects() if issubclass(type(each), torch.optim.Optimizer))
+    waiting = _updated(instance for instance in gc.get_objects() if issubclass(type(instance), torch.optim.Optimizer))
     strangers = len(has - set(map(id, model.parameters())))
-    other = f" (they have {strangers} tensors of another model)" if strangers else ""
+    of_strangers = f" (they have {strangers} tensors of another model)" if strangers else ""
     lost, late = ([(key, name) for key, name in missing if (key in waiting) == is_late] for is_late in (False, True))
-    why = f"no optimizer has them{other}; build it of model.parameters() once the model is complete and wrapped"
-    return _untrained(lost, trainable, why), _untrained(late, trainable, "their optimizer has not stepped yet")
+    reason = (
+        f"no optimizer has them{of_strangers}; build it of model.parameters() once the model is complete and wrapped"
+    )
+    return _untrained(lost, trainable, reason), _untrained(late, trainable, "their optimizer has not stepped yet")
 
 
-def _untrained(named: list[tuple[int, str]], trainable: dict[int, Any], why: str) -> list[str]:
-    some, all_ = (sum(whole_size(trainable[key][1]) for key in keys) for keys in (dict(named), trainable))
-    return [f"{some:,} of {all_:,} parameters are not trained, first {named[0][1]}: {why}"] if named else []
+def _untrained(parameters: list[tuple[int, str]], trainable: dict[int, Any], reason: str) -> list[str]:
+    num_untrained, num_trainable = (
+        sum(whole_size(trainable[key][1]) for key in keys) for keys in (dict(parameters), trainable)
+    )
+    return (
+        [f"{num_untrained:,} of {num_trainable:,} parameters are not trained, first {parameters[0][1]}: {reason}"]
+        if parameters
+        else []
+    )
 
 
 def _updated(optimizers: Iterable[Any]) -> set[int]:
-    return {id(p) for each in optimizers for group in getattr(each, "param_groups", ()) for p in group["params"]}
+    return {
+        id(p) for optimizer in optimizers for group in getattr(optimizer, "param_groups", ()) for p in group["params"]
+    }
 
 
 def not_moved(model: Any, facts: dict[str, Any], optimizer: Any, before: Any, after: dict[str, Checksum]) -> list[str]:
     """Where the watched updates left what is not finite, or moved nothing. Rank-local; the unreadable is neither."""
-    known = {name: after[name] for name, p in model.named_parameters() if p.requires_grad and after[name][1]}
-    broken = [name for name, pair in known.items() if not math.isfinite(pair[1])]
+    readable = {name: after[name] for name, p in model.named_parameters() if p.requires_grad and after[name][1]}
+    broken = [name for name, pair in readable.items() if not math.isfinite(pair[1])]
     if broken:
-        return [f"weights are not finite after the step: {len(broken)} of {len(known)}, first {broken[0]}"]
+        return [f"weights are not finite after the step: {len(broken)} of {len(readable)}, first {broken[0]}"]
     has_masters = facts["parameter_dtypes"] != ["float32"] and facts.get("master_dtypes")  # which may have moved
-    if not known or has_masters or any(pair != before.get(name) for name, pair in known.items()):
+    if not readable or has_masters or any(pair != before.get(name) for name, pair in readable.items()):
         return []
     rates = sorted({float(group["lr"]) for group in optimizer.param_groups})
     return [
@@ -187,17 +197,17 @@ def not_moved(model: Any, facts: dict[str, Any], optimizer: Any, before: Any, af
 
 
 def put_back(
-    model: Any, facts: dict[str, Any], before: dict[str, Checksum], begun: dict[str, Checksum], after: Any
+    model: Any, facts: dict[str, Any], before: dict[str, Checksum], at_start: dict[str, Checksum], after: Any
 ) -> list[str]:
     """Whether the weights with which a step began are those of before an earlier update. Rank-local.
 
     `before`: ahead of that update. `begun`: as the step's first forward pass began. `after`: its own update.
     """
-    names = [name for name, p in model.named_parameters() if p.requires_grad and name in before and name in begun]
+    names = [name for name, p in model.named_parameters() if p.requires_grad and name in before and name in at_start]
     has_masters = facts["parameter_dtypes"] != ["float32"] and facts.get("master_dtypes")  # which may have moved
-    are_same = all(before[name] == begun[name] for name in names)
-    moves = any(after[name] != begun[name] for name in names)
-    if not names or has_masters or not are_same or not moves:
+    are_equal = all(before[name] == at_start[name] for name in names)
+    moves = any(after[name] != at_start[name] for name in names)
+    if not names or has_masters or not are_equal or not moves:
         return []
     return [
         "weights are put back: an update moves them, and the next step begins with those of before; look for weights "
@@ -210,7 +220,7 @@ def lost_ties(model: Any) -> list[str]:
     inner = inner_module(model)
     if not getattr(getattr(inner, "config", None), "tie_word_embeddings", False):
         return []
-    parts = [getattr(inner, f"get_{which}_embeddings", lambda: None)() for which in ("input", "output")]
+    parts = [getattr(inner, f"get_{side}_embeddings", lambda: None)() for side in ("input", "output")]
     weights = [getattr(part, "weight", None) for part in parts]
     if any(weight is None or not weight.requires_grad for weight in weights) or weights[0] is weights[1]:
         return []
@@ -229,9 +239,9 @@ def equal_embeddings(module: torch.nn.Module) -> list[str]:
                      for kind in kinds)  # fmt: skip
     return [
         f"{table}.weight and {head}.weight hold the same values and are two parameters: were they tied before a load?"
-        for (table, one), (head, other) in itertools.product(tables, heads)
-        if one is not other and one.numel() > 1 and one.shape == other.shape and one.device.type != "meta"
-        and not hasattr(one, "full_tensor") and not hasattr(one, "ds_id") and torch.equal(one, other)
+        for (table, a), (head, b) in itertools.product(tables, heads)
+        if a is not b and a.numel() > 1 and a.shape == b.shape and a.device.type != "meta"
+        and not hasattr(a, "full_tensor") and not hasattr(a, "ds_id") and torch.equal(a, b)
     ]  # fmt: skip
 
 
@@ -242,17 +252,17 @@ def check_loader(loader: Any, num_ranks: int) -> list[str]:
     """Whether a loader's rows are divided among more ranks than there are: a part of them is never seen."""
     parts: dict[str, int] = {}
     layers: list[Any] = [loader]
-    for each in layers:
-        name = type(each).__name__
-        if isinstance(each, torch.utils.data.DistributedSampler):
-            parts[name] = each.num_replicas
+    for component in layers:
+        name = type(component).__name__
+        if isinstance(component, torch.utils.data.DistributedSampler):
+            parts[name] = component.num_replicas
         elif name == "BatchSamplerShard":  # accelerate's
-            parts[name] = each.num_processes
-        elif isinstance(each, torch.utils.data.Subset) and len(each) and num_ranks > 1:
-            divided = len(each.dataset) / len(each)  # type: ignore[arg-type]
-            if round(divided) == num_ranks and len(each.dataset) - len(each) * num_ranks < num_ranks:  # type: ignore[arg-type]
+            parts[name] = component.num_processes
+        elif isinstance(component, torch.utils.data.Subset) and len(component) and num_ranks > 1:
+            divided = len(component.dataset) / len(component)  # type: ignore[arg-type]
+            if round(divided) == num_ranks and len(component.dataset) - len(component) * num_ranks < num_ranks:  # type: ignore[arg-type]
                 parts[name] = num_ranks
-        inner = [getattr(each, key, None) for key in ("batch_sampler", "sampler", "dataset")]
+        inner = [getattr(component, key, None) for key in ("batch_sampler", "sampler", "dataset")]
         layers += [part for part in inner if part is not None and not any(part is layer for layer in layers)]
     total = math.prod(parts.values())
     if total <= num_ranks:

@@ -149,7 +149,7 @@ def known_wrong(facts: dict[str, Any]) -> tuple[str | None, str | None]:
         from ..known_bad import find, sentence
 
         version = sys.modules["deepspeed"].__version__
-        known = find(
+        fault = find(
             deepspeed=version,
             zero_stage=facts["zero_stage"],
             offload=facts["offload_optimizer_device"],
@@ -158,10 +158,10 @@ def known_wrong(facts: dict[str, Any]) -> tuple[str | None, str | None]:
             micro_batches=facts["gradient_accumulation_steps"],
             twists=["part_outside"],  # which nothing here rules out: a note
         )
-        message = None if known is None else sentence(known, version)
+        message = None if fault is None else sentence(fault, version)
     except Exception as error:  # what else is proven does not need it
         return None, f"releases known to be wrong: not looked up, {type(error).__name__}: {error}"
-    if known is not None and known.models is not None:
+    if fault is not None and fault.models is not None:
         return None, message
     return message, None
 
@@ -178,7 +178,7 @@ def unread_keys(content: dict[str, Any], demands: Sequence[Demand]) -> list[str]
     keys: dict[str, list[str]] = {}
     for finding in ignored:
         keys.setdefault(finding.message or "nothing reads it", []).append(finding.key)
-    return [f"{', '.join(unread)}: {why}" for why, unread in keys.items()]
+    return [f"{', '.join(unread)}: {reason}" for reason, unread in keys.items()]
 
 
 def not_checkable(asked: Mapping[str, Any], demands: Sequence[Demand], unread: Sequence[str], engine: str) -> list[str]:
@@ -246,9 +246,11 @@ def of_asked(sources: list[str], num_agreed: int) -> str:
     return _line("asked", f"{num_agreed} setting(s) as asked by {', '.join(sources)}")
 
 
-def of_findings(known: Sequence[str], findings: Sequence[str], differences: list[str], notes: list[str]) -> list[str]:
+def of_findings(
+    wrong_in_release: Sequence[str], findings: Sequence[str], differences: list[str], notes: list[str]
+) -> list[str]:
     """What trains wrongly and what is not as asked, in capitals, and what a user may not expect."""
-    words = {"KNOWN WRONG": known, "WRONG": findings, "NOT AS ASKED": differences, "note": notes}
+    words = {"KNOWN WRONG": wrong_in_release, "WRONG": findings, "NOT AS ASKED": differences, "note": notes}
     return [_line(word, text) for word, texts in words.items() for text in texts]
 
 
@@ -256,7 +258,7 @@ def of_step(step: dict[str, Any], precision: str, num_params: int) -> list[str]:
     """What the step did, what this rank holds, and what it sent."""
     states = step["model_states"]
     parts = {name: states[name] / num_params for name in ("parameters", "gradients", "optimizer_states")}
-    each = " + ".join(f"{value:.3f} {name.replace('_', ' ')}" for name, value in parts.items())
+    summary = " + ".join(f"{value:.3f} {name.replace('_', ' ')}" for name, value in parts.items())
     sent = "; ".join(
         f"{c['count']} {c['kind']} of {c['bytes'] / 1e6:.3f} MB" if c["bytes"] else f"{c['count']} {c['kind']}"
         for c in step["collectives"]
@@ -265,7 +267,7 @@ def of_step(step: dict[str, Any], precision: str, num_params: int) -> list[str]:
     return [
         _line(f"step {step['number']}", f"{step['forward_passes']} forward pass(es) in {precision}{clipped}"),
         _line("held", f"{sum(parts.values()):.3f} bytes per parameter of {num_params:,}, by rank 0"),
-        _line("of which", each),
+        _line("of which", summary),
         _line("sent", sent or "nothing"),
     ]
 

@@ -26,7 +26,7 @@ _MANY = (list, tuple, set, deque)
 def parts_of(schedule: Any) -> list[Any]:
     """The schedules of which one is made, as SequentialLR is, and those of which these are made."""
     parts = [part for part in getattr(schedule, "_schedulers", ()) if isinstance(part, LRScheduler)]
-    return [each for part in parts for each in (part, *parts_of(part))]
+    return [nested for part in parts for nested in (part, *parts_of(part))]
 
 
 def steps_of(schedule: Any) -> int:
@@ -43,16 +43,16 @@ def of_schedule(schedule: Any, steps_a_update: float, number: int, updates: int)
     if steps_a_update <= 1:
         return []
     lambdas = getattr(schedule, "lr_lambdas", None)
-    if lambdas and type(schedule) is lr_scheduler.LambdaLR and all(each is not None for each in lambdas):
+    if lambdas and type(schedule) is lr_scheduler.LambdaLR and all(function is not None for function in lambdas):
         zero, rises = _of_lambdas(lambdas, steps_a_update, updates), False
     else:
         zero, rises = _of_copy(schedule, steps_a_update, number, updates)
     if zero is None:
         return []
-    when = f"zero at update {zero} and rises again" if rises else f"zero from update {zero} on"
+    moment = f"zero at update {zero} and rises again" if rises else f"zero from update {zero} on"
     return [
-        f"the learning rate is {when}, and an epoch has {updates}: the schedule goes on {steps_a_update:g} steps with "
-        "each update (accelerate's takes one for each process)"
+        f"the learning rate is {moment}, and an epoch has {updates}: the schedule goes on {steps_a_update:g} steps "
+        "with each update (accelerate's takes one for each process)"
     ]
 
 
@@ -60,7 +60,7 @@ def _of_lambdas(lambdas: Any, steps_a_update: float, updates: int) -> int | None
     """The first update with a rate of zero, if the last one has it too."""
 
     def is_zero(update: int) -> bool:
-        return all(each(round(update * steps_a_update)) == 0 for each in lambdas)
+        return all(function(round(update * steps_a_update)) == 0 for function in lambdas)
 
     if not is_zero(updates - 1) or is_zero(0):
         return None
@@ -109,7 +109,7 @@ def _rates(schedule: Any, num_steps: int) -> Iterator[float]:
 
 
 def _base_rates(schedule: Any) -> list[float]:
-    return [float(rate) for each in (schedule, *parts_of(schedule)) for rate in getattr(each, "base_lrs", ())]
+    return [float(rate) for part in (schedule, *parts_of(schedule)) for rate in getattr(part, "base_lrs", ())]
 
 
 # ---------------------------------------------------------------- a copy
@@ -150,8 +150,8 @@ def _leaves(value: Any) -> Iterable[Any]:
     if isinstance(value, (dict, Counter)):
         value = list(value.values())
     if isinstance(value, _MANY):
-        for each in value:
-            yield from _leaves(each)
+        for schedule_part in value:
+            yield from _leaves(schedule_part)
     else:
         yield value
 

@@ -82,11 +82,11 @@ def callback(
         def __init__(self) -> None:
             self._watch: StepWatcher | None = None
 
-        def on_train_begin(self, args: Any, state: Any, control: Any, **found: Any) -> None:
+        def on_train_begin(self, args: Any, state: Any, control: Any, **options: Any) -> None:
             """Wait for the outermost module that has the model in it: Trainer does not tell which that is."""
-            model, optimizer = found["model"], found["optimizer"]
-            written = Path(output or Path(args.output_dir, "proof.json"))
-            self._watch = proof = StepWatcher(strict, allow_known_bad, written)
+            model, optimizer = options["model"], options["optimizer"]
+            path = Path(output or Path(args.output_dir, "proof.json"))
+            self._watch = proof = StepWatcher(strict, allow_known_bad, path)
 
             def begin(module: torch.nn.Module, _: Any) -> None:
                 if model.training and any(part is model for part in module.modules()):
@@ -193,8 +193,8 @@ class StepWatcher:
         self._leave()
         if counts:
             passes = self._requested_passes()
-            why = f"; the last had fewer forward passes than the {passes} asked" if self._short else ""
-            message = f"training ended after {self._steps} step(s), and none of them was counted{why}"
+            reason = f"; the last had fewer forward passes than the {passes} asked" if self._short else ""
+            message = f"training ended after {self._steps} step(s), and none of them was counted{reason}"
             _print(f"proof: {message}")
             if self._strict:
                 raise NotChecked(message)
@@ -274,7 +274,9 @@ class StepWatcher:
         if not self._before:
             self._before = of_weights(self._model)
             self._rates = [float(group["lr"]) for group in optimizer.param_groups]
-            self._schedules = {id(each): (schedules.steps_of(each), self._steps) for each in _schedulers(optimizer)}
+            self._schedules = {
+                id(schedule): (schedules.steps_of(schedule), self._steps) for schedule in _schedulers(optimizer)
+            }
         assert self._base is not None
         self._step = Step(self._called, self._model, self._base, self._facts["device"], self._after_update)
 
@@ -294,11 +296,11 @@ class StepWatcher:
         self._leave()
         facts, clipped_at = self._facts, step.clipping.limit
         # Only the step itself shows the precision of an engine that does not name it.
-        is_precision_seen = facts["precision"] is None and step.passes.number > 0
-        if is_precision_seen:
+        shows_precision = facts["precision"] is None and step.passes.number > 0
+        if shows_precision:
             facts["precision"] = self._precision_of(step)
-        seen = [demand for demand in self._demands if is_precision_seen and demand.name == "precision"]
-        comparison = mismatch.compare_with_request(seen, facts)
+        shown_demands = [demand for demand in self._demands if shows_precision and demand.name == "precision"]
+        comparison = mismatch.compare_with_request(shown_demands, facts)
         differences, notes = mismatch.compare_step_with_request(
             self._demands, facts, step.passes.number, clipped_at, self._short
         )
@@ -357,7 +359,7 @@ class StepWatcher:
             wrong += findings.put_back(self._model, self._facts, self._before, step.weights, after)
         wrong += findings.lost_ties(self._model)
         num_ranks = len(self._facts["data_parallel_ranks"] or [0])
-        wrong += dict.fromkeys(line for each in self._loaders for line in findings.check_loader(each, num_ranks))
+        wrong += dict.fromkeys(line for loader in self._loaders for line in findings.check_loader(loader, num_ranks))
         notes += [*untrained, *self._of_schedules(step), *_notes_of_gradients(step.gradients)]
         batches = self._batches[-2:] if len(self._batches) > 1 else step.batches
         report = findings.rank_report(self._model, self._facts, self._optimizer, step, batches, step.weights or after)
@@ -366,7 +368,9 @@ class StepWatcher:
 
     def _of_schedules(self, step: Step) -> list[str]:
         """Note schedules of this optimizer that end too early, by the steps that they took with the watched updates."""
-        lengths = [len(each) for each in self._loaders if hasattr(each, "__len__") and each.batch_sampler is not None]
+        lengths = [
+            len(loader) for loader in self._loaders if hasattr(loader, "__len__") and loader.batch_sampler is not None
+        ]
         notes = []
         for schedule in _schedulers(self._optimizer):
             before, number = self._schedules.get(id(schedule), (0, self._steps))
@@ -464,14 +468,16 @@ def _notes_of_gradients(gradients: Gradients) -> list[str]:
 def _schedulers(optimizer: Any) -> list[Any]:
     """The schedules of an optimizer that are alive, without those that are parts of another one."""
     base = base_optimizer(optimizer)
-    alive = [each for each in gc.get_objects() if issubclass(type(each), torch.optim.lr_scheduler.LRScheduler)]
-    own = [each for each in alive if unwrapped_optimizer(each) is base]
-    parts = {id(part) for each in own for part in schedules.parts_of(each)}
-    return [each for each in own if id(each) not in parts]
+    alive = [
+        schedule for schedule in gc.get_objects() if issubclass(type(schedule), torch.optim.lr_scheduler.LRScheduler)
+    ]
+    own = [schedule for schedule in alive if unwrapped_optimizer(schedule) is base]
+    parts = {id(part) for schedule in own for part in schedules.parts_of(schedule)}
+    return [schedule for schedule in own if id(schedule) not in parts]
 
 
-def _not_checkable(asked: Asked, unread: Sequence[str], engine: str) -> list[str]:
-    return mismatch.not_checkable(content_of(asked), by_file(asked), unread, engine)
+def _not_checkable(request: Asked, unread: Sequence[str], engine: str) -> list[str]:
+    return mismatch.not_checkable(content_of(request), by_file(request), unread, engine)
 
 
 def remove_earlier(output: Path) -> None:
@@ -481,14 +487,14 @@ def remove_earlier(output: Path) -> None:
             output.unlink()
 
 
-def _demands(model: Any, engine: str, asked: Asked | None, arguments: Any) -> list[Demand]:
+def _demands(model: Any, engine: str, request: Asked | None, arguments: Any) -> list[Demand]:
     """What was asked, the weakest source first."""
     # A launcher that is told of no engine says DDP, and a script may build another by itself.
     demands = [demand for demand in by_launcher() if demand.value != "DDP" or engine in ("DDP", "none")]
     if arguments is not None:
         demands += by_arguments(arguments)
-    if asked is not None:
-        demands += by_file(asked)
+    if request is not None:
+        demands += by_file(request)
     prepared = getattr(getattr(sys.modules.get("accelerate.state"), "AcceleratorState", None), "_shared_state", None)
     if is_deepspeed(model) and not (prepared and any(demand.name == "engine" for demand in demands)):
         # Nobody filled this in between the script and the engine.

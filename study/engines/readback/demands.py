@@ -34,7 +34,7 @@ def _equals(demand: Demand, actual: Any) -> bool:
 
 
 def compare(
-    demands: Sequence[Demand], facts: Mapping[str, Any], is_same: Callable[[Demand, Any], bool] = _equals
+    demands: Sequence[Demand], facts: Mapping[str, Any], is_equal: Callable[[Demand, Any], bool] = _equals
 ) -> list[Judged]:
     """Compare each demand with what was built, in the order of the demands: the weakest source first.
 
@@ -46,11 +46,11 @@ def compare(
     judged = []
     for demand in demands:
         decisive = strongest[fact_name(demand)]
-        is_known, actual = built_value(fact_name(demand), facts)
+        is_readable, actual = built_value(fact_name(demand), facts)
         outcome: Outcome = "contradicted" if demand is decisive else "overridden"
-        if not is_known:
+        if not is_readable:
             outcome = "unread"
-        elif is_same(demand, actual):
+        elif is_equal(demand, actual):
             outcome = "agreed"
         judged.append(Judged(demand, outcome, actual, decisive))
     return judged

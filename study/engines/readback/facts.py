@@ -92,7 +92,7 @@ def replicated_names(model: Any) -> set[str]:
 def whole_parameters(model: Any) -> list[Any]:
     """A model's parameters; of FSDP1 also the flat ones, whose originals are views of a shard."""
     flat = [m._handle.flat_param for m in model.modules() if getattr(m, "_handle", None) is not None]
-    views = {id(p) for each in flat for p in each._params or ()}
+    views = {id(p) for flat_parameter in flat for p in flat_parameter._params or ()}
     distinct = {id(p): p for p in (*flat, *(p for p in model.parameters() if id(p) not in views))}
     return list(distinct.values())
 

@@ -47,7 +47,7 @@ def have_moments(optimizer: Any, parameters: Iterable[Any]) -> bool:
     """Whether the ZeRO optimizer of every rank has first moments of these: a rank that raised would hang the others."""
     link_states(optimizer)
     mappings = [getattr(parameter, "_hp_mapping", None) for parameter in parameters]
-    lacks = any(each is not None and "exp_avg" not in (each.optim_fragment or {}) for each in mappings)
+    lacks = any(state is not None and "exp_avg" not in (state.optim_fragment or {}) for state in mappings)
     lacks_by_rank: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(lacks_by_rank, lacks)
     return not any(lacks_by_rank)

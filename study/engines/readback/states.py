@@ -34,7 +34,7 @@ class StorageCounter:
 
     def claim(self, tensors: Iterable[torch.Tensor]) -> tuple[int, int]:
         """Return the bytes of new storages, and how many of them the tensors themselves cover."""
-        held = 0
+        num_bytes = 0
         covered: dict[tuple[int, Any], int] = {}
         new: set[int] = set()
         for tensor in (t.to_local() if hasattr(t, "to_local") else t for t in tensors):  # this rank's part of FSDP2's
@@ -45,7 +45,7 @@ class StorageCounter:
             if pointer not in self._seen:
                 self._seen.add(pointer)
                 new.add(pointer)
-                held += storage.nbytes()
+                num_bytes += storage.nbytes()
                 kind = tensor.device.type
                 self.by_device[kind] = self.by_device.get(kind, 0) + storage.nbytes()
             if pointer in new:
@@ -53,7 +53,7 @@ class StorageCounter:
                 covered[(pointer, tensor.storage_offset())] = max(
                     size, covered.get((pointer, tensor.storage_offset()), 0)
                 )
-        return held, min(held, sum(covered.values()))
+        return num_bytes, min(num_bytes, sum(covered.values()))
 
 
 def engine_tensors(model: Any, optimizer: Any) -> dict[str, list[torch.Tensor]]:
