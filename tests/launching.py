@@ -29,6 +29,7 @@ from study.engines import extensions
 from study.errors import Refusal
 from study.records import schema
 from study.records.schema import Record
+from study.records.steps import read_steps
 from study.run import as_words, make_run
 from study.running.launch import command
 from study.strategy.file import find_strategy, read_strategy
@@ -97,7 +98,7 @@ def read(run_dir: Path, num_processes: int) -> Run:
     record = schema.read(run_dir)
     assert record.status == "ok"
     assert record.world_size == record.proof.world_size == num_processes
-    return Run(record, schema.read_steps(run_dir), run_dir)
+    return Run(record, read_steps(run_dir), run_dir)
 
 
 def once(name: str, make: Callable[[Path], None]) -> Path:

@@ -28,6 +28,7 @@ from study import files
 from study.config import build_config
 from study.errors import OutputFailed, Refusal
 from study.records import machine, schema
+from study.records.steps import read_steps
 from study.run import Run, make_run
 from study.running import checks
 from study.strategy.file import find_strategy, read_by_name
@@ -327,7 +328,7 @@ def test_a_killed_run_goes_on_bit_by_bit(strategy, tmp_path):
         launching.fork(find_strategy(strategy), 2, FLAGS, folder)
         resumed = launching.read(folder, 2).record
     assert resumed.resumed_at == [10]
-    curves = [[(s["loss"], s["grad_norm"]) for s in steps] for steps in (undisturbed.steps, schema.read_steps(folder))]
+    curves = [[(s["loss"], s["grad_norm"]) for s in steps] for steps in (undisturbed.steps, read_steps(folder))]
     assert curves[0] == curves[1]
     assert resumed.final_parameters == undisturbed.record.final_parameters
     assert resumed.evaluation == undisturbed.record.evaluation

@@ -21,6 +21,7 @@ from study.compare import acceptance, differences, memory_views, parity, summary
 from study.errors import Refusal
 from study.records import find as records
 from study.records import pack, schema
+from study.records.steps import read_steps, steps_of
 
 FIXTURES = Path(__file__).parent / "fixtures" / "records"
 
@@ -124,7 +125,7 @@ def test_parity_by_hand(folder):
     """A loss 1 % off in one step of eight, a sum 0.5 % off at the end, everything else equal."""
     reference, path = folder / "auto-ddp" / "record.json", folder / "auto-zero0" / "record.json"
     shutil.copy(reference.with_name("steps.jsonl"), path.with_name("steps.jsonl"))
-    loss = schema.read_steps(reference)[2]["loss"]
+    loss = read_steps(reference)[2]["loss"]
     synthetic.change_step(path, 3, loss=loss * 1.01)
     final = json.loads(reference.read_text())["final_parameters"]
     synthetic.change(path, final_parameters=final | {"square_sum": final["square_sum"] * 0.995, "sha256": "f" * 64})
@@ -209,7 +210,7 @@ def test_runs_of_another_length_are_refused(folder):
     path = folder / "auto-zero0" / "record.json"
     steps = path.with_name("steps.jsonl")
     steps.write_text("".join(steps.read_text().splitlines(keepends=True)[:-1]))
-    last = schema.read_steps(path)[-1]["loss"]
+    last = read_steps(path)[-1]["loss"]
     synthetic.change(path, steps_sha256=files.sha256(steps), steps_done=7, final_loss=last)
     with pytest.raises(Refusal, match=r"auto-zero0/record\.json: 7 steps, .*auto-ddp/record\.json has 8"):
         parity.PARITY.page([folder])
@@ -374,7 +375,7 @@ def test_collect_that_is_cut_off_is_completed_by_the_next(tmp_path, monkeypatch,
             pack.collect([runs], target)
     if num_written:
         with pytest.raises(Refusal, match=r"steps\.jsonl, .*: not what steps_sha256"):  # the record is written last
-            records.steps_of(records.find([target])[0])
+            steps_of(records.find([target])[0])
     whole = []
     for folder in (target, tmp_path / "whole"):
         pack.collect([runs], folder)

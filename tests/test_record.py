@@ -24,8 +24,9 @@ from study.compare import parity, table
 from study.config import build_config
 from study.errors import Failed, Interrupted, OffloadFailed, OutputFailed, PeerLost, Refusal, Stalled
 from study.records import find as records
-from study.records import pack, schema
+from study.records import pack, schema, steps
 from study.records.schema import Checksum, Failure, Proof, Record
+from study.records.steps import read_steps
 from study.run import Run
 from study.running import launch
 from study.running.outcome import Exit
@@ -51,10 +52,10 @@ def test_what_is_written_is_read(tmp_path):
     assert schema.read(path) == schema.read(tmp_path) == written
     assert [path.name for path in tmp_path.iterdir()] == ["record.json"]
     assert json.loads(path.read_text())["final_loss"] is None  # unknown is null
-    each = dict.fromkeys(schema.STEP_KEYS, 1.0)
+    each = dict.fromkeys(steps.STEP_KEYS, 1.0)
     lines = [{**each, "step": 1, "loss": 0.5}, {**each, "step": 2, "loss": None}]
     (tmp_path / "steps.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert schema.read_steps(tmp_path) == lines
+    assert read_steps(tmp_path) == lines
 
 
 def test_a_write_that_is_cut_off_leaves_what_was_there(tmp_path, monkeypatch):

@@ -18,6 +18,7 @@ from study import __main__, cli, files
 from study.config import build_config
 from study.errors import Refusal
 from study.records import schema
+from study.records.steps import read_steps
 from study.run import make_run
 from study.running.checks import check
 from study.strategy.file import CONFIGS, read_by_name
@@ -165,7 +166,7 @@ def test_interrupt(folder):
     found = schema.read(run_dir)
     assert found.status == "interrupted"
     assert found.failure.error.startswith("Interrupted: interrupted by SIGTERM")
-    assert found.steps_done == len(schema.read_steps(run_dir)) >= 2
+    assert found.steps_done == len(read_steps(run_dir)) >= 2
     assert found.steps_sha256 == files.sha256(run_dir / "steps.jsonl")
 
 

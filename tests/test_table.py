@@ -17,6 +17,7 @@ from study.config import build_config
 from study.errors import Refusal
 from study.records import find as records
 from study.records import pack, schema
+from study.records.steps import read_steps
 from study.strategy.file import read_by_name
 
 
@@ -66,7 +67,7 @@ def test_what_was_learned_is_that_of_the_steps(tmp_path, num_steps, averaged):
     """A short run ends with a third of its steps."""
     path = synthetic.write_run(tmp_path, num_steps=num_steps)
     synthetic.change_step(path, 2, grad_norm=None)  # an overflow under a loss scaler
-    lines = schema.read_steps(path)
+    lines = read_steps(path)
     losses, row = [line["loss"] for line in lines], only(tmp_path)
     assert row["mean_final_loss"] == pytest.approx(np.mean(losses[-averaged:]))
     assert row["last_loss"] == losses[-1]
@@ -341,7 +342,7 @@ def test_steps_spread_over_rows(tmp_path):
     synthetic.write_outcome(tmp_path, "killed", seed=2)
     steps = table.steps(table.read([tmp_path]))
     assert steps.groupby("seed").size().to_dict() == {0: 12, 1: 7}
-    mine, lines = steps[steps["seed"] == 0], schema.read_steps(path)
+    mine, lines = steps[steps["seed"] == 0], read_steps(path)
     for name in ("step", "loss", "grad_norm", "learning_rate", "seconds", "tokens"):
         assert mine[name].tolist() == [line[name] for line in lines]
 

@@ -12,14 +12,14 @@ from test_parity import CLIPPED, SHARDED, UNCLIPPED, kinds
 
 from study import files
 from study.compare import predicted
-from study.records import schema
+from study.records import steps
 from study.running.memory_limits import THRESHOLD
 from study.strategy import file, in_theory
 from study.theory.model_states import STATE_PARTS
 
 pytestmark = pytest.mark.launches
 
-STEP_KEYS = schema.STEP_KEYS | {"elapsed_seconds", "data_wait_seconds", "samples"}
+STEP_KEYS = steps.STEP_KEYS | {"elapsed_seconds", "data_wait_seconds", "samples"}
 
 
 def volume(run: launching.Run) -> float:

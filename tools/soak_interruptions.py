@@ -27,6 +27,7 @@ import soak
 from study import files
 from study.errors import RunFailed
 from study.records import schema
+from study.records.steps import read_steps
 from study.running import studies
 
 STUDY = """\
@@ -141,7 +142,7 @@ def differing(undisturbed: Path, interrupted: Path) -> int:
         by_run = {}
         for path in folder.glob("*/*/record.json"):
             record = schema.read(path)
-            losses = [line["loss"] for line in schema.read_steps(path)]
+            losses = [line["loss"] for line in read_steps(path)]
             by_run[record.run_id] = losses, record.final_parameters and record.final_parameters.sha256
         facts.append(by_run)
     return sum(facts[0].get(name) != facts[1].get(name) for name in facts[0].keys() | facts[1].keys())

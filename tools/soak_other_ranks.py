@@ -20,7 +20,7 @@ import click
 import pairs
 import soak
 
-from study.records import schema
+from study.records.steps import read_steps
 from study.run import as_words
 
 FLAGS: dict[str, Any] = {**soak.SHORT, "max_steps": 14, "keep": 9, "dropout": 0}
@@ -56,7 +56,7 @@ def try_case(first: str, first_ranks: int, second: str, second_ranks: int, folde
     refused = launch(second, second_ranks, target, resume=checkpoint)
     case: dict[str, Any] = {"from": [first, first_ranks], "to": [second, second_ranks], "refused": refused}
     if refused is None:
-        pairs_of_steps = list(zip(schema.read_steps(target), schema.read_steps(own), strict=True))[FROM_STEP:]
+        pairs_of_steps = list(zip(read_steps(target), read_steps(own), strict=True))[FROM_STEP:]
         for name in ("loss", "grad_norm"):
             case[name] = max(abs(mine[name] - theirs[name]) / abs(theirs[name]) for mine, theirs in pairs_of_steps)
     else:

@@ -26,6 +26,7 @@ import soak
 from study.config import build_config
 from study.errors import Refusal
 from study.records import schema
+from study.records.steps import read_steps
 from study.run import Run, make_run
 from study.running import checks, launch
 from study.strategy import file
@@ -145,7 +146,7 @@ def check_end(run: Run, process: subprocess.Popen[bytes]) -> None:
 def finish(run: Run, flags: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Run to the end, and return all that must be equal."""
     check_end(run, start(run, flags, folder))
-    record, steps = schema.read(folder), schema.read_steps(folder)
+    record, steps = schema.read(folder), read_steps(folder)
     return {
         "losses": [step["loss"] for step in steps], "gradient_norms": [step["grad_norm"] for step in steps],
         "evaluation": record.evaluation, "final_parameters": record.final_parameters.sha256,

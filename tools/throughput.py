@@ -37,6 +37,7 @@ from study.config import RunConfig
 from study.errors import Refusal, RunFailed
 from study.records import schema
 from study.records.machine import header
+from study.records.steps import read_steps
 from study.run import Run, as_words
 from study.running.runner import Slot
 from study.strategy.file import read_by_name
@@ -224,7 +225,7 @@ def summarize(pairs_kept: list[dict[str, Any]]) -> dict[str, Any]:
 def ours(work: Run) -> dict[str, Any]:
     """One run of train.py, as users start it."""
     with pairs.finished(work) as outcome:
-        facts, steps = schema.read(outcome.folder), schema.read_steps(outcome.folder)
+        facts, steps = schema.read(outcome.folder), read_steps(outcome.folder)
     peak = predicted.peak_flops_per_second(facts)  # None on a CPU and for an unknown GPU
     return {
         "wall_samples_per_second": wall_samples_per_second(steps, work.config),

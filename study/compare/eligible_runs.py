@@ -14,6 +14,7 @@ from study.records import find as records
 from study.records import machine
 from study.records.find import RecordFile
 from study.records.schema import Outcome, Record
+from study.records.steps import steps_of
 from study.running.studies import Protocol
 
 # Where text and weights lie differs from box to box; their digests are compared.
@@ -158,7 +159,7 @@ def _unlike(runs: dict[str, Record], names: Sequence[str]) -> dict[str, str]:
 
 
 def _trained(file: RecordFile, labels: Sequence[str]) -> Trained:
-    record, losses = file.record, [line["loss"] for line in records.steps_of(file)]
+    record, losses = file.record, [line["loss"] for line in steps_of(file)]
     ends = steps_at_an_end(len(losses))
     return Trained(
         run_id=record.run_id,

@@ -14,10 +14,10 @@ from study.config import NOT_TRAINED, RunConfig
 from study.engines.readback.dtypes import TORCH_NAMES
 from study.errors import Refusal
 from study.models import SIZES, suited_buckets, swap_buffer_size
-from study.records import find as records
 from study.records import machine
 from study.records.find import RecordFile
 from study.records.schema import ModelStateBytes, Outcome, PeakMemory, Proof, Record
+from study.records.steps import steps_of
 
 TRAINING_PHASES = ("first_step", "settling_steps", "steady_steps")
 CURVE = ("step", "loss", "grad_norm", "learning_rate", "seconds", "tokens")
@@ -224,7 +224,7 @@ def _learning(file: RecordFile, config: RunConfig) -> dict[str, Any]:
     r = file.record
     if r.steps_sha256 is None or not r.steps_done:
         return {}
-    lines = records.steps_of(file)
+    lines = steps_of(file)
     curve = np.array([[line[name] for name in CURVE] for line in lines], dtype=float)
     losses, grad_norms = curve[:, 1], curve[:, 2]
     facts: dict[str, Any] = {"curve": curve, "last_loss": losses[-1]}

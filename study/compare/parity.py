@@ -13,10 +13,10 @@ from study.compare.facts import NOT_COMPARED, STEPS_AT_AN_END, proven, steps_at_
 from study.compare.view import View, finished, tables
 from study.errors import Refusal
 from study.formatting import gib, markdown, shown
-from study.records import find as records
 from study.records import machine
 from study.records.find import RecordFile
 from study.records.schema import Checksum, Record
+from study.records.steps import steps_of
 
 WITHIN = 1e-5
 
@@ -161,7 +161,7 @@ def largest_loss_difference(file: RecordFile, reference: RecordFile) -> float | 
 
 def _steps(file: RecordFile, reference: RecordFile) -> tuple[float | None, float | None]:
     """Largest relative differences of loss and gradient norm; None where one has a value and the other has not."""
-    steps, reference_steps = (records.steps_of(run_file) for run_file in (file, reference))
+    steps, reference_steps = (steps_of(run_file) for run_file in (file, reference))
     if [line["step"] for line in steps] != [line["step"] for line in reference_steps]:
         raise Refusal(
             f"{file.where}: {len(steps)} steps, {reference.where} has {len(reference_steps)}; run the shorter one again"
@@ -204,7 +204,7 @@ def _learned(runs: Sequence[RecordFile]) -> list[str]:
 
 def _learned_by(file: RecordFile) -> list[str]:
     r = file.record
-    losses = [line["loss"] for line in records.steps_of(file)]
+    losses = [line["loss"] for line in steps_of(file)]
     some = steps_at_an_end(len(losses))
     held_out = r.evaluation[-1] if r.evaluation else {}
     name = "accuracy" if "accuracy" in held_out else "perplexity"

@@ -19,6 +19,7 @@ from study.records import find as records
 from study.records import schema
 from study.records.find import RecordFile
 from study.records.schema import Proof, Record
+from study.records.steps import read_steps
 
 HEAD = ["strategy", "ranks", "loss", "", "peak", "", "s/step", ""]
 LEGEND = f"""\
@@ -137,7 +138,7 @@ ENGINE_NAMES = {"MULTI_GPU": "DDP", "MULTI_CPU": "DDP", "NO": "no distribution",
 def of_run(folder: Path) -> str:
     """Say of a run that is ok what was proven, learned, held, sent, and how long a step took; and what to do next."""
     record = schema.read(folder)
-    first_loss = schema.read_steps(folder)[0]["loss"]
+    first_loss = read_steps(folder)[0]["loss"]
     lines = [
         _proof_line(record),
         _learning_line(record, first_loss),

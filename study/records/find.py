@@ -8,6 +8,7 @@ They are compressed there (records.jsonl.gz), and read as they are, too.
 from __future__ import annotations
 
 import gzip
+import hashlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -105,20 +106,6 @@ def find_runs(folders: Iterable[Path]) -> Iterator[RecordedRun]:
         raise _none_below(folders)
 
 
-def steps_of(file: RecordFile) -> list[dict[str, float]]:
-    """Read the steps that a record has a digest of. Raises Refusal where they are not those of its run."""
-    record, steps = file.record, schema.parse_steps(file.steps_where, file.steps or b"")
-    last = steps[-1]["loss"] if steps else None
-    if (len(steps), last) != (record.steps_done, record.final_loss):
-        raise Refusal(
-            f"{file.steps_where}: {len(steps)} steps, the last of loss {last}; {file.where} has "
-            f"{record.steps_done} and {record.final_loss}; restore them, or run it again"
-        )
-    if record.status == "ok" and any(line["loss"] is None for line in steps):
-        raise Refusal(f"{file.steps_where}: a loss that is no number, though {file.where} says ok; run it again")
-    return steps
-
-
 def identity(record: Record) -> tuple[str, str, float]:
     """Two boxes may start runs of one name in the same second; they do not take the same time."""
     return record.run_id, record.started_at, record.wall_seconds
@@ -133,8 +120,21 @@ def read_run(run_dir: Path) -> RecordedRun | None:
     steps, config = (_content(run_dir / name) for name in ("steps.jsonl", "config.json"))
     run = _checked(contents, {name: str(path) for name, path in at.items()}, at[RECORDS], steps)
     if run.record:
-        schema.check_tied(run_dir / "config.json", config, "config_sha256", run.record.record, run.record.where)
+        _check_tied(run_dir / "config.json", config, "config_sha256", run.record.record, run.record.where)
     return run._replace(folder=run_dir.parent)
+
+
+def _check_tied(place: Path | str, content: bytes | None, key: str, record: Record, its_place: str) -> None:
+    """Raise Refusal unless a file beside a record is there, and is what the record names by digest under this key.
+
+    One that ended well has its files, also where it is from before it named them.
+    """
+    digest = getattr(record, key)
+    if content is None and (digest is not None or record.status == "ok"):
+        reason = f"{its_place} says ok" if record.status == "ok" else f"{key} in {its_place} names it"
+        raise Refusal(f"{place}: not there, though {reason}; restore it, or run it again")
+    if content is not None and digest not in (None, hashlib.sha256(content).hexdigest()):
+        raise Refusal(f"{place}: not what {key} in {its_place} names; restore it, or run it again")
 
 
 def _content(path: Path) -> bytes | None:
@@ -166,7 +166,7 @@ def _checked(
     record = outcome = None
     if RECORDS in contents:
         record = RecordFile(path, _named(schema.parse(places[RECORDS], contents[RECORDS], Record)), steps)
-        schema.check_tied(record.steps_where, steps, "steps_sha256", record.record, record.where)
+        _check_tied(record.steps_where, steps, "steps_sha256", record.record, record.where)
     if OUTCOMES in contents:
         outcome = schema.parse(places[OUTCOMES], contents[OUTCOMES], Outcome)
         if record and outcome.run_id != record.record.run_id:

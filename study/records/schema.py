@@ -35,9 +35,6 @@ class Facts(BaseModel):
 
 Kind = TypeVar("Kind", bound=Facts)
 
-STEP_KEYS = {"step", "loss", "grad_norm", "learning_rate", "seconds", "tokens"}  # that every step has
-NUMBERS = {int, float, type(None)}
-
 
 def _moment(text: str) -> str:
     if datetime.datetime.fromisoformat(text).tzinfo is None:
@@ -587,42 +584,3 @@ def parse(place: Path | str, content: Any, schema: type[Kind]) -> Kind:
         if len(facts) < len(content) and content[DIGEST] != _digest(facts):
             raise ValueError(f"not what {DIGEST} in it names: changed since it was written; restore it, or delete it")
         return parsed
-
-
-def check_tied(place: Path | str, content: bytes | None, key: str, record: Record, its_place: str) -> None:
-    """Raise Refusal unless a file beside a record is there, and is what the record names by digest under this key.
-
-    One that ended well has its files, also where it is from before it named them.
-    """
-    digest = getattr(record, key)
-    if content is None and (digest is not None or record.status == "ok"):
-        reason = f"{its_place} says ok" if record.status == "ok" else f"{key} in {its_place} names it"
-        raise Refusal(f"{place}: not there, though {reason}; restore it, or run it again")
-    if content is not None and digest not in (None, hashlib.sha256(content).hexdigest()):
-        raise Refusal(f"{place}: not what {key} in {its_place} names; restore it, or run it again")
-
-
-def read_steps(path: Path) -> list[dict[str, float]]:
-    """Read the steps.jsonl of a run directory, or beside a record.json, as `parse_steps` does."""
-    path = (path if path.is_dir() else path.parent) / "steps.jsonl"
-    with files.reading(path, "steps"):
-        steps = files.read_whole(path)
-    return parse_steps(path, steps)
-
-
-def parse_steps(place: Path | str, steps: bytes) -> list[dict[str, float]]:
-    """Read the content of a steps.jsonl. Raises Refusal where a line is not the step of its number.
-
-    Keys: step, loss, learning_rate, grad_norm, seconds, elapsed_seconds, data_wait_seconds, tokens, samples.
-    """
-    with files.reading(place, "steps"):
-        lines = steps.decode().splitlines()
-        parsed: list[dict[str, float]] = files.parse_json(f"[{','.join(lines)}]")
-        for number, line in enumerate(parsed, 1):
-            if not isinstance(line, dict) or not line.keys() >= STEP_KEYS or line["step"] != number:
-                raise ValueError(f"line {number} is not step {number}, with {', '.join(sorted(STEP_KEYS))}")
-            if not {type(value) for value in line.values()} <= NUMBERS:
-                raise ValueError(f"line {number} has a value that is no number")
-        if len(parsed) != len(lines):
-            raise ValueError(f"{len(lines)} lines hold {len(parsed)} steps")
-    return parsed

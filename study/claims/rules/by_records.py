@@ -17,6 +17,7 @@ from study.files import ROOT
 from study.records import find as records
 from study.records.find import RecordFile
 from study.records.schema import Record
+from study.records.steps import steps_of
 from study.running import studies
 from study.theory.model_states import STATE_PARTS
 
@@ -277,7 +278,7 @@ def uses_collective(strategy: str, world_size: int, collective: str) -> Observed
 def accumulation_difference(workload: str, strategy: str, micro_batch: int) -> Observed:
     """The largest relative difference of loss, over all steps, that accumulation makes at one global batch."""
     accumulated, plain = _parity_pair(workload, strategy, micro_batch)
-    losses = [[line["loss"] for line in records.steps_of(f)] for f in (accumulated, plain)]
+    losses = [[line["loss"] for line in steps_of(f)] for f in (accumulated, plain)]
     value = max(abs(a - b) / abs(b) for a, b in zip(*losses, strict=True))
     return Observed(value, (accumulated.record.run_id, plain.record.run_id))
 

@@ -1,0 +1,52 @@
+"""The steps of a run: steps.jsonl, a line for each optimizer step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from study import files
+from study.errors import Refusal
+from study.records.find import RecordFile
+
+STEP_KEYS = {"step", "loss", "grad_norm", "learning_rate", "seconds", "tokens"}  # that every step has
+NUMBERS = {int, float, type(None)}
+
+
+def steps_of(file: RecordFile) -> list[dict[str, float]]:
+    """Read the steps that a record has a digest of. Raises Refusal where they are not those of its run."""
+    record, steps = file.record, parse_steps(file.steps_where, file.steps or b"")
+    last = steps[-1]["loss"] if steps else None
+    if (len(steps), last) != (record.steps_done, record.final_loss):
+        raise Refusal(
+            f"{file.steps_where}: {len(steps)} steps, the last of loss {last}; {file.where} has "
+            f"{record.steps_done} and {record.final_loss}; restore them, or run it again"
+        )
+    if record.status == "ok" and any(line["loss"] is None for line in steps):
+        raise Refusal(f"{file.steps_where}: a loss that is no number, though {file.where} says ok; run it again")
+    return steps
+
+
+def read_steps(path: Path) -> list[dict[str, float]]:
+    """Read the steps.jsonl of a run directory, or beside a record.json, as `parse_steps` does."""
+    path = (path if path.is_dir() else path.parent) / "steps.jsonl"
+    with files.reading(path, "steps"):
+        steps = files.read_whole(path)
+    return parse_steps(path, steps)
+
+
+def parse_steps(place: Path | str, steps: bytes) -> list[dict[str, float]]:
+    """Read the content of a steps.jsonl. Raises Refusal where a line is not the step of its number.
+
+    Keys: step, loss, learning_rate, grad_norm, seconds, elapsed_seconds, data_wait_seconds, tokens, samples.
+    """
+    with files.reading(place, "steps"):
+        lines = steps.decode().splitlines()
+        parsed: list[dict[str, float]] = files.parse_json(f"[{','.join(lines)}]")
+        for number, line in enumerate(parsed, 1):
+            if not isinstance(line, dict) or not line.keys() >= STEP_KEYS or line["step"] != number:
+                raise ValueError(f"line {number} is not step {number}, with {', '.join(sorted(STEP_KEYS))}")
+            if not {type(value) for value in line.values()} <= NUMBERS:
+                raise ValueError(f"line {number} has a value that is no number")
+        if len(parsed) != len(lines):
+            raise ValueError(f"{len(lines)} lines hold {len(parsed)} steps")
+    return parsed
