@@ -1,4 +1,4 @@
-"""How values and tables read: units, digits, the order of strategies, tables in Markdown."""
+"""How values and tables read: units, digits, tables in Markdown."""
 
 from __future__ import annotations
 
