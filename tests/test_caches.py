@@ -24,6 +24,7 @@ def test_otherwise_caches_are_in_the_temporary_folder_but_for_those_that_are_set
     assert all(os.access(Path(folder).parents[1], os.W_OK) for folder in said.values())
 
 
+@pytest.mark.slow
 @pytest.mark.launches
 def test_a_run_trains_where_the_home_cannot_be_made(tmp_path):
     """/proc takes no folder, not even from root."""

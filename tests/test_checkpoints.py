@@ -166,7 +166,7 @@ def test_what_was_not_taken_is_set_aside(tmp_path):
     run = a_run(tmp_path / "run")
     for step in (5, 10, 14):
         a_checkpoint(run, step)
-    manifest.set_aside(run.checkpoints_folder, taken=5)
+    manifest.set_aside(run.checkpoints_folder, resumed_step=5)
     left = sorted(path.name for path in run.checkpoints_folder.iterdir())
     assert left == ["not-taken-step-00000010", "not-taken-step-00000014", "step-00000005"]
 

@@ -186,6 +186,7 @@ def _command(*words: str) -> launching.Done:
     return launching.attempt(["python", "-m", "study.exact", *words])
 
 
+@pytest.mark.slow
 @pytest.mark.launches
 def test_five_strategies_have_the_bits_of_the_reference(tmp_path):
     output = tmp_path / "exact.json"

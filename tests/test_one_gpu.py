@@ -76,6 +76,7 @@ def packed(place: Place) -> int:
 # ---------------------------------------------------------------- the order, the time, the pack
 
 
+@pytest.mark.slow
 @pytest.mark.launches
 def test_the_list_is_gone_down_in_order_and_packed(place, capsys):
     assert one_gpu.run(LIST, place, Slot(600)) == runner.ALL_OK

@@ -140,6 +140,7 @@ def test_under_accelerate_launch(folder, flag, variables, arguments, expected):
 # ---------------------------------------------------------------- runs that do not end well
 
 
+@pytest.mark.slow
 @pytest.mark.launches
 def test_interrupt(folder):
     """SIGTERM to the front door ends every process of the run, which says in its record that it was interrupted."""
