@@ -65,10 +65,9 @@ def recorded(world: int, how: str = "quick") -> Path:
     return launching.once(f"diff_program-{world}-{how}", make)
 
 
-@pytest.mark.slow
 @pytest.mark.launches
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("how", ["quick", "whole"])
+@pytest.mark.parametrize("how", kinds(["quick", "whole"], ["quick"]))
 def test_sound_trainings_of_one_two_and_four_ranks_are_the_same(how, precision):
     launching.use()
     worlds, number = ([1, 2, 4], 37) if how == "whole" else ([2], 16 if precision == "fp32" else 5)
