@@ -199,15 +199,19 @@ def parse_json(text: bytes | str, section: Section = _each_once) -> Any:
     return content
 
 
+class _TooDeep(ValueError):
+    pass
+
+
 def _check_depth(content: Any) -> None:
-    """Raise ValueError for collections in collections, more than DEEPEST of them; also for one that contains itself."""
+    """Raise _TooDeep for collections in collections, more than DEEPEST of them; also for one that contains itself."""
     level = [content] if isinstance(content, (dict, list)) else []
     for _ in range(DEEPEST):
         children = (child for parent in level for child in (parent.values() if isinstance(parent, dict) else parent))
         level = list({id(child): child for child in children if isinstance(child, (dict, list))}.values())
         if not level:
             return
-    raise ValueError(f"it is nested deeper than {DEEPEST}")
+    raise _TooDeep(f"it is nested deeper than {DEEPEST}")
 
 
 def _whole(text: str) -> int:
@@ -237,6 +241,7 @@ def parse_yaml(text: str) -> Any:
     if strange := _STRANGE.search(text):
         line = text.count("\n", 0, strange.start()) + 1
         raise ValueError(f"line {line}: {strange[0]!a} is read differently by YAML's libraries; write spaces and lines")
+    _check_nesting(text)
     loader = _LOADER(text)
     try:
         root = loader.get_single_node()
@@ -244,12 +249,25 @@ def parse_yaml(text: str) -> Any:
             return None
         _check_nodes(loader, root)
         content = loader.construct_document(root)
-    except RecursionError:
-        raise ValueError(f"it is nested deeper than {DEEPEST}") from None
+        _check_depth(content)
+    except (RecursionError, _TooDeep):  # the text itself is not, as was checked
+        raise ValueError(f"its aliases (*) nest it deeper than {DEEPEST}, or within itself; write them out") from None
     finally:
         loader.dispose()
-    _check_depth(content)
     return content
+
+
+def _check_nesting(text: str) -> None:
+    """Refuse deep nesting before nodes are composed, for which libyaml calls itself until the process crashes."""
+    depth = 0
+    for event in yaml.parse(text, Loader=_LOADER):
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+            if depth > DEEPEST:
+                line = event.start_mark.line + 1
+                raise ValueError(f"line {line}: it is nested deeper than {DEEPEST}")
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
 
 
 def _check_nodes(loader: Any, root: yaml.Node) -> None:

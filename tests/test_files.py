@@ -25,9 +25,10 @@ from study.strategy import file
         ("a: 2026-02-30", "'2026-02-30' is a date in YAML"),
         ("a: " + "1" * 5000, "has more than 19 digits"),
         ("a: " + "[" * 3000 + "]" * 3000, "nested deeper than 40"),
-        (f"x: &x {'[' * 20}1{']' * 20}\ny: {'[' * 20}*x{']' * 20}", "nested deeper than 40"),
+        (f"x: &x {'[' * 20}1{']' * 20}\ny: {'[' * 20}*x{']' * 20}", "nest it deeper than 40"),
+        ("- " * 200_000, "line 1: it is nested deeper than 40"),  # libyaml would use up the stack
         ("a: 1\nb: \ufeff", r"line 2: '\ufeff' is read differently"),
-        ("a: &a [*a]", "nested deeper than 40"),
+        ("a: &a [*a]", "or within itself; write them out"),
         ("yes: 1", "'yes' is no word, so no key"),
         ("[a]: 1", "a key is a list or has keys itself"),
         ("a: !!int '1'", "is a tag"),

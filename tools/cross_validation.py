@@ -328,7 +328,7 @@ def intervals(judged: list[Judged]) -> list[dict[str, Any]]:
 def _interval(judged: list[Judged], engine: TimingClass, distance: Distance, least: float) -> dict[str, Any]:
     """Bound the predictions of one kind of case; where too few times were published, all of the engine's.
 
-    `held`: predictions within the factor that the others give, without those that were left out with them. `tried`:
+    "held": predictions within the factor that the others give, without those that were left out with them. `tried`:
     those of which there are such others.
     """
     splits = LEFT_OUT[distance]

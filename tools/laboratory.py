@@ -119,7 +119,7 @@ class Lab:
         return [shutil.which("ip") or "ip", "netns", "exec", self._namespace(machine), "sh", "-c", script]
 
     def start(self, machine: int, words: Sequence[str], **options: Any) -> subprocess.Popen:
-        """Start these words on a machine; `how` as `subprocess.Popen` takes it."""
+        """Start these words on a machine; `options` as `subprocess.Popen` takes it."""
         return subprocess.Popen(self.command(machine, words), **options)
 
     def variables(self, machine: int) -> dict[str, str]:

@@ -111,8 +111,8 @@ def _step(folder: Path) -> int:
 def set_aside(folder: Path, resumed_step: int) -> None:
     """Rename what was not taken, before the first one is written: another run's, or damaged.
 
-    It would be taken for this run's newest, and those that this run writes would be the old ones. `taken`: the step of
-    the one that was taken, and those before it; 0: none was.
+    It would be taken for this run's newest, and those that this run writes would be the old ones.
+    `resumed_step`: the step of the checkpoint that the run resumes from; 0: it resumes from none.
     """
     for path in in_order(folder):
         if _step(path) > resumed_step:

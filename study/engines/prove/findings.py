@@ -70,7 +70,7 @@ def gradient_averager(facts: dict[str, Any], reduced: dict[str, int], sent: list
 
 
 def check_rank(facts: dict[str, Any], step: Step, averager: str | None) -> list[str]:
-    """Return the findings that a step of one rank shows by itself. `kept_alike`: see `gradient_averager`."""
+    """Return the findings that a step of one rank shows by itself. `averager`: see `gradient_averager`."""
     return [
         *_not_averaged(facts, averager),
         *_wrong_clipping(facts, step),
@@ -201,7 +201,7 @@ def put_back(
 ) -> list[str]:
     """Whether the weights with which a step began are those of before an earlier update. Rank-local.
 
-    `before`: ahead of that update. `begun`: as the step's first forward pass began. `after`: its own update.
+    `before`: ahead of that update. `at_start`: as the step's first forward pass began. `after`: its own update.
     """
     names = [name for name, p in model.named_parameters() if p.requires_grad and name in before and name in at_start]
     has_masters = facts["parameter_dtypes"] != ["float32"] and facts.get("master_dtypes")  # which may have moved

@@ -39,7 +39,7 @@ def compare(
     """Compare each demand with what was built, in the order of the demands: the weakest source first.
 
     A demand that the facts contradict is `overridden` if a stronger source requested the same fact, and `contradicted`
-    if it is the strongest one. `unread`: no fact answers it. `is_same`: whether a demand and a built value agree; by
+    if it is the strongest one. `unread`: no fact answers it. `is_equal`: whether a demand and a built value agree; by
     default they are equal.
     """
     strongest = by_fact(demands)
