@@ -123,8 +123,15 @@ HIGHEST = {  # of which no run is committed; one of those whose temporaries are 
 }
 
 
-# Each in one of the ways that are advised.
-@pytest.mark.parametrize(("model_type", "how"), list(zip(HIGHEST, ["autocast", "half"] * 3, strict=True)))
+# Each in one of the ways that are advised. A dense model and a mixture of experts are among the fast tests.
+WAYS = dict(zip(HIGHEST, ["autocast", "half"] * 3, strict=True))
+FAST = ("llama", "qwen3_moe")
+
+
+@pytest.mark.parametrize(
+    ("model_type", "how"),
+    [pytest.param(*case, marks=[] if case[0] in FAST else pytest.mark.slow) for case in WAYS.items()],
+)
 def test_the_highest_moment_of_a_backward_pass_is_the_one_that_was_measured(model_type, how):
     """Of one process that takes no optimizer step: what is kept, and what a block's backward holds beside it."""
     config = transformers.AutoConfig.for_model(model_type, **HIGHEST[model_type], **TOKENS)
