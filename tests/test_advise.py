@@ -203,6 +203,13 @@ def test_the_simplest_of_the_equally_fast_is_recommended(monkeypatch):
     assert reason.endswith("of those that fit it is predicted to be the fastest")
 
 
+def test_a_simpler_strategy_that_is_hardly_slower_is_recommended():
+    advice = planner.advise("bert-large-uncased", Request("a100-80gb", 8))
+    fastest = max((option for option in advice.options if option.prediction.fits), key=choose._speed)
+    assert fastest is not advice.recommended
+    assert 0.97 < choose._speed(advice.recommended) / choose._speed(fastest) < 1
+
+
 def test_the_largest_model_of_a_box(capsys):
     found = told(capsys, "--gpu", "a100-40gb", "--gpus", "8")
     sizes = {one["strategy"]: one["num_params"] for one in found["largest_models"]}

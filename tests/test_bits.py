@@ -6,6 +6,7 @@ And a training that is wrong is told apart at its first wrong step, with the pin
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import launching
 import pytest
@@ -14,7 +15,7 @@ import torch
 from study.compare import bits
 from study.config import PINS, build_config
 from study.errors import Failed, Refusal
-from study.records import find
+from study.records import find, schema
 from study.training import fixed_order
 
 BERT = {"workload": "bert-imdb", "dropout": 0, "digest_every": 1, "measure": False, "max_steps": 4}
@@ -216,3 +217,9 @@ def test_what_cannot_be_fixed_is_refused_before_anything_starts(strategy, flags,
     assert done.returncode == 2
     assert named in done.stderr
     assert not (tmp_path / "run").exists()
+
+
+def test_records_without_digests_are_not_the_same_bits():
+    record = schema.read(Path(__file__).parent / "fixtures" / "records" / "auto-ddp")
+    assert record.digests is None
+    assert bits.first_differing_step(record, record) == 0

@@ -216,6 +216,15 @@ def test_runs_of_another_length_are_refused(folder):
         parity.PARITY.page([folder])
 
 
+def test_steps_of_another_run_are_refused_although_no_digest_names_them(folder):
+    file = records.find([folder])[0]
+    assert steps_of(file)
+    for change in ({"final_loss": 9.0}, {"steps_done": 7}):
+        changed = file._replace(record=file.record.model_copy(update=change))
+        with pytest.raises(Refusal, match="restore them, or run it again"):
+            steps_of(changed)
+
+
 def held(folder: Path, name: str) -> dict[str, dict]:
     """What the lines of a file say, by run id."""
     return {run_id: json.loads(line) for run_id, line in records.read_lines(folder / name).items()}

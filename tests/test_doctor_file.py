@@ -18,7 +18,7 @@ from refusing import refusal
 
 from study import cli
 from study.engines import extensions
-from study.engines.doctor import checkup, examine, findings
+from study.engines.doctor import checkup, config_files, examine, findings
 from study.engines.doctor.findings import KEEP, Finding
 from study.engines.keys import allowed, known_keys
 from study.errors import Refusal
@@ -381,3 +381,9 @@ def test_a_typo_is_one_finding(tmp_path):
     assert found.key == "gradient_cliping"
     assert found.remedy == "write gradient_clipping"
     assert "1.0" in found.message  # what DeepSpeed does without the right one
+
+
+@pytest.mark.parametrize(("stage", "expected"), [("auto", 2), ("3", 3), (1, 1), (None, 0), (7, 0)])
+def test_the_stage_of_a_json_is_read_as_the_engine_reads_it(stage, expected):
+    content = {} if stage is None else {"zero_optimization": {"stage": stage}}
+    assert config_files.DeepSpeedFile(content).stage == expected

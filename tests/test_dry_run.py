@@ -34,6 +34,13 @@ def test_what_the_allocator_of_a_card_reserves(steps: str, reserved: tuple[int, 
         assert allocator.reserved == expected * MIB
 
 
+def test_every_block_has_a_multiple_of_512_bytes() -> None:
+    allocator = Allocator(False)
+    for number in range(4096 + 1):  # the first segment has room for 4,096 blocks
+        allocator.allocate(number, 1)
+    assert allocator.reserved == 4 * MIB
+
+
 @pytest.mark.launches
 @pytest.mark.parametrize("which", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])
 def test_ranks_that_are_pretended(which: str) -> None:

@@ -66,6 +66,9 @@ CASES = {
     "out of memory, not recorded": ended("out_of_memory",
         "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB.",
         stderr=traceback("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB.") + "\n" + RANK_FAILED),
+    "out of memory, and the other rank is killed": ended("out_of_memory",
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB.",
+        stderr=traceback("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB.") + "\n" + RANK_KILLED),
     "out of memory in cuBLAS": ended("out_of_memory", "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED",
         told=failed("RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`")),
     "one process killed": ended("killed", "a process was ended by SIGKILL, perhaps by the kernel", stderr=ONE_KILLED),
@@ -137,6 +140,11 @@ def test_how_it_ended(stderr, told, returncode, status, message):
     assert found == status
     assert line.startswith(message)
     assert "\n" not in line
+
+
+def test_a_time_limit_after_the_record_was_written_is_a_crash():
+    end = classify_exit([], RankReport("ok", text="final loss 0.5000"), 0, time_limit_seconds=60.0)
+    assert end[:2] == ("crashed", "ended at its time limit of 60 s, after its record was written")
 
 
 def test_who_did_not_come_is_told_by_the_watchdogs_of_those_who_did():

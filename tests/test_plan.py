@@ -449,6 +449,10 @@ def test_no_strategy_always_runs_first_or_after_the_same_one():
     assert all(len(names) > 1 for name, names in before.items() if name != "single")
 
 
+def test_a_ladder_is_halved():
+    assert studies.bisecting(list("abcdefg")) == ["d", "b", "f", "a", "c", "e", "g"]
+
+
 def test_single_is_run_once_and_ddp_on_one_process_too(find):
     study = find(QUESTION + "parts: [{strategies: [single, ddp, zero2], world_sizes: [1, 2]}]\n")
     found = [(run.strategy.name, run.world_size) for run in studies.runs(study)]
