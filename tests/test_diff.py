@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import launching
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -22,7 +23,7 @@ from test_parity import kinds  # noqa: E402
 
 from study import cli  # noqa: E402
 from study.engines import diff  # noqa: E402
-from study.engines.diff import causes, rounding, sketch  # noqa: E402
+from study.engines.diff import bounds, causes, rounding, sketch  # noqa: E402
 from study.engines.diff.__main__ import main  # noqa: E402
 from study.engines.diff.compare import compare  # noqa: E402
 from study.engines.diff.recorded import FORMAT, Damaged, Recording  # noqa: E402
@@ -63,6 +64,12 @@ def recorded(world: int, how: str = "quick") -> Path:
         assert done.stderr.count("TRAINED") == world, done.stderr
 
     return launching.once(f"diff_program-{world}-{how}", make)
+
+
+@pytest.mark.parametrize(("away", "expected"), [(0.0, 2.0), (0.0005, 2.0), (0.05, None)])
+def test_a_factor_is_named_only_if_nothing_else_differs(away, expected):
+    ours, other = np.array([3.0, 4.0, 0.0]), np.array([0.0, 0.0, 5.0])
+    assert bounds.factor(ours, 2 * ours + 2 * away * other, 0.0) == (expected and pytest.approx(expected))
 
 
 @pytest.mark.launches

@@ -17,6 +17,7 @@ from study.config import build_config
 from study.errors import Refusal
 from study.records import find as records
 from study.records import pack, schema
+from study.records.laboratory import LABORATORY
 from study.records.steps import read_steps
 from study.strategy.file import read_by_name
 
@@ -362,3 +363,22 @@ def test_refuses_what_is_not_there_and_what_holds_no_schema(tmp_path):
         path.unlink(missing_ok=True)
         with pytest.raises(Refusal, match=message):
             table.read([folder])
+
+
+@pytest.mark.parametrize(
+    ("limits", "laboratory", "expected"),
+    [
+        ([200_000_000, 100_000_000], None, 1e8),  # the slowest machine's
+        ([200_000_000, None], None, None),
+        ([200_000_000, None], "100mbit", 1e8),
+        ([None, None], "unlimited", math.inf),
+        (None, None, None),
+        (None, "5gbit", 5e9),
+    ],
+)
+def test_a_runs_network_is_as_fast_as_its_slowest_machine(limits, laboratory, expected):
+    record = schema.read(Path(__file__).parent / "fixtures" / "records" / "auto-ddp")
+    carried = {"interfaces": ["eth0"], "num_steps": 1, "sent_bytes": 0, "received_bytes": 0}
+    network = limits and [schema.Network(**carried, rate_bits_per_second=limit) for limit in limits]
+    machine = record.machine | {"environment": {LABORATORY: laboratory} if laboratory else {}}
+    assert record.model_copy(update={"network": network, "machine": machine}).network_rate == expected
