@@ -32,7 +32,7 @@ from study.errors import Failed, Interrupted, Refusal
 from study.records import imports
 from study.run import Run
 from study.running import caches, checks, lock, memory_limits
-from study.running.launch import QUIET
+from study.running.launch import QUIET_ENVIRONMENT
 from study.running.outcome import FAILED, REFUSED
 from study.training import rendezvous
 from study.training.journal import SMALLEST_SWAP_BYTES, Journal
@@ -103,7 +103,7 @@ def run(arguments: list[str]) -> None:
         print("loading PyTorch and the engine: some 10 seconds, once ...", file=sys.stderr, flush=True)
     imports.check(Path(sys.argv[0]))
     extensions.use_own_folder()
-    os.environ.update(QUIET | caches.outside_home() | dict(os.environ))
+    os.environ.update(QUIET_ENVIRONMENT | caches.outside_home() | dict(os.environ))
     library_warnings = LibraryWarnings()
     requested = requested_run(build_config(**parse_flags(arguments)))
     memory_limits.apply(requested, rank=int(os.environ.get("RANK", "0")))

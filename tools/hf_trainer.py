@@ -23,7 +23,7 @@ from study.config import RunConfig, build_config, parse_flags
 from study.engines import extensions
 from study.errors import Refusal
 from study.run import Run, make_run
-from study.running.launch import QUIET
+from study.running.launch import QUIET_ENVIRONMENT
 from study.strategy import file
 from study.strategy.file import Strategy
 
@@ -43,7 +43,7 @@ def main(engine: Any) -> None:
     """Train on one rank; `engine`: the module whose `check` and `train` this is."""
     extensions.use_own_folder()
     extensions.use_built()
-    os.environ.update(QUIET | dict(os.environ))
+    os.environ.update(QUIET_ENVIRONMENT | dict(os.environ))
     chosen, folder, *words = sys.argv[1:]
     config = build_config(**parse_flags(words))
     num_processes = int(os.environ.get("WORLD_SIZE", "1"))

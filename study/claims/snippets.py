@@ -28,7 +28,7 @@ from study.claims.rules import by_execution
 from study.claims.rules.by_execution import Execution, Result, Results
 from study.engines import extensions
 from study.errors import Refusal, RunFailed, run_command
-from study.running.launch import QUIET
+from study.running.launch import QUIET_ENVIRONMENT
 
 PACKAGES = ("torch", "deepspeed", "accelerate", "transformers", "datasets", "huggingface_hub")
 TIMEOUT_SECONDS = 300
@@ -57,7 +57,7 @@ def execute_all(claim_ids: Sequence[str], path: Path) -> None:
     """
     files.require_folder(path)
     extensions.use_own_folder()
-    os.environ.update(QUIET | ON_CPU | {"PYTHONPATH": str(files.ROOT)})
+    os.environ.update(QUIET_ENVIRONMENT | ON_CPU | {"PYTHONPATH": str(files.ROOT)})
     extensions.provide(extensions.EXTENSIONS, "what the sources print")
     rules = _rules_of_execution()
     if unknown := [name for name in claim_ids if name not in rules]:

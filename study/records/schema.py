@@ -42,7 +42,7 @@ def _moment(text: str) -> str:
     return text
 
 
-Moment = Annotated[str, AfterValidator(_moment)]  # as ISO 8601 writes it, with its zone
+Timestamp = Annotated[str, AfterValidator(_moment)]  # as ISO 8601 writes it, with its zone
 Count = Annotated[int, Field(ge=0)]
 Amount = Annotated[float, Field(ge=0)]
 Name = Annotated[str, AfterValidator(lambda name: files.check_name(name, "the name"))]
@@ -337,7 +337,7 @@ class Record(Facts):
     run_id: Name
     status: Annotated[RecordStatus, _Renamed]
     failure: Failure | None = None
-    started_at: Moment
+    started_at: Timestamp
     wall_seconds: Amount
     command: list[str]
     workload: str
@@ -543,7 +543,7 @@ class Outcome(Facts):
     config: dict[str, Any] | None = None  # the run's whole configuration; None: from before outcomes kept it
     round: int  # of the study's rotation, from 0
     position: int  # among all runs that this study folder ever started, from 1; skipped runs count too
-    started_at: Moment
+    started_at: Timestamp
     wall_seconds: float | None  # launch to end; None: not started
     returncode: int | None
     command: list[str]  # that was started, or that would have been

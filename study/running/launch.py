@@ -37,7 +37,7 @@ from study.running.outcome import REMOVED, Exit, RankReport, classify_exit, of_r
 TRAIN = Path(__file__).resolve().parents[1] / "train.py"
 
 # What torch's C++ side and the tokenizers would print otherwise, on every run; the user's own values win.
-QUIET = {"TOKENIZERS_PARALLELISM": "false", "KINETO_LOG_LEVEL": "6", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+QUIET_ENVIRONMENT = {"TOKENIZERS_PARALLELISM": "false", "KINETO_LOG_LEVEL": "6", "TORCH_CPP_LOG_LEVEL": "ERROR"}
 
 # In the environment of everything that a run starts: its run directory.
 RUN_FOLDER = "ZERO_STUDY_RUN_FOLDER"

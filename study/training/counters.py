@@ -20,7 +20,7 @@ from study.training.memory import nvml_handle
 STAT = Path("/proc/stat")
 
 
-class Moment(NamedTuple):
+class CounterReading(NamedTuple):
     """What these processors had done until a moment, in seconds."""
 
     at: float
@@ -28,7 +28,7 @@ class Moment(NamedTuple):
     stolen: float  # in which a hypervisor ran something else
 
 
-def moment() -> Moment:
+def moment() -> CounterReading:
     """Read the kernel's counters of the processors on which this process may run."""
     lines = (line.split() for line in STAT.read_text().splitlines())
     times = {
@@ -40,7 +40,7 @@ def moment() -> Moment:
     counted = allowed if allowed <= times.keys() else times.keys()  # a container may number its own anew
     user, nice, system, _, _, irq, softirq, stolen, *_ = map(sum, zip(*(times[name] for name in counted), strict=True))
     ticks = os.sysconf("SC_CLK_TCK")
-    return Moment(time.perf_counter(), (user + nice + system + irq + softirq) / ticks, stolen / ticks)
+    return CounterReading(time.perf_counter(), (user + nice + system + irq + softirq) / ticks, stolen / ticks)
 
 
 def own_seconds() -> float:
@@ -49,7 +49,7 @@ def own_seconds() -> float:
     return times.user + times.system + times.children_user + times.children_system
 
 
-def between(first: Moment, last: Moment, own: float) -> Load:
+def between(first: CounterReading, last: CounterReading, own: float) -> Load:
     """The load between two moments, in which the run's processes on this box took `own` seconds.
 
     Of processors of which a control group leaves the run a part, others may have the rest.

@@ -28,7 +28,7 @@ from study import processes
 from study.claims.defects import Program
 from study.config import RunConfig
 from study.engines import extensions
-from study.running.launch import QUIET
+from study.running.launch import QUIET_ENVIRONMENT
 
 if TYPE_CHECKING:
     from transformers import TrainingArguments
@@ -66,7 +66,7 @@ def main() -> None:
     warnings.simplefilter("ignore")  # the engine's own, several lines a step
     extensions.use_own_folder()
     extensions.use_built()
-    os.environ.update(QUIET | dict(os.environ))
+    os.environ.update(QUIET_ENVIRONMENT | dict(os.environ))
     config, body = RunConfig(**spec["config"]), Path(spec["body"]) if spec["body"] else None
     if spec["program"] is not None:
         facts = run(Program(**spec["program"]), spec["repeat"], config, body)

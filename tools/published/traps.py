@@ -23,7 +23,7 @@ from study.config import RunConfig
 from study.engines import extensions, this_machine
 from study.errors import Refusal
 from study.records.machine import SAME
-from study.running.launch import QUIET
+from study.running.launch import QUIET_ENVIRONMENT
 from study.workloads import sources
 
 TIMEOUT_SECONDS = 3600  # of one arm, with all its seeds
@@ -148,7 +148,7 @@ def start(arm: str, seeds: list[int], data_dir: Path | None) -> dict[str, Any]:
         launch = ["-m", "accelerate.commands.launch", "--config_file", str(folder / "accelerate.yaml")]
         script = [str(Path(__file__).with_name("trap_arm.py")), str(folder / "job.json")]
         command = [*launch, "--main_process_port", "0", *script]
-        environment = QUIET | {"OMP_NUM_THREADS": "1"} | os.environ
+        environment = QUIET_ENVIRONMENT | {"OMP_NUM_THREADS": "1"} | os.environ
         remedy = "try fewer --seeds at once: the file keeps what it has"
         found = processes.run_ranks(
             command, arm, remedy=remedy, timeout_seconds=TIMEOUT_SECONDS, environment=environment
