@@ -99,10 +99,14 @@ def model_config(shape: ModelShape, job: Job) -> Any:
     config = transformers.AutoConfig.for_model(
         model_type, num_labels=shape.labels, use_cache=False, attn_implementation=attention, **settings
     )
+    _turn_off_dropout(config)
+    return config
+
+
+def _turn_off_dropout(config: Any) -> None:
     for name, value in config.to_dict().items():
         if "drop" in name and isinstance(value, float):
             setattr(config, name, 0.0)
-    return config
 
 
 def build_model(shape: ModelShape, job: Job, dtype: torch.dtype) -> Any:
@@ -190,9 +194,7 @@ def _of_class(built: type[Any], config: Any, name: str, sequence_length: int | N
 
 def _prepare(config: Any) -> None:
     """Turn off dropout and the cache, and let an encoder-decoder know the token that its decoder starts with."""
-    for key, value in config.to_dict().items():
-        if "drop" in key and isinstance(value, float):
-            setattr(config, key, 0.0)
+    _turn_off_dropout(config)
     config.use_cache = False
     if getattr(config, "is_encoder_decoder", False) and getattr(config, "decoder_start_token_id", None) is None:
         config.decoder_start_token_id = getattr(config, "pad_token_id", None) or 0

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from study.dryrun.traced import Part
 from study.dryrun.tracker import TensorTracker
-from study.engines.readback.facts import base_optimizer
+from study.engines.readback.facts import base_optimizer, engine_optimizer
 from study.engines.readback.states import count_states, engine_tensors
 
 # ZeRO-3 has traced its order of parameters after the first step, DDP has arranged its buckets anew in the second.
@@ -34,9 +34,9 @@ class Training:
     offloads: bool = False  # to the host, whose memory is then among what is tracked
 
     @property
-    def inner_optimizer(self) -> Any:
-        """The optimizer under accelerate's wrapper: ZeRO's, or torch's."""
-        return getattr(self.optimizer, "optimizer", self.optimizer)
+    def engine_optimizer(self) -> Any:
+        """The optimizer that holds the model states: ZeRO's, or torch's."""
+        return engine_optimizer(self.model, self.optimizer)
 
 
 def train_step(training: Training, after_micro_step: Callable[[], None]) -> None:
@@ -70,7 +70,7 @@ def trace_training(prepare: Callable[[], Training]) -> dict[str, Any]:
             nonlocal peak_before_update
             if states:  # DeepSpeed steps once per group or sub-group
                 return
-            states.append(count_states(training.model, training.inner_optimizer, tracker.bucket_bytes))
+            states.append(count_states(training.model, training.engine_optimizer, tracker.bucket_bytes))
             peak_before_update = tracker.peak
             _assign_parts(tracker, training)
             tracker.new_part = "temporary_buffers"
@@ -103,7 +103,7 @@ def trace_training(prepare: Callable[[], Training]) -> dict[str, Any]:
 def _assign_parts(tracker: TensorTracker, training: Training) -> None:
     """Tell the tracker what the tensors are that exist as the update begins."""
     tracker.assign("buffers", training.model.buffers())
-    tensors = engine_tensors(training.model, training.inner_optimizer)
+    tensors = engine_tensors(training.model, training.engine_optimizer)
     parts: tuple[Part, ...] = ("communication_buffers", "gradients", "optimizer_states", "parameters")
     for part in parts:
         tracker.assign(part, tensors[part])

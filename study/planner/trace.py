@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 from study.dryrun.traced import Part, Traced
 from study.errors import Refusal, RunFailed
+from study.formatting import gib
 from study.planner.advice_text import LINE, MARKS
 from study.planner.choose import Option, option_of, splits
 from study.planner.request import Request
@@ -28,7 +29,7 @@ Predicted: what is expected of the same modules (--kernels transformers). Tensor
 """
 
 
-def trace_options(tracer: Tracer, shape: ModelShape, asked: Request, options: Sequence[Option]) -> list[Option]:
+def trace_options(tracer: Tracer, shape: ModelShape, request: Request, options: Sequence[Option]) -> list[Option]:
     """Trace the options that can be traced, and return all; print a line for each trace, and why others have none."""
     print(HEAD)
     by_name = {option.strategy.name: option for option in options}
@@ -37,7 +38,7 @@ def trace_options(tracer: Tracer, shape: ModelShape, asked: Request, options: Se
     for option in sorted(options, key=lambda option: option.prediction.engine.kind != "deepspeed"):
         name = option.strategy.name
         try:
-            by_name[name] = _trace(tracer, shape, asked, option)
+            by_name[name] = _trace(tracer, shape, request, option)
         except (Refusal, RunFailed) as stopped:  # an engine that stops at one file says nothing of the others
             not_traced.setdefault(str(stopped), []).append(name)
     for reason, names in not_traced.items():
@@ -46,12 +47,12 @@ def trace_options(tracer: Tracer, shape: ModelShape, asked: Request, options: Se
     return list(by_name.values())
 
 
-def _trace(tracer: Tracer, shape: ModelShape, asked: Request, option: Option) -> Option:
+def _trace(tracer: Tracer, shape: ModelShape, request: Request, option: Option) -> Option:
     """Trace an option's split of the batch. If it does not fit, trace the fastest split that should.
 
     A split should fit if its predicted peak does, made larger by what the last trace was larger than its prediction.
     """
-    chosen, others = option.prediction, list(splits(shape, asked, option.prediction))
+    chosen, others = option.prediction, list(splits(shape, request, option.prediction))
     while True:
         traced = tracer(shape, chosen.engine, chosen.job)
         option = option_of(shape, option.strategy, chosen, traced)
@@ -67,15 +68,15 @@ def _trace(tracer: Tracer, shape: ModelShape, asked: Request, option: Option) ->
 def _line(option: Option, traced: Traced) -> str:
     job, predicted = option.prediction.job, option.prediction.peak
     total = float(predicted.total)
-    reserved = "" if traced.reserved_bytes is None else f"reserved {_gib(traced.reserved_bytes)}; "
+    reserved = "" if traced.reserved_bytes is None else f"reserved {gib(traced.reserved_bytes)}; "
     differences = "its parts are not told apart"
     if traced.parts:
         differences = _differences(traced, predicted, option.prediction.engine)
-    collectives = ", ".join(f"{each['count']} {each['kind']} ({_gib(each['bytes'])})" for each in traced.collectives)
+    collectives = ", ".join(f"{each['count']} {each['kind']} ({gib(each['bytes'])})" for each in traced.collectives)
     sent = f"sends {collectives}; " if collectives else ""
     return (
         f"{option.strategy.name}, {job.micro_batch_size} x {job.gradient_accumulation_steps}"
-        f"{MARKS[job.activation_checkpointing]}: traced {_gib(traced.total)}, predicted {_gib(total)}, "
+        f"{MARKS[job.activation_checkpointing]}: traced {gib(traced.total)}, predicted {gib(total)}, "
         f"residual {(traced.total - total) / 2**30:+.2f} ({100 * (traced.total / total - 1):+.1f} %): {reserved}"
         f"{differences}; {sent}"
         f"{'fits' if option.fits else 'does not fit'} by what was traced; {traced.seconds:.0f} s"
@@ -94,11 +95,7 @@ def _differences(traced: Traced, predicted: Peak, engine: Engine) -> str:
         actual = sum(traced.parts[part] for part in traced_names)
         expected = float(sum(expected_parts[part] for part in predicted_names))
         if (size := abs(actual - expected)) >= SHOWN * traced.total:
-            both = f"({_gib(actual)} against {_gib(expected)})"
+            both = f"({gib(actual)} against {gib(expected)})"
             differences.append((size, f"{group} {(actual - expected) / 2**30:+.2f} {both}"))
     differences.sort(reverse=True)
     return ", ".join(words for _, words in differences) or f"no part differs by {100 * SHOWN:.0f} % of it"
-
-
-def _gib(num_bytes: float) -> str:
-    return f"{num_bytes / 2**30:.2f}"

@@ -18,9 +18,10 @@ from study.compare import facts, frontier, memory_views, table
 from study.compare.predicted import with_theory
 from study.engines.strategy_names import in_order
 from study.files import ROOT
+from study.formatting import GIB
 from study.records.schema import Record
 
-GIB, MIB = 2.0**30, 2.0**20
+MIB = 2.0**20
 
 SETTING = ["workload", "size", "precision", "batch_sequences", "processes"]  # within which strategies are compared
 REAL = 100e6  # parameters: smaller models are for tests of engines

@@ -95,14 +95,18 @@ class Evidence:
     world_size: int = 1
 
     @cached_property
+    def _process_and_signal(self) -> tuple[str, str | None]:
+        return _process_and_signal(self.errors, self.returncode)
+
+    @property
     def signal(self) -> str | None:
         """The signal that ended a process; None: no signal did."""
-        return _process_and_signal(self.errors, self.returncode)[1]
+        return self._process_and_signal[1]
 
-    @cached_property
+    @property
     def description(self) -> str:
         """The end as the operating system saw it: a process and its signal, or the exit status."""
-        process, signal_name = _process_and_signal(self.errors, self.returncode)
+        process, signal_name = self._process_and_signal
         return f"{process} was ended by {signal_name}" if signal_name else f"exit status {self.returncode}"
 
     @cached_property

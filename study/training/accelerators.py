@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from study.config import RunConfig
 from study.engines import extensions
-from study.engines.readback.dtypes import TORCH_NAMES
+from study.engines.readback.dtypes import computed_in
 from study.engines.workarounds import shard_on_cpu
 from study.formatting import GIB
 from study.models import SIZES, suited_buckets, swap_buffer_size
@@ -175,7 +175,7 @@ def _deepspeed_plugin(run: Run) -> Any:
         engine[config.precision] = {"enabled": True}
         engine["data_types"] = {"grad_accum_dtype": config.accumulation_dtype}
     elif config.precision.endswith("-autocast"):
-        dtype = TORCH_NAMES[config.precision.removesuffix("-autocast")]
+        dtype = computed_in(config.precision)
         engine["torch_autocast"] = {"enabled": True, "dtype": dtype}
     if "linear" in fixed_order.pins(config):
         zero["memory_efficient_linear"] = False

@@ -22,7 +22,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from ... import __version__
 from ..hooks import before_updates, listening
 from ..readback.demands import Demand
-from ..readback.dtypes import dtype_names, precision_of
+from ..readback.dtypes import precision_of, precision_of_autocast
 from ..readback.facts import (
     base_optimizer,
     engine_optimizer,
@@ -320,7 +320,7 @@ class StepWatcher:
     def _precision_of(self, step: Step) -> str:
         if step.autocast_dtype is None:
             return precision_of(self._facts["parameter_dtypes"])
-        return f"{precision_of(dtype_names({step.autocast_dtype}))}-autocast"
+        return precision_of_autocast(step.autocast_dtype)
 
     def _notes_of_passes(self, step: Step) -> list[str]:
         notes = []

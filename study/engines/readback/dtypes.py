@@ -25,9 +25,9 @@ def precision_of(names: Iterable[str]) -> str:
     return "+".join(SHORT_NAMES.get(name, name) for name in names)
 
 
-def precision_of_autocast(name: str) -> str:
-    """Return the precision of a model that autocast computes in the type of this short name: bf16-autocast."""
-    return f"{name}-autocast"
+def precision_of_autocast(dtype: Any) -> str:
+    """Return the precision of a model that autocast computes in this type of torch's: bf16-autocast."""
+    return f"{precision_of([dtype_name(dtype)])}-autocast"
 
 
 def computed_in(precision: str) -> str:

@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from ..keys import engine_settings
-from .dtypes import dtype_name, dtype_names, precision_of
+from .dtypes import dtype_name, dtype_names, precision_of, precision_of_autocast
 from .states import engine_tensors
 
 _LIBRARIES = ("torch", "deepspeed", "accelerate", "transformers", "trl")
@@ -228,7 +228,7 @@ def _has_autocast(engine: Any) -> bool:
 
 def _deepspeed_precision(engine: Any) -> str:
     if _has_autocast(engine):
-        return f"{precision_of([dtype_name(engine.torch_autocast_dtype())])}-autocast"
+        return precision_of_autocast(engine.torch_autocast_dtype())
     return "bf16" if engine.bfloat16_enabled() else "fp16" if engine.fp16_enabled() else "fp32"
 
 
