@@ -45,6 +45,8 @@ def place(tmp_path, monkeypatch) -> Place:
     monkeypatch.setattr(files, "ROOT", tmp_path)
     monkeypatch.setattr(checks, "check", lambda *_: None)
     monkeypatch.setattr(one_gpu.extensions, "check", lambda *_: None)
+    # Fake runs load no extension. On a clean machine a real build would take longer than the slots of these tests.
+    monkeypatch.setattr(one_gpu.extensions, "provide", lambda *_: None)
     monkeypatch.chdir(tmp_path)
     fakes(monkeypatch, Place(Path("runs"), None, True))
     return Place(Path("runs"), None, True)
