@@ -1,0 +1,59 @@
+"""The outputs in README and the guides are what their commands print."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import docs_outputs
+import launching
+import pytest
+
+PLACES = [place for page in docs_outputs.pages() for place in docs_outputs.places(page)]
+name_of = lambda place: place.name  # noqa: E731
+
+
+@pytest.mark.launches
+@pytest.mark.parametrize("place", [place for place in PLACES if not place.is_run], ids=name_of)
+def test_a_page_shows_what_its_commands_print(place):
+    """To write it anew: python tools/docs_outputs.py PAGE."""
+    launching.use()
+    assert docs_outputs.printed(place) == place.shown
+
+
+@pytest.mark.slow
+@pytest.mark.launches
+@pytest.mark.parametrize("place", [place for place in PLACES if place.is_run], ids=name_of)
+def test_a_page_shows_what_its_runs_print_but_for_numbers(place):
+    """To write it anew: python tools/docs_outputs.py --runs PAGE."""
+    launching.use()
+    printed = docs_outputs.printed(place)
+    assert docs_outputs.without_numbers(printed) == docs_outputs.without_numbers(place.shown)
+
+
+def page_of(folder: Path, comment: str) -> Path:
+    launching.use()
+    page = folder / "page.md"
+    page.write_text(f"# A page\n\n```sh\necho first 1\necho second\n```\n\n{comment}\n\n```text\nstale\n```\n\nText.\n")
+    return page
+
+
+@pytest.mark.launches
+def test_outputs_are_written_where_a_comment_asks_for_them(tmp_path):
+    page = page_of(tmp_path, "<!-- output -->")
+    assert docs_outputs.update(page, with_runs=False) == 1
+    assert "```text\nfirst 1\nsecond\n```\n\nText.\n" in page.read_text()
+    assert docs_outputs.update(page, with_runs=False) == 0
+
+
+@pytest.mark.launches
+def test_an_output_of_a_run_is_written_on_request(tmp_path):
+    page = page_of(tmp_path, "<!-- output of a run, lines 2-2 -->")
+    assert docs_outputs.update(page, with_runs=False) == 0
+    assert docs_outputs.update(page, with_runs=True) == 1
+    assert "```text\n...\nsecond\n```" in page.read_text()
+
+
+def test_outputs_of_two_machines_are_compared_without_numbers():
+    first, second = "peak  237 MiB  0.78 x\n", "peak  1,237 MiB   0.8 x\n"
+    assert docs_outputs.without_numbers(first) == docs_outputs.without_numbers(second)
+    assert docs_outputs.without_numbers(first) != docs_outputs.without_numbers("peak  237 GiB  0.78 x\n")
