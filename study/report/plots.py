@@ -112,24 +112,28 @@ def relative_time(ratios: pd.DataFrame, control: str = "ddp") -> Figure:
     return figure
 
 
-def first_screen(peaks: pd.Series, times: pd.Series, ink: str) -> Figure:
-    """The picture of README: GiB at a process's highest moment and a step's time over the control's, by strategy."""
+def first_screen(peaks: pd.Series, times: pd.Series, ink: str, title: str) -> Figure:
+    """Draw the picture of README: peak memory per process in GiB and step time relative to DDP, one row per strategy.
+
+    The figure is narrow and its letters are large, so that they are more than 10 pixels high on a phone.
+    """
     order = in_order(peaks.index)
-    figure, panels = plt.subplots(1, 2, figsize=(9, ROW * len(order) + 1), sharey=True, layout="constrained")
-    titles = "peak memory of a process, GiB of tensors", "time of a step, times DDP's"
-    for axes, values, title in zip(panels, (peaks[order], times[order]), titles, strict=True):
-        bars = axes.barh(order, values, color=[look(name)["color"] for name in order], height=0.62)
-        bars[order.index("ddp")].set_color(COLOURS["ddp"])
-        axes.bar_label(bars, [f"{value:.2f}" for value in values], padding=4, color=ink, fontsize=10)
-        axes.axvline(values["ddp"], color=ink, linewidth=0.8, linestyle=":")
-        axes.set_title(title, color=ink, fontsize=11, loc="left")
-        axes.tick_params(colors=ink, labelsize=10, bottom=False, labelbottom=False, left=False)
+    figure, panels = plt.subplots(1, 2, figsize=(5, ROW * len(order) + 1.7), sharey=True, layout="constrained")
+    heads = "Peak memory per\nprocess (GiB)", "Time per step\n(relative to DDP)"
+    for axes, values, head in zip(panels, (peaks[order], times[order]), heads, strict=True):
+        bars = axes.barh(order, values, color=[look(name)["color"] for name in order], height=0.66)
+        axes.bar_label(bars, [f"{value:.2f}" for value in values], padding=4, color=ink, fontsize=11)
+        axes.set_title(head, color=ink, fontsize=11, loc="left")
+        axes.tick_params(colors=ink, labelsize=11, bottom=False, labelbottom=False, left=False)
         axes.spines[:].set_visible(False)
-        axes.margins(x=0.14)
+        axes.margins(x=0.2)
     readable = {"ddp": "DDP", "zero": "ZeRO-", "fsdp": "FSDP", "_tuned": ", tuned"}
     names = [re.sub("|".join(readable), lambda match: readable[match[0]], name) for name in order]
     panels[0].set_yticks(range(len(order)), names)
     panels[0].invert_yaxis()
+    figure.suptitle(title, color=ink, fontsize=11.5, fontweight="bold", x=0.01, ha="left")
+    legend = "Less is better. Memory: tensors only, no libraries.\ntuned: smaller buffers than DeepSpeed's defaults."
+    figure.supxlabel(legend, color=ink, fontsize=10.5, x=0.01, ha="left")
     plt.close(figure)
     return figure
 
