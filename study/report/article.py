@@ -99,8 +99,8 @@ def defect_table(path: Path) -> str:
         rows.append(
             (f"all repaired except: {known['short']}" if known else name, *losses, known["published"] if known else "")
         )
-    losses_heads = [f"{metric}, ZeRO side against the other" for metric in defects.LOSSES]
-    return "\n".join(formatting.markdown(["version of the program", *losses_heads, "what the defect is"], rows))
+    losses_heads = [f"{metric} of the ZeRO side, relative to the other side" for metric in defects.LOSSES]
+    return "\n".join(_left(["version of the program", *losses_heads, "what the defect is"], rows))
 
 
 def trap_table(path: Path) -> str:

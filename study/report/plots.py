@@ -84,7 +84,9 @@ def peak_by_part(runs: pd.DataFrame, control: str = "ddp") -> Figure:
         start += parts[part]
     axes.plot(peaks[parts.index], parts.index, "|", color=INK, markersize=16, markeredgewidth=2, label="measured peak")
     for place, name in enumerate(parts.index):
-        relative = "" if name == control or control not in peaks else f" ({peaks[name] / peaks[control] - 1:+.0%})"
+        relative = (
+            "" if name == control or control not in peaks else f" ({100 * (peaks[name] / peaks[control] - 1):+.0f} %)"
+        )
         axes.text(max(peaks[name], start[name]), place, f"  {peaks[name]:.2f}{relative}", va="center")
     axes.invert_yaxis()
     axes.margins(x=0.22)

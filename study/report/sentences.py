@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from typing import SupportsFloat
 
 import pandas as pd
 
@@ -19,6 +20,11 @@ def bullets(lines: Iterable[str]) -> str:
 def small(value: float) -> str:
     """Write a small relative difference in one digit and a power of ten: 1e-7; zero as 0."""
     return "0" if value == 0 else f"{value:.0e}".replace("e-0", "e-")
+
+
+def percent(share: float) -> str:
+    """Write a share in whole per cent."""
+    return f"{100 * share:.0f} %"
 
 
 def least_and_most(ratios: pd.Series) -> str:
@@ -57,7 +63,7 @@ def losses(differences: pd.Series, steps: float, control: str) -> str:
 
 def losses_by_seed(name: str, differences: pd.DataFrame, steps: float, control: str) -> str:
     """Say how far losses are from the control's, seed by seed. `differences`: a row per seed, a column per strategy."""
-    worst = ", ".join(f"{small(row.max())} with seed {seed}" for seed, row in differences.iterrows())
+    worst = joined(f"{small(row.max())} with seed {seed}" for seed, row in differences.iterrows())
     return (
         f"**{name}.** After {steps:.0f} steps, the largest relative difference of a strategy's training loss from "
         f"{control}'s is {worst}."
@@ -84,7 +90,7 @@ def more_processes(peaks: pd.DataFrame) -> str:
     falls = (1 - peaks[most] / peaks[fewest]).dropna().sort_values()
     if fewest == most or falls.empty:
         return "No strategy was run on two different numbers of processes."
-    least, best = (f"{100 * falls.iloc[at]:.0f} % under {falls.index[at]}" for at in (0, -1))
+    least, best = (f"{percent(falls.iloc[at])} under {falls.index[at]}" for at in (0, -1))
     return (
         f"From {fewest} to {most} processes, with the same batch, the peak memory of a process falls by {best} (the "
         f"largest reduction) and by {least} (the smallest)."
@@ -99,7 +105,7 @@ def outcomes(runs: pd.DataFrame) -> str:
     return f"{finished} of {len(runs)} runs finished. These did not:"
 
 
-def headroom(usable_bytes: float) -> str:
+def headroom(usable_bytes: SupportsFloat) -> str:
     """Label the line at the usable memory of a GPU."""
     return f"usable: {gib(usable_bytes, 0)} GiB"
 
@@ -108,9 +114,10 @@ def releases(package: str, counts: pd.DataFrame, cells: int) -> str:
     """Say how many releases have a case that trains wrongly or crashes. `counts`: a row per release, oldest first."""
     bad = counts["wrong"] + counts["crashed"]
     return (
-        f"**{(bad > 0).sum()} of {len(bad)} examined releases of {package} train at least one case wrongly without an "
-        "error, or crash.** Of the {cells} cases that every release was tested with, {bad.iloc[-1]} fail in the "
-        f"newest release, {bad.index[-1]}. The worst release is {bad.idxmax()}, in which {bad.max()} fail."
+        f"**In {(bad > 0).sum()} of {len(bad)} examined releases of {package}, at least one case trains wrongly "
+        "without an error, or crashes.** "
+        f"Of the {cells} cases that every release was tested with, {bad.iloc[-1]} fail in the newest release, "
+        f"{bad.index[-1]}. The worst release is {bad.idxmax()}, in which {bad.max()} fail."
     )
 
 
