@@ -13,7 +13,7 @@ import pandas as pd
 MEASURED = "Measured by this project."
 LINE_AND_BARS = "Short line and number: measured by this project. Bars: predicted by theory, part by part."
 PREDICTED = "Predicted, not measured."
-PUBLISHED = "Measured and published by others."
+PUBLISHED = "Times: measured and published by others. Predictions: by this project."
 FAMILIES = {"bert-imdb": "BERT", "gpt-wikitext": "GPT"}  # by workload
 
 
@@ -58,6 +58,13 @@ def model(rows: pd.DataFrame) -> str:
 def short(rows: pd.DataFrame) -> pd.Series:
     """Name the model of each row briefly, for the heads of tables, such as "GPT 124m"."""
     return rows["workload"].map(FAMILIES).fillna(rows["workload"]) + " " + rows["size"]
+
+
+def readable(heading: str) -> str:
+    """Replace the names of workloads in a heading by the names of model families."""
+    for workload, family in FAMILIES.items():
+        heading = heading.replace(workload, family)
+    return heading
 
 
 def hardware(rows: pd.DataFrame) -> str:
