@@ -17,7 +17,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from study import formatting
+from study import formatting, planner
 from study.claims import defects, sentences
 from study.compare import bits, frontier, memory_views, predicted, verdict_text
 from study.engines import known_bad
@@ -28,6 +28,7 @@ from study.engines.keys import allowed
 from study.engines.strategy_names import in_order
 from study.formatting import three_digits
 from study.planner import published_rows
+from study.planner.choose import Option
 from study.records import find as records
 from study.records.schema import Record
 from study.report import plots, tables
@@ -476,7 +477,44 @@ def learned_bits() -> str:
     return tabulate(["strategy", *cells_by_setting], rows)
 
 
+# The models of README's table of predictions, each with its number of H100 GPUs.
+SIZES = {"gpt2-xl": 8, "llama-3.1-8b": 8, "llama-3.1-70b": 64}
+SIZE_NAMES = {"gpt2-xl": "GPT-2 XL (1.5B)", "llama-3.1-8b": "Llama 3.1 8B", "llama-3.1-70b": "Llama 3.1 70B"}
+SIZE_STRATEGIES = {"ddp": "DDP", "zero1": "ZeRO-1", "zero2": "ZeRO-2", "zero3": "ZeRO-3", "fsdp2": "FSDP2"}
+SIZE_SEQUENCES = 8  # per GPU, so that a step computes long enough for its time to be predicted with both ends
+
+
+def sizes() -> str:
+    """Predicted memory per GPU and time per step of models that people train, by strategy."""
+    columns = {model: _predicted_cells(model, num_gpus) for model, num_gpus in SIZES.items()}
+    head = ["strategy", *(f"{SIZE_NAMES[model]}, {num_gpus} GPUs" for model, num_gpus in SIZES.items())]
+    rows = [[label, *(cells[name] for cells in columns.values())] for name, label in SIZE_STRATEGIES.items()]
+    return tabulate(head, rows)
+
+
+def _predicted_cells(model: str, num_gpus: int) -> dict[str, str]:
+    request = planner.Request(
+        gpu="h100",
+        num_gpus=num_gpus,
+        micro_batch_size=SIZE_SEQUENCES,
+        gradient_accumulation_steps=1,
+        activation_checkpointing="full",
+    )
+    options = planner.advise(model, request).options
+    return {option.strategy.name: _predicted_cell(option) for option in options}
+
+
+def _predicted_cell(option: Option) -> str:
+    memory = f"{option.needed_bytes / 2**30:,.0f} GiB"
+    if not option.fits:
+        return f"{memory}, does not fit"
+    step = option.prediction.step
+    interval = f"at least {step.low:.2f}" if option.is_short else f"{step.low:.2f} to {step.high:.2f}"
+    return f"{memory}, {step.total:.2f} s ({interval})"
+
+
 PLACES: dict[tuple[str, str], Callable[[], str]] = {
+    ("README.md", "sizes"): sizes,
     ("reports/README.md", "numbers"): lambda: tabulate(FIRST_SCREEN, first_screen.table()),
     ("docs/bits.md", "roundings"): roundings,
     ("docs/bits.md", "exact"): exact,

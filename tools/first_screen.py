@@ -94,7 +94,18 @@ def _wrong(fault_id: str) -> str:
     return f"{fault.first} to {fault.last}"
 
 
+def _default_bucket() -> str:
+    """Millions of elements in the buckets that the measured `zero3` runs had, as their records say."""
+    (elements,) = {
+        file.record.proof.reduce_bucket_size
+        for file in records.find([CPU / "peaks-real"])
+        if file.record.strategy == "zero3" and file.record.proof
+    }
+    return f"{elements / 1e6:g}"
+
+
 NUMBERS = [
+    Number("500", "million elements in the default buckets of `zero3`", "peaks-real", _default_bucket),
     Number("6 %", "furthest run's loss", "learned", _furthest),
     Number("3", "GiB a process: the cap", "equal-memory", lambda: f"{_cap():g}"),
     Number("1.57", "peak of `zero3`", "peaks-real", lambda: f"{_of_ddp()['zero3']:.2f}"),
