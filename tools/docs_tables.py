@@ -481,18 +481,32 @@ def learned_bits() -> str:
 SIZES = {"gpt2-xl": 8, "llama-3.1-8b": 8, "llama-3.1-70b": 64}
 SIZE_NAMES = {"gpt2-xl": "GPT-2 XL (1.5B)", "llama-3.1-8b": "Llama 3.1 8B", "llama-3.1-70b": "Llama 3.1 70B"}
 SIZE_STRATEGIES = {"ddp": "DDP", "zero1": "ZeRO-1", "zero2": "ZeRO-2", "zero3": "ZeRO-3", "fsdp2": "FSDP2"}
+ANSWERED_SIZES = ("gpt2-xl", "llama-3.1-8b")  # what the sentence under the table is about
 SIZE_SEQUENCES = 8  # per GPU, so that a step computes long enough for its time to be predicted with both ends
 
 
 def sizes() -> str:
     """Predicted memory per GPU and time per step of models that people train, by strategy."""
-    columns = {model: _predicted_cells(model, num_gpus) for model, num_gpus in SIZES.items()}
+    columns = {model: _predicted_options(model, num_gpus) for model, num_gpus in SIZES.items()}
     head = ["strategy", *(f"{SIZE_NAMES[model]}, {num_gpus} GPUs" for model, num_gpus in SIZES.items())]
-    rows = [[label, *(cells[name] for cells in columns.values())] for name, label in SIZE_STRATEGIES.items()]
-    return tabulate(head, rows)
+    rows = [
+        [label, *(_size_cell(options[name]) for options in columns.values())] for name, label in SIZE_STRATEGIES.items()
+    ]
+    return f"{tabulate(head, rows)}\n\n" + " ".join(_size_sentence(model, columns[model]) for model in ANSWERED_SIZES)
 
 
-def _predicted_cells(model: str, num_gpus: int) -> dict[str, str]:
+def _size_sentence(model: str, options: dict[str, Option]) -> str:
+    """Say what ZeRO-3 saves compared with DDP, and what it costs compared with DDP or, if DDP does not fit, ZeRO-2."""
+    memory = {name: f"{option.needed_bytes / 2**30:,.0f} GiB" for name, option in options.items()}
+    baseline = "ddp" if options["ddp"].fits else "zero2"
+    ratio = options["zero3"].prediction.step.total / options[baseline].prediction.step.total
+    return (
+        f"For {SIZE_NAMES[model]} on {SIZES[model]} GPUs, ZeRO-3 needs {memory['zero3']} per GPU instead of the "
+        f"{memory['ddp']} of DDP, and a step takes {ratio:.2f} times as long as under {SIZE_STRATEGIES[baseline]}."
+    )
+
+
+def _predicted_options(model: str, num_gpus: int) -> dict[str, Option]:
     request = planner.Request(
         gpu="h100",
         num_gpus=num_gpus,
@@ -500,11 +514,10 @@ def _predicted_cells(model: str, num_gpus: int) -> dict[str, str]:
         gradient_accumulation_steps=1,
         activation_checkpointing="full",
     )
-    options = planner.advise(model, request).options
-    return {option.strategy.name: _predicted_cell(option) for option in options}
+    return {option.strategy.name: option for option in planner.advise(model, request).options}
 
 
-def _predicted_cell(option: Option) -> str:
+def _size_cell(option: Option) -> str:
     memory = f"{option.needed_bytes / 2**30:,.0f} GiB"
     if not option.fits:
         return f"{memory}, does not fit"
