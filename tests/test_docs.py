@@ -1,4 +1,4 @@
-"""Are the commands, links and paths that README and docs/ name there, and are their numbers those of the records?"""
+"""Test that commands, links and paths in README and docs/ exist, and that numbers there agree with the records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is what theory says a block keeps what autograd keeps of transformers' modules?"""
+"""Test that theory's saved tensors of a block are those that autograd keeps for the modules of transformers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is a traced figure what a step of the model holds, does the planner predict it, and is the rest refused?"""
+"""Test that traced figures equal a step of the model, that the planner predicts them, and what is refused."""
 
 from __future__ import annotations
 

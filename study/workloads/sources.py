@@ -1,4 +1,4 @@
-"""Where do text and tokenizer come from? The hub, a folder of files, or the synthetic sample.
+"""The sources of text and tokenizers: the Hugging Face hub, a folder of files, or the bundled synthetic sample.
 
 One source is never replaced by another: what cannot be had from the source that was asked for is a `Refusal`.
 Importing this module and calling `check` import neither torch nor transformers.
