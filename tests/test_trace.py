@@ -18,8 +18,8 @@ from study.errors import Refusal
 from study.planner import Request, advice_text, advise
 from study.planner.trace import trace_options
 from study.theory import hardware, measured_by_others, peaks, prediction, shapes
+from study.theory.activations import EAGER_ONLY
 from study.theory.engine import Engine, Job
-from study.theory.residual import EAGER_ONLY
 from study.training.memory import CpuPeak
 from study.workloads import WORKLOADS
 from study.workloads.sources import Splits

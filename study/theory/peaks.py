@@ -13,7 +13,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from study.theory import residual
+from study.theory import activations
 from study.theory.communication.buckets import ENGINE_BUCKET_ELEMENTS
 from study.theory.communication.model_order import model_of
 from study.theory.communication.sharded import whole_elements
@@ -149,8 +149,8 @@ def _moments(
     shape: ModelShape, engine: Engine, job: Job, rank: int, resting: States, stepping: States
 ) -> list[dict[PeakPart, Numbers]]:
     """List the bytes in memory at each of PEAK_MOMENTS."""
-    temporary = residual.temporary_bytes(shape, engine, job)
-    logits = residual.logit_bytes(shape, job)
+    temporary = activations.temporary_bytes(shape, engine, job)
+    logits = activations.logit_bytes(shape, job)
     at_loss, in_last, in_first = _activations(shape, engine, job, logits)
     gradients = _gradients(shape, engine, job, rank)
     secondary = secondary_bytes(engine, shape.parameters)  # made as parameters are released
@@ -201,16 +201,16 @@ def _moments(
 
 def _activations(shape: ModelShape, engine: Engine, job: Job, logits: Numbers) -> tuple[Numbers, Numbers, Numbers]:
     """Bytes of activations, with autocast's casts, at the loss and in backward of the last and of the first block."""
-    block = residual.block_bytes(shape, engine, job)
-    outside = residual.outside_bytes(shape, engine, job)
-    casts = residual.cast_bytes(shape, engine)
+    block = activations.block_bytes(shape, engine, job)
+    outside = activations.outside_bytes(shape, engine, job)
+    casts = activations.cast_bytes(shape, engine)
     recomputed = job.recomputed
-    saved = (
-        recomputed * residual.checkpoint_bytes(shape, engine, job) + (1 - recomputed) * block if recomputed else block
-    )
+    saved = block
+    if recomputed:
+        saved = recomputed * activations.checkpoint_bytes(shape, engine, job) + (1 - recomputed) * block
     # Autocast's 16-bit weights live as long as what is kept for backward; checkpointed blocks keep none, so that they
     # go as forward ends, before the loss makes more of the logits than a cast.
-    until_loss = np.maximum(casts - (1 - 4 / residual.LOGIT_BYTES["eager"]) * logits, 0.0) if recomputed else casts
+    until_loss = np.maximum(casts - (1 - 4 / activations.LOGIT_BYTES["eager"]) * logits, 0.0) if recomputed else casts
     at_loss = shape.layers * saved + outside + until_loss
     # A checkpointed block is computed again, beside its input, which all others still keep.
     in_last = shape.layers * saved + outside + (recomputed * (block + casts / shape.layers) if recomputed else casts)

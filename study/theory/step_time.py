@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from study.theory import communication, flops, hardware, intervals, model_states, residual
+from study.theory import activations, communication, flops, hardware, intervals, model_states
 from study.theory.communication.sharded import gathered_elements
 from study.theory.engine import Engine, Job, LossKernel, Numbers, parameter_bytes
 from study.theory.hardware import Box, generation_of, product_flops_per_second
@@ -287,7 +287,7 @@ def _attention(shape: ModelShape, engine: Engine, job: Job, speed: _Speed) -> tu
     because it saves no scores. Eager attention computes all scores like any other product, and writes each several
     times.
     """
-    eager = residual.is_eager(shape, job)
+    eager = activations.is_eager(shape, job)
     causal = not eager and not shape.is_encoder
     multiplied = job.micro_batch_size * flops.attention_flops_per_sequence(shape, job.sequence_length, causal)
     if not eager:
