@@ -33,6 +33,7 @@ from study.records.schema import Record
 from study.report import plots, tables
 from study.theory import measured_by_others, prediction
 from study.theory import peaks as peaks_of
+from study.theory.model_states import paper_bytes_per_parameter
 from study.theory.shapes.config_json import MODEL_TYPES, REFUSED
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -392,6 +393,32 @@ def crossings() -> str:
     return tabulate(["strategy", "measured", "by theory"], rows)
 
 
+def states_by_strategy() -> str:
+    """Bytes of model states per parameter that each of eight processes keeps, by the ZeRO paper."""
+    stages = {"DDP": 0, "ZeRO-1": 1, "ZeRO-2": 2, "ZeRO-3, FSDP2": 3}
+    rows = [
+        [name, *(_states_in_words(stage, precision) for precision in ("fp32", "bf16"))]
+        for name, stage in stages.items()
+    ]
+    return tabulate(["8 processes", "fp32", "bf16 with fp32 master weights"], rows)
+
+
+def _states_in_words(stage: int, precision: str) -> str:
+    states = paper_bytes_per_parameter(stage, 8, precision)
+    return f"{states.parameters:g} + {states.gradients:g} + {states.optimizer_states:g} = {states.total:g}"
+
+
+def default_buffers() -> str:
+    """Peaks of GPT-124M with DeepSpeed's default buffers and with smaller ones, compared with DDP."""
+    buffers = {"ddp": "DDP's", "zero3": "DeepSpeed's default", "zero3_tuned": "smaller", "fsdp2": "one per block"}
+    peaks = first_screen.peaks()
+    rows = [
+        [f"`{name}`", kind, f"{peaks[name]:.2f} GiB", f"{peaks[name] / peaks['ddp']:.2f}x"]
+        for name, kind in buffers.items()
+    ]
+    return tabulate(["strategy", "buffers", "peak memory of tensors", "compared with DDP"], rows)
+
+
 def lower_bound(package: str) -> str:
     """The oldest version that pyproject.toml takes."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
@@ -477,6 +504,8 @@ def learned_bits() -> str:
 
 
 PLACES: dict[tuple[str, str], Callable[[], str]] = {
+    ("docs/concepts.md", "states"): states_by_strategy,
+    ("docs/concepts.md", "buffers"): default_buffers,
     ("reports/README.md", "numbers"): lambda: tabulate(FIRST_SCREEN, first_screen.table()),
     ("docs/bits.md", "roundings"): roundings,
     ("docs/bits.md", "exact"): exact,
