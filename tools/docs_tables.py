@@ -29,6 +29,7 @@ from study.engines.strategy_names import in_order
 from study.formatting import three_digits
 from study.planner import published_rows
 from study.records import find as records
+from study.records import schema
 from study.records.schema import Record
 from study.report import plots, tables
 from study.theory import measured_by_others, prediction
@@ -142,27 +143,33 @@ def saving() -> str:
 
 
 def throughput() -> str:
-    """Our samples per second over those of others at the same work."""
+    """The trainer's samples per second, divided by those of another program at the same work."""
     rows = [[f"`{name}`", baseline, pairs.show(result["wall_ratio"]), pairs.show(result["step_ratio"])]
-            for baseline, file in (("Trainer", "throughput"), ("DeepSpeed alone", "throughput_deepspeed"))
+            for baseline, file in (("Trainer", "throughput"), ("DeepSpeed without accelerate", "throughput_deepspeed"))
             for name, result in benchmark(file)["strategies"].items()]  # fmt: skip
-    return tabulate(["strategy", "over", "by wall clock", "by the median step"], rows)
+    return tabulate(["strategy", "compared with", "by wall clock", "by the median step"], rows)
 
 
 def faults() -> str:
-    """What was seen of each fault that was injected, after how long, and what was left."""
+    """Outcomes of injected faults, with the names that statuses have today, and the files that were left."""
     rows = []
     for fault in benchmark("faults")["faults"]:
         names = [fault["fault"], f"`{fault['strategy']}`"]
         if fault["not_injected"]:
             rows.append([*names, f"not injected: {fault['not_injected']}", "", "", ""])
             continue
-        record = f"`{fault['record']['status']}`" if fault["record"] else "none"
-        leftovers = ", ".join(f"`{name}`" for name in fault["left"] if name not in LEFT_BY_EVERY_RUN) or "nothing else"
+        record = f"`{_of_today(fault['record']['status'])}`" if fault["record"] else "none"
+        leftovers = ", ".join(f"`{name}`" for name in fault["left"] if name not in LEFT_BY_EVERY_RUN) or "none"
         message = (fault["message"] or "").replace("|", " ")
-        outcome = f"`{fault['status']}`: {message}" if fault["status"] else message
+        outcome = f"`{_of_today(fault['status'])}`: {message}" if fault["status"] else message
         rows.append([*names, outcome, f"{fault['seconds']:.1f}", record, leftovers])
-    return tabulate(["fault", "strategy", "outcome", "s", "record", "left"], rows)
+    head = ["fault", "strategy", "outcome and message", "seconds until the run ended", "status in its record"]
+    return tabulate([*head, "files left besides the usual ones"], rows)
+
+
+def _of_today(status: str) -> str:
+    """Return the name that a status has today; reading an older record does the same."""
+    return schema.RENAMED.get(status, status)
 
 
 def machines() -> str:
@@ -521,8 +528,8 @@ PLACES: dict[tuple[str, str], Callable[[], str]] = {
     ("docs/checkpoints.md", "resumed"): resumed,
     ("docs/checkpoints.md", "other_ranks"): other_ranks,
     ("docs/checkpoints.md", "saving"): saving,
-    ("docs/CONTRIBUTING.md", "throughput"): throughput,
-    ("docs/records.md", "faults"): faults,
+    ("reports/throughput.md", "throughput"): throughput,
+    ("reports/faults.md", "faults"): faults,
     ("docs/machines.md", "machines"): machines,
     ("docs/prove.md", "proofs"): proofs,
     ("docs/planner-accuracy.md", "accuracy"): planner_accuracy,
