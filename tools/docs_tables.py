@@ -1,4 +1,4 @@
-"""Writes anew what README and docs/ say in numbers, between two comments such as <!-- claims -->, from the records.
+"""Write the tables of the guides and reports from the records, between two comments such as <!-- claims -->.
 
 python tools/docs_tables.py
 """
@@ -50,7 +50,7 @@ EXACT = 1e-5  # relative; nearer a state is not predicted: Adam's step counters 
 
 
 def rows_of(page: str) -> list[list[str]]:
-    """The rows of a Markdown table, its head first, without the line under it."""
+    """Return the rows of a Markdown table, its head first, without the line under the head."""
     lines = [line for line in page.splitlines() if line.startswith("|")]
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     return [row for row in rows if set("".join(row)) - set(":-")]
@@ -71,7 +71,7 @@ def benchmark(name: str) -> dict[str, Any]:
 
 @cache
 def runs() -> list[Record]:
-    """Every committed run that ended well."""
+    """Return every committed run that ended well."""
     return [file.record for file in records.find([CPU]) if file.record.status == "ok"]
 
 
@@ -101,7 +101,7 @@ def whole_theory() -> str:
 
 
 def resumed() -> str:
-    """What became of killed runs that were taken up, by strategy."""
+    """Table of runs that were killed and resumed, by strategy."""
     cases = benchmark("resume")["cases"]
     rows = []
     for name in dict.fromkeys(case["strategy"] for case in cases):
@@ -123,7 +123,7 @@ def resumed() -> str:
 
 
 def other_ranks() -> str:
-    """How near runs are that went on with other ranks or under another strategy, and what was refused."""
+    """Table of runs that resumed with other ranks or another strategy: differences, and refusals."""
     rows = []
     for case in benchmark("other_ranks")["cases"]:
         cells = ["refused", ""] if case["refused"] else [f"{case[name]:.1e}" for name in ("loss", "grad_norm")]
@@ -132,7 +132,7 @@ def other_ranks() -> str:
 
 
 def saving() -> str:
-    """What it takes by strategy, in the median of its runs: to save, to go on, and to write the model."""
+    """Median seconds and bytes by strategy to save, to resume and to export."""
     names = "checkpoint_bytes", "save_seconds", "load_seconds_on_2", "load_seconds_on_1", "export_seconds"
     rows = []
     for strategy, tries in benchmark("saving")["strategies"].items():
@@ -173,7 +173,7 @@ def _of_today(status: str) -> str:
 
 
 def machines() -> str:
-    """What each machine said of each fault between machines, and after how long."""
+    """Messages of each machine for each fault between machines, and the seconds until they appeared."""
     rows = [
         [row["fault"], f"`{row['strategy']}`", row["machine"], row["said"] or "nothing: it was killed",
          "no end" if row["seconds"] is None else f"{row['seconds']:.0f}"]
@@ -183,7 +183,7 @@ def machines() -> str:
 
 
 def proofs() -> str:
-    """What the proof said of scripts that others wrote, by strategy."""
+    """Results of `prove` for scripts of other people, by strategy."""
     plain = [row for row in benchmark("prove_scripts")["rows"] if row["variant"] is None]
     cells = {(row["script"], row["strategy"]): proof_in_short(row) for row in plain}
     scripts, strategies = (list(dict.fromkeys(row[key] for row in plain)) for key in ("script", "strategy"))
@@ -209,7 +209,7 @@ LEFT_BY_EVERY_RUN = {
 
 
 def planner_accuracy() -> str:
-    """How far the planner's models are from the committed runs, and where a peak's count may be much too large."""
+    """Errors of the planner's models compared with committed runs."""
     sent = [cell for run in runs() if run.world_size > 1 and (cell := predicted.messages(run))]
     inexact = [error for error in against_theory().states if abs(error.error) > EXACT]
     states = [f"{len(runs()) - len(inexact)} within 0.001 %", *(f"{percent(e.error, 2)} `{e.run}`" for e in inexact)]
@@ -247,7 +247,7 @@ def planner_memory() -> str:
 
 
 def planner_fits() -> str:
-    """What is said to fit, against what trained; LLM Foundry's rows first."""
+    """Predictions of what fits, compared with what trained; LLM Foundry's rows first."""
     foundry = [bool(prediction.fits(peaks_of.peak(row.shape, row.engine, row.job), row.box))
                for row in measured_by_others.throughput_rows()]  # fmt: skip
     verdicts = published_rows.fits_verdicts()
@@ -261,7 +261,7 @@ def planner_fits() -> str:
 
 
 def published_program() -> str:
-    """What is learned: as published, mended, and with each defect that alone changes it."""
+    """Losses of the published program: as published, repaired, and with each defect that changes them by itself."""
     results = defects.read(ROOT / "reports" / "cpu" / "published" / "protocol.json")
     programs = {"as published": defects.AS_PUBLISHED, "all defects mended": defects.MENDED}
     programs |= {f"all mended but `{name}`": effect_found for name, effect_found in defects.LEFT_ALONE.items()}
@@ -288,7 +288,7 @@ def in_words(effect: defects.Effect | None) -> str:
 
 
 def relative(value: float) -> str:
-    """In per cent, unless it is so small that its power of ten reads better."""
+    """Format a ratio in percent, or as a power of ten if it is very small."""
     digits = f"{three_digits(100 * value)} %" if abs(value) >= 1e-3 or value == 0 else three_digits(value)
     return f"+{digits}" if value > 0 else digits
 
@@ -297,7 +297,7 @@ def relative(value: float) -> str:
 
 
 def models() -> str:
-    """Which classes of transformers the planner counts, and which model types it refuses by name."""
+    """The classes of transformers that the planner knows, and the model types that it refuses by name."""
     counted = [
         [f"`{name}`", ", ".join(f"`{class_name}`" for class_name in model_type.classes)]
         for name, model_type in MODEL_TYPES.items()
@@ -307,7 +307,7 @@ def models() -> str:
 
 
 def rooms() -> str:
-    """The table of rooms, its last column as tests/test_layout.py has it."""
+    """Return the table of folders, with the last column from tests/test_layout.py."""
     head, *rows = rows_of(between("docs/architecture.md", "rooms"))
     assert {row[0].strip("`") for row in rows} == set(MAY_IMPORT)
     return tabulate(head, [[*row[:2], ", ".join(sorted(MAY_IMPORT[row[0].strip("`")].split()))] for row in rows])
@@ -329,7 +329,7 @@ FIRST_SCREEN = "in README", "what", "study", "measured", "seeds, repeats"
 
 
 def frozen(caps: tuple[float, ...] = (3, 6)) -> dict[tuple[float, str], str]:
-    """What the protocol of `frontier` predicted, as corrected, by cap and strategy."""
+    """Return the corrected predictions in the protocol of `frontier`, by memory limit and strategy."""
     _, _, text = (ROOT / "study" / "studies" / "frontier.yaml").read_text(encoding="utf-8").partition("# Correction")
     sizes = re.findall(r"([a-z]\w+) (none|\d+m) (\d+m)", " ".join(re.split(r"\s+#?\s*", text)))
     return {(cap, name): size for name, *predicted in sizes for cap, size in zip(caps, predicted, strict=True)}
@@ -357,7 +357,7 @@ def speeds() -> str:
 
 
 def learned(study: str) -> str:
-    """What became of each arm of a study that asks what is learned."""
+    """Results of each arm of a study that compares what is learned."""
     table = verdict_text.table_of_arms(first_screen.learned(study))
     return "\n".join(" | ".join(line.split(" | ")[at] for at in (0, 1, 2, 3, 4, 6)) + " |" for line in table)
 
@@ -395,7 +395,7 @@ def real_peaks() -> str:
 
 
 def crossings() -> str:
-    """From which size on each strategy holds less than DDP: measured, and by theory."""
+    """The smallest model for which each strategy uses less memory than DDP: measured, and by theory."""
     rows = [[row.strategy, row.measured, row.by_theory] for row in tables.crossings(CPU / "peaks-real").itertuples()]
     return tabulate(["strategy", "measured", "by theory"], rows)
 
@@ -427,14 +427,14 @@ def default_buffers() -> str:
 
 
 def lower_bound(package: str) -> str:
-    """The oldest version that pyproject.toml takes."""
+    """Return the oldest version that pyproject.toml accepts."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     (bound,) = (entry.removeprefix(f"{package}>=") for entry in extras["train"] if entry.startswith(f"{package}>="))
     return bound
 
 
 def supported() -> str:
-    """What was found of each release of each package, the newest first: a row for neighbours that are alike."""
+    """Results for each release of each package, the newest first. Neighbors with equal results share a row."""
     rows = []
     for package in PACKAGES:
         cell_names = {cell.name for cell in of_release([package])}
@@ -450,12 +450,12 @@ def supported() -> str:
 
 
 def between_ends(versions: list[str]) -> str:
-    """Neighbouring releases by the first and the last."""
+    """Name neighboring releases by the first and the last."""
     return versions[0] if len(versions) == 1 else f"{versions[0]} to {versions[-1]} ({len(versions)})"
 
 
 def exact() -> str:
-    """How many trainings in exact arithmetic have the reference's bits, which were refused, and the planted faults."""
+    """Numbers of trainings in exact arithmetic that equal the reference or were refused, and the planted faults."""
     report = json.loads((ROOT / "reports" / "exact.json").read_text())
     trained = [cell for cell in report["cells"] if not cell["outcome"].startswith("refused")]
     matching = [cell for cell in trained if cell["outcome"] == "same bits"]
@@ -480,7 +480,7 @@ def _never_trained(cells: list[dict[str, Any]]) -> list[str]:
 
 
 def roundings() -> str:
-    """What each cause does by itself in the study `bits`, and what removes it."""
+    """The effect of each cause by itself in the study `bits`, and the option that removes it."""
     files = [file for file in records.find([CPU / "bits"]) if file.record.status == "ok" and file.record.digests]
     rows, single = [], bits.single_roundings(files)
     met = {name for file in files for name in bits.roundings(file.record)}
@@ -495,7 +495,7 @@ def roundings() -> str:
 
 
 def learned_bits() -> str:
-    """By strategy: what the long trainings of the study `bits-learned` leave, compared with DDP's."""
+    """Results of the long trainings in the study `bits-learned` by strategy, compared with DDP."""
     cells_by_setting: dict[str, dict[str, str]] = {}
     for heading, column_groups in bits.settings([CPU / "bits-learned"]).items():
         workload, precision, steps, seed = heading.split(", ")[:4]
@@ -548,17 +548,17 @@ PLACES: dict[tuple[str, str], Callable[[], str]] = {
 
 
 def pattern(name: str) -> re.Pattern[str]:
-    """What stands between the two comments of that name, and these."""
+    """Return the pattern of a table between the two comments of this name, and of these comments."""
     return re.compile(rf"(<!-- {name}(?:: [^>]*)? -->\n)(.*?)(<!-- /{name} -->)", re.DOTALL)
 
 
 def between(page: str, name: str) -> str:
-    """What stands between the two comments of that name in a page."""
+    """Return the text between the two comments of this name in a page."""
     return pattern(name).search((ROOT / page).read_text(encoding="utf-8"))[2].strip("\n")
 
 
 def main() -> None:
-    """Write every place, and the page of theory's errors, anew."""
+    """Write every table, and the page of theory's errors."""
     THEORY.write_text(f"{whole_theory()}\n", encoding="utf-8")
     for (page, name), make in PLACES.items():
         path, table = ROOT / page, make()
