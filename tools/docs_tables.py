@@ -407,7 +407,7 @@ def states_by_strategy() -> str:
         [name, *(_states_in_words(stage, precision) for precision in ("fp32", "bf16"))]
         for name, stage in stages.items()
     ]
-    return tabulate(["8 processes", "fp32", "bf16 with fp32 master weights"], rows)
+    return tabulate(["strategy", "fp32", "bf16 with fp32 master weights"], rows)
 
 
 def _states_in_words(stage: int, precision: str) -> str:
@@ -423,7 +423,7 @@ def default_buffers() -> str:
         [f"`{name}`", kind, f"{peaks[name]:.2f} GiB", f"{peaks[name] / peaks['ddp']:.2f}x"]
         for name, kind in buffers.items()
     ]
-    return tabulate(["strategy", "buffers", "peak memory of tensors", "compared with DDP"], rows)
+    return tabulate(["strategy", "buffers", "peak memory", "compared with DDP"], rows)
 
 
 def lower_bound(package: str) -> str:
