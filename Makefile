@@ -114,7 +114,7 @@ iproute2:
 
 # In this order: each reads what those before it wrote. A page of a comparison names its own command in its last line.
 DERIVED = "tools/keys.py" "tools/config_defaults.py" "tools/planner_accuracy.py --write" "-m study predict" \
-	"-m study claims --write" "tools/first_screen.py" "tools/dry_run_figure.py" "tools/docs_tables.py" "-m study report"
+	"-m study claims --write" "tools/first_screen.py" "tools/dry_run_figure.py" "tools/drawings.py" "tools/docs_tables.py" "-m study report"
 
 derived: setup
 	@mkdir -p build; export CUDA_VISIBLE_DEVICES=; for step in $(DERIVED); do echo "$$step ..."; \

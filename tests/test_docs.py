@@ -35,7 +35,7 @@ from study.strategy import file
 
 PAGES = sorted(
     path.relative_to(ROOT).as_posix()
-    for pattern in ("README.md", "docs/*.md", "reports/README.md", "reports/*/README.md")
+    for pattern in ("README.md", "docs/*.md", "reports/*.md", "reports/*/README.md")
     for path in ROOT.glob(pattern)
 )
 
@@ -170,7 +170,7 @@ CHECKS: dict[str, Callable[[list[str]], None]] = {
 }  # fmt: skip
 SHELL = (  # not ours
     "source ", "pre-commit install", "(cd data && zip ", "grep ", "DS_BUILD_OPS=0 pip wheel ", "git clone ", "safety ",
-    "rsync ", "aws ", "pytest ", "python3 -m venv ",
+    "rsync ", "aws ", "pytest ", "python3 -m venv ", "zcat ",
 )  # fmt: skip
 
 
