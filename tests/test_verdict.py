@@ -1,4 +1,4 @@
-"""Is the verdict on a study that was fixed in advance what its numbers say? Studies made up, with known differences."""
+"""Test the verdict on a study whose margins were fixed in advance, with synthetic studies of known differences."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writes anew what README and docs/ say in numbers, between two comments such as <!-- claims -->, from the records.
+"""Write the tables of the guides and reports from the records, between two comments such as <!-- claims -->.
 
 python tools/docs_tables.py
 """
@@ -17,7 +17,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from study import formatting
+from study import formatting, planner
 from study.claims import defects, sentences
 from study.compare import bits, frontier, memory_views, predicted, verdict_text
 from study.engines import known_bad
@@ -28,11 +28,14 @@ from study.engines.keys import allowed
 from study.engines.strategy_names import in_order
 from study.formatting import three_digits
 from study.planner import published_rows
+from study.planner.choose import Option
 from study.records import find as records
+from study.records import schema
 from study.records.schema import Record
 from study.report import plots, tables
 from study.theory import measured_by_others, prediction
 from study.theory import peaks as peaks_of
+from study.theory.model_states import paper_bytes_per_parameter
 from study.theory.shapes.config_json import MODEL_TYPES, REFUSED
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -48,7 +51,7 @@ EXACT = 1e-5  # relative; nearer a state is not predicted: Adam's step counters 
 
 
 def rows_of(page: str) -> list[list[str]]:
-    """The rows of a Markdown table, its head first, without the line under it."""
+    """Return the rows of a Markdown table, its head first, without the line under the head."""
     lines = [line for line in page.splitlines() if line.startswith("|")]
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     return [row for row in rows if set("".join(row)) - set(":-")]
@@ -69,7 +72,7 @@ def benchmark(name: str) -> dict[str, Any]:
 
 @cache
 def runs() -> list[Record]:
-    """Every committed run that ended well."""
+    """Return every committed run that ended well."""
     return [file.record for file in records.find([CPU]) if file.record.status == "ok"]
 
 
@@ -99,7 +102,7 @@ def whole_theory() -> str:
 
 
 def resumed() -> str:
-    """What became of killed runs that were taken up, by strategy."""
+    """Table of runs that were killed and resumed, by strategy."""
     cases = benchmark("resume")["cases"]
     rows = []
     for name in dict.fromkeys(case["strategy"] for case in cases):
@@ -121,7 +124,7 @@ def resumed() -> str:
 
 
 def other_ranks() -> str:
-    """How near runs are that went on with other ranks or under another strategy, and what was refused."""
+    """Table of runs that resumed with other ranks or another strategy: differences, and refusals."""
     rows = []
     for case in benchmark("other_ranks")["cases"]:
         cells = ["refused", ""] if case["refused"] else [f"{case[name]:.1e}" for name in ("loss", "grad_norm")]
@@ -130,7 +133,7 @@ def other_ranks() -> str:
 
 
 def saving() -> str:
-    """What it takes by strategy, in the median of its runs: to save, to go on, and to write the model."""
+    """Median seconds and bytes by strategy to save, to resume and to export."""
     names = "checkpoint_bytes", "save_seconds", "load_seconds_on_2", "load_seconds_on_1", "export_seconds"
     rows = []
     for strategy, tries in benchmark("saving")["strategies"].items():
@@ -141,31 +144,37 @@ def saving() -> str:
 
 
 def throughput() -> str:
-    """Our samples per second over those of others at the same work."""
+    """The trainer's samples per second, divided by those of another program at the same work."""
     rows = [[f"`{name}`", baseline, pairs.show(result["wall_ratio"]), pairs.show(result["step_ratio"])]
-            for baseline, file in (("Trainer", "throughput"), ("DeepSpeed alone", "throughput_deepspeed"))
+            for baseline, file in (("Trainer", "throughput"), ("DeepSpeed without accelerate", "throughput_deepspeed"))
             for name, result in benchmark(file)["strategies"].items()]  # fmt: skip
-    return tabulate(["strategy", "over", "by wall clock", "by the median step"], rows)
+    return tabulate(["strategy", "compared with", "by wall clock", "by the median step"], rows)
 
 
 def faults() -> str:
-    """What was seen of each fault that was injected, after how long, and what was left."""
+    """Outcomes of injected faults, with the names that statuses have today, and the files that were left."""
     rows = []
     for fault in benchmark("faults")["faults"]:
         names = [fault["fault"], f"`{fault['strategy']}`"]
         if fault["not_injected"]:
             rows.append([*names, f"not injected: {fault['not_injected']}", "", "", ""])
             continue
-        record = f"`{fault['record']['status']}`" if fault["record"] else "none"
-        leftovers = ", ".join(f"`{name}`" for name in fault["left"] if name not in LEFT_BY_EVERY_RUN) or "nothing else"
+        record = f"`{_of_today(fault['record']['status'])}`" if fault["record"] else "none"
+        leftovers = ", ".join(f"`{name}`" for name in fault["left"] if name not in LEFT_BY_EVERY_RUN) or "none"
         message = (fault["message"] or "").replace("|", " ")
-        outcome = f"`{fault['status']}`: {message}" if fault["status"] else message
+        outcome = f"`{_of_today(fault['status'])}`: {message}" if fault["status"] else message
         rows.append([*names, outcome, f"{fault['seconds']:.1f}", record, leftovers])
-    return tabulate(["fault", "strategy", "outcome", "s", "record", "left"], rows)
+    head = ["fault", "strategy", "outcome and message", "seconds until the run ended", "status in its record"]
+    return tabulate([*head, "files left besides the usual ones"], rows)
+
+
+def _of_today(status: str) -> str:
+    """Return the name that a status has today; reading an older record does the same."""
+    return schema.RENAMED.get(status, status)
 
 
 def machines() -> str:
-    """What each machine said of each fault between machines, and after how long."""
+    """Messages of each machine for each fault between machines, and the seconds until they appeared."""
     rows = [
         [row["fault"], f"`{row['strategy']}`", row["machine"], row["said"] or "nothing: it was killed",
          "no end" if row["seconds"] is None else f"{row['seconds']:.0f}"]
@@ -175,7 +184,7 @@ def machines() -> str:
 
 
 def proofs() -> str:
-    """What the proof said of scripts that others wrote, by strategy."""
+    """Results of `prove` for scripts of other people, by strategy."""
     plain = [row for row in benchmark("prove_scripts")["rows"] if row["variant"] is None]
     cells = {(row["script"], row["strategy"]): proof_in_short(row) for row in plain}
     scripts, strategies = (list(dict.fromkeys(row[key] for row in plain)) for key in ("script", "strategy"))
@@ -201,7 +210,7 @@ LEFT_BY_EVERY_RUN = {
 
 
 def planner_accuracy() -> str:
-    """How far the planner's models are from the committed runs, and where a peak's count may be much too large."""
+    """Errors of the planner's models compared with committed runs."""
     sent = [cell for run in runs() if run.world_size > 1 and (cell := predicted.messages(run))]
     inexact = [error for error in against_theory().states if abs(error.error) > EXACT]
     states = [f"{len(runs()) - len(inexact)} within 0.001 %", *(f"{percent(e.error, 2)} `{e.run}`" for e in inexact)]
@@ -239,7 +248,7 @@ def planner_memory() -> str:
 
 
 def planner_fits() -> str:
-    """What is said to fit, against what trained; LLM Foundry's rows first."""
+    """Predictions of what fits, compared with what trained; LLM Foundry's rows first."""
     foundry = [bool(prediction.fits(peaks_of.peak(row.shape, row.engine, row.job), row.box))
                for row in measured_by_others.throughput_rows()]  # fmt: skip
     verdicts = published_rows.fits_verdicts()
@@ -253,7 +262,7 @@ def planner_fits() -> str:
 
 
 def published_program() -> str:
-    """What is learned: as published, mended, and with each defect that alone changes it."""
+    """Losses of the published program: as published, repaired, and with each defect that changes them by itself."""
     results = defects.read(ROOT / "reports" / "cpu" / "published" / "protocol.json")
     programs = {"as published": defects.AS_PUBLISHED, "all defects mended": defects.MENDED}
     programs |= {f"all mended but `{name}`": effect_found for name, effect_found in defects.LEFT_ALONE.items()}
@@ -280,7 +289,7 @@ def in_words(effect: defects.Effect | None) -> str:
 
 
 def relative(value: float) -> str:
-    """In per cent, unless it is so small that its power of ten reads better."""
+    """Format a ratio in percent, or as a power of ten if it is very small."""
     digits = f"{three_digits(100 * value)} %" if abs(value) >= 1e-3 or value == 0 else three_digits(value)
     return f"+{digits}" if value > 0 else digits
 
@@ -289,7 +298,7 @@ def relative(value: float) -> str:
 
 
 def models() -> str:
-    """Which classes of transformers the planner counts, and which model types it refuses by name."""
+    """The classes of transformers that the planner knows, and the model types that it refuses by name."""
     counted = [
         [f"`{name}`", ", ".join(f"`{class_name}`" for class_name in model_type.classes)]
         for name, model_type in MODEL_TYPES.items()
@@ -299,7 +308,7 @@ def models() -> str:
 
 
 def rooms() -> str:
-    """The table of rooms, its last column as tests/test_layout.py has it."""
+    """Return the table of folders, with the last column from tests/test_layout.py."""
     head, *rows = rows_of(between("docs/architecture.md", "rooms"))
     assert {row[0].strip("`") for row in rows} == set(MAY_IMPORT)
     return tabulate(head, [[*row[:2], ", ".join(sorted(MAY_IMPORT[row[0].strip("`")].split()))] for row in rows])
@@ -321,7 +330,7 @@ FIRST_SCREEN = "in README", "what", "study", "measured", "seeds, repeats"
 
 
 def frozen(caps: tuple[float, ...] = (3, 6)) -> dict[tuple[float, str], str]:
-    """What the protocol of `frontier` predicted, as corrected, by cap and strategy."""
+    """Return the corrected predictions in the protocol of `frontier`, by memory limit and strategy."""
     _, _, text = (ROOT / "study" / "studies" / "frontier.yaml").read_text(encoding="utf-8").partition("# Correction")
     sizes = re.findall(r"([a-z]\w+) (none|\d+m) (\d+m)", " ".join(re.split(r"\s+#?\s*", text)))
     return {(cap, name): size for name, *predicted in sizes for cap, size in zip(caps, predicted, strict=True)}
@@ -349,7 +358,7 @@ def speeds() -> str:
 
 
 def learned(study: str) -> str:
-    """What became of each arm of a study that asks what is learned."""
+    """Results of each arm of a study that compares what is learned."""
     table = verdict_text.table_of_arms(first_screen.learned(study))
     return "\n".join(" | ".join(line.split(" | ")[at] for at in (0, 1, 2, 3, 4, 6)) + " |" for line in table)
 
@@ -387,20 +396,46 @@ def real_peaks() -> str:
 
 
 def crossings() -> str:
-    """From which size on each strategy holds less than DDP: measured, and by theory."""
+    """The smallest model for which each strategy uses less memory than DDP: measured, and by theory."""
     rows = [[row.strategy, row.measured, row.by_theory] for row in tables.crossings(CPU / "peaks-real").itertuples()]
     return tabulate(["strategy", "measured", "by theory"], rows)
 
 
+def states_by_strategy() -> str:
+    """Bytes of model states per parameter that each of eight processes keeps, by the ZeRO paper."""
+    stages = {"DDP": 0, "ZeRO-1": 1, "ZeRO-2": 2, "ZeRO-3, FSDP2": 3}
+    rows = [
+        [name, *(_states_in_words(stage, precision) for precision in ("fp32", "bf16"))]
+        for name, stage in stages.items()
+    ]
+    return tabulate(["strategy", "fp32", "bf16 with fp32 master weights"], rows)
+
+
+def _states_in_words(stage: int, precision: str) -> str:
+    states = paper_bytes_per_parameter(stage, 8, precision)
+    return f"{states.parameters:g} + {states.gradients:g} + {states.optimizer_states:g} = {states.total:g}"
+
+
+def default_buffers() -> str:
+    """Peaks of GPT-124M with DeepSpeed's default buffers and with smaller ones, compared with DDP."""
+    buffers = {"ddp": "DDP's", "zero3": "DeepSpeed's default", "zero3_tuned": "smaller", "fsdp2": "one per block"}
+    peaks = first_screen.peaks()
+    rows = [
+        [f"`{name}`", kind, f"{peaks[name]:.2f} GiB", f"{peaks[name] / peaks['ddp']:.2f}x"]
+        for name, kind in buffers.items()
+    ]
+    return tabulate(["strategy", "buffers", "peak memory", "compared with DDP"], rows)
+
+
 def lower_bound(package: str) -> str:
-    """The oldest version that pyproject.toml takes."""
+    """Return the oldest version that pyproject.toml accepts."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     (bound,) = (entry.removeprefix(f"{package}>=") for entry in extras["train"] if entry.startswith(f"{package}>="))
     return bound
 
 
 def supported() -> str:
-    """What was found of each release of each package, the newest first: a row for neighbours that are alike."""
+    """Results for each release of each package, the newest first. Neighbors with equal results share a row."""
     rows = []
     for package in PACKAGES:
         cell_names = {cell.name for cell in of_release([package])}
@@ -416,12 +451,12 @@ def supported() -> str:
 
 
 def between_ends(versions: list[str]) -> str:
-    """Neighbouring releases by the first and the last."""
+    """Name neighboring releases by the first and the last."""
     return versions[0] if len(versions) == 1 else f"{versions[0]} to {versions[-1]} ({len(versions)})"
 
 
 def exact() -> str:
-    """How many trainings in exact arithmetic have the reference's bits, which were refused, and the planted faults."""
+    """Numbers of trainings in exact arithmetic that equal the reference or were refused, and the planted faults."""
     report = json.loads((ROOT / "reports" / "exact.json").read_text())
     trained = [cell for cell in report["cells"] if not cell["outcome"].startswith("refused")]
     matching = [cell for cell in trained if cell["outcome"] == "same bits"]
@@ -446,7 +481,7 @@ def _never_trained(cells: list[dict[str, Any]]) -> list[str]:
 
 
 def roundings() -> str:
-    """What each cause does by itself in the study `bits`, and what removes it."""
+    """The effect of each cause by itself in the study `bits`, and the option that removes it."""
     files = [file for file in records.find([CPU / "bits"]) if file.record.status == "ok" and file.record.digests]
     rows, single = [], bits.single_roundings(files)
     met = {name for file in files for name in bits.roundings(file.record)}
@@ -461,7 +496,7 @@ def roundings() -> str:
 
 
 def learned_bits() -> str:
-    """By strategy: what the long trainings of the study `bits-learned` leave, compared with DDP's."""
+    """Results of the long trainings in the study `bits-learned` by strategy, compared with DDP."""
     cells_by_setting: dict[str, dict[str, str]] = {}
     for heading, column_groups in bits.settings([CPU / "bits-learned"]).items():
         workload, precision, steps, seed = heading.split(", ")[:4]
@@ -476,7 +511,59 @@ def learned_bits() -> str:
     return tabulate(["strategy", *cells_by_setting], rows)
 
 
+# The models of README's table of predictions, each with its number of H100 GPUs.
+SIZES = {"gpt2-xl": 8, "llama-3.1-8b": 8, "llama-3.1-70b": 64}
+SIZE_NAMES = {"gpt2-xl": "GPT-2 XL (1.5B)", "llama-3.1-8b": "Llama 3.1 8B", "llama-3.1-70b": "Llama 3.1 70B"}
+SIZE_STRATEGIES = {"ddp": "DDP", "zero1": "ZeRO-1", "zero2": "ZeRO-2", "zero3": "ZeRO-3", "fsdp2": "FSDP2"}
+ANSWERED_SIZES = ("gpt2-xl", "llama-3.1-8b")  # what the sentence under the table is about
+SIZE_SEQUENCES = 8  # per GPU, so that a step computes long enough for its time to be predicted with both ends
+
+
+def sizes() -> str:
+    """Predicted memory per GPU and time per step of models that people train, by strategy."""
+    columns = {model: _predicted_options(model, num_gpus) for model, num_gpus in SIZES.items()}
+    head = ["strategy", *(f"{SIZE_NAMES[model]}, {num_gpus} GPUs" for model, num_gpus in SIZES.items())]
+    rows = [
+        [label, *(_size_cell(options[name]) for options in columns.values())] for name, label in SIZE_STRATEGIES.items()
+    ]
+    return f"{tabulate(head, rows)}\n\n" + " ".join(_size_sentence(model, columns[model]) for model in ANSWERED_SIZES)
+
+
+def _size_sentence(model: str, options: dict[str, Option]) -> str:
+    """Say what ZeRO-3 saves compared with DDP, and what it costs compared with DDP or, if DDP does not fit, ZeRO-2."""
+    memory = {name: f"{option.needed_bytes / 2**30:,.0f} GiB" for name, option in options.items()}
+    baseline = "ddp" if options["ddp"].fits else "zero2"
+    ratio = options["zero3"].prediction.step.total / options[baseline].prediction.step.total
+    return (
+        f"For {SIZE_NAMES[model]} on {SIZES[model]} GPUs, ZeRO-3 needs {memory['zero3']} per GPU instead of the "
+        f"{memory['ddp']} of DDP, and a step takes {ratio:.2f} times as long as under {SIZE_STRATEGIES[baseline]}."
+    )
+
+
+def _predicted_options(model: str, num_gpus: int) -> dict[str, Option]:
+    request = planner.Request(
+        gpu="h100",
+        num_gpus=num_gpus,
+        micro_batch_size=SIZE_SEQUENCES,
+        gradient_accumulation_steps=1,
+        activation_checkpointing="full",
+    )
+    return {option.strategy.name: option for option in planner.advise(model, request).options}
+
+
+def _size_cell(option: Option) -> str:
+    memory = f"{option.needed_bytes / 2**30:,.0f} GiB"
+    if not option.fits:
+        return f"{memory}, does not fit"
+    step = option.prediction.step
+    interval = f"at least {step.low:.2f}" if option.is_short else f"{step.low:.2f} to {step.high:.2f}"
+    return f"{memory}, {step.total:.2f} s ({interval})"
+
+
 PLACES: dict[tuple[str, str], Callable[[], str]] = {
+    ("README.md", "sizes"): sizes,
+    ("docs/concepts.md", "states"): states_by_strategy,
+    ("docs/concepts.md", "buffers"): default_buffers,
     ("reports/README.md", "numbers"): lambda: tabulate(FIRST_SCREEN, first_screen.table()),
     ("docs/bits.md", "roundings"): roundings,
     ("docs/bits.md", "exact"): exact,
@@ -492,8 +579,8 @@ PLACES: dict[tuple[str, str], Callable[[], str]] = {
     ("docs/checkpoints.md", "resumed"): resumed,
     ("docs/checkpoints.md", "other_ranks"): other_ranks,
     ("docs/checkpoints.md", "saving"): saving,
-    ("docs/CONTRIBUTING.md", "throughput"): throughput,
-    ("docs/records.md", "faults"): faults,
+    ("reports/throughput.md", "throughput"): throughput,
+    ("reports/faults.md", "faults"): faults,
     ("docs/machines.md", "machines"): machines,
     ("docs/prove.md", "proofs"): proofs,
     ("docs/planner-accuracy.md", "accuracy"): planner_accuracy,
@@ -512,17 +599,17 @@ PLACES: dict[tuple[str, str], Callable[[], str]] = {
 
 
 def pattern(name: str) -> re.Pattern[str]:
-    """What stands between the two comments of that name, and these."""
+    """Return the pattern of a table between the two comments of this name, and of these comments."""
     return re.compile(rf"(<!-- {name}(?:: [^>]*)? -->\n)(.*?)(<!-- /{name} -->)", re.DOTALL)
 
 
 def between(page: str, name: str) -> str:
-    """What stands between the two comments of that name in a page."""
+    """Return the text between the two comments of this name in a page."""
     return pattern(name).search((ROOT / page).read_text(encoding="utf-8"))[2].strip("\n")
 
 
 def main() -> None:
-    """Write every place, and the page of theory's errors, anew."""
+    """Write every table, and the page of theory's errors."""
     THEORY.write_text(f"{whole_theory()}\n", encoding="utf-8")
     for (page, name), make in PLACES.items():
         path, table = ROOT / page, make()
