@@ -287,6 +287,16 @@ def test_the_tables_of_the_article_that_prints_its_program():
     assert len(trap_rows) == len(traps.read(published / "traps.json")["traps"])
 
 
+def test_the_picture_of_readme_says_what_it_shows_and_is_readable_on_a_phone():
+    values = pd.Series({"ddp": 2.6, "zero3": 4.1, "zero3_tuned": 1.8, "fsdp2": 1.5})
+    figure = plots.first_screen(values, values, "#000000", "GPT, fp32, two processes (measured)")
+    texts = [text for text in figure.findobj(Text) if text.get_text()]
+    words = {text.get_text() for text in texts} | {label.get_text() for label in figure.axes[0].get_yticklabels()}
+    assert {"GPT, fp32, two processes (measured)", "ZeRO-3\nsmaller buffers", "ZeRO-3\ndefault buffers", "DDP"} <= words
+    pixels_per_point = 390 / (72 * figure.get_figwidth())
+    assert min(text.get_fontsize() for text in texts if text.get_visible()) * pixels_per_point > 10
+
+
 def test_repeats_of_a_seed_count_once():
     runs = pd.DataFrame({"strategy": "ddp", "seed": [0, 0, 0, 1], "step": 1, "loss": [1.0, 1.0, 1.0, 3.0]})
     assert tables.mean(runs, "loss").loc["ddp", "loss"] == 2

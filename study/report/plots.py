@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -127,7 +126,7 @@ def first_screen(peaks: pd.Series, times: pd.Series, ink: str, title: str) -> Fi
     The figure is narrow and its letters are large, so that they are more than 10 pixels high on a phone.
     """
     order = in_order(peaks.index)
-    figure, panels = plt.subplots(1, 2, figsize=(5, ROW * len(order) + 1.7), sharey=True, layout="constrained")
+    figure, panels = plt.subplots(1, 2, figsize=(5, 0.46 * len(order) + 1.5), sharey=True, layout="constrained")
     heads = "Peak memory per\nprocess (GiB)", "Time per step\n(relative to DDP)"
     for axes, values, head in zip(panels, (peaks[order], times[order]), heads, strict=True):
         bars = axes.barh(order, values, color=[look(name)["color"] for name in order], height=0.66)
@@ -136,15 +135,21 @@ def first_screen(peaks: pd.Series, times: pd.Series, ink: str, title: str) -> Fi
         axes.tick_params(colors=ink, labelsize=11, bottom=False, labelbottom=False, left=False)
         axes.spines[:].set_visible(False)
         axes.margins(x=0.2)
-    readable = {"ddp": "DDP", "zero": "ZeRO-", "fsdp": "FSDP", "_tuned": ", tuned"}
-    names = [re.sub("|".join(readable), lambda match: readable[match[0]], name) for name in order]
-    panels[0].set_yticks(range(len(order)), names)
+    panels[0].set_yticks(range(len(order)), [_readable(name) for name in order])
     panels[0].invert_yaxis()
     figure.suptitle(title, color=ink, fontsize=11.5, fontweight="bold", x=0.01, ha="left")
-    legend = "Less is better. Memory: tensors only, no libraries.\ntuned: smaller buffers than DeepSpeed's defaults."
+    legend = "Less is better. Memory of tensors, without libraries."
     figure.supxlabel(legend, color=ink, fontsize=10.5, x=0.01, ha="left")
     plt.close(figure)
     return figure
+
+
+def _readable(strategy: str) -> str:
+    """Name a strategy for README's picture: "ZeRO-3, smaller buffers", in two lines."""
+    name = StrategyName.parse(strategy)
+    engine = name.engine.replace("ddp", "DDP").replace("fsdp", "FSDP").replace("zero", "ZeRO-")
+    buffers = {"": "default buffers", "tuned": "smaller buffers"}
+    return f"{engine}\n{buffers[name.variation]}" if name.engine.startswith("zero") else engine
 
 
 def final_losses(verdict: Verdict, control: str = "ddp") -> Figure:
