@@ -35,7 +35,7 @@ from study.strategy import file
 
 PAGES = sorted(
     path.relative_to(ROOT).as_posix()
-    for pattern in ("README.md", "docs/*.md", "reports/README.md", "reports/*/README.md")
+    for pattern in ("README.md", "docs/*.md", "reports/*.md", "reports/*/README.md")
     for path in ROOT.glob(pattern)
 )
 
