@@ -277,7 +277,8 @@ def in_words(effect: defects.Effect | None) -> str:
         return "has no value"
     has_interval = None not in (effect.low, effect.high) and effect.low != effect.high
     between = f" ({relative(effect.low)} to {relative(effect.high)})" if has_interval else ""
-    return f"{relative(effect.mean)}{between}, {effect.word}"
+    word = effect.word.replace("not told apart", "inconclusive")
+    return f"{relative(effect.mean)}{between}, {word}"
 
 
 def relative(value: float) -> str:
@@ -354,7 +355,7 @@ def learned(study: str) -> str:
     table = verdict_text.table_of_arms(first_screen.learned(study))
     head = "| trained with | seeds | mean difference | 90 % interval | largest difference | p | "
     rows = [" | ".join(line.split(" | ")[at] for at in (0, 1, 2, 3, 4, 6)) + " |" for line in table[1:]]
-    return "\n".join([head.strip(), *rows])
+    return "\n".join([head.strip(), *rows]).replace(", wrong on purpose", " (planted fault)")
 
 
 def series() -> str:
