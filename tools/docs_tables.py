@@ -17,6 +17,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from study import formatting, planner
 from study.claims import defects, sentences
 from study.compare import bits, frontier, memory_views, predicted, verdict_text
@@ -262,22 +264,21 @@ def planner_fits() -> str:
 
 
 def published_program() -> str:
-    """Losses of the published program: as published, repaired, and with each defect that changes them by itself."""
+    """Compare the losses of both sides: as published, repaired, and with each defect that alone changes them."""
     results = defects.read(ROOT / "reports" / "cpu" / "published" / "protocol.json")
-    programs = {"as published": defects.AS_PUBLISHED, "all defects mended": defects.MENDED}
-    programs |= {f"all mended but `{name}`": effect_found for name, effect_found in defects.LEFT_ALONE.items()}
+    programs = {"as published": defects.AS_PUBLISHED, "all defects repaired": defects.MENDED}
+    programs |= {f"all repaired except `{name}`": comparison for name, comparison in defects.LEFT_ALONE.items()}
     rows = []
     for name, comparison in programs.items():
         effects = [defects.effect(results, comparison, metric) for metric in defects.LOSSES]
-        if name in list(programs)[:2] or {effect_found.word for effect_found in effects if effect_found} != {
-            "no difference"
-        }:
+        if name in list(programs)[:2] or {effect.word for effect in effects if effect} != {"no difference"}:
             rows.append([name, *map(in_words, effects)])
     settings, machine = results["settings"], results["machine"]
     tokens = f"{settings['num_train_examples']} reviews of {settings['sequence_length']} tokens"
     epochs = f"{settings['epochs']} epoch{'s' * (settings['epochs'] > 1)}"
     setting = f"BERT {settings['size']}, {tokens}, {epochs}; {machine['cpu']}, one thread."
-    return f"{tabulate(['program', *defects.LOSSES], rows)}\n\n{setting}"
+    head = "version of the program", *(f"{metric}, ZeRO compared with plain training" for metric in defects.LOSSES)
+    return f"{tabulate(head, rows)}\n\n{setting}"
 
 
 def in_words(effect: defects.Effect | None) -> str:
@@ -285,7 +286,8 @@ def in_words(effect: defects.Effect | None) -> str:
         return "has no value"
     has_interval = None not in (effect.low, effect.high) and effect.low != effect.high
     between = f" ({relative(effect.low)} to {relative(effect.high)})" if has_interval else ""
-    return f"{relative(effect.mean)}{between}, {effect.word}"
+    word = effect.word.replace("not told apart", "inconclusive")
+    return f"{relative(effect.mean)}{between}, {word}"
 
 
 def relative(value: float) -> str:
@@ -326,7 +328,7 @@ def decided(kind: str) -> str:
 
 
 FRONTIER = CPU / "frontier"
-FIRST_SCREEN = "in README", "what", "study", "measured", "seeds, repeats"
+FIRST_SCREEN = "number in README", "what it is", "source", "measured on", "seeds, repeats"
 
 
 def frozen(caps: tuple[float, ...] = (3, 6)) -> dict[tuple[float, str], str]:
@@ -337,20 +339,20 @@ def frozen(caps: tuple[float, ...] = (3, 6)) -> dict[tuple[float, str], str]:
 
 
 def fits() -> str:
-    """The largest model that each strategy trained under each cap, beside what was predicted before."""
+    """List the largest model that each strategy trained under each limit, and the size that was predicted before."""
     predicted, trained = frozen(), {(row.cap_gib, row.strategy): row.trained for row in frontier.largest([FRONTIER])}
     caps = sorted({cap for cap, _ in trained})
     names = list(dict.fromkeys(name for _, name in trained))
-    head = ["strategy", *(text for cap in caps for text in (f"{cap:g} GiB: trained", "predicted"))]
+    head = ["strategy", *(text for cap in caps for text in (f"{cap:g} GiB: largest that trained", "predicted"))]
     rows = [[name, *(cell for cap in caps for cell in (trained[cap, name], predicted[cap, name]))] for name in names]
     return tabulate(head, [[cell or "none" for cell in row] for row in rows])
 
 
 def speeds() -> str:
-    """The largest batch of each strategy under 3 GiB, its step at DDP's batch, and its rate at its own."""
+    """List the largest batch of each strategy under 3 GiB, its time at DDP's batch, and its throughput at its own."""
     largest = {row.strategy: row.trained for row in frontier.largest([CPU / "equal-memory-batches"])}
     timed = {row.strategy: row.cells() for row in frontier.speeds([CPU / "equal-memory"])}
-    columns = "seconds a step at DDP's batch, times DDP's", "sequences/s at its own, times DDP's"
+    columns = "time per step at DDP's batch, compared with DDP", "throughput at its largest batch, compared with DDP"
     head = ["strategy", "largest batch", *columns]
     names = in_order({*largest, *timed})
     cells_of = {name: [largest.get(name), *(timed.get(name, [""] * 6)[at] for at in (2, 5))] for name in names}
@@ -358,47 +360,111 @@ def speeds() -> str:
 
 
 def learned(study: str) -> str:
-    """Results of each arm of a study that compares what is learned."""
+    """List the strategies and planted faults of a study of losses: how far they end from DDP, and the test's p."""
     table = verdict_text.table_of_arms(first_screen.learned(study))
-    return "\n".join(" | ".join(line.split(" | ")[at] for at in (0, 1, 2, 3, 4, 6)) + " |" for line in table)
+    head = "| trained with | seeds | mean difference | 90 % interval | largest difference | p | "
+    rows = [" | ".join(line.split(" | ")[at] for at in (0, 1, 2, 3, 4, 6)) + " |" for line in table[1:]]
+    return "\n".join([head.strip(), *rows]).replace(", wrong on purpose", " (planted fault)")
 
 
 def series() -> str:
-    """The same ratios over series on several days, and where another series' is to be predicted."""
+    """List the same ratios over several series of runs, with the interval for one more series."""
 
-    def said(ratios: tuple[float, ...]) -> str:
+    def with_interval(ratios: tuple[float, ...]) -> str:
         if len(ratios) < 2:
             return ", ".join(f"{ratio:.2f}" for ratio in ratios)
         middle, low, high = frontier.over_series(ratios)
         return f"{middle:.2f} ({low:.2f} to {high:.2f}; {len(ratios)})"
 
     rows = frontier.speeds([CPU / "equal-memory-again"])
-    table_rows = [[row.strategy, said(row.equal_ratios), str(row.batch or ""), said(row.own_ratios)] for row in rows]
-    return tabulate(["strategy", "a step, times DDP's", "its batch", "sequences/s, times DDP's"], table_rows)
+    table_rows = [
+        [row.strategy, with_interval(row.equal_ratios), str(row.batch or ""), with_interval(row.own_ratios)]
+        for row in rows
+    ]
+    of_what = "(95 % prediction interval; number of series)"
+    step, throughput = (f"{name} compared with DDP {of_what}" for name in ("time per step", "throughput"))
+    return tabulate(["strategy", step, "largest batch", throughput], table_rows)
+
+
+@cache
+def _peak_runs() -> pd.DataFrame:
+    runs = plots.only(tables.runs(CPU / "peaks-real"), status="ok", seed=0)
+    runs["precision"] = runs["precision"].str.removesuffix("-autocast")  # all that DDP has in 16 bits
+    return runs
+
+
+def peak_runs() -> pd.DataFrame:
+    """Return the runs of `peaks-real`, in a copy that the caller may change."""
+    return _peak_runs().copy()
+
+
+SHOWN = ["ddp", "zero1", "zero2", "zero2_tuned", "zero3", "zero3_tuned", "fsdp2"]
+
+
+def overview() -> str:
+    """Give memory, time and largest model of each strategy together, for a GPT of 124M parameters in fp32."""
+    runs = plots.only(peak_runs(), size="124m", precision="fp32", processes=2).set_index("strategy")
+    times = {
+        row.strategy: frontier.over_series(row.equal_ratios)[0]
+        for row in frontier.speeds([CPU / "equal-memory-again"])
+        if len(row.equal_ratios) > 1
+    }
+    trained = {row.strategy: row.trained for row in frontier.largest([FRONTIER]) if row.cap_gib == 3}
+
+    def beside_ddp(strategy: str, column: str) -> str:
+        return f"{runs[column][strategy]:.2f} GiB ({runs[column][strategy] / runs[column]['ddp']:.2f}x)"
+
+    rows = [
+        [f"`{name}`", beside_ddp(name, "peak_gib"), beside_ddp(name, "peak_process_gib"),
+         f"{times[name]:.2f}x" if name in times else "1.00x", f"{str(trained[name]).removesuffix('m')}M"]
+        for name in SHOWN
+    ]  # fmt: skip
+    head = ["strategy", "peak of tensors", "peak of the whole process", "time per step", "largest model under 3 GiB"]
+    return tabulate(head, rows)
+
+
+BY_SIZE = {
+    "GPT 11M, fp32": ("11m", "fp32"), "GPT 62M, fp32": ("62m", "fp32"), "GPT 124M, fp32": ("124m", "fp32"),
+    "GPT 254M, fp32": ("254m", "fp32"), "BERT-large 335M, fp32": ("large", "fp32"),
+    "GPT 124M, bf16": ("124m", "bf16"), "BERT-large 335M, bf16": ("large", "bf16"),
+}  # fmt: skip
+
+
+def by_size() -> str:
+    """Compare the peak of tensors with DDP's by model and precision, on two processes."""
+    runs = peak_runs()
+    columns = [
+        plots.only(runs, size=size, precision=precision, processes=2).set_index("strategy")["peak_gib"]
+        for size, precision in BY_SIZE.values()
+    ]
+    rows = [[f"`{name}`", *(f"{column[name] / column['ddp']:.2f}x" for column in columns)] for name in SHOWN[1:]]
+    return tabulate(["strategy", *BY_SIZE], rows)
 
 
 def real_peaks() -> str:
-    """GiB at the highest moment of the fullest process, and theory's in parentheses, by model and setting."""
-    runs = plots.only(tables.runs(CPU / "peaks-real"), status="ok", size=["124m", "large", "base"], seed=0)
-    runs["precision"] = runs["precision"].str.removesuffix("-autocast")  # all that DDP has in 16 bits
-    runs["said"] = [f"{row.peak_gib:.2f} ({row.theory_peak_gib:.2f})" for row in runs.itertuples()]
+    """List the peaks of tensors in GiB, and the predicted ones in parentheses, by model, precision and processes."""
+    runs = peak_runs()
+    runs["cell"] = [f"{row.peak_gib:.2f} ({row.theory_peak_gib:.2f})" for row in runs.itertuples()]
     blocks = []
     for sizes in ({"124m": "GPT-124M"}, {"large": "BERT-large", "base": "BERT-base"}):
         selected = runs[(runs["processes"] > 1) & runs["size"].isin(sizes)]
-        pivoted = selected.pivot(index="strategy", columns=["size", "precision", "processes"], values="said").fillna("")
+        pivoted = selected.pivot(index="strategy", columns=["size", "precision", "processes"], values="cell").fillna("")
         columns = sorted(
             pivoted.columns, key=lambda column: (list(sizes).index(column[0]), column[1] != "fp32", column[2])
         )
-        head = ["strategy", *(f"{sizes[size]}, {precision}, {processes}" for size, precision, processes in columns)]
+        head = [
+            "strategy",
+            *(f"{sizes[size]}, {precision}, {processes} processes" for size, precision, processes in columns),
+        ]
         names = in_order(pivoted.index)
         blocks.append(tabulate(head, [[name, *(pivoted.loc[name, column] for column in columns)] for name in names]))
     return "\n\n".join(blocks)
 
 
 def crossings() -> str:
-    """The smallest model for which each strategy uses less memory than DDP: measured, and by theory."""
+    """Say from which model size on each strategy needs less memory than DDP: measured, and predicted."""
     rows = [[row.strategy, row.measured, row.by_theory] for row in tables.crossings(CPU / "peaks-real").itertuples()]
-    return tabulate(["strategy", "measured", "by theory"], rows)
+    return tabulate(["strategy", "less than DDP from this size on, measured", "predicted"], rows)
 
 
 def states_by_strategy() -> str:
@@ -464,15 +530,15 @@ def exact() -> str:
     engines = in_order(fault["strategy"] for fault in report["faults"])
     num_seen = sum(fault["seen"] for fault in report["faults"])
     rows = [
-        ["trainings that end with the bits of the reference", f"{len(matching)} of {len(trained)}"],
-        ["strategies among them", ", ".join(in_order({cell["strategy"] for cell in trained}))],
-        ["strategies that a CPU does not train", ", ".join(_never_trained(report["cells"]))],
+        ["trainings that are bitwise identical to the reference", f"{len(matching)} of {len(trained)}"],
+        ["strategies that were trained", ", ".join(in_order({cell["strategy"] for cell in trained}))],
+        ["strategies that cannot be trained on a CPU", ", ".join(_never_trained(report["cells"]))],
         [
-            f"planted faults that are seen: {len(faults)}, each under {', '.join(engines)}",
+            f"detected cases of {len(faults)} planted faults, each under {', '.join(engines)}",
             f"{num_seen} of {len(report['faults'])}",
         ],
     ]
-    return tabulate(["what", "result"], rows)
+    return tabulate(["test", "result"], rows)
 
 
 def _never_trained(cells: list[dict[str, Any]]) -> list[str]:
@@ -481,22 +547,66 @@ def _never_trained(cells: list[dict[str, Any]]) -> list[str]:
 
 
 def roundings() -> str:
-    """The effect of each cause by itself in the study `bits`, and the option that removes it."""
+    """List the causes of differences: what removes each, and how far pairs with only this cause end apart."""
     files = [file for file in records.find([CPU / "bits"]) if file.record.status == "ok" and file.record.digests]
     rows, single = [], bits.single_roundings(files)
     met = {name for file in files for name in bits.roundings(file.record)}
     for name in (cause for cause in bits.ROUNDINGS if cause in met):
         pin, effect = f"`{bits.PIN_OF[name]}`" if name in bits.PIN_OF else "nothing", single.get(name)
-        pairs = "never alone" if effect is None else f"{effect.num_pairs - effect.num_same} of {effect.num_pairs}"
+        pairs = "no such pair" if effect is None else f"{effect.num_pairs - effect.num_same} of {effect.num_pairs}"
         largest = "" if effect is None or effect.largest is None else formatting.powers(effect.largest)
         rows.append([f"**{name}**", bits.ROUNDINGS[name], pin, pairs, largest])
-    head = ["cause", "explanation", "removed by", "pairs of runs with only this cause that differ",
+    head = ["cause", "explanation", "removed by", "pairs of runs with only this cause: how many differ",
             "largest relative difference of their held-out losses"]  # fmt: skip
     return tabulate(head, rows)
 
 
+def plain(cell: bits.Cell | None) -> str:
+    """Say what a cell of the view `bits` says, in the words of the guides."""
+    if cell is None or cell.step is not None:
+        return bits.shown(cell)
+    return "(reference)" if cell.is_reference else "identical"
+
+
+# Model, and the head of the setting's column in the view `bits`; then what the guide calls the setting.
+WEIGHTS = {
+    ("gpt-wikitext", "2 processes"): "GPT",
+    ("gpt-wikitext", "2 processes, clipped at 1"): "GPT, gradient clipping",
+    ("gpt-wikitext", "2 processes, clipped at 1, fixed order"): "GPT, gradient clipping, fixed order",
+    ("gpt-wikitext", "2 processes, 3 micro batches"): "GPT, three micro batches",
+    ("gpt-wikitext", "3 processes"): "GPT, three processes",
+    ("bert-imdb", "2 processes"): "BERT",
+    ("bert-imdb", "2 processes, fixed order"): "BERT, fixed order",
+    ("bert-imdb", "2 processes, clipped at 1"): "BERT, gradient clipping",
+    ("bert-imdb", "2 processes, clipped at 1, fixed order"): "BERT, gradient clipping, fixed order",
+}
+
+
+def weights() -> str:
+    """Say for each setting in fp32 which strategies train the weights of DDP, and why the others do not."""
+    columns = {
+        (heading.split()[0], head): column
+        for heading, column_groups in bits.settings([CPU / "bits"]).items()
+        if ", fp32, " in heading
+        for group in column_groups
+        for head, column in zip(bits.heads(group), group, strict=True)
+    }
+    rows = []
+    for setting, name in WEIGHTS.items():
+        cells = {strategy: row[0] for strategy, row in bits.grid([columns[setting]]).items()}
+        rows.append([name, *(same_weights(cells.get(strategy)) for strategy in ("zero1", "zero2", "zero3", "fsdp2"))])
+    return tabulate(["setting", "ZeRO-1", "ZeRO-2", "ZeRO-3", "FSDP2"], rows)
+
+
+def same_weights(cell: bits.Cell | None) -> str:
+    """Say whether weights are those of DDP, or name the causes of the difference."""
+    if cell is None:
+        return "not run"
+    return "identical" if cell.step is None else f"differs: {', '.join(cell.roundings)}"
+
+
 def learned_bits() -> str:
-    """Results of the long trainings in the study `bits-learned` by strategy, compared with DDP."""
+    """Compare the long trainings of the study `bits-learned` with DDP's."""
     cells_by_setting: dict[str, dict[str, str]] = {}
     for heading, column_groups in bits.settings([CPU / "bits-learned"]).items():
         workload, precision, steps, seed = heading.split(", ")[:4]
@@ -504,7 +614,7 @@ def learned_bits() -> str:
             for head, column in zip(bits.heads(columns), columns, strict=True):
                 pins = "fixed order" if "fixed order" in head else "unmodified"
                 cells_by_setting[f"{workload.split('-')[0].upper()}, {steps}, {seed}, {precision}, {pins}"] = {
-                    name: bits.shown(cells[0]) for name, cells in bits.grid([column]).items()
+                    name: plain(cells[0]) for name, cells in bits.grid([column]).items()
                 }
     names = in_order({name for cells in cells_by_setting.values() for name in cells})
     rows = [[name, *(cells.get(name, "") for cells in cells_by_setting.values())] for name in names]
@@ -565,17 +675,20 @@ PLACES: dict[tuple[str, str], Callable[[], str]] = {
     ("docs/concepts.md", "states"): states_by_strategy,
     ("docs/concepts.md", "buffers"): default_buffers,
     ("reports/README.md", "numbers"): lambda: tabulate(FIRST_SCREEN, first_screen.table()),
-    ("docs/bits.md", "roundings"): roundings,
-    ("docs/bits.md", "exact"): exact,
-    ("docs/bits.md", "learned_bits"): learned_bits,
-    ("docs/what-fits.md", "fits"): fits,
-    ("docs/what-fits.md", "speeds"): speeds,
-    ("docs/what-fits.md", "series"): series,
-    ("docs/fixed-in-advance.md", "learned"): partial(learned, "learned"),
-    ("docs/fixed-in-advance.md", "gpt"): partial(learned, "learned-gpt"),
-    ("docs/fixed-in-advance.md", "bf16"): partial(learned, "learned-bf16"),
-    ("docs/what-fits.md", "peaks"): real_peaks,
-    ("docs/what-fits.md", "crossings"): crossings,
+    ("docs/memory-and-time.md", "overview"): overview,
+    ("docs/memory-and-time.md", "by_size"): by_size,
+    ("docs/losses.md", "weights"): weights,
+    ("reports/losses.md", "roundings"): roundings,
+    ("reports/losses.md", "exact"): exact,
+    ("reports/losses.md", "learned_bits"): learned_bits,
+    ("reports/frontier.md", "fits"): fits,
+    ("reports/equal-memory.md", "speeds"): speeds,
+    ("reports/equal-memory.md", "series"): series,
+    ("reports/losses.md", "learned"): partial(learned, "learned"),
+    ("reports/losses.md", "gpt"): partial(learned, "learned-gpt"),
+    ("reports/losses.md", "bf16"): partial(learned, "learned-bf16"),
+    ("reports/peaks.md", "peaks"): real_peaks,
+    ("reports/peaks.md", "crossings"): crossings,
     ("docs/checkpoints.md", "resumed"): resumed,
     ("docs/checkpoints.md", "other_ranks"): other_ranks,
     ("docs/checkpoints.md", "saving"): saving,
@@ -588,7 +701,7 @@ PLACES: dict[tuple[str, str], Callable[[], str]] = {
     ("docs/planner-accuracy.md", "fits"): planner_fits,
     ("docs/planner-accuracy.md", "models"): models,
     ("docs/claims.md", "claims"): lambda: "\n".join(sentences.tally(sentences.read())),
-    ("docs/published-program.md", "protocol"): published_program,
+    ("reports/published-program.md", "protocol"): published_program,
     ("docs/doctor.md", "judged"): lambda: doctor_observed.tally(doctor_observed.judged()),
     ("docs/doctor.md", "files"): lambda: doctor_observed.table(doctor_observed.judged()),
     ("docs/architecture.md", "rooms"): rooms,

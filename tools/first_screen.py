@@ -79,9 +79,14 @@ def _ratios(column: str) -> pd.Series:
 
 
 def _of_series(said: str, what: str, strategy: str) -> Number:
-    """Describe a `step` time at DDP's batch, or a `rate` at a strategy's largest batch, relative to DDP's."""
-    column = {"step": "equal_ratios", "rate": "own_ratios"}[what]
-    return Number(said, f"{what} of `{strategy}`", "equal-memory-again", lambda: f"{_ratios(column)[strategy]:.2f}")
+    """A time per step at DDP's batch, or a throughput at the largest batch of each, compared with DDP."""
+    column = {"time per step": "equal_ratios", "throughput": "own_ratios"}[what]
+    return Number(
+        said,
+        f"{what} of `{strategy}`, compared with DDP",
+        "equal-memory-again",
+        lambda: f"{_ratios(column)[strategy]:.2f}",
+    )
 
 
 def _repaired() -> str:
@@ -107,24 +112,36 @@ def _default_bucket() -> str:
 
 NUMBERS = [
     Number("500", "million elements in the default buckets of `zero3`", "peaks-real", _default_bucket),
-    Number("6 %", "furthest run's loss", "learned", _furthest),
-    Number("3", "GiB a process: the cap", "equal-memory", lambda: f"{_cap():g}"),
-    Number("1.57", "peak of `zero3`", "peaks-real", lambda: f"{_of_ddp()['zero3']:.2f}"),
-    Number("0.70", "peak of `zero3_tuned`", "peaks-real", lambda: f"{_of_ddp()['zero3_tuned']:.2f}"),
-    Number("0.56", "peak of `fsdp2`", "peaks-real", lambda: f"{_of_ddp()['fsdp2']:.2f}"),
-    _of_series("1.36", "step", "zero3"),
-    Number("124", "largest model under 3 GiB, `ddp`", "frontier", lambda: _trained()["ddp"][:-1]),
-    Number("110", "`zero3`", "frontier", lambda: _trained()["zero3"][:-1]),
-    Number("204", "`zero3_tuned`", "frontier", lambda: _trained()["zero3_tuned"][:-1]),
-    Number("229", "`fsdp2`", "frontier", lambda: _trained()["fsdp2"][:-1]),
-    _of_series("1.15", "step", "zero2_tuned"),
-    _of_series("1.55", "step", "zero3_tuned"),
-    _of_series("0.94", "rate", "zero2_tuned"),
-    _of_series("0.78", "rate", "zero3_tuned"),
-    _of_series("1.37", "step", "fsdp2"),
-    Number("1.63", "step of the repaired program's ZeRO side", "published program", _repaired),
-    Number("0.17.6 to 0.18.2", "lose gradients", "conformance", lambda: _wrong("zero2-accumulation")),
-    Number("0.18.3 to 0.19.5", "divide twice", "conformance", lambda: _wrong("outputs-of-outputs")),
+    Number("6 %", "largest difference of a run's loss from DDP", "learned", _furthest),
+    Number("3", "GiB per process: the limit", "equal-memory", lambda: f"{_cap():g}"),
+    Number("1.57", "peak of tensors of `zero3`, compared with DDP", "peaks-real", lambda: f"{_of_ddp()['zero3']:.2f}"),
+    Number(
+        "0.70",
+        "peak of tensors of `zero3_tuned`, compared with DDP",
+        "peaks-real",
+        lambda: f"{_of_ddp()['zero3_tuned']:.2f}",
+    ),
+    Number("0.56", "peak of tensors of `fsdp2`, compared with DDP", "peaks-real", lambda: f"{_of_ddp()['fsdp2']:.2f}"),
+    _of_series("1.36", "time per step", "zero3"),
+    Number("124", "million parameters: largest model under 3 GiB, `ddp`", "frontier", lambda: _trained()["ddp"][:-1]),
+    Number("110", "the same, `zero3`", "frontier", lambda: _trained()["zero3"][:-1]),
+    Number("204", "the same, `zero3_tuned`", "frontier", lambda: _trained()["zero3_tuned"][:-1]),
+    Number("229", "the same, `fsdp2`", "frontier", lambda: _trained()["fsdp2"][:-1]),
+    _of_series("1.15", "time per step", "zero2_tuned"),
+    _of_series("1.55", "time per step", "zero3_tuned"),
+    _of_series("0.94", "throughput", "zero2_tuned"),
+    _of_series("0.78", "throughput", "zero3_tuned"),
+    _of_series("1.37", "time per step", "fsdp2"),
+    Number(
+        "1.63",
+        "time per step of the repaired program's ZeRO side, compared with its plain side",
+        "published program",
+        _repaired,
+    ),
+    Number("0.17.6 to 0.18.2", "releases that lose gradients", "conformance", lambda: _wrong("zero2-accumulation")),
+    Number(
+        "0.18.3 to 0.19.5", "releases that divide gradients twice", "conformance", lambda: _wrong("outputs-of-outputs")
+    ),
 ]
 
 
@@ -135,7 +152,7 @@ def table() -> Iterable[list[str]]:
         if not folder.exists():
             folders = {
                 "conformance": ["[conformance](conformance/README.md)", "", "each cell once"],
-                "published program": ["[published program](../docs/published-program.md)", "", "1, 5"],
+                "published program": ["[published program](published-program.md)", "", "1, 5"],
             }
             yield [number.said, number.what, *folders[number.study]]
             continue
