@@ -35,7 +35,7 @@ from study.strategy import file
 
 PAGES = sorted(
     path.relative_to(ROOT).as_posix()
-    for pattern in ("README.md", "docs/*.md", "reports/README.md", "reports/*/README.md")
+    for pattern in ("README.md", "docs/*.md", "reports/*.md", "reports/*/README.md")
     for path in ROOT.glob(pattern)
 )
 
@@ -103,7 +103,7 @@ def commands() -> list[str]:
     """Every line of every block of commands, without its comment and without the file that takes its output."""
     blocks = [token.content for page in PAGES for token in tokens(page) if token.type == "fence" and token.info == "sh"]
     blocks = [block.replace("\\\n", " ") for block in blocks]
-    lines = [re.sub(r"(^|\s+)[#>] .*", "", line) for block in blocks for line in block.splitlines()]
+    lines = [re.sub(r"(^|\s+)(#|>|2>|\||&$)( .*)?$", "", line) for block in blocks for line in block.splitlines()]
     return list(dict.fromkeys(line for line in lines if line))
 
 
@@ -170,7 +170,7 @@ CHECKS: dict[str, Callable[[list[str]], None]] = {
 }  # fmt: skip
 SHELL = (  # not ours
     "source ", "pre-commit install", "(cd data && zip ", "grep ", "DS_BUILD_OPS=0 pip wheel ", "git clone ", "safety ",
-    "rsync ", "aws ", "pytest ",
+    "rsync ", "aws ", "pytest ", "diff ", "cat ", "sh ", "wait",
 )  # fmt: skip
 
 

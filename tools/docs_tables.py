@@ -99,45 +99,52 @@ def whole_theory() -> str:
 
 
 def resumed() -> str:
-    """What became of killed runs that were taken up, by strategy."""
+    """Say how runs ended that were killed and resumed, by strategy."""
     cases = benchmark("resume")["cases"]
     rows = []
     for name in dict.fromkeys(case["strategy"] for case in cases):
-        mine = [case for case in cases if case["strategy"] == name]
-        if reason := mine[0]["skipped"]:
-            rows.append([f"`{name}`", "", "", f"not run: {reason.partition(';')[0]}", ""])
+        own_cases = [case for case in cases if case["strategy"] == name]
+        if reason := own_cases[0]["skipped"]:
+            rows.append([f"`{name}`", "", "", "", f"not run: {reason.partition(';')[0]}", ""])
             continue
-        kills = [kill for case in mine for kill in case["kills"]]
+        kills = [kill for case in own_cases for kill in case["kills"]]
         while_writing = sum(kill["left_an_unfinished_checkpoint"] for kill in kills)
-        off = dict.fromkeys((case["precision"] for case in mine), 0.0)
-        for case in mine:
+        errors = dict.fromkeys((case["precision"] for case in own_cases), 0.0)
+        for case in own_cases:
             error = abs(case["exported"]["loss"] - case["exported"]["own_loss"])
-            off[case["precision"]] = max(off[case["precision"]], error)
-        losses = ", ".join(f"{error:.0e} ({precision})" for precision, error in off.items())
+            errors[case["precision"]] = max(errors[case["precision"]], error)
+        losses = ", ".join(f"{error:.0e} ({precision})" for precision, error in errors.items())
         identical = f"{sum(kill['identical'] for kill in kills)} of {len(kills)}"
-        rows.append([f"`{name}`", " and ".join(off), f"{len(kills)}, {while_writing}", identical, losses])
-    kills, off_by = "kills, of them in a checkpoint", "exported model: loss off by, at most"
-    return tabulate(["strategy", "precision", kills, "identical", off_by], rows)
+        rows.append([f"`{name}`", " and ".join(errors), len(kills), while_writing, identical, losses])
+    head = [
+        "strategy", "precision", "kills", "kills while a checkpoint was written", "identical after resuming",
+        "largest difference of the exported model's loss",
+    ]  # fmt: skip
+    return tabulate(head, rows)
 
 
 def other_ranks() -> str:
-    """How near runs are that went on with other ranks or under another strategy, and what was refused."""
+    """Compare runs that resumed with other ranks or another strategy with runs that were never interrupted."""
     rows = []
     for case in benchmark("other_ranks")["cases"]:
         cells = ["refused", ""] if case["refused"] else [f"{case[name]:.1e}" for name in ("loss", "grad_norm")]
-        rows.append([*(f"`{name}` on {ranks}" for name, ranks in (case["from"], case["to"])), *cells])
-    return tabulate(["from", "to", "loss", "gradient norm"], rows)
+        sides = (f"`{name}` on {ranks}" for name, ranks in (case["from"], case["to"]))
+        rows.append([*sides, *cells])
+    return tabulate(["from", "to", "largest difference of the loss", "largest difference of the gradient norm"], rows)
 
 
 def saving() -> str:
-    """What it takes by strategy, in the median of its runs: to save, to go on, and to write the model."""
+    """Give the size of a checkpoint and the median seconds to save, load and export it, by strategy."""
     names = "checkpoint_bytes", "save_seconds", "load_seconds_on_2", "load_seconds_on_1", "export_seconds"
     rows = []
     for strategy, tries in benchmark("saving")["strategies"].items():
         num_bytes, *seconds = ([attempt[name] for attempt in tries] for name in names)
         durations = ["refused" if None in attempt else f"{statistics.median(attempt):.1f}" for attempt in seconds]
         rows.append([f"`{strategy}`", f"{num_bytes[0] / 1e9:.2f}", *durations])
-    return tabulate(["strategy", "GB", "s to save", "to go on, on two", "on one process", "to export"], rows)
+    head = [
+        "strategy", "size (GB)", "save (s)", "load on two processes (s)", "load on one process (s)", "export (s)",
+    ]  # fmt: skip
+    return tabulate(head, rows)
 
 
 def throughput() -> str:
@@ -165,13 +172,13 @@ def faults() -> str:
 
 
 def machines() -> str:
-    """What each machine said of each fault between machines, and after how long."""
+    """List what each machine printed after each fault between machines, and when its command ended."""
     rows = [
-        [row["fault"], f"`{row['strategy']}`", row["machine"], row["said"] or "nothing: it was killed",
-         "no end" if row["seconds"] is None else f"{row['seconds']:.0f}"]
+        [row["fault"], f"`{row['strategy']}`", row["machine"], row["said"] or "nothing: the machine was killed",
+         "did not end" if row["seconds"] is None else f"{row['seconds']:.0f}"]
         for row in benchmark("machines")["rows"]
     ]  # fmt: skip
-    return tabulate(["fault", "strategy", "machine", "what it says", "s"], rows)
+    return tabulate(["fault", "strategy", "machine", "last line that it printed", "ended after (s)"], rows)
 
 
 def proofs() -> str:
@@ -400,7 +407,7 @@ def lower_bound(package: str) -> str:
 
 
 def supported() -> str:
-    """What was found of each release of each package, the newest first: a row for neighbours that are alike."""
+    """Count the wrong and crashed cells of each package's releases, the newest first; equal neighbors share a row."""
     rows = []
     for package in PACKAGES:
         cell_names = {cell.name for cell in of_release([package])}
@@ -410,9 +417,11 @@ def supported() -> str:
             bad = ", ".join(f"{verdicts[verdict]} {verdict}" for verdict in FAULTS if verdicts[verdict])
             is_new = known_bad.base_release(version) >= known_bad.base_release(lower_bound(package))
             findings.append((f"{bad or 'none'} of {len(cell_names)}", "yes" if is_new else "no", version))
-        alike = [(said, [version for *_, version in each]) for said, each in groupby(findings, key=lambda one: one[:2])]
-        rows += [[f"`{package}`", between_ends(versions), *said] for said, versions in reversed(alike)]
-    return tabulate(["package", "releases examined", "cells not the same", "supported"], rows)
+        groups = [
+            (finding, [version for *_, version in group]) for finding, group in groupby(findings, lambda row: row[:2])
+        ]
+        rows += [[f"`{package}`", between_ends(versions), *finding] for finding, versions in reversed(groups)]
+    return tabulate(["package", "releases (how many)", "wrong or crashed cells", "supported"], rows)
 
 
 def between_ends(versions: list[str]) -> str:
@@ -489,12 +498,12 @@ PLACES: dict[tuple[str, str], Callable[[], str]] = {
     ("docs/fixed-in-advance.md", "bf16"): partial(learned, "learned-bf16"),
     ("docs/what-fits.md", "peaks"): real_peaks,
     ("docs/what-fits.md", "crossings"): crossings,
-    ("docs/checkpoints.md", "resumed"): resumed,
-    ("docs/checkpoints.md", "other_ranks"): other_ranks,
-    ("docs/checkpoints.md", "saving"): saving,
+    ("reports/checkpoints.md", "resumed"): resumed,
+    ("reports/checkpoints.md", "other_ranks"): other_ranks,
+    ("reports/checkpoints.md", "saving"): saving,
     ("docs/CONTRIBUTING.md", "throughput"): throughput,
     ("docs/records.md", "faults"): faults,
-    ("docs/machines.md", "machines"): machines,
+    ("reports/machines.md", "machines"): machines,
     ("docs/prove.md", "proofs"): proofs,
     ("docs/planner-accuracy.md", "accuracy"): planner_accuracy,
     ("docs/planner-accuracy.md", "memory"): planner_memory,
@@ -507,7 +516,7 @@ PLACES: dict[tuple[str, str], Callable[[], str]] = {
     ("docs/architecture.md", "rooms"): rooms,
     ("docs/launcher.md", "flags"): lambda: decided("flags"),
     ("docs/launcher.md", "variables"): lambda: decided("variables"),
-    ("docs/conformance.md", "supported"): supported,
+    ("reports/conformance/README.md", "supported"): supported,
 }
 
 
