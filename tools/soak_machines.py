@@ -46,13 +46,13 @@ COMMAND = (
 
 @dataclass
 class Scene:
-    """The machines, and what was started on each."""
+    """The simulated machines, and the process that was started on each."""
 
     lab: Lab
     started: dict[int, subprocess.Popen[str]]
 
     def ranks(self, machine: int) -> list[psutil.Process]:
-        """The ranks on a machine, the first first."""
+        """List the ranks on a machine in order."""
         processes = {}
         for process in psutil.Process(self.started[machine].pid).children(recursive=True):
             with suppress(psutil.Error):
@@ -78,7 +78,7 @@ class Fault:
 
 
 def another_version(folder: Path) -> dict[str, str]:
-    """An environment in which transformers says that it is 4.0.0."""
+    """Return an environment in which transformers reports the version 4.0.0."""
     described = folder / "transformers-4.0.0.dist-info"
     described.mkdir(parents=True)
     (described / "METADATA").write_text("Metadata-Version: 2.1\nName: transformers\nVersion: 4.0.0\n")
@@ -123,7 +123,7 @@ FAULTS = [
 
 
 def play(fault: Fault) -> list[dict[str, object]]:
-    """Make the machines, start the command, inject the fault; return what each machine said, and after how long."""
+    """Start the command on all machines and inject the fault. Return each machine's message, and after how long."""
     place = Path(tempfile.mkdtemp(prefix="machines-"))
     folder = place / "run"
     folder.mkdir()
