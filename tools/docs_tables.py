@@ -643,10 +643,12 @@ def _size_sentence(model: str, options: dict[str, Option]) -> str:
     """Say what ZeRO-3 saves compared with DDP, and what it costs compared with DDP or, if DDP does not fit, ZeRO-2."""
     memory = {name: f"{option.needed_bytes / 2**30:,.0f} GiB" for name, option in options.items()}
     baseline = "ddp" if options["ddp"].fits else "zero2"
-    ratio = options["zero3"].prediction.step.total / options[baseline].prediction.step.total
+    zero3, other = options["zero3"].prediction.step, options[baseline].prediction.step
+    overlap = zero3.low <= other.high and other.low <= zero3.high
+    time = "about as long as" if overlap else f"{zero3.total / other.total:.2f} times as long as"
     return (
-        f"For {SIZE_NAMES[model]} on {SIZES[model]} GPUs, ZeRO-3 needs {memory['zero3']} per GPU instead of the "
-        f"{memory['ddp']} of DDP, and a step takes {ratio:.2f} times as long as under {SIZE_STRATEGIES[baseline]}."
+        f"For {SIZE_NAMES[model]} on {SIZES[model]} GPUs, ZeRO-3 needs {memory['zero3']} per GPU and DDP needs "
+        f"{memory['ddp']}. We predict that a step with ZeRO-3 takes {time} a step with {SIZE_STRATEGIES[baseline]}."
     )
 
 
