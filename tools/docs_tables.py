@@ -266,12 +266,12 @@ def memory_errors(by: str) -> dict[str, list[dict[str, Any]]]:
 def planner_memory() -> str:
     """Tabulate the errors of the planner's memory by what was measured, and of peaks of tensors by source."""
     rows = []
-    for group, (planner, *_) in memory_errors("metric").items():
+    for group, (errors, *_) in memory_errors("metric").items():
         name, _, grade = group.rpartition(", grade ")
-        rows.append([MEASUREMENTS[name], grade, str(planner["count"]), off_by(planner)])
-    for group, (planner, *_) in memory_errors("source").items():
+        rows.append([MEASUREMENTS[name], grade, str(errors["count"]), off_by(errors)])
+    for group, (errors, *_) in memory_errors("source").items():
         source, _, grade = group.rpartition(", ")
-        rows.append([f"peak of tensors, from {source}", grade, str(planner["count"]), off_by(planner)])
+        rows.append([f"peak of tensors, from {source}", grade, str(errors["count"]), off_by(errors)])
     return tabulate(["what was measured", "grade", "values", "error: median / 90th percentile / worst"], rows)
 
 
