@@ -1,13 +1,13 @@
-# The environment of the study and what is done in it. `make help` lists the commands.
+# Commands that install the environment, run the study and check the project. `make help` lists them.
 
 PYTHON ?= python3
 PIP = .venv/bin/python -m pip --disable-pip-version-check
 EXTRAS = train,trackers,report,dev
 
-# A run and a test start many processes of Python, of which each would otherwise compile the study's modules again.
+# Runs and tests start many Python processes. Without bytecode files, each of them would compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-# What pip is told in its variables, uv is told in its own.
+# Pass pip's environment variables on to uv under uv's names.
 ifdef PIP_FIND_LINKS
 export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
 endif
@@ -18,7 +18,7 @@ ifdef PIP_EXTRA_INDEX_URL
 export UV_INDEX ?= $(PIP_EXTRA_INDEX_URL)
 endif
 
-# Recipes keep long output in a log and say every 20 s that they are alive; the loop ends with the recipe's shell.
+# Recipes write long output to a log and print a line every 20 s. The loop ends with the recipe's shell.
 HEARTBEAT = (s=0; while sleep 1 && kill -0 $$$$ 2>/dev/null; do s=$$((s + 1)); \
 	[ $$((s % 20)) -ne 0 ] || echo "  ... $$s s"; done) &
 
@@ -27,36 +27,36 @@ HEARTBEAT = (s=0; while sleep 1 && kill -0 $$$$ 2>/dev/null; do s=$$((s + 1)); \
 .PHONY: help setup study site gpu box derived test test-fast test-slow chromium slurm iproute2 lint types constraints audit
 
 help:
-	@echo "make study        make the environment, run the smoke study (every strategy, tiny, on this machine's CPU) and its report"
-	@echo "make site         make the site of README, guides and executed notebooks in build/site"
-	@echo "make gpu          on a box with a GPU: go down the list of what one is asked, MINUTES=40 long, and pack the results"
-	@echo "make test         make the environment, then run the tests, one worker a core (ten minutes on two cores)"
-	@echo "make test-fast    run those of them that are quick: they start no other Python and compute little (a minute)"
-	@echo "make test-slow    run the others: clusters, several machines, browsers, rehearsals, every strategy's launch (20 min)"
-	@echo "make derived      make again what is derived from records and engines, in order, and list what has changed"
+	@echo "make setup        install the environment into .venv (needs Python 3.11 or newer; choose one with PYTHON=python3.12)"
+	@echo "make study        run every strategy with a tiny model on this machine's CPU, and make the report"
+	@echo "make gpu          run the list of measurements for one GPU, at most MINUTES=40 long, and pack the results"
+	@echo "make site         build the site of README, guides and executed notebooks in build/site"
+	@echo "make test         install the environment and run the tests (ten minutes on two cores)"
+	@echo "make test-fast    run only the quick tests, which start no other Python (a minute)"
+	@echo "make test-slow    run only the slow tests: clusters, several machines, browsers, every strategy (30 minutes)"
+	@echo "make derived      make everything again that is derived from records and engines, and list what changed"
 	@echo "make lint         check style and format"
 	@echo "make types        check types"
-	@echo "make setup        make the environment in .venv (Python 3.11 or newer; another one: make setup PYTHON=python3.12)"
-	@echo "make chromium     install Chromium with apt-get where there is none: for the tests of pages, which CI must run"
-	@echo "make slurm        install Slurm with apt-get where there is none: for the tests on a cluster, which CI must run"
-	@echo "make iproute2     install iproute2 with apt-get where there is none: for the tests on several machines, which CI must run"
-	@echo "make constraints  resolve the newest versions into constraints.txt, and ask what they train (then run the tests)"
-	@echo "make audit        ask PyPI whether vulnerabilities are known of the versions in constraints.txt"
+	@echo "make chromium     install Chromium with apt-get if it is missing; the tests of pages need it"
+	@echo "make slurm        install Slurm with apt-get if it is missing; the tests on a cluster need it"
+	@echo "make iproute2     install iproute2 with apt-get if it is missing; the tests on several machines need it"
+	@echo "make constraints  resolve the newest versions into constraints.txt and check what they train (then run the tests)"
+	@echo "make audit        ask PyPI whether the versions in constraints.txt have known vulnerabilities"
 	@echo "make help         list these commands"
 
-# The run that swaps to a disk comes last, after the picture: the extension that it needs takes minutes to compile.
-# Compiled beside the other runs it would take as long from them: Linux shares processors between sessions equally.
+# The run that offloads to a disk comes last, after the picture, because its extension takes minutes to compile.
+# Compiling it at the same time as the other runs would slow them down.
 study: setup
 	@$(SMOKE) --skip nvme; status=$$?; [ $$status -le 1 ] || exit $$status; .venv/bin/zero-study report smoke && \
 		.venv/bin/zero-study compare $(foreach name,$(SHOWN),runs/smoke/bert-imdb-tiny-$(name)-2x-seed0)
 	@echo "the picture: reports/smoke/answer.png; one run is left, which offloads to a disk (NVMe)"
 	@$(SMOKE); status=$$?; [ $$status -le 1 ] || exit $$status; .venv/bin/zero-study report smoke && exit $$status
 
-# Status 1: every run has an outcome, and not all are ok; that is for the report to show.
+# Status 1 means that every run has an outcome and some are not ok. The report shows which.
 SHOWN = ddp zero2_tuned zero3 zero3_tuned fsdp2
 SMOKE = CUDA_VISIBLE_DEVICES= .venv/bin/zero-study run smoke
 
-# Links that lead nowhere end it.
+# A broken link fails the build.
 site: .venv/.site
 	@.venv/bin/python tools/pages.py && .venv/bin/zensical build --strict
 
@@ -64,7 +64,8 @@ site: .venv/.site
 	@$(HEARTBEAT) $(PIP) install -q -c constraints.txt nbconvert zensical
 	@touch $@
 
-# With wheels/ beside it, a box without a network: they go into its own Python, which has torch. Texts are in data/.
+# If there is a folder wheels/, the machine has no network: the wheels go into its own Python, which has torch already.
+# The folder data/ then has the texts.
 ON_BOX = $(wildcard wheels)
 MINUTES ?= 40
 
@@ -75,7 +76,8 @@ box:
 	@$(PYTHON) -m pip install -q --no-index --no-deps wheels/*.whl
 	@$(PYTHON) -m pip install -q --no-index --no-deps --no-build-isolation -e .
 
-# One worker a core: a launch is of two processes, but most of its seconds are imports. More of them need more memory.
+# One worker per core: a launch has two processes, but it spends most of its time on imports. More workers need more
+# memory.
 PYTEST = .venv/bin/python -m pytest --numprocesses logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
 test: setup $(if $(CI),chromium)
@@ -87,32 +89,32 @@ test-fast: setup
 test-slow: setup $(if $(CI),.venv/.site chromium slurm iproute2)
 	@$(PYTEST) -m slow
 
-# The packages, and how long that takes.
+# Install packages: $(1) names them, $(2) says how long that takes.
 APT_GET = echo "installing $(1) with apt-get ($(2), once) ..."; \
 	as_root=; [ "$$(id -u)" = 0 ] || as_root="sudo -n"; \
 	$(HEARTBEAT) $$as_root apt-get update -qq >.venv/$@.log 2>&1; \
 	$$as_root env DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends $(1) \
 		>>.venv/$@.log 2>&1 || { tail -n 5 .venv/$@.log >&2; exit 1; }
 
-# A test opens the pages of the site in Chromium where it is installed; a CI machine is to have it.
+# A test opens the pages of the site in Chromium if it is installed. A CI machine must have it.
 chromium:
 	@for name in chromium chromium-browser google-chrome; do command -v $$name >/dev/null 2>&1 && exit 0; done; \
 	$(call APT_GET,chromium,about 1 min)
 
-# Its daemons are not started; the tests start their own.
+# The daemons are not started here, because the tests start their own.
 slurm:
 	@missing=; for name in sbatch /usr/sbin/slurmctld /usr/sbin/slurmd /usr/sbin/munged; do \
 		command -v $$name >/dev/null 2>&1 || missing=$$name; done; [ -n "$$missing" ] || exit 0; \
 	$(call APT_GET,slurm-wlm munge,under 1 min)
 
-# With its ip and tc the tests divide a machine into several, as root.
+# With its programs ip and tc, the tests divide one machine into several. This needs root.
 iproute2:
 	@PATH="$$PATH:/usr/sbin:/sbin"; command -v ip >/dev/null 2>&1 && command -v tc >/dev/null 2>&1 && exit 0; \
 	$(call APT_GET,iproute2,under 1 min)
 
 # In this order: each reads what those before it wrote. A page of a comparison names its own command in its last line.
 DERIVED = "tools/keys.py" "tools/config_defaults.py" "tools/planner_accuracy.py --write" "-m study predict" \
-	"-m study claims --write" "tools/first_screen.py" "tools/dry_run_figure.py" "tools/docs_tables.py" "-m study report"
+	"-m study claims --write" "tools/first_screen.py" "tools/dry_run_figure.py" "tools/drawings.py" "tools/docs_tables.py" "-m study report"
 
 derived: setup
 	@mkdir -p build; export CUDA_VISIBLE_DEVICES=; for step in $(DERIVED); do echo "$$step ..."; \

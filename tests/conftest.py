@@ -1,6 +1,6 @@
-"""What every test shares: a CPU, one folder for a session, and a rule for tests that start another Python.
+"""Fixtures for all tests: a CPU only, one temporary folder per session, and a rule for tests that start another Python.
 
-Such a test is marked `launches`, and the mark is held to what happens; what is `slow`, `make test` leaves out.
+Such a test is marked `launches`, and the mark is checked. `make test` omits tests that are marked `slow`.
 """
 
 from __future__ import annotations

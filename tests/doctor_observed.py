@@ -1,4 +1,4 @@
-"""What do files really do when accelerate is started with them? Read from the engine, for doctor to be held to.
+"""Start accelerate with real configuration files and read the engine, so that doctor's findings can be checked.
 
 The files are those of real_files/: what public repositories have (started with `accelerate launch` and two processes),
 each as doctor mends it, and one a trap (started as one process). `python tests/doctor_observed.py` starts them all,

@@ -1,4 +1,4 @@
-"""What does a file do? A small program that `accelerate launch` starts with it; rank 0 prints what the engine has.
+"""A small program that `accelerate launch` starts with a configuration file; rank 0 prints what the engine has.
 
 It takes its settings from the file: DummyOptim and DummyScheduler where that has them, accelerate's own classes
 elsewhere. Two things stand in for a GPU: fp16 counts as supported, and FSDP is asked through its plugin.

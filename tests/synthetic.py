@@ -1,4 +1,4 @@
-"""What would records of runs that never took place look like? Made up, deterministic, and true to the schema."""
+"""Synthetic records of runs that never took place: deterministic, and valid under the record schema."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Are advice and predicted records what the models say, and is what makes no sense refused in one line?"""
+"""Test that advice and predicted records follow the models, and that senseless requests are refused in one message."""
 
 from __future__ import annotations
 

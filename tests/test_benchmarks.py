@@ -1,4 +1,4 @@
-"""Do the benchmarks compare like with like, and is their arithmetic right? Nothing here looks at a time."""
+"""Test that the benchmarks compare the same work and compute correctly. No test here depends on a time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What does fine-tuning start from? A body of the project's own, the same for all, and neighbours of its weights."""
+"""Test the project's own pretrained weights, from which fine-tuning starts, and perturbations of them."""
 
 from __future__ import annotations
 

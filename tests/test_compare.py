@@ -1,4 +1,4 @@
-"""Do the tables say what the records say? From a few real records, without torch."""
+"""Test that the tables of `compare` show what the records contain. Uses a few real records and no torch."""
 
 from __future__ import annotations
 

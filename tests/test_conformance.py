@@ -1,4 +1,4 @@
-"""Does the matrix call right what is right, and wrong what is wrong?"""
+"""Test that the conformance matrix accepts correct engines and rejects wrong ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is only what is comparable compared, and are verdicts right: of the control itself, of planted differences?"""
+"""Test that only comparable runs are compared, and that verdicts on the control and on planted differences hold."""
 
 from __future__ import annotations
 

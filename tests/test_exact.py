@@ -1,4 +1,4 @@
-"""Do all strategies train the exact problem to the same bits, and is every planted fault seen?"""
+"""Test that all strategies train the exact problem to the same bits, and that every planted fault is detected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is read of a file, and which names may one have?"""
+"""Test how files are read, and which names files and runs may have."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Do `prove` and `diff` work as `zero_study` in a folder that has a package `study` of its own?"""
+"""Test `prove` and `diff` as `zero_study` in a folder that contains a package `study` of its own."""
 
 from __future__ import annotations
 

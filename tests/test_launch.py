@@ -1,4 +1,4 @@
-"""Does a launch always come to an ending, and does nothing of it outlive what started it? With runs that are fake.
+"""Test that every launch ends, and that no process outlives the launch. Uses fake runs.
 
 And with a few that are real: a run of two processes that fails leaves a record that says how, whichever rank failed.
 """

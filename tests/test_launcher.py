@@ -1,4 +1,4 @@
-"""What may a launcher's flags, the environment and others' modules change? Nothing that the record does not prove."""
+"""Test what flags of a launcher, environment variables and other packages may change: only what the record proves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Do tests share what is started for them, does none start another Python without its mark, and do forks end alike?"""
+"""Test how tests share started processes, and that only marked tests start another Python."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does one launch at a time write into a run's folder, and does a record name what its own run wrote?"""
+"""Test that one launch at a time writes into a run's folder, and that a record names what its own run wrote."""
 
 from __future__ import annotations
 

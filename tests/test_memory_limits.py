@@ -1,4 +1,4 @@
-"""Does a cap on a process hold, is the largest that fits found by few runs; and what may a process use of a machine?"""
+"""Test memory limits of processes, the search for the largest run that fits, and the memory that a process may use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is the list of one GPU gone down in order and in time, gone on with, and packed; do it and its studies run, small?"""
+"""Test the list of runs for one GPU: its order, its time limit, how it is resumed and packed, and small real runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is every way in which a run ends told apart, from texts that torch, accelerate and DeepSpeed really print?"""
+"""Test that each way in which a run can end is recognized, from texts that torch, accelerate and DeepSpeed print."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does a box's pack arrive as it left, or not at all?"""
+"""Test that a pack of records arrives on another machine unchanged, or is refused as a whole."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Do peaks by theory agree with those measured, and with what others published?"""
+"""Test theoretical peaks against measured peaks and against peaks that others published."""
 
 from __future__ import annotations
 

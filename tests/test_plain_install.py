@@ -1,4 +1,4 @@
-"""What does each command do where no extra is installed? It works, or one line says which extra it needs."""
+"""Test each command without extras installed: it works, or one message names the extra that it needs."""
 
 from __future__ import annotations
 

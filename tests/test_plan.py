@@ -1,4 +1,4 @@
-"""Is a user's study read as it is meant, and does its plan say what will run, is kept, cannot run and why, how long?"""
+"""Test that a study file is read correctly, and that its plan says what will run, is kept, or cannot run and why."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is a study run to its end whatever happens to its runs and to its runner? With runs that are fake."""
+"""Test that a study runs to its end, whatever happens to its runs and to its runner. Uses fake runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is every class of transformers that is counted built as counted, in its order, and are models found by all names?"""
+"""Test that counted shapes equal those that transformers builds, in order, and that every name of a model is found."""
 
 from __future__ import annotations
 

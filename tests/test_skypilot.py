@@ -1,4 +1,4 @@
-"""Do the files of docs/clouds/ ask for what exists, and keep what a slot has done?
+"""Test that the files in docs/clouds/ request resources that exist, and keep the results of an interrupted machine.
 
 The shell itself goes through a slot, with a `zero-study` that only notes what it is asked.
 """

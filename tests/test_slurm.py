@@ -1,4 +1,4 @@
-"""Does the script for Slurm submit what is not finished, and does what it submits run? On a real one of two nodes."""
+"""Test on a real Slurm cluster of two nodes that the job script submits unfinished runs, and that they run."""
 
 from __future__ import annotations
 

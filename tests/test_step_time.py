@@ -1,4 +1,4 @@
-"""Does the model of step times count FLOPs as PyTorch does, keep to published throughput, and follow its physics?"""
+"""Test the model of step times against PyTorch's FLOP count, published throughput and basic physics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does the tidy table say what records and outcomes say, and refuse what does not hold the schema?"""
+"""Test that the table of runs shows what records and outcomes contain, and refuses invalid ones."""
 
 from __future__ import annotations
 

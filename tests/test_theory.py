@@ -1,4 +1,4 @@
-"""Do the formulas give the bytes that engines were seen to hold and to send? (test_claims.py: the papers' figures.)"""
+"""Test that the formulas give the bytes that engines were observed to use and to send."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is a traced figure what a step of the model holds, does the planner predict it, and is the rest refused?"""
+"""Test that traced figures equal a step of the model, that the planner predicts them, and what is refused."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from study.errors import Refusal
 from study.planner import Request, advice_text, advise
 from study.planner.trace import trace_options
 from study.theory import hardware, measured_by_others, peaks, prediction, shapes
+from study.theory.activations import EAGER_ONLY
 from study.theory.engine import Engine, Job
-from study.theory.residual import EAGER_ONLY
 from study.training.memory import CpuPeak
 from study.workloads import WORKLOADS
 from study.workloads.sources import Splits

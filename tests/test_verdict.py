@@ -1,4 +1,4 @@
-"""Is the verdict on a study that was fixed in advance what its numbers say? Studies made up, with known differences."""
+"""Test the verdict on a study whose margins were fixed in advance, with synthetic studies of known differences."""
 
 from __future__ import annotations
 
@@ -296,7 +296,7 @@ def test_a_protocol_is_read_strictly(tmp_path: Path, change, said):
 
 
 def test_the_guide_shows_a_protocol_that_is_one(tmp_path: Path):
-    block = (files.ROOT / "docs" / "fixed-in-advance.md").read_text().split("```yaml\n")[1].split("```")[0]
+    block = (files.ROOT / "docs" / "losses.md").read_text().split("```yaml\n")[1].split("```")[0]
     (tmp_path / "mine.yaml").write_text(block)
     found = studies.find(str(tmp_path / "mine.yaml"))
     assert {part.label for part in found.parts} >= {*found.protocol.broken}

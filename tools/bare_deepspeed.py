@@ -1,8 +1,8 @@
-"""How fast is the same work under DeepSpeed alone, as its tutorials call it?
+"""Train the same work with DeepSpeed alone, as its tutorials do, and measure the speed.
 
     tools/bare_deepspeed.py STRATEGY FOLDER [run's flags]
 
-As `tools/hf_trainer.py`, with `deepspeed.initialize`, a loop of its own, and no accelerate.
+This is `tools/hf_trainer.py` with `deepspeed.initialize` and a loop of its own, without accelerate.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from study.run import Run
 
 
 def check(config: RunConfig, strategy_name: str, num_processes: int) -> None:
-    """Refuse what would not be the same work. Raises Refusal."""
+    """Refuse settings with which the work would not be the same. Raises Refusal."""
     hf_trainer.check(config, strategy_name, num_processes)
     if not strategy_name.startswith("zero") or "offload" in strategy_name or config.precision != "fp32":
         raise Refusal(f"{strategy_name} in {config.precision}: DeepSpeed alone is compared for ZeRO in fp32; choose it")
 
 
 def train(run: Run, _folder: Any) -> None:
-    """Train under DeepSpeed, and answer with the result on rank 0. Collective."""
+    """Train with DeepSpeed, and return the result on rank 0. All ranks must call it."""
     import deepspeed
     import torch
     import torch.distributed as dist

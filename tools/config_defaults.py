@@ -1,9 +1,9 @@
-"""What the classes of transformers mean where a config.json leaves a setting out, for a planner that has no torch.
+"""Write the defaults of transformers' configuration classes, for a planner that runs without transformers.
 
     python tools/config_defaults.py
 
-Writes study/theory/shapes/config_defaults.json: by model_type the default of each setting that a shape is read from,
-and the type's own name of settings that most files call otherwise.
+Writes study/theory/shapes/config_defaults.json. It has, by model_type, the default of each setting that determines the
+shape of a model, and the names of settings that this type calls by another name than most types.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def main() -> None:
 
 
 def classes() -> dict[str, dict[str, Any]]:
-    """Read the installed classes of all model types that are counted."""
+    """Read the installed configuration classes of all model types that the planner knows."""
     by_class = {}
     for name, model_type in MODEL_TYPES.items():
         own_names, fields = CONFIG_MAPPING[name].attribute_map, dataclasses.fields(CONFIG_MAPPING[name])

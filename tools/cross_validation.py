@@ -1,9 +1,9 @@
-"""Cross-validation of predicted step times on published ones, beside two rules of thumb.
+"""Cross-validation of predicted step times with published ones, compared with two rules of thumb.
 
-Every published time is predicted by what was fitted without some of them: without its whole family, that is all that
-the same people measured; its whole model size, number of GPUs, card, and generation of GPUs. The planner's model stands
-beside two rules of thumb, fitted to the same rows. An error is predicted over published seconds of a step, less one:
-above 0 is too slow.
+Every published time is predicted by constants that were fitted without some of the times: without its whole family
+(all that the same people measured), its model size, its number of GPUs, its GPU, or its generation of GPUs. The
+planner's model and two rules of thumb are fitted to the same rows. The error is the predicted time divided by the
+published time, less one. An error above 0 means that the prediction is too slow.
 """
 
 from __future__ import annotations
@@ -59,8 +59,10 @@ class Timed:
 
     @property
     def fitted(self) -> bool:
-        """Whether the constants of its generation are fitted to it: not where much is assumed, the host decides, or the
-        model does not describe it."""
+        """Whether constants are fitted to this time.
+
+        They are not if much is assumed, if the host determines the time, or if the model does not cover the case.
+        """
         return self.grade != "C" and self.kind != "offload" and not self.outside
 
     @property
@@ -69,22 +71,22 @@ class Timed:
 
     @property
     def kind(self) -> str:
-        """The engine, as tables name it."""
+        """The engine's name in tables."""
         return name_of(self.shape, self.engine)
 
     @property
     def size(self) -> str:
-        """Which of the published tables' models is nearest in parameters."""
+        """The model of the published tables with the nearest number of parameters."""
         return min(SIZES, key=lambda size: abs(math.log(self.shape.num_params / SIZES[size])))
 
     @property
     def flops_per_token(self) -> float:
-        """Model FLOPs, nothing that is recomputed."""
+        """The model's FLOPs per token, without recomputation."""
         return float(flops.model_flops_per_sequence(self.shape, self.job.sequence_length) / self.job.sequence_length)
 
     @property
     def tokens(self) -> float:
-        """Of a GPU and step."""
+        """Tokens per GPU and step."""
         return float(self.job.tokens * self.job.gradient_accumulation_steps)
 
     @property
@@ -93,8 +95,10 @@ class Timed:
 
 
 def published() -> list[Timed]:
-    """List every published time: the rows that constants are fitted to, and single numbers. Rows in fp8 are left out:
-    the models of theory do not know it."""
+    """List every published time: rows to which constants are fitted, and single numbers.
+
+    Rows in fp8 are left out, because the models of theory do not cover fp8.
+    """
     rows = [of_row(row) for row in measured_by_others.throughput_rows() if not row.fp8]
     return rows + [of_case(case) for case in measured_by_others.cases()]
 
@@ -118,7 +122,7 @@ def of_case(case: MeasuredCase) -> Timed:
 
 @dataclass(frozen=True)
 class Fitted:
-    """All that a set of published times determines."""
+    """All constants that a set of published times determines."""
 
     constants: dict[str, Constants]  # by generation
     host_thread_bandwidth: float  # bytes/s
@@ -127,7 +131,7 @@ class Fitted:
 
 
 def fit(times: list[Timed]) -> Fitted:
-    """Fit everything anew: the planner's constants and both rules of thumb."""
+    """Fit the planner's constants and both rules of thumb."""
     rows = [timed for timed in times if timed.fitted]
     generations = {row.generation for row in rows}
     constants = {name: fit_constants(tuple(row for row in rows if row.generation == name)) for name in generations}
@@ -162,7 +166,7 @@ def fit_constants(rows: tuple[Timed, ...]) -> Constants:
 
 
 def _fit_host(offloaded: list[Timed], constants: dict[str, Constants]) -> float:
-    """Fit what a thread of the host reaches, by the least sum of relative errors: the few times are odd."""
+    """Fit the speed of a host thread by the least sum of relative errors, because the few times have outliers."""
     from scipy.optimize import minimize_scalar
 
     def badness(logarithm: float) -> float:
@@ -178,12 +182,12 @@ def _seconds(timed: Timed, constants: Constants, host: float | None = None) -> f
 
 
 def _nearest(timed: Timed, constants: Mapping[str, Constants]) -> Constants:
-    """The constants of the GPU's generation, or of the nearest one that was fitted."""
+    """Return the constants of the GPU's generation, or of the nearest generation that was fitted."""
     return constants[next(name for name in step_time.nearest_generations(timed.generation) if name in constants)]
 
 
 def regressors(timed: Timed) -> list[float]:
-    """What the line through one GPU's rows knows of a case; it predicts the logarithm of a token's seconds."""
+    """Return the inputs of the linear model of one GPU, which predicts the logarithm of the seconds per token."""
     job = timed.job
     flops_per_sequence = flops.hardware_flops_per_sequence(timed.shape, job.sequence_length, job.recomputed)
     values = (flops_per_sequence / job.sequence_length, job.sequence_length, timed.box.num_gpus, job.tokens)
@@ -191,17 +195,17 @@ def regressors(timed: Timed) -> list[float]:
 
 
 def by_planner(fitted: Fitted, timed: Timed) -> float:
-    """Predict seconds by the models of theory."""
+    """Predict the seconds of a step by the models of theory."""
     return _seconds(timed, _nearest(timed, fitted.constants), fitted.host_thread_bandwidth)
 
 
 def by_share(fitted: Fitted, timed: Timed) -> float:
-    """Predict seconds as if every GPU reached the same share of its peak, whatever it trains and how."""
+    """Predict the seconds of a step as if every GPU always reached the same share of its peak FLOPS."""
     return timed.flops_per_token * timed.tokens / (fitted.share * timed.peak)
 
 
 def by_line(fitted: Fitted, timed: Timed) -> float | None:
-    """Predict seconds by the line of that GPU, which knows no engine; None where too few rows of the GPU are left."""
+    """Predict by the linear model of that GPU, which ignores the engine. None if too few rows of the GPU remain."""
     line = fitted.lines.get(timed.box.gpu.name)
     return None if line is None else timed.tokens * float(np.exp(np.array(regressors(timed)) @ line))
 
@@ -228,10 +232,10 @@ class Judged:
 
 
 def judge(times: list[Timed]) -> list[Judged]:
-    """Predict every time by what all determine, and by what is left without its group, for each way to group them.
+    """Predict every time by a fit to all times, and by fits without its group, for each way to group them.
 
-    A card is left out only where its generation has another one: else that is leaving out the generation. Of families
-    LLM Foundry's stays.
+    A GPU is left out only if its generation has another one, because otherwise the whole generation is left out. The
+    family of LLM Foundry is never left out.
     """
     everything = fit(times)
     left_out: list[dict[str, Errors]] = [{} for _ in times]
@@ -262,7 +266,7 @@ OUTSIDE = "outside what the model describes"
 
 
 def _grades(timed: Timed) -> list[str]:
-    """The groups of a time: its grade where the model describes it; with all others of its grade; as collected."""
+    """Return the groups of a time: its grade if the model covers it, its whole grade, and the grade as collected."""
     if timed.family == FOUNDRY:
         return [FOUNDRY]
     described = [f"{timed.grade}, {OUTSIDE}" if timed.outside else timed.grade]
@@ -282,7 +286,7 @@ GROUPINGS: dict[str, Callable[[Timed], list[Any]]] = {
 
 
 def tables(judged: list[Judged]) -> list[dict[str, Any]]:
-    """Sum up every predictor's errors, in sample and by what was left out, over all times and over groups of them."""
+    """Summarize the errors of every predictor, in sample and by the group left out, over all times and over groups."""
     rows = []
     for split in ("nothing", *SPLITS):
         for predictor in (*PREDICTORS, COMPARED):
@@ -315,7 +319,7 @@ LEFT_OUT: dict[Distance, tuple[str, ...]] = {
 
 
 def intervals(judged: list[Judged]) -> list[dict[str, Any]]:
-    """Find the factor either way that nine of ten predictions lay within, for each kind of case that one may ask."""
+    """Find, for each kind of case, the factor within which nine of ten predictions lie, in both directions."""
     results = []
     for engine in get_args(TimingClass):
         least = 1.0
@@ -326,10 +330,10 @@ def intervals(judged: list[Judged]) -> list[dict[str, Any]]:
 
 
 def _interval(judged: list[Judged], engine: TimingClass, distance: Distance, least: float) -> dict[str, Any]:
-    """Bound the predictions of one kind of case; where too few times were published, all of the engine's.
+    """Bound the predictions of one kind of case, or of the whole engine if too few times of this kind were published.
 
-    "held": predictions within the factor that the others give, without those that were left out with them. `tried`:
-    those of which there are such others.
+    "held" counts predictions within the factor that all other predictions give, without those of the same group.
+    `tried` counts the predictions for which there are such others.
     """
     splits = LEFT_OUT[distance]
     predictions = _predictions(judged, engine, splits, distance != "new generation")
@@ -358,8 +362,11 @@ def _interval(judged: list[Judged], engine: TimingClass, distance: Distance, lea
 def _predictions(
     judged: list[Judged], engine: TimingClass, splits: Iterable[str], known: bool, described: bool = True
 ) -> list[tuple[Timed, str, float]]:
-    """List the planner's errors by what was left out; `known`: only of generations that constants are fitted to;
-    `described`: only of times that the model describes, or only of the others."""
+    """List the planner's errors by the group that was left out.
+
+    `known`: only generations to which constants are fitted. `described`: only times that the model covers, or only the
+    others.
+    """
     return [
         (judgment.timed, split, error)
         for judgment in judged
@@ -373,15 +380,15 @@ def _predictions(
 
 
 def _factor(error: float) -> float:
-    """The factor between predicted and published, at least 1."""
+    """Return the factor between predicted and published, which is at least 1."""
     return max(1 + error, 1 / (1 + error))
 
 
 def _bound(predictions: Iterable[tuple[Timed, str, float]]) -> float:
-    """Bound nine of ten times to come by those that are known, each by its worst prediction; rounded up to 0.05.
+    """Bound nine of ten future errors by the worst known error of each time, rounded up to 0.05.
 
-    The rank is that of split conformal prediction, which holds so often on average, whatever the distribution. Of fewer
-    than nine times it is the largest factor.
+    The rank is that of split conformal prediction, which has this coverage on average for every distribution. With
+    fewer than nine times, the bound is the largest factor.
     """
     worst: dict[str, float] = {}
     for timed, _, error in predictions:

@@ -1,4 +1,4 @@
-"""Writes anew what README and docs/ say in numbers, between two comments such as <!-- claims -->, from the records.
+"""Write the tables of the guides and reports from the records, between two comments such as <!-- claims -->.
 
 python tools/docs_tables.py
 """
@@ -17,7 +17,9 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from study import formatting
+import pandas as pd
+
+from study import formatting, planner
 from study.claims import defects, sentences
 from study.compare import bits, frontier, memory_views, predicted, verdict_text
 from study.engines import known_bad
@@ -28,11 +30,14 @@ from study.engines.keys import allowed
 from study.engines.strategy_names import in_order
 from study.formatting import three_digits
 from study.planner import published_rows
+from study.planner.choose import Option
 from study.records import find as records
+from study.records import schema
 from study.records.schema import Record
 from study.report import plots, tables
 from study.theory import measured_by_others, prediction
 from study.theory import peaks as peaks_of
+from study.theory.model_states import paper_bytes_per_parameter
 from study.theory.shapes.config_json import MODEL_TYPES, REFUSED
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -48,7 +53,7 @@ EXACT = 1e-5  # relative; nearer a state is not predicted: Adam's step counters 
 
 
 def rows_of(page: str) -> list[list[str]]:
-    """The rows of a Markdown table, its head first, without the line under it."""
+    """Return the rows of a Markdown table, its head first, without the line under the head."""
     lines = [line for line in page.splitlines() if line.startswith("|")]
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     return [row for row in rows if set("".join(row)) - set(":-")]
@@ -69,7 +74,7 @@ def benchmark(name: str) -> dict[str, Any]:
 
 @cache
 def runs() -> list[Record]:
-    """Every committed run that ended well."""
+    """Return every committed run that ended well."""
     return [file.record for file in records.find([CPU]) if file.record.status == "ok"]
 
 
@@ -99,7 +104,7 @@ def whole_theory() -> str:
 
 
 def resumed() -> str:
-    """What became of killed runs that were taken up, by strategy."""
+    """Table of runs that were killed and resumed, by strategy."""
     cases = benchmark("resume")["cases"]
     rows = []
     for name in dict.fromkeys(case["strategy"] for case in cases):
@@ -121,7 +126,7 @@ def resumed() -> str:
 
 
 def other_ranks() -> str:
-    """How near runs are that went on with other ranks or under another strategy, and what was refused."""
+    """Table of runs that resumed with other ranks or another strategy: differences, and refusals."""
     rows = []
     for case in benchmark("other_ranks")["cases"]:
         cells = ["refused", ""] if case["refused"] else [f"{case[name]:.1e}" for name in ("loss", "grad_norm")]
@@ -130,7 +135,7 @@ def other_ranks() -> str:
 
 
 def saving() -> str:
-    """What it takes by strategy, in the median of its runs: to save, to go on, and to write the model."""
+    """Median seconds and bytes by strategy to save, to resume and to export."""
     names = "checkpoint_bytes", "save_seconds", "load_seconds_on_2", "load_seconds_on_1", "export_seconds"
     rows = []
     for strategy, tries in benchmark("saving")["strategies"].items():
@@ -141,31 +146,37 @@ def saving() -> str:
 
 
 def throughput() -> str:
-    """Our samples per second over those of others at the same work."""
+    """The trainer's samples per second, divided by those of another program at the same work."""
     rows = [[f"`{name}`", baseline, pairs.show(result["wall_ratio"]), pairs.show(result["step_ratio"])]
-            for baseline, file in (("Trainer", "throughput"), ("DeepSpeed alone", "throughput_deepspeed"))
+            for baseline, file in (("Trainer", "throughput"), ("DeepSpeed without accelerate", "throughput_deepspeed"))
             for name, result in benchmark(file)["strategies"].items()]  # fmt: skip
-    return tabulate(["strategy", "over", "by wall clock", "by the median step"], rows)
+    return tabulate(["strategy", "compared with", "by wall clock", "by the median step"], rows)
 
 
 def faults() -> str:
-    """What was seen of each fault that was injected, after how long, and what was left."""
+    """Outcomes of injected faults, with the names that statuses have today, and the files that were left."""
     rows = []
     for fault in benchmark("faults")["faults"]:
         names = [fault["fault"], f"`{fault['strategy']}`"]
         if fault["not_injected"]:
             rows.append([*names, f"not injected: {fault['not_injected']}", "", "", ""])
             continue
-        record = f"`{fault['record']['status']}`" if fault["record"] else "none"
-        leftovers = ", ".join(f"`{name}`" for name in fault["left"] if name not in LEFT_BY_EVERY_RUN) or "nothing else"
+        record = f"`{_of_today(fault['record']['status'])}`" if fault["record"] else "none"
+        leftovers = ", ".join(f"`{name}`" for name in fault["left"] if name not in LEFT_BY_EVERY_RUN) or "none"
         message = (fault["message"] or "").replace("|", " ")
-        outcome = f"`{fault['status']}`: {message}" if fault["status"] else message
+        outcome = f"`{_of_today(fault['status'])}`: {message}" if fault["status"] else message
         rows.append([*names, outcome, f"{fault['seconds']:.1f}", record, leftovers])
-    return tabulate(["fault", "strategy", "outcome", "s", "record", "left"], rows)
+    head = ["fault", "strategy", "outcome and message", "seconds until the run ended", "status in its record"]
+    return tabulate([*head, "files left besides the usual ones"], rows)
+
+
+def _of_today(status: str) -> str:
+    """Return the name that a status has today; reading an older record does the same."""
+    return schema.RENAMED.get(status, status)
 
 
 def machines() -> str:
-    """What each machine said of each fault between machines, and after how long."""
+    """Messages of each machine for each fault between machines, and the seconds until they appeared."""
     rows = [
         [row["fault"], f"`{row['strategy']}`", row["machine"], row["said"] or "nothing: it was killed",
          "no end" if row["seconds"] is None else f"{row['seconds']:.0f}"]
@@ -223,7 +234,7 @@ LEFT_BY_EVERY_RUN = {
 
 
 def planner_accuracy() -> str:
-    """How far the planner's models are from the committed runs, and where a peak's count may be much too large."""
+    """Errors of the planner's models compared with committed runs."""
     sent = [cell for run in runs() if run.world_size > 1 and (cell := predicted.messages(run))]
     inexact = [error for error in against_theory().states if abs(error.error) > EXACT]
     states = [f"{len(runs()) - len(inexact)} within 0.001 %", *(f"{percent(e.error, 2)} `{e.run}`" for e in inexact)]
@@ -261,7 +272,7 @@ def planner_memory() -> str:
 
 
 def planner_fits() -> str:
-    """What is said to fit, against what trained; LLM Foundry's rows first."""
+    """Predictions of what fits, compared with what trained; LLM Foundry's rows first."""
     foundry = [bool(prediction.fits(peaks_of.peak(row.shape, row.engine, row.job), row.box))
                for row in measured_by_others.throughput_rows()]  # fmt: skip
     verdicts = published_rows.fits_verdicts()
@@ -275,22 +286,21 @@ def planner_fits() -> str:
 
 
 def published_program() -> str:
-    """What is learned: as published, mended, and with each defect that alone changes it."""
+    """Compare the losses of both sides: as published, repaired, and with each defect that alone changes them."""
     results = defects.read(ROOT / "reports" / "cpu" / "published" / "protocol.json")
-    programs = {"as published": defects.AS_PUBLISHED, "all defects mended": defects.MENDED}
-    programs |= {f"all mended but `{name}`": effect_found for name, effect_found in defects.LEFT_ALONE.items()}
+    programs = {"as published": defects.AS_PUBLISHED, "all defects repaired": defects.MENDED}
+    programs |= {f"all repaired except `{name}`": comparison for name, comparison in defects.LEFT_ALONE.items()}
     rows = []
     for name, comparison in programs.items():
         effects = [defects.effect(results, comparison, metric) for metric in defects.LOSSES]
-        if name in list(programs)[:2] or {effect_found.word for effect_found in effects if effect_found} != {
-            "no difference"
-        }:
+        if name in list(programs)[:2] or {effect.word for effect in effects if effect} != {"no difference"}:
             rows.append([name, *map(in_words, effects)])
     settings, machine = results["settings"], results["machine"]
     tokens = f"{settings['num_train_examples']} reviews of {settings['sequence_length']} tokens"
     epochs = f"{settings['epochs']} epoch{'s' * (settings['epochs'] > 1)}"
     setting = f"BERT {settings['size']}, {tokens}, {epochs}; {machine['cpu']}, one thread."
-    return f"{tabulate(['program', *defects.LOSSES], rows)}\n\n{setting}"
+    head = "version of the program", *(f"{metric}, ZeRO compared with plain training" for metric in defects.LOSSES)
+    return f"{tabulate(head, rows)}\n\n{setting}"
 
 
 def in_words(effect: defects.Effect | None) -> str:
@@ -298,11 +308,12 @@ def in_words(effect: defects.Effect | None) -> str:
         return "has no value"
     has_interval = None not in (effect.low, effect.high) and effect.low != effect.high
     between = f" ({relative(effect.low)} to {relative(effect.high)})" if has_interval else ""
-    return f"{relative(effect.mean)}{between}, {effect.word}"
+    word = effect.word.replace("not told apart", "inconclusive")
+    return f"{relative(effect.mean)}{between}, {word}"
 
 
 def relative(value: float) -> str:
-    """In per cent, unless it is so small that its power of ten reads better."""
+    """Format a ratio in percent, or as a power of ten if it is very small."""
     digits = f"{three_digits(100 * value)} %" if abs(value) >= 1e-3 or value == 0 else three_digits(value)
     return f"+{digits}" if value > 0 else digits
 
@@ -311,7 +322,7 @@ def relative(value: float) -> str:
 
 
 def models() -> str:
-    """Which classes of transformers the planner counts, and which model types it refuses by name."""
+    """The classes of transformers that the planner knows, and the model types that it refuses by name."""
     counted = [
         [f"`{name}`", ", ".join(f"`{class_name}`" for class_name in model_type.classes)]
         for name, model_type in MODEL_TYPES.items()
@@ -321,7 +332,7 @@ def models() -> str:
 
 
 def rooms() -> str:
-    """The table of rooms, its last column as tests/test_layout.py has it."""
+    """Return the table of folders, with the last column from tests/test_layout.py."""
     head, *rows = rows_of(between("docs/architecture.md", "rooms"))
     assert {row[0].strip("`") for row in rows} == set(MAY_IMPORT)
     return tabulate(head, [[*row[:2], ", ".join(sorted(MAY_IMPORT[row[0].strip("`")].split()))] for row in rows])
@@ -339,31 +350,31 @@ def decided(kind: str) -> str:
 
 
 FRONTIER = CPU / "frontier"
-FIRST_SCREEN = "in README", "what", "study", "measured", "seeds, repeats"
+FIRST_SCREEN = "number in README", "what it is", "source", "measured on", "seeds, repeats"
 
 
 def frozen(caps: tuple[float, ...] = (3, 6)) -> dict[tuple[float, str], str]:
-    """What the protocol of `frontier` predicted, as corrected, by cap and strategy."""
+    """Return the corrected predictions in the protocol of `frontier`, by memory limit and strategy."""
     _, _, text = (ROOT / "study" / "studies" / "frontier.yaml").read_text(encoding="utf-8").partition("# Correction")
     sizes = re.findall(r"([a-z]\w+) (none|\d+m) (\d+m)", " ".join(re.split(r"\s+#?\s*", text)))
     return {(cap, name): size for name, *predicted in sizes for cap, size in zip(caps, predicted, strict=True)}
 
 
 def fits() -> str:
-    """The largest model that each strategy trained under each cap, beside what was predicted before."""
+    """List the largest model that each strategy trained under each limit, and the size that was predicted before."""
     predicted, trained = frozen(), {(row.cap_gib, row.strategy): row.trained for row in frontier.largest([FRONTIER])}
     caps = sorted({cap for cap, _ in trained})
     names = list(dict.fromkeys(name for _, name in trained))
-    head = ["strategy", *(text for cap in caps for text in (f"{cap:g} GiB: trained", "predicted"))]
+    head = ["strategy", *(text for cap in caps for text in (f"{cap:g} GiB: largest that trained", "predicted"))]
     rows = [[name, *(cell for cap in caps for cell in (trained[cap, name], predicted[cap, name]))] for name in names]
     return tabulate(head, [[cell or "none" for cell in row] for row in rows])
 
 
 def speeds() -> str:
-    """The largest batch of each strategy under 3 GiB, its step at DDP's batch, and its rate at its own."""
+    """List the largest batch of each strategy under 3 GiB, its time at DDP's batch, and its throughput at its own."""
     largest = {row.strategy: row.trained for row in frontier.largest([CPU / "equal-memory-batches"])}
     timed = {row.strategy: row.cells() for row in frontier.speeds([CPU / "equal-memory"])}
-    columns = "seconds a step at DDP's batch, times DDP's", "sequences/s at its own, times DDP's"
+    columns = "time per step at DDP's batch, compared with DDP", "throughput at its largest batch, compared with DDP"
     head = ["strategy", "largest batch", *columns]
     names = in_order({*largest, *timed})
     cells_of = {name: [largest.get(name), *(timed.get(name, [""] * 6)[at] for at in (2, 5))] for name in names}
@@ -371,58 +382,148 @@ def speeds() -> str:
 
 
 def learned(study: str) -> str:
-    """What became of each arm of a study that asks what is learned."""
+    """List the strategies and planted faults of a study of losses: how far they end from DDP, and the test's p."""
     table = verdict_text.table_of_arms(first_screen.learned(study))
-    return "\n".join(" | ".join(line.split(" | ")[at] for at in (0, 1, 2, 3, 4, 6)) + " |" for line in table)
+    head = "| trained with | seeds | mean difference | 90 % interval | largest difference | p | "
+    rows = [" | ".join(line.split(" | ")[at] for at in (0, 1, 2, 3, 4, 6)) + " |" for line in table[1:]]
+    return "\n".join([head.strip(), *rows]).replace(", wrong on purpose", " (planted fault)")
 
 
 def series() -> str:
-    """The same ratios over series on several days, and where another series' is to be predicted."""
+    """List the same ratios over several series of runs, with the interval for one more series."""
 
-    def said(ratios: tuple[float, ...]) -> str:
+    def with_interval(ratios: tuple[float, ...]) -> str:
         if len(ratios) < 2:
             return ", ".join(f"{ratio:.2f}" for ratio in ratios)
         middle, low, high = frontier.over_series(ratios)
         return f"{middle:.2f} ({low:.2f} to {high:.2f}; {len(ratios)})"
 
     rows = frontier.speeds([CPU / "equal-memory-again"])
-    table_rows = [[row.strategy, said(row.equal_ratios), str(row.batch or ""), said(row.own_ratios)] for row in rows]
-    return tabulate(["strategy", "a step, times DDP's", "its batch", "sequences/s, times DDP's"], table_rows)
+    table_rows = [
+        [row.strategy, with_interval(row.equal_ratios), str(row.batch or ""), with_interval(row.own_ratios)]
+        for row in rows
+    ]
+    of_what = "(95 % prediction interval; number of series)"
+    step, throughput = (f"{name} compared with DDP {of_what}" for name in ("time per step", "throughput"))
+    return tabulate(["strategy", step, "largest batch", throughput], table_rows)
+
+
+@cache
+def _peak_runs() -> pd.DataFrame:
+    runs = plots.only(tables.runs(CPU / "peaks-real"), status="ok", seed=0)
+    runs["precision"] = runs["precision"].str.removesuffix("-autocast")  # all that DDP has in 16 bits
+    return runs
+
+
+def peak_runs() -> pd.DataFrame:
+    """Return the runs of `peaks-real`, in a copy that the caller may change."""
+    return _peak_runs().copy()
+
+
+SHOWN = ["ddp", "zero1", "zero2", "zero2_tuned", "zero3", "zero3_tuned", "fsdp2"]
+
+
+def overview() -> str:
+    """Give memory, time and largest model of each strategy together, for a GPT of 124M parameters in fp32."""
+    runs = plots.only(peak_runs(), size="124m", precision="fp32", processes=2).set_index("strategy")
+    times = {
+        row.strategy: frontier.over_series(row.equal_ratios)[0]
+        for row in frontier.speeds([CPU / "equal-memory-again"])
+        if len(row.equal_ratios) > 1
+    }
+    trained = {row.strategy: row.trained for row in frontier.largest([FRONTIER]) if row.cap_gib == 3}
+
+    def beside_ddp(strategy: str, column: str) -> str:
+        return f"{runs[column][strategy]:.2f} GiB ({runs[column][strategy] / runs[column]['ddp']:.2f}x)"
+
+    rows = [
+        [f"`{name}`", beside_ddp(name, "peak_gib"), beside_ddp(name, "peak_process_gib"),
+         f"{times[name]:.2f}x" if name in times else "1.00x", f"{str(trained[name]).removesuffix('m')}M"]
+        for name in SHOWN
+    ]  # fmt: skip
+    head = ["strategy", "peak of tensors", "peak of the whole process", "time per step", "largest model under 3 GiB"]
+    return tabulate(head, rows)
+
+
+BY_SIZE = {
+    "GPT 11M, fp32": ("11m", "fp32"), "GPT 62M, fp32": ("62m", "fp32"), "GPT 124M, fp32": ("124m", "fp32"),
+    "GPT 254M, fp32": ("254m", "fp32"), "BERT-large 335M, fp32": ("large", "fp32"),
+    "GPT 124M, bf16": ("124m", "bf16"), "BERT-large 335M, bf16": ("large", "bf16"),
+}  # fmt: skip
+
+
+def by_size() -> str:
+    """Compare the peak of tensors with DDP's by model and precision, on two processes."""
+    runs = peak_runs()
+    columns = [
+        plots.only(runs, size=size, precision=precision, processes=2).set_index("strategy")["peak_gib"]
+        for size, precision in BY_SIZE.values()
+    ]
+    rows = [[f"`{name}`", *(f"{column[name] / column['ddp']:.2f}x" for column in columns)] for name in SHOWN[1:]]
+    return tabulate(["strategy", *BY_SIZE], rows)
 
 
 def real_peaks() -> str:
-    """GiB at the highest moment of the fullest process, and theory's in parentheses, by model and setting."""
-    runs = plots.only(tables.runs(CPU / "peaks-real"), status="ok", size=["124m", "large", "base"], seed=0)
-    runs["precision"] = runs["precision"].str.removesuffix("-autocast")  # all that DDP has in 16 bits
-    runs["said"] = [f"{row.peak_gib:.2f} ({row.theory_peak_gib:.2f})" for row in runs.itertuples()]
+    """List the peaks of tensors in GiB, and the predicted ones in parentheses, by model, precision and processes."""
+    runs = peak_runs()
+    runs["cell"] = [f"{row.peak_gib:.2f} ({row.theory_peak_gib:.2f})" for row in runs.itertuples()]
     blocks = []
     for sizes in ({"124m": "GPT-124M"}, {"large": "BERT-large", "base": "BERT-base"}):
         selected = runs[(runs["processes"] > 1) & runs["size"].isin(sizes)]
-        pivoted = selected.pivot(index="strategy", columns=["size", "precision", "processes"], values="said").fillna("")
+        pivoted = selected.pivot(index="strategy", columns=["size", "precision", "processes"], values="cell").fillna("")
         columns = sorted(
             pivoted.columns, key=lambda column: (list(sizes).index(column[0]), column[1] != "fp32", column[2])
         )
-        head = ["strategy", *(f"{sizes[size]}, {precision}, {processes}" for size, precision, processes in columns)]
+        head = [
+            "strategy",
+            *(f"{sizes[size]}, {precision}, {processes} processes" for size, precision, processes in columns),
+        ]
         names = in_order(pivoted.index)
         blocks.append(tabulate(head, [[name, *(pivoted.loc[name, column] for column in columns)] for name in names]))
     return "\n\n".join(blocks)
 
 
 def crossings() -> str:
-    """From which size on each strategy holds less than DDP: measured, and by theory."""
+    """Say from which model size on each strategy needs less memory than DDP: measured, and predicted."""
     rows = [[row.strategy, row.measured, row.by_theory] for row in tables.crossings(CPU / "peaks-real").itertuples()]
-    return tabulate(["strategy", "measured", "by theory"], rows)
+    return tabulate(["strategy", "less than DDP from this size on, measured", "predicted"], rows)
+
+
+def states_by_strategy() -> str:
+    """Bytes of model states per parameter that each of eight processes keeps, by the ZeRO paper."""
+    stages = {"DDP": 0, "ZeRO-1": 1, "ZeRO-2": 2, "ZeRO-3, FSDP2": 3}
+    rows = [
+        [name, *(_states_in_words(stage, precision) for precision in ("fp32", "bf16"))]
+        for name, stage in stages.items()
+    ]
+    return tabulate(["strategy", "fp32", "bf16 with fp32 master weights"], rows)
+
+
+def _states_in_words(stage: int, precision: str) -> str:
+    states = paper_bytes_per_parameter(stage, 8, precision)
+    return f"{states.parameters:g} + {states.gradients:g} + {states.optimizer_states:g} = {states.total:g}"
+
+
+def default_buffers() -> str:
+    """Peaks of GPT-124M with DeepSpeed's default buffers and with smaller ones, compared with DDP."""
+    buffers = {"ddp": "DDP's", "zero3": "DeepSpeed's default", "zero3_tuned": "smaller", "fsdp2": "one per block"}
+    peaks = first_screen.peaks()
+    rows = [
+        [f"`{name}`", kind, f"{peaks[name]:.2f} GiB", f"{peaks[name] / peaks['ddp']:.2f}x"]
+        for name, kind in buffers.items()
+    ]
+    return tabulate(["strategy", "buffers", "peak memory", "compared with DDP"], rows)
 
 
 def lower_bound(package: str) -> str:
-    """The oldest version that pyproject.toml takes."""
+    """Return the oldest version that pyproject.toml accepts."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     (bound,) = (entry.removeprefix(f"{package}>=") for entry in extras["train"] if entry.startswith(f"{package}>="))
     return bound
 
 
 def supported() -> str:
-    """What was found of each release of each package, the newest first: a row for neighbours that are alike."""
+    """Results for each release of each package, the newest first. Neighbors with equal results share a row."""
     rows = []
     for package in PACKAGES:
         cell_names = {cell.name for cell in of_release([package])}
@@ -438,12 +539,12 @@ def supported() -> str:
 
 
 def between_ends(versions: list[str]) -> str:
-    """Neighbouring releases by the first and the last."""
+    """Name neighboring releases by the first and the last."""
     return versions[0] if len(versions) == 1 else f"{versions[0]} to {versions[-1]} ({len(versions)})"
 
 
 def exact() -> str:
-    """How many trainings in exact arithmetic have the reference's bits, which were refused, and the planted faults."""
+    """Numbers of trainings in exact arithmetic that equal the reference or were refused, and the planted faults."""
     report = json.loads((ROOT / "reports" / "exact.json").read_text())
     trained = [cell for cell in report["cells"] if not cell["outcome"].startswith("refused")]
     matching = [cell for cell in trained if cell["outcome"] == "same bits"]
@@ -451,15 +552,15 @@ def exact() -> str:
     engines = in_order(fault["strategy"] for fault in report["faults"])
     num_seen = sum(fault["seen"] for fault in report["faults"])
     rows = [
-        ["trainings that end with the bits of the reference", f"{len(matching)} of {len(trained)}"],
-        ["strategies among them", ", ".join(in_order({cell["strategy"] for cell in trained}))],
-        ["strategies that a CPU does not train", ", ".join(_never_trained(report["cells"]))],
+        ["trainings that are bitwise identical to the reference", f"{len(matching)} of {len(trained)}"],
+        ["strategies that were trained", ", ".join(in_order({cell["strategy"] for cell in trained}))],
+        ["strategies that cannot be trained on a CPU", ", ".join(_never_trained(report["cells"]))],
         [
-            f"planted faults that are seen: {len(faults)}, each under {', '.join(engines)}",
+            f"detected cases of {len(faults)} planted faults, each under {', '.join(engines)}",
             f"{num_seen} of {len(report['faults'])}",
         ],
     ]
-    return tabulate(["what", "result"], rows)
+    return tabulate(["test", "result"], rows)
 
 
 def _never_trained(cells: list[dict[str, Any]]) -> list[str]:
@@ -468,22 +569,66 @@ def _never_trained(cells: list[dict[str, Any]]) -> list[str]:
 
 
 def roundings() -> str:
-    """What each cause does by itself in the study `bits`, and what removes it."""
+    """List the causes of differences: what removes each, and how far pairs with only this cause end apart."""
     files = [file for file in records.find([CPU / "bits"]) if file.record.status == "ok" and file.record.digests]
     rows, single = [], bits.single_roundings(files)
     met = {name for file in files for name in bits.roundings(file.record)}
     for name in (cause for cause in bits.ROUNDINGS if cause in met):
         pin, effect = f"`{bits.PIN_OF[name]}`" if name in bits.PIN_OF else "nothing", single.get(name)
-        pairs = "never alone" if effect is None else f"{effect.num_pairs - effect.num_same} of {effect.num_pairs}"
+        pairs = "no such pair" if effect is None else f"{effect.num_pairs - effect.num_same} of {effect.num_pairs}"
         largest = "" if effect is None or effect.largest is None else formatting.powers(effect.largest)
         rows.append([f"**{name}**", bits.ROUNDINGS[name], pin, pairs, largest])
-    head = ["cause", "explanation", "removed by", "pairs of runs with only this cause that differ",
+    head = ["cause", "explanation", "removed by", "pairs of runs with only this cause: how many differ",
             "largest relative difference of their held-out losses"]  # fmt: skip
     return tabulate(head, rows)
 
 
+def plain(cell: bits.Cell | None) -> str:
+    """Say what a cell of the view `bits` says, in the words of the guides."""
+    if cell is None or cell.step is not None:
+        return bits.shown(cell)
+    return "(reference)" if cell.is_reference else "identical"
+
+
+# Model, and the head of the setting's column in the view `bits`; then what the guide calls the setting.
+WEIGHTS = {
+    ("gpt-wikitext", "2 processes"): "GPT",
+    ("gpt-wikitext", "2 processes, clipped at 1"): "GPT, gradient clipping",
+    ("gpt-wikitext", "2 processes, clipped at 1, fixed order"): "GPT, gradient clipping, fixed order",
+    ("gpt-wikitext", "2 processes, 3 micro batches"): "GPT, three micro batches",
+    ("gpt-wikitext", "3 processes"): "GPT, three processes",
+    ("bert-imdb", "2 processes"): "BERT",
+    ("bert-imdb", "2 processes, fixed order"): "BERT, fixed order",
+    ("bert-imdb", "2 processes, clipped at 1"): "BERT, gradient clipping",
+    ("bert-imdb", "2 processes, clipped at 1, fixed order"): "BERT, gradient clipping, fixed order",
+}
+
+
+def weights() -> str:
+    """Say for each setting in fp32 which strategies train the weights of DDP, and why the others do not."""
+    columns = {
+        (heading.split()[0], head): column
+        for heading, column_groups in bits.settings([CPU / "bits"]).items()
+        if ", fp32, " in heading
+        for group in column_groups
+        for head, column in zip(bits.heads(group), group, strict=True)
+    }
+    rows = []
+    for setting, name in WEIGHTS.items():
+        cells = {strategy: row[0] for strategy, row in bits.grid([columns[setting]]).items()}
+        rows.append([name, *(same_weights(cells.get(strategy)) for strategy in ("zero1", "zero2", "zero3", "fsdp2"))])
+    return tabulate(["setting", "ZeRO-1", "ZeRO-2", "ZeRO-3", "FSDP2"], rows)
+
+
+def same_weights(cell: bits.Cell | None) -> str:
+    """Say whether weights are those of DDP, or name the causes of the difference."""
+    if cell is None:
+        return "not run"
+    return "identical" if cell.step is None else f"differs: {', '.join(cell.roundings)}"
+
+
 def learned_bits() -> str:
-    """By strategy: what the long trainings of the study `bits-learned` leave, compared with DDP's."""
+    """Compare the long trainings of the study `bits-learned` with DDP's."""
     cells_by_setting: dict[str, dict[str, str]] = {}
     for heading, column_groups in bits.settings([CPU / "bits-learned"]).items():
         workload, precision, steps, seed = heading.split(", ")[:4]
@@ -491,31 +636,86 @@ def learned_bits() -> str:
             for head, column in zip(bits.heads(columns), columns, strict=True):
                 pins = "fixed order" if "fixed order" in head else "unmodified"
                 cells_by_setting[f"{workload.split('-')[0].upper()}, {steps}, {seed}, {precision}, {pins}"] = {
-                    name: bits.shown(cells[0]) for name, cells in bits.grid([column]).items()
+                    name: plain(cells[0]) for name, cells in bits.grid([column]).items()
                 }
     names = in_order({name for cells in cells_by_setting.values() for name in cells})
     rows = [[name, *(cells.get(name, "") for cells in cells_by_setting.values())] for name in names]
     return tabulate(["strategy", *cells_by_setting], rows)
 
 
+# The models of README's table of predictions, each with its number of H100 GPUs.
+SIZES = {"gpt2-xl": 8, "llama-3.1-8b": 8, "llama-3.1-70b": 64}
+SIZE_NAMES = {"gpt2-xl": "GPT-2 XL (1.5B)", "llama-3.1-8b": "Llama 3.1 8B", "llama-3.1-70b": "Llama 3.1 70B"}
+SIZE_STRATEGIES = {"ddp": "DDP", "zero1": "ZeRO-1", "zero2": "ZeRO-2", "zero3": "ZeRO-3", "fsdp2": "FSDP2"}
+ANSWERED_SIZES = ("gpt2-xl", "llama-3.1-8b")  # what the sentence under the table is about
+SIZE_SEQUENCES = 8  # per GPU, so that a step computes long enough for its time to be predicted with both ends
+
+
+def sizes() -> str:
+    """Predicted memory per GPU and time per step of models that people train, by strategy."""
+    columns = {model: _predicted_options(model, num_gpus) for model, num_gpus in SIZES.items()}
+    head = ["strategy", *(f"{SIZE_NAMES[model]}, {num_gpus} GPUs" for model, num_gpus in SIZES.items())]
+    rows = [
+        [label, *(_size_cell(options[name]) for options in columns.values())] for name, label in SIZE_STRATEGIES.items()
+    ]
+    return f"{tabulate(head, rows)}\n\n" + " ".join(_size_sentence(model, columns[model]) for model in ANSWERED_SIZES)
+
+
+def _size_sentence(model: str, options: dict[str, Option]) -> str:
+    """Say what ZeRO-3 saves compared with DDP, and what it costs compared with DDP or, if DDP does not fit, ZeRO-2."""
+    memory = {name: f"{option.needed_bytes / 2**30:,.0f} GiB" for name, option in options.items()}
+    baseline = "ddp" if options["ddp"].fits else "zero2"
+    ratio = options["zero3"].prediction.step.total / options[baseline].prediction.step.total
+    return (
+        f"For {SIZE_NAMES[model]} on {SIZES[model]} GPUs, ZeRO-3 needs {memory['zero3']} per GPU instead of the "
+        f"{memory['ddp']} of DDP, and a step takes {ratio:.2f} times as long as under {SIZE_STRATEGIES[baseline]}."
+    )
+
+
+def _predicted_options(model: str, num_gpus: int) -> dict[str, Option]:
+    request = planner.Request(
+        gpu="h100",
+        num_gpus=num_gpus,
+        micro_batch_size=SIZE_SEQUENCES,
+        gradient_accumulation_steps=1,
+        activation_checkpointing="full",
+    )
+    return {option.strategy.name: option for option in planner.advise(model, request).options}
+
+
+def _size_cell(option: Option) -> str:
+    memory = f"{option.needed_bytes / 2**30:,.0f} GiB"
+    if not option.fits:
+        return f"{memory}, does not fit"
+    step = option.prediction.step
+    interval = f"at least {step.low:.2f}" if option.is_short else f"{step.low:.2f} to {step.high:.2f}"
+    return f"{memory}, {step.total:.2f} s ({interval})"
+
+
 PLACES: dict[tuple[str, str], Callable[[], str]] = {
+    ("README.md", "sizes"): sizes,
+    ("docs/concepts.md", "states"): states_by_strategy,
+    ("docs/concepts.md", "buffers"): default_buffers,
     ("reports/README.md", "numbers"): lambda: tabulate(FIRST_SCREEN, first_screen.table()),
-    ("docs/bits.md", "roundings"): roundings,
-    ("docs/bits.md", "exact"): exact,
-    ("docs/bits.md", "learned_bits"): learned_bits,
-    ("docs/what-fits.md", "fits"): fits,
-    ("docs/what-fits.md", "speeds"): speeds,
-    ("docs/what-fits.md", "series"): series,
-    ("docs/fixed-in-advance.md", "learned"): partial(learned, "learned"),
-    ("docs/fixed-in-advance.md", "gpt"): partial(learned, "learned-gpt"),
-    ("docs/fixed-in-advance.md", "bf16"): partial(learned, "learned-bf16"),
-    ("docs/what-fits.md", "peaks"): real_peaks,
-    ("docs/what-fits.md", "crossings"): crossings,
+    ("docs/memory-and-time.md", "overview"): overview,
+    ("docs/memory-and-time.md", "by_size"): by_size,
+    ("docs/losses.md", "weights"): weights,
+    ("reports/losses.md", "roundings"): roundings,
+    ("reports/losses.md", "exact"): exact,
+    ("reports/losses.md", "learned_bits"): learned_bits,
+    ("reports/frontier.md", "fits"): fits,
+    ("reports/equal-memory.md", "speeds"): speeds,
+    ("reports/equal-memory.md", "series"): series,
+    ("reports/losses.md", "learned"): partial(learned, "learned"),
+    ("reports/losses.md", "gpt"): partial(learned, "learned-gpt"),
+    ("reports/losses.md", "bf16"): partial(learned, "learned-bf16"),
+    ("reports/peaks.md", "peaks"): real_peaks,
+    ("reports/peaks.md", "crossings"): crossings,
     ("docs/checkpoints.md", "resumed"): resumed,
     ("docs/checkpoints.md", "other_ranks"): other_ranks,
     ("docs/checkpoints.md", "saving"): saving,
-    ("docs/CONTRIBUTING.md", "throughput"): throughput,
-    ("docs/records.md", "faults"): faults,
+    ("reports/throughput.md", "throughput"): throughput,
+    ("reports/faults.md", "faults"): faults,
     ("docs/machines.md", "machines"): machines,
     ("reports/prove.md", "proofs"): proofs,
     ("reports/diff.md", "limits"): limits,
@@ -525,7 +725,7 @@ PLACES: dict[tuple[str, str], Callable[[], str]] = {
     ("docs/planner-accuracy.md", "fits"): planner_fits,
     ("docs/planner-accuracy.md", "models"): models,
     ("docs/claims.md", "claims"): lambda: "\n".join(sentences.tally(sentences.read())),
-    ("docs/published-program.md", "protocol"): published_program,
+    ("reports/published-program.md", "protocol"): published_program,
     ("reports/doctor.md", "judged"): lambda: doctor_observed.tally(doctor_observed.judged()),
     ("reports/doctor.md", "files"): lambda: doctor_observed.table(doctor_observed.judged()),
     ("docs/architecture.md", "rooms"): rooms,
@@ -536,17 +736,17 @@ PLACES: dict[tuple[str, str], Callable[[], str]] = {
 
 
 def pattern(name: str) -> re.Pattern[str]:
-    """What stands between the two comments of that name, and these."""
+    """Return the pattern of a table between the two comments of this name, and of these comments."""
     return re.compile(rf"(<!-- {name}(?:: [^>]*)? -->\n)(.*?)(<!-- /{name} -->)", re.DOTALL)
 
 
 def between(page: str, name: str) -> str:
-    """What stands between the two comments of that name in a page."""
+    """Return the text between the two comments of this name in a page."""
     return pattern(name).search((ROOT / page).read_text(encoding="utf-8"))[2].strip("\n")
 
 
 def main() -> None:
-    """Write every place, and the page of theory's errors, anew."""
+    """Write every table, and the page of theory's errors."""
     THEORY.write_text(f"{whole_theory()}\n", encoding="utf-8")
     for (page, name), make in PLACES.items():
         path, table = ROOT / page, make()

@@ -1,4 +1,7 @@
-"""Draw what the last of 2 to 4,096 pretended ranks holds and sends: reports/dry_run/scaling.svg, of scaling.json."""
+"""Draw memory and messages of the last of 2 to 4,096 simulated ranks: reports/dry_run/scaling.svg.
+
+The data are in scaling.json in the same folder.
+"""
 
 import pandas as pd
 from matplotlib import pyplot

@@ -1,6 +1,6 @@
-"""What README's first screen shows, from committed records: its picture, and every number in its sentences.
+"""The numbers and the picture in README's first screen, from committed records.
 
-python tools/first_screen.py    # draws the picture, for a light and for a dark ground
+python tools/first_screen.py    # draws the picture, once for light and once for dark pages
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SETTING = {"workload": "gpt-wikitext", "size": "124m", "precision": "fp32", "pro
 
 
 class Number(NamedTuple):
-    """One number of README, and how it is found again."""
+    """One number of README, and the function that computes it from records."""
 
     said: str
     what: str
@@ -42,7 +42,7 @@ class Number(NamedTuple):
 
 @cache
 def learned(study: str = "learned") -> verdict_text.Decided:
-    """A study that asks what is learned, judged."""
+    """Return the verdict of a study that compares what is learned."""
     return verdict_text.decide([CPU / study, CPU / "learned-release"], studies.find(study))
 
 
@@ -56,7 +56,7 @@ def _furthest() -> str:
 
 @cache
 def _of_ddp() -> pd.Series:
-    """By strategy: its peak over DDP's."""
+    """Return the peak of each strategy, divided by DDP's."""
     return peaks() / peaks()["ddp"]
 
 
@@ -71,20 +71,25 @@ def _trained() -> dict[str, str]:
 
 @cache
 def _ratios(column: str) -> pd.Series:
-    """By strategy: the geometric mean over six series of runs of a step's time or a rate, relative to DDP's."""
+    """Return a time or rate of each strategy relative to DDP's: the geometric mean over six series of runs."""
     rows = frontier.speeds([CPU / "equal-memory-again"])
     ratios = {row.strategy: getattr(row, column) for row in rows}
     return pd.Series({name: frontier.over_series(series)[0] for name, series in ratios.items() if len(series) > 1})
 
 
 def _of_series(said: str, what: str, strategy: str) -> Number:
-    """A `step` at DDP's batch, or a `rate` at the largest batch of each, relative to DDP's."""
-    column = {"step": "equal_ratios", "rate": "own_ratios"}[what]
-    return Number(said, f"{what} of `{strategy}`", "equal-memory-again", lambda: f"{_ratios(column)[strategy]:.2f}")
+    """A time per step at DDP's batch, or a throughput at the largest batch of each, compared with DDP."""
+    column = {"time per step": "equal_ratios", "throughput": "own_ratios"}[what]
+    return Number(
+        said,
+        f"{what} of `{strategy}`, compared with DDP",
+        "equal-memory-again",
+        lambda: f"{_ratios(column)[strategy]:.2f}",
+    )
 
 
 def _repaired() -> str:
-    """Seconds per step of the ZeRO side of the published program, all defects repaired, relative to its other side."""
+    """Return the step time of the repaired published program with ZeRO, relative to its side without ZeRO."""
     effect = defects.effect(defects.read(PROTOCOL), defects.MENDED, "time")
     return f"{1 + effect.mean:.2f}"
 
@@ -94,36 +99,59 @@ def _wrong(fault_id: str) -> str:
     return f"{fault.first} to {fault.last}"
 
 
+def _default_bucket() -> str:
+    """Millions of elements in the buckets that the measured `zero3` runs had, as their records say."""
+    (elements,) = {
+        file.record.proof.reduce_bucket_size
+        for file in records.find([CPU / "peaks-real"])
+        if file.record.strategy == "zero3" and file.record.proof
+    }
+    return f"{elements / 1e6:g}"
+
+
 NUMBERS = [
-    Number("6 %", "furthest run's loss", "learned", _furthest),
-    Number("3", "GiB a process: the cap", "equal-memory", lambda: f"{_cap():g}"),
-    Number("1.57", "peak of `zero3`", "peaks-real", lambda: f"{_of_ddp()['zero3']:.2f}"),
-    Number("0.70", "peak of `zero3_tuned`", "peaks-real", lambda: f"{_of_ddp()['zero3_tuned']:.2f}"),
-    Number("0.56", "peak of `fsdp2`", "peaks-real", lambda: f"{_of_ddp()['fsdp2']:.2f}"),
-    _of_series("1.36", "step", "zero3"),
-    Number("124", "largest model under 3 GiB, `ddp`", "frontier", lambda: _trained()["ddp"][:-1]),
-    Number("110", "`zero3`", "frontier", lambda: _trained()["zero3"][:-1]),
-    Number("204", "`zero3_tuned`", "frontier", lambda: _trained()["zero3_tuned"][:-1]),
-    Number("229", "`fsdp2`", "frontier", lambda: _trained()["fsdp2"][:-1]),
-    _of_series("1.15", "step", "zero2_tuned"),
-    _of_series("1.55", "step", "zero3_tuned"),
-    _of_series("0.94", "rate", "zero2_tuned"),
-    _of_series("0.78", "rate", "zero3_tuned"),
-    _of_series("1.37", "step", "fsdp2"),
-    Number("1.63", "step of the repaired program's ZeRO side", "published program", _repaired),
-    Number("0.17.6 to 0.18.2", "lose gradients", "conformance", lambda: _wrong("zero2-accumulation")),
-    Number("0.18.3 to 0.19.5", "divide twice", "conformance", lambda: _wrong("outputs-of-outputs")),
+    Number("500", "million elements in the default buckets of `zero3`", "peaks-real", _default_bucket),
+    Number("6 %", "largest difference of a run's loss from DDP", "learned", _furthest),
+    Number("3", "GiB per process: the limit", "equal-memory", lambda: f"{_cap():g}"),
+    Number("1.57", "peak of tensors of `zero3`, compared with DDP", "peaks-real", lambda: f"{_of_ddp()['zero3']:.2f}"),
+    Number(
+        "0.70",
+        "peak of tensors of `zero3_tuned`, compared with DDP",
+        "peaks-real",
+        lambda: f"{_of_ddp()['zero3_tuned']:.2f}",
+    ),
+    Number("0.56", "peak of tensors of `fsdp2`, compared with DDP", "peaks-real", lambda: f"{_of_ddp()['fsdp2']:.2f}"),
+    _of_series("1.36", "time per step", "zero3"),
+    Number("124", "million parameters: largest model under 3 GiB, `ddp`", "frontier", lambda: _trained()["ddp"][:-1]),
+    Number("110", "the same, `zero3`", "frontier", lambda: _trained()["zero3"][:-1]),
+    Number("204", "the same, `zero3_tuned`", "frontier", lambda: _trained()["zero3_tuned"][:-1]),
+    Number("229", "the same, `fsdp2`", "frontier", lambda: _trained()["fsdp2"][:-1]),
+    _of_series("1.15", "time per step", "zero2_tuned"),
+    _of_series("1.55", "time per step", "zero3_tuned"),
+    _of_series("0.94", "throughput", "zero2_tuned"),
+    _of_series("0.78", "throughput", "zero3_tuned"),
+    _of_series("1.37", "time per step", "fsdp2"),
+    Number(
+        "1.63",
+        "time per step of the repaired program's ZeRO side, compared with its plain side",
+        "published program",
+        _repaired,
+    ),
+    Number("0.17.6 to 0.18.2", "releases that lose gradients", "conformance", lambda: _wrong("zero2-accumulation")),
+    Number(
+        "0.18.3 to 0.19.5", "releases that divide gradients twice", "conformance", lambda: _wrong("outputs-of-outputs")
+    ),
 ]
 
 
 def table() -> Iterable[list[str]]:
-    """By number: what it is, the study, its date, and how many seeds and repeats."""
+    """Yield a row for each number: its meaning, study and date, and the numbers of seeds and repeats."""
     for number in NUMBERS:
         folder = CPU / number.study
         if not folder.exists():
             folders = {
                 "conformance": ["[conformance](conformance/README.md)", "", "each cell once"],
-                "published program": ["[published program](../docs/published-program.md)", "", "1, 5"],
+                "published program": ["[published program](published-program.md)", "", "1, 5"],
             }
             yield [number.said, number.what, *folders[number.study]]
             continue
@@ -139,18 +167,18 @@ def table() -> Iterable[list[str]]:
 
 
 def peaks() -> pd.Series:
-    """GiB of tensors at the highest moment of the fullest process."""
+    """Return the peak memory of tensors by strategy, in GiB, of the process that uses the most."""
     runs = plots.only(tables.runs(CPU / "peaks-real"), **SETTING, strategy=SHOWN)
     return runs.set_index("strategy")["peak_gib"]
 
 
 def times() -> pd.Series:
-    """A step's seconds relative to those of DDP's nearest runs, at DDP's batch: geometric means over six series."""
+    """Return step times by strategy at DDP's batch, relative to the nearest DDP runs: means over six series."""
     return _ratios("equal_ratios").reindex(SHOWN).fillna({"ddp": 1.0})
 
 
 def main() -> None:
-    """Write reports/first-light.svg and reports/first-dark.svg; equal records make equal bytes."""
+    """Write reports/first-light.svg and reports/first-dark.svg. Equal records make equal bytes."""
     mpl.rcParams["svg.hashsalt"] = "zero-study"
     for ground, ink in INKS.items():
         figure = plots.first_screen(peaks(), times(), ink)

@@ -1,12 +1,13 @@
-"""How fast is the same work under Hugging Face's Trainer, which one would otherwise use?
+"""Train the same work with Hugging Face's Trainer, and measure the speed.
 
     tools/hf_trainer.py STRATEGY FOLDER [run's flags]
 
-It is one rank, which `tools/throughput.py` starts; `single` is no distributed run. FOLDER is what Trainer writes to.
+This program is one rank, and `tools/throughput.py` starts all of them. The strategy `single` starts one process that
+is not distributed. Trainer writes into FOLDER.
 
-Model, weights, data, batches, order, optimizer, schedule, clipping and dropout are the run's, so the losses of every
-step agree with train.py's. Everything else is what Trainer does when it is left alone: its logging, its progress bar,
-its `find_unused_parameters` (true), its engine defaults.
+Model, weights, data, batches, order, optimizer, schedule, clipping and dropout are those of the run, so the losses of
+every step agree with train.py's. Everything else is Trainer's default: its logging, its progress bar,
+`find_unused_parameters` (true), and the settings of the engine.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ ONLY = {"schedule": "linear", "warmup_steps": 0, "micro_batch_size": None, "shar
 
 
 def main(engine: Any) -> None:
-    """Train on one rank; `engine`: the module whose `check` and `train` this is."""
+    """Train on one rank. `engine` is the module whose `check` and `train` are called."""
     extensions.use_own_folder()
     extensions.use_built()
     os.environ.update(QUIET_ENVIRONMENT | dict(os.environ))
@@ -55,7 +56,7 @@ def main(engine: Any) -> None:
 
 
 def check(config: RunConfig, strategy_name: str, num_processes: int) -> None:
-    """Refuse what would not be the same work. Raises Refusal."""
+    """Refuse settings with which the work would not be the same. Raises Refusal."""
     if strategy_name not in STRATEGIES:
         raise Refusal(f"strategy {strategy_name!r}: Trainer runs under {', '.join(STRATEGIES)}; choose from them")
     for name, value in ONLY.items():
@@ -68,7 +69,7 @@ def check(config: RunConfig, strategy_name: str, num_processes: int) -> None:
 
 
 def arguments(run: Run, folder: Path, on_cpu: bool) -> dict[str, Any]:
-    """The TrainingArguments of this work; what is not here is Trainer's default."""
+    """Return the TrainingArguments of this work. All other settings are Trainer's defaults."""
     config = run.config
     deepspeed = deepspeed_config(config, run.strategy)
     by_engine = deepspeed is not None and config.precision == "bf16-autocast"  # the engine's own autocast
@@ -102,7 +103,7 @@ def arguments(run: Run, folder: Path, on_cpu: bool) -> dict[str, Any]:
 
 
 def deepspeed_config(config: RunConfig, chosen: Strategy) -> dict[str, Any] | None:
-    """What Trainer is given of a strategy: its file's section or JSON, and "auto" for what the run says."""
+    """Return DeepSpeed's configuration for Trainer: the strategy's, with "auto" for the settings of the run."""
     if chosen.zero_stage is None:
         return None
     devices = {"offload_optimizer": chosen.offload_optimizer_device, "offload_param": chosen.offload_param_device}
@@ -119,7 +120,7 @@ def deepspeed_config(config: RunConfig, chosen: Strategy) -> dict[str, Any] | No
 
 
 def train(run: Run, folder: Path) -> None:
-    """Train under Trainer, prove that it was this work, and answer with the result on rank 0. Collective."""
+    """Train with Trainer, verify the work, and return the result on rank 0. All ranks must call it."""
     import torch
     import torch.distributed as dist
     from transformers import TrainingArguments
@@ -152,7 +153,7 @@ def train(run: Run, folder: Path) -> None:
 
 
 def build_trainer(run: Run, settings: TrainingArguments, ends: list[float]) -> Watched:
-    """Build Trainer with the run's model, data, order and dropout; it puts the end of each step into `ends`."""
+    """Build Trainer with the run's model, data, order and dropout. It appends the end of each step to `ends`."""
     import torch
     from published.watched_trainer import Watched
     from transformers import TrainerCallback, set_seed
@@ -173,13 +174,13 @@ def build_trainer(run: Run, settings: TrainingArguments, ends: list[float]) -> W
     examples = sources.Examples(**{name: tensors[name] for name in {"labels", *workload.inputs(tensors)}})
 
     class Ordered(Watched):
-        """Trainer in the study's sample order."""
+        """Trainer with this project's order of samples."""
 
         def _get_train_sampler(self, *_: Any) -> TrainingOrder:
             return TrainingOrder(len(splits.train), config.global_batch_size, config.num_steps, config.seed)
 
     class StepEnds(TrainerCallback):
-        """Seed dropout as train.py does, and note when each step ends."""
+        """Seed dropout as train.py does, and record the time at which each step ends."""
 
         def on_train_begin(self, *_: Any, **__: Any) -> None:
             torch.manual_seed(config.seed * 1_000_003 + settings.process_index)
@@ -191,7 +192,7 @@ def build_trainer(run: Run, settings: TrainingArguments, ends: list[float]) -> W
 
 
 def speed(ends: list[float], num_warmup_steps: int, global_batch_size: int) -> dict[str, float]:
-    """Samples per second from the ends of steps, without warm-up: over all the time, and at the median step."""
+    """Return samples per second without warm-up: over the whole time, and at the median step."""
     timed = ends[num_warmup_steps - 1 :]
     steps = [after - before for before, after in itertools.pairwise(timed)]
     return {

@@ -1,7 +1,10 @@
-"""Write study/engines/keys/table.json: keys.yaml beside it, and what the installed engines say of each key.
+"""Write study/engines/keys/table.json from keys.yaml and from what the installed engines say about each key.
 
-`python tools/keys.py` reads both anew; `--rules` takes the engines as the committed table has them, which needs neither
-accelerate nor DeepSpeed; `--check` writes nothing, and ends with 1 where the committed table is another.
+    python tools/keys.py            # reads keys.yaml and the installed engines
+    python tools/keys.py --rules    # reads keys.yaml only, and keeps what the committed table says about the engines
+    python tools/keys.py --check    # writes nothing; exit status 1 if the committed table is not up to date
+
+`--rules` needs neither accelerate nor DeepSpeed.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ TABLE = KEYS / "table.json"
 
 
 def of_accelerate() -> dict[str, Any]:
-    """The keys of an accelerate file and the launcher's flags, as the installed release has them."""
+    """Return the keys of an accelerate file and the launcher's flags of the installed release."""
     import accelerate
     from accelerate.commands.config.config_args import ClusterConfig
     from accelerate.commands.launch import launch_command_parser
@@ -59,7 +62,7 @@ def of_accelerate() -> dict[str, Any]:
 
 
 def of_deepspeed() -> dict[str, Any]:
-    """The keys of a DeepSpeed JSON as the installed release has them: type and default where it says them."""
+    """Return the keys of a DeepSpeed JSON of the installed release, with type and default if it defines them."""
     import deepspeed
     import torch
     from deepspeed.comm.config import CommsLoggerConfig
@@ -103,7 +106,7 @@ def _flag(action: argparse.Action) -> dict[str, Any]:
 
 
 def _fields(model: Any) -> dict[str, Any]:
-    """Every key of a section by both of its names, with its type as a pattern and its default."""
+    """Yield every key of a section under both of its names, with a pattern of its type and its default."""
     return {
         name: {"type": _type(field.annotation, field.metadata), "default": _default(field.default)}
         for key, field in model.model_fields.items()
@@ -112,7 +115,7 @@ def _fields(model: Any) -> dict[str, Any]:
 
 
 def _type(kind: Any, metadata: Sequence[Any] = ()) -> Any:
-    """The pattern of the values that a field of this type, with these bounds, takes."""
+    """Return the pattern of values that a field of this type with these bounds accepts."""
     if typing.get_origin(kind) in (typing.Union, types.UnionType):
         kind = next(part for part in typing.get_args(kind) if part is not type(None))
     if not isinstance(kind, type):
@@ -132,7 +135,7 @@ def _type(kind: Any, metadata: Sequence[Any] = ()) -> Any:
 
 
 def _default(value: Any) -> Any:
-    """A default as JSON has it; null where there is none, or it is no plain value."""
+    """Return a default as a JSON value, or null if there is none or it is not a plain value."""
     value = getattr(value, "value", value)
     if isinstance(value, bool):
         return value
@@ -141,7 +144,7 @@ def _default(value: Any) -> Any:
 
 
 def made(rules_only: bool) -> dict[str, Any]:
-    """The table as keys.yaml and the engines make it."""
+    """Build the table from keys.yaml and the engines."""
     if rules_only:
         installed = json.loads(TABLE.read_text())["installed"]
     else:
@@ -151,7 +154,7 @@ def made(rules_only: bool) -> dict[str, Any]:
 
 
 def written(content: Any, depth: int = 3) -> str:
-    """The table as JSON, a line for each key."""
+    """Format the table as JSON with one line for each key."""
     if not isinstance(content, dict) or not depth or not content:
         return json.dumps(content)
     inner = ",\n".join(f"{json.dumps(key)}: {written(value, depth - 1)}" for key, value in content.items())
@@ -159,7 +162,7 @@ def written(content: Any, depth: int = 3) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rules", action="store_true")
     parser.add_argument("--check", action="store_true")
     options = parser.parse_args()

@@ -1,10 +1,10 @@
-"""Several machines on one: network namespaces, joined by a network of a chosen rate. Linux, root.
+"""Simulate several machines on one machine: network namespaces on a network with a chosen rate (Linux, as root).
 
     python tools/laboratory.py --machines 3 --rate 200mbit 'echo $MACHINE_RANK of $NUM_MACHINES, $MAIN_PROCESS_IP'
 
-Each is a network namespace with one interface, eth0, and a view of the disk in which some folders are its own. All hang
-on one bridge, in a namespace too, so that nothing of it is seen outside, or leaves this machine. Processors and memory
-they share.
+Each simulated machine is a network namespace with one interface, eth0, and a view of the disk in which some folders are
+its own. All are connected by a bridge in a namespace of its own, so nothing is visible outside or leaves the real
+machine. Processors and memory are shared.
 """
 
 from __future__ import annotations
@@ -41,13 +41,14 @@ QUEUE_BYTES = 32 << 20
 
 
 class Lab:
-    """Machines on one network, from `with` to its end; whatever ends this process, the next laboratory removes them."""
+    """Simulated machines on one network, in a `with` block. The next laboratory removes those of a killed process."""
 
     def __init__(self, num_machines: int, rate: str = UNLIMITED, own_folders: Sequence[Path] = ()) -> None:
-        """`rate`: of each machine's interface, each way, as tc writes it ("200mbit"); unlimited: what the kernel can.
+        """Make the machines, joined by a network.
 
-        `own_folders`: that every machine but the first has for itself, empty at first. Raises Refusal where the machine
-        cannot be divided, and for what is no rate.
+        `rate` is the rate of each machine's interface in each direction, as tc writes it ("200mbit"), or unlimited.
+        Every machine except the first has its own `own_folders`, which are empty at first. Raises Refusal if the
+        machines cannot be made, or if the rate is invalid.
         """
         if not 1 <= num_machines <= MOST_MACHINES:
             raise Refusal(f"{num_machines} machines: a laboratory has 1 to {MOST_MACHINES}; pass --machines 2")
@@ -60,7 +61,7 @@ class Lab:
 
     @property
     def main_ip(self) -> str:
-        """The address of machine 0."""
+        """Return the address of machine 0."""
         return self._address(0)
 
     def _address(self, machine: int) -> str:
@@ -105,7 +106,7 @@ class Lab:
                 _limit(bridge, port, self.rate)
 
     def command(self, machine: int, words: Sequence[str]) -> list[str]:
-        """The command that starts these words on a machine."""
+        """Return the command that starts a program on a simulated machine."""
         steps = ["mount --make-rprivate /"]  # of a view of the disk that `ip netns exec` makes for each command
         for index, folder in enumerate(self._own_folders if machine else []):
             assert self._disks is not None
@@ -119,24 +120,24 @@ class Lab:
         return [shutil.which("ip") or "ip", "netns", "exec", self._namespace(machine), "sh", "-c", script]
 
     def start(self, machine: int, words: Sequence[str], **options: Any) -> subprocess.Popen:
-        """Start these words on a machine; `options` as `subprocess.Popen` takes it."""
+        """Start a program on a machine, with the `options` of `subprocess.Popen`."""
         return subprocess.Popen(self.command(machine, words), **options)
 
     def variables(self, machine: int) -> dict[str, str]:
-        """What a command needs to know to be a part of a launch on all machines."""
+        """Return the variables that a command needs to take part in a launch on all machines."""
         return {"NUM_MACHINES": str(self.num_machines), "MACHINE_RANK": str(machine), "MAIN_PROCESS_IP": self.main_ip}
 
     def cut(self, machine: int) -> None:
-        """Drop all that a machine sends or is sent, as a firewall or a cable that is pulled: nobody is told."""
+        """Drop all packets from and to a machine without notice, like a firewall or an unplugged cable."""
         _ip("-n", self._namespace("bridge"), "link", "set", "dev", f"port{machine}", "nomaster")
 
     def kill(self, machine: int) -> None:
-        """Kill all that runs on a machine; its kernel goes on, and says so to the others."""
+        """Kill all processes of a machine. Its kernel keeps running and closes the connections."""
         _kill(self._namespace(machine))
 
 
 def check() -> None:
-    """Refuse where no laboratory can be made."""
+    """Refuse if no laboratory can be made on this machine."""
     if os.geteuid() != 0:
         raise Refusal("a laboratory of several machines makes network namespaces, which takes root; use sudo")
     for program in ("ip", "tc"):
@@ -145,7 +146,7 @@ def check() -> None:
 
 
 def remove_left_over() -> None:
-    """Remove the machines of laboratories whose process has ended."""
+    """Remove the simulated machines of laboratories whose process has ended."""
     for entry in json.loads(_ip("-j", "netns", "list") or "[]"):
         if _is_left_over(entry["name"]):
             _remove(entry["name"])
@@ -155,7 +156,7 @@ def remove_left_over() -> None:
 
 
 def _is_left_over(name: str) -> bool:
-    """Whether this is the name of a laboratory, or of a part of it, whose process has ended."""
+    """Return whether the name is that of a laboratory, or a part of one, whose process has ended."""
     match = re.fullmatch(rf"{PREFIX}-(\d+)-\d+(-\w+)?", name)
     return match is not None and not psutil.pid_exists(int(match[1]))
 
@@ -185,7 +186,7 @@ def _ip(*words: str) -> str:
 
 
 def _run(words: list[str]) -> str:
-    """What a command prints. Raises Refusal with its own words where it fails."""
+    """Return the output of a command. Raises Refusal with the command's own message if it fails."""
     process = subprocess.run(words, capture_output=True, text=True)
     if process.returncode:
         raise Refusal(f"{' '.join(words)}: {' '.join(process.stderr.split()) or f'exit status {process.returncode}'}")
@@ -193,9 +194,9 @@ def _run(words: list[str]) -> str:
 
 
 def run_everywhere(lab: Lab, line: str, say: Callable[[str], None]) -> list[int]:
-    """Run a line of shell on every machine at once; return their exit statuses. `say` gets each line they print.
+    """Run a shell command on every machine at once and return the exit statuses. `say` gets each line of output.
 
-    In the line $MACHINE_RANK, $NUM_MACHINES and $MAIN_PROCESS_IP stand for what a launcher asks.
+    The command can use $MACHINE_RANK, $NUM_MACHINES and $MAIN_PROCESS_IP, which a launcher needs.
     """
     pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
 
@@ -217,7 +218,7 @@ def run_everywhere(lab: Lab, line: str, say: Callable[[str], None]) -> list[int]
 @click.option("--rate", default=UNLIMITED, help="of each interface, each way, as 200mbit")
 @click.option("--own", type=click.Path(path_type=Path), multiple=True, default=["runs"])
 def main(line: str, machines: int, rate: str, own: Sequence[Path]) -> None:
-    """Run one line of shell on several machines that this one is divided into; exit 0 where every machine's is 0."""
+    """Run one shell command on several simulated machines. The exit status is 0 if it is 0 on all of them."""
     try:
         with Lab(machines, rate, own) as lab:
             statuses = run_everywhere(lab, line, click.echo)  # a line in one write; print's newline would come apart

@@ -1,11 +1,11 @@
-"""What is run on one GPU that is lent for minutes, in which order, and what is taken home?
+"""Run a prioritized list of studies and benchmarks on a GPU that is available for some minutes, and pack the results.
 
     python tools/one_gpu.py [--minutes 40] [--data-dir DIR]    # or: make gpu
-    python tools/one_gpu.py --plan                             # what is left, and how long it takes
-    python tools/one_gpu.py --small                            # all of it rehearsed on a CPU: tiny models, few steps
+    python tools/one_gpu.py --plan                             # list the remaining items and their expected time
+    python tools/one_gpu.py --small                            # rehearse on a CPU with tiny models and few steps
 
-A list, the most valuable first. What is finished is kept, and the next call goes on; nothing is started that is not
-expected to end in time; after each item all that is there goes into one pack.
+The most valuable items come first. Finished items are kept, and the next call continues after them. No item is started
+if it is not expected to end in time. After each item, all results so far are written into one pack.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ PACK, PAGE = "one-gpu.zip", "acceptance.md"
 
 @dataclass(frozen=True)
 class Place:
-    """Where the list is gone down: its folder, where texts come from, and whether it is rehearsed in the small."""
+    """The folder of the results, the source of texts, and whether this is a rehearsal with tiny models."""
 
     folder: Path
     data_dir: Path | None
@@ -53,7 +53,7 @@ class Place:
 
 
 class State(NamedTuple):
-    """What an item has left to do."""
+    """The remaining work of an item."""
 
     to_run: int
     kept: int
@@ -99,7 +99,7 @@ class Runs:
 
 @dataclass(frozen=True)
 class AgainstTrainer:
-    """Pairs of our loop and Hugging Face's Trainer, on one process."""
+    """Pairs of runs of this project's trainer and of Hugging Face's Trainer, in one process."""
 
     title: str
     work: str
@@ -117,7 +117,7 @@ class AgainstTrainer:
         return self.folder(place) / f"throughput-{self._asked(place)['work']}.json"
 
     def _pair_seconds(self, place: Place) -> float:
-        """What two runs of a pair take, as far as that is known: like two of ours."""
+        """Estimate the seconds of a pair, assuming that both runs take as long as this project's trainer."""
         asked = self._asked(place)
         flags = throughput.WORKS[asked["work"]] | ({"size": asked["size"]} if asked["size"] else {})
         run = make_run(build_config(**flags), read_by_name(self.strategies[0]), 1)
@@ -156,7 +156,7 @@ ITEMS: tuple[Item, ...] = (
 
 
 def show(items: Sequence[Item], place: Place) -> str:
-    """Say what is on the list, what each item has left to do, and how long that is expected to take."""
+    """Print the list: the remaining work of each item, and how long it is expected to take."""
     machine = this_machine.find()
     states = [item.state(place) for item in items]
     rows = [
@@ -174,9 +174,9 @@ def show(items: Sequence[Item], place: Place) -> str:
 
 
 def run(items: Sequence[Item], place: Place, slot: Slot) -> int:
-    """Go down the list within the slot, print what comes of it, and return an exit status as `zero-study run` does.
+    """Run the items of the list that fit into the slot, and return an exit status like that of `zero-study run`.
 
-    Raises Refusal where there is no GPU for it, where no text is, and where another call goes down the list there.
+    Raises Refusal if there is no GPU, if the texts are missing, or if another call uses the same folder.
     """
     if not place.is_small and not this_machine.find().gpu_memory_bytes:
         raise Refusal("no GPU is here; --small rehearses the list on a CPU, --plan shows it")
@@ -211,7 +211,7 @@ def run(items: Sequence[Item], place: Place, slot: Slot) -> int:
 
 
 def _build_extensions() -> None:
-    """Build, once on a machine, what the strategies with offload load; without it they are skipped, with the reason."""
+    """Build the extensions for offload once per machine. Without them, strategies with offload are skipped."""
     try:
         extensions.provide(extensions.EXTENSIONS, "offload")
     except Refusal as refusal:
@@ -219,7 +219,7 @@ def _build_extensions() -> None:
 
 
 def _status(item: Item, place: Place, slot: Slot) -> int:
-    """Run one item; one that is refused keeps no other from being run."""
+    """Run one item. If it is refused, the following items still run."""
     try:
         return item.run(place, slot)
     except Refusal as refusal:
@@ -230,7 +230,7 @@ def _status(item: Item, place: Place, slot: Slot) -> int:
 
 
 def _take_home(items: Sequence[Item], place: Place) -> None:
-    """Make the page of what was accepted, and the pack of all that is there."""
+    """Write the page of accepted results, and a pack of all results."""
     folders = [folder for item in items if (folder := item.folder(place)).is_dir()]
     try:
         page = acceptance.page([items[0].folder(place)])
@@ -244,7 +244,7 @@ def _take_home(items: Sequence[Item], place: Place) -> None:
 
 
 def _on_usual_gpu(run: Run) -> float:
-    """The seconds of a run on the GPU that is here, or on the usual one."""
+    """Estimate the seconds of a run on the GPU of this machine, or on the usual one."""
     gpu_name = this_machine.find().gpu_name
     return History(True, (gpu_name and hardware.find(gpu_name)) or hardware.find_gpu(USUAL_GPU)).estimate(run).seconds
 
@@ -293,9 +293,9 @@ def _smaller(part: Part) -> Part:
 @click.option("--plan", "only_plan", is_flag=True, help="only list what is left, and how long it takes")
 @click.option("--small", is_flag=True, help="rehearse the list on a CPU, in RUNS_DIR/small")
 def main(minutes: int, data_dir: Path | None, runs_dir: Path, only_plan: bool, small: bool) -> None:
-    """Go down the list, the most valuable first, as far as the minutes reach; then pack it.
+    """Run the items of the list, the most valuable first, until the time is used; then pack the results.
 
-    Exit status: as that of `zero-study run`.
+    The exit status is that of `zero-study run`.
     """
     slot = Slot(60.0 * minutes)
     place = Place(runs_dir / "small" if small else runs_dir, data_dir, small)

@@ -1,4 +1,4 @@
-"""Gathers the site's pages into build/pages: README, guides, executed notebooks, reference made from the code.
+"""Gather the pages of the site into build/pages: README, guides, executed notebooks, and a reference from the code.
 
 python tools/pages.py
 """
@@ -31,7 +31,8 @@ LINK = re.compile(
     r"^ *```.*?^ *```|(?<!!)\[(?P<text>(?:`[^`]*`|[^\]`])*+)\]\((?P<to>[^)#\s:]+)(?P<anchor>#[^)\s]*)?\)|`[^`\n]+`",
     re.DOTALL | re.MULTILINE,
 )
-LARGEST = 200_000  # bytes of a file that is linked and comes along
+LARGEST = 200_000  # bytes of a linked file that is copied into the site
+PICTURES = ("reports/**/*.svg", "docs/**/*.svg")  # which pages show
 
 # README's picture is the reader's system's; the site has a switch of its own, and shows the one that goes with it.
 PICTURE = re.compile(
@@ -42,7 +43,7 @@ LOOK = "<style>.md-typeset table:not([class]) :is(th, td) {min-width: 0; padding
 
 
 def sources() -> dict[str, Path]:
-    """Every file of the project that is a page, by its place in the site; notebooks become Markdown."""
+    """Return the source of every page by its place in the site. Notebooks become Markdown pages."""
     pages = {"index.md": ROOT / "README.md", "CHANGELOG.md": ROOT / "CHANGELOG.md"}
     for folder in ("docs", "reports"):
         for path in sorted((ROOT / folder).rglob("*")):
@@ -51,8 +52,17 @@ def sources() -> dict[str, Path]:
     return pages
 
 
+def pictures() -> list[Path]:
+    """List the pictures that are copied into the site, to the same places as in the repository."""
+    return sorted(path for pattern in PICTURES for path in ROOT.glob(pattern))
+
+
 def linked(text: str, source: Path, place: str, places: dict[Path, str]) -> str:
-    """A page's text with links to pages and files of the site, or to where the project is published; else without."""
+    """Rewrite the links of a page for the site.
+
+    A link to a page or a small file leads to its copy in the site. Any other link leads to the published repository, if
+    there is one; otherwise only its text remains.
+    """
     published = colab.repository()
 
     def link(match: re.Match[str]) -> str:
@@ -74,7 +84,7 @@ def linked(text: str, source: Path, place: str, places: dict[Path, str]) -> str:
 
 
 def notebook(source: Path, target: Path) -> str:
-    """An executed notebook as Markdown, its code folded; its figures go beside the page."""
+    """Convert an executed notebook to Markdown with folded code; write its figures next to the page."""
     content = nbformat.read(source, as_version=4)
     tags = [cell.metadata.get("tags", []) for cell in content.cells]
     if ["injected-parameters"] in tags:  # instead of those in the notebook's own cell
@@ -92,8 +102,8 @@ def notebook(source: Path, target: Path) -> str:
 
 
 def commands() -> Iterator[str]:
-    """The reference of commands, as click has it."""
-    yield "# Commands\n\nWhat `zero-study COMMAND --help` prints, command by command.\n"
+    """Yield the page of all commands: for each one, what `--help` prints."""
+    yield "# Commands\n\nThe output of `zero-study COMMAND --help` for every command.\n"
     top = click.Context(cli.zero_study, info_name="zero-study")
     for name in cli.zero_study.list_commands(top):
         command = cli.zero_study.get_command(top, name)
@@ -103,20 +113,22 @@ def commands() -> Iterator[str]:
 
 
 def releases() -> Iterator[tuple[str, str]]:
-    """A page for each examined release, by its name: what it changes beside the one before, and what is wrong of it."""
+    """Yield name and text of a page for each examined release: its known faults, and what it changes."""
     for package, entry in upgrade.index()["packages"].items():
         for before, version in pairwise([None, *entry["releases"]]):
             faults = [fault for fault in upgrade.known_faults() if fault.package == package and fault.is_in(version)]
             wrong = [" ".join([f"- {fault.summary}", *(f"<{url}>" for url in fault.threads)]) for fault in faults]
             old, new = Lock({package: before} if before else {}), Lock({package: version})
             changes = upgrade.compare(old.pins, new.pins)
-            report = upgrade.text(changes, old, new, WIDTH) if before else "The oldest that was examined."
-            lines = [f"# {package} {version}", "What is known to train wrongly:", "\n".join(wrong or ["- nothing"])]
+            report = (
+                upgrade.text(changes, old, new, WIDTH) if before else "This is the oldest release that was examined."
+            )
+            lines = [f"# {package} {version}", "Known to train wrongly:", "\n".join(wrong or ["- nothing"])]
             yield f"{package}-{version}", "\n\n".join([*lines, f"```text\n{report}\n```"])
 
 
 def main() -> None:
-    """Gather all pages anew."""
+    """Write all pages, after removing the earlier ones."""
     shutil.rmtree(PAGES, ignore_errors=True)
     pages = sources()
     places = {path: place for place, path in pages.items()} | {ROOT / "reports": "reports/README.md"}
@@ -129,8 +141,10 @@ def main() -> None:
             picture = r"![\g<alt>](\g<light>#only-light)\n![\g<alt>](\g<dark>#only-dark)"
             text = PICTURE.sub(picture, source.read_text(encoding="utf-8"))
         target.write_text(LOOK + linked(text, source, place, places), encoding="utf-8")
-    for path in (ROOT / "reports").glob("*.svg"):
-        shutil.copy(path, PAGES / "reports")
+    for path in pictures():
+        target = PAGES / path.relative_to(ROOT)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, target)
     reference = PAGES / "reference"
     (reference / "releases").mkdir(parents=True)
     names = dict(releases())

@@ -1,4 +1,4 @@
-"""How are two ways of doing the same work compared on a machine whose speed drifts? In pairs, in alternating order."""
+"""Comparison of two programs that do the same work on a machine with drifting speed: pairs in alternating order."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ TIMEOUT_SECONDS = 1800  # of one run
 def run_pair(
     arms: dict[str, Callable[[], dict[str, Any]]], number: int, say: Callable[[str, int, dict[str, Any]], None]
 ) -> dict[str, Any]:
-    """Run both arms as pair `number`, from 1; `say(arm, number, facts)` is called after each run.
+    """Run both arms as pair `number`, counted from 1. `say(arm, number, facts)` is called after each run.
 
-    Their order is A B, B A, A B, ... from pair to pair: a drift of the machine favours neither.
+    The order alternates from pair to pair (A B, B A, A B, ...), so that a drift of the machine favors neither.
     """
     order = list(arms) if number % 2 else list(arms)[::-1]
     pair: dict[str, Any] = {"order": order}
@@ -37,7 +37,7 @@ def run_pair(
 
 
 def summarize(values: Sequence[float]) -> dict[str, float]:
-    """Median and range, with the number of values."""
+    """Return median, range and number of the values."""
     return {"count": len(values), "median": statistics.median(values), "minimum": min(values), "maximum": max(values)}
 
 
@@ -46,7 +46,7 @@ def show(summary: dict[str, float]) -> str:
 
 
 def plan(strategy_name: str, flags: dict[str, Any], num_processes: int | None = None) -> Run:
-    """Check what every run of one comparison does, on the file's processes or `num_processes`. Raises Refusal."""
+    """Check the runs of a comparison, with the strategy's number of processes or `num_processes`. Raises Refusal."""
     strategy = read_strategy(find_strategy(strategy_name))
     world_size = strategy.num_processes if strategy.name == "single" else num_processes or strategy.num_processes
     work = make_run(build_config(**flags), strategy, world_size)
@@ -56,7 +56,7 @@ def plan(strategy_name: str, flags: dict[str, Any], num_processes: int | None = 
 
 @contextmanager
 def finished(work: Run) -> Iterator[Run]:
-    """Run the work as `zero-study train` does, in a folder that is there in a `with` block. Raises RunFailed."""
+    """Run the work as `zero-study train` does, in a folder that exists for a `with` block. Raises RunFailed."""
     with tempfile.TemporaryDirectory(prefix="zero-study-benchmark-") as folder:
         run = dataclasses.replace(work, folder=Path(folder) / "run")
         ended = launch.launch(run, TIMEOUT_SECONDS)
@@ -66,5 +66,5 @@ def finished(work: Run) -> Iterator[Run]:
 
 
 def share_cores(num_processes: int) -> None:
-    """Fix the threads of every process of this benchmark's runs, before torch is imported here."""
+    """Set the number of threads for all processes of this benchmark, before torch is imported."""
     os.environ.setdefault("OMP_NUM_THREADS", str(this_machine.threads_of_each(num_processes)))

@@ -1,14 +1,14 @@
-"""Train what a run trained by a plain loop: one process, no engine, no accelerate, and none of the trainer's code.
+"""Repeat a run with a plain loop: one process, no engine, no accelerate, and none of the trainer's code.
 
     python tools/plain_loop.py runs/bits/gpt-wikitext-tiny-ddp-2x-seed0 [--ranks-first]
 
-What strategies have in common, a comparison of strategies cannot see. This loop computes each rank's gradient in turn,
-adds them in the order of the ranks, and steps torch's AdamW. It reads the configuration and the digests from the run's
-record, and compares the weights and moments after every step bit by bit. A run to be compared is one of the bundled
-sample, in fp32, without dropout, with `--fixed-order optimizer,norm,collectives` and `--digest-every 1`.
+A comparison of strategies cannot find an error that all strategies share. This loop can. It computes the gradients of
+the ranks one after another, adds them in the order of the ranks, and steps torch's AdamW. It reads configuration and
+digests from the run's record, and compares weights and moments bit by bit after every step. The run must use the
+bundled sample, fp32 and no dropout, with `--fixed-order optimizer,norm,collectives` and `--digest-every 1`.
 
-An engine that reduces after each micro batch adds the ranks first; DDP and ZeRO-1 add the micro batches first.
-Exit status: 0 the same bits, 1 others, 2 the run is none that this loop can repeat.
+Engines that reduce after each micro batch add the ranks first (`--ranks-first`). DDP and ZeRO-1 add the micro batches
+first. Exit status: 0 if all bits are equal, 1 if they differ, 2 if this loop cannot repeat the run.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def train(config: dict[str, Any], world_size: int, ranks_first: bool) -> list[di
     optimizer = torch.optim.AdamW(groups, betas=betas, eps=config["adam_epsilon"], fused=False, foreach=False)
 
     def gradient(rows: list[int]) -> list[torch.Tensor]:
-        """The gradient of one rank's micro batch, as a part of the step's."""
+        """Return the gradient of one rank's micro batch, scaled to its part of the step."""
         micro_batch = {name: values[rows] for name, values in examples.items()}
         labels = micro_batch.pop("labels")
         if is_bert:
@@ -131,7 +131,7 @@ def train(config: dict[str, Any], world_size: int, ranks_first: bool) -> list[di
 
 
 def learning_rate(config: dict[str, Any], step: int, num_steps: int) -> float:
-    """The linear schedule, with its warm-up."""
+    """Return the learning rate of the linear schedule with warm-up."""
     warmup, peak = config["warmup_steps"], float(config["learning_rate"])
     if step <= warmup:
         return peak * step / warmup
@@ -139,7 +139,7 @@ def learning_rate(config: dict[str, Any], step: int, num_steps: int) -> float:
 
 
 def digest(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, str]:
-    """The first 16 digits of the SHA-256 of weights and moments, in the order of the parameters' names."""
+    """Return the first 16 digits of the SHA-256 of weights and moments, in the order of the parameters' names."""
     parts = {}
     for kind, key in (("weights", None), ("first_moments", "exp_avg"), ("second_moments", "exp_avg_sq")):
         sha = hashlib.sha256()
@@ -152,7 +152,7 @@ def digest(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str
 
 
 def main(arguments: list[str]) -> int:
-    """Repeat a run and say where it parts."""
+    """Repeat a run, and print the first step that differs."""
     record = json.loads((Path(arguments[0]) / "record.json").read_text())
     config, expected = record["config"], record.get("digests")
     required = {"data": "bundled", "precision": "fp32", "dropout": 0, "schedule": "linear"}

@@ -1,11 +1,11 @@
-"""Errors of predicted step times on what others published, and the interval that each kind of case has.
+"""Compute the errors of predicted step times on published ones, and the interval of each kind of case.
 
     python tools/planner_accuracy.py [--write]
 
-Prints the constants that a fit gives; errors as the constants stand and by fits without a family of rows, a model size,
-a number of GPUs, a card or a generation of GPUs, beside two rules of thumb; the intervals; and errors of memory.
---write: where something changed, also study/theory/measured_by_others/evidence.json, which `advise` reads, and the
-validation under reports/predicted, which pages read.
+Prints the constants of a new fit, the errors of the present constants, and the errors of fits without a family of rows,
+a model size, a number of GPUs, a GPU or a generation of GPUs, compared with two rules of thumb. Also prints the
+intervals and the errors of memory. With --write, it also writes study/theory/measured_by_others/evidence.json, which
+`advise` reads, and the validation under reports/predicted, if their contents changed.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def main() -> None:
 
 
 def evidence(times: list[cross_validation.Timed], intervals: list[dict[str, Any]]) -> dict[str, Any]:
-    """Gather what study/theory/intervals.py reads: which published times there are, and the intervals found on them."""
+    """Gather what study/theory/intervals.py reads: the published times, and the intervals derived from them."""
     rows = [timed for timed in times if timed.fitted]
     generations = sorted({row.generation for row in rows})
     gpu_counts: dict[str, dict[str, list[int]]] = {}
@@ -70,7 +70,7 @@ def evidence(times: list[cross_validation.Timed], intervals: list[dict[str, Any]
 
 
 def _write(path: Path, head: dict[str, Any], content: dict[str, Any]) -> None:
-    """Write a file where its content is another than what is there."""
+    """Write a file if its content has changed."""
     existing = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     if is_same({name: existing.get(name) for name in content}, json.loads(json.dumps(content))):
         print(f"{path}: unchanged")
@@ -80,7 +80,7 @@ def _write(path: Path, head: dict[str, Any], content: dict[str, Any]) -> None:
 
 
 def is_same(a: Any, b: Any) -> bool:
-    """Whether two contents are equal but for the last digits of numbers."""
+    """Return whether two contents are equal, except for the last digits of numbers."""
     if isinstance(a, dict) and isinstance(b, dict):
         return a.keys() == b.keys() and all(is_same(a[key], b[key]) for key in a)
     if isinstance(a, list) and isinstance(b, list):
@@ -91,7 +91,7 @@ def is_same(a: Any, b: Any) -> bool:
 
 
 def judge(rows: list[MeasuredRow]) -> dict[str, Any]:
-    """Judge the constants as they stand. Rows in fp8 apart: they are predicted as if they were in bf16."""
+    """Judge the present constants. Rows in fp8 are separate, because they are predicted as bf16."""
     judged, errors = [], []
     for row in rows:
         time = step_time.seconds(row.shape, row.engine, row.job, row.box)
@@ -105,7 +105,7 @@ def judge(rows: list[MeasuredRow]) -> dict[str, Any]:
 
 
 def cross_validated(times: list[cross_validation.Timed]) -> dict[str, Any]:
-    """Fit to all times, and to all but some, and judge by those."""
+    """Fit to all times and to all but one group, and judge these fits."""
     fitted, judged = cross_validation.fit(times), cross_validation.judge(times)
     return {
         "fit": {
@@ -125,7 +125,7 @@ def cross_validated(times: list[cross_validation.Timed]) -> dict[str, Any]:
 
 
 def compare(case: MeasuredCase) -> dict[str, Any]:
-    """Predict one published time, in the quantity that was published; its error is of the step's time."""
+    """Predict one published time in the published quantity. The error is that of the step time."""
     time = step_time.seconds(case.shape, case.engine, case.job, case.box)
     timed = cross_validation.of_case(case)
     total, slower = float(time.total), case.quantity == "seconds_per_step"
@@ -139,7 +139,7 @@ def compare(case: MeasuredCase) -> dict[str, Any]:
 
 
 def say(result: dict[str, Any]) -> None:
-    """Print what was found. Errors are predicted over published, less one: of a step's time, at last of memory."""
+    """Print the errors, predicted over published less one: first of step times, then of memory."""
     for name, constants in result["fit"].items():
         print(f"fitted, {name}: {constants}")
     worst = sorted(result["rows"], key=lambda entry: -abs(entry["error"]))[:NUM_SHOWN]

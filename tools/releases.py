@@ -1,7 +1,9 @@
-"""Write study/engines/releases.json: the keys and defaults of each release of the engines, read from what it ships.
+"""Write study/engines/releases.json: the keys and defaults of each release of the engines, read from its source code.
 
-`python tools/releases.py [FOLDER]`: pip downloads the releases into FOLDER, or into one that is deleted again (2 GB, a
-quarter of an hour). Nothing of them is installed or imported; DeepSpeed's setup.py runs, which pip asks for a name.
+    python tools/releases.py [FOLDER]
+
+pip downloads the releases into FOLDER, or into a temporary folder (2 GB, a quarter of an hour). No release is installed
+or imported. However, pip runs DeepSpeed's setup.py to read the name of the package.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ def pip(*words: str) -> str:
 
 
 def chosen(package: str) -> list[str]:
-    """The releases to read, the oldest first."""
+    """List the releases to read, the oldest first."""
     listed = re.findall(r"(?<= )\d+\.\d+\.\d+(?=,|$)", pip("index", "versions", package).split("\n")[1])
     since = base_release(SINCE[package])
     releases = sorted((version for version in listed if base_release(version) >= since), key=base_release)
@@ -51,7 +53,7 @@ def chosen(package: str) -> list[str]:
 
 
 def shipped(package: str, version: str, folder: Path) -> tuple[list[str], str]:
-    """The sources of a release that are read, and what it says of itself."""
+    """Return the source files of a release that are read, and its metadata."""
     place = folder / f"{package}-{version}"
     if not place.is_dir():
         pip("download", "-q", "--no-deps", "--no-build-isolation", "-d", str(place), f"{package}=={version}")
@@ -63,7 +65,7 @@ def shipped(package: str, version: str, folder: Path) -> tuple[list[str], str]:
 
 
 def value(node: ast.expr | None, names: dict[str, str]) -> str:
-    """A default as source text; a name that the file assigns is what it stands for."""
+    """Return a default as source text. A name that the file assigns is replaced by its value."""
     if isinstance(node, ast.Call) and ast.unparse(node.func) in ("field", "Field", "pp_int", "int", "float"):
         said = {keyword.arg: keyword.value for keyword in node.keywords}
         return value(said.get("default", said.get("default_factory", node.args[0] if node.args else None)), names)
@@ -72,7 +74,7 @@ def value(node: ast.expr | None, names: dict[str, str]) -> str:
 
 
 def defaults(sources: list[str]) -> Classes:
-    """Every default of a release. A launcher's flags are those of one class, DeepSpeed's constants those of another."""
+    """Return every default of a release by class. The launcher's flags and DeepSpeed's constants are classes, too."""
     own: Classes = {"launch": {}, "constants": {}}
     bases: dict[str, set[str]] = {}
     for nodes in (list(ast.walk(ast.parse(source))) for source in sources):
@@ -99,7 +101,7 @@ def defaults(sources: list[str]) -> Classes:
 
 
 def changes(before: Classes, after: Classes, own: dict[str, str]) -> list[list[str | None]]:
-    """Classes of both, key, default before and after, None where it is not there; `own`: what OWN means, by key."""
+    """List keys whose default differs between two releases. None: a release lacks the key. `own`: OWN's values."""
     together: dict[tuple[str, str | None, str | None], list[str]] = {}
     for name in sorted({*before} & {*after}):
         for key in sorted({*before[name], *after[name]}):
@@ -110,7 +112,7 @@ def changes(before: Classes, after: Classes, own: dict[str, str]) -> list[list[s
 
 
 def index(folder: Path) -> dict[str, object]:
-    """The whole index, of releases that are downloaded into a folder where they are not there yet."""
+    """Build the whole index. Releases that are not in the folder yet are downloaded."""
     packages: dict[str, object] = {"torch": {"releases": [*committed.released("torch")], "changes": [], "requires": {}}}
     own: dict[str, str] = {}
     for package in SINCE:

@@ -1,9 +1,10 @@
-"""What does it take to save a run, to go on with it, and to write its model? By strategy, GPT-124M in fp32.
+"""Measure how long it takes to save a run, to resume it, and to export its model, by strategy (GPT-124M in fp32).
 
     python tools/saving.py [--repeats 3] [--data-dir DIR] [--output FILE]
 
-Of each strategy a run on two processes that writes two checkpoints; two that go on from the first of them, on two
-processes and on one; and the model of the second. What is read was just written: it lies in memory, not on a disk.
+For each strategy, one run on two processes writes two checkpoints. Two runs resume from the first checkpoint, on two
+processes and on one. The model of the second checkpoint is exported. Files that are read were written just before, so
+they come from the memory of the operating system, not from a disk.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def main(repeats: int, data_dir: Path | None, output: Path | None) -> None:
 
 
 def measure(strategy: str, folder: Path, **text: Any) -> dict[str, Any]:
-    """Seconds and bytes of one checkpoint, of taking it up, and of the model; `refused`: the line that refuses it."""
+    """Measure seconds and bytes of a checkpoint, of resuming, and of the model. `refused`: a refusal's message."""
     saved = folder / "saved"
     if refused := launch(strategy, 2, saved, **FLAGS, **text):
         raise SystemExit(refused)

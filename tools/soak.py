@@ -1,4 +1,4 @@
-"""What every soak asks: a run's steps, a moment to come, an end of all that was started, and cases done before."""
+"""Functions that all soak tests share: steps of a run, waiting, killing processes, and results of earlier calls."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def steps(run_folder: Path) -> int:
 
 
 def wait(condition: Callable[[], bool], seconds: float, pause: float = 0.01) -> None:
-    """Return once the condition holds, or the seconds are over."""
+    """Wait until the condition holds or the seconds are over."""
     deadline = time.monotonic() + seconds
     while not condition() and time.monotonic() < deadline:
         time.sleep(pause)
 
 
 def kill_family(number: int) -> None:
-    """Kill a process and all that it started."""
+    """Kill a process and all its descendants."""
     family = [*psutil.Process(number).children(recursive=True), psutil.Process(number)]
     for member in family:
         member.kill()
@@ -41,11 +41,11 @@ def kill_family(number: int) -> None:
 
 
 def kept(output: Path | None, name: str) -> Any:
-    """What an earlier call wrote under this name; none where it wrote nothing."""
+    """Return what an earlier call wrote under this name, or an empty list."""
     return json.loads(output.read_text())[name] if output and output.exists() else []
 
 
 def keep(output: Path | None, name: str, command: str, **content: Any) -> None:
-    """Write the file of an `--output` anew, headed by what it is and the machine."""
+    """Write the file of `--output`, with a header that describes the benchmark and the machine."""
     if output:
         files.write_json(output, {**header(name, command), **content})

@@ -1,10 +1,10 @@
-"""What does a user see of a fault, after how long, and what is left? Each injected for real into a run of a study.
+"""Inject faults into runs, and record what the user sees, after how long, and which files are left.
 
     python tools/soak_faults.py [--only TEXT] [--output FILE]
 
-A study of two runs: the first meets the fault, the second is to run all the same. Linux, and root for the full disks,
-which are small tmpfs; where mounting is not permitted the row says so. Exit status 1 where a fault has another outcome
-than the one that is expected, where record and outcome disagree, or where the study did not go on.
+Each fault is injected into the first run of a study with two runs. The second run must succeed in any case. This needs
+Linux. Full disks are small tmpfs, which need root; if mounting is not permitted, the row says so. Exit status 1 if a
+fault has an unexpected outcome, if record and outcome disagree, or if the study did not continue.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ NEXT = {"flags": {**SMALL, "max_steps": 2, "measure": False}, "strategies": ["si
 
 @dataclass
 class Scene:
-    """One study while its first run trains, and what a fault needs of it."""
+    """A study while its first run trains, with what a fault needs: the folder and the processes."""
 
     run_folder: Path
     runner: subprocess.Popen[bytes]
     filler: Path | None = None
 
     def process(self, rank: int | None) -> psutil.Process:
-        """A rank of the run, or the launcher above them."""
+        """Return a rank of the run, or the launcher."""
         for process in psutil.process_iter():
             with suppress(psutil.Error):
                 env = process.environ()
@@ -80,7 +80,7 @@ def send(number: signal.Signals, rank: int | None) -> Callable[[Scene], None]:
 
 
 def fill(name: str, but: int = 0) -> Callable[[Scene], None]:
-    """Fill the disk that a folder of the run is on, but for so many bytes."""
+    """Fill the disk that contains a folder of the run, except for `but` bytes."""
 
     def inject(scene: Scene) -> None:
         scene.filler = scene.run_folder / name / "filler"
@@ -174,7 +174,7 @@ def try_fault(fault: Fault, scratch: Path) -> dict[str, Any]:
 
 
 def mount(folder: Path, mebibytes: int) -> str | None:
-    """Put a small disk on a folder; say why not, where that is not permitted."""
+    """Mount a small disk on a folder. Return the reason if that is not permitted."""
     folder.mkdir(parents=True)
     words = ["mount", "-t", "tmpfs", "-o", f"size={mebibytes}m", "none", str(folder)]
     process = subprocess.run(words, capture_output=True, text=True)
@@ -182,7 +182,7 @@ def mount(folder: Path, mebibytes: int) -> str | None:
 
 
 def watch(fault: Fault, scene: Scene, log: Path, words: list[str]) -> dict[str, Any]:
-    """Inject a fault once its moment has come, and say what came of it."""
+    """Wait for the moment of a fault, inject it, and return what happened."""
     soak.wait(lambda: fault.when(scene) or scene.runner.poll() is not None, WAIT_SECONDS)
     if scene.runner.poll() is not None:
         raise SystemExit(f"{fault.name}: ended before: {log.read_text(errors='replace')[-2000:]}")

@@ -1,10 +1,11 @@
-"""Does a study survive its runner? Killed at random moments and called once more, is it what it would have been?
+"""Kill the runner of a study at random moments, resume the study, and compare the results with an undisturbed study.
 
     python tools/soak_interruptions.py [--kills 20] [--seed 0] [--output FILE]
 
-Twelve real runs of both workloads on one and two processes: once undisturbed; then with SIGKILL to the runner after a
-random part of the time of two runs, again and again, and one call more. Exit status 1 where a finished record has
-changed, a process was left, the last call did not end well, or a loss differs in its last bit.
+The study has twelve real runs of both workloads on one and two processes. It runs once undisturbed. Then it is started
+again and again, and its runner is killed with SIGKILL after a random part of the time of two runs, until the last call
+may finish. Exit status 1 if a finished record has changed, a process was left, the last call failed, or a loss differs
+in any bit.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ def main(kills: int, seed: int, output: Path | None) -> None:
 
 
 def measure(study: Path, folder: Path, kills: int, moments: random.Random) -> dict[str, Any]:
-    """Run the study undisturbed and interrupted. Raises RunFailed where the undisturbed one did not end well."""
+    """Run the study undisturbed and interrupted. Raises RunFailed if the undisturbed study fails."""
     num_runs = len(studies.runs(studies.find(str(study))))
     started = time.monotonic()
     with start(study, folder / "undisturbed") as runner:
@@ -119,7 +120,7 @@ def log(runs_dir: Path) -> Path:
 
 
 def processes_left(folder: Path) -> int:
-    """Count the processes that still work below a folder once the kernel has had its time to end them."""
+    """Count the processes that still use a folder after the kernel had time to end them."""
     soak.wait(lambda: not _working_below(folder), LEFT_SECONDS, 0.1)
     return _working_below(folder)
 
@@ -130,13 +131,13 @@ def _working_below(folder: Path) -> int:
 
 
 def finished_records(folder: Path) -> dict[str, str]:
-    """Digests of the records that are ok, by the runs' names."""
+    """Return the digests of records with status ok, by the names of the runs."""
     paths = folder.glob("*/*/record.json")
     return {path.parent.name: files.sha256(path) for path in paths if schema.read(path).status == "ok"}
 
 
 def differing(undisturbed: Path, interrupted: Path) -> int:
-    """Count the runs whose losses or final parameters are not the same to the last bit in both folders."""
+    """Count the runs whose losses or final parameters differ in any bit between the folders."""
     facts = []
     for folder in (undisturbed, interrupted):
         by_run = {}

@@ -1,9 +1,9 @@
-"""What does a user see of a fault between machines, on which of them, and after how long?
+"""Inject faults between simulated machines, and record what the user sees on each machine and after how long.
 
     python tools/soak_machines.py [--only TEXT] [--output FILE]
 
-Two or three machines of a laboratory (Linux, root), on each of which the command is started that a user would start
-there. Exit status 1 where a machine says otherwise than is expected, or takes longer.
+The command that a user would start is started on each of two or three machines of a laboratory (Linux, as root). Exit
+status 1 if a machine prints something unexpected or takes longer than expected.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ COMMAND = (
 
 @dataclass
 class Scene:
-    """The machines, and what was started on each."""
+    """The simulated machines, and the process that was started on each."""
 
     lab: Lab
     started: dict[int, subprocess.Popen[str]]
 
     def ranks(self, machine: int) -> list[psutil.Process]:
-        """The ranks on a machine, the first first."""
+        """List the ranks on a machine in order."""
         processes = {}
         for process in psutil.Process(self.started[machine].pid).children(recursive=True):
             with suppress(psutil.Error):
@@ -75,7 +75,7 @@ class Fault:
 
 
 def another_version(folder: Path) -> dict[str, str]:
-    """An environment in which transformers says that it is 4.0.0."""
+    """Return an environment in which transformers reports the version 4.0.0."""
     described = folder / "transformers-4.0.0.dist-info"
     described.mkdir(parents=True)
     (described / "METADATA").write_text("Metadata-Version: 2.1\nName: transformers\nVersion: 4.0.0\n")
@@ -120,7 +120,7 @@ FAULTS = [
 
 
 def play(fault: Fault) -> list[dict[str, object]]:
-    """Make the machines, start the command, inject the fault; return what each machine said, and after how long."""
+    """Start the command on all machines and inject the fault. Return each machine's message, and after how long."""
     place = Path(tempfile.mkdtemp(prefix="machines-"))
     folder = place / "run"
     folder.mkdir()

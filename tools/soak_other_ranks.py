@@ -1,10 +1,11 @@
-"""How near is a run that goes on with other ranks, or under another strategy, to one that had them all along?
+"""Compare runs that were resumed with another number of ranks or strategy with runs that used these from the start.
 
     python tools/soak_other_ranks.py [--only zero3] [--output FILE]
 
-Of each case three runs of the same training, without dropout: one that writes checkpoints; one with the ranks and the
-strategy of the other, undisturbed; and one that goes on from the first's checkpoint with those of the second. Largest
-relative differences of loss and gradient norm over the steps that it took itself; or the line that refuses it.
+Each case has three runs of the same training without dropout. The first run writes checkpoints. The second run uses
+other ranks or another strategy, and is not interrupted. The third run resumes from the first run's checkpoint with the
+ranks and strategy of the second. The result is the largest relative difference of loss and gradient norm between the
+second and the third run over the resumed steps, or the message that refuses to resume.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ def try_case(first: str, first_ranks: int, second: str, second_ranks: int, folde
 
 
 def run(strategy: str, ranks: int, folder: Path) -> Path:
-    """The folder of a run with checkpoints, which is started once."""
+    """Return the folder of a run with checkpoints. The run is started only once."""
     target = folder / f"{strategy}-{ranks}"
     if not target.exists() and (refused := launch(strategy, ranks, target)):
         raise SystemExit(refused)
@@ -74,7 +75,7 @@ def run(strategy: str, ranks: int, folder: Path) -> Path:
 
 
 def launch(strategy: str, ranks: int, target: Path, **flags: Any) -> str | None:
-    """Run to the end; return the line that refuses it, None where it is ok."""
+    """Run to the end. Return the message of a refusal, or None if the run is ok."""
     words = as_words({**FLAGS, **flags, "output_dir": target})
     command = [sys.executable, "-m", "study", "train", "--strategy", strategy, "--num-processes", str(ranks)]
     process = subprocess.run([*command, *words], capture_output=True, text=True)

@@ -1,10 +1,10 @@
-"""Is a run that was killed and taken up again the run that nobody killed? Bit by bit, under every strategy.
+"""Kill and resume runs under every strategy, and compare them bit by bit with undisturbed runs.
 
     python tools/soak_resume.py [--kills 3] [--seed 0] [--only zero3] [--output FILE]
 
-Of each strategy and workload one run undisturbed, whose model is exported; then as many with SIGKILL to the launcher
-and all its ranks at a random step, and of each three one while a checkpoint is being written; each is taken up by the
-same command. Exit status 1 where a loss, a gradient norm, an evaluation or the final weights differ in one bit.
+For each strategy and workload, one run is undisturbed, and its model is exported. As many runs as `--kills` says are
+killed at a random step, launcher and ranks, one of three while it writes a checkpoint. Each is resumed by the same
+command. Exit status 1 if a loss, a gradient norm, an evaluation or the final weights differ in any bit.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def main(kills: int, seed: int, only: str, output: Path | None) -> None:
 def try_case(
     strategy: str, workload: str, precision: str, kills: int, draw: random.Random, folder: Path
 ) -> dict[str, Any]:
-    """Run one strategy undisturbed and killed; say of each kill what came of it."""
+    """Run one strategy undisturbed and killed, and return the result of each kill."""
     flags = dict(FLAGS, workload=workload, precision=precision)
     chosen = file.read_by_name(strategy)
     if chosen.offloads_to_nvme:
@@ -87,7 +87,7 @@ def try_case(
 def kill_and_resume(
     run: Run, flags: dict[str, Any], folder: Path, draw: random.Random, while_writing: bool, expected: dict[str, Any]
 ) -> dict[str, Any]:
-    """Start a run, kill it at a random moment, take it up again, and hold it against the undisturbed one."""
+    """Start a run, kill it at a random moment, resume it, and compare it with the undisturbed run."""
     while not kill(run, flags, folder, draw, while_writing):  # the run was quicker
         shutil.rmtree(folder)
     unfinished = bool(list(folder.glob("checkpoints/*.part")))
@@ -102,7 +102,7 @@ def kill_and_resume(
 
 
 def kill(run: Run, flags: dict[str, Any], folder: Path, draw: random.Random, while_writing: bool) -> bool:
-    """Start a run and kill it, launcher and ranks, at a random moment; say whether it was still there."""
+    """Start a run and kill launcher and ranks at a random moment. Return whether the run was still alive."""
     every, last = flags["checkpoint_every"], flags["max_steps"]
     at = draw.choice(range(every, last, every)) if while_writing else draw.randrange(1, last - 1)
     process = start(run, flags, folder)
@@ -122,7 +122,7 @@ def kill(run: Run, flags: dict[str, Any], folder: Path, draw: random.Random, whi
 
 
 def export(folder: Path) -> dict[str, float | int]:
-    """Export a run's model with its command; return its loss on the held-out examples, and the run's own."""
+    """Export a run's model by the command. Return the model's held-out loss, and that of the run."""
     words = [sys.executable, "-m", "study", "export", str(folder)]
     process = subprocess.run(words, capture_output=True, text=True, timeout=WAIT_SECONDS)
     if process.returncode:
@@ -132,7 +132,7 @@ def export(folder: Path) -> dict[str, float | int]:
 
 
 def start(run: Run, flags: dict[str, Any], folder: Path) -> subprocess.Popen[bytes]:
-    """Start `accelerate launch` with a run's flags, to begin it or to take it up."""
+    """Start `accelerate launch` with a run's flags, to begin or to resume the run."""
     requested = make_run(build_config(**flags, output_dir=folder), run.strategy, run.world_size)
     return subprocess.Popen(launch.command(requested), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
 
@@ -144,7 +144,7 @@ def check_end(run: Run, process: subprocess.Popen[bytes]) -> None:
 
 
 def finish(run: Run, flags: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Run to the end, and return all that must be equal."""
+    """Run to the end, and return all values that must be equal."""
     check_end(run, start(run, flags, folder))
     record, steps = schema.read(folder), read_steps(folder)
     return {

@@ -1,14 +1,15 @@
-"""Is the study's loop as fast as Hugging Face's Trainer, or as DeepSpeed alone, at the same work?
+"""Compare the speed of this project's trainer with Hugging Face's Trainer, or with DeepSpeed alone, at the same work.
 
     python tools/throughput.py [--against deepspeed] [--pairs 5] [--strategies ddp,zero2] [--size mini] [--output FILE]
     python tools/throughput.py --work bert-large --strategies all --num-processes 1 --minutes 10 --output F
 
-Two ratios, each ours over theirs. `wall`: samples per second from the end of the warm-up to the end of the last
-step, on rank 0's clock, nothing left out. Of the small work nothing is probed: what a probe takes does not grow with
-the run, and it has 40 steps. `step`: samples per second at the median step; ours is the record's timing, theirs the
-median of the times between two ends of steps.
+There are two ratios, each this project's value divided by the other's. `wall`: samples per second from the end of the
+warm-up to the end of the last step, on rank 0's clock, with nothing left out. The small work has no measured step,
+because such a step takes the same time in every run and would weigh too much in 40 steps. `step`: samples per second at
+the median step. For this project's trainer it is the timing in the record, for the other the median of the times
+between the ends of two steps.
 
-On one process Trainer builds no DDP: beside our `ddp` it runs as `single`, which is what one gets of it there.
+On one process, Trainer builds no DDP. There, `ddp` is compared with `single`, which is what users of Trainer get.
 """
 
 from __future__ import annotations
@@ -81,9 +82,9 @@ def measure(
     pair_seconds: float = 0.0,
     against: str = "trainer",
 ) -> int:
-    """Run what the output lacks of the pairs, print the ratios, and return the exit status.
+    """Run the pairs that the output lacks, print the ratios, and return the exit status.
 
-    `pair_seconds`: what a pair is expected to take, until one has been run.
+    `pair_seconds` is the expected time of a pair before one has run.
     """
     flags = {**WORKS[work], **({"data": "files", "data_dir": data_dir} if data_dir else {})}
     flags |= {"size": size} if size else {}
@@ -122,7 +123,7 @@ def _compare_all(
     results: dict[str, Any],
     keep: Callable[[], None],
 ) -> int:
-    """Add the pairs that are missing to the results, calling `keep` after each; return the exit status."""
+    """Add missing pairs to the results, call `keep` after each, and return the exit status."""
     status = 0
     for name, work in planned.items():
         pairs_done = results[name]["pairs"] if name in results else []
@@ -145,7 +146,7 @@ def _compare_all(
 
 
 def earlier(output: Path | None, head: dict[str, Any]) -> dict[str, Any]:
-    """What an earlier call wrote for the same work. Raises Refusal where the file holds another's."""
+    """Return what an earlier call wrote for the same work. Raises Refusal if the file is about other work."""
     if output is None or not output.exists():
         return {}
     content = files.load(output, "a benchmark's result")
@@ -163,13 +164,13 @@ def plan(strategy_name: str, flags: dict[str, Any], num_processes: int | None = 
 
 
 def of_trainer(work: Run) -> Run:
-    """Our work as Trainer does it: of a group of one process it makes no DDP."""
+    """Return the strategy under Trainer, which builds no DDP for one process."""
     alone = work.strategy.distributed_type == "MULTI_GPU" and work.world_size == 1
     return dataclasses.replace(work, strategy=read_by_name("single")) if alone else work
 
 
 def compare(work: Run, number: int, num_pairs: int, against: str) -> dict[str, Any]:
-    """Run one pair of a strategy. Raises RunFailed where a run fails or the arms did not do the same work."""
+    """Run one pair of a strategy. Raises RunFailed if a run fails or if the two did not do the same work."""
     theirs = of_trainer(work)
     arms = {"ours": functools.partial(ours, work), against: functools.partial(other, theirs, against)}
 
@@ -186,7 +187,7 @@ def compare(work: Run, number: int, num_pairs: int, against: str) -> dict[str, A
 
 
 def reduced(pair: dict[str, Any], loss_tolerance: float, same: Sequence[str] = SAME) -> dict[str, Any]:
-    """Reduce a pair to what is kept: rates, ratios and how far apart the losses were. Raises RunFailed as `compare`."""
+    """Reduce a pair to what is kept: rates, ratios and the difference of losses. Raises RunFailed as `compare` does."""
     arms = {arm: dict(facts) for arm, facts in pair.items() if arm != "order"}
     (against,) = arms.keys() - {"ours"}
     proofs = {arm: {name: facts["proof"][name] for name in same} for arm, facts in arms.items()}
@@ -210,7 +211,7 @@ def reduced(pair: dict[str, Any], loss_tolerance: float, same: Sequence[str] = S
 
 
 def summarize(pairs_kept: list[dict[str, Any]]) -> dict[str, Any]:
-    """Add to a strategy's pairs the median and range of their ratios, and MFU where the GPU's peak is known."""
+    """Add median and range of the ratios to a strategy's pairs, and MFU if the GPU's peak FLOPS are known."""
     spread = {ratio: pairs.summarize([pair[ratio] for pair in pairs_kept]) for ratio in ("wall_ratio", "step_ratio")}
     # Of the same model on the same GPU, so that the arms' ratio is that of their samples per second.
     throughputs = [pair["ours"]["peak_samples_per_second"] for pair in pairs_kept]
@@ -223,7 +224,7 @@ def summarize(pairs_kept: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def ours(work: Run) -> dict[str, Any]:
-    """One run of train.py, as users start it."""
+    """Run train.py as users start it."""
     with pairs.finished(work) as outcome:
         facts, steps = schema.read(outcome.folder), read_steps(outcome.folder)
     peak = predicted.peak_flops_per_second(facts)  # None on a CPU and for an unknown GPU
@@ -238,13 +239,13 @@ def ours(work: Run) -> dict[str, Any]:
 
 
 def wall_samples_per_second(steps: list[dict[str, Any]], config: RunConfig) -> float:
-    """Samples over the time from the end of the warm-up to the end of the last step, nothing left out."""
+    """Return samples per second from the end of the warm-up to the end of the last step, with nothing left out."""
     warmed, timed = steps[config.timing_warmup_steps - 1], steps[config.timing_warmup_steps :]
     return sum(step["samples"] for step in timed) / (timed[-1]["elapsed_seconds"] - warmed["elapsed_seconds"])
 
 
 def other(work: Run, against: str) -> dict[str, Any]:
-    """One run of what ours is compared with, on ranks of their own. Raises RunFailed, and Refusal."""
+    """Run the program that is compared, on ranks of its own. Raises RunFailed and Refusal."""
     environment = dict(os.environ)
     if work.strategy.name == "single":  # of several GPUs, Trainer would take all
         environment["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0]
@@ -272,7 +273,7 @@ def other(work: Run, against: str) -> dict[str, Any]:
 def main(minutes: int | None, **options: Any) -> None:
     """Compare the training loop with Hugging Face's Trainer, or with DeepSpeed alone, at the same work.
 
-    Exit status: 0 every pair is compared; 1 a strategy failed; 3 some pairs are left for the next call (--minutes).
+    Exit status: 0 if every pair was compared, 1 if a strategy failed, 3 if pairs remain for the next call (--minutes).
     """
     slot = Slot(math.inf if minutes is None else 60.0 * minutes)
     try:
@@ -283,7 +284,7 @@ def main(minutes: int | None, **options: Any) -> None:
 
 
 def recorded(options: dict[str, Any]) -> str:
-    """The command line as a result's file has it: without its output, its slot and this machine's folders."""
+    """Return the command line for the result's file, without its output, its time limit and folders of this machine."""
     options_told = {"against": "deepspeed"} if options.get("against") == "deepspeed" else {}
     options_told |= {"pairs": options["num_pairs"]}
     options_told |= {name: options[name] for name in ("strategies", "work", "size", "num_processes")}

@@ -1,8 +1,9 @@
-"""Traces of the study's models over fake tensors, for the planner's peaks to be held against.
+"""Trace the study's models over fake tensors, as a reference for the planner's peaks.
 
     python tools/traced_cases.py [--output FILE] [--only TEXT]
 
-Both workloads, every size, on one to eight ranks, small models first. Cut off, it goes on where it was.
+The grid has both workloads and every size, on one to eight ranks, small models first. An interrupted call continues
+where it stopped.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def main() -> None:
 
 
 class TracedPoint(Facts):
-    """One case of the grid, and what was counted."""
+    """One case of the grid, with its trace."""
 
     workload: str
     size: str
@@ -133,22 +134,22 @@ def points() -> list[Point]:
 
 
 def point_of(traced: TracedPoint) -> Point:
-    """Find the case that an entry of a file is of."""
+    """Return the case to which an entry of a file belongs."""
     names = ("workload", "size", "strategy", "world_size", "precision", "activation_checkpointing")
     return point(**{name: getattr(traced, name) for name in names})
 
 
 def read(path: Path) -> TracedGrid:
-    """Read a file of traced cases. Raises Refusal where it is none."""
+    """Read a file of traced cases. Raises Refusal if it is not one."""
     content = files.load(path, "traced cases")
     with refusing(str(path)):
         return TracedGrid.model_validate(content)
 
 
 def run(path: Path, only: str) -> Iterator[str]:
-    """Trace what the file lacks of the grid, write the file after each case, and yield a line for it.
+    """Trace the cases that the file lacks, write the file after each case, and yield a line for it.
 
-    `only` is a part of the cases' names. Raises Refusal where the file is of other versions of the libraries.
+    `only` is a part of the cases' names. Raises Refusal if the file was made with other versions of the libraries.
     """
     made_with = {name: importlib.metadata.version(name) for name in LIBRARIES}
     every = points()
@@ -177,7 +178,7 @@ def run(path: Path, only: str) -> Iterator[str]:
 
 
 def _text(grid: TracedGrid) -> str:
-    """As JSON, a line for each case."""
+    """Format the cases as JSON with one line for each."""
     head = grid.model_dump(mode="json", exclude={"traces"})
     keys = [f" {json.dumps(key)}: {json.dumps(value)}" for key, value in head.items()]
     lines = ",\n".join(f"  {json.dumps(entry.model_dump(mode='json'), separators=(',', ':'))}" for entry in grid.traces)

@@ -22,10 +22,10 @@ from study.files import ROOT, load, write_whole
 
 VERDICTS = Path(__file__).parent / "verdicts.json"
 CORRECTED = ROOT / "reports" / "corrections.md"
-ABOUT_CORRECTIONS = """# What was corrected in the ledger of published claims?
+ABOUT_CORRECTIONS = """# Corrections to the verdicts on published claims
 
-Expectations that were changed after they had been decided, and sentences that were decided anew. Verdicts are in the
-words of their day."""
+Each entry is a claim whose expectation or verdict was changed after it had been decided, with the values before and
+after the change and the reason. Entries use the words for verdicts of their day."""
 AGAIN = "run `zero-study claims --write`"
 DIGITS = 6  # of a number that is written: enough to see a change, few enough for the last bits to differ
 NUMBERS_TOLERANCE = 1e-4  # relative; observed values that differ by less are the same on another machine

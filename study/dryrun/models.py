@@ -19,8 +19,8 @@ from transformers.models.auto import modeling_auto
 
 from study.errors import Refusal, refusing
 from study.theory import shapes
+from study.theory.activations import is_eager
 from study.theory.engine import Job
-from study.theory.residual import is_eager
 from study.theory.shapes import DEFAULT_LENGTH, ModelShape
 from study.theory.shapes.config_json import MODEL_TYPES
 

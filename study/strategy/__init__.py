@@ -1,1 +1,1 @@
-"""The strategy that was asked for: its accelerate file, and the engine that it configures."""
+"""Strategies: accelerate files, and the engines that they configure."""

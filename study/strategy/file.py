@@ -1,4 +1,4 @@
-"""A strategy: one accelerate file, with the DeepSpeed JSON that it names, read strictly (`study.engines.doctor`)."""
+"""A strategy: one accelerate file and the DeepSpeed JSON that it names, checked strictly by `study.engines.doctor`."""
 
 from __future__ import annotations
 
@@ -47,24 +47,24 @@ class Strategy:
 
     @property
     def written(self) -> dict[str, Any]:
-        """The file whole, with the JSON that belongs to it, as records keep it."""
+        """The content of the file and of its JSON, as records keep it."""
         json_content = self.deepspeed_json or self.ddp_json
         return {"file": relative_to_cwd(self.path), "yaml": _shown(self.content), "json": json_content}
 
     @property
     def mesh(self) -> list[int] | None:
-        """FSDP2's ranks as the file arranges them, [replicas, shards]; None where it leaves them in one row."""
+        """FSDP2's device mesh in the file, [replicas, shards]; None if the file has no mesh."""
         section = self.content.get("parallelism_config")
         names = ("parallelism_config_dp_replicate_size", "parallelism_config_dp_shard_size")
         return [section[name] for name in names] if section else None
 
     @property
     def fixed_processes(self) -> int | None:
-        """The only number of processes that the file can run; None: any."""
+        """The only number of processes that the file can run with; None if there is no such restriction."""
         return 1 if self.distributed_type == "NO" else math.prod(self.mesh) if self.mesh else None
 
     def could_run(self, num_processes: int) -> bool:
-        """Say whether the file could be written for so many: `single` for one, groups of ranks for a multiple."""
+        """Return whether the strategy works with that many processes: `single` with one, groups with a multiple."""
         if self.mesh is None:
             divides = num_processes % self.secondary_partition_size == 0
             return divides and (num_processes == 1 or self.distributed_type != "NO")
@@ -73,12 +73,12 @@ class Strategy:
 
     @property
     def reshard_after_forward(self) -> bool:
-        """Whether FSDP2's units let go of what they gathered as forward leaves them."""
+        """Whether FSDP2's units free their gathered parameters after the forward pass."""
         return bool((self.content.get("fsdp_config") or {}).get("fsdp_reshard_after_forward"))
 
     @property
     def gradient_as_bucket_view(self) -> bool | None:
-        """Whether DDP's gradients are to be views of its buckets; None: not DDP."""
+        """Whether DDP's gradients are views of its buckets; None if the strategy is not DDP."""
         if self.distributed_type != "MULTI_GPU":
             return None
         return self.ddp_json is not None and bool(self.ddp_json.get("gradient_as_bucket_view"))
@@ -89,12 +89,12 @@ class Strategy:
 
     @property
     def secondary_partition_size(self) -> int:
-        """Ranks that share a second copy of the parameters at stage 3 (ZeRO++'s hpZ); 1: there is none."""
+        """Number of ranks that share a second copy of the parameters at stage 3 (ZeRO++'s hpZ); 1 if there is none."""
         zero = (self.deepspeed_json or {}).get("zero_optimization", {})
         return int(zero.get("zero_hpz_partition_size", 1))
 
     def check_json_is_seen(self, folder: Path = Path()) -> None:
-        """Refuse where the launcher, started in this folder, would not find the JSON that the file names."""
+        """Raise Refusal if the launcher, started in this folder, would not find the JSON that the file names."""
         if self.deepspeed_json is not None:
             _check_is_seen(self.path, folder / self.content["deepspeed_config"]["deepspeed_config_file"])
 
@@ -107,20 +107,23 @@ class Strategy:
 
 
 def _shown(content: Any) -> Any:
-    """What a file holds, of a path from the root the part that is no place of this machine."""
+    """Return the content of a file as records keep it.
+
+    Absolute paths are reduced to the part that is not specific to this machine.
+    """
     if isinstance(content, dict):
         return {key: _shown(value) for key, value in content.items()}
     return relative_to_cwd(Path(content)) if isinstance(content, str) and content.startswith("/") else content
 
 
 def names() -> list[str]:
-    """The strategies that the project ships, in the order of its tables."""
+    """List the strategies that the project ships, in the order of its tables."""
     stems = [path.stem for path in CONFIGS.glob("*.yaml")]
     return sorted(stems, key=lambda name: (name != "single", name != "ddp", name.startswith("fsdp"), name))
 
 
 def find_strategy(name: str) -> Path:
-    """Return the file of a shipped strategy, or of a path to a user's own. Raises Refusal for neither."""
+    """Return the path of a shipped strategy's file, or of a user's own. Raises Refusal if there is neither."""
     if name.endswith((".yaml", ".yml", ".json")):
         path = Path(name) if Path(name).exists() else CONFIGS.parent / name
     else:  # also of a folder there, as buckets/
@@ -132,13 +135,15 @@ def find_strategy(name: str) -> Path:
 
 @lru_cache(maxsize=64)
 def read_by_name(name: str) -> Strategy:
-    """Read a strategy that is not launched: a shipped one, with its JSON, wherever one stands. Raises Refusal."""
+    """Read a strategy by its name or path without launching it, from any current folder. Raises Refusal."""
     path = find_strategy(name)
     return read_strategy(path, CONFIGS.parent if path.is_relative_to(CONFIGS) else Path())
 
 
 def read_strategy(path: Path, folder: Path = Path()) -> Strategy:
-    """Read an accelerate file strictly; `folder`: from where the path of its JSON is seen, as launched the current one.
+    """Read an accelerate file strictly.
+
+    The path of its JSON is relative to `folder`; in a launch, that is the current folder.
 
     Raises Refusal naming the file, the key and the remedy.
     """
@@ -188,7 +193,7 @@ def read_strategy(path: Path, folder: Path = Path()) -> Strategy:
 
 
 def _precision_asked(content: dict[str, Any], json_content: dict[str, Any] | None) -> str | None:
-    """The 16 bits that the files ask for; None: they leave them to the run."""
+    """Return the 16-bit precision that the files request; None if they leave it to the run."""
     if json_content is not None:
         return config_files.DeepSpeedFile(json_content).precision or None
     precision: str | None = content.get("mixed_precision")
@@ -202,7 +207,7 @@ def _json_named(content: dict[str, Any]) -> str | None:
 
 
 def _wrong_sections(content: dict[str, Any]) -> list[str]:
-    """Say where a section is there without its distributed_type, or without what it needs."""
+    """List sections that lack their distributed_type or a setting that they need."""
     kind, fsdp = content["distributed_type"], content.get("fsdp_config")
     deepspeed = content.get("deepspeed_config")
     if (kind == "DEEPSPEED") != (deepspeed is not None):
@@ -234,7 +239,7 @@ def _read_json(yaml_path: Path, path: Path) -> dict[str, Any]:
 
 
 def _wrong_in_json(json_name: str | None, folder: Path) -> list[str]:
-    """What is wrong with the JSON that a refused file names, so that all errors are seen at once."""
+    """Return the errors in the JSON that a refused file names, so that one message lists all errors."""
     if json_name is None or not (folder / json_name).is_file():
         return []
     try:
@@ -245,7 +250,9 @@ def _wrong_in_json(json_name: str | None, folder: Path) -> list[str]:
 
 
 def _read_ddp_json(file: Path) -> dict[str, Any] | None:
-    """Read the JSON beside DDP's file, which cannot name it; None where there is none, and DDP has its defaults."""
+    """Read the JSON with DDP's settings, which lies in the same folder because an accelerate file cannot name it.
+
+    Returns None if there is none. DDP then has its defaults."""
     path = file.with_suffix(".json")
     if path == file or not path.exists():
         return None

@@ -1,4 +1,4 @@
-"""The engine, model and job that a strategy and a run configure, as the models of theory take them."""
+"""Convert a strategy and a run into the engine, model shape and job of the theory package."""
 
 from __future__ import annotations
 
@@ -33,8 +33,9 @@ _AUTOCAST: dict[PrecisionClass, PrecisionClass] = {"bf16": "bf16-autocast", "fp1
 
 
 def precision_class(chosen: Strategy, precision: PrecisionClass) -> PrecisionClass:
-    """The class in which a strategy trains in 16 bits: fp32 masters of what is computed in 16 bits have DeepSpeed's
-    stages 1 to 3, and FSDP2; the others compute under autocast."""
+    """Return the class in which a strategy trains in 16 bits.
+
+    DeepSpeed's stages 1 to 3 and FSDP2 compute in 16 bits and keep fp32 masters. All others compute under autocast."""
     has_masters = chosen.zero_stage or chosen.distributed_type == "FSDP"
     return precision if has_masters else _AUTOCAST.get(precision, precision)
 
@@ -94,7 +95,7 @@ def _deepspeed_engine(
 
 
 def _zero_settings(chosen: Strategy, hidden: int) -> dict[str, Any]:
-    """The settings of `zero_optimization`: the file's, those that "auto" stands for, and DeepSpeed's defaults."""
+    """Return the settings of `zero_optimization`: the file's, the values of "auto", and DeepSpeed's defaults."""
     in_file = (chosen.deepspeed_json or {}).get("zero_optimization", {})
     explicit = {key: value for key, value in in_file.items() if value != "auto"}
     automatic = {key: value for key, value in suited_buckets(hidden).items() if in_file.get(key) == "auto"}
@@ -102,9 +103,9 @@ def _zero_settings(chosen: Strategy, hidden: int) -> dict[str, Any]:
 
 
 def advised_engine(chosen: Strategy, hidden: int, world_size: int, precision: PrecisionClass) -> Engine:
-    """Describe the engine in the class in which its strategy trains, where a precision is asked of all strategies.
+    """Describe the engine of a strategy if one precision is requested for all strategies.
 
-    Raises Refusal for fp8 of another engine than FSDP2, of which nothing is known.
+    Raises Refusal for fp8 under an engine other than FSDP2, about which nothing is known.
     """
     if precision == "fp8" and chosen.distributed_type != "FSDP":
         raise Refusal("fp8 is predicted under FSDP2 only; take another precision or strategy")
@@ -112,7 +113,7 @@ def advised_engine(chosen: Strategy, hidden: int, world_size: int, precision: Pr
 
 
 def shape_of(config: RunConfig) -> ModelShape:
-    """The model that a run trains, without building it."""
+    """Return the shape of the model that a run trains, without building the model."""
     architecture = shapes.architecture_of(config.workload, config.size)
     vocabulary = BUNDLED_VOCABULARY if config.data == "bundled" else VOCABULARY[architecture]
     size = SIZES[config.workload][config.size]
@@ -123,14 +124,17 @@ def shape_of(config: RunConfig) -> ModelShape:
 
 
 def of_run(config: RunConfig, chosen: Strategy, world_size: int) -> tuple[ModelShape, Engine]:
-    """The model that a run trains, and its engine. fp64, which theory does not know, is taken for fp32."""
+    """Return the shape of the model that a run trains, and its engine.
+
+    Theory has no fp64, so fp64 is treated as fp32.
+    """
     shape = shape_of(config)
     precision = "fp32" if config.precision == "fp64" else config.precision
     return shape, engine_of_strategy(chosen, shape.hidden, world_size, precision, config.accumulation_dtype)
 
 
 def job_of(config: RunConfig, world_size: int, device: Literal["cpu", "gpu"]) -> Job:
-    """What a rank computes in a step of a run."""
+    """Return the job of one rank in a step of a run."""
     micro_batch_size, accumulation = config.batches(world_size)
     return Job(
         micro_batch_size=micro_batch_size,

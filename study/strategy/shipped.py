@@ -1,4 +1,4 @@
-"""The name of a strategy: its file's, unless the project ships another strategy under that name."""
+"""Names of strategies. A user's file may not take the name of a shipped strategy with other content."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _UNSET = (None, "none", False, "auto")
 
 
 def normalized_settings(files: Mapping[str, Any]) -> dict[str, Any]:
-    """What of an accelerate file and its JSON, as a record keeps both, says how a run is distributed."""
+    """Return the settings of an accelerate file and its JSON that decide how a run is distributed."""
     content = files.get("yaml")
     content = content if isinstance(content, dict) else {}
     sections = {name: content.get(name) for name in ("deepspeed_config", "fsdp_config", "parallelism_config")}
@@ -36,5 +36,8 @@ def digest(files: Mapping[str, Any]) -> str:
 
 
 def name_of(name: str, files: Mapping[str, Any]) -> str:
-    """Name the strategy of a file of this name: a shipped one's with other content is no strategy of that name."""
+    """Return the name of a file's strategy.
+
+    A file that has a shipped strategy's name but other content gets another name.
+    """
     return name if DIGESTS.get(name) in (None, digest(files)) else f"{name}-changed"

@@ -1,4 +1,4 @@
-"""An engine as it is configured, and the job that a rank does with it: how much, and how computed."""
+"""The configuration of an engine, and the job of one rank: how much it computes, and how."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Checkpointing = Literal["full", "selective", "none"]  # as one asks for it
 
 @dataclass(frozen=True)
 class Engine:
-    """What decides how an engine holds and moves model states; every value as the engine itself reports it."""
+    """The settings that decide how an engine stores and moves model states. Every value is as the engine reports it."""
 
     kind: Literal["torch", "ddp", "deepspeed", "fsdp"]  # fsdp: FSDP2, always stage 3
     zero_stage: int  # 0: nothing is sharded
@@ -66,17 +66,17 @@ class Engine:
 
     @property
     def num_shards(self) -> int:
-        """Over how many ranks model states are split, where they are."""
+        """Number of ranks over which the sharded model states are split."""
         return self.world_size // self.replicas
 
     @property
     def parameter_bytes(self) -> int:
-        """Per element of the parameters that the model is made of."""
+        """Bytes per element of the model's parameters."""
         return parameter_bytes(self.precision)
 
     @property
     def compute_bytes(self) -> int:
-        """Per element of what matrix products read: autocast casts."""
+        """Bytes per element of the inputs of matrix products; autocast casts them."""
         return 4 if self.precision in ("fp32", "tf32") else 2
 
 
@@ -86,7 +86,7 @@ def parameter_bytes(precision: str) -> int:
 
 @dataclass(frozen=True)
 class Job:
-    """What one rank computes in an optimizer step. The three numbers may be arrays that broadcast: a grid."""
+    """The work of one rank in an optimizer step. The three numbers may be arrays that broadcast (a grid)."""
 
     micro_batch_size: Numbers  # sequences per rank and forward pass
     sequence_length: Numbers  # tokens
@@ -109,17 +109,17 @@ class Job:
 
     @property
     def tokens(self) -> Numbers:
-        """Of one rank and micro step."""
+        """Tokens per rank and micro step."""
         return self.micro_batch_size * self.sequence_length
 
     @property
     def recomputed(self) -> float:
-        """The share of the blocks' forward that backward computes again, and that is not kept for it."""
+        """The share of the blocks' forward pass that the backward pass recomputes instead of reading saved tensors."""
         return 0.5 if self.activation_checkpointing == "selective" else float(self.activation_checkpointing)
 
     @property
     def is_fused(self) -> bool:
-        """Whether a norm or an activation function is one kernel, which keeps what it reads and nothing between."""
+        """Whether a norm or activation function is one kernel, which saves its input and no intermediate tensor."""
         return self.kernels == "fused" or self.compiled
 
     @property

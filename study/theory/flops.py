@@ -1,4 +1,4 @@
-"""FLOPs of training on one sequence, by the shape of the model."""
+"""FLOPs of training on one sequence, computed from the shape of the model."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def block_products(shape: ModelShape) -> list[Product]:
 
 
 def _expert_products(shape: ModelShape) -> list[Product]:
-    """List the products of the router, and of the experts that a token is sent to."""
+    """List the products of the router, and of the experts that a token uses."""
     per_token, experts = shape.experts_per_token, shape.experts
     return [
         Product(1, shape.hidden, experts),
@@ -48,43 +48,43 @@ def _expert_products(shape: ModelShape) -> list[Product]:
 
 
 def head_products(shape: ModelShape) -> list[Product]:
-    """List the products of what follows the last block, with a row per token, or, of a pooled one, per sequence."""
+    """List the products after the last block, with a row per token; in a pooled head, with a row per sequence."""
     first = [Product(1, shape.hidden, shape.hidden)] if shape.is_pooled or shape.has_transform else []
     return [*first, Product(1, shape.hidden, shape.output_width)] if shape.output_width else first
 
 
 def attention_flops_per_sequence(shape: ModelShape, sequence_length: Numbers, causal: bool = False) -> Numbers:
-    """Count queries times keys and weights times values of one block, forward.
+    """Count the two products of attention (queries with keys, weights with values) of one block, forward.
 
-    `causal`: only what a causal mask leaves, as FlashAttention computes it. The mask leaves half, plus the diagonal.
+    With `causal`, only unmasked scores count, as in FlashAttention: half of all, plus the diagonal.
     """
     pairs = sequence_length * (sequence_length + 1) / 2 if causal else sequence_length * sequence_length
     return 4 * shape.heads * shape.head_size * pairs
 
 
 def head_flops_per_sequence(shape: ModelShape, sequence_length: Numbers) -> Numbers:
-    """Count what follows the last block, forward: on every token, but BERT's pooler and classes on one."""
+    """Count the head, forward: on every token, except that BERT's pooler and classes read one token."""
     elements = sum(product.count * product.inner * product.columns for product in head_products(shape))
     return 2 * elements * (1 if shape.is_pooled else sequence_length)
 
 
 def blocks_flops_per_sequence(shape: ModelShape, sequence_length: Numbers) -> Numbers:
-    """Count all blocks, forward: what activation checkpointing does twice."""
+    """Count all blocks, forward. Activation checkpointing computes this twice."""
     elements = sum(product.count * product.inner * product.columns for product in block_products(shape))
     return shape.layers * (2 * sequence_length * elements + attention_flops_per_sequence(shape, sequence_length))
 
 
 def model_flops_per_sequence(shape: ModelShape, sequence_length: Numbers) -> Numbers:
-    """Count forward and backward of one sequence: matrix products, a multiply-add as two; nothing recomputed.
+    """Count the matrix products of one sequence, forward and backward, with two FLOPs per multiply-add.
 
-    The same count as study/training/optimizer_steps.py makes with PyTorch's counter. Backward takes twice forward:
-    every product has a gradient to each of its two factors, the first block's too, since embeddings are trained.
-    Rotary positions are no product to that counter.
+    Recomputation is not included. study/training/optimizer_steps.py counts the same with PyTorch's counter. The
+    backward pass takes twice as many as the forward pass, because every product has a gradient for each of its two
+    factors. This includes the first block, because embeddings are trained. That counter ignores rotary positions.
     """
     return 3 * (blocks_flops_per_sequence(shape, sequence_length) + head_flops_per_sequence(shape, sequence_length))
 
 
 def hardware_flops_per_sequence(shape: ModelShape, sequence_length: Numbers, recomputed: float) -> Numbers:
-    """Count what a GPU multiplies: model FLOPs, and the share of the blocks' forward pass that is `recomputed`."""
+    """Count the FLOPs that a GPU executes: model FLOPs, plus the `recomputed` share of the blocks' forward pass."""
     again = recomputed * blocks_flops_per_sequence(shape, sequence_length)
     return model_flops_per_sequence(shape, sequence_length) + again

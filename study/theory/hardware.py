@@ -1,7 +1,7 @@
 """GPUs and the machines around them: memory, dense peaks, links, disks and prices, with sources.
 
-Rates are bytes per second in one direction of a link: half of what data sheets count in both. What software reaches of
-them is for the models to say. Unknown is None.
+Rates are bytes per second in one direction of a link: half of the sum of both directions in data sheets. They are the
+hardware's limits; the models decide which share software reaches. None means unknown.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU; peaks are those of dense matrix products, without the sparsity that data sheets like to count."""
+    """One GPU. Peaks are those of dense matrix products, without sparsity."""
 
     name: str  # on the command line
     torch_name: str  # as torch reports it, without the vendor
@@ -167,15 +167,18 @@ def find_gpu(text: str) -> Gpu:
 
 
 def find(torch_name: str) -> Gpu | None:
-    """Find a GPU by exactly the name that torch reports; None where it is not known.
+    """Find a GPU by exactly the name that torch reports; None if it is not known.
 
-    Whole names, because a slice of a card (MIG) or a sister model is another card.
+    The whole name must match, because a slice of a GPU (MIG) or a similar model is another GPU.
     """
     return _BY_TORCH_NAME.get(torch_name.removeprefix("NVIDIA ").removeprefix("Tesla "))
 
 
 def generation_of(gpu: Gpu) -> str:
-    """Name the generation of a GPU's chip; A10G has another one than A100, with a third of its memory bandwidth."""
+    """Name the generation of a GPU's chip.
+
+    The A10G has a generation of its own, with a third of the A100's memory bandwidth.
+    """
     return next(name for start, name in _GENERATIONS.items() if gpu.name.startswith(start))
 
 
@@ -186,16 +189,16 @@ _GENERATIONS = {  # by the beginning of a name
 
 
 def peak_flops_per_second(gpu: Gpu, precision: str, tf32: bool | None) -> float | None:
-    """The peak of the type in which a run of this precision class multiplies; None where the card has no unit for it.
+    """Return the peak of the type in which a run of this precision class multiplies; None if the GPU lacks it.
 
-    `tf32`: whether fp32 products may take tensor cores, as the run's machine says.
+    `tf32` says whether fp32 products may use tensor cores.
     """
     kind = precision.removeprefix("pure-").removesuffix("-autocast")
     return gpu.peak_flops_per_second.get("tf32" if kind == "fp32" and tf32 else kind)
 
 
 def product_flops_per_second(gpu: Gpu, precision: str) -> float:
-    """The peak in which a run of this precision class multiplies, fp32 without TF32; raises ValueError for none."""
+    """Return the peak for a precision class, for fp32 without TF32. Raises ValueError if the GPU has none."""
     peak = peak_flops_per_second(gpu, precision, tf32=False)
     if peak is None:
         raise ValueError(f"{precision}: {gpu.name} has no unit for it; it has {', '.join(gpu.peak_flops_per_second)}")
@@ -208,7 +211,7 @@ NCCL_BYTES = round(0.6 * 2**30)
 
 
 def usable_memory_bytes(gpu: Gpu, world_size: int = 1) -> int:
-    """What torch's allocator can have of a GPU: as built, less the driver's reserve, a CUDA context and NCCL."""
+    """Bytes of a GPU that torch's allocator can use: its memory without those of driver, CUDA context and NCCL."""
     return gpu.torch_memory_bytes - gpu.context_bytes - (NCCL_BYTES if world_size > 1 else 0)
 
 
@@ -217,7 +220,7 @@ def usable_memory_bytes(gpu: Gpu, world_size: int = 1) -> int:
 
 @dataclass(frozen=True)
 class Box:
-    """GPUs of one kind in nodes of equal size, and what a node brings along."""
+    """GPUs of one kind in nodes of equal size, and the host memory, disks and network of a node."""
 
     gpu: Gpu
     num_gpus: int
@@ -253,7 +256,7 @@ _PCIE_4_DRIVE = (6.8e9, 4.0e9)
 
 @dataclass(frozen=True)
 class _Node:
-    """One node, as a cloud rents it out."""
+    """One node as clouds rent it out."""
 
     gpu: str
     gpus: int
@@ -263,7 +266,10 @@ class _Node:
     source: str
 
     def box(self, num_gpus: int) -> Box:
-        """The box of so many GPUs; fewer than a node's have their share of its host, as clouds cut them."""
+        """Return the machine with that many GPUs.
+
+        With fewer than a node has, it has the same share of the node's host.
+        """
         share = min(1.0, num_gpus / self.gpus)
         gib, cores, gigabytes_per_second = self.host
         num_drives, terabytes, (read_rate, write_rate) = self.drives or (0, 0, (0, 0))
@@ -310,10 +316,10 @@ _NODES = {
 
 
 def typical_box(gpu: Gpu, num_gpus: int, gpus_per_node: int | None = None) -> Box:
-    """The box that one rents with these GPUs; fewer than a node's have their share of its host, as clouds cut them.
+    """Return the machine that clouds rent out with these GPUs.
 
-    Where no node with this GPU is known, or with other `gpus_per_node`, its host is unknown. Raises ValueError where
-    the GPUs do not fill nodes.
+    With fewer GPUs than a node has, the machine has the same share of the node's host. If no node with this GPU is
+    known, or none with this `gpus_per_node`, the host is unknown. Raises ValueError if the GPUs do not fill the nodes.
     """
     node = _NODES.get(gpu.name)
     if node is None:

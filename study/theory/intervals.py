@@ -1,7 +1,7 @@
-"""The interval of a predicted step time, and the published times that it rests on.
+"""The interval of a predicted step time, and the published times that it is based on.
 
-tools/planner_accuracy.py predicts every published time by what was fitted without it, and writes what it finds to
-measured_by_others/evidence.json.
+tools/planner_accuracy.py predicts every published time with constants that were fitted without it, and writes the
+errors to measured_by_others/evidence.json.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ CARDS = frozenset(CROSS_VALIDATION["cards"])
 
 @dataclass(frozen=True)
 class Evidence:
-    """Errors of one kind of case under cross-validation, and the interval that they give."""
+    """The cross-validation errors of one kind of case, and the interval that follows from them."""
 
     engine: TimingClass
     distance: Distance
@@ -54,13 +54,13 @@ class Evidence:
 
     @classmethod
     def of(cls, entry: Mapping[str, Any]) -> Evidence:
-        """Read one of the intervals that the cross-validation wrote."""
+        """Read one interval from the file that the cross-validation wrote."""
         names = [field.name for field in fields(cls) if field.name != "lacks"]  # that is of a case
         return cls(**{name: entry[name] for name in names} | {"left_out": tuple(entry["left_out"])})
 
     @property
     def sentence(self) -> str:
-        """Say what the interval rests on, and what it cannot rest on."""
+        """Return a sentence that says which published times the interval is based on, and which are missing."""
         rows = {
             "fsdp": "FSDP on A100 and H100",
             "resident": "one process, DDP and DeepSpeed on A100, H100 and V100",
@@ -84,19 +84,19 @@ EVIDENCE: dict[tuple[TimingClass, Distance], Evidence] = {
 
 
 def timing_class(shape: ModelShape, engine: Engine) -> TimingClass:
-    """Say which kind of engine a case is, as far as its time is concerned."""
+    """Return the class of engine that decides how a case's time is predicted."""
     if (engine.offload_optimizer, engine.offload_param) != ("none", "none"):
         return "offload"
     return "fsdp" if engine.kind == "fsdp" and not shape.experts else "resident"
 
 
 def name_of(shape: ModelShape, engine: Engine) -> str:
-    """Name an engine as COUNTS_OF does."""
+    """Return the engine's name as a key of COUNTS_OF."""
     return "offload" if timing_class(shape, engine) == "offload" else engine.name
 
 
 def distance_of(shape: ModelShape, engine: Engine, box: Box) -> Distance:
-    """Say how far a box is from those whose throughput was published under that engine."""
+    """Return how much a machine differs from those with published throughput under that engine."""
     generation = hardware.generation_of(box.gpu)
     if generation not in GENERATIONS:
         return "new generation"
@@ -105,7 +105,7 @@ def distance_of(shape: ModelShape, engine: Engine, box: Box) -> Distance:
 
 
 def _lacks(shape: ModelShape, engine: Engine, box: Box) -> tuple[str, ...]:
-    """List what of a case no published time has: its optimizer, its card, its engine on so many GPUs of that kind."""
+    """List the properties of a case that no published time shares: optimizer, GPU, or engine on that many such GPUs."""
     lacking = [f"the optimizer {engine.optimizer}"] if engine.optimizer not in OPTIMIZERS else []
     lacking += [f"the card {box.gpu.name}"] if box.gpu.name not in CARDS else []
     name, generation = name_of(shape, engine), hardware.generation_of(box.gpu)
@@ -115,6 +115,6 @@ def _lacks(shape: ModelShape, engine: Engine, box: Box) -> tuple[str, ...]:
 
 
 def evidence(shape: ModelShape, engine: Engine, box: Box) -> Evidence:
-    """Find the errors that a prediction of this case rests on."""
+    """Return the cross-validation errors that the interval of this case is based on."""
     rests_on = EVIDENCE[timing_class(shape, engine), distance_of(shape, engine, box)]
     return replace(rests_on, lacks=_lacks(shape, engine, box))

@@ -1,7 +1,7 @@
-"""Bytes of model states that a rank holds, by the paper, and by what DeepSpeed 0.19 and accelerate do.
+"""Bytes of one rank's model states: by the ZeRO paper, and as DeepSpeed 0.19 and accelerate really allocate them.
 
-The engine's bytes are the paper's plus differences, each with a named reason; a measurement that these do not add up to
-is unexplained. Sources in the comments are below deepspeed/runtime/ of release 0.19.8.
+The engine's bytes are the paper's bytes plus differences, each with a named reason. A measurement that differs
+from this sum is unexplained. Sources in the comments are below deepspeed/runtime/ of release 0.19.8.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ REASONS: dict[str, str] = {
 
 @dataclass(frozen=True)
 class StateBytes:
-    """Bytes of one rank by part, or bytes per parameter."""
+    """Model states of one rank by part, in bytes or in bytes per parameter."""
 
     parameters: float
     gradients: float
@@ -90,7 +90,7 @@ class StateBytes:
 
 @dataclass(frozen=True)
 class Difference:
-    """What the engine holds beyond the paper's formula, or less than it."""
+    """A number of bytes by which the engine's model states differ from the paper's formula, with its reason."""
 
     part: StatePart
     reason: str  # a key of REASONS
@@ -125,7 +125,7 @@ def _optimizer_bytes(precision: str) -> int:
 
 
 def paper_bytes(engine: Engine, num_params: int, phase: StepPhase) -> StateBytes:
-    """Predict one rank's bytes by the paper. Between steps its gradients count as released."""
+    """Predict one rank's bytes by the paper. Between steps, gradients count as released."""
     per_parameter = paper_bytes_per_parameter(engine.zero_stage, engine.num_shards, engine.precision)
     gradients = per_parameter.gradients if phase == "stepping" else 0.0
     return StateBytes(
@@ -137,7 +137,7 @@ def paper_bytes(engine: Engine, num_params: int, phase: StepPhase) -> StateBytes
 
 @dataclass(frozen=True)
 class Places:
-    """Bytes of one rank by where they are."""
+    """Bytes of one rank by the place where they are stored: GPU, host memory, or disk."""
 
     device: float
     host: float
@@ -145,7 +145,7 @@ class Places:
 
 
 def paper_bytes_by_place(engine: Engine, num_params: int) -> Places:
-    """Predict one rank's bytes by the papers, as the optimizer is about to step, by where they are.
+    """Predict one rank's bytes by the papers, by storage place, just before the optimizer step.
 
     Offload of the optimizer moves Adam's states, masters and fp32 gradients (arXiv:2101.06840, sec. 4), that of
     parameters the parameters (arXiv:2104.07857, sec. 5); to the host, or to a disk, which leaves nothing in memory.
@@ -163,9 +163,11 @@ def paper_bytes_by_place(engine: Engine, num_params: int) -> Places:
 def engine_differences(
     engine: Engine, sizes: ParameterSizes, rank: int, phase: StepPhase, accumulates: bool = False
 ) -> list[Difference]:
-    """List what makes the engine's bytes of one rank differ from `paper_bytes`; their sum is the prediction.
+    """List the differences between the engine's bytes of one rank and `paper_bytes`.
 
-    `accumulates`: a step has more than one micro step.
+    The prediction is `paper_bytes` plus these differences.
+
+    `accumulates` says that an optimizer step has more than one micro step.
     """
     if engine.zero_stage == 0:
         differences = _unsharded(engine, sizes, phase)
@@ -188,7 +190,7 @@ def _unsharded(engine: Engine, sizes: ParameterSizes, phase: StepPhase) -> list[
 
 
 def _beyond_adam(engine: Engine, sizes: ParameterSizes) -> float:
-    """Bytes of one rank's share of an optimizer's states, less Adam's."""
+    """Bytes of one rank's share of an optimizer's states, minus the bytes that Adam's states would need."""
     share, moments = STATE_SHARE[engine.optimizer], _moment_bytes(engine)
     if engine.optimizer == "adamw-8bit":  # whatever the type of the parameters
         share = share * MOMENTS_BYTES / moments
@@ -200,7 +202,9 @@ def _beyond_adam(engine: Engine, sizes: ParameterSizes) -> float:
 
 
 def accumulated_on_host(engine: Engine, sizes: ParameterSizes, rank: int) -> float:
-    """Bytes of the gradients that one rank keeps for micro steps to be added to, beside those that it steps with.
+    """Bytes of the host buffers in which one rank adds up the gradients of micro steps.
+
+    The gradients that the optimizer reads are not counted here.
 
     zero/stage_1_and_2.py, async_accumulate_grad_in_cpu_via_gpu: a buffer of the parameter's own length and type.
     """
@@ -211,9 +215,9 @@ def accumulated_on_host(engine: Engine, sizes: ParameterSizes, rank: int) -> flo
 
 
 def reduced_gradient_bytes(engine: Engine, sizes: ParameterSizes, rank: int) -> float:
-    """Bytes of one rank's gradients at stages 1 and 2 once they are reduced, before the optimizer flattens any.
+    """Bytes of one rank's reduced gradients at stages 1 and 2, before the optimizer flattens them.
 
-    A parameter that crosses the edge of the partition is in the buffer whole (copy_grads_in_partition).
+    A parameter that crosses the edge of the partition is in the buffer as a whole (copy_grads_in_partition).
     """
     shares = [_share(group, engine.num_shards, rank) for group in sizes.groups]
     if _has_own_fp32_buffer(engine):
@@ -228,7 +232,7 @@ def _has_own_fp32_buffer(engine: Engine) -> bool:
 
 @dataclass(frozen=True)
 class _Share:
-    """What one rank owns of one parameter group at stages 1 and 2."""
+    """The part of one parameter group that one rank owns at stages 1 and 2."""
 
     elements: int  # of its partition, padding included
     views: int  # of its partition, padding not included
@@ -253,7 +257,7 @@ def _share(group: tuple[int, ...], world_size: int, rank: int) -> _Share:
 
 
 def is_bf16_optimizer(engine: Engine) -> bool:
-    """Whether stage 1 is done by the engine of bf16_optimizer.py (engine.py, _do_optimizer_sanity_check)."""
+    """Return whether DeepSpeed runs stage 1 with bf16_optimizer.py (engine.py, _do_optimizer_sanity_check)."""
     in_fp32 = engine.precision == "bf16" and engine.accumulation_bytes == 4
     return engine.zero_stage == 1 and in_fp32 and engine.offload_optimizer == "none"
 
@@ -303,7 +307,7 @@ def _stages_1_and_2(engine: Engine, sizes: ParameterSizes, rank: int, phase: Ste
 
 @dataclass(frozen=True)
 class _Stage3Shards:
-    """What one rank owns at stage 3, in elements. Every rank's share of a parameter is padded to the same size."""
+    """The parameters that one rank owns at stage 3, in elements. Shares of one parameter are padded to one size."""
 
     groups: list[list[int]]  # of each parameter, by parameter group
     sub_groups: list[int]  # which are updated one after another
@@ -352,7 +356,7 @@ def _stage_3_always(engine: Engine, shards: _Stage3Shards) -> list[Difference]:
 
 
 def _stage_3_swapped(engine: Engine, shards: _Stage3Shards, phase: StepPhase) -> list[Difference]:
-    """What is on a disk instead of in memory, and the buffers that the first sub-group is swapped into."""
+    """Bytes that are on a disk instead of in memory, and the buffers into which the first sub-group is swapped."""
     size, masters = parameter_bytes(engine.precision), master_bytes(engine)
     states = masters + _moment_bytes(engine)
     differences = []
@@ -428,7 +432,7 @@ def _fsdp(engine: Engine, sizes: ParameterSizes, rank: int, phase: StepPhase) ->
 
 
 def secondary_bytes(engine: Engine, sizes: ParameterSizes) -> float:
-    """Bytes of one rank's share of the secondary copy of the parameters, once all of it is there."""
+    """Bytes of one rank's share of the secondary copy of the parameters (ZeRO++'s hpZ), once it is complete."""
     if engine.secondary_partition_size == 1:
         return 0.0
     whole = engine.world_size * sum(map(sum, _shards(engine, sizes)))
@@ -436,12 +440,12 @@ def secondary_bytes(engine: Engine, sizes: ParameterSizes) -> float:
 
 
 def master_bytes(engine: Engine) -> int:
-    """Per element of what the optimizer updates, and of the gradients that it reads."""
+    """Bytes per element of the weights that the optimizer updates, and of the gradients that it reads."""
     return 2 if engine.precision == "pure-bf16" else MASTER_BYTES
 
 
 def _moment_bytes(engine: Engine) -> int:
-    """Per element of Adam's two moments."""
+    """Bytes per element of Adam's two moments together."""
     return 2 * master_bytes(engine)
 
 
@@ -451,7 +455,7 @@ def _shards(engine: Engine, sizes: ParameterSizes) -> list[list[int]]:
 
 
 def _sub_groups(shards: list[int], sub_group_size: int) -> list[int]:
-    """Elements of a group's sub-groups; a parameter's shard is in one whole (stage3.py, _create_fp16_sub_groups)."""
+    """Elements of each sub-group of a group; no shard is divided between two (stage3.py, _create_fp16_sub_groups)."""
     sub_groups, filled = [], 0
     for shard in shards:
         filled += shard
@@ -462,7 +466,7 @@ def _sub_groups(shards: list[int], sub_group_size: int) -> list[int]:
 
 
 def largest_sub_group(engine: Engine, sizes: ParameterSizes) -> int:
-    """Elements of one rank's largest sub-group at stage 3, which is what its swap buffers hold."""
+    """Elements of one rank's largest sub-group at stage 3. The swap buffers have this size."""
     return max(elements for group in _shards(engine, sizes) for elements in _sub_groups(group, engine.sub_group_size))
 
 

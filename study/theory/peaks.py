@@ -1,8 +1,9 @@
-"""Peak bytes of a rank in a step: model states, buffers and residual states together.
+"""The peak memory of one rank in an optimizer step: model states, buffers and activations together.
 
-A step has five moments at which it can be highest: as backward begins, in the last and in the first block's backward,
-as backward ends, and as the optimizer steps. Each is a sum; the peak is the largest. What DeepSpeed 0.19.8 allocates
-beside model states is in its sources below deepspeed/runtime/zero/, named in the comments.
+The memory of a step can be highest at five moments: at the start of the backward pass, in the backward pass of the
+last block, in that of the first block, at the end of the backward pass, and in the optimizer step. The bytes of each
+moment are a sum, and the peak is the largest sum. Comments name the files below deepspeed/runtime/zero/ of release
+0.19.8 in which DeepSpeed allocates its buffers.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from study.theory import residual
+from study.theory import activations
 from study.theory.communication.buckets import ENGINE_BUCKET_ELEMENTS
 from study.theory.communication.model_order import model_of
 from study.theory.communication.sharded import whole_elements
@@ -51,7 +52,7 @@ OPTIMIZER_SWAP_BUFFERS = 6
 
 @dataclass(frozen=True)
 class Peak:
-    """Bytes of one rank at its highest moment."""
+    """Bytes of one rank at the moment of its peak, by part."""
 
     parts: dict[PeakPart, Numbers]  # on the device that computes
     moment: Numbers  # index into PEAK_MOMENTS
@@ -66,7 +67,7 @@ class Peak:
 
 @dataclass(frozen=True)
 class States:
-    """Model states of one rank by where they are, in bytes."""
+    """Model states of one rank in bytes, by the device that stores them."""
 
     device: dict[StatePart, float]
     host: float
@@ -76,7 +77,7 @@ class States:
 def states(engine: Engine, shape: ModelShape, phase: StepPhase, rank: int = 0) -> States:
     """Predict one rank's model states and permanent buffers, by device (model_states.py has the formulas).
 
-    Without what accumulation adds to them on the host: `peak` knows whether a step has several micro steps.
+    The host buffers of gradient accumulation are not included; `peak` adds them.
     """
     paper = paper_bytes(engine, shape.num_params, phase)
     on_device: dict[StatePart, float] = {part: getattr(paper, part) for part in STATE_PARTS}
@@ -110,10 +111,11 @@ RANKS_LOOKED_AT = 64  # parameters that are larger than a partition lie in front
 
 
 def fullest_rank(engine: Engine, shape: ModelShape) -> int:
-    """Say which rank holds the most. The first has the largest shares, but at stages 1 and 2 they are all alike.
+    """Return the rank that uses the most memory.
 
-    There it is the one with most of the parameters that cross an edge of its partition, or of equals the last: it owns
-    the gradients that backward makes first, so that its buffer for them is there the longest.
+    Usually this is the first rank, which has the largest shares. At stages 1 and 2 all shares are equally large. There
+    it is the rank with the most parameters that cross an edge of its partition. If several ranks have as many, it is
+    the last of them: its gradients are computed first, so its buffer for them exists for the longest time.
     """
     if engine.kind != "deepspeed" or engine.zero_stage not in (1, 2):
         return 0
@@ -122,7 +124,7 @@ def fullest_rank(engine: Engine, shape: ModelShape) -> int:
 
 
 def peak(shape: ModelShape, engine: Engine, job: Job, rank: int | None = None) -> Peak:
-    """Predict the highest moment of a steady optimizer step; of one rank, or of the one that holds the most."""
+    """Predict the peak of a steady optimizer step, of one rank or of the rank that uses the most memory."""
     rank = fullest_rank(engine, shape) if rank is None else rank
     resting = states(engine, shape, "resting", rank)
     stepping = states(engine, shape, "stepping", rank)
@@ -146,9 +148,9 @@ def peak(shape: ModelShape, engine: Engine, job: Job, rank: int | None = None) -
 def _moments(
     shape: ModelShape, engine: Engine, job: Job, rank: int, resting: States, stepping: States
 ) -> list[dict[PeakPart, Numbers]]:
-    """List what is held at each of PEAK_MOMENTS."""
-    temporary = residual.temporary_bytes(shape, engine, job)
-    logits = residual.logit_bytes(shape, job)
+    """List the bytes in memory at each of PEAK_MOMENTS."""
+    temporary = activations.temporary_bytes(shape, engine, job)
+    logits = activations.logit_bytes(shape, job)
     at_loss, in_last, in_first = _activations(shape, engine, job, logits)
     gradients = _gradients(shape, engine, job, rank)
     secondary = secondary_bytes(engine, shape.parameters)  # made as parameters are released
@@ -199,16 +201,16 @@ def _moments(
 
 def _activations(shape: ModelShape, engine: Engine, job: Job, logits: Numbers) -> tuple[Numbers, Numbers, Numbers]:
     """Bytes of activations, with autocast's casts, at the loss and in backward of the last and of the first block."""
-    block = residual.block_bytes(shape, engine, job)
-    outside = residual.outside_bytes(shape, engine, job)
-    casts = residual.cast_bytes(shape, engine)
+    block = activations.block_bytes(shape, engine, job)
+    outside = activations.outside_bytes(shape, engine, job)
+    casts = activations.cast_bytes(shape, engine)
     recomputed = job.recomputed
-    saved = (
-        recomputed * residual.checkpoint_bytes(shape, engine, job) + (1 - recomputed) * block if recomputed else block
-    )
+    saved = block
+    if recomputed:
+        saved = recomputed * activations.checkpoint_bytes(shape, engine, job) + (1 - recomputed) * block
     # Autocast's 16-bit weights live as long as what is kept for backward; checkpointed blocks keep none, so that they
     # go as forward ends, before the loss makes more of the logits than a cast.
-    until_loss = np.maximum(casts - (1 - 4 / residual.LOGIT_BYTES["eager"]) * logits, 0.0) if recomputed else casts
+    until_loss = np.maximum(casts - (1 - 4 / activations.LOGIT_BYTES["eager"]) * logits, 0.0) if recomputed else casts
     at_loss = shape.layers * saved + outside + until_loss
     # A checkpointed block is computed again, beside its input, which all others still keep.
     in_last = shape.layers * saved + outside + (recomputed * (block + casts / shape.layers) if recomputed else casts)
@@ -217,7 +219,7 @@ def _activations(shape: ModelShape, engine: Engine, job: Job, logits: Numbers) -
 
 
 def _optimizer_bytes(engine: Engine, shape: ModelShape) -> float:
-    """Bytes that torch's own AdamW makes as it steps: operation by operation, the root of all second moments.
+    """Bytes that torch's unfused AdamW allocates in its step: the root of all second moments.
 
     torch/optim/adamw.py, _multi_tensor_adamw. DeepSpeed brings fused kernels of its own.
     """
@@ -237,7 +239,7 @@ def _row(
     gradients: Numbers = 0.0,
     buffers: Numbers = 0.0,
 ) -> dict[PeakPart, Numbers]:
-    """One moment: the states held then and what comes on top, in the order of PEAK_PARTS."""
+    """Add up one moment: the model states in memory and the other parts, in the order of PEAK_PARTS."""
     return {
         "parameters": model_states.device["parameters"],
         "gradients": model_states.device["gradients"] + gradients,
@@ -252,7 +254,7 @@ def _row(
 
 @dataclass(frozen=True)
 class _Gradients:
-    """Bytes that backward adds to what rests between steps."""
+    """Bytes that the backward pass adds to the memory that is in use between steps."""
 
     size: int  # per element, as autograd makes them
     accumulated: float  # there between micro steps
@@ -286,7 +288,7 @@ def _gradients(shape: ModelShape, engine: Engine, job: Job, rank: int) -> _Gradi
 
 
 def _stage_1_and_2_gradients(shape: ModelShape, engine: Engine, rank: int, tied: float) -> _Gradients:
-    """stage_1_and_2.py."""
+    """Follow DeepSpeed's stage_1_and_2.py."""
     psi, size = shape.num_params, engine.parameter_bytes
     largest = max(shape.parameters.matrices)
     in_fp32 = size == 2 and engine.accumulation_bytes == 4
@@ -319,7 +321,7 @@ def _stage_1_and_2_gradients(shape: ModelShape, engine: Engine, rank: int, tied:
 
 
 def _owns_last_block(shape: ModelShape, engine: Engine, rank: int) -> bool:
-    """Whether gradients that backward makes first are in a rank's partition, and more of them than a bucket holds."""
+    """Return whether a rank's partition has the gradients that are computed first, more than fit into a bucket."""
     model = model_of(shape, autocast=False)
     last = [item for item in model.blocks[-1] if not isinstance(item, str)]
     if sum(p.numel for module in last for p in module) <= engine.reduce_bucket_size:
@@ -331,7 +333,7 @@ def _owns_last_block(shape: ModelShape, engine: Engine, rank: int) -> bool:
 
 
 def _stage_3_gradients(shape: ModelShape, engine: Engine, job: Job, tied: float) -> _Gradients:
-    """stage3.py: the bucket rests, and reduce_scatter_coalesced puts what is in it together anew."""
+    """Follow stage3.py: the bucket is permanent, and reduce_scatter_coalesced copies its content."""
     size, psi = engine.parameter_bytes, shape.num_params
     largest = size * max(shape.parameters.matrices)
     on_gloo = job.device == "cpu" and engine.world_size > 1
@@ -344,27 +346,28 @@ def _stage_3_gradients(shape: ModelShape, engine: Engine, job: Job, tied: float)
 
 
 def _around(shape: ModelShape) -> int:
-    """Elements around the blocks that FSDP2 keeps whole through forward and backward; not an embedding of its own."""
+    """Elements outside the blocks that FSDP2 keeps gathered throughout a micro step, without a separate embedding."""
     return shape.outside_params - (0 if shape.has_tied_head else shape.vocabulary * shape.hidden)
 
 
 def _tied_unit(shape: ModelShape, engine: Engine) -> int:
-    """Elements of FSDP2's last unit where the head is tied to the embedding, so that it is whole until backward ends.
+    """Elements of FSDP2's last unit if the head is tied to the embedding.
 
-    Until then it has no shard of its gradients. Untied, and on one rank, runs and traced cases have none of this.
+    This unit stays gathered until the backward pass ends, and has no shard of its gradients until then. Runs and traces
+    without tied weights, and those on one rank, have no such unit.
     """
     return _last_unit(shape) if shape.has_tied_head and engine.num_shards > 1 else 0
 
 
 def _last_unit(shape: ModelShape) -> int:
-    """Elements of the last unit whose gradients FSDP2 reduces: the embedding, or all that surrounds the blocks."""
+    """Elements of the unit whose gradients FSDP2 reduces last: the embedding, or everything outside the blocks."""
     return max(shape.outside_params - _around(shape), _around(shape))
 
 
 def _fsdp_gradients(shape: ModelShape, engine: Engine, job: Job) -> _Gradients:
-    """torch.distributed.fsdp: a unit's gradients, and what is made of them to be reduced, until the next one's are.
+    """Follow torch.distributed.fsdp: a unit's gradients and their copy exist until the next unit's do.
 
-    What surrounds the blocks comes last: the embedding, by itself or, where it is the head too, with the rest.
+    The parameters outside the blocks come last: the embedding by itself, or with the others if it is tied to the head.
     """
     size, master = engine.compute_bytes, master_bytes(engine)
     on_gloo = job.device == "cpu" and engine.num_shards > 1
@@ -389,13 +392,13 @@ def _fsdp_gradients(shape: ModelShape, engine: Engine, job: Job) -> _Gradients:
 
 
 def _feed_forward(shape: ModelShape) -> int:
-    """Elements of a block beside its attention, whose gradients come after."""
+    """Elements of a block without its attention. The gradients of attention are computed after these."""
     return shape.block_params - 2 * shape.hidden * shape.head_size * (shape.heads + shape.kv_heads)
 
 
 @dataclass(frozen=True)
 class _Whole:
-    """Bytes of parameters that are whole beside their shards, by moment."""
+    """Bytes of gathered parameters, which exist in addition to their shards, by moment."""
 
     at_loss: float = 0.0
     last_block: float = 0.0
@@ -404,7 +407,7 @@ class _Whole:
 
 
 def _whole_bytes(shape: ModelShape, engine: Engine, job: Job) -> _Whole:
-    """Say what is gathered then; the secondary copy of the parameters is not in it."""
+    """Return the bytes of gathered parameters by moment, without the secondary copy."""
     if engine.kind == "fsdp":
         # What surrounds the blocks stays; in backward one block computes, and the next is there ahead of it.
         size, around = engine.compute_bytes, _around(shape)

@@ -1,4 +1,4 @@
-"""Memory, largest micro batch, step time and price of one strategy on a box of GPUs."""
+"""Memory, largest micro batch, step time and price of one strategy on machines with GPUs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LARGEST_MICRO_BATCH = 1 << 16
 
 @dataclass(frozen=True)
 class Prediction:
-    """One strategy on one box; arrays where the job is a grid."""
+    """The prediction for one strategy on one kind of machine. Its values are arrays if the job is a grid."""
 
     engine: Engine
     job: Job
@@ -75,13 +75,13 @@ class Prediction:
 
     @property
     def mfu(self) -> Numbers:
-        """Model FLOPs over the dense peak of the type that is multiplied (arXiv:2204.02311, appendix B)."""
+        """Model FLOPs divided by the GPU's dense peak in the type of the products (arXiv:2204.02311, appendix B)."""
         peak = product_flops_per_second(self.box.gpu, self.engine.precision)
         return self.model_flops_per_step / self.step.total / peak
 
     @property
     def communicated_bytes(self) -> Numbers:
-        """What a rank sends in a step, without a ring's factor (N - 1) / N; one process has nobody to send to."""
+        """Bytes that a rank sends in a step, without a ring's factor (N - 1) / N; 0 for one process."""
         return sum(collective.moved_bytes for collective in self.collectives) if self.engine.world_size > 1 else 0
 
     @property
@@ -106,9 +106,9 @@ def predict(shape: ModelShape, engine: Engine, job: Job, box: Box) -> Prediction
 
 
 def lacking(peak: Peak, box: Box) -> str | None:
-    """Say what a node lacks for offload: host memory, or a disk. None: nothing, or its size is not known.
+    """Name what a node lacks for offload, host memory or a disk; None if it lacks nothing or its size is unknown.
 
-    Of a grid: for the part of it that takes the most.
+    For a grid, this is about the element that needs the most.
     """
     for resource, needed, available in (
         ("host memory", peak.host_bytes, box.host_memory_bytes),
@@ -120,14 +120,14 @@ def lacking(peak: Peak, box: Box) -> str | None:
 
 
 def fits(peak: Peak, box: Box) -> Numbers:
-    """Say whether a GPU has room, and the node for what is offloaded."""
+    """Return whether the GPU has enough memory, and the node enough for what is offloaded."""
     return np.less_equal(needed_bytes(peak.total), usable_memory_bytes(box.gpu, box.num_gpus)) & (
         lacking(peak, box) is None
     )
 
 
 def predicted_memory(case: MeasuredCase) -> float | bool:
-    """Predict a published amount of memory, in its quantity."""
+    """Predict the quantity of memory that a source published, such as the peak of tensors or the reserved bytes."""
     if case.quantity == "allocated_bytes":
         return float(sum(peaks.states(case.engine, case.shape, "resting").device.values()))
     peak = peaks.peak(case.shape, case.engine, case.job)
@@ -139,7 +139,7 @@ def predicted_memory(case: MeasuredCase) -> float | bool:
 
 
 def shown_bytes(peak: Peak, box: Box, whole_card: bool = True, factor: float = RESERVED) -> float:
-    """What nvidia-smi shows of a GPU, or of it what torch's allocator has reserved: never more than there is."""
+    """Bytes that nvidia-smi shows for a GPU, or that torch's allocator reserves. Never more than the GPU has."""
     usable = usable_memory_bytes(box.gpu, box.num_gpus)
     outside = box.gpu.memory_bytes - usable if whole_card else 0
     return min(float(peak.total) * factor, usable) + outside
@@ -150,17 +150,17 @@ def _ranks_per_node(box: Box) -> int:
 
 
 def needed_bytes(peak_bytes: Numbers) -> Numbers:
-    """Of one GPU: the peak of its tensors, and what the allocator reserves beyond it."""
+    """Bytes that one GPU needs: the peak of its tensors, plus the allocator's share."""
     return peak_bytes * (1 + ALLOCATOR_SLACK)
 
 
 def free_bytes(peak: Peak, box: Box) -> Numbers:
-    """What is left of a GPU's memory; negative: what is missing."""
+    """Bytes of a GPU's memory that stay free; negative if memory is missing."""
     return usable_memory_bytes(box.gpu, box.num_gpus) - needed_bytes(peak.total)
 
 
 def largest_micro_batch(shape: ModelShape, engine: Engine, job: Job, box: Box) -> int:
-    """Find the largest micro batch that fits a GPU, whatever the job's own is; 0: not even one sequence does."""
+    """Find the largest micro batch that fits a GPU, in sequences; 0 if not even one sequence fits."""
 
     def has_room(batches: np.ndarray) -> np.ndarray:
         peak = peaks.peak(shape, engine, dataclasses.replace(job, micro_batch_size=batches))
@@ -175,14 +175,16 @@ def largest_micro_batch(shape: ModelShape, engine: Engine, job: Job, box: Box) -
 
 
 def splits(sequences_per_gpu: int) -> list[tuple[int, int]]:
-    """List how a GPU's share of the global batch divides into (micro batch, accumulation), the largest first."""
+    """List the splits of a GPU's share of the global batch into (micro batch, accumulation), largest first."""
     small = [n for n in range(1, math.isqrt(sequences_per_gpu) + 1) if not sequences_per_gpu % n]
     divisors = {n for divisor in small for n in (divisor, sequences_per_gpu // divisor)}
     return [(micro, sequences_per_gpu // micro) for micro in sorted(divisors, reverse=True)]
 
 
 def best_split(shape: ModelShape, engine: Engine, job: Job, box: Box, sequences_per_gpu: int) -> Prediction:
-    """Predict the fastest split of a GPU's share of the global batch that fits; where none does, the smallest."""
+    """Predict the fastest split of a GPU's share of the global batch that fits.
+
+    If no split fits, it is the one with the smallest micro batch."""
     micro, accumulation = (np.array(column) for column in zip(*splits(sequences_per_gpu), strict=True))
     job = dataclasses.replace(job, micro_batch_size=micro, gradient_accumulation_steps=accumulation)
     grid = predict(shape, engine, job, box)

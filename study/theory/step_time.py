@@ -1,8 +1,8 @@
-"""Seconds of an optimizer step: computing, communicating and offloading.
+"""The time of an optimizer step in seconds: computation, communication and offload.
 
-A GPU multiplies at a share of its peak and moves bytes at a share of its memory bandwidth, and the two add up; what is
-left of communication once it has run beside them adds to that. Five constants per generation of GPUs are fitted to
-published throughput (tools/planner_accuracy.py); all others below say where they are from.
+A GPU multiplies at a share of its peak and moves bytes at a share of its memory bandwidth, and these two times add up.
+The part of communication that does not overlap with them is added. Five constants per generation of GPUs are fitted to
+published throughput (tools/planner_accuracy.py). The source of every other constant is given below.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from study.theory import communication, flops, hardware, intervals, model_states, residual
+from study.theory import activations, communication, flops, hardware, intervals, model_states
 from study.theory.communication.sharded import gathered_elements
 from study.theory.engine import Engine, Job, LossKernel, Numbers, parameter_bytes
 from study.theory.hardware import Box, generation_of, product_flops_per_second
@@ -23,7 +23,7 @@ from study.theory.shapes.shape import FOUR_NORMS, HEAD_NORMS
 
 @dataclass(frozen=True)
 class Constants:
-    """What a generation of GPUs reaches of its data sheet."""
+    """The shares of the data sheet's rates that a generation of GPUs reaches."""
 
     product_efficiency: float  # share of the peak: a matrix product, once its bytes are paid for
     attention_efficiency: float  # share of the peak: the attention kernel of LLM Foundry's tables
@@ -86,7 +86,7 @@ HOST_THREAD_BANDWIDTH = 1.91e9
 
 @dataclass(frozen=True)
 class StepTime:
-    """Seconds of one optimizer step; arrays for a grid."""
+    """The time of one optimizer step in seconds, by part; arrays for a grid."""
 
     forward: Numbers
     backward: Numbers
@@ -117,7 +117,7 @@ def tokens_per_second_per_gpu(job: Job, step_seconds: Numbers) -> Numbers:
 
 
 def nearest_generations(generation: str) -> tuple[str, ...]:
-    """Order the generations that can be fitted, the one whose constants to take first."""
+    """Order the generations that have fitted constants by their similarity to a GPU, most similar first."""
     return _NEAREST.get(generation, ("Ampere", "Hopper"))
 
 
@@ -129,11 +129,11 @@ def seconds(
     constants: Constants | None = None,
     host_thread_bandwidth: float | None = None,
 ) -> StepTime:
-    """Predict one optimizer step of a box whose GPUs all take part.
+    """Predict the time of one optimizer step in which all GPUs take part.
 
-    `constants`, `host_thread_bandwidth`: others than those fitted to all that is known, to fit them. Raises ValueError
-    where the GPU cannot multiply in the engine's precision, where engine and box differ in GPUs, or where an offload's
-    host or disk is not known.
+    `constants` and `host_thread_bandwidth` replace the fitted values; the fit itself uses them. Raises ValueError if
+    the GPU cannot multiply in the engine's precision, if engine and machine have different numbers of GPUs, or if the
+    host or the disk of an offload is not known.
     """
     if engine.world_size != box.num_gpus:
         raise ValueError(
@@ -192,13 +192,13 @@ def _optimizer_step(shape: ModelShape, num_owned: float, engine: Engine, speed: 
 
 
 def exposed(compute: Numbers, hidden: Numbers, unhidden: float) -> Numbers:
-    """What communication adds to a step, of which all but a share of the shorter vanishes behind computing; seconds."""
+    """Seconds that communication adds to a step after its overlap with computation."""
     return np.maximum(hidden - compute, 0.0) + unhidden * np.minimum(compute, hidden)
 
 
 @dataclass(frozen=True)
 class _Speed:
-    """Rates that a case reaches."""
+    """The rates that a GPU reaches in one case."""
 
     products: float  # FLOP/s
     attention: float  # FLOP/s
@@ -283,10 +283,11 @@ def _logit_bytes_moved(loss: LossKernel, size: int) -> tuple[int, int]:
 def _attention(shape: ModelShape, engine: Engine, job: Job, speed: _Speed) -> tuple[Numbers, Numbers]:
     """Seconds of one block's attention, forward and backward.
 
-    A fused kernel computes what the mask leaves; backward it multiplies five times where forward does twice, since it
-    keeps no scores. Eager attention multiplies everything as any product and writes every score several times.
+    A fused kernel computes only unmasked scores. Its backward pass has five products where the forward pass has two,
+    because it saves no scores. Eager attention computes all scores like any other product, and writes each several
+    times.
     """
-    eager = residual.is_eager(shape, job)
+    eager = activations.is_eager(shape, job)
     causal = not eager and not shape.is_encoder
     multiplied = job.micro_batch_size * flops.attention_flops_per_sequence(shape, job.sequence_length, causal)
     if not eager:
@@ -307,9 +308,9 @@ def _attention(shape: ModelShape, engine: Engine, job: Job, speed: _Speed) -> tu
 
 
 def block_bytes_per_token(shape: ModelShape, engine: Engine, job: Job) -> tuple[float, float]:
-    """Count what a block's kernels read and write per token, beside products and attention: forward and backward.
+    """Count the bytes per token that a block's kernels move, forward and backward, without products and attention.
 
-    Counted from the operators of the modules. A kernel reads its inputs and writes its output once.
+    The operators of the modules were counted. A kernel reads its inputs and writes its output once.
     """
     hidden, inside = shape.hidden, shape.feed_forward_per_token
     size = engine.compute_bytes
@@ -355,8 +356,9 @@ def block_bytes_per_token(shape: ModelShape, engine: Engine, job: Job) -> tuple[
 
 @dataclass(frozen=True)
 class _Moved:
-    """Seconds: of a micro step beside forward and backward, beside the last backward; with nothing beside, of a micro
-    step and of the optimizer step."""
+    """Seconds of communication, by the computation with which it overlaps.
+
+    It overlaps with the forward or backward pass of a micro step, with the last backward pass, or with nothing."""
 
     forward: float = 0.0
     backward: float = 0.0
@@ -371,7 +373,7 @@ GATHERS = ("all_gather", "subgroup_all_gather", "broadcast")
 
 
 def _num_gathers(shape: ModelShape, engine: Engine, job: Job) -> float:
-    """How often a micro step gathers all parameters of stage 3; part of them is kept and counts as part of a time."""
+    """The number of times that a micro step gathers all parameters at stage 3; fractional if some stay gathered."""
     if engine.zero_stage != 3:
         return 0.0
     if engine.kind == "fsdp":
@@ -380,7 +382,7 @@ def _num_gathers(shape: ModelShape, engine: Engine, job: Job) -> float:
 
 
 def _communication(shape: ModelShape, engine: Engine, job: Job, box: Box, speed: _Speed) -> _Moved:
-    """Take the collectives of theory/communication/ and place them: beside which pass, or with nothing beside them."""
+    """Convert the collectives of theory/communication/ into seconds, by the pass with which they overlap."""
     world_size = engine.world_size
     if world_size == 1:
         return _Moved()
@@ -391,7 +393,7 @@ def _communication(shape: ModelShape, engine: Engine, job: Job, box: Box, speed:
     subgroup = engine.secondary_partition_size if engine.secondary_partition_size > 1 else engine.num_shards
 
     def link_rate(kind: str) -> tuple[float, float]:
-        """Bytes per second, and seconds of latency, of one collective.
+        """Return the bytes per second and the latency in seconds of one collective.
 
         A ring sends all but one part of a tensor over each link.
         """
@@ -403,7 +405,7 @@ def _communication(shape: ModelShape, engine: Engine, job: Job, box: Box, speed:
         return LINK_EFFICIENCY * link * world_size / (world_size - 1), latency
 
     def spent(sums: communication.Sums) -> tuple[float, float]:
-        """Seconds of gathers, and of reductions; an all-reduce passes its bytes twice."""
+        """Seconds of the gathers and of the reductions. An all-reduce sends its bytes twice."""
         seconds = [0.0, 0.0]
         for kind, (count, num_bytes) in sums.items():
             passes = 2 if kind.endswith("all_reduce") else 1
@@ -431,7 +433,7 @@ def _communication(shape: ModelShape, engine: Engine, job: Job, box: Box, speed:
 
 @dataclass(frozen=True)
 class _Pcie:
-    """Seconds that a GPU's transfers take: of a micro step beside forward and backward, of a step beside the last."""
+    """Seconds of a GPU's transfers over PCIe, by the computation with which they overlap."""
 
     forward: Numbers = 0.0
     backward: Numbers = 0.0
@@ -439,7 +441,7 @@ class _Pcie:
 
 
 def _pcie(shape: ModelShape, engine: Engine, job: Job, box: Box) -> _Pcie:
-    """Count what crosses PCIe as DeepSpeed 0.19.8 sends it: runtime/zero/stage_1_and_2.py and stage3.py."""
+    """Count the transfers over PCIe of DeepSpeed 0.19.8 (runtime/zero/stage_1_and_2.py and stage3.py)."""
     rate = PCIE_EFFICIENCY * box.gpu.pcie_bandwidth * engine.num_shards / shape.num_params  # parameters of a rank
     once = parameter_bytes(engine.precision) / rate
     forward: float = 0.0
@@ -463,7 +465,7 @@ def _pcie(shape: ModelShape, engine: Engine, job: Job, box: Box) -> _Pcie:
 
 
 def _host_step(num_owned: float, engine: Engine, box: Box, thread_bandwidth: float) -> float:
-    """Seconds of the optimizer step in host memory, and of sending the new parameters up."""
+    """Seconds of the optimizer step in host memory, and of the transfer of the new parameters to the GPU."""
     if box.host_memory_bandwidth is None or box.host_cores is None:
         raise ValueError(f"{box.gpu.name}: nothing is known of its host; give host_memory_bandwidth and host_cores")
     ranks = min(engine.world_size, box.gpus_per_node)
@@ -476,7 +478,7 @@ def _host_step(num_owned: float, engine: Engine, box: Box, thread_bandwidth: flo
 
 
 def _disk(shape: ModelShape, engine: Engine, box: Box, num_gathers: Numbers) -> Numbers:
-    """Seconds of a node's disks, nothing beside them: DeepSpeed's pipelined swapping is off by default."""
+    """Seconds of a node's disks, without any overlap, because DeepSpeed's pipelined swapping is off by default."""
     if "nvme" not in (engine.offload_optimizer, engine.offload_param):
         return 0.0
     if not box.disk_read_bandwidth or not box.disk_write_bandwidth:

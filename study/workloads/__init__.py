@@ -1,4 +1,4 @@
-"""What is trained: each workload's data, model, loss and metric, behind the same few functions.
+"""The workloads: data, model, loss and metric of each, with the same functions.
 
 `WORKLOADS` imports torch and transformers on first use, so that `sources.check` can be called without them.
 """

@@ -1,4 +1,4 @@
-"""Sentiment of film reviews: BERT with a two-class head, as the published a100-replication protocol draws its data."""
+"""Sentiment of film reviews: BERT with a two-class head, and data drawn as in the a100-replication protocol."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ PRETRAINED_VOCABULARY = 30522
 
 
 def load(config: RunConfig) -> Splits:
-    """Draw and tokenise the reviews: split 80/20, shuffle each part, take the first n, all with `split_seed`."""
+    """Draw and tokenize the reviews: split 80/20, shuffle each part, take the first n, all with `split_seed`."""
     sources.check(config)
     tokenizer = sources.load_tokenizer(config)
     parts = _shuffled(config)
@@ -55,7 +55,7 @@ def load(config: RunConfig) -> Splits:
 
 
 def _shuffled(config: RunConfig) -> datasets.DatasetDict:
-    """The reviews to train on and those held out, of which runs take the first."""
+    """Return the shuffled training and held-out reviews. Runs take the first of each."""
     reviews = sources.load_reviews(config)
     sources.require_reviews(config, len(reviews), f"--data {config.data}")
     return reviews.train_test_split(test_size=sources.HELD_OUT, seed=config.split_seed).shuffle(seed=config.split_seed)
@@ -101,7 +101,10 @@ def block_class(config: RunConfig) -> str:
 
 
 def build_model(config: RunConfig, splits: Splits) -> PreTrainedModel:
-    """Build the model with fp32 weights; random ones, and the head in any case, come from torch's current seed."""
+    """Build the model with fp32 weights.
+
+    Random weights, and the head in any case, are drawn with torch's current seed.
+    """
     settings = model_config(config, splits)
     if config.weights is not None:
         # Of masked words there is neither; a run's model/ has both.
@@ -124,7 +127,7 @@ def build_model(config: RunConfig, splits: Splits) -> PreTrainedModel:
 
 
 def left_over(config: RunConfig) -> Examples:
-    """The whole text of the reviews to train on that a run does not draw or hold out, in windows: (windows, length)."""
+    """Return the text of the training reviews that a run neither draws nor holds out, as windows: (windows, length)."""
     sources.check(config)
     parts = _shuffled(config)
     texts = parts["train"]["text"][:]
@@ -141,31 +144,31 @@ def left_over(config: RunConfig) -> Examples:
 
 
 class _MaskedWords(BertForMaskedLM):  # type: ignore[no-untyped-call]
-    """Devlin et al., arXiv:1810.04805, section 3.1: what were the words behind the masks?"""
+    """Masked-language-model training as in Devlin et al., arXiv:1810.04805, section 3.1."""
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        """Mean cross-entropy; scores of the masked places only, since those of all words of all places fill memory."""
+        """Return the mean cross-entropy. Scores are computed only at masked positions, to save memory."""
         is_masked = labels != -100
         scores = self.cls(self.bert(input_ids, attention_mask).last_hidden_state[is_masked])
         return {"loss": functional.cross_entropy(scores, labels[is_masked])}
 
 
 def body(config: RunConfig) -> tuple[PreTrainedModel, PreTrainedModel, DataCollatorForLanguageModeling]:
-    """What is trained on `left_over`, what of it is kept, and what makes its batches."""
+    """Return the model to pretrain on `left_over`, the part of it to keep, and the function that makes batches."""
     tokenizer = sources.load_tokenizer(config)
     model = _MaskedWords(_settings(config, len(tokenizer), tokenizer.pad_token_id))
     return model, model.bert, DataCollatorForLanguageModeling(tokenizer)
 
 
 def load_model(config: RunConfig, splits: Splits, folder: Path) -> PreTrainedModel:
-    """Load weights that `build_model` made and `save_pretrained` wrote, partitioned where DeepSpeed asks for it."""
+    """Load weights that `build_model` made and `save_pretrained` wrote, partitioned if DeepSpeed requests that."""
     return BertForSequenceClassification.from_pretrained(
         folder, config=model_config(config, splits), dtype=torch.float32
     )
 
 
 def inputs(batch: dict[str, Tensor]) -> dict[str, Any]:
-    """Say what the model is called with; the labels stay out, because it would take the loss in its own precision."""
+    """Return the model's arguments without labels, because the model would compute the loss in its own precision."""
     return {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"]}
 
 
@@ -175,7 +178,7 @@ def loss(model_output: ModelOutput, batch: dict[str, Tensor]) -> Tensor:
 
 
 def sequence_losses(model_output: ModelOutput, batch: dict[str, Tensor]) -> Tensor:
-    """Loss of each review, (batch,), in fp32 or fp64, for evaluation."""
+    """Loss of each review, shape (batch,), in fp32 or fp64, for evaluation."""
     return functional.cross_entropy(sources.at_least_fp32(model_output.logits), batch["labels"], reduction="none")
 
 

@@ -1,4 +1,4 @@
-"""Next-token prediction on WikiText-2: GPT-2 and its larger relations, on blocks of equal length."""
+"""Next-token prediction on WikiText-2: GPT-2 and larger models of its kind, on blocks of equal length."""
 
 from __future__ import annotations
 
@@ -37,7 +37,10 @@ GPT_J_VOCABULARY = 50400  # GPT-2's entries and 143 that no text uses: rows of t
 
 
 def load(config: RunConfig) -> Splits:
-    """Cut the tokenised text into blocks; draw the training ones with `split_seed`, take the first for evaluation."""
+    """Cut the tokenized text into blocks.
+
+    Training blocks are drawn with `split_seed`; evaluation uses the first blocks.
+    """
     sources.check(config)
     tokenizer = sources.load_tokenizer(config)
     blocks = _shuffled(config, tokenizer)
@@ -59,7 +62,7 @@ def load(config: RunConfig) -> Splits:
 
 
 def _shuffled(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> dict[str, np.ndarray]:
-    """The blocks to train on, of which runs take the first, and those of the validation text in their order."""
+    """Return the shuffled training blocks, of which runs take the first, and the validation blocks in order."""
     articles = sources.load_articles(config)
     blocks = {split: _blocks(lines, tokenizer, config.sequence_length) for split, lines in articles.items()}
     for split, rows in blocks.items():
@@ -69,7 +72,7 @@ def _shuffled(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> dict[str
 
 
 def _blocks(lines: list[str], tokenizer: PreTrainedTokenizerBase, length: int) -> np.ndarray:
-    """Tokenise line by line, join, and cut into (num_blocks, length); the tail is dropped."""
+    """Tokenize line by line, join, and cut into blocks: (num_blocks, length). The tail is dropped."""
     nonempty = [line for line in lines if line]
     tokens = tokenizer(nonempty, add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"]
     ids = np.fromiter(chain.from_iterable(tokens), dtype=np.int64)
@@ -133,7 +136,7 @@ def block_class(config: RunConfig) -> str:
 
 
 def build_model(config: RunConfig, splits: Splits) -> PreTrainedModel:
-    """Build the model with fp32 weights; random ones come from torch's current seed."""
+    """Build the model with fp32 weights. Random weights are drawn with torch's current seed."""
     settings = model_config(config, splits)
     model_class = _model_class(config)
     if config.weights is not None:
@@ -161,38 +164,44 @@ def _with_loss(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def left_over(config: RunConfig) -> Examples:
-    """The blocks to train on that a run does not draw: (blocks, length)."""
+    """Return the training blocks that a run does not draw: (blocks, length)."""
     sources.check(config)
     return _examples(_shuffled(config, sources.load_tokenizer(config))["train"][config.num_train_examples :])
 
 
 def body(config: RunConfig) -> tuple[PreTrainedModel, PreTrainedModel, None]:
-    """What is trained on `left_over`, what of it is kept, and what makes its batches: the library's own way."""
+    """Return the model to pretrain on `left_over`, the part of it to keep, and the function that makes batches."""
     tokenizer = sources.load_tokenizer(config)
     model = _with_loss(_model_class(config)(_settings(config, len(tokenizer), tokenizer.pad_token_id)))
     return model, model, None
 
 
 def load_model(config: RunConfig, splits: Splits, folder: Path) -> PreTrainedModel:
-    """Load weights that `build_model` made and `save_pretrained` wrote, partitioned where DeepSpeed asks for it."""
+    """Load weights that `build_model` made and `save_pretrained` wrote, partitioned if DeepSpeed requests that."""
     settings = model_config(config, splits)
     return _with_loss(_model_class(config).from_pretrained(folder, config=settings, dtype=torch.float32))
 
 
 def inputs(batch: dict[str, Tensor]) -> dict[str, Any]:
-    """Say what the model is called with. No mask: blocks are full, and causal attention then uses its own kernel."""
+    """Return the arguments of the model.
+
+    There is no mask, because blocks are full and causal attention has its own kernel.
+    """
     return {"input_ids": batch["input_ids"], "labels": batch["labels"]}
 
 
 def loss(model_output: ModelOutput, batch: dict[str, Tensor]) -> Tensor:
-    """Mean next-token loss over the batch; transformers takes it in fp32. Blocks are equally long, so means add up."""
+    """Return the mean next-token loss over the batch, which transformers computes in fp32.
+
+    All blocks have equal lengths.
+    """
     if model_output.logits.dtype == torch.float64:  # which transformers would round
         return sequence_losses(model_output, batch).mean()
     return model_output.loss
 
 
 def sequence_losses(model_output: ModelOutput, batch: dict[str, Tensor]) -> Tensor:
-    """Mean next-token loss of each block, (batch,), in fp32 or fp64, for evaluation."""
+    """Mean next-token loss of each block, shape (batch,), in fp32 or fp64, for evaluation."""
     logits = sources.at_least_fp32(model_output.logits[:, :-1])
     return functional.cross_entropy(logits.transpose(1, 2), batch["labels"][:, 1:], reduction="none").mean(dim=1)
 

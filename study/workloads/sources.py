@@ -1,6 +1,6 @@
-"""Where do text and tokenizer come from? The hub, a folder of files, or the synthetic sample.
+"""The sources of text and tokenizers: the Hugging Face hub, a folder of files, or the bundled synthetic sample.
 
-One source is never replaced by another: what cannot be had from the source that was asked for is a `Refusal`.
+One source is never replaced by another: if the requested source cannot provide the data, a `Refusal` is raised.
 Importing this module and calling `check` import neither torch nor transformers.
 """
 
@@ -61,7 +61,7 @@ class Examples:
 
 @dataclass(frozen=True, kw_only=True)
 class Splits:
-    """The examples of one run, and what building its model needs to know of them."""
+    """The examples of one run, and their properties that decide how its model is built."""
 
     train: Examples
     evaluation: Examples
@@ -71,7 +71,7 @@ class Splits:
 
 
 class ModelOutput(Protocol):
-    """What a model returns that was called as its workload says: transformers' own types leave both open."""
+    """The output of a model with loss and logits, both of which are optional in the types of transformers."""
 
     loss: torch.Tensor
     logits: torch.Tensor
@@ -81,9 +81,9 @@ class ModelOutput(Protocol):
 
 
 def check(config: RunConfig) -> None:
-    """Refuse, in one line, a model that the workload cannot build, and data that is not there or not enough.
+    """Raise Refusal for a model that the workload cannot build, and for missing or insufficient data.
 
-    Costs milliseconds; the hub is not asked.
+    This takes milliseconds and does not ask the hub.
     """
     name = WITHOUT_SDPA.get((config.workload, config.size))
     if config.attention == "sdpa" and name:
@@ -108,7 +108,7 @@ def check(config: RunConfig) -> None:
 
 
 def require_reviews(config: RunConfig, num_reviews: int, source: str) -> None:
-    """Refuse more examples than the two parts of the labelled reviews hold."""
+    """Raise Refusal if more examples are requested than the two parts of the labeled reviews have."""
     num_held_out = math.ceil(HELD_OUT * num_reviews)  # as datasets' train_test_split rounds
     for name, requested, available, part in (
         ("num_train_examples", config.num_train_examples, num_reviews - num_held_out, "80 %"),
@@ -122,7 +122,7 @@ def require_reviews(config: RunConfig, num_reviews: int, source: str) -> None:
 
 
 def require_blocks(config: RunConfig, split: str, available: int, source: str) -> None:
-    """Refuse more examples than the text has blocks. `split` is "train" or "validation"."""
+    """Raise Refusal if more examples are requested than the text has blocks. `split` is "train" or "validation"."""
     name = {"train": "num_train_examples", "validation": "num_eval_examples"}[split]
     requested = getattr(config, name)
     if requested > available:
@@ -204,7 +204,7 @@ def _check_texts(config: RunConfig) -> None:
 
 
 def load_reviews(config: RunConfig) -> datasets.Dataset:
-    """Load all labelled training reviews, in their original order: columns text and label (0 negative, 1 positive)."""
+    """Load all labeled training reviews in their original order, with columns text and label (1: positive)."""
     import datasets
 
     if config.data == "hub":
@@ -234,7 +234,7 @@ def load_reviews(config: RunConfig) -> datasets.Dataset:
 
 
 def load_articles(config: RunConfig) -> dict[str, list[str]]:
-    """Load the lines of WikiText-2 as the hub has them, newline kept and a blank line as "": train and validation."""
+    """Load the training and validation lines of WikiText-2 as on the hub: with newlines, and a blank line as ""."""
     if config.data == "hub":
         import datasets
 
@@ -257,7 +257,7 @@ def _read_lines(path: Path) -> list[str]:
 
 
 def load_tokenizer(config: RunConfig) -> PreTrainedTokenizerBase:
-    """Load the tokenizer of the workload; GPT's pads with its end of text."""
+    """Load the tokenizer of the workload. GPT's tokenizer pads with its end-of-text token."""
     from transformers import AutoTokenizer
 
     if config.data == "bundled":
@@ -286,10 +286,10 @@ def load_tokenizer(config: RunConfig) -> PreTrainedTokenizerBase:
 def from_hub(
     subject: str, load: Callable[[], T], remedy: str = "use --data files --data-dir FOLDER or --data bundled"
 ) -> T:
-    """Return `load()`; whatever the network, the hub and its cache are to blame for is a Refusal with `remedy`.
+    """Return `load()`. Raises Refusal with `remedy` for failures of the network, the hub and its cache.
 
-    One request without retries goes first, because the libraries retry for 20 to 50 seconds where there is no network.
-    With HF_HUB_OFFLINE=1 there is none, and what an earlier run left in the hub's cache is used.
+    One request without retries is sent first, because the libraries retry for 20 to 50 seconds without a network. With
+    HF_HUB_OFFLINE=1 no request is sent, and the hub's cache is used.
     """
     try:
         _probe_hub()
@@ -301,9 +301,11 @@ def from_hub(
 
 
 def from_folder(folder: Path, model_class: type[Any], settings: Any, drawn: tuple[str, ...] = ()) -> Any:
-    """Load a model with fp32 weights from a folder; parameters named like `drawn` may be missing, and are drawn.
+    """Load a model with fp32 weights from a folder.
 
-    Raises Refusal where the folder's weights are no such model's.
+    Parameters whose names match `drawn` may be missing; they are drawn.
+
+    Raises Refusal if the weights in the folder are not those of such a model.
     """
     import torch
 
@@ -323,7 +325,7 @@ def from_folder(folder: Path, model_class: type[Any], settings: Any, drawn: tupl
 
 
 def nothing_left(config: RunConfig) -> Refusal:
-    """What is said where runs draw all of a text."""
+    """Return the message for runs that draw all of a text, so that nothing is left for pretraining."""
     return Refusal(
         f"num_train_examples {config.num_train_examples} leaves nothing of {config.workload}'s text to train a body "
         "on; lower it in the study"
@@ -331,12 +333,12 @@ def nothing_left(config: RunConfig) -> Refusal:
 
 
 def weights_sha256(folder: Path) -> str:
-    """The digest of the weights that a folder holds."""
+    """Return the SHA-256 of the weights in a folder."""
     return sha256(folder / WEIGHTS)
 
 
 def _hub_failures() -> tuple[type[Exception], ...]:
-    """What the libraries raise for the network, the hub and its cache; a bug, or memory that ran out, is none of it."""
+    """Return the exceptions that the libraries raise for failures of the network, the hub and its cache."""
     from datasets.exceptions import DatasetsError
     from huggingface_hub import errors
     from huggingface_hub.utils import httpx  # type: ignore[attr-defined]
@@ -361,7 +363,7 @@ def _first_line(error: Exception) -> str:
 
 
 def describe(config: RunConfig, splits: dict[str, Examples], **more: Any) -> dict[str, Any]:
-    """Say what was trained on: the source by name, counts, and a digest of every token and label."""
+    """Describe the training data: the source by name, counts, and a digest of every token and label."""
     if config.data == "hub":
         names = {"text": list(HUB_DATA[config.workload]), "tokenizer": HUB_TOKENIZER[config.workload]}
     elif config.data == "files":
@@ -373,7 +375,7 @@ def describe(config: RunConfig, splits: dict[str, Examples], **more: Any) -> dic
 
 
 def digest(*parts: Examples) -> str:
-    """SHA-256 of the token ids and labels of the parts, in order, with their shapes."""
+    """Return the SHA-256 of the token ids and labels of the parts, in order, with their shapes."""
     total = hashlib.sha256()
     for part in parts:
         for name in ("input_ids", "labels"):
@@ -384,7 +386,7 @@ def digest(*parts: Examples) -> str:
 
 
 def at_least_fp32(logits: torch.Tensor) -> torch.Tensor:
-    """Return logits in the type that a loss is taken in: fp32, or fp64 where they have it."""
+    """Return logits in the type in which losses are computed: fp32, or fp64 if the logits are fp64."""
     import torch
 
     return logits if logits.dtype == torch.float64 else logits.float()

@@ -1,7 +1,7 @@
-"""Collectives of an optimizer step and their bytes, by the paper and as engines run them.
+"""The collectives of an optimizer step and their bytes, by the ZeRO paper and as engines run them.
 
-The engines' steps are followed rather than summed up: which module a pass visits (`model_order`), where a bucket is
-full (`buckets`: DDP, stages 0 to 2), and what is gathered, prefetched and let go of (`sharded`: stage 3, FSDP2).
+The steps of the engines are simulated: which module a pass visits (`model_order`), when a bucket is full (`buckets`:
+DDP, stages 0 to 2), and which parameters are gathered, prefetched and released (`sharded`: stage 3, FSDP2).
 Sources in the comments are below deepspeed/runtime/ of release 0.19.8, torch/ of 2.13 and accelerate/ of 1.15.
 """
 
@@ -23,7 +23,7 @@ from study.theory.shapes import ModelShape
 
 @dataclass(frozen=True)
 class ExpectedCollective:
-    """One kind of collective in one steady optimizer step of rank 0; arrays where the job is a grid."""
+    """One kind of collective in a steady optimizer step of rank 0. Its numbers are arrays if the job is a grid."""
 
     kind: str
     count: Numbers
@@ -31,19 +31,20 @@ class ExpectedCollective:
 
     @property
     def moved_bytes(self) -> Numbers:
-        """What is sent; an all-reduce sends its bytes twice (arXiv:1910.02054, sec. 7.1)."""
+        """Bytes that a rank sends; an all-reduce sends its bytes twice (arXiv:1910.02054, sec. 7.1)."""
         return self.bytes * (2 if self.kind.endswith("all_reduce") else 1)
 
 
 def paper_volume(zero_stage: int, num_params: int, gradient_accumulation_steps: Numbers = 1) -> Numbers:
-    """Count the elements that a rank moves in an optimizer step (arXiv:1910.02054, sec. 7).
+    """Count the elements that a rank sends in an optimizer step by the ZeRO paper (arXiv:1910.02054, sec. 7).
 
-    Times the bytes of an element it compares with the sum of `ExpectedCollective.moved_bytes`; like the paper it leaves
-    out the factor (N - 1) / N of a ring. The paper counts one micro step: 2 Psi to average gradients under data
-    parallelism and P_os, as much for P_os+g, 3 Psi for P_os+g+p. Its accounting is carried on to accumulation: where a
-    rank keeps whole gradients (stages 0 and 1) they are averaged once; stage 2 gives away what it does not own, so its
-    gradients move at every micro step and the parameters once; at stage 3 both parameters' gathers do, too.
-    Checkpointing adds nothing: the gather of the backward pass serves the recomputation.
+    Multiplied by the bytes of an element, the result is comparable with the sum of `ExpectedCollective.moved_bytes`.
+    Like the paper, it omits the factor (N - 1) / N of a ring. The paper counts one micro step: 2 Psi to average
+    gradients under data parallelism, P_os and P_os+g, and 3 Psi for P_os+g+p. Here its accounting is extended to
+    gradient accumulation. Stages 0 and 1 keep full gradients and average them once per step. Stage 2 sends the
+    gradients that a rank does not own in every micro step, and gathers the parameters once. Stage 3 also gathers the
+    parameters twice in every micro step. Activation checkpointing adds nothing, because the gather of the backward pass
+    serves the recomputation.
     """
     if zero_stage in (0, 1):
         return 2 * num_params + 0 * gradient_accumulation_steps
@@ -55,11 +56,12 @@ def paper_volume(zero_stage: int, num_params: int, gradient_accumulation_steps: 
 
 
 def collectives(engine: Engine, shape: ModelShape, job: Job) -> list[ExpectedCollective]:
-    """List what rank 0 runs in a steady optimizer step, by kind; counts and bytes are arrays where accumulation is.
+    """List the collectives that rank 0 issues in a steady optimizer step, by kind.
 
-    Steady: stage 3 has seen the order of the modules and follows it, which is from the third step on. The norm of the
-    gradients counts as the study takes it; DeepSpeed's own at stage 0 would add an all-reduce of 4 bytes. Sub-groups
-    of stage 3, each with a norm of its own, are taken to be DeepSpeed's default of 1e9 elements.
+    Counts and bytes are arrays if the accumulation of the job is an array. A step is steady once stage 3 has recorded
+    the order of the modules, which is from the third step on. The gradient norm is the one that this project's trainer
+    computes; DeepSpeed's own norm at stage 0 would add an all-reduce of 4 bytes. Stage 3's sub-groups, each with a norm
+    of its own, have DeepSpeed's default size of 1e9 elements.
     """
     per_step, per_micro_step = parts(engine, shape, bool(job.activation_checkpointing), job.dropout)
     steps = job.gradient_accumulation_steps
@@ -76,9 +78,10 @@ Sums = dict[str, tuple[int, int]]  # kind -> count, bytes
 
 @lru_cache(maxsize=4096)
 def parts(engine: Engine, shape: ModelShape, checkpointing: bool, dropout: bool) -> tuple[Sums, Sums]:
-    """Sum up what is done once in a step, and what in each of its micro steps.
+    """Add up the collectives of an optimizer step: those issued once, and those of each micro step.
 
-    Where the first micro step is another than those after it, these count, and once the difference.
+    If the first micro step differs from the later ones, the later ones count as often as there are micro steps, and the
+    difference counts once.
     """
     model = model_of(shape, autocast=engine.precision.endswith("-autocast"))
     per_step: list[Collective] = []
@@ -109,7 +112,7 @@ def parts(engine: Engine, shape: ModelShape, checkpointing: bool, dropout: bool)
 
 
 def _added(sums: Sums, first: Sums, later: Sums) -> Sums:
-    """Add what the first micro step of a step has more than later ones, or, below 0, less."""
+    """Add the difference between the first micro step and the later ones, which can be negative."""
     added = {}
     for kind in {*sums, *first, *later}:
         (count, size), (more, more_size), (less, less_size) = (s.get(kind, (0, 0)) for s in (sums, first, later))

@@ -1,6 +1,6 @@
-"""Gradients in buckets: what DistributedDataParallel and DeepSpeed's stages 0, 1 and 2 send; sizes in elements.
+"""Gradient buckets: the reductions of DistributedDataParallel and of DeepSpeed's stages 0 to 2, in elements.
 
-DeepSpeed's are in engine.py, zero/stage_1_and_2.py and bf16_optimizer.py.
+DeepSpeed implements them in engine.py, zero/stage_1_and_2.py and bf16_optimizer.py.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ DDP_BUCKET_BYTES = 25 << 20  # bucket_cap_mb, which the study leaves alone
 
 
 def sent_bytes(engine: Engine, parameter: Parameter) -> int:
-    """Bytes of an element as it is sent; engine.py, communication_data_type, and torch_autocast.py."""
+    """Bytes per sent element, by communication_data_type in DeepSpeed's engine.py and by torch_autocast.py."""
     return 2 if parameter.is_lowered else engine.parameter_bytes
 
 
 def chunks(numels: Iterable[int], limit: int) -> Iterator[int]:
-    """Yield elements of flat tensors that are closed when they hold more than a limit (engine.py)."""
+    """Yield the sizes of flat tensors, each of which is closed when it exceeds a limit (engine.py)."""
     filled = 0
     for numel in numels:
         filled += numel
@@ -39,7 +39,7 @@ def chunks(numels: Iterable[int], limit: int) -> Iterator[int]:
 
 
 def full_buckets(engine: Engine, order: Sequence[Parameter]) -> Iterator[tuple[int, list[Parameter]]]:
-    """Yield full buckets, with the bytes of their elements: one is open for each type that is communicated."""
+    """Yield full buckets, with the bytes per element. Each communicated type fills a bucket of its own."""
     pending: dict[int, list[Parameter]] = defaultdict(list)
     elements: dict[int, int] = defaultdict(int)
     for parameter in order:
@@ -56,7 +56,7 @@ def full_buckets(engine: Engine, order: Sequence[Parameter]) -> Iterator[tuple[i
 
 
 def ddp_step(engine: Engine, shape: ModelShape, model: Model) -> Iterator[Collective]:
-    """Follow DistributedDataParallel: buckets in the order of gradients, as rebuilt after the first step."""
+    """List DistributedDataParallel's reductions: buckets in the order of gradients, as rebuilt after the first step."""
     filled, limit = 0, DDP_FIRST_BUCKET_BYTES
     for parameter in model.gradient_order():
         filled += parameter.numel * engine.parameter_bytes
@@ -71,7 +71,7 @@ def ddp_step(engine: Engine, shape: ModelShape, model: Model) -> Iterator[Collec
 
 
 def buffer_bytes(shape: ModelShape) -> int:
-    """Bytes of the tensors that a model of `transformers` keeps beside its parameters, and DDP makes equal."""
+    """Bytes of the buffers of a `transformers` model, which DDP broadcasts."""
     if shape.architecture in ("gpt2", "opt"):
         return 0
     if shape.architecture == "bert":  # positions and token types, as int64
@@ -89,7 +89,7 @@ def buffer_bytes(shape: ModelShape) -> int:
 
 
 def stage_0_step(engine: Engine, model: Model) -> Iterator[Collective]:
-    """Follow engine.py's allreduce_no_retain; it takes parameters as declared, which is about as visited."""
+    """List the reductions of engine.py's allreduce_no_retain, which takes parameters in declaration order."""
     order = dict.fromkeys(p for module in modules_of(model.layout) for p in module)
     for elements in chunks((p.numel for p in order), ENGINE_BUCKET_ELEMENTS):
         yield "all_reduce", elements * engine.parameter_bytes
@@ -99,9 +99,9 @@ def stage_0_step(engine: Engine, model: Model) -> Iterator[Collective]:
 
 
 def partitioned_reductions(engine: Engine, model: Model) -> Iterator[Collective]:
-    """Follow average_tensor: a bucket goes to every rank, or its slices to their owners.
+    """List the reductions of average_tensor: a bucket goes to every rank, or each slice of it to its owner.
 
-    Stage 2 reduces in hooks of the backward pass; stage 1 when it is over and by group, unless it overlaps.
+    Stage 2 reduces in hooks of the backward pass. Stage 1 reduces after it, group by group, unless overlap_comm is set.
     """
     in_hooks = engine.zero_stage == 2 or engine.overlap_comm
     order = model.gradient_order() if in_hooks else model.parameters
@@ -121,14 +121,14 @@ def partitioned_reductions(engine: Engine, model: Model) -> Iterator[Collective]
 
 
 def bf16_reductions(engine: Engine, model: Model) -> Iterator[Collective]:
-    """Follow bf16_optimizer.py, whose fp32 gradients are flat, padded and cast to be averaged."""
+    """List the reductions of bf16_optimizer.py, which pads and casts flat fp32 gradients before it averages them."""
     flat = [_partition_elements(engine, group) * engine.num_shards for group in model.groups]
     for elements in chunks(flat, ENGINE_BUCKET_ELEMENTS):
         yield "all_reduce", elements * engine.parameter_bytes
 
 
 def partitioned_step(engine: Engine, model: Model) -> Iterator[Collective]:
-    """Follow the optimizer's step: norms, the check for overflow, and the gather of the parameters."""
+    """List the collectives of the optimizer's step: norms, the overflow check, and the gather of the parameters."""
     if not is_bf16_optimizer(engine):
         yield from [("all_reduce", 4)] * len(model.groups)  # the norm of each group
         if engine.parameter_bytes == 2:  # check_grad_overflow
@@ -141,6 +141,6 @@ def partitioned_step(engine: Engine, model: Model) -> Iterator[Collective]:
 
 
 def _partition_elements(engine: Engine, group: Sequence[Parameter]) -> int:
-    """Elements of a group's flat buffer that one rank owns; nccl_start_alignment_factor."""
+    """Elements of a group's flat buffer that one rank owns, after alignment (nccl_start_alignment_factor)."""
     alignment = 2 * engine.num_shards
     return -(-sum(p.numel for p in group) // alignment) * alignment // engine.num_shards

@@ -1,6 +1,6 @@
-"""The order in which an engine meets a model's modules, their parameters, and the gradients of these.
+"""The order in which an engine visits a model's modules, their parameters, and their gradients.
 
-Modules and parameters of `transformers` 5.23, models/*/modeling_*.py.
+The modules and parameters are those of `transformers` 5.23, models/*/modeling_*.py.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ SCALE = (1,)  # a norm without a bias
 
 @dataclass(frozen=True)
 class _Part:
-    """One part of a model: its modules as they are declared, and as a forward pass visits them.
+    """One part of a model: its modules in the order of declaration and in the order of the forward pass.
 
-    Declared are those with parameters, in the order in which `ModelShape.parameters` lists their sizes. Brackets are a
-    module around others; `dropout` and `activation` have no parameters; `output` is the output layer, which is either
-    the embedding or all that is left over. What no gradient passes, as rotary embeddings, is left out.
+    Declared modules are those with parameters, in the order in which `ModelShape.parameters` lists their sizes.
+    Brackets mark a module that contains others. `dropout` and `activation` have no parameters. `output` is the output
+    layer, which is either the embedding or all remaining parameters. Modules without gradients, such as rotary
+    embeddings, are omitted.
     """
 
     declared: dict[str, tuple[int, ...]]
@@ -53,7 +54,7 @@ _BERT_HEADS: dict[Head, _Part] = {
 
 @dataclass(frozen=True)
 class _Order:
-    """A model's parts but for its head; the backward pass visits all of them the other way round."""
+    """A model's parts without its head. The backward pass visits them in reverse order."""
 
     before: _Part
     block: _Part
@@ -76,7 +77,7 @@ _EXPERTS = {"experts": (0, 0)}  # all gates and ups, all downs
 
 
 def _mixture(declared: dict[str, tuple[int, ...]]) -> _Order:
-    """Lay out a decoder whose tokens are sent to experts, all of which are one module."""
+    """Lay out a decoder with a mixture of experts. All experts of a block are one module."""
     attention = _NORMED_BLOCK if "query_norm" in declared else _LLAMA_BLOCK
     visited = attention.replace("gate activation up down", "router ( experts )")
     return dataclasses.replace(_LLAMA, block=_Part(declared, visited))
@@ -199,7 +200,7 @@ _ORDERS: dict[Architecture, _Order] = {
 
 @dataclass(frozen=True, eq=False)  # a parameter is equal to itself only
 class Parameter:
-    """One parameter, by its place in the optimizer's flat buffers; sizes in elements."""
+    """One parameter and its position in the optimizer's flat buffers, in elements."""
 
     numel: int
     group: int  # of the optimizer: 0 matrices, 1 vectors
@@ -216,7 +217,7 @@ Layout = list[Module | str]  # modules in the order of a forward pass, and the b
 
 
 class Model:
-    """A shape's modules by part, and its parameters in the orders in which engines go through them."""
+    """A shape's modules by part, and its parameters in the orders in which engines visit them."""
 
     def __init__(self, shape: ModelShape, autocast: bool) -> None:
         order = _ORDERS[shape.architecture]
@@ -238,9 +239,9 @@ class Model:
         assert not any(self._sizes_left), shape
 
     def _take(self, part: _Part, lowered: set[str]) -> Layout:
-        """Take the next part's parameters off the groups' sizes, and lay them out as its modules.
+        """Remove the next part's parameters from the sizes of the groups, and lay them out as its modules.
 
-        Of the modules that are `lowered` those with a matrix are linear layers; one without is a norm.
+        A `lowered` module with a matrix is a linear layer. One without a matrix is a norm.
         """
         self._modules |= {
             name: tuple(self._next(group, name in lowered and 0 in groups) for group in groups)
@@ -272,7 +273,7 @@ class Model:
         return [*self.before, *(item for block in self.blocks for item in block), *self.after]
 
     def gradient_order(self) -> list[Parameter]:
-        """The order in which gradients are complete: a bias before its matrix, a tied embedding's with its lookup."""
+        """Return the order in which gradients are complete: a bias before its matrix, a tied embedding last."""
         modules = modules_of(self.layout)
         if self._tied_output:
             modules[-1] = tuple(p for p in modules[-1] if p not in self._tied_output)
@@ -283,7 +284,7 @@ class Model:
 
 
 def _after(shape: ModelShape, order: _Order) -> _Part:
-    """What follows the last block: a norm, and the head."""
+    """List the modules after the last block: a norm, and the head."""
     if shape.is_encoder:
         return _BERT_HEADS[shape.head]
     head = _HEADS[shape.head]
@@ -293,7 +294,7 @@ def _after(shape: ModelShape, order: _Order) -> _Part:
 
 @lru_cache(maxsize=64)
 def model_of(shape: ModelShape, autocast: bool) -> Model:
-    """Lay out a shape; `autocast`: under DeepSpeed's, which sends what linear layers hold in 16 bits."""
+    """Lay out a shape. With `autocast` (DeepSpeed's), the parameters of linear layers are sent in 16 bits."""
     return Model(shape, autocast)
 
 

@@ -1,8 +1,8 @@
-"""Bytes that gloo and NCCL send for what ranks ask, and how many of them pass from machine to machine.
+"""Bytes that gloo and NCCL really send for a collective, and how many of them pass between machines.
 
-Collectives are counted as engines ask for them. By the sources of torch 2.13 (ProcessGroupGloo) and gloo: a
-reduce-scatter is an all-reduce of all, a reduce to one rank scatters first and then gathers there, a broadcast goes
-down a binomial tree. NCCL's rings pass each tensor once, and an all-reduce's twice.
+Elsewhere, collectives are counted as engines request them. In torch 2.13 (ProcessGroupGloo) and gloo, a reduce-scatter
+is an all-reduce of the whole tensor, a reduce to one rank scatters first and then gathers there, and a broadcast
+follows a binomial tree. NCCL's rings pass each tensor once, and that of an all-reduce twice.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _SEGMENT_BYTES = 1 << 20  # at most, of gloo's
 
 
 class OneKind(Protocol):
-    """A kind of collective, counted or expected."""
+    """One kind of collective, measured or expected."""
 
     @property
     def kind(self) -> str: ...  # subgroup_ before it: among some of the ranks only
@@ -38,14 +38,14 @@ class OneKind(Protocol):
 
 
 def is_known(collectives: Iterable[OneKind]) -> bool:
-    """Whether all are of kinds whose algorithm is told here."""
+    """Return whether the algorithms of all these kinds of collectives are known here."""
     return all(collective.kind.removeprefix("subgroup_") in _PASSES["gloo"] for collective in collectives)
 
 
 def moved_by_gloo(collectives: Iterable[OneKind], world_size: int) -> float:
-    """Bytes that gloo sends, as `Collective.moved_bytes` counts NCCL's: without the factor (n - 1) / n of a ring.
+    """Bytes that gloo sends, counted like `Collective.moved_bytes`: without the factor (n - 1) / n of a ring.
 
-    Of kinds that are not told here as many as NCCL.
+    For kinds with an unknown algorithm, this is what NCCL would send.
     """
     moved = 0.0
     for collective in collectives:
@@ -58,9 +58,9 @@ def moved_by_gloo(collectives: Iterable[OneKind], world_size: int) -> float:
 
 
 def sent_bytes(collectives: Sequence[OneKind], engine: Engine, num_machines: int, backend: Backend) -> float:
-    """Bytes that a machine sends to others for what one rank of it asks in a step, mean over the machines.
+    """Bytes per step that a machine sends to others for the collectives of one of its ranks; the mean over machines.
 
-    Ranks are in order on the machines, as many on each. Payload alone: headers come on top.
+    Ranks are in order on the machines, with equally many on each. Only payload is counted, without headers.
     """
     ranks_per_machine = engine.world_size // num_machines
     sent = []
@@ -81,10 +81,10 @@ def sent_bytes(collectives: Sequence[OneKind], engine: Engine, num_machines: int
 
 
 def _of_reduce(reduces: OneKind, world_size: int) -> float:
-    """Of a tensor, how much each rank sends round the ring of gloo's reduce (reduce.cc): more than it needs to.
+    """The share of a tensor that each rank sends in gloo's ring reduce (reduce.cc); more than it needs to send.
 
-    It stops two segments before all are sent, where its all-reduce stops when a rank has what is its own. Taken to be
-    calls of equal size, since a record has their sum.
+    It stops two segments before all are sent, while gloo's all-reduce stops when a rank has its own segment. All calls
+    are assumed to have equal sizes, because a record has only their sum.
     """
     size = reduces.bytes / max(1, reduces.count)
     segment = min(math.ceil(size / (2 * world_size)), _SEGMENT_BYTES) or 1
@@ -105,7 +105,7 @@ def _groups(kind: str, engine: Engine) -> list[range]:
 
 
 def _crossings(groups: Iterable[range], ranks_per_machine: int) -> float:
-    """Of a tensor, how much passes from machine to machine in one pass of rings over these groups."""
+    """The share of a tensor that passes between machines in one pass of rings over these groups."""
     return sum(
         (len(group) - 1) / len(group)
         for group in groups
@@ -115,6 +115,6 @@ def _crossings(groups: Iterable[range], ranks_per_machine: int) -> float:
 
 
 def _tree_crossings(world_size: int, ranks_per_machine: int) -> int:
-    """How often a tensor passes from machine to machine down gloo's tree (broadcast.cc), from rank 0."""
+    """The number of times that a tensor passes between machines in gloo's broadcast tree (broadcast.cc) from rank 0."""
     above = {rank: rank - (1 << (rank.bit_length() - 1)) for rank in range(1, world_size)}
     return sum(rank // ranks_per_machine != parent // ranks_per_machine for rank, parent in above.items())

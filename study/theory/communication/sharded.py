@@ -1,7 +1,7 @@
-"""Sharded parameters: what DeepSpeed's stage 3 and FSDP2 gather and reduce, module by module of a micro step.
+"""Sharded parameters: the gathers and reductions of DeepSpeed's stage 3 and of FSDP2, module by module.
 
-Stage 3: zero/parameter_offload.py has the hooks, zero/partitioned_param_coordinator.py what they call, zero/stage3.py
-the reductions and the optimizer's step.
+In DeepSpeed, zero/parameter_offload.py has the hooks, zero/partitioned_param_coordinator.py the gathers, and
+zero/stage3.py the reductions and the optimizer's step.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Visit = tuple[str, Module]  # enter or leave
 
 
 class Sections(NamedTuple):
-    """The visits of one micro step, by what is computed; the blocks in backward's order."""
+    """The module visits of one micro step by phase, with the blocks in the order of the backward pass."""
 
     forward: list[Visit]
     after: list[Visit]  # backward of what follows the blocks
@@ -79,14 +79,14 @@ def _backward(layout: Layout) -> Iterator[Visit]:
 
 
 def _passed(item: Module | str) -> Iterator[Visit]:
-    """Enter and leave a module, or, at a bracket, the module around others."""
+    """List the visits on entering and leaving a module; a bracket stands for a module that contains others."""
     module: Module = () if isinstance(item, str) else item
     yield "enter", module
     yield "leave", module
 
 
 class Limits(NamedTuple):
-    """What decides how long stage 3 holds on to parameters, in elements; as in `Engine`."""
+    """The settings of stage 3 that decide how long parameters stay gathered, in elements, as in `Engine`."""
 
     persistence_threshold: int
     prefetch_bucket_size: int
@@ -99,18 +99,18 @@ class Limits(NamedTuple):
 
 
 class Gather(NamedTuple):
-    """What is gathered in one go."""
+    """The parameters that are gathered in one collective."""
 
     parameters: list[Parameter]
     were_released: bool  # in this micro step before
 
 
 class Coordinator:
-    """What stage 3 gathers, prefetches and lets go of in one micro step (zero/partitioned_param_coordinator.py).
+    """The gathers, prefetches and releases of stage 3 in one micro step (zero/partitioned_param_coordinator.py).
 
-    Every micro step begins with what stays whole between steps and ends with it, so that one is as the other. With
-    `splits_released`, what was released before is gathered separately from what was not: it has a secondary copy, in a
-    smaller group.
+    Every micro step begins and ends with the parameters that stay gathered between steps, so all micro steps are equal.
+    With `splits_released`, parameters that were released before are gathered separately from the others, because they
+    have a secondary copy in a smaller group.
     """
 
     def __init__(self, limits: Limits, model: Model, visits: list[Visit], splits_released: bool = False) -> None:
@@ -181,7 +181,7 @@ class Coordinator:
             self._live -= parameter.numel
 
     def _is_kept(self, parameter: Parameter, step: int) -> bool:
-        """Say whether a parameter stays although its module is left: __params_to_release."""
+        """Return whether a parameter stays gathered after its module (__params_to_release)."""
         if parameter in self._persistent or self._fetched_for.get(parameter, -1) > step:
             return True
         uses = self._uses[parameter]
@@ -196,7 +196,7 @@ class Coordinator:
 
 
 class Whole(NamedTuple):
-    """Elements that stage 3 has gathered beside those that stay whole between steps, the most at a time."""
+    """The most elements that stage 3 has gathered at a time, without those that stay gathered between steps."""
 
     at_loss: int  # between forward and backward
     last_block: int  # in its backward
@@ -204,7 +204,7 @@ class Whole(NamedTuple):
 
 
 def whole_elements(engine: Engine, shape: ModelShape, job: Job) -> Whole:
-    """Count what stage 3 has gathered at three moments of a micro step."""
+    """Count the elements that stage 3 has gathered at three moments of a micro step."""
     limits = Limits.of(engine)
     # Blocks are alike: more of them than fill the limits three times over change nothing but the time that this takes.
     filled = 3 * (limits.max_live_parameters + limits.prefetch_bucket_size) // shape.block_params + 8
@@ -213,7 +213,7 @@ def whole_elements(engine: Engine, shape: ModelShape, job: Job) -> Whole:
 
 
 def gathered_elements(engine: Engine, shape: ModelShape, job: Job) -> int:
-    """Count the elements that a micro step gathers, on one process from where they are offloaded to."""
+    """Count the elements that a micro step gathers; with one process, from the place where they are offloaded."""
     gathered, _ = _gathered(shape, _autocast(engine), Limits.of(engine), job.activation_checkpointing, job.dropout)
     return sum(parameter.numel for gather in gathered for parameter in gather.parameters)
 
@@ -221,10 +221,12 @@ def gathered_elements(engine: Engine, shape: ModelShape, job: Job) -> int:
 def gathers(
     engine: Engine, shape: ModelShape, checkpointing: bool, dropout: bool, is_first: bool = False
 ) -> Iterator[Collective]:
-    """List the gathers of a micro step, in bytes; the first of a step where there is a secondary copy is another.
+    """List the gathers of a micro step, in bytes.
 
-    A parameter's secondary copy is made as it is first released, and gathered from the group of ranks that shares it
-    until the optimizer steps (partition_parameters.py, _partition_param_sec; stage3.py, invalidate_secondary_tensor).
+    With a secondary copy, the first micro step of an optimizer step differs from the others: a parameter's secondary
+    copy is made when the parameter is first released. From then until the optimizer step it is gathered from the group
+    of ranks that shares the copy (partition_parameters.py, _partition_param_sec; stage3.py,
+    invalidate_secondary_tensor).
     """
     has_secondary = engine.secondary_partition_size > 1
     splits_released = has_secondary and is_first
@@ -246,7 +248,7 @@ def reductions(engine: Engine, model: Model) -> Iterator[Collective]:
 
 
 def step(engine: Engine, model: Model) -> Iterator[Collective]:
-    """Follow the optimizer's step: norms, and the gather of what stays whole between steps (_post_step)."""
+    """List the collectives of the optimizer's step: norms, and the gather of persistent parameters (_post_step)."""
     norm_bytes = 4 if engine.offload_optimizer != "none" else 8
     for group in model.groups:  # _create_fp16_sub_groups
         shards = [_padded_elements(engine, p) // engine.world_size for p in group]
@@ -264,7 +266,7 @@ def step(engine: Engine, model: Model) -> Iterator[Collective]:
 def _gathered(
     shape: ModelShape, autocast: bool, limits: Limits, checkpointing: bool, dropout: bool, splits_released: bool = False
 ) -> tuple[list[Gather], Whole]:
-    """List what is gathered together in one micro step, and count how much is there at once; on any ranks."""
+    """List the gathers of one micro step, and count the most elements that are gathered at one time."""
     model = model_of(shape, autocast)
     followed = sections(model, checkpointing, dropout)
     coordinator = Coordinator(limits, model, followed.visits, splits_released)
@@ -288,12 +290,13 @@ def _autocast(engine: Engine) -> bool:
 
 
 def fsdp_micro_step(engine: Engine, shape: ModelShape, model: Model) -> list[Collective]:
-    """List the gathers and reductions of a micro step; a parameter's rows are padded until they divide.
+    """List FSDP2's gathers and reductions of a micro step. A parameter's rows are padded to a multiple of the shards.
 
-    One group for each block, and for what surrounds them (accelerate/utils/fsdp_utils.py, fsdp2_prepare_model).
-    Gradients are reduced in every micro step, as the study asks accelerate to (`sync_each_batch`) and as the published
-    rows' trainer does: kept whole, they would undo what sharding saves. Checkpointing adds no gather: the backward pass
-    has gathered a block before it is computed again (fsdp/_fully_shard/_fsdp_state.py).
+    Each block is a unit, and the parameters outside the blocks are another (accelerate/utils/fsdp_utils.py,
+    fsdp2_prepare_model). Gradients are reduced in every micro step, because this project's trainer sets
+    `sync_each_batch` and the trainer of the published rows does the same; unreduced gradients would cost the memory
+    that sharding saves. Checkpointing adds no gather, because the backward pass gathers a block before it recomputes it
+    (fsdp/_fully_shard/_fsdp_state.py).
     """
     words = _row_padded(model.lookups[0][0], shape, engine)
     around = _row_padded_elements(model.before, shape, engine) - words
@@ -322,9 +325,10 @@ def _row_padded_elements(layout: Layout, shape: ModelShape, engine: Engine) -> i
 
 
 def _row_padded(parameter: Parameter, shape: ModelShape, engine: Engine) -> int:
-    """Elements of a parameter whose rows, of the hidden size, are cut into equal parts.
+    """Elements of a parameter after its rows, each of the hidden size, are divided into equal shards.
 
-    GPT-2 keeps its blocks' matrices the other way round, so this is exact where the shards divide the hidden size.
+    GPT-2 stores the matrices of its blocks transposed, so for GPT-2 this is exact only if the number of shards divides
+    the hidden size.
     """
     row = shape.hidden if parameter.group == 0 else 1
     return -(-parameter.numel // row // engine.num_shards) * engine.num_shards * row

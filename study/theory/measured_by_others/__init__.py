@@ -1,4 +1,4 @@
-"""Published measurements that the models are held against, each with its source and conditions; see README.md."""
+"""Published measurements with which the models are compared, each with its source and conditions; see README.md."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ TIMES: tuple[Quantity, ...] = ("tokens_per_second_per_gpu", "samples_per_second"
 
 @dataclass(frozen=True)
 class MeasuredCase:
-    """One published number of a whole run, with what is known of how it came about."""
+    """One published number of a run, with all that is known about the run."""
 
     name: str
     family: str  # who measured it
@@ -115,12 +115,12 @@ class MeasuredCase:
 
     @property
     def sequences(self) -> float:
-        """Of a GPU and step."""
+        """Sequences per GPU and step."""
         return float(self.job.micro_batch_size * self.job.gradient_accumulation_steps)
 
     @property
     def seconds(self) -> float:
-        """Of a step, whichever quantity of time was published."""
+        """Seconds per step, whichever quantity of time was published."""
         if self.quantity == "seconds_per_step":
             return self.published
         if self.quantity == "samples_per_second":
@@ -160,7 +160,7 @@ def _cases() -> tuple[MeasuredCase, ...]:
 
 
 def _setting(entry: dict[str, Any], content: dict[str, Any]) -> tuple[ModelShape, Engine, Job, Box]:
-    """Read what was trained, how, and where."""
+    """Read the model, the settings and the machine of a published run."""
     box = _box(dict(entry["box"]))
     job = dict(entry["job"])
     if job.get("activation_checkpointing") == "full":
@@ -186,7 +186,7 @@ def _setting(entry: dict[str, Any], content: dict[str, Any]) -> tuple[ModelShape
 
 
 def _box(box: dict[str, Any]) -> Box:
-    """Read a box; what is not said of its host is as one rents it."""
+    """Read a machine. Properties of its host that the source does not give are those of a typical rented machine."""
     gpu = hardware.find_gpu(box.pop("gpu"))
     rented = {}
     if "gpus_per_node" not in box and "host_cores" not in box:
@@ -204,7 +204,7 @@ _OF_HOST = ("host_memory_bytes", "host_memory_bandwidth", "host_cores", "disk_by
 
 
 def _name(entry: dict[str, Any], job: Job, box: Box) -> str:
-    """Name a configuration by what tells it from others."""
+    """Name a configuration by the settings that distinguish it from others."""
     words = [entry["model"], f"{box.num_gpus} x {box.gpu.name}", entry["engine"].replace("_", " "), entry["precision"]]
     words.append(f"{job.sequence_length} tokens x {job.micro_batch_size} x {job.gradient_accumulation_steps}")
     checkpointing = {False: [], True: ["checkpointing"], "selective": ["selective checkpointing"]}

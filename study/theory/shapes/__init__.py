@@ -1,4 +1,4 @@
-"""Shapes of models: by a known name, by a config.json, or by an id on the hub."""
+"""Shapes of models, found by a known name, a config.json, or an id on the Hugging Face hub."""
 
 from study.theory.shapes.config_json import from_config as from_config
 from study.theory.shapes.known_models import DEFAULT_LENGTH as DEFAULT_LENGTH

@@ -1,4 +1,4 @@
-"""The shape that a config.json of `transformers` describes; what it leaves out is as its model_type has it."""
+"""Read a model's shape from a config.json of `transformers`. Missing settings have the defaults of its model_type."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _GPT_NEO_KEYS = {**_KEYS, "layers": "num_layers", "heads": "num_heads", "activat
 
 @dataclass(frozen=True)
 class ModelType:
-    """What a model_type's config.json calls the parts of a shape, and what it means where it leaves one out."""
+    """The keys that a model_type's config.json uses for the parts of a shape, and the defaults of missing ones."""
 
     architecture: Architecture
     classes: dict[str, Head]  # that `architectures` may name; the first is meant where it names none
@@ -50,7 +50,7 @@ class ModelType:
 
 
 def _decoder(prefix: str, output: str = "ForCausalLM", labels_tokens: bool = True) -> dict[str, Head]:
-    """Name a decoder's classes as most of them are named."""
+    """Build the ModelType of a decoder whose classes have the usual names."""
     classes: dict[str, Head] = {
         f"{prefix}{output}": "tokens",
         f"{prefix}Model": "none",
@@ -135,11 +135,11 @@ MOST_LAYERS = 10_000
 
 
 def from_config(content: dict[str, Any], source: str) -> ModelShape:
-    """Read a model's shape from the content of a transformers config.json; `where` becomes its name.
+    """Read a model's shape from the content of a transformers config.json; `source` becomes its name.
 
-    Counted is the class that `architectures` names; without it BERT with the two-class head of bert-imdb, and the
-    others with an output layer over their vocabulary. Raises ValueError for what is of the wrong type, does not divide,
-    or is not counted here.
+    The counted class is the one in `architectures`. If there is none, BERT has the two-class head of bert-imdb, and all
+    others have an output layer over their vocabulary. Raises ValueError for a value of the wrong type, for sizes that
+    do not divide, and for settings that are not supported.
     """
     model_type = _model_type(content, source)
     of_class = _DEFAULTS[content["model_type"]]
@@ -152,7 +152,7 @@ def from_config(content: dict[str, Any], source: str) -> ModelShape:
         return _number(settings[key], f"{source}: {key}", MOST_LAYERS if part == "layers" else LARGEST_WIDTH)
 
     def number_or(part: str, otherwise: int) -> int:
-        """The number, or what follows from the others."""
+        """Return the number under a key, or its default, which may follow from other settings."""
         key = keys.get(part)
         return otherwise if key is None or (settings.get(key) is None and part in model_type.derived) else number(part)
 
@@ -211,7 +211,7 @@ def _model_type(content: dict[str, Any], source: str) -> ModelType:
 
 
 def _check_counted(settings: dict[str, Any], model_type: ModelType, source: str) -> None:
-    """Raise ValueError for a setting that adds parameters, or changes what is multiplied, in a way not counted."""
+    """Raise ValueError for a setting that adds parameters or products that are not counted here."""
     counted_values = {**COUNTED, **model_type.counted}
     if model_type.architecture == "opt" and settings.get("word_embed_proj_dim") is not None:
         counted_values["word_embed_proj_dim"] = settings["hidden_size"]
@@ -221,7 +221,7 @@ def _check_counted(settings: dict[str, Any], model_type: ModelType, source: str)
 
 
 def _head(content: dict[str, Any], model_type: ModelType, source: str) -> tuple[Head, int]:
-    """What the class that `architectures` names has after its last block, and how many classes."""
+    """Return the head of the class in `architectures`, and its number of classes."""
     classes = content.get("architectures") or [next(iter(model_type.classes))]
     if not isinstance(classes, list) or len(classes) != 1 or classes[0] not in [*model_type.classes]:
         raise ValueError(
@@ -238,7 +238,7 @@ def _head(content: dict[str, Any], model_type: ModelType, source: str) -> tuple[
 
 
 def _notes(settings: dict[str, Any], model_type: ModelType, experts: int) -> Iterator[str]:
-    """Say what of a file is ignored, or guessed."""
+    """List the settings of a file that are ignored or guessed."""
     if quantization := settings.get("quantization_config"):
         method = quantization.get("quant_method") if isinstance(quantization, dict) else None
         yield (
@@ -258,7 +258,7 @@ def _notes(settings: dict[str, Any], model_type: ModelType, experts: int) -> Ite
 
 
 def _in_own_words(content: dict[str, Any], own_names: dict[str, str], source: str) -> dict[str, Any]:
-    """The content with each setting under its type's own key."""
+    """Return the content with each setting under the key that its model_type uses."""
     for usual, own in own_names.items():
         if usual in content and content[usual] != content.get(own, content[usual]):
             conflict = f"{own} is {content[own]!r} and {usual} {content[usual]!r}"

@@ -20,7 +20,7 @@ _TRUE = {"1", "ON", "YES", "TRUE"}
 
 
 class Unavailable(ValueError):
-    """The hub did not give the file. Its text says why, and what would help."""
+    """The hub did not return the file. The message says why, and what would help."""
 
 
 def read_config(hub_id: str) -> bytes:
@@ -95,7 +95,7 @@ class _TokenStaysOnItsHost(urllib.request.HTTPRedirectHandler):
 
 
 def _of_status(status: int, hub_id: str, has_token: bool) -> str:
-    """Say what an HTTP status of the hub means: for an unknown id it answers 401 to those who are not logged in."""
+    """Explain an HTTP status of the hub. For an unknown id it answers 401 to users who are not logged in."""
     if status in (401, 403):
         token = "the token in use has no access to it" if has_token else "no token is set (HF_TOKEN)"
         return f"the hub gives it to nobody, or only with a token: it does not exist, is private or is gated; {token}"

@@ -1,4 +1,4 @@
-"""Models known by name; any other is found by its config.json, or by its id on the Hugging Face hub.
+"""Models known by name. Any other model is found by its config.json or by its id on the Hugging Face hub.
 
 known_models.csv has shapes as the hub's config.json files have them, with their ids there. BERT: arXiv:1810.04805, and
 its miniatures, arXiv:1908.08962. MPT: LLM Foundry's benchmark tables, whose numbers of parameters are those of a GPT-2
@@ -43,7 +43,7 @@ LONGEST_PATH = 1024  # beyond what a file system takes, asking it is an error
 
 
 def find_known(text: str) -> ModelShape | None:
-    """Find a model by a known name or hub id, in any case; no file is read, and no hub asked."""
+    """Find a model by a known name or hub id, ignoring case, without reading a file or asking the hub."""
     return _BY_NAME.get(text.strip().lower())
 
 
@@ -120,7 +120,7 @@ def _from_hub(hub_id: str) -> tuple[dict[str, Any], str]:
 
 
 def _near(text: str) -> str:
-    """Say which known names are near a text, or how to give one: the start of a sentence that goes on with "or"."""
+    """Suggest known names that are similar to a text: the start of a sentence that continues with "or"."""
     name = text.lower().rpartition("/")[2]
     by_last_part = {spelling.rpartition("/")[2]: shape.name for spelling, shape in _BY_NAME.items()}
     near = dict.fromkeys(by_last_part[n] for n in difflib.get_close_matches(name, by_last_part, n=3, cutoff=0.5))

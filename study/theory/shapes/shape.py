@@ -1,4 +1,4 @@
-"""The shape of a transformer, and the sizes of its parameters by optimizer group, in the order an engine sees them.
+"""The shape of a transformer, and the sizes of its parameters by optimizer group, in the order of the engine.
 
 Modules of `transformers` 5.23, models/*/modeling_*.py.
 """
@@ -26,7 +26,7 @@ OPT_OFFSET = 2  # rows of its position embedding that no token has
 
 @dataclass(frozen=True)
 class ParameterSizes:
-    """Elements of each parameter, in the two groups of the study's AdamW."""
+    """Elements of each parameter, in the two groups (with and without weight decay) of this project's AdamW."""
 
     matrices: tuple[int, ...]  # weight decay
     vectors: tuple[int, ...]  # biases and norms: none
@@ -42,7 +42,7 @@ class ParameterSizes:
 
 @dataclass(frozen=True)
 class Widths:
-    """The widths of a block; a parameter's size is a product of them."""
+    """The widths of a block. The size of each parameter is a product of widths."""
 
     architecture: Architecture
     hidden: int
@@ -55,7 +55,7 @@ class Widths:
 
 @dataclass(frozen=True)
 class Outside:
-    """What surrounds the blocks."""
+    """The sizes of the parameters outside the blocks."""
 
     layers: int
     positions: int
@@ -89,7 +89,7 @@ def block(w: Widths) -> tuple[list[int], list[int]]:
 
 
 def _gated_feed_forward(w: Widths) -> list[int]:
-    """List gate, up and down; of experts all gates and ups are one parameter, and the router is one."""
+    """List gate, up and down projections. With experts, gates and ups are one parameter, and the router is another."""
     matrix = w.hidden * w.feed_forward
     if not w.experts:
         return [matrix, matrix, matrix]
@@ -119,7 +119,7 @@ def all_sizes(w: Widths, outside: Outside) -> ParameterSizes:
 
 
 def _head(w: Widths, outside: Outside) -> tuple[list[int], list[int]]:
-    """List matrices and vectors of what follows the last norm."""
+    """List the matrices and vectors after the last norm."""
     hidden, words = w.hidden, outside.vocabulary
     is_bert = w.architecture == "bert"
     pooler = ([hidden**2], [hidden]) if is_bert else ([], [])
@@ -144,7 +144,7 @@ Plain = Literal["bert", "gpt2", "gpt-neo", "gpt-j"]  # what the workloads train
 
 @dataclass(frozen=True)
 class ModelShape:
-    """What the models need to know of a transformer."""
+    """The properties of a transformer that decide its memory and its computation."""
 
     name: str
     architecture: Architecture
@@ -176,44 +176,44 @@ class ModelShape:
 
     @property
     def active_params(self) -> int:
-        """Parameters that a token meets: all but those of the experts that it is not sent to."""
+        """Number of active parameters: all parameters except those of the experts that a token does not use."""
         idle = self.experts - self.experts_per_token
         return self.num_params - self.layers * idle * 3 * self.hidden * self.feed_forward
 
     @property
     def block_params(self) -> int:
-        """Parameters of one transformer block: what is gathered together when blocks are sharded."""
+        """Number of parameters of one transformer block, which are gathered together if blocks are sharded."""
         matrices, vectors = block(self._widths)
         return sum(matrices) + sum(vectors)
 
     @property
     def outside_params(self) -> int:
-        """Parameters outside the blocks: embeddings, last norm, head."""
+        """Number of parameters outside the blocks: embeddings, last norm, head."""
         return self.num_params - self.layers * self.block_params
 
     @property
     def is_encoder(self) -> bool:
-        """Whether every token sees all others, those after it too."""
+        """Whether every token attends to all others, including later ones."""
         return self.architecture == "bert"
 
     @property
     def is_pooled(self) -> bool:
-        """Whether the head reads one token of a sequence: BERT's pooler does, and decoders classify every token."""
+        """Whether the head reads one token per sequence, as BERT's pooler does. Decoders classify every token."""
         return self.is_encoder and self.head in ("sequence classes", "none")
 
     @property
     def has_tied_head(self) -> bool:
-        """Whether the embedding is multiplied as the output layer too; a classifier's head is its own."""
+        """Whether the embedding is also the output layer. The head of a classifier is separate."""
         return self.tied and self.head == "tokens"
 
     @property
     def has_transform(self) -> bool:
-        """Whether a layer and a norm stand before the output layer, as in BERT's that predicts masked words."""
+        """Whether a layer and a norm precede the output layer, as in BERT with its masked-word head."""
         return self.is_encoder and self.head == "tokens"
 
     @property
     def output_width(self) -> int:
-        """How many logits the head makes of what it reads."""
+        """Number of logits per token or sequence."""
         if self.head == "tokens":
             return self.vocabulary
         return 0 if self.head == "none" else self.labels
@@ -227,7 +227,7 @@ class ModelShape:
 
     @property
     def feed_forward_per_token(self) -> int:
-        """The feed-forward width that a token passes: of every expert that it is sent to."""
+        """The feed-forward width per token, summed over the experts that a token uses."""
         return self.feed_forward * (self.experts_per_token or 1)
 
     @property
@@ -256,7 +256,7 @@ def plain(
     vocabulary: int,
     activation: str | None = None,
 ) -> ModelShape:
-    """Describe a model whose feed-forward is 4 hidden wide and whose every head has keys and values of its own.
+    """Describe a model with a feed-forward width of four hidden sizes, and one key and value head per query head.
 
     BERT has the head of bert-imdb, two classes; the others predict tokens.
     """
@@ -278,7 +278,7 @@ def plain(
 
 
 def architecture_of(workload: str, size: str) -> Plain:
-    """Which architecture a workload trains at one of its sizes."""
+    """Return the architecture that a workload trains at one of its sizes."""
     if workload == "bert-imdb":
         return "bert"
     by_size: dict[str, Plain] = {"2.7b": "gpt-neo", "6b": "gpt-j"}
@@ -288,9 +288,9 @@ def architecture_of(workload: str, size: str) -> Plain:
 def parameter_sizes(
     architecture: Architecture, layers: int, hidden: int, positions: int, num_params: int
 ) -> ParameterSizes:
-    """List the parameters of one of the study's models; the vocabulary follows from the number of parameters.
+    """List the parameters of one of this project's models. The vocabulary follows from the number of parameters.
 
-    Raises ValueError where no vocabulary gives that number, because then the model is another one.
+    Raises ValueError if no vocabulary gives that number of parameters.
     """
     no_words, one_word = (
         with_vocabulary(architecture, layers, hidden, positions, words).num_params for words in (0, 1)
@@ -306,7 +306,7 @@ def parameter_sizes(
 def with_vocabulary(
     architecture: Architecture, layers: int, hidden: int, positions: int, vocabulary: int
 ) -> ParameterSizes:
-    """List the parameters of one of the study's models; `vocabulary` is the rows of its embedding."""
+    """List the parameters of one of this project's models; `vocabulary` is the number of rows of its embedding."""
     widths = Widths(architecture, hidden, attention=hidden, key_value=hidden, feed_forward=4 * hidden, head_size=0)
     tied, head = architecture != "gpt-j", _study_head(architecture)
     return all_sizes(widths, Outside(layers, positions, vocabulary, tied, head, labels=2))

@@ -1,4 +1,4 @@
-"""Which share of the predicted labels is right? An `evaluate` metric of the study's own, so that it needs no hub."""
+"""The share of predicted labels that are right: an `evaluate` metric of this project, so that no hub is needed."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""How surprised is a language model? An `evaluate` metric over losses that were computed where the model is."""
+"""The perplexity of a language model: an `evaluate` metric over losses that were computed where the model is."""
 
 import math
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Is what theory says a block keeps what autograd keeps of transformers' modules?"""
+"""Test that theory's saved tensors of a block are those that autograd keeps for the modules of transformers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 import transformers
 from test_shapes import TOKENS, small
 
-from study.theory import peaks, residual, shapes
+from study.theory import activations, peaks, shapes
 from study.theory.engine import Engine, Job
 from study.training.memory import CpuPeak
 
@@ -26,9 +26,9 @@ DROPOUTS = {
 }
 CLASSES = {"fp32": "fp32", "autocast": "bf16-autocast", "half": "bf16"}
 # One architecture for each block that is counted otherwise; Mistral's and Qwen2's are Llama's.
-BLOCKS = [name for name in residual.BLOCKS if name not in ("mistral", "qwen2")]
+BLOCKS = [name for name in activations.BLOCKS if name not in ("mistral", "qwen2")]
 DROPPED = [name for name in BLOCKS if name not in ("qwen3", "mixtral", "qwen3-moe")]  # attention's own, as Llama's
-SDPA = [name for name in BLOCKS if name not in residual.EAGER_ONLY]
+SDPA = [name for name in BLOCKS if name not in activations.EAGER_ONLY]
 
 
 def build(architecture: str, layers: int, attention: str, dropout: float) -> torch.nn.Module:
@@ -87,7 +87,7 @@ def test_a_block_keeps_what_autograd_keeps(architecture, attention, dropout, how
     measured = kept_bytes(two, how) - kept_bytes(one, how)
     engine = Engine("torch", 0, 1, CLASSES[how], 4)
     job = Job(BATCH, LENGTH, attention=attention, dropout=bool(dropout), device="cpu")
-    predicted = residual.block_bytes(shape_of(one), engine, job)
+    predicted = activations.block_bytes(shape_of(one), engine, job)
     if architecture == "bert" and attention == "sdpa" and not dropout:
         predicted -= engine.compute_bytes * BATCH * LENGTH**2  # a mask without a zero is no mask
     # Of a few numbers per row, and of what dropout keeps before a cast, the type is not followed: under autocast that
@@ -107,7 +107,7 @@ def test_a_masked_bert_keeps_what_is_before_its_output_layer(how):
     masked = kept_bytes(transformers.BertForMaskedLM(config), how)
     measured = masked - kept_bytes(transformers.BertForTokenClassification(config), how)
     engine, job = Engine("torch", 0, 1, CLASSES[how], 4), Job(BATCH, LENGTH, device="cpu")
-    predicted = residual.outside_bytes(shape, engine, job) - residual.outside_bytes(plain, engine, job)
+    predicted = activations.outside_bytes(shape, engine, job) - activations.outside_bytes(plain, engine, job)
     assert predicted == pytest.approx(measured, rel=0.06)
 
 
@@ -162,8 +162,8 @@ def test_bert_in_16_bits_is_as_published():
     shape = shapes.find("bert-large")
     engine = Engine("ddp", 0, 4, "bf16", 2)
     tokens, hidden = 8 * 512, shape.hidden
-    eager = residual.block_bytes(shape, engine, Job(8, 512, attention="eager", dropout=True))
-    flash = residual.block_bytes(shape, engine, Job(8, 512, dropout=True, kernels="fused"))
+    eager = activations.block_bytes(shape, engine, Job(8, 512, attention="eager", dropout=True))
+    flash = activations.block_bytes(shape, engine, Job(8, 512, dropout=True, kernels="fused"))
     assert eager == pytest.approx(tokens * hidden * (34 + 5 * shape.heads * 512 / hidden), rel=0.002)
     assert flash == pytest.approx(tokens * hidden * 34, rel=0.003)
 
@@ -171,7 +171,7 @@ def test_bert_in_16_bits_is_as_published():
 def test_llama_with_norms_of_one_kernel_is_as_counted():
     """By docs/upstream/activations.py."""
     shape = shapes.find("llama-3.1-8b")
-    kept = residual.block_bytes(shape, Engine("fsdp", 3, 8, "bf16", 4), Job(1, 4096, kernels="fused"))
+    kept = activations.block_bytes(shape, Engine("fsdp", 3, 8, "bf16", 4), Job(1, 4096, kernels="fused"))
     assert kept == pytest.approx(4096 * shape.hidden * 41, rel=0.002)
 
 
@@ -179,6 +179,6 @@ def test_only_what_is_multiplied_is_cast():
     """Under autocast; the head of GPT-2 is its embedding, the embeddings of BERT are looked up only."""
     engine = Engine("ddp", 0, 4, "bf16-autocast", 4)
     gpt2, bert = shapes.find("gpt2"), shapes.find("bert-base-uncased")
-    assert residual.cast_bytes(gpt2, engine) == 2 * (sum(gpt2.parameters.matrices) - 1024 * 768)
-    assert residual.cast_bytes(bert, engine) == 2 * (sum(bert.parameters.matrices) - (30522 + 512 + 2) * 768)
-    assert residual.cast_bytes(gpt2, Engine("ddp", 0, 4, "fp32", 4)) == 0
+    assert activations.cast_bytes(gpt2, engine) == 2 * (sum(gpt2.parameters.matrices) - 1024 * 768)
+    assert activations.cast_bytes(bert, engine) == 2 * (sum(bert.parameters.matrices) - (30522 + 512 + 2) * 768)
+    assert activations.cast_bytes(gpt2, Engine("ddp", 0, 4, "fp32", 4)) == 0

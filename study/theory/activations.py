@@ -1,7 +1,7 @@
-"""Bytes of activations, logits and temporaries: the residual states of arXiv:1910.02054, sec. 3.2.
+"""Bytes of activations, logits and temporary tensors: the residual states of arXiv:1910.02054, sec. 3.2.
 
-Counted on the modules of transformers 5.23 as autograd saves their tensors; tests count them again. For BERT in 16 bits
-with dropout and eager attention the sum is that of arXiv:2205.05198: s b h (34 + 5 a s / h).
+The tensors that autograd saves were counted on the modules of transformers 5.23, and tests count them again. For BERT
+in 16 bits with dropout and eager attention, the sum equals that of arXiv:2205.05198: s b h (34 + 5 a s / h).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Arithmetic = Literal["fp32", "autocast", "half"]
 
 @dataclass(frozen=True)
 class BlockBytes:
-    """Tensors that one transformer block keeps for its backward without dropout, by their size per token."""
+    """The tensors that one transformer block without dropout saves for its backward pass, by their size per token."""
 
     hidden: dict[Arithmetic, tuple[int, int]]  # of the hidden size: in fp32, and in the type of the products
     outside: dict[Arithmetic, tuple[int, int]]  # the same outside the blocks, once per model
@@ -118,14 +118,14 @@ LOGIT_BYTES: dict[LossKernel, int] = {"eager": 12, "upcast": 8, "fused": 4, "chu
 
 
 def arithmetic(engine: Engine) -> Arithmetic:
-    """Say how the blocks compute. FSDP2's mixed precision casts the module, and leaves no fp32 between two products."""
+    """Return the arithmetic of the blocks. FSDP2's mixed precision casts the module, so nothing in it is fp32."""
     if engine.compute_bytes == 4:
         return "fp32"
     return "autocast" if engine.precision.endswith("-autocast") and engine.kind != "fsdp" else "half"
 
 
 def block_bytes(shape: ModelShape, engine: Engine, job: Job) -> Numbers:
-    """Predict what one block keeps for its backward, in bytes of one rank and micro step."""
+    """Predict the bytes that one block saves for its backward pass, per rank and micro step."""
     block, computed_in = BLOCKS[shape.architecture], arithmetic(engine)
     size = engine.compute_bytes
     full, short = block.hidden[computed_in]
@@ -161,7 +161,7 @@ def block_bytes(shape: ModelShape, engine: Engine, job: Job) -> Numbers:
 
 
 def _inside_bytes(shape: ModelShape, engine: Engine, job: Job) -> float:
-    """Count what a block's feed-forward keeps of one token, inside it; of all experts that the token is sent to."""
+    """Count the bytes per token that a block's feed-forward layer saves, over all experts that receive the token."""
     size = engine.compute_bytes
     wide = size * shape.feed_forward * _wide(shape, job)
     if not shape.experts:
@@ -172,13 +172,13 @@ def _inside_bytes(shape: ModelShape, engine: Engine, job: Job) -> float:
 
 
 def _wide(shape: ModelShape, job: Job) -> int:
-    """Count the tensors of the feed-forward size that a block keeps."""
+    """Count the saved tensors of a block that have the feed-forward width."""
     more = COMPOSED_WIDE if _is_composed(shape, job) else 0
     return BLOCKS[shape.architecture].wide + more - (1 if shape.activation == OUTPUT_IS_ENOUGH else 0)
 
 
 def outside_bytes(shape: ModelShape, engine: Engine, job: Job) -> Numbers:
-    """Predict what embeddings, the last norm and a layer before the output layer keep, in bytes."""
+    """Predict the bytes that embeddings, the last norm and a layer before the output layer save for backward."""
     size = engine.compute_bytes
     full, short = BLOCKS[shape.architecture].outside[arithmetic(engine)]
     masks = _mask_bytes(job, size) if job.dropout and BLOCKS[shape.architecture].dropouts else 0
@@ -187,10 +187,10 @@ def outside_bytes(shape: ModelShape, engine: Engine, job: Job) -> Numbers:
 
 
 def temporary_bytes(shape: ModelShape, engine: Engine, job: Job) -> Numbers:
-    """Predict what the backward of a block holds at its highest beside all that the block keeps, in bytes.
+    """Predict the temporary bytes at the peak of a block's backward pass, without the block's saved tensors.
 
-    The feed-forward part is highest, or, where attention's matrices are held, attention: there what the feed-forward
-    part kept is gone already.
+    The peak is in the feed-forward part. If attention's matrices are materialized, it can be in attention instead, when
+    the saved tensors of the feed-forward part are already freed.
     """
     block, computed_in, size = BLOCKS[shape.architecture], arithmetic(engine), engine.compute_bytes
     composed = COMPOSED_TEMPORARIES[computed_in] if _is_composed(shape, job) else 0
@@ -209,20 +209,20 @@ def temporary_bytes(shape: ModelShape, engine: Engine, job: Job) -> Numbers:
 
 
 def logit_bytes(shape: ModelShape, job: Job) -> Numbers:
-    """Predict logits and what the loss makes of them at the start of backward, in bytes; of one token: none."""
+    """Predict the bytes of the logits and of the copies that the loss makes of them; 0 for a model that classifies."""
     if shape.is_pooled:
         return 0 * job.tokens
     return job.tokens * shape.output_width * LOGIT_BYTES[job.loss]
 
 
 def checkpoint_bytes(shape: ModelShape, engine: Engine, job: Job) -> Numbers:
-    """Predict what a checkpointed block keeps: its input. Under autocast that is the fp32 sum of all before it."""
+    """Predict the bytes that a checkpointed block saves: its input, which is fp32 under autocast."""
     size = 4 if arithmetic(engine) == "autocast" else engine.compute_bytes
     return job.tokens * shape.hidden * size
 
 
 def cast_bytes(shape: ModelShape, engine: Engine) -> int:
-    """Count autocast's 16-bit copies of the weights, which live as long as what is kept for backward."""
+    """Count autocast's 16-bit copies of the weights, which live as long as the saved tensors."""
     if arithmetic(engine) != "autocast":
         return 0
     # An embedding is looked up, not multiplied, unless it is the head too.
@@ -234,7 +234,7 @@ def cast_bytes(shape: ModelShape, engine: Engine) -> int:
 
 
 def is_eager(shape: ModelShape, job: Job) -> bool:
-    """Say whether attention's matrices are made, and not one fused kernel's business."""
+    """Return whether attention's matrices are materialized, instead of being computed inside one fused kernel."""
     return job.attention == "eager" or (job.kernels == "transformers" and shape.architecture in EAGER_ONLY)
 
 
@@ -243,12 +243,12 @@ def _is_composed(shape: ModelShape, job: Job) -> bool:
 
 
 def _mask_bytes(job: Job, size: int) -> int:
-    """A GPU's dropout keeps a byte per element, a CPU's the mask in the type of what it drops."""
+    """Bytes per element of a dropout mask: one byte on a GPU; on a CPU, the mask has the type of its input."""
     return 1 if job.device == "gpu" else size
 
 
 def _softmax_bytes(shape: ModelShape, engine: Engine, job: Job) -> int:
-    """Per element of attention's matrices."""
+    """Bytes per element of attention's matrices."""
     full, short = BLOCKS[shape.architecture].softmax[arithmetic(engine)]
     size = engine.compute_bytes
     saved = 4 * full + size * short
