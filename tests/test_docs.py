@@ -210,12 +210,18 @@ GPT2 = {"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12, "n_pos
 GPT2 |= {"activation_function": "gelu_new"}
 CHEAP = ("compare", "advise", "plan", "claims")
 STANDS_FOR = dict.fromkeys(("DIR", "runs", "reports/cpu/records"), "reports/cpu/records/bert-large")
+STANDS_FOR["runs/my_study"] = STANDS_FOR["runs"]
 STANDS_FOR["runs/bits"] = "reports/cpu/records/bits"
 
 
 def cheap() -> list[str]:
     asked = [line for line in commands() if line.startswith(tuple(f"zero-study {name}" for name in CHEAP))]
     return [line for line in asked if not re.search("claims --(check|write)", line)]  # test_claims.py decides, once
+
+
+def test_the_study_of_the_guide_is_the_one_that_its_outputs_are_of():
+    (block,) = [token.content for token in tokens("docs/studies.md") if token.type == "fence" and token.info == "yaml"]
+    assert block == (ROOT / "docs" / "examples" / "my_study.yaml").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("line", cheap())
