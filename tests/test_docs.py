@@ -121,11 +121,32 @@ def check_study(words: list[str]) -> None:
             check_flags(context.params)
 
 
+LAUNCHED_MODULES = ("zero_study.diff", "zero_study.prove")  # which run another script
+EXAMPLES = ROOT / "docs" / "examples"
+
+
+def check_launched_module(module: str, words: list[str]) -> None:
+    assert module in LAUNCHED_MODULES
+    (script,) = [word for word in words if word.endswith(".py")]
+    assert script == "train.py" or (EXAMPLES / script).is_file()
+
+
+def check_torchrun(words: list[str]) -> None:
+    from torch.distributed.run import get_args_parser
+
+    options = get_args_parser().parse_args(words)
+    assert options.module
+    check_launched_module(options.training_script, options.training_script_args)
+
+
 def check_launch(words: list[str]) -> None:
     from accelerate.commands.launch import launch_command_parser
 
     assert words.pop(0) == "launch"
     options = launch_command_parser().parse_args(words)
+    if options.module:
+        check_launched_module(options.training_script, options.training_script_args)
+        return
     assert options.training_script == "study/train.py"
     assert (ROOT / options.training_script).is_file()
     check_flags({"strategy": options.config_file, **config.parse_flags(options.training_script_args)})
@@ -137,6 +158,9 @@ def check_python(words: list[str]) -> None:
         return
     if words[0] in SCRIPTS:
         SCRIPTS[words[0]].commands[words[1]].make_context(words[1], words[2:])
+        return
+    if words[0] == "-m" and words[1] in LAUNCHED_MODULES:
+        check_launched_module(words[1], words[2:])
         return
     if words[0] == "-m" and words[1].startswith("study."):
         module = ROOT / words[1].replace(".", "/")
@@ -166,7 +190,7 @@ def check_sky(words: list[str]) -> None:
 
 CHECKS: dict[str, Callable[[list[str]], None]] = {
     "zero-study": check_study, "accelerate": check_launch, "python": check_python, "make": check_make,
-    "pip": check_pip, "sky": check_sky,
+    "pip": check_pip, "sky": check_sky, "torchrun": check_torchrun,
 }  # fmt: skip
 SHELL = (  # not ours
     "source ", "pre-commit install", "(cd data && zip ", "grep ", "DS_BUILD_OPS=0 pip wheel ", "git clone ", "safety ",

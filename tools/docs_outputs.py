@@ -91,6 +91,7 @@ def printed(place: Place) -> str:
             "PATH": path,
             "COLUMNS": str(COLUMNS),
             "CUDA_VISIBLE_DEVICES": "",
+            "OMP_NUM_THREADS": "1",  # without it, torchrun prints a warning
             "NO_COLOR": "1",
             "LC_ALL": "C.UTF-8",
         }

@@ -193,7 +193,7 @@ def machines() -> str:
 
 
 def proofs() -> str:
-    """Results of `prove` for scripts of other people, by strategy."""
+    """List what prove reported about scripts of other projects, by strategy."""
     plain = [row for row in benchmark("prove_scripts")["rows"] if row["variant"] is None]
     cells = {(row["script"], row["strategy"]): proof_in_short(row) for row in plain}
     scripts, strategies = (list(dict.fromkeys(row[key] for row in plain)) for key in ("script", "strategy"))
@@ -201,16 +201,38 @@ def proofs() -> str:
     return tabulate(["script", *(f"`{name}`" for name in strategies)], rows)
 
 
+LIMITS = ROOT / "reports" / "diff" / "limits.json"
+OF_A_GRADIENT = {
+    "one element of it": "one element of a gradient",
+    "one rank's shard of it": "one rank's shard of a gradient",
+}
+
+
+def limits() -> str:
+    """List the smallest relative changes that `zero-study diff` detects."""
+    smallest = json.loads(LIMITS.read_text())["smallest_seen"]
+    rows = [[OF_A_GRADIENT.get(kind, kind), *(f"{sizes[name]:.0e}" for name in ("fp32", "bf16"))]
+            for kind, sizes in smallest.items()]  # fmt: skip
+    return tabulate(["a change of", "fp32", "bf16"], rows)
+
+
+def diff_times() -> str:
+    """List how much longer steps take that `zero-study diff` records."""
+    times = json.loads(LIMITS.read_text())["times_of_a_step"]
+    names = {"recorded": "recorded", "recorded_with_noise": "recorded with noise", "others": "after a recording"}
+    return tabulate(["step", "time"], [[name, f"{times[key]}x"] for key, name in names.items()])
+
+
 def proof_in_short(row: dict[str, Any]) -> str:
-    """The engine that was built, the bytes of model states per parameter, and how the script ended."""
+    """Return the engine that was built, the bytes of model states per parameter, and how the script ended."""
     built, step = row["built"], row["step"]
     if built is None:
-        return f"**no proof**: status {row['status']}"
+        return f"**not examined**: exit status {row['status']}"
     name = f"stage {built['zero_stage']}" if built["engine"] == "DeepSpeed" else built["engine"]
-    verdict = f"**{name}, not as asked**" if row["not_as_asked"] else name
+    verdict = f"**{name}, not as requested**" if row["not_as_asked"] else name
     verdict = f"**WRONG**, {verdict}" if row.get("findings") else verdict
-    bytes_text = f"; {sum(step['bytes_per_parameter'].values()):.3f}" if step else "; no step counted"
-    return f"{verdict}{bytes_text}" + ("" if row["status"] == 0 else f"; **status {row['status']}** later")
+    bytes_text = f"; {sum(step['bytes_per_parameter'].values()):.3f} bytes" if step else "; no step examined"
+    return f"{verdict}{bytes_text}" + ("" if row["status"] == 0 else f"; **exit status {row['status']}** later")
 
 
 LEFT_BY_EVERY_RUN = {
@@ -813,7 +835,9 @@ PLACES: dict[tuple[str, str], Callable[[], str]] = {
     ("reports/throughput.md", "throughput"): throughput,
     ("reports/faults.md", "faults"): faults,
     ("reports/machines.md", "machines"): machines,
-    ("docs/prove.md", "proofs"): proofs,
+    ("reports/prove.md", "proofs"): proofs,
+    ("reports/diff.md", "limits"): limits,
+    ("reports/diff.md", "diff_times"): diff_times,
     ("reports/planner-accuracy.md", "accuracy"): planner_accuracy,
     ("reports/planner-accuracy.md", "memory"): planner_memory,
     ("reports/planner-accuracy.md", "printed"): printed_memory,
@@ -824,8 +848,8 @@ PLACES: dict[tuple[str, str], Callable[[], str]] = {
     ("reports/planner-accuracy.md", "models"): models,
     ("docs/claims.md", "claims"): lambda: "\n".join(sentences.tally(sentences.read())),
     ("reports/published-program.md", "protocol"): published_program,
-    ("docs/doctor.md", "judged"): lambda: doctor_observed.tally(doctor_observed.judged()),
-    ("docs/doctor.md", "files"): lambda: doctor_observed.table(doctor_observed.judged()),
+    ("reports/doctor.md", "judged"): lambda: doctor_observed.tally(doctor_observed.judged()),
+    ("reports/doctor.md", "files"): lambda: doctor_observed.table(doctor_observed.judged()),
     ("docs/architecture.md", "rooms"): rooms,
     ("reports/launcher.md", "flags"): lambda: decided("flags"),
     ("reports/launcher.md", "variables"): lambda: decided("variables"),
