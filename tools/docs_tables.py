@@ -759,6 +759,35 @@ def learned_bits() -> str:
     return tabulate(["strategy", *cells_by_setting], rows)
 
 
+MEASURED_STRATEGIES = {
+    "ddp": "DDP",
+    "zero2_tuned": "ZeRO-2, smaller buffers",
+    "zero3": "ZeRO-3, default buffers",
+    "zero3_tuned": "ZeRO-3, smaller buffers",
+    "fsdp2": "FSDP2",
+}
+
+
+def measured() -> str:
+    """Compare the strategies of README's picture with DDP: memory, time, largest model and throughput."""
+    peaks, times, rates = first_screen.peaks(), first_screen.times(), first_screen.throughputs()
+    largest = first_screen.largest_models()
+    rows = []
+    for name, label in MEASURED_STRATEGIES.items():
+        rate = f"{rates[name]:.2f}x" if name in rates else "did not fit"
+        rows.append(
+            [label, f"{peaks[name] / peaks['ddp']:.2f}x", f"{times[name]:.2f}x", f"{largest[name]} million", rate]
+        )
+    head = [
+        "strategy",
+        "memory of tensors",
+        "time per step",
+        "largest model in 3 GiB",
+        "throughput, largest batch in 3 GiB",
+    ]
+    return tabulate(head, rows)
+
+
 # The models of README's table of predictions, each with its number of H100 GPUs.
 SIZES = {"gpt2-xl": 8, "llama-3.1-8b": 8, "llama-3.1-70b": 64}
 SIZE_NAMES = {"gpt2-xl": "GPT-2 XL (1.5B)", "llama-3.1-8b": "Llama 3.1 8B", "llama-3.1-70b": "Llama 3.1 70B"}
@@ -812,6 +841,7 @@ def _size_cell(option: Option) -> str:
 
 PLACES: dict[tuple[str, str], Callable[[], str]] = {
     ("README.md", "sizes"): sizes,
+    ("README.md", "measured"): measured,
     ("docs/concepts.md", "states"): states_by_strategy,
     ("docs/concepts.md", "buffers"): default_buffers,
     ("reports/README.md", "numbers"): lambda: tabulate(FIRST_SCREEN, first_screen.table()),
