@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import textwrap
+
+# What is not broken at its spaces: a snippet of JSON to paste, and a command in backticks.
+_WHOLE = re.compile(r"""("[^"\s]+": )?\{[^{}]{1,60}\}|\[[^\[\]]{1,40}\]|"[^"\s]+": [^\s{]+|`[^`]{1,60}`""")
+_KEPT_SPACE = "\N{NO-BREAK SPACE}"  # textwrap does not break lines here
 
 DEFAULT_WIDTH = 80
 NARROWEST = 40
@@ -15,7 +20,7 @@ def width() -> int:
 
 
 def wrapped(text: str, indent: str = "", later_indent: str | None = None, columns: int | None = None) -> str:
-    """Return text wrapped to the terminal's width; words, paths and JSON snippets are never broken.
+    """Return text wrapped to the terminal's width; words, paths and JSON snippets are not broken.
 
     `indent` begins the first line, and `later_indent` the others (by default the same). Line breaks in `text` stay.
     """
@@ -24,11 +29,11 @@ def wrapped(text: str, indent: str = "", later_indent: str | None = None, column
     for line in text.split("\n"):
         begin = later if lines else indent
         lines += textwrap.wrap(
-            line,
+            _WHOLE.sub(lambda snippet: snippet[0].replace(" ", _KEPT_SPACE), line),
             columns or width(),
             initial_indent=begin,
             subsequent_indent=later,
             break_long_words=False,
             break_on_hyphens=False,
         ) or [""]
-    return "\n".join(lines)
+    return "\n".join(lines).replace(_KEPT_SPACE, " ")

@@ -419,5 +419,5 @@ def test_a_run_under_a_release_that_is_known_to_be_wrong_is_refused(monkeypatch)
     checks._check_release(halved)
     monkeypatch.setattr(checks.importlib.metadata, "version", lambda name: "0.18.2")
     checks._check_release(whole)
-    with pytest.raises(Refusal, match=r"DeepSpeed 0\.18\.2 trains zero2/fp32/2-ranks/accumulation-2 wrongly \("):
+    with pytest.raises(Refusal, match=r"DeepSpeed 0\.18\.2 trains zero2/fp32/2-ranks/accumulation-2 wrongly: "):
         checks._check_release(halved)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from study import files
+from study import files, progress
 from study.cli.options import NUMBER, PATH, TRAINING, command, require
 from study.errors import Refusal
 from study.files import require_clone
@@ -49,19 +49,25 @@ def _check_machine(disk: Path, as_json: bool) -> int:
     """Print what would fail on this machine; return the exit status."""
     from study.engines.doctor import checkup
 
-    checks = checkup.examine(disk)
+    with progress.after_two_seconds(
+        "Checking this machine: packages, compilers, two communicating processes, the disk"
+    ):
+        checks = checkup.examine(disk)
     print(checkup.as_json(checks) if as_json else checkup.text(checks))
     return int(any(check.verdict == "bites" for check in checks))
 
 
 def _check_file(file: Path, release: str | None, fix: Path | None, everything: bool, as_json: bool) -> int:
     """Print what the keys of a file do, and write the mended file to `fix`; return the exit status."""
-    from study.engines.doctor import examine
+    from study.engines.doctor import examine, text
 
     examined = examine.examine(file, release)
-    if fix is not None:
-        examine.write_mended(examined, fix)
-    print(examined.as_json() if as_json else examine.text(examined, everything))
+    changes = None if fix is None else examine.write_mended(examined, fix)
+    print(examined.as_json() if as_json else text.text(examined, everything, release))
+    if fix is not None and changes is not None:
+        print(
+            ("" if as_json else "\n") + text.changes_text(examined, fix, changes), file=sys.stderr if as_json else None
+        )
     return 1 if examined.matters else 0
 
 
