@@ -166,7 +166,9 @@ def _class_and_config(name: str) -> tuple[type[Any], Any] | None:
             try:
                 return built, transformers.AutoConfig.for_model(model_type, **content)
             except (TypeError, ValueError, AttributeError) as error:
-                raise Refusal(f"{source}: transformers makes no {class_name} of it: {_in_words(error)}") from None
+                raise Refusal(
+                    f"{source}: transformers cannot make a {class_name} from it ({_in_words(error)}). Correct the file."
+                ) from None
     return None
 
 
@@ -178,13 +180,13 @@ def _of_class(built: type[Any], config: Any, name: str, sequence_length: int | N
         with torch.device("meta"):
             model = make(config)
     except Exception as error:  # of anybody's class and configuration
-        reason = f"transformers does not build {built.__name__}: {_in_words(error)}"
-        raise Refusal(f"{name}: {reason}; correct its config.json") from None
+        reason = f"transformers cannot build {built.__name__} ({_in_words(error)})"
+        raise Refusal(f"{name}: {reason}. Correct its config.json.") from None
     return Trainable(
         built.__name__,
         sum(parameter.numel() for parameter in model.parameters()),
         sequence_length or min([DEFAULT_LENGTH, *_positions(config)]),
-        (f"theory does not count {built.__name__}; it is built and run as transformers has it",),
+        (f"theory has no formulas for {built.__name__}, so it is built and run by transformers",),
         build=lambda job: _build(make, config, job),
         loss=lambda model, batch: _loss(model, batch, built.__name__),
         batch=lambda job: _batch(job, built.__name__),
@@ -223,10 +225,15 @@ def _loss(model: Any, batch: dict[str, Tensor], class_name: str) -> Any:
     try:
         loss = getattr(model(**batch), "loss", None)
     except (TypeError, ValueError, AttributeError, RuntimeError) as error:
-        reason = f"its forward pass with tokens and labels fails: {_in_words(error)}"
-        raise Refusal(f"{class_name}: {reason}; dry-run a script of yours, or take another strategy") from None
+        reason = f"its forward pass with tokens and labels fails ({_in_words(error)})"
+        raise Refusal(
+            f"{class_name}: {reason}. Run the dry run with your own script, or choose another strategy."
+        ) from None
     if loss is None:
-        raise Refusal(f"{class_name}: has no loss of its own; name a class with a head, or dry-run a script of yours")
+        raise Refusal(
+            f"{class_name}: this model computes no loss. Name a class with a head, or run the dry run with your own "
+            "script."
+        )
     return loss
 
 

@@ -66,7 +66,7 @@ def _configure_deepspeed(plugin: Any, micro_batch_size: int, micro_steps: int) -
     requested = {"train_micro_batch_size_per_gpu": micro_batch_size, "gradient_accumulation_steps": micro_steps}
     for key, value in requested.items():
         if (written := plugin.deepspeed_config.get(key)) not in (None, "auto", 1, value):
-            raise Refusal(f"the file says {key} {written}: ask for as many, not for {value}")
+            raise Refusal(f"The strategy's file sets {key} to {written}, but {value} is requested. Request {written}.")
     plugin.deepspeed_config |= requested
     zero = plugin.deepspeed_config["zero_optimization"]
     devices = {part: zero.get(f"offload_{part}", {}).get("device", "none") for part in ("optimizer", "param")}

@@ -68,7 +68,7 @@ def trace_deepspeed(shape: ModelShape, engine: Engine, job: Job) -> dict[str, An
     Options of DeepSpeed that the engine does not have are at their defaults.
     """
     if find_spec("deepspeed") is None:
-        raise Refusal("DeepSpeed is not traced where it is not installed")
+        raise Refusal("DeepSpeed is not installed, so it cannot be traced. Run: pip install 'zero-study[train]'")
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     extensions.use_own_folder()

@@ -324,7 +324,7 @@ class Recorder:
                 torch.save(self._kept, self._folder / f"rank-{rank()}.pt")
             written = json.dumps(content, separators=(",", ":"))
             write_whole(self._folder / f"rank-{rank()}.json.gz", gzip.compress(written.encode(), mtime=0))
-            print(f"recorded: {completed} step(s), in {self._folder}", flush=True)
+            print(f"Recorded {completed} optimizer step(s) in {self._folder}.", flush=True)
         self._has_ended = True
 
 
