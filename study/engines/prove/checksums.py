@@ -32,13 +32,14 @@ def of_weights(model: Any) -> dict[str, Checksum]:
 
 
 def first_difference(pairs: dict[str, Checksum], partners: dict[str, Checksum]) -> str | None:
-    """Of how many tensors the checksums are of other numbers, and the first; not a number on both is alike."""
+    """Say how many tensors have different checksums, and which is the first; NaN on both sides counts as equal."""
     partners = dict.fromkeys(pairs, (0.0, 0.0)) | partners  # of another model's names
     names = [name for name, pair in pairs.items() if _differ(pair, partners[name])]
     if not names:
         return None
     first = names[0]
-    return f"{len(names)} of {len(pairs)}, first {first} (sums {pairs[first][0]:.9g} and {partners[first][0]:.9g})"
+    sums = f"sums {pairs[first][0]:.9g} and {partners[first][0]:.9g}"
+    return f"{len(names)} of {len(pairs)} tensors, the first is {first}: {sums}"
 
 
 def _differ(first: Checksum, second: Checksum) -> bool:

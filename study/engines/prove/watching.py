@@ -420,7 +420,7 @@ class StepWatcher:
             except OSError as error:  # only rank 0 writes, and all ranks must end in the same way
                 print(f"proof: not written: {error}", flush=True)
         if self._strict and findings:
-            raise TrainsWrong("; ".join(findings))
+            raise TrainsWrong(" ".join(findings))
         if self._strict and differences:
             raise NotAsAsked("; ".join(differences))
 
