@@ -1,4 +1,4 @@
-"""What do today's engines do with the lines that the sources print? Each claim's are given to them, in fresh processes.
+"""Give the code lines that sources print to today's engines, each claim's lines in new processes.
 
     python -m study.claims.snippets [--claim ID] [--output FILE]
 
@@ -91,7 +91,7 @@ def _earlier_results(path: Path, versions: dict[str, str]) -> dict[str, Result]:
 
 @dataclass(frozen=True)
 class _Ended:
-    """What the processes of a claim left when they had ended."""
+    """The results of the processes of a claim."""
 
     statuses: list[int]
     errors: list[str]  # lines of stderr
@@ -100,17 +100,17 @@ class _Ended:
 
     @property
     def refusal(self) -> str | None:
-        """The engine's message where it refused the lines. Where one rank refuses, the others fail of that."""
+        """The engine's message if it refused the lines. If one rank refuses, the others fail because of that."""
         return next((answer["message"] for answer in self.answers if "message" in answer), None)
 
     @property
     def faults(self) -> list[str]:
-        """Errors of the study's own program."""
+        """Errors of this project's own program."""
         return [answer["fault"] for answer in self.answers if "fault" in answer]
 
 
 def execute(name: str, rule: Execution) -> Result:
-    """Give one claim's lines to the engine. Raises RunFailed where that fails for a reason of the study's own."""
+    """Give one claim's code lines to the engine. Raises RunFailed if this project's own code fails."""
     ended = _give(name, rule)
     message = _message(name, rule, ended)
     answers = ended.answers if message is None else []
@@ -142,7 +142,7 @@ def _give(name: str, rule: Execution) -> _Ended:
 
 
 def _message(name: str, rule: Execution, ended: _Ended) -> str | None:
-    """The engine's message where it refused the lines; None where it took them. Raises RunFailed."""
+    """Return the engine's message if it refused the lines; None if it accepted them. Raises RunFailed."""
     if ended.refusal is not None:
         return ended.refusal
     was_given = ended.has_started or rule.through == "accelerate-yaml"
@@ -159,7 +159,7 @@ def _shared(values: list[Any]) -> Any:
 
 
 def _last_words(errors: list[str], statuses: list[int]) -> str:
-    """What a process said that ended without an answer: its exception, or the signal that ended it."""
+    """Return the last message of a process that ended without a result: its exception, or the signal that ended it."""
     if ended := [signal.Signals(-status).name for status in statuses if status < 0]:
         return f"ended by {ended[0]}"
     raised = processes.raised_in(errors)

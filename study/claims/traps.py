@@ -1,4 +1,4 @@
-"""The difference that each parity trap makes between runs that read as the same training, from the measured file.
+"""Read the measured differences that each parity trap makes between runs that look like the same training.
 
 A trap is an arm and its control that differ in a setting which nobody wrote down, and a pair of arms in which that
 setting is matched. tools/published measures them.

@@ -1,4 +1,4 @@
-"""Does a claim hold? What a rule observed, against what was expected; the committed verdicts and their check."""
+"""Decide claims by comparing observations with expectations, and check the committed verdicts."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ NUMBERS_TOLERANCE = 1e-4  # relative; observed values that differ by less are th
 
 
 class Conclusion(Enum):
-    """What a reader reads of a sentence or claim: its word, whether the sentence holds, and what the word means."""
+    """The verdict on a sentence or claim as readers see it: its word, its standing, and its meaning."""
 
     AGREES = (
         "our small runs agree",
@@ -98,7 +98,7 @@ class Observation(BaseModel):
 
 
 class Verdict(BaseModel):
-    """What became of a claim."""
+    """The verdict on a claim."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 

@@ -299,6 +299,7 @@ def _claims(name: str | None, search: str | None, as_json: bool, check: bool, wr
         )
     if check or write:
         require_clone("the records by which claims are decided")
+        require("pandas", "scipy")
         with progress.after_two_seconds("Deciding every claim again from the committed records"):
             return _decide_claims(write)
     if search is not None:

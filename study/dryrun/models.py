@@ -1,4 +1,4 @@
-"""The models that are traced: those whose shape theory counts, and any that the installed transformers builds.
+"""Build the models that are traced: those with formulas in theory, and any that the installed transformers builds.
 
 A dry run counts what the engine and the modules themselves hold and send, so it needs no shape.
 """
@@ -147,7 +147,7 @@ def loss(model: nn.Module, batch: dict[str, Tensor], shape: ModelShape) -> Any:
 
 
 def _class_and_config(name: str) -> tuple[type[Any], Any] | None:
-    """The class of transformers and the configuration that a name stands for; None: it stands for none."""
+    """Return the transformers class and the configuration of a name; None if the name has none."""
     named_class = getattr(transformers, name, None)
     configuration: Any = getattr(named_class, "config_class", None)
     if inspect.isclass(named_class) and configuration is not None:
@@ -203,7 +203,7 @@ def _prepare(config: Any) -> None:
 
 
 def _positions(config: Any) -> list[int]:
-    """The lengths that a configuration names."""
+    """Return the sequence lengths in a configuration."""
     lengths = (getattr(config, key, None) for key in LENGTHS)
     return [length for length in lengths if isinstance(length, int) and length > 0]
 
@@ -242,7 +242,7 @@ def _in_words(error: Exception) -> str:
 
 
 def _blocks(model: nn.Module) -> list[str]:
-    """The classes that transformers does not split, as far as lists of the model are of them."""
+    """Return the classes of the model's repeated blocks, which transformers does not split."""
     lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
     listed = {type(part).__name__ for modules in lists for part in modules}
     whole = getattr(model, "_no_split_modules", None) or ()

@@ -1,4 +1,4 @@
-"""Prepare a training as an engine does: as a file says through accelerate, or as theory describes an engine."""
+"""Prepare a training with an engine: through accelerate from a file, or from theory's description of an engine."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MAX_NORM = 1.0  # to which gradients are clipped
 
 
 def through_accelerate(model: Trainable, job: Job, deepspeed: dict[str, Any] | None = None) -> Training:
-    """Prepare a model through accelerate, by what the environment of this rank says.
+    """Prepare a model through accelerate, as configured by the environment of this rank.
 
     `deepspeed`: DeepSpeed's configuration; None: as the environment says. Raises Refusal for settings that contradict
     the job.
@@ -74,7 +74,7 @@ def _configure_deepspeed(plugin: Any, micro_batch_size: int, micro_steps: int) -
 
 
 def _make_optimizer(model: Any, is_offloaded: bool) -> Any:
-    """AdamW by torch's default on a GPU; DeepSpeed's own on the CPU where the optimizer is offloaded."""
+    """Return AdamW as torch uses it on a GPU, or DeepSpeed's CPU Adam if the optimizer is offloaded."""
     if is_offloaded:
         from deepspeed.ops.adam import DeepSpeedCPUAdam
 

@@ -73,12 +73,12 @@ class ProcessTrees:
                     lock.unlink()
 
     def _started(self) -> Iterator[psutil.Process]:
-        """The processes that are still there; of ranks that have ended only what they have started."""
+        """Return the processes that still run; for ranks that have ended, only the processes that they started."""
         return (child for members in self._members.values() for child in members.values() if _runs(child))
 
 
 def _seconds(process: psutil.Process) -> float:
-    """On a processor, with the processes that it has waited for."""
+    """Return the CPU seconds of a process, including the processes that it has waited for."""
     with suppress(psutil.Error):
         used = process.cpu_times()
         return float(used.user + used.system + used.children_user + used.children_system)
@@ -92,7 +92,7 @@ def _runs(process: psutil.Process) -> bool:
 
 
 def _locks_of(process: psutil.Process) -> Iterable[tuple[Path, tuple[int, int]]]:
-    """The locks of torch's builds that a process holds: who builds keeps the file open."""
+    """Return the locks of torch's builds that a process holds: a building process keeps the file open."""
     with suppress(psutil.Error, OSError):
         for file in process.open_files():
             path = Path(file.path)

@@ -1,4 +1,4 @@
-"""Trace an engine that theory describes: the peak of a rank's tensors, what is reserved for them, its collectives.
+"""Trace an engine that theory describes: a rank's peak of tensors, the reserved memory, and its collectives.
 
 Nothing is allocated and nothing is sent, so a laptop traces a model of seven billion parameters. What is traced is what
 `study/training` builds: the modules of transformers, DeepSpeed's engine, accelerate's sharding, torch's DDP and AdamW.

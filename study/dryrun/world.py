@@ -74,7 +74,7 @@ def launch_environment(
 
 
 def _launched(file: Path, world_size: int, mixed_precision: str | None) -> Environment:
-    """The environment in which accelerate would start a script; empty: it would start one process, and not several."""
+    """Return the environment in which accelerate would start a script; empty if it would start a single process."""
     from accelerate.commands import launch
     from accelerate.utils import launch as prepare
 
@@ -142,7 +142,7 @@ def rank_environment(rank: int, world_size: int, local_world_size: int) -> Envir
 def rank_of_many(
     rank: int, world_size: int, local_world_size: int, variables: Environment, meeting: Path | None = None
 ) -> Iterator[None]:
-    """Be this rank until the process ends: its environment, its group, and answers to what an engine asks of others.
+    """Make this process a rank until it ends: environment, process group, and simulated values from other ranks.
 
     `meeting`: a file by which all ranks of the world find each other, to exchange real values; None: only some of the
     ranks are there.
@@ -172,7 +172,7 @@ def rank_of_many(
 
 @contextmanager
 def first_rank(engine: Engine) -> Iterator[DeviceMesh | None]:
-    """Be rank 0 of torch's own engines within a `with` block; yield the mesh of all ranks, None for a single process.
+    """Make this process rank 0 of torch's engines in a `with` block; yield the mesh of all ranks (one process: None).
 
     The mesh reads the ranks' numbers, so it is made before tensors are fake.
     """
@@ -221,7 +221,7 @@ def accelerate_on_cpu(variables: Environment) -> Iterator[None]:
 
 
 def _parallelism(variables: Environment) -> Any:
-    """The accelerate.ParallelismConfig of replicas and shards that a file asks for; None: it asks for none."""
+    """Return the accelerate.ParallelismConfig of replicas and shards that a file requests; None if it requests none."""
     from accelerate import ParallelismConfig
 
     names = ("dp_replicate_size", "dp_shard_size")

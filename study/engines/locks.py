@@ -138,7 +138,7 @@ def _of_requirements(text: str, path: Path, including: tuple[Path, ...]) -> Iter
 
 
 def _of_option(line: str, path: Path, including: tuple[Path, ...]) -> Iterator[_Pin]:
-    """Follow an included file, and read an editable installation; other options say nothing of releases."""
+    """Follow an included file, and read an editable installation; other options do not name releases."""
     option, _, value = (part.strip() for part in re.sub(r"=", " ", line, count=1).partition(" "))
     if option in ("-e", "--editable"):
         yield _Pin(_name_of_address(value), None, line, "is installed from a source tree, so its release is unknown")
@@ -173,7 +173,7 @@ def _of_requirement(line: str) -> _Pin:
 
 
 def _name_of_address(address: str) -> str:
-    """Tell a package from an address: by `#egg=`, by a wheel's name, or by the last part of its path."""
+    """Return the package of an address: by `#egg=`, by a wheel's name, or by the last part of its path."""
     if egg := re.search(r"[#&]egg=([\w.-]+)", address):
         return str(canonicalize_name(egg[1]))
     place = re.split(r"[#?@]", address.rpartition("://")[2] or address)[0]

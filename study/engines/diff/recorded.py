@@ -37,7 +37,7 @@ class Key(NamedTuple):
 
     @property
     def ranks(self) -> list[int]:
-        """The ranks that a difference names; none: of all together."""
+        """The ranks that a difference names; empty: all ranks together."""
         return [] if self.rank is None else [self.rank]
 
 
@@ -59,7 +59,7 @@ class Entry(NamedTuple):
 
     @property
     def is_whole_batch(self) -> bool:
-        """Whether it is of all tensors of a batch together."""
+        """Whether this entry describes all tensors of a batch together."""
         return self.kind == "batch" and not self.name
 
 
@@ -153,13 +153,16 @@ class Recording:
         return [[len(rows) for rows in passes] for passes in self.rows(1)]
 
     def rows(self, step: int, part: str = "") -> list[list[list[float]]]:
-        """What each forward pass of a step was given, by rank: a digest of each row. `part`: of one tensor alone."""
+        """Return the inputs of each forward pass of a step, by rank: a digest of each row.
+
+        `part`: only of one tensor.
+        """
         return [
             [e.sketch for e in entries if (e.kind, e.step, e.name) == ("batch", step, part)] for entries in self.ranks
         ]
 
     def shapes(self, step: int) -> dict[str, list[tuple[int | None, list[int]]]]:
-        """Of each output of a step: its shapes, each with the rows of its forward pass (None: not known)."""
+        """Return the shapes of each output of a step, each with the rows of its forward pass (None: unknown)."""
         shapes: dict[str, list[tuple[int | None, list[int]]]] = {}
         for entries, passes in zip(self.ranks, self.rows(step), strict=True):
             outputs: dict[str, list[Entry]] = {}
@@ -173,7 +176,10 @@ class Recording:
         return shapes
 
     def values(self, by_call: bool) -> dict[Key, Seen]:
-        """What was seen, by key, in the order of rank 0. `by_call`: outputs by rank and call, else their mean."""
+        """Return the recorded tensors by key, in the order of rank 0.
+
+        `by_call`: outputs by rank and call, else their mean.
+        """
         tensors: dict[Key, Seen] = {}
         outputs: dict[Key, list[Seen]] = {}
         for rank, entries in enumerate(self.ranks):
@@ -189,14 +195,14 @@ class Recording:
 
 
 def _mean(outputs: list[Seen]) -> Seen:
-    """The mean over all rows of the means over the rows of each pass."""
+    """Return the mean over all rows from the means over the rows of each pass."""
     total = max(1, sum(output.size for output in outputs))
     mean = np.sum([output.size / total * output.sketch for output in outputs], axis=0)
     return Seen(mean, outputs[0].dtype, total)
 
 
 def _updates(tensors: dict[Key, Seen]) -> Iterator[tuple[Key, Seen]]:
-    """By parameter, and of all of them together, one behind the other, as `whole`."""
+    """Return the update of each parameter, and that of all parameters concatenated as `whole`."""
     together: dict[tuple[int, Any], list[Seen]] = {}
     for key, seen in tensors.items():
         if key.kind == "weights" and key.step and (before := tensors.get(key._replace(step=key.step - 1))):

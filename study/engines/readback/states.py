@@ -1,4 +1,4 @@
-"""Which tensors are a rank's model states, wherever an engine keeps them, and how many bytes they have."""
+"""Find the tensors of a rank's model states, wherever an engine stores them, and count their bytes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _tensors(values: Any) -> Iterator[torch.Tensor]:
 
 
 def _address(tensor: torch.Tensor) -> int:
-    """Where a tensor's storage is; of one without memory, where that is described."""
+    """Return the address of a tensor's storage; for a tensor without memory, that of its description."""
     storage = tensor.untyped_storage()
     return storage._cdata if isinstance(tensor, FakeTensor) else storage.data_ptr()
 
