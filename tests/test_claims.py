@@ -303,7 +303,7 @@ def test_a_page_has_an_answer_on_top_and_a_quote_in_one_row(sources, monkeypatch
         ({"holds": "no", "remedy": "x", "rank": 2}, "the ranks are [2]; number the faults that matter from 1 on"),
         ({"readings": ["small.other"]}, "small.other is no claim of this source"),
         ({"readings": ["small.speed.ratio"] * 2}, "small.speed.ratio is in 2 of them"),
-        ({"question": "why"}, "question 'why' is none of held, stage2-sends"),
+        ({"question": "why"}, "there is no question 'why'. Choose one of held, stage2-sends"),
     ],
 )
 def test_a_wrong_sentence_is_refused(tmp_path, changes, said):

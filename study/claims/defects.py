@@ -105,9 +105,11 @@ def read(path: Path) -> dict[str, Any]:
     """Read the results of the protocol. Raises Refusal."""
     content = files.load(path, "results of the protocol")
     if not isinstance(content, dict) or not {"settings", "machine", "runs"} <= content.keys():
-        raise Refusal(f"{path}: holds no results of the protocol; make them with python tools/published protocol")
+        raise Refusal(
+            f"{path}: this file has no results of the protocol. Make them with `python tools/published protocol`."
+        )
     if unknown := {name.partition("/")[0] for name in content["runs"]} - PROGRAMS.keys():
-        raise Refusal(f"{path}: runs: {min(unknown)} is no program; take it out")
+        raise Refusal(f"{path}: runs: there is no program {min(unknown)}. Remove it.")
     return content
 
 

@@ -61,7 +61,7 @@ def plain(value: str) -> str:
     """Return a text of the ledger without marks of Markdown, HTML entities and JSON."""
     for pattern, replacement in _MARKDOWN:
         value = pattern.sub(replacement, value)
-    return html.unescape(_JSON.sub(lambda found: _in_words(json.loads(found[0])), value))
+    return html.unescape(_JSON.sub(lambda match: _in_words(json.loads(match[0])), value))
 
 
 def _line(value: str, indent: str = "", later_indent: str | None = None) -> str:

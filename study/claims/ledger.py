@@ -260,7 +260,7 @@ def read(folder: Path = FOLDER) -> list[Source]:
     """Read every source, in the order of their names. Raises Refusal naming file, claim and key."""
     paths = sorted(folder.glob("*.yaml"))
     if not paths:
-        raise Refusal(f"{folder}: no ledger here; each source is a YAML file")
+        raise Refusal(f"{folder}: there is no ledger in this folder. Each source is a YAML file.")
     sources = _with_cited([_read(path) for path in paths])
     file_of_claim: dict[str, str] = {}
     known_questions = questions()
@@ -268,10 +268,14 @@ def read(folder: Path = FOLDER) -> list[Source]:
         for sentence in source.sentences:
             if sentence.question is not None and sentence.question not in known_questions:
                 keys = ", ".join(known_questions)
-                raise Refusal(f"{path}: {sentence.readings[0]}: question {sentence.question!r} is none of {keys}")
+                raise Refusal(
+                    f"{path}: {sentence.readings[0]}: there is no question {sentence.question!r}. Choose one of {keys}."
+                )
         for claim in source.claims:
             if claim.id in file_of_claim:
-                raise Refusal(f"{path}: {claim.id}: id: is there already, in {file_of_claim[claim.id]}; choose another")
+                raise Refusal(
+                    f"{path}: {claim.id}: id: {file_of_claim[claim.id]} already has this id. Choose another one."
+                )
             file_of_claim[claim.id] = path.name
             if isinstance(claim.rule, Arithmetic):
                 with refusing(f"{path}: {claim.id}: rule"):

@@ -82,7 +82,7 @@ def _sentences_of(source: Source, committed: Mapping[str, Verdict]) -> list[Judg
     name, judged = source.source, {}
     for claim in source.claims:
         if claim.id not in committed:
-            raise Refusal(f"{verdicts.VERDICTS}: {claim.id}: has no verdict; {AGAIN}")
+            raise Refusal(f"{verdicts.VERDICTS}: {claim.id}: this claim has no verdict. {AGAIN}")
         judged[claim.id] = JudgedClaim(name, claim, committed[claim.id])
     if not source.sentences:
         return [JudgedSentence(name, None, [claim], []) for claim in judged.values()]

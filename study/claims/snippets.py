@@ -61,7 +61,10 @@ def execute_all(claim_ids: Sequence[str], path: Path) -> None:
     extensions.provide(extensions.EXTENSIONS, "what the sources print")
     rules = _rules_of_execution()
     if unknown := [name for name in claim_ids if name not in rules]:
-        raise Refusal(f"--claim {unknown[0]}: is not executed; those of the ledger with rule.type: execution are")
+        raise Refusal(
+            f"--claim {unknown[0]}: this claim has no code lines. Choose a claim of the ledger with rule.type: "
+            "execution."
+        )
     versions = {name: importlib.metadata.version(name) for name in PACKAGES}
     results = _earlier_results(path, versions) if claim_ids and path.exists() else {}
     for name in claim_ids or rules:
@@ -85,7 +88,7 @@ def _earlier_results(path: Path, versions: dict[str, str]) -> dict[str, Result]:
     """Read the results that stay. Raises Refusal where they are of other versions."""
     earlier = by_execution.read(path)
     if earlier.versions != versions:
-        raise Refusal(f"{path}: versions: these are not installed here; leave --claim out to execute every claim")
+        raise Refusal(f"{path}: these versions are not installed here. Remove --claim to execute every claim again.")
     return earlier.results
 
 

@@ -46,7 +46,7 @@ def read(path: Path) -> dict[str, Any]:
     """Read a file of measured traps. Raises Refusal."""
     content = files.load(path, "measured traps")
     if not isinstance(content, dict) or not {"settings", "data", "arms", "traps"} <= content.keys():
-        raise Refusal(f"{path}: holds no measured traps; make them with python tools/published traps")
+        raise Refusal(f"{path}: this file has no measured traps. Make them with `python tools/published traps`.")
     return content
 
 

@@ -242,10 +242,10 @@ def _conformance(
     results = installation.examine(cells, lambda line: print(line, flush=True), chosen=chosen_releases)
     if output is not None:
         files.write_json(output, results)
-    print("\n".join(committed.lines(results)))
     failures = committed.failures(results, earlier)
     if known is not None:
-        print(terminal.wrapped(f"New failures compared with {known}: {', '.join(failures) or 'none'}."))
+        print(terminal.wrapped(f"New failures compared with {known}: {', '.join(failures) or 'none'}."), end="\n\n")
+    print("\n".join(committed.lines(results)))
     return int(bool(failures))
 
 

@@ -38,9 +38,11 @@ class ProcessTrees:
                     members[process_id] = psutil.Process(process_id)
             waiting = [*members]
             while waiting:
-                found = {child.pid: child for child in children.get(waiting.pop(), ()) if child.pid not in members}
-                members |= found
-                waiting += found
+                descendants = {
+                    child.pid: child for child in children.get(waiting.pop(), ()) if child.pid not in members
+                }
+                members |= descendants
+                waiting += descendants
             counted = sum(map(_seconds, members.values()))
             # What ends takes its seconds along, unless its parent counts them.
             self._seconds[rank] = self._seconds.get(rank, 0.0) + max(0.0, counted - self._counted.get(rank, 0.0))
@@ -55,11 +57,11 @@ class ProcessTrees:
         """
         self.look(running)
         stopped: set[psutil.Process] = set()
-        while found := [each for each in self._started() if each not in stopped]:
-            for process in found:
+        while unstopped := [each for each in self._started() if each not in stopped]:
+            for process in unstopped:
                 with suppress(psutil.Error):
                     process.suspend()
-            stopped.update(found)
+            stopped.update(unstopped)
             self.look(running)
         for process in stopped:
             with suppress(psutil.Error):

@@ -56,14 +56,14 @@ def communication(calls: Sequence[Call], world_size: int) -> str:
     return str(tabulate(rows, headers=["collective in a step", "ranks", "type", "calls", "size of full tensors"]))
 
 
-def mismatches(found: Sequence[Mismatch], ranks: Sequence[int], are_all_there: bool) -> Iterator[str]:
+def mismatches(first_mismatches: Sequence[Mismatch], ranks: Sequence[int], are_all_there: bool) -> Iterator[str]:
     """Say where ranks would wait for each other forever, or that they would not."""
-    if len(ranks) > 1 and not found:
+    if len(ranks) > 1 and not first_mismatches:
         if are_all_there:
             yield f"No hang: the {len(ranks)} ranks make the same calls in the same order, by kind, size and type."
         else:
             yield f"No hang: ranks {', '.join(map(str, ranks))} make the same calls in the same order."
-    for mismatch in found:
+    for mismatch in first_mismatches:
         yield (
             f"HANG: ranks {mismatch.ranks[0]} and {mismatch.ranks[1]} make different calls at their collective number "
             f"{mismatch.number}" + (f", after {_call(mismatch.before)}." if mismatch.before else ".")

@@ -157,11 +157,11 @@ class TensorTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def parts_at_peak(self) -> dict[Part, int]:
         """Return the bytes that were held at the peak, by what their storages have turned out to be."""
-        held = Counter(self._held_at_start)
+        bytes_by_storage = Counter(self._held_at_start)
         for storage, change in (self._changes or [])[: self._num_changes_at_peak]:
-            held[storage] += change
+            bytes_by_storage[storage] += change
         parts: dict[Part, int] = dict.fromkeys(PARTS, 0)
-        for storage, num_bytes in held.items():
+        for storage, num_bytes in bytes_by_storage.items():
             parts[storage.part] += num_bytes
         return parts
 

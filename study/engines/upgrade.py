@@ -202,8 +202,8 @@ def _net_changes(package: str, between: Sequence[str]) -> dict[_KeyChange, list[
 def _as_change(package: str, change: _KeyChange, classes: Sequence[str], previous: str, is_certain: bool) -> Change:
     """Word the change of a key. `previous`: the release that was examined before the one in which it changed."""
     key, before, after, version = change
-    others = f" (also of {', '.join(classes[1:])})" if classes[1:] else ""
-    line = f"{classes[0]}.{key}{others}: {before or 'missing'} -> {after or 'missing'}"
+    other_classes = f" (also of {', '.join(classes[1:])})" if classes[1:] else ""
+    line = f"{classes[0]}.{key}{other_classes}: {before or 'missing'} -> {after or 'missing'}"
     if not is_certain:
         line += f" (it changed between {previous} and {version}, so perhaps not in this upgrade)"
     alarms = is_certain and not HARMLESS.match(key)

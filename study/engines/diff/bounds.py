@@ -64,8 +64,8 @@ class Bounds:
     def __init__(self, a: Recording, b: Recording, ours: dict[Key, Seen], by_call: bool) -> None:
         """`ours`: A's tensors. `by_call`: outputs are compared by rank and call, and not their means."""
         self._noise: dict[Key, float] = {}
-        for key, away in _distances_of_noise(a, b, by_call):
-            self._noise[key] = max(self._noise.get(key, 0.0), away)
+        for key, noise_distance in _distances_of_noise(a, b, by_call):
+            self._noise[key] = max(self._noise.get(key, 0.0), noise_distance)
         self.is_marked = not self._noise
         self._unit = max(ROUNDOFF.get(e.dtype, FP32) for each in (a, b) for e in each.ranks[0])  # of the coarsest type
         self._order = _order_of_modules(a)
@@ -94,10 +94,10 @@ class Bounds:
 
     def distance_and_bound(self, key: Key, ours: Seen, theirs: Seen) -> tuple[float, float]:
         """Return the distance of B's tensor from A's, and the largest distance that rounding explains."""
-        away, bound = distance(key.kind, ours, theirs), self._bound(key, ours, theirs)
-        if key.kind == "update" and away <= bound < math.inf:
-            return self._without_turned(key, ours, theirs) or (away, bound)
-        return away, bound
+        separation, bound = distance(key.kind, ours, theirs), self._bound(key, ours, theirs)
+        if key.kind == "update" and separation <= bound < math.inf:
+            return self._without_turned(key, ours, theirs) or (separation, bound)
+        return separation, bound
 
     def _without_turned(self, key: Key, ours: Seen, theirs: Seen) -> tuple[float, float] | None:
         """Return distance and bound of an update without the few elements whose sign rounding may change.
@@ -126,8 +126,8 @@ class Bounds:
         keys = [key._replace(kind="clipped", name=name) for name in names]
         clipped = [each for each in keys if each in self._ours]
         gradient = math.hypot(*(norm(self._ours[each].sketch) for each in clipped))
-        away = math.hypot(*(self._noise_of_gradient(each, gradient) for each in clipped))
-        share = min(1.0, (away + FP32 * gradient) / gradient) if gradient else 1.0
+        total_noise = math.hypot(*(self._noise_of_gradient(each, gradient) for each in clipped))
+        share = min(1.0, (total_noise + FP32 * gradient) / gradient) if gradient else 1.0
         expected = ours.size * share
         return expected, min(ours.size, expected + 3 * math.sqrt(expected) + 1)
 

@@ -212,14 +212,14 @@ def _unlike_ranks(side: str, recording: Recording) -> list[str]:
 
 def _unlike_ranks_by_name(recording: Recording, step: int, kind: str) -> dict[str, list[int]]:
     """Return the ranks on which a parameter's tensor differs from that of rank 0, by the parameter's name."""
-    first, *others = [
+    first, *later_ranks = [
         {entry[:4]: entry for entry in entries if (entry.step, entry.kind) == (step, kind)}
         for entries in recording.ranks
     ]
     ranks: dict[str, list[int]] = {}
-    for rank, other in enumerate(others, 1):
+    for rank, entries_of_rank in enumerate(later_ranks, 1):
         for key, entry in first.items():
-            if key in other and not _is_alike(entry.sketch, other[key].sketch):
+            if key in entries_of_rank and not _is_alike(entry.sketch, entries_of_rank[key].sketch):
                 ranks.setdefault(entry.name, []).append(rank)
     return ranks
 

@@ -117,6 +117,6 @@ def changes_text(examined: Examined, out: Path, changes: Sequence[KeyChange]) ->
     fixed = examine_content(out, mended(examined))
     if undecided := [f.key for f in fixed.findings if f.matters and f.file == str(out)]:
         lines.append(terminal.wrapped(f"You must decide what to write for: {', '.join(undecided)}."))
-    if other := sorted({f.file for f in fixed.findings if f.matters and f.file != str(out)}):
-        lines.append(terminal.wrapped(f"--fix did not change {', '.join(other)}. Check and fix it by itself."))
+    if other_files := sorted({f.file for f in fixed.findings if f.matters and f.file != str(out)}):
+        lines.append(terminal.wrapped(f"--fix did not change {', '.join(other_files)}. Check and fix it by itself."))
     return "\n".join(lines)

@@ -321,8 +321,8 @@ def check_ranks(reports: Sequence[Report]) -> tuple[list[str], list[str]]:
     notes: list[str] = []
     for group in _groups_kept_alike(reports):
         members = [reports[rank] for rank in group]
-        first, *others = members
-        if any((other["watched"], other["ranks"]) != (first["watched"], first["ranks"]) for other in others):
+        first, *later_members = members
+        if any((report["watched"], report["ranks"]) != (first["watched"], first["ranks"]) for report in later_members):
             notes.append(f"ranks {list(group)} are not compared, because they train different models.")
             continue
         findings += _first_divergence(group, members)
@@ -350,16 +350,16 @@ def _groups_kept_alike(reports: Sequence[Report]) -> list[tuple[int, ...]]:
 
 def _first_divergence(group: Sequence[int], members: Sequence[Report]) -> list[str]:
     """Find the first rank whose optimizer settings or weights differ from those of the group's first rank."""
-    first, *others = members
-    for rank, other in zip(group[1:], others, strict=True):
+    first, *later_members = members
+    for rank, member in zip(group[1:], later_members, strict=True):
         pair = f"ranks {group[0]} and {rank}"
-        unlike = [each for each in zip(first["settings"], other["settings"], strict=False) if len(set(each)) > 1]
+        unlike = [each for each in zip(first["settings"], member["settings"], strict=False) if len(set(each)) > 1]
         if unlike:
             return [
                 f"{pair} have different optimizer settings: {' and '.join(unlike[0])}. Use the same settings on all "
                 "ranks."
             ]
-        if difference := first_difference(first["weights"], other["weights"]):
+        if difference := first_difference(first["weights"], member["weights"]):
             return [_different_weights(first, pair, difference)]
     return []
 
@@ -377,8 +377,8 @@ def _different_weights(report: Report, pair: str, difference: str) -> str:
 
 
 def _different_buffers(members: Sequence[Report]) -> list[str]:
-    first, *others = members
-    differences = filter(None, (first_difference(first["buffers"], other["buffers"]) for other in others))
+    first, *later_members = members
+    differences = filter(None, (first_difference(first["buffers"], member["buffers"]) for member in later_members))
     return [
         f"buffers differ between ranks ({each}). A checkpoint has those of the rank that writes it."
         for each in differences
@@ -397,10 +397,10 @@ def _different_scales(group: Sequence[int], members: Sequence[Report]) -> list[s
 
 
 def _same_batch(group: Sequence[int], members: Sequence[Report]) -> list[str]:
-    first, *others = members
+    first, *later_members = members
     batches = first["batches"]
     is_made_up = len(batches) < 2 or not batches[0] or batches[0] == batches[1]  # the same in each step
-    if is_made_up or any(other["batches"] != batches for other in others):
+    if is_made_up or any(member["batches"] != batches for member in later_members):
         return []
     return [
         f"every rank trains on the same batch: in two steps, the inputs of ranks {list(group)} were equal. Give the "

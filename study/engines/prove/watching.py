@@ -412,8 +412,8 @@ class StepWatcher:
         self._content["notes"] += notes
         if rank() == 0:
             # A progress bar may be on the current line.
-            found = mismatch.of_findings(wrong, findings, differences, notes)
-            print("", *lines, *found, *lines_after, sep="\n", flush=True)
+            finding_lines = mismatch.of_findings(wrong, findings, differences, notes)
+            print("", *lines, *finding_lines, *lines_after, sep="\n", flush=True)
             try:
                 self._output.parent.mkdir(parents=True, exist_ok=True)
                 self._output.write_text(json.dumps(self._content, indent=1, default=str) + "\n")
