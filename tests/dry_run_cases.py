@@ -321,7 +321,7 @@ REFUSED = {
     "[]": "no keys",  # what stands in a file
     "{distributed_type: FSDP,fsdp_config: {fsdp_version: 2},parallelism_config: {parallelism_config_tp_size: 4}}": "TP",
     "{distributed_type: DEEPSPEED, deepspeed_config: {deepspeed_config_file: nowhere.json}}": "nowhere.json",
-    "{distributed_type: DEEPSPEED, deepspeed_config: {zero_stage: 2, gradient_accumulation_steps: 8}}": "says .* 8",
+    "{distributed_type: DEEPSPEED, deepspeed_config: {zero_stage: 2, gradient_accumulation_steps: 8}}": "sets .* 8",
     "{distributed_type: DEEPSPEED, deepspeed_config: {zero_stage: 3, offload_param_device: nvme}}": "NVMe",
 }
 
