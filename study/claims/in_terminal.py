@@ -141,12 +141,13 @@ def _values(model: Any) -> str:
     return _in_words(model.model_dump(mode="json", exclude_none=True))
 
 
+def _field_name(name: str) -> str:
+    return _NAMES.get(name, name).replace("_", " ")
+
+
 def _in_words(value: Any) -> str:
     if isinstance(value, Mapping):
-        return (
-            ", ".join(f"{_NAMES.get(key, key).replace('_', ' ')} = {_nested(inner)}" for key, inner in value.items())
-            or "nothing"
-        )
+        return ", ".join(f"{_field_name(str(key))} = {_nested(inner)}" for key, inner in value.items()) or "nothing"
     if isinstance(value, list):
         return ", ".join(map(_nested, value)) or "none"
     return {True: "yes", False: "no"}.get(value, str(value)) if isinstance(value, bool) else str(value)
@@ -163,7 +164,9 @@ def _tally(judged_sentences: Sequence[JudgedSentence]) -> list[str]:
     by_standing = Counter((judged.source, judged.conclusion.standing) for judged in counted)
     by_word = Counter(judged.word for judged in counted)
     names = list(dict.fromkeys(judged.source for judged in judged_sentences))
-    rows = [(name, *(by_standing[name, standing] for standing in get_args(Standing))) for name in names]
+    rows: list[tuple[Any, ...]] = [
+        (name, *(by_standing[name, standing] for standing in get_args(Standing))) for name in names
+    ]
     rows += [("all", *map(sum, list(zip(*rows, strict=True))[1:]))] if len(rows) > 1 else []
     titles = ["source", "agrees", "in part", "contradicted", "undecided", "all"]
     table = tabulate([(*row, sum(row[1:])) for row in rows], headers=titles)

@@ -16,7 +16,13 @@ from .inputs import different_batches, different_weights, outputs_without_rows, 
 from .recorded import Difference, Key, Recording, Seen
 
 EXACT = 1e-12  # relative; what the order in which threads add a sketch makes is less
-NAMES = {"forward": "output", "clipped": "clipped gradient", "whole": "length of the update"}
+NAMES = {
+    "forward": "output",
+    "clipped": "clipped gradient",
+    "whole": "length of the update",
+    "weights": "weight",
+    "held": "weight",
+}
 _REPLICATED = ("gradient", "clipped", "weights", "held")
 
 

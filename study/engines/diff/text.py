@@ -25,7 +25,9 @@ def text(result: Result) -> str:
         lines += ["Likely causes, the most likely first:", *(f"- {cause}" for cause in result.causes)]
     if result.differences and (rest := _rest(result)):
         lines.append(f"All differences: {rest}.")
-    nearest = f", at most {result.worst_noise_ratio:.2g} of the bound apart" if result.num_alike else ""
+    nearest = (
+        f", with differences of at most {result.worst_noise_ratio:.2g} times the bound" if result.num_alike else ""
+    )
     before = " before the first difference" if result.differences else ""
     lines.append(f"Equal{before}: {result.num_alike} tensors{nearest}.")
     lines += [f"Note: {note}." for note in result.notes]
@@ -126,7 +128,7 @@ def _rest(result: Result) -> str:
 
 
 def _counted(number: int, noun: str) -> str:
-    plural = {"forward pass": "forward passes", "weights": "weights"}.get(noun, f"{noun}s")
+    plural = "forward passes" if noun == "forward pass" else f"{noun}s"
     return f"{number} {noun if number == 1 else plural}"
 
 

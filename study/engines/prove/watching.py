@@ -320,7 +320,6 @@ class StepWatcher:
         differences = [*comparison.differences, *differences]
         result = mismatch.of_result(self._steps, len(self._content["findings"]), len(differences))
         self._tell([result], differences, [*comparison.notes, *notes, *remarks], lines_after=lines)
-        _print(f"proof: written to {self._output}")
 
     def _precision_of(self, step: Step) -> str:
         if step.autocast_dtype is None:
@@ -419,6 +418,9 @@ class StepWatcher:
                 self._output.write_text(json.dumps(self._content, indent=1, default=str) + "\n")
             except OSError as error:  # only rank 0 writes, and all ranks must end in the same way
                 print(f"proof: not written: {error}", flush=True)
+            else:
+                if lines_after:
+                    print(f"proof: written to {self._output}", flush=True)
         if self._strict and findings:
             raise TrainsWrong(" ".join(findings))
         if self._strict and differences:
