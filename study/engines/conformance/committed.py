@@ -123,7 +123,8 @@ def grouped(cells: Iterable[str]) -> dict[str, list[str]]:
 def explanation(cell: Mapping[str, Any]) -> str:
     """Return how far a cell is from the reference, or how it failed."""
     if "message" in cell:
-        return f"{cell['verdict']} while it was {cell['stage']}: {cell['message']}"
+        stage = cell["stage"].replace("taken up", "resumed")  # the words of the matrices
+        return f"{cell['verdict']} while it was {stage}: {cell['message']}"
     if cell["verdict"] == "same":
         return (
             f"same: the largest deviation ({cell['of']}) is {cell['share_of_bound']:.2f} times what rounding explains"
