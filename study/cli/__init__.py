@@ -32,7 +32,6 @@ GROUPS = {
     "Check": _Group(
         check.COMMANDS,
         "zero-study doctor my_deepspeed.json",
-        "Check your own script: python -m zero_study.prove train.py (docs/prove.md).",
     ),
     "Maintain": _Group(maintain.COMMANDS, "zero-study pack runs/smoke my-box.zip"),
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -153,7 +154,7 @@ def read_strategy(path: Path, folder: Path = Path()) -> Strategy:
     wrong = strict.validation_errors("accelerate", settings, config_files.of_accelerate(str(path), settings))
     wrong = wrong or _wrong_sections(settings)
     if wrong:
-        raise Refusal("; ".join([f"{path}: {wrong[0]}", *wrong[1:], *_wrong_in_json(json_name, folder)]))
+        raise Refusal(f"{path}: {_sentences([*wrong, *_wrong_in_json(json_name, folder)])}")
     deepspeed, fsdp = settings.get("deepspeed_config", {}), settings.get("fsdp_config", {})
     json_content = _read_json(path, folder / json_name) if json_name is not None else None
     ddp_json = _read_ddp_json(path) if settings["distributed_type"] == "MULTI_GPU" else None
@@ -206,6 +207,11 @@ def _json_named(content: dict[str, Any]) -> str | None:
     return json_name if isinstance(json_name, str) else None
 
 
+def _sentences(errors: Iterable[str]) -> str:
+    """Join the errors of a file as sentences."""
+    return " ".join(error if error.endswith(".") else f"{error}." for error in errors)
+
+
 def _wrong_sections(content: dict[str, Any]) -> list[str]:
     """List sections that lack their distributed_type or a setting that they need."""
     kind, fsdp = content["distributed_type"], content.get("fsdp_config")
@@ -217,7 +223,8 @@ def _wrong_sections(content: dict[str, Any]) -> list[str]:
     machines = content.get("num_machines", 1)
     if deepspeed is not None and machines > 1 and deepspeed.get("deepspeed_multinode_launcher") is None:
         reason = known_keys.read()["study"]["accelerate"]["why"]["deepspeed_config.deepspeed_multinode_launcher"]
-        return [f"num_machines: {machines} without a launcher {reason}"]  # accelerate's default is pdsh
+        # accelerate's default is pdsh
+        return [f"num_machines is {machines}, and deepspeed_multinode_launcher is not set. {reason}"]
     if (kind == "FSDP") != (fsdp is not None):
         return ["distributed_type: FSDP and an fsdp_config section belong together"]
     if "parallelism_config" not in content:
@@ -234,7 +241,7 @@ def _read_json(yaml_path: Path, path: Path) -> dict[str, Any]:
     _check_is_seen(yaml_path, path)
     content = with_keys(path, load(path, "JSON"))
     if wrong := strict.validation_errors("json", content, config_files.of_json(str(path), content)):
-        raise Refusal(f"{path}: {'; '.join(wrong)}")
+        raise Refusal(f"{path}: {_sentences(wrong)}")
     return content
 
 
