@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+import statistics
 from pathlib import Path
 
 import launching
@@ -416,10 +417,10 @@ def test_runs_without_a_time_are_counted_with_the_reason(tmp_path):
     (line,) = re.findall("Without a time: 2 of 3 runs .*", differences.page([tmp_path], "ddp"))
     assert "5 % of the processors" in line
     lines = summary.table([tmp_path]).splitlines()
-    (ddp,), (zero2,) = ([line for line in lines if line.startswith(name)] for name in ("ddp", "zero2"))
+    (ddp,), (zero2,) = ([line for line in lines if line.startswith(f"{name}  ")] for name in ("ddp", "zero2"))
     assert ("same" in zero2, "(" in ddp, "(" in zero2) == (True, False, True)  # the time is there, and greyed
-    assert [line for line in lines if "5 % of the processors" in line]
-    assert max(map(len, lines)) <= 100
+    assert "times of 2 runs do not count: other programs took more than 5 % of the processors" in " ".join(lines)
+    assert max(map(len, lines)) <= 80
     path = synthetic.write_run(tmp_path / "quiet", strategy="ddp")
     assert "Without a time" not in differences.page([path.parent], "ddp")
 
@@ -432,6 +433,70 @@ def test_the_short_view_fits_into_80_columns(strategy, tmp_path):
     lines = summary.table([tmp_path]).splitlines()
     assert strategy in "".join(line.split()[0] for line in lines if line)
     assert max(map(len, lines)) <= 80
+
+
+def _short_rows(text: str) -> dict[str, list[str]]:
+    """The rows of the short table by strategy, in words."""
+    return {line.split()[0]: line.split() for line in text.splitlines() if re.match(r"(ddp|zero|fsdp)\S*  ", line)}
+
+
+def test_repeats_share_a_row_with_median_range_and_count(tmp_path):
+    """Ratios are those of the medians, and a disturbed time does not count."""
+    times = {"ddp": (1.0, 1.2, 9.0), "zero2": (2.4, 2.0, 2.2)}
+    written: dict[str, list[float]] = {"ddp": [], "zero2": []}
+    for strategy, seconds in times.items():
+        for repeat, value in enumerate(seconds):
+            seed = repeat % 2
+            path = synthetic.write_run(tmp_path, strategy=strategy, seed=seed, repeat=repeat, seconds=value)
+            written[strategy].append(schema.read(path.parent).timing.median_seconds)
+            if value == 9.0:
+                synthetic.change(path, load=LOAD | {"other_seconds": 9.0})
+    text = summary.table([tmp_path])
+    assert "seeds 0, 1," in text.splitlines()[0]
+    table = _short_rows(text)
+    assert list(table) == ["ddp", "zero2"]
+    assert table["ddp"][1:3] == table["zero2"][1:3] == ["2", "3"]  # ranks, runs
+    medians = {"ddp": statistics.mean(written["ddp"][:2]), "zero2": statistics.median(written["zero2"])}
+    assert table["ddp"][-1] == f"{medians['ddp']:.3g}"
+    assert table["zero2"][-2:] == [f"{medians['zero2']:.3g}", f"{medians['zero2'] / medians['ddp']:.2f}x"]
+    assert "same" in table["zero2"]
+    for values in (written["ddp"][:2], written["zero2"]):
+        assert f" {min(values):.3g}-{max(values):.3g}\n" in text
+    assert max(map(len, text.splitlines())) <= 80
+    each = summary.table([tmp_path], each=True)
+    assert len(re.findall("^(ddp|zero2) ", each, re.MULTILINE)) == 6
+    assert "runs" not in each.splitlines()[2]
+
+
+def test_runs_with_another_batch_have_a_row_of_their_own(tmp_path):
+    for micro_batch_size in (2, 4):
+        synthetic.write_run(tmp_path, strategy="ddp", micro_batch_size=micro_batch_size)
+    rows = summary.table([tmp_path]).partition("\nstrategy ")[2]
+    assert re.findall(r"^ddp \(.*?\)", rows, re.MULTILINE) == ["ddp (micro batch 2)", "ddp (micro batch 4)"]
+
+
+def test_the_losses_of_other_seeds_are_not_compared(tmp_path):
+    synthetic.write_run(tmp_path, strategy="ddp", seed=0)
+    synthetic.write_run(tmp_path, strategy="zero2", seed=1)
+    assert "seeds" in _short_rows(summary.table([tmp_path]))["zero2"]
+
+
+@pytest.mark.parametrize("control", ["ddp", "zero1"])
+def test_the_control_is_named_if_it_is_not_ddp(control, tmp_path):
+    for strategy in (control, "zero3"):
+        synthetic.write_run(tmp_path, strategy=strategy)
+    text = summary.table([tmp_path])
+    assert f"vs {control}" in text
+    assert ("no DDP run" in text, "compared with zero1 instead" in " ".join(text.split())) == (control != "ddp",) * 2
+
+
+def test_the_answer_comes_before_the_table(tmp_path):
+    for strategy, seconds in (("ddp", 1.0), ("fsdp2", 2.0)):
+        synthetic.write_run(tmp_path, strategy=strategy, seconds=seconds)
+    answer = " ".join(summary.table([tmp_path]).partition("strategy ")[0].split())
+    assert "fsdp2 has the lowest peak: 0." in answer
+    assert "ddp has the shortest step." in answer
+    assert "All losses are the same as those of ddp." in answer
 
 
 def test_a_run_that_went_on_with_other_threads_is_listed(tmp_path):

@@ -449,6 +449,11 @@ def test_what_a_record_says_is_text_on_every_page(run_dir, capsys, view):
     synthetic.change(failed, failure={"step": 1, "error": hostile})
     synthetic.change(failed.with_name("outcome.json"), message=hostile)
     cli.run(["compare", "runs", "--view", view])
+    text = capsys.readouterr().out
+    assert not {*"\u202e\x1b"} & {*text}
+    if view == cli.compare.SHORT:
+        return
+    cli.run(["compare", "runs", "--view", view, "--markdown"])
     page = capsys.readouterr().out
     assert "<script" not in page
     assert not {*"\u202e\x1b"} & {*page}

@@ -12,9 +12,10 @@ from study.cli.options import A_STUDY, DATA_FOLDER, PATH, RECORDS, TRAINING, com
 from study.errors import Refusal
 from study.files import require_clone
 
+SHORT = "short"
 # The tables of `zero-study compare`, and the function of study.compare that makes each.
 VIEWS = {
-    "short": "summary.table",
+    SHORT: "summary.table",
     "differences": "differences.page",
     "model-states": "memory_views.MODEL_STATES.page",
     "communication": "communication_views.COMMUNICATION.page",
@@ -31,36 +32,76 @@ WITH_CONTROL = ("differences",)  # the tables that compare with one strategy
 
 @command("compare")
 @click.argument("records", type=PATH, nargs=-1, required=True, help=RECORDS)
-@click.option("--view", type=click.Choice(tuple(VIEWS)), default="short", help="which table")
-@click.option("--control", default="ddp", metavar="STRATEGY", help=f"what {' and '.join(WITH_CONTROL)} compare with")
-@click.option("--verdict", metavar="STUDY", help="hold the runs of this study to the protocol that it fixed in advance")
-def _compare(records: tuple[Path, ...], view: str, control: str, verdict: str | None) -> None:
+@click.option("--view", type=click.Choice(tuple(VIEWS)), default="short", help="The table to print.")
+@click.option(
+    "--control",
+    default="ddp",
+    metavar="STRATEGY",
+    help="The strategy that the others are compared with. Only --view differences takes it.",
+)
+@click.option(
+    "--each", is_flag=True, help="List every run. By default, the short table has one row per strategy, with medians."
+)
+@click.option(
+    "--verdict",
+    metavar="STUDY",
+    help="Judge the runs of a study by the protocol that its file fixed before the runs were made.",
+)
+@click.option("--markdown", is_flag=True, help="Print the tables in Markdown. By default, they are plain text.")
+def _compare(
+    records: tuple[Path, ...], view: str, control: str, each: bool, verdict: str | None, markdown: bool
+) -> None:
     """Compare runs: loss, memory, time.
 
-    With a control, with intervals and verdicts, as Markdown.
-
-    --verdict judges a study that was fixed in advance: what its null, its arms and its positive controls say.
+    By default, a short table: one row per strategy, with the ratio to the control (DDP, if it is there). --view selects
+    tables with details, for instance `differences` with confidence intervals.
     """
-    if verdict is not None:
-        if (view, control) != ("short", "ddp"):
-            raise Refusal(
-                "--verdict: a study's protocol names its tables and its control; leave --view and --control out"
-            )
-        from study.compare import verdict_text
-        from study.running import studies
+    from study.compare import plain_text
+    from study.progress import after_two_seconds
 
-        chosen = studies.find(verdict)
-        if chosen.protocol is None:
-            raise Refusal(
-                f"study {verdict!r} has no protocol: nothing was fixed before its runs; use `zero-study compare`"
-            )
-        print(verdict_text.page(records, chosen))
-        return
+    with after_two_seconds("Reading the records and making the tables"):
+        if verdict is not None:
+            page = _judge(records, view, control, each, verdict)
+        else:
+            page = _page(records, view, control, each, markdown)
+    is_plain = markdown or (verdict is None and view == SHORT)  # the short table is plain text already
+    print(page if is_plain else plain_text.of_markdown(page))
+
+
+def _judge(records: tuple[Path, ...], view: str, control: str, each: bool, verdict: str) -> str:
+    """Make the page that judges a study by its protocol."""
+    if (view, control, each) != (SHORT, "ddp", False):
+        raise Refusal(
+            f"--verdict {verdict} cannot be combined with --view, --control or --each, because the study's protocol "
+            "determines its tables and its control. Leave these options out."
+        )
+    from study.compare import verdict_text
+    from study.running import studies
+
+    chosen = studies.find(verdict)
+    if chosen.protocol is None:
+        raise Refusal(
+            f"The study {verdict!r} has no protocol that was fixed before its runs, so there is nothing to judge them "
+            "by. Use `zero-study compare` without --verdict."
+        )
+    return verdict_text.page(records, chosen)
+
+
+def _page(records: tuple[Path, ...], view: str, control: str, each: bool, markdown: bool) -> str:
+    """Make the page of a view."""
     if control != "ddp" and view not in WITH_CONTROL:
-        raise Refusal(f"--control {control}: --view {view} compares with no strategy of your choice; leave it out")
+        raise Refusal(
+            f"--control {control}: --view {view} takes no control. Leave --control out, or add --view differences."
+        )
+    if view == SHORT and markdown:
+        raise Refusal("--markdown: the short table is plain text only. Add --view, or leave --markdown out.")
+    if view != SHORT and each:
+        raise Refusal(f"--each: --view {view} lists every run or cell anyway. Leave --each out.")
     module, _, attributes = VIEWS[view].partition(".")
-    page = operator.attrgetter(attributes)(importlib.import_module(f"study.compare.{module}"))
-    print(page(records, control) if view in WITH_CONTROL else page(records))
+    make = operator.attrgetter(attributes)(importlib.import_module(f"study.compare.{module}"))
+    if view == SHORT:
+        return str(make(records, each))
+    return str(make(records, control) if view in WITH_CONTROL else make(records))
 
 
 @command("report")

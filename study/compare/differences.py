@@ -403,7 +403,8 @@ def page(folders: Sequence[Path], control: str) -> str:
         for metric, rows in metrics.groupby("metric", sort=False):
             lines += [f"### {metric}", "", *formatting.markdown(head, map(_row, rows.to_dict("records"))), ""]
     lines += _untimed(runs) + _left_out(pairs.pair(runs, control).refused)
-    return view.page(f"Differences from {control}", EXPLANATION, lines, "", folders)
+    option = "--view differences" + (f" --control {control}" if control != "ddp" else "")
+    return view.page(f"Differences from {control}", EXPLANATION, lines, option, folders)
 
 
 def _sections(rows: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:

@@ -60,11 +60,20 @@ def _sections(record_files: list[RecordFile]) -> list[str]:
 
 
 def same_training(file: RecordFile) -> str:
-    """What is equal of runs that train the same thing: box, model, precision, start, text and configuration."""
+    """Describe what is equal of runs that train the same: machine, model, precision, seed, text and configuration."""
     r = file.record
-    digest = (r.data or {}).get("digest")
-    place = [r.box, r.workload, r.size, r.config.get("precision"), r.seed]
-    return json.dumps([*place, digest, settings(r)], sort_keys=True)
+    return _training([r.box, r.workload, r.size, r.config.get("precision"), r.seed], r, settings(r))
+
+
+def same_training_of_any_seed(file: RecordFile) -> str:
+    """Describe what is equal of runs that train the same, except for the seed."""
+    r = file.record
+    decisive = {name: value for name, value in settings(r).items() if name != "seed"}
+    return _training([r.box, r.workload, r.size, r.config.get("precision")], r, decisive)
+
+
+def _training(place: list[Any], r: Record, decisive: dict[str, Any]) -> str:
+    return json.dumps([*place, (r.data or {}).get("digest"), decisive], sort_keys=True)
 
 
 def settings(r: Record) -> dict[str, Any]:
@@ -82,10 +91,12 @@ def shown_arithmetic(r: Record) -> str:
     return f" with {', '.join(parts)}" if parts else ""
 
 
-def heading(r: Record) -> str:
+def heading(r: Record, seeds: Sequence[int] = ()) -> str:
+    """Describe the training of a group of runs; `seeds`: theirs, if they are not all that of `r`."""
     dropout = f"dropout {r.config['dropout']:g}"
     steps = f"{r.steps_done} steps of {r.config['global_batch_size']} sequences"
-    return f"{r.workload} {r.size}, {proven(r).precision}, seed {r.seed}, {dropout}, {steps}{shown_arithmetic(r)}"
+    seed = f"seeds {', '.join(map(str, seeds))}" if len(seeds) > 1 else f"seed {r.seed}"
+    return f"{r.workload} {r.size}, {proven(r).precision}, {seed}, {dropout}, {steps}{shown_arithmetic(r)}"
 
 
 def order(file: RecordFile) -> tuple[bool, int, int, int, str, str]:

@@ -45,7 +45,7 @@ def page(
 
     `option`: of `zero-study compare`, which makes the page. `record_files`: those without a result are listed.
     """
-    name = f"compare {option}".rstrip()
+    name = f"compare {option}".rstrip() + " --markdown"
     folder_names = ", ".join(path.name for path in folders if path.name not in ("", "records"))
     head = f"# {title} ({folder_names})" if folder_names else f"# {title}"
     made_by = f"Made by `{command(name, folders)}`."
