@@ -1,4 +1,4 @@
-"""The commands that read records: tables of runs, notebooks of a study, and the model of a run."""
+"""The commands that read records: tables of runs, notebooks of a study, and the export of a model."""
 
 from __future__ import annotations
 
@@ -110,13 +110,14 @@ def _page(records: tuple[Path, ...], view: str, control: str, each: bool, markdo
     "--records",
     type=PATH,
     multiple=True,
-    help="folder of runs or records; several times for several boxes [default: runs/STUDY]",
+    help="Folder of runs or records. Repeat the option for several machines. [default: runs/STUDY]",
 )
-@click.option("--output", type=PATH, help="where they go [default: reports/STUDY, or reports]")
+@click.option("--output", type=PATH, help="Folder to write to. [default: reports/STUDY, or reports]")
 def _report(study: str | None, records: tuple[Path, ...], output: Path | None) -> None:
-    """Execute the notebooks of runs for a study's records.
+    """Execute the notebooks for a study's records.
 
-    Without a study: every notebook as it is committed.
+    Writes the executed notebooks and the picture of the first one. Without a study, every notebook of the project is
+    executed with the project's own records.
     """
     require_clone("the notebooks")
     require("papermill")
@@ -125,24 +126,25 @@ def _report(study: str | None, records: tuple[Path, ...], output: Path | None) -
 
     if study is None:
         if records:
-            raise Refusal("--records goes with a study; name one, or leave it out for the committed notebooks")
-        print(report.build_all(output or Path("reports")))
+            raise Refusal(
+                "--records needs a study. Name one, or leave --records out to execute the project's own notebooks."
+            )
+        print(f"Wrote the executed notebooks to {report.build_all(output or Path('reports'))}")
         return
     name = studies.find(study).name
     first = report.build(study, records or [Path("runs") / name], output or Path("reports") / name)
-    print("\n".join(str(path) for path in (first, first.with_suffix(".png")) if path.exists()))
+    print("\n".join(f"Wrote {path}" for path in (first, first.with_suffix(".png")) if path.exists()))
 
 
 @command("export")
-@click.argument("run", type=PATH, help="a run directory, or one of its checkpoints")
-@click.argument("folder", type=PATH, required=False, help="folder to write [default: RUN/model]")
+@click.argument("run", type=PATH, help="A run directory, or one of its checkpoints.")
+@click.argument("folder", type=PATH, required=False, help="Folder to write to. [default: RUN/model]")
 @click.option("--data-dir", type=PATH, help=DATA_FOLDER)
 def _export(run: Path, folder: Path | None, data_dir: Path | None) -> None:
-    """Write a run's model, as from_pretrained loads it.
+    """Export a run's model for from_pretrained.
 
-    That of its newest checkpoint, whole and in fp32.
-
-    Its loss on the run's held-out examples is printed beside the run's own.
+    Writes the unsharded fp32 weights of the newest checkpoint. To check the export, the command computes the loss on
+    the run's held-out examples, and prints it next to the loss that the run recorded.
     """
     require(*TRAINING)
     from study.training import export
@@ -150,7 +152,8 @@ def _export(run: Path, folder: Path | None, data_dir: Path | None) -> None:
     checkpoint = export.newest(run)
     target = folder or run / "model"
     model = export.export(checkpoint, target)
-    print(f"exported {target}, of step {checkpoint.manifest.step} under {checkpoint.manifest.identity.strategy}")
+    strategy = checkpoint.manifest.identity.strategy
+    print(f"Wrote the model of step {checkpoint.manifest.step}, trained with {strategy}, to {target}")
     print(export.check(model, checkpoint, data_dir))
 
 

@@ -16,7 +16,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from study import formatting
+from study import formatting, terminal
 from study.compare import facts, parity, predicted, view
 from study.compare.facts import proven
 from study.config import OF_THE_PROCESS
@@ -374,7 +374,7 @@ ENGINE_NAMES = {"MULTI_GPU": "DDP", "MULTI_CPU": "DDP", "NO": "no distribution",
 
 
 def of_run(folder: Path) -> str:
-    """Say of a run that is ok what was proven, learned, held, sent, and how long a step took; and what to do next."""
+    """Summarize a run that ended well: engine, losses, memory, traffic and time; where its record is; the next step."""
     record = schema.read(folder)
     first_loss = read_steps(folder)[0]["loss"]
     lines = [
@@ -387,15 +387,16 @@ def of_run(folder: Path) -> str:
     next_strategy = "zero2" if record.strategy == "ddp" else "ddp"
     lines.append(f"record    {folder / 'record.json'}")
     lines.append(
-        f"next      zero-study train --strategy {next_strategy}; then both: zero-study compare {folder.parent}"
+        f"next      To compare with another strategy: zero-study train --strategy {next_strategy}, then zero-study "
+        f"compare {folder.parent}"
     )
-    return "\n".join(lines)
+    return "\n".join(terminal.wrapped(line, later_indent=" " * 10) for line in lines)
 
 
 def _proof_line(record: Record) -> str:
     proof = proven(record)
     processes = "1 process" if record.world_size == 1 else f"{record.world_size} processes"
-    return f"proven    {record.strategy}: {_engine(proof)}, {processes} on {proof.device}, {proof.precision}"
+    return f"verified  {record.strategy}: {_engine(proof)}, {processes} on {proof.device}, {proof.precision}"
 
 
 def _engine(proof: Proof) -> str:
@@ -407,24 +408,24 @@ def _engine(proof: Proof) -> str:
 
 
 def _learning_line(record: Record, first_loss: float) -> str:
-    line = f"learned   loss {first_loss:.4f} at first, {record.final_loss:.4f} after {record.steps_done} steps"
+    line = f"loss      {first_loss:.4f} at first, {record.final_loss:.4f} after {record.steps_done} steps"
     line += " of synthetic text" if record.config["data"] == "bundled" else ""
     if not record.evaluation:
         return line
     last = {name: value for name, value in record.evaluation[-1].items() if name != "step"}
-    return f"{line}; held out: " + ", ".join(
-        f"{name} {'beyond a float' if value is None else f'{value:.4g}'}" for name, value in last.items()
+    return f"{line}; on held-out examples: " + ", ".join(
+        f"{name} {'overflow' if value is None else f'{value:.4g}'}" for name, value in last.items()
     )
 
 
 def _states_line(record: Record) -> str:
     if record.model_state_bytes is None or record.num_params is None:
-        return "held      not measured (--no-measure)"
+        return "memory    not measured (--no-measure)"
     fullest = max(rank.model_states for rank in record.model_state_bytes) / record.num_params
     buffers = max(rank.communication_buffers for rank in record.model_state_bytes)
     paper = predicted.paper_states(record, "stepping").total / record.num_params
     return (
-        f"held      {fullest:.2f} bytes of model states per parameter on the fullest rank (arXiv:1910.02054: "
+        f"memory    {fullest:.2f} bytes of model states per parameter on the fullest rank (arXiv:1910.02054: "
         f"{paper:.2f}), and {buffers / 1e9:.3g} GB of the engine's buffers"
     )
 
@@ -435,14 +436,14 @@ def _messages_line(record: Record) -> str:
     line = f"sent      {sent.measured:.2f} times the parameters' bytes per step and rank"
     line += f" (arXiv:1910.02054: {sent.paper:.2f})"
     more = proven(record).backend == "gloo" and sent.by_gloo != sent.measured
-    return line + (f"; over gloo, as it ran, {sent.by_gloo:.2f}" if more else "")
+    return line + (f"; gloo, which this run used, sends {sent.by_gloo:.2f}" if more else "")
 
 
 def _time_line(record: Record) -> str:
     timing = record.timing
     if timing is None or timing.median_seconds is None:
-        return "took      too few steps to time one"
-    line = f"took      {timing.median_seconds:.3g} s a step, median of {timing.num_steps}"
+        return "time      not measured, because there were too few steps"
+    line = f"time      {timing.median_seconds:.3g} s per step, median of {timing.num_steps} steps"
     if timing.lower_quartile_seconds is None or timing.upper_quartile_seconds is None:
         return line
     return f"{line} (quartiles {timing.lower_quartile_seconds:.3g} to {timing.upper_quartile_seconds:.3g})"

@@ -1,4 +1,4 @@
-"""Records on their way: into a folder to commit, or into one file that says what it holds and is checked on arrival."""
+"""Collect records in a folder to commit, or pack them into one file whose contents are checked when it is merged."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def _keep(run: RecordedRun) -> Kept:
     """What is kept of a run, once its parts belong together."""
     file, outcome = run.record, run.outcome
     if file and file.record.status in schema.CUT_OFF:
-        print(f"left out {file.where}: {file.record.status}, so no result")
+        print(f"left out {file.where}: the run has no result, because its status is {file.record.status}")
         file = None
     lines = {}
     run_id = file.record.run_id if file else outcome.run_id if outcome else ""
@@ -187,7 +187,7 @@ def pack(folders: Sequence[Path], file: Path, replace: bool = False) -> int:
             archive.writestr(entry, member)
     file.parent.mkdir(parents=True, exist_ok=True)
     files.write_whole(file, packed.getvalue())
-    print(f"packed {manifest.num_runs} runs on {manifest.box} into {file}")
+    print(f"Packed {manifest.num_runs} runs on {manifest.box} into {file}")
     return manifest.num_runs
 
 
@@ -219,7 +219,7 @@ def merge(file: Path, folder: Path) -> int:
             raise Refusal(str(refusal).replace(unpacked, str(file))) from None
     for name in results:
         files.write_whole(folder / name, members[name])
-    print("\n".join([*messages, f"merged {manifest.num_runs} runs on {manifest.box} into {folder}"]))
+    print("\n".join([*messages, f"Merged {manifest.num_runs} runs on {manifest.box} into {folder}"]))
     return manifest.num_runs
 
 
