@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import synthetic
 
-from study import cli
+from study import cli, terminal
 from study.cli import compare
 from study.compare import plain_text
 from study.compare.view import View, page, tables
@@ -76,7 +76,7 @@ def test_plain_text_has_no_marks_and_fits_the_width(width):
 
 def test_a_table_that_is_too_wide_is_divided_between_its_columns():
     head = ["strategy", *(f"a_long_name_{number}" for number in range(9))]
-    lines = plain_text.table(head, [["zero2", *range(100, 109)]], 60)
+    lines = terminal.table(head, [["zero2", *range(100, 109)]], 60)
     assert max(map(len, lines)) <= 60
     tables = "\n".join(lines).split("\n\n")
     assert len(tables) > 1

@@ -6,19 +6,16 @@ import itertools
 import re
 import textwrap
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from study import terminal
 
 _LINK = re.compile(r"\[([^\]]+)\]\(([^)]+)\)")
 _MARKS = re.compile(r"\*\*(.+?)\*\*|(?<!`)`([^`]+)`(?!`)|(?<![*\w])\*(\w[^*]*)\*(?![*\w])|</?a\b[^>]*>")
-_NUMBER = re.compile(r"[-+\N{MINUS SIGN}.<(]*\d[-+\d.,:e\N{MINUS SIGN}]*( ?(%|x|GiB|MiB|KiB|s))?\)?")
 _ESCAPED = re.compile(r"\\([\\|])")
 _CELL_END = re.compile(r"(?<!\\)(?:\\\\)*\|")
 _TARGET = re.compile(r"\[\w+\]: #")  # of a link
 _ITEM = re.compile(r"(\s*)(- |\d+\. )")
 MADE_BY = "Made by `zero-study "  # the last line of a page, for whoever makes the page again
-NARROWEST = 8  # characters of a column
 
 
 def of_markdown(page: str, width: int | None = None) -> str:
@@ -55,7 +52,7 @@ def _block(kind: str, block: list[str], width: int) -> list[str]:
             return [""]
         case "table":
             head, _, *rows = [_cells(line) for line in block]
-            return table(head, rows, width)
+            return terminal.table(head, rows, width)
         case "heading":
             return [part for line in block for part in _heading(line, width)]
         case "item":
@@ -91,56 +88,3 @@ def _cells(line: str) -> list[str]:
 
 def _wrapped(text: str, width: int, first: str = "", other: str = "") -> list[str]:
     return textwrap.wrap(text, width, initial_indent=first, subsequent_indent=other, break_on_hyphens=False) or [first]
-
-
-def table(head: Sequence[str], rows: Sequence[Sequence[Any]], width: int) -> list[str]:
-    """Make a table of aligned columns. If it is wider than `width`, the last columns follow in a table of their own."""
-    texts = [[str(cell) for cell in row] for row in (head, *rows)]
-    columns = [list(column) for column in zip(*texts, strict=True)]
-    lines: list[str] = []
-    for group in _groups(columns, width):
-        lines += [*([""] if lines else []), *_aligned(group, width)]
-    return lines
-
-
-def _groups(columns: list[list[str]], width: int) -> Iterator[list[list[str]]]:
-    """Divide columns into groups that fit the width; the first column is in all of them."""
-    first, *others = columns
-    group = [first]
-    for column in others:
-        if len(group) > 1 and _widths([*group, column], width) is None:
-            yield group
-            group = [first]
-        group.append(column)
-    yield group
-
-
-def _aligned(columns: Sequence[Sequence[str]], width: int) -> list[str]:
-    """Pad the cells of columns, the numbers to the right, and wrap the longest."""
-    widths = _widths(columns, width)
-    if widths is None:  # a single word is too long, and is broken
-        name = min(max(map(len, columns[0])), width // 2)
-        widths = [name, width - 2 - name]
-    sides = ["<", *(">" if all(map(_NUMBER.fullmatch, filter(None, column[1:]))) else "<" for column in columns[1:])]
-    lines = []
-    for row in zip(*columns, strict=True):
-        cells = [_wrapped(cell, size) if cell else [""] for cell, size in zip(row, widths, strict=True)]
-        for parts in itertools.zip_longest(*cells, fillvalue=""):
-            padded = (f"{part:{side}{size}}" for part, side, size in zip(parts, sides, widths, strict=True))
-            lines.append("  ".join(padded).rstrip())
-    return lines
-
-
-def _widths(columns: Sequence[Sequence[str]], width: int) -> list[int] | None:
-    """Return the widths of columns, the widest narrowed until all fit; None if words would have to be broken."""
-    widths = [max(map(len, column)) for column in columns]
-    longest_words = [max((len(word) for cell in column for word in cell.split()), default=0) for column in columns]
-    least = [max(min(NARROWEST, size), word) for size, word in zip(widths, longest_words, strict=True)]
-    available = width - 2 * (len(widths) - 1)
-    while sum(widths) > available:
-        slack = [size - smallest for size, smallest in zip(widths, least, strict=True)]
-        if not any(slack):
-            return None
-        widest = max(range(len(widths)), key=lambda place: (slack[place] > 0, widths[place]))
-        widths[widest] -= 1
-    return widths
