@@ -1,3 +1,3 @@
-"""What do DDP and DeepSpeed ZeRO, with and without offload, really cost and save?"""
+"""Measure and predict what DDP, DeepSpeed ZeRO and FSDP2, with and without offload, cost and save."""
 
 from .version import __version__ as __version__

@@ -1,4 +1,4 @@
-"""Find, name, read and write files: whole or not at all, and shown without the folders of this machine.
+"""Read and write files: written completely or not at all, read strictly, and shown without folders of this machine.
 
 `load` and `read_yaml` read a file strictly: each key once, and every value as it is written.
 """

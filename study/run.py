@@ -1,4 +1,4 @@
-"""What is one run? A configuration under a strategy, on so many processes, in a folder of its own; all else follows."""
+"""One run: a configuration under a strategy, on a number of processes, in a folder of its own."""
 
 from __future__ import annotations
 

@@ -200,12 +200,12 @@ def test_the_written_file_is_a_strategy_for_the_box(tmp_path, capsys):
         assert "machine_rank" in path.read_text().split("compute_environment")[0]
         launcher = written.content.get("deepspeed_config", {}).get("deepspeed_multinode_launcher")
         assert launcher == ("standard" if name.startswith("zero") else None)  # not pdsh, which is accelerate's default
-        with pytest.raises(Refusal, match="is there already"):
+        with pytest.raises(Refusal, match="already exists"):
             cli.run(["advise", *arguments, "--write", str(path)])
     assert file.read_strategy(tmp_path / "fsdp2_hybrid.yaml").mesh == [2, 8]
     (tmp_path / "ddp_tuned.yaml").unlink()  # its JSON would make of a plain ddp what it is not
     plain = ["--model", "gpt2-xl", "--gpu", "a100-80gb", "--gpus", "16", "--strategy", "ddp"]
-    with pytest.raises(Refusal, match=r"ddp_tuned\.json: is there already"):
+    with pytest.raises(Refusal, match=r"ddp_tuned\.json already exists"):
         cli.run(["advise", *plain, "--write", str(tmp_path / "ddp_tuned.yaml")])
 
 

@@ -1,11 +1,11 @@
-"""What an optimizer step sends: the view `communication`, and its part on steps over a network of a given rate.
+"""The view `communication`: what an optimizer step sends, and how long steps take on a network of a given rate.
 
 The first part compares each run's collectives with theory and the paper.
 
-The second part has the runs of several machines: bytes counted, by theory and on the wire, and seconds beside a fixed
-prediction. The prediction was fixed before the first run at a limited rate (study/studies/network.yaml): a step takes
-what it takes on an unlimited network, and the time in which a machine's bytes, by the backend's algorithm, pass the
-limited one. Nothing is taken to be hidden behind the arithmetic.
+The second part covers runs on several machines: the bytes that were counted, calculated and seen on the wire, and the
+measured time compared with a prediction. The prediction was fixed before the first run at a limited rate
+(study/studies/network.yaml): a step takes its time on an unlimited network, plus the time that a machine's bytes, by
+the backend's algorithm, need on the limited one. It assumes that no communication overlaps with computation.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Paired and Welch intervals of differences from the control, and two one-sided tests (TOST) against a margin.
+"""The view `differences`: differences from the control, with confidence intervals and equivalence tests.
 
-The margin is the repeatability limit (ISO 5725-6) of the control's own repeats. The view `differences` is its page.
+Intervals are paired or Welch's. Equivalence is tested by two one-sided tests (TOST) against a margin: the
+repeatability limit (ISO 5725-6) of the control's own repeats.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The runs that a study's protocol lets into its result: those that were planned, once each and as planned."""
+"""Select the runs that a study's protocol admits to its result: those that were planned, once each and as planned."""
 
 from __future__ import annotations
 

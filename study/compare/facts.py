@@ -1,4 +1,4 @@
-"""The facts of one recorded run, as a row of the tidy table: nothing expected, and nothing of other runs."""
+"""The facts of one recorded run as a row of the tidy table, without predictions and without facts of other runs."""
 
 from __future__ import annotations
 

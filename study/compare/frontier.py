@@ -1,4 +1,5 @@
-"""The view `fits`: the largest model, or batch, that each strategy trained under a cap, and how fast it then was."""
+"""The view `fits`: the largest model, or batch, that each strategy trained under a memory cap, and its time per "
+"step."""
 
 from __future__ import annotations
 
@@ -254,9 +255,9 @@ def _median(values: Sequence[float], otherwise: str) -> str:
 
 def _against(run: Tried, controls: list[Tried]) -> float | None:
     """A run's sequences per second over the mean of those of the control's nearest runs on both sides."""
-    before = [other for other in controls if other.outcome.started_at < run.outcome.started_at][-1:]
-    after = [other for other in controls if other.outcome.started_at > run.outcome.started_at][:1]
-    seconds = [other.seconds for other in before + after if other.seconds]
+    before = [control for control in controls if control.outcome.started_at < run.outcome.started_at][-1:]
+    after = [control for control in controls if control.outcome.started_at > run.outcome.started_at][:1]
+    seconds = [control.seconds for control in before + after if control.seconds]
     if len(seconds) < 2 or not run.seconds:
         return None
     return (run.batch / run.seconds) / statistics.mean(controls[0].batch / duration for duration in seconds)

@@ -1,9 +1,9 @@
-"""The views of memory: model states by rank, peaks of a step, what a peak is made of, and theory's errors about them.
+"""The views of memory: model states, peaks of a step, the parts of a peak, and the errors of theory.
 
-`model-states`: bytes of model states that each rank held, beside the paper's formula, with reasons.
-`parts`: what a rank's highest moment is made of, and from which size on a strategy's is below DDP's.
-`peaks`: the highest moment of a step, run by run, beside theory's.
-`theory`: theory's errors about states, messages and peaks, by strategy.
+`model-states`: bytes of model states per rank, compared with the paper's formula, with reasons for differences.
+`parts`: the parts of a rank's peak, and the model size from which a strategy's peak is below DDP's.
+`peaks`: the peak of a step of each run, compared with theory.
+`theory`: the errors of theory about model states, messages and peaks, by strategy.
 """
 
 from __future__ import annotations

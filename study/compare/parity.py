@@ -1,4 +1,5 @@
-"""The view `parity`: each run's losses, norms and final weights beside DDP's, and what each run learned."""
+"""The view `parity`: losses, gradient norms and final weights of each run compared with DDP, and what each run "
+"learned."""
 
 from __future__ import annotations
 

@@ -134,10 +134,16 @@ def _qualifier(row: _Row, rows: Sequence[_Row], each: bool) -> str:
     """Say what distinguishes a row from other rows of the same strategy and number of ranks."""
     words = ["mixed code"] if row.first.mixed_code else []
     if not each:
-        alike = [other for other in rows if other.name == row.name and other.first.world_size == row.first.world_size]
+        alike = [
+            row_alike
+            for row_alike in rows
+            if row_alike.name == row.name and row_alike.first.world_size == row.first.world_size
+        ]
         settings = _settings(row.first)
         differing = [
-            key for key, value in settings.items() if any(_settings(other.first).get(key) != value for other in alike)
+            key
+            for key, value in settings.items()
+            if any(_settings(row_alike.first).get(key) != value for row_alike in alike)
         ]
         words += [f"{key.removesuffix('_size').replace('_', ' ')} {settings[key]}" for key in sorted(differing)]
     return f" ({', '.join(words)})" if words else ""

@@ -1,9 +1,10 @@
-"""Permutation test, equivalence (BCa bootstrap) and exact interval of partings, of a study that was fixed in advance.
+"""The statistics of a study with a protocol: a permutation test, an equivalence test (BCa bootstrap), exact intervals.
 
-A start has the control's run and the null: runs of the control's training that differ from it in rounding alone. Of
-each arm is asked: is its held-out loss further from the control's than the null's are (a test that exchanges runs
-within each start)? Is the mean difference within the margin? In how many starts is it further away than any run of the
-null? Arms that are wrong on purpose are asked the same; where one is not flagged, the test could not have failed.
+Each seed has a run of the control, and runs of the null: the control's training with other rounding errors. Three
+questions are asked of each arm. Is its held-out loss further from the control's than the null's is (by a test that
+exchanges runs within each seed)? Is the mean difference within the margin? For how many seeds is it further away than
+every run of the null? Arms that are wrong on purpose are tested in the same way. If one of them is not detected, the
+test could not have failed, and there is no verdict.
 """
 
 from __future__ import annotations

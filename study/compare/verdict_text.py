@@ -1,4 +1,4 @@
-"""The page of a study that was fixed in advance: its answer, a table of arms, and what these rest on."""
+"""The page of a study with a protocol: its answer, a table of arms, and the evidence that it rests on."""
 
 from __future__ import annotations
 

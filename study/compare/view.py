@@ -1,4 +1,5 @@
-"""The frame of all pages of `zero-study compare`: title, explanation, tables, runs without a result, command."""
+"""The frame that all pages of `zero-study compare` share: title, explanation, tables, runs without a result, "
+"command."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Advice as tables of text, as JSON, and as an accelerate file."""
+"""Print advice as sentences and tables, or as JSON, and write it as an accelerate file."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def _remedy(advice: Advice, option: Option) -> str:
             "free "
             f"and to {time}"
         )
-    roomy = [other for other in advice.options if other.fits and _free(other) >= ROOM]
+    roomy = [candidate for candidate in advice.options if candidate.fits and _free(candidate) >= ROOM]
     if roomy:
         return f"use {max(roomy, key=_speed).strategy.name}, the fastest strategy that leaves more"
     return "use more GPUs, because no strategy leaves more here"

@@ -1,4 +1,4 @@
-"""Every strategy on a box, and the one to take; the largest model of a box; the fewest GPUs of a model."""
+"""Choose a strategy for a model and GPUs, the largest model for GPUs, or the smallest number of GPUs for a model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is asked of the planner: GPUs, batch, strategies; refused where it makes no sense."""
+"""A request to the planner: GPUs, batch and strategies, validated."""
 
 from __future__ import annotations
 

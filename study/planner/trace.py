@@ -53,17 +53,17 @@ def _trace(tracer: Tracer, shape: ModelShape, request: Request, option: Option) 
 
     A split should fit if its predicted peak does, made larger by what the last trace was larger than its prediction.
     """
-    chosen, others = option.prediction, list(splits(shape, request, option.prediction))
+    chosen, candidates = option.prediction, list(splits(shape, request, option.prediction))
     while True:
         traced = tracer(shape, chosen.engine, chosen.job)
         option = option_of(shape, option.strategy, chosen, traced)
         print(terminal.wrapped(_line(option, traced), later_indent="  "), flush=True)
-        slower = [other for other in others if other.step.total > chosen.step.total]
+        slower = [candidate for candidate in candidates if candidate.step.total > chosen.step.total]
         ratio = traced.total / chosen.peak.total
-        others = [other for other in slower if other.needed_bytes * ratio <= other.usable_bytes]
-        if option.fits or not others:
+        candidates = [candidate for candidate in slower if candidate.needed_bytes * ratio <= candidate.usable_bytes]
+        if option.fits or not candidates:
             return option
-        chosen = min(others, key=lambda other: other.step.total)
+        chosen = min(candidates, key=lambda candidate: candidate.step.total)
 
 
 def _line(option: Option, traced: Traced) -> str:

@@ -1,8 +1,8 @@
-"""The records that lie below folders, in run directories and among collected lines alike, checked as they are read.
+"""Find the records below folders, in run directories and in collected files, and check them as they are read.
 
-A run directory holds a file for record, steps and outcome. In a folder that is committed many runs lie in three files:
-each has a line in records.jsonl, steps.jsonl and outcomes.jsonl, which begins with its id and holds what its file held.
-They are compressed there (records.jsonl.gz), and read as they are, too.
+A run directory has one file each for record, steps and outcome. A folder that is committed holds many runs in three
+files: each run has a line in records.jsonl, steps.jsonl and outcomes.jsonl, which begins with its id. These files may
+be compressed (records.jsonl.gz).
 """
 
 from __future__ import annotations

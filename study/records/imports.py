@@ -1,7 +1,7 @@
-"""From where are libraries imported, and are they what was installed? Recorded, and refused where shadowed.
+"""Record where libraries are imported from, and refuse libraries that shadow the installed ones.
 
-PYTHONPATH, files in the current folder, `sitecustomize` and `.pth` files come before what a run imports, and can change
-it without a trace in any version.
+PYTHONPATH, files in the current folder, `sitecustomize` and `.pth` files can change what a run imports without a trace
+in any version.
 """
 
 from __future__ import annotations

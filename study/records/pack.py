@@ -234,7 +234,7 @@ def _files_of(runs: Sequence[Kept]) -> dict[str, bytes]:
 
 def _results(folders: Sequence[Path]) -> dict[str, bytes]:
     """The results of benchmarks below the folders, by name. Raises Refusal where two of one name differ."""
-    found: dict[str, tuple[Path, bytes]] = {}
+    results_by_name: dict[str, tuple[Path, bytes]] = {}
     for path in (path for folder in folders for path in sorted(folder.rglob("*.json")) if path.is_file()):
         with files.reading(path, "JSON"):
             text = files.read_whole(path)
@@ -243,10 +243,10 @@ def _results(folders: Sequence[Path]) -> dict[str, bytes]:
         content = files.load(path, "JSON")
         if isinstance(content, dict) and "benchmark" in content:  # as `machine.header` begins it
             files.check_name(path.stem, f"{path}: a result's name")
-            other, its_text = found.setdefault(path.name, (path, text))
-            if its_text != text:
-                raise Refusal(f"{other} and {path} differ; pack them apart")
-    return {name: text for name, (_, text) in found.items()}
+            first_path, first_text = results_by_name.setdefault(path.name, (path, text))
+            if first_text != text:
+                raise Refusal(f"{first_path} and {path} differ; pack them apart")
+    return {name: text for name, (_, text) in results_by_name.items()}
 
 
 def _origin(runs: Sequence[Kept], folders: Sequence[Path]) -> dict[str, Any]:

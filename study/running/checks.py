@@ -1,4 +1,4 @@
-"""The checks before a run: what cannot run here as asked is refused before anything is started or written."""
+"""Check a run before it starts: refuse what cannot run here as requested, before anything is started or written."""
 
 from __future__ import annotations
 
@@ -71,8 +71,8 @@ def _check_strategy(run: Run) -> None:
             f"{config.gradient_clipping}; write 'auto' and pass --gradient-clipping"
         )
     shards = strategy.distributed_type in ("DEEPSPEED", "FSDP")
-    asked = config.precision if shards else config.precision.replace("-autocast", "")  # DDP's 16 bits are autocast
-    if strategy.mixed_precision not in (None, asked):
+    requested = config.precision if shards else config.precision.replace("-autocast", "")  # DDP's 16 bits are autocast
+    if strategy.mixed_precision not in (None, requested):
         means = strategy.mixed_precision + ("" if shards else "-autocast")
         raise Refusal(
             f"{where}: asks for {strategy.mixed_precision}, the run for --precision {config.precision}; pass "

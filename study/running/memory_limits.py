@@ -1,4 +1,4 @@
-"""What a process may hold, and what its allocator keeps: a cap of its own, and glibc's thresholds fixed."""
+"""Limit the memory of a process, and fix the thresholds of glibc's allocator."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Which script submits a study to Slurm? One `sbatch --array` for all of its runs that take the same nodes.
+"""Write the shell script that submits a study to Slurm: one `sbatch --array` for all runs that need the same nodes.
 
-Slurm queues, places and requeues; each task of an array is one run, by `zero-study job`. What is finished is left out,
-so that the same command, once the queue is empty, prints what is missing.
+Slurm queues, places and requeues the tasks. Each task of an array is one run (`zero-study job`). Finished runs are left
+out, so that the same command submits only the missing runs after the queue is empty.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which runs does a study consist of, and in which order? A study is plain data: one YAML file."""
+"""Read a study, which is one YAML file, and list its runs in the order in which they are made."""
 
 from __future__ import annotations
 

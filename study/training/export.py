@@ -1,6 +1,6 @@
-"""What did a run train? Its model, whole and in fp32, from a checkpoint: as `from_pretrained` loads it, on any machine.
+"""Export the model of a run from a checkpoint: unsharded and in fp32, for `from_pretrained` on any machine.
 
-Every engine lays its state out in another way; none of them is needed to put it together again, and no GPU.
+Every engine lays out its state in another way. To put it together again, neither the engine nor a GPU is needed.
 """
 
 from __future__ import annotations

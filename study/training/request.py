@@ -1,4 +1,4 @@
-"""What was the launcher asked for? Read from the command line of the `accelerate launch` above this process."""
+"""Read what was requested from the command line of the `accelerate launch` above this process."""
 
 from __future__ import annotations
 
