@@ -398,7 +398,10 @@ def find(tmp_path):
         (QUESTION + "parts: []\n", "parts=[]: tuple should have at least 1 item"),
         (QUESTION + "name: mine\nparts: [{}]\n", "name is not a key; the file's own name is the study's"),
         (QUESTION + "text: reel\nparts: [{}]\n", "text='reel': input should be 'bundled' or 'real'"),
-        (QUESTION + "control: zero9\nparts: [{}]\n", "control 'zero9' is unknown; it is a strategy, by default 'ddp'"),
+        (
+            QUESTION + "control: zero9\nparts: [{}]\n",
+            "control 'zero9' is not one of the strategies. By default it is 'ddp'.",
+        ),
         (QUESTION + "parts: [{flag: {}}]\n", "unknown key 'parts.0.flag'"),
         (QUESTION + "parts: [{}, {flags: {sze: tiny}}]\n", "parts.1: flags.sze is not a flag of train.py"),
         (QUESTION + "parts: [{flags: {size: huge}}]\n", "parts.0: bert-imdb's size 'huge' is unknown"),

@@ -107,7 +107,7 @@ def test_what_is_refused(folder, words, message):
 @pytest.mark.parametrize("name", ["runs\nARRAY\ntouch mine", "runs\rx"])
 def test_a_line_break_does_not_end_the_script_of_a_task(folder, name):
     """What followed it was executed, on the machine that submits."""
-    assert "a line break cannot stand in a script" in refusal(
+    assert "a Slurm script cannot contain a name with a line break" in refusal(
         cli.run, ["plan", "mine.yaml", "--slurm", "--runs-dir", name]
     )
 

@@ -159,7 +159,7 @@ def _weights(file: RecordFile) -> tuple[Checksum, Checksum]:
     """The checksums of a finished run's weights as it began, and as it ended."""
     initial, final = file.record.initial_parameters, file.record.final_parameters
     if initial is None or final is None:
-        raise Refusal(f"{file.where}: no checksum of its weights; run it again")
+        raise Refusal(f"{file.where}: the record has no checksum of the weights. Run it again.")
     return initial, final
 
 
@@ -176,7 +176,8 @@ def _steps(file: RecordFile, reference: RecordFile) -> tuple[float | None, float
     steps, reference_steps = (steps_of(run_file) for run_file in (file, reference))
     if [line["step"] for line in steps] != [line["step"] for line in reference_steps]:
         raise Refusal(
-            f"{file.where}: {len(steps)} steps, {reference.where} has {len(reference_steps)}; run the shorter one again"
+            f"{file.where}: {len(steps)} steps, {reference.where} has {len(reference_steps)}. Run the shorter one "
+            "again."
         )
     pairs = list(zip(steps, reference_steps, strict=True))
     loss, grad_norm = (_largest([(a[key], b[key]) for a, b in pairs]) for key in ("loss", "grad_norm"))

@@ -89,7 +89,7 @@ def _null_of(differences: Mapping[str, dict[int, float]], protocol: Protocol) ->
     null = {name: differences[name] for name in protocol.variants if name in differences}
     if missing := set(protocol.variants) - null.keys():
         raise Refusal(
-            f"no run of the null {min(missing)!r} is here; the tests need all of {', '.join(protocol.variants)}"
+            f"no run of the null {min(missing)!r} is here. The tests need all of: {', '.join(protocol.variants)}"
         )
     return null
 
@@ -144,8 +144,8 @@ def require_whole(missing: Sequence[str]) -> None:
     """Raise Refusal where a planned run has no outcome yet: who looks before can stop where it pleases."""
     if missing:
         raise Refusal(
-            f"{len(missing)} planned runs have no outcome yet, {missing[0]} among them; a study that was fixed in "
-            "advance is judged when it is whole"
+            f"{len(missing)} planned runs have no outcome yet, {missing[0]} among them. A study with a protocol is "
+            "judged only when all of its runs have ended."
         )
 
 

@@ -125,7 +125,7 @@ def predict_study(study: studies.Study, gpu: str, num_gpus: int) -> PredictedStu
             except ValueError as why:
                 predicted[key] = UnpredictedRun(**configuration, why=str(why))
     if not predicted:
-        raise Refusal(f"study {study.name!r}: every run takes more GPUs than {num_gpus}; raise --gpus")
+        raise Refusal(f"study {study.name!r}: every run needs more than {num_gpus} GPUs. Raise --gpus.")
     return PredictedStudy(
         study=study.name,
         box=PredictedBox(gpu=card.name, num_gpus=num_gpus),
@@ -206,7 +206,9 @@ def write(folder: Path, predictions: PredictedStudy) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         files.write_whole(path, _text(predictions).encode())
     except OSError as error:
-        raise Refusal(f"--output {folder}: {error.strerror}; name another folder") from None
+        raise Refusal(
+            f"--output {folder}: the folder cannot be written ({error.strerror}). Use another folder."
+        ) from None
     return path
 
 
