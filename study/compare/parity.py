@@ -22,19 +22,25 @@ from study.records.steps import steps_of
 WITHIN = 1e-5
 
 EXPLANATION = f"""\
-The same training should give the same losses and weights under every strategy, up to rounding. Each run stands beside
-one of equal data, configuration and seed: DDP's, or the first where there is none. Within {WITHIN:g}: all its relative
-differences are. Loss and gradient norm: the largest over all steps. Sums: the larger one of the final parameters' sums
-of absolute values and of squares. Weights: bit-identical or not, as training begins and as it ends. With dropout, runs
-on another number of processes, with another micro batch or on another device draw other masks: not comparable."""
+The same training should give the same losses and weights under every strategy, except for rounding. Each run is
+compared with a run that has the same data, configuration and seed: a DDP run or, if there is none, the first run.
+
+- within {WITHIN:g}: whether all relative differences are at most this large.
+- loss, gradient norm: the largest difference over all steps.
+- sums: the larger difference of the final parameters' sum of absolute values and sum of squares.
+- weights at first, at last: whether the weights are bit-identical at the start and at the end.
+- Runs with dropout draw different masks, and cannot be compared, if they differ in the number of processes, the
+  micro batch or the device."""
 
 HEAD = ["run", f"within {WITHIN:g}", "loss", "gradient norm", "sums", "weights at first, at last",
         "processes x micro batch", "compared with"]  # fmt: skip
 
 LEARNED = f"""\
-Losses are means over the first and the last {STEPS_AT_AN_END} steps (of a shorter run, a third); where they rise under
-all strategies alike, none is the cause. Held out: of examples not trained on. Seconds per step: the slowest rank's
-median, without warm-up and the probed step; on a shared machine no comparison."""
+- first losses, last losses: means over the first and the last {STEPS_AT_AN_END} steps (in a shorter run, over a
+  third of the steps). If the losses rise under all strategies, no strategy is the cause.
+- held out: evaluated on examples that were not trained on.
+- s/step: the slowest rank's median, without warm-up and without the step in which memory is measured. On a shared
+  machine, times cannot be compared."""
 
 LEARNED_HEAD = ["strategy", "processes", "seed", "held out", "first losses", "last losses", "steps", "s/step",
                 "peak RSS, GiB"]  # fmt: skip
@@ -238,4 +244,4 @@ def _learned_by(file: RecordFile) -> list[str]:
     ]
 
 
-PARITY = View("parity", "Does the strategy change what is trained?", EXPLANATION, _sections)
+PARITY = View("parity", "Losses and weights compared with DDP", EXPLANATION, _sections)

@@ -21,7 +21,12 @@ MADE_BY = "Made by `zero-study "  # the last line of a page, for whoever makes t
 def of_markdown(page: str, width: int | None = None) -> str:
     """Return a page as plain text, without the command that made it. `width`: of the terminal by default."""
     width = width or terminal.width()
-    lines = [line for line in page.rstrip().splitlines() if not line.startswith(MADE_BY) and not _TARGET.match(line)]
+    lines: list[str] = []
+    for line in page.rstrip().splitlines():
+        if line.startswith("  ") and lines and _ITEM.match(lines[-1]) and not _ITEM.match(line):
+            lines[-1] += f" {line.strip()}"  # an item of a list continues
+        elif not line.startswith(MADE_BY) and not _TARGET.match(line):
+            lines.append(line)
     parts = [part for kind, block in _blocks(lines) for part in _block(kind, block, width)]
     return re.sub(r"\n{3,}", "\n\n", "\n".join(parts)).strip("\n")
 
