@@ -161,7 +161,7 @@ def test_the_answer_says_what_was_found():
         return verdict_text.answer(verdict_text.Decided(chosen, runs, judged(runs), {}))
 
     assert "within 1 %" in said()
-    assert "zero3" in said(shift=0.03).partition("Not shown")[2]
+    assert "zero3" in said(shift=0.03).partition("not shown")[2]
     assert said(broken=0.0).startswith("No verdict: scaled")
 
 

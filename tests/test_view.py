@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import operator
+import re
+import time
 from pathlib import Path
 
 import pytest
@@ -100,6 +102,28 @@ def test_pages_are_plain_text_unless_markdown_is_asked_for(tmp_path, capsys, mon
             page = capsys.readouterr().out
             assert page.startswith("# ")
             assert f"compare --view {view} --markdown " in page.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("words", "module", "name"),
+    [
+        (["compare", "runs"], "study.compare.summary", "table"),
+        (["plan", "smoke"], "study.running.plan", "make"),
+    ],
+)
+def test_what_takes_seconds_says_what_it_is_doing(words, module, name, monkeypatch, capsys):
+    """Two seconds pass at once here: the line is printed while the work goes on, and not if it is over before."""
+
+    def work(*_: object) -> None:
+        time.sleep(0.3)
+        raise Refusal("enough")
+
+    monkeypatch.setattr(importlib.import_module(module), name, work)
+    for seconds, expected in ((0.0, True), (60.0, False)):
+        monkeypatch.setattr(progress, "SECONDS", seconds)
+        with pytest.raises(Refusal, match="enough"):
+            cli.run(words)
+        assert bool(re.search(r"^Reading .* \.\.\.$", capsys.readouterr().err, re.MULTILINE)) == expected
 
 
 def test_page_of_no_record(tmp_path):

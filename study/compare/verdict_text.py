@@ -1,4 +1,4 @@
-"""The page of a study with a protocol: its answer, a table of arms, and the evidence that it rests on."""
+"""The page of a study with a protocol: its answer, a table of arms, and the evidence behind them."""
 
 from __future__ import annotations
 
@@ -85,22 +85,23 @@ def page(folders: Sequence[Path], study: Study) -> str:
     lines = [*table_of_arms(decided), "", *_null(decided), ""]
     if still := decided.verdict.still:
         later = _without(decided, still)
-        text = f"Left out when the result was known, which the protocol does not provide for. {answer(later)}"
+        text = "These seeds were left out after the result was known. The protocol does not allow for that."
+        text += f" {answer(later)}"
         starts = ", ".join(map(str, still))
-        lines += [f"## Without the starts that hardly learn ({starts})", "", text, "", *table_of_arms(later), ""]
-    lines += ["## What it rests on", "", *(f"- {line}" for line in basis(decided)), ""]
+        lines += [f"## Without the seeds that hardly learn ({starts})", "", text, "", *table_of_arms(later), ""]
+    lines += ["## Evidence", "", *(f"- {line}" for line in basis(decided)), ""]
     return view.page(study.question, answer(decided), lines, f"--verdict {study.name}", folders)
 
 
 def table_of_arms(decided: Decided) -> list[str]:
     """The table of what became of each arm, in Markdown."""
-    head = ["arm", "starts", "mean difference", "90 % interval", "furthest run", "times the null's distance", "p",
-            "beyond the null", "of all starts at most"]  # fmt: skip
+    head = ["arm", "seeds", "mean difference", "90 % interval", "furthest run", "distance / null's", "p",
+            "seeds beyond the null", "upper bound of all seeds"]  # fmt: skip
     return formatting.markdown(head, map(_row, decided.verdict.arms))
 
 
 def answer(decided: Decided) -> str:
-    """The verdict in plain formatting."""
+    """Return the verdict in sentences."""
     result = decided.verdict
     if result.lacks:
         return f"No verdict: {'; '.join(result.lacks)}."
@@ -111,12 +112,13 @@ def answer(decided: Decided) -> str:
     most = max(arm.most_parted for arm in arms)
     margin = decided.study.protocol.margin if decided.study.protocol else 0.0
     if further:
-        return f"Not shown to learn what {decided.study.control} learns: {', '.join(further)}."
+        return f"It is not shown that these arms learn what {decided.study.control} learns: {', '.join(further)}."
     return (
-        f"All trainings that are wrong on purpose were found ({sum(arm.is_broken for arm in result.arms)}). None of "
-        f"{', '.join(arm.name for arm in arms)} was: their mean held-out loss is within {percent(margin)} of "
-        f"{decided.study.control}'s, and in {parted or 'none'} of {starts} starts a run ends further away than "
-        f"{decided.study.control}'s own variants do; of all starts at most {percent(most)} could."
+        f"The test detected all {sum(arm.is_broken for arm in result.arms)} trainings that are wrong on purpose, and "
+        f"none of {', '.join(arm.name for arm in arms)}. The mean held-out loss of these arms is within "
+        f"{percent(margin)} of {decided.study.control}'s. For {parted or 'none'} of {starts} seeds, a run ends further "
+        f"away than every variant of {decided.study.control} with other rounding. Of all possible seeds, this is true "
+        f"of at most {percent(most)}."
     )
 
 
@@ -152,18 +154,21 @@ def _null(decided: Decided) -> list[str]:
     ]
     falls = [last / first - 1 for first, last in result.falls.values()]
     return [
-        f"## The null: {control}'s own training, rounded otherwise",
+        f"## The null: {control}'s training with other rounding",
         "",
-        *formatting.markdown(["variant", "starts", "median distance", "furthest"], rows),
+        *formatting.markdown(["variant", "seeds", "median distance", "largest distance"], rows),
         "",
-        f"In {result.share_noticed:.0%} of starts one of them ends {percent(protocol.noticed)} or more from {control}, "
-        f"whose held-out loss falls by {percent(-max(falls))} to {percent(-min(falls))}.",
+        f"For {100 * result.share_noticed:.0f} % of the seeds, one of these variants ends "
+        f"{percent(protocol.noticed)} or "
+        f"more away from {control}. The held-out loss of {control} falls by {percent(-max(falls))} to "
+        f"{percent(-min(falls))}.",
         "",
-        "## Would it have been noticed?",
+        "## Power of the test",
         "",
-        "Simulated from these distances: an arm whose runs part from the control's in a share of starts, by so much.",
+        "The probability, simulated from these distances, that the test detects an arm whose runs differ from the "
+        "control's for a share of the seeds by a given amount.",
         "",
-        *formatting.markdown(["share of starts", *(f"by {percent(by)}" for by in PARTINGS)], power),
+        *formatting.markdown(["share of seeds", *(f"by {percent(by)}" for by in PARTINGS)], power),
     ]
 
 
@@ -171,16 +176,16 @@ def basis(decided: Decided) -> list[str]:
     """When, by which code and under which text the runs were made; what was left out; the pilot; what deviated."""
     runs, protocol, name = decided.runs, decided.study.protocol, decided.study.name
     assert protocol is not None
-    history = parse_yaml(DEVIATIONS.read_text()).get(name, {"committed": "nobody has noted which commit"})
+    history = parse_yaml(DEVIATIONS.read_text()).get(name, {"committed": "an unknown commit"})
     first, last = (choose(run.started_at for run in runs.taken) for choose in (min, max))
     commits = ", ".join(f"{commit[:10]} ({n})" for commit, n in Counter(run.commit for run in runs.taken).most_common())
     return [
-        f"{len(runs.taken)} of {runs.num_planned} planned runs, begun between {first} and {last}.",
-        f"Commits of the code that ran, and how many: {commits}.",
+        f"{len(runs.taken)} of {runs.num_planned} planned runs, started between {first} and {last}.",
+        f"Commits of the code, with the number of runs: {commits}.",
         f"The protocol is `study/studies/{name}.yaml`, fixed on {protocol.fixed_on} by {history['committed']}. "
-        "Each of these runs was begun under this text: its outcome has the file's digest.",
-        f"Pilot, not among them: {protocol.pilot}",
+        "Each of these runs was started with this text: its outcome has the digest of the file.",
+        f"Pilot runs, which do not count: {protocol.pilot}",
         *(f"Left out by the protocol: {rule}" for rule in protocol.exclusions),
         *(f"Left out: {run_id}, {reason}" for run_id, reason in sorted(runs.left_out.items())),
-        *(f"Deviates from what was fixed: {deviation}" for deviation in history.get("deviations", ())),
+        *(f"Deviation from the protocol: {deviation}" for deviation in history.get("deviations", ())),
     ]
