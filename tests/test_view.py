@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import synthetic
 
-from study import cli, terminal
+from study import cli, progress, terminal
 from study.cli import compare
 from study.compare import plain_text
 from study.compare.view import View, page, tables
