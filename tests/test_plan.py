@@ -396,14 +396,14 @@ def find(tmp_path):
         ("parts:\n  - {}\n", "question is missing"),
         (QUESTION, "parts is missing"),
         (QUESTION + "parts: []\n", "parts=[]: tuple should have at least 1 item"),
-        (QUESTION + "name: mine\nparts: [{}]\n", "name is not a key; the file's own name is the study's"),
+        (QUESTION + "name: mine\nparts: [{}]\n", "name is not a key of a study"),
         (QUESTION + "text: reel\nparts: [{}]\n", "text='reel': input should be 'bundled' or 'real'"),
         (
             QUESTION + "control: zero9\nparts: [{}]\n",
             "control 'zero9' is not one of the strategies. By default it is 'ddp'.",
         ),
         (QUESTION + "parts: [{flag: {}}]\n", "unknown key 'parts.0.flag'"),
-        (QUESTION + "parts: [{}, {flags: {sze: tiny}}]\n", "parts.1: flags.sze is not a flag of train.py"),
+        (QUESTION + "parts: [{}, {flags: {sze: tiny}}]\n", "parts.1: flags.sze is not an option of training"),
         (QUESTION + "parts: [{flags: {size: huge}}]\n", "parts.0: bert-imdb's size 'huge' is unknown"),
         (QUESTION + "parts: [{seeds: [010]}]\n", "cannot be read as YAML (line 2: '010' is a number that YAML reads"),
         (QUESTION + "parts: [{world_sizes: [true]}]\n", "parts.0.world_sizes.0=True: input should be a valid integer"),
@@ -417,13 +417,13 @@ def find(tmp_path):
         (QUESTION + "parts: [{seeds: [-1]}]\n", "parts.0.seeds.0=-1: input should be greater than or equal to 0"),
         (QUESTION + "parts: [{world_sizes: [0]}]\n", "parts.0.world_sizes.0=0: input should be greater than"),
         (QUESTION + "parts: [{strategies: [zero9]}]\n", "parts.0: strategy 'zero9' is unknown; did you mean zero"),
-        (QUESTION + "parts: [{strategies: [ddp, ddp]}]\n", "parts.0: strategies: ddp is there twice"),
+        (QUESTION + "parts: [{strategies: [ddp, ddp]}]\n", "parts.0: strategies: ddp is listed twice"),
         (QUESTION + "parts: [{strategies: []}]\n", "parts.0: strategies is empty"),
         (QUESTION + "parts: [{repeats: 0}]\n", "parts.0.repeats=0: input should be greater than or equal to 1"),
         (QUESTION + "parts: [{label: A-b}]\n", "parts.0.label='A-b': string should match pattern"),
         (QUESTION + "parts: [{flags: {global_batch_size: 8}, global_batch_sizes: [8]}]\n", "parts.0: flags.global_"),
         (QUESTION + "parts: [{global_batch_sizes: [512]}]\n", "parts.0: num_train_examples 256 is less than one"),
-        ("[]", "holds no keys; copy one of studies/"),
+        ("[]", "the file has no keys. Start from a copy of a file in studies/"),
     ],
 )
 def test_a_mistake_is_refused_by_its_key(find, tmp_path, text, message):
@@ -432,7 +432,7 @@ def test_a_mistake_is_refused_by_its_key(find, tmp_path, text, message):
 
 def test_parts_that_differ_in_flags_only_need_labels(find):
     study = find(QUESTION + "parts: [{strategies: [ddp]}, {strategies: [ddp], flags: {max_steps: 3}}]\n")
-    with pytest.raises(Refusal, match="two runs are called bert-imdb-tiny-ddp-2x-seed0; give a part another label"):
+    with pytest.raises(Refusal, match="two runs have the id bert-imdb-tiny-ddp-2x-seed0"):
         studies.runs(study)
 
 
@@ -470,7 +470,7 @@ def test_real_text_comes_from_the_folder_or_the_hub(find, tmp_path):
     bundled, real = (QUESTION + f"text: {text}\nparts: [{{strategies: [single]}}]\n" for text in ("bundled", "real"))
     assert studies.runs(find(real))[0].config.data == "hub"
     assert studies.runs(find(real), tmp_path)[0].config.data_dir == tmp_path
-    with pytest.raises(Refusal, match="trains on the bundled sample; leave it out"):
+    with pytest.raises(Refusal, match="trains on the bundled sample. Leave --data-dir out"):
         studies.runs(find(bundled), tmp_path)
 
 
@@ -478,7 +478,7 @@ def test_a_plan_of_too_many_runs_is_refused_in_a_second(find):
     seeds = ", ".join(map(str, range(100_000)))
     started = time.monotonic()
     for part in (f"seeds: [{seeds}]", "repeats: 999999999999", f"world_sizes: [{seeds[3:]}]"):
-        with pytest.raises(Refusal, match="runs are planned, at most 10,000 are run; make several studies of it"):
+        with pytest.raises(Refusal, match="runs are planned, but a study has at most 10,000"):
             find(QUESTION + f"parts: [{{strategies: [ddp], {part}}}]\n")
     assert time.monotonic() - started < 30  # 3 s, on a machine with nothing else to do
 
