@@ -470,7 +470,7 @@ def test_real_text_comes_from_the_folder_or_the_hub(find, tmp_path):
     bundled, real = (QUESTION + f"text: {text}\nparts: [{{strategies: [single]}}]\n" for text in ("bundled", "real"))
     assert studies.runs(find(real))[0].config.data == "hub"
     assert studies.runs(find(real), tmp_path)[0].config.data_dir == tmp_path
-    with pytest.raises(Refusal, match="trains on the bundled sample. Leave --data-dir out"):
+    with pytest.raises(Refusal, match=r"trains on the bundled sample\. Leave --data-dir out"):
         studies.runs(find(bundled), tmp_path)
 
 

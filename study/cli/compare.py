@@ -11,6 +11,7 @@ import click
 from study.cli.options import A_STUDY, DATA_FOLDER, PATH, RECORDS, TRAINING, command, require
 from study.errors import Refusal
 from study.files import require_clone
+from study.progress import after_two_seconds
 
 SHORT = "short"
 # The tables of `zero-study compare`, and the function of study.compare that makes each.
@@ -57,7 +58,6 @@ def _compare(
     tables with details, for instance `differences` with confidence intervals.
     """
     from study.compare import plain_text
-    from study.progress import after_two_seconds
 
     with after_two_seconds("Reading the records and making the tables"):
         if verdict is not None:
@@ -129,10 +129,13 @@ def _report(study: str | None, records: tuple[Path, ...], output: Path | None) -
             raise Refusal(
                 "--records needs a study. Name one, or leave --records out to execute the project's own notebooks."
             )
-        print(f"Wrote the executed notebooks to {report.build_all(output or Path('reports'))}")
+        with after_two_seconds("Executing every notebook"):
+            folder = report.build_all(output or Path("reports"))
+        print(f"Wrote the executed notebooks to {folder}")
         return
     name = studies.find(study).name
-    first = report.build(study, records or [Path("runs") / name], output or Path("reports") / name)
+    with after_two_seconds("Executing the notebooks of the study"):
+        first = report.build(study, records or [Path("runs") / name], output or Path("reports") / name)
     print("\n".join(f"Wrote {path}" for path in (first, first.with_suffix(".png")) if path.exists()))
 
 
@@ -151,7 +154,8 @@ def _export(run: Path, folder: Path | None, data_dir: Path | None) -> None:
 
     checkpoint = export.newest(run)
     target = folder or run / "model"
-    model = export.export(checkpoint, target)
+    with after_two_seconds("Putting the model together"):
+        model = export.export(checkpoint, target)
     strategy = checkpoint.manifest.identity.strategy
     print(f"Wrote the model of step {checkpoint.manifest.step}, trained with {strategy}, to {target}")
     print(export.check(model, checkpoint, data_dir))

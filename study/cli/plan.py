@@ -14,6 +14,7 @@ import click
 
 from study.cli.options import A_STUDY, NUMBER, PATH, TRACING, choice, command, require
 from study.errors import Refusal
+from study.progress import after_two_seconds
 from study.theory import engine as engine_types
 
 if TYPE_CHECKING:
@@ -155,7 +156,8 @@ def _advise(
         show(planner.fewest_gpus(model, request), advice_text.text_of_fewest, advice_text.content_of_fewest)
     else:
         # What a trace prints while it works is not JSON.
-        with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
+        diverted = contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext()
+        with diverted, after_two_seconds("Looking up the model and predicting every strategy"):
             advice = _advise_by_traces(model, request) if trace else planner.advise(model, request, None)
         show(advice, advice_text.text_of_all if everything else advice_text.text, advice_text.content)
         if write is not None:

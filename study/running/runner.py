@@ -21,6 +21,7 @@ from tabulate import tabulate
 from study import terminal
 from study.errors import Refusal
 from study.files import redact_paths, why_not_writable, write_json
+from study.progress import after_two_seconds
 from study.records import schema
 from study.records.schema import Outcome
 from study.run import Run
@@ -68,7 +69,9 @@ def run(
     slot = slot or Slot()
     with lock.locked_study(folder):
         launch.end_left_over(folder)
-        study_plan = plan.make(study, runs, folder, min(timeout_seconds, slot.seconds), retry=math.isinf(slot.seconds))
+        limit = min(timeout_seconds, slot.seconds)
+        with after_two_seconds("Reading earlier runs and checking this machine"):
+            study_plan = plan.make(study, runs, folder, limit, retry=math.isinf(slot.seconds))
         print(plan.heading(study_plan), flush=True)
         outcomes: list[Outcome] = []
         try:
