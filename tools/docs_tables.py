@@ -541,22 +541,43 @@ def overview() -> str:
     """Give memory, time and largest model of each strategy together, for a GPT of 124M parameters in fp32."""
     runs = plots.only(peak_runs(), size="124m", precision="fp32", processes=2).set_index("strategy")
     times = {
-        row.strategy: frontier.over_series(row.equal_ratios)[0]
+        row.strategy: "{:.2f}x ({:.2f} to {:.2f})".format(*frontier.over_series(row.equal_ratios))
         for row in frontier.speeds([CPU / "equal-memory-again"])
         if len(row.equal_ratios) > 1
     }
     trained = {row.strategy: row.trained for row in frontier.largest([FRONTIER]) if row.cap_gib == 3}
 
-    def beside_ddp(strategy: str, column: str) -> str:
+    def compared_with_ddp(strategy: str, column: str) -> str:
         return f"{runs[column][strategy]:.2f} GiB ({runs[column][strategy] / runs[column]['ddp']:.2f}x)"
 
     rows = [
-        [f"`{name}`", beside_ddp(name, "peak_gib"), beside_ddp(name, "peak_process_gib"),
-         f"{times[name]:.2f}x" if name in times else "1.00x", f"{str(trained[name]).removesuffix('m')}M"]
+        [f"`{name}`", compared_with_ddp(name, "peak_gib"), compared_with_ddp(name, "peak_process_gib"),
+         times.get(name, "1.00x"), f"{str(trained[name]).removesuffix('m')} million"]
         for name in SHOWN
     ]  # fmt: skip
-    head = ["strategy", "peak of tensors", "peak of the whole process", "time per step", "largest model under 3 GiB"]
+    head = [
+        "strategy",
+        "peak memory of the tensors, 4 sequences per step",
+        "peak memory of the whole process, 4 sequences per step",
+        "time per step compared with DDP (95 % interval), 8 sequences per step",
+        "parameters of the largest model with 3 GiB per process, 2 sequences per step",
+    ]
     return tabulate(head, rows)
+
+
+def batches() -> str:
+    """Give the largest batch of each strategy under 3 GiB, and its throughput with this batch, compared with DDP."""
+    largest = {row.strategy: row.trained for row in frontier.largest([CPU / "equal-memory-batches"])}
+    rows = {row.strategy: row for row in frontier.speeds([CPU / "equal-memory-again"])}
+    cells = [["`ddp`", largest["ddp"], "1.00x"]]
+    for name in SHOWN[1:]:
+        if ratios := rows[name].own_ratios:
+            num_series = len(rows[name].equal_ratios)
+            failed = num_series - len(ratios)
+            batch = f"{rows[name].batch}" + f" (out of memory in {failed} of {num_series} series)" * bool(failed)
+            cells.append([f"`{name}`", batch, "{:.2f}x ({:.2f} to {:.2f})".format(*frontier.over_series(ratios))])
+    head = "strategy", "largest batch, in sequences per step", "throughput compared with DDP (95 % interval)"
+    return tabulate(head, cells)
 
 
 BY_SIZE = {
@@ -604,13 +625,14 @@ def crossings() -> str:
 
 
 def states_by_strategy() -> str:
-    """Bytes of model states per parameter that each of eight processes keeps, by the ZeRO paper."""
-    stages = {"DDP": 0, "ZeRO-1": 1, "ZeRO-2": 2, "ZeRO-3, FSDP2": 3}
+    """Bytes of model states per parameter that each of eight processes keeps, by the ZeRO paper; FSDP2 as it is."""
+    stages = {"DDP": 0, "ZeRO-1": 1, "ZeRO-2": 2, "ZeRO-3": 3}
     rows = [
         [name, *(_states_in_words(stage, precision) for precision in ("fp32", "bf16"))]
         for name, stage in stages.items()
     ]
-    return tabulate(["strategy", "fp32", "bf16 with fp32 master weights"], rows)
+    fsdp2 = _states_in_words(3, "fp32")  # its parameters stay in fp32 if it computes in bf16
+    return tabulate(["strategy", "fp32", "bf16 with fp32 master weights"], [*rows, ["FSDP2", fsdp2, fsdp2]])
 
 
 def _states_in_words(stage: int, precision: str) -> str:
@@ -620,13 +642,19 @@ def _states_in_words(stage: int, precision: str) -> str:
 
 def default_buffers() -> str:
     """Peaks of GPT-124M with DeepSpeed's default buffers and with smaller ones, compared with DDP."""
-    buffers = {"ddp": "DDP's", "zero3": "DeepSpeed's default", "zero3_tuned": "smaller", "fsdp2": "one per block"}
+    buffers = {
+        "ddp": "as large as all gradients (124 million elements)",
+        "zero3": "DeepSpeed's default (500 million elements)",
+        "zero3_tuned": "smaller (0.6 million elements)",
+        "fsdp2": "as large as one block of the model",
+    }
     peaks = first_screen.peaks()
     rows = [
-        [f"`{name}`", kind, f"{peaks[name]:.2f} GiB", f"{peaks[name] / peaks['ddp']:.2f}x"]
-        for name, kind in buffers.items()
+        [f"`{name}`", size, f"{peaks[name]:.2f} GiB", f"{peaks[name] / peaks['ddp']:.2f}x"]
+        for name, size in buffers.items()
     ]
-    return tabulate(["strategy", "buffers", "peak memory", "compared with DDP"], rows)
+    head = "strategy", "buffer for gradients", "peak memory of the tensors", "compared with DDP"
+    return tabulate(head, rows)
 
 
 def lower_bound(package: str) -> str:
@@ -759,6 +787,35 @@ def learned_bits() -> str:
     return tabulate(["strategy", *cells_by_setting], rows)
 
 
+MEASURED_STRATEGIES = {
+    "ddp": "DDP",
+    "zero2_tuned": "ZeRO-2, smaller buffers",
+    "zero3": "ZeRO-3, default buffers",
+    "zero3_tuned": "ZeRO-3, smaller buffers",
+    "fsdp2": "FSDP2",
+}
+
+
+def measured() -> str:
+    """Compare the strategies of README's picture with DDP: memory, time, largest model and throughput."""
+    peaks, times, rates = first_screen.peaks(), first_screen.times(), first_screen.throughputs()
+    largest = first_screen.largest_models()
+    rows = []
+    for name, label in MEASURED_STRATEGIES.items():
+        rate = f"{rates[name]:.2f}x" if name in rates else "did not fit"
+        rows.append(
+            [label, f"{peaks[name] / peaks['ddp']:.2f}x", f"{times[name]:.2f}x", f"{largest[name]} million", rate]
+        )
+    head = [
+        "strategy",
+        "memory of tensors",
+        "time per step",
+        "largest model in 3 GiB",
+        "throughput, largest batch in 3 GiB",
+    ]
+    return tabulate(head, rows)
+
+
 # The models of README's table of predictions, each with its number of H100 GPUs.
 SIZES = {"gpt2-xl": 8, "llama-3.1-8b": 8, "llama-3.1-70b": 64}
 SIZE_NAMES = {"gpt2-xl": "GPT-2 XL (1.5B)", "llama-3.1-8b": "Llama 3.1 8B", "llama-3.1-70b": "Llama 3.1 70B"}
@@ -812,11 +869,13 @@ def _size_cell(option: Option) -> str:
 
 PLACES: dict[tuple[str, str], Callable[[], str]] = {
     ("README.md", "sizes"): sizes,
+    ("README.md", "measured"): measured,
     ("docs/concepts.md", "states"): states_by_strategy,
     ("docs/concepts.md", "buffers"): default_buffers,
     ("reports/README.md", "numbers"): lambda: tabulate(FIRST_SCREEN, first_screen.table()),
     ("docs/memory-and-time.md", "overview"): overview,
     ("docs/memory-and-time.md", "by_size"): by_size,
+    ("docs/memory-and-time.md", "batches"): batches,
     ("docs/losses.md", "weights"): weights,
     ("reports/losses.md", "roundings"): roundings,
     ("reports/losses.md", "exact"): exact,

@@ -178,6 +178,16 @@ def times() -> pd.Series:
     return _ratios("equal_ratios").reindex(SHOWN).fillna({"ddp": 1.0})
 
 
+def throughputs() -> pd.Series:
+    """Throughput at each strategy's largest batch under 3 GiB relative to DDP's: geometric means over six series."""
+    return pd.concat([pd.Series({"ddp": 1.0}), _ratios("own_ratios")])
+
+
+def largest_models() -> dict[str, str]:
+    """Millions of parameters of the largest model that trained under 3 GiB per process, by strategy."""
+    return {name: trained[:-1] for name, trained in _trained().items()}
+
+
 def main() -> None:
     """Write reports/first-light.svg and reports/first-dark.svg. Equal records make equal bytes."""
     mpl.rcParams["svg.hashsalt"] = "zero-study"
