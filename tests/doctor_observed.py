@@ -29,6 +29,11 @@ FILES = ROOT / "tests" / "real_files"
 OBSERVED = FILES / "observed.json"
 PROGRAM = ROOT / "tests" / "doctor_program.py"
 
+# The verdicts that are not good, as doctor prints them.
+VERDICTS = {
+    "crashes": "fails at start-up", "means something else": "acts differently", "overridden": "overridden",
+    "ignored": "ignored",
+}  # fmt: skip
 # The JSON that one of the accelerate files names is among the files.
 BESIDE = {"../deepspeed_config_templates/zero_stage1_config.json": "accelerate_zero1.json"}
 
@@ -309,13 +314,16 @@ def judged() -> dict[str, list[tuple[Finding | None, str]]]:
 
 
 def tally(verdicts: dict[str, list[tuple[Finding | None, str]]]) -> str:
-    """How many claims were right, in one table."""
+    """Count in a table how many findings were right."""
     groups = {
-        "as their repositories have them": [n for n in verdicts if not n.startswith(("mended ", "trap "))],
-        "as doctor mends them": [n for n in verdicts if n.startswith("mended ")],
-        "one trap a file": [n for n in verdicts if n.startswith("trap ")],
+        "as in their repositories": [n for n in verdicts if not n.startswith(("mended ", "trap "))],
+        "corrected by `doctor --fix`": [n for n in verdicts if n.startswith("mended ")],
+        "one trap per file": [n for n in verdicts if n.startswith("trap ")],
     }
-    rows = ["| files | number | claims | right | wrong | not seen |", "| --- | --- | --- | --- | --- | --- |"]
+    rows = [
+        "| files | number of files | findings | right | wrong | cannot be compared |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
     for words, names in groups.items():
         counts = Counter(verdict for name in names for _, verdict in verdicts[name])
         total = sum(counts.values())
@@ -325,18 +333,19 @@ def tally(verdicts: dict[str, list[tuple[Finding | None, str]]]) -> str:
 
 
 def table(verdicts: dict[str, list[tuple[Finding | None, str]]]) -> str:
-    """What doctor says of each real file, what happened, and which claims were right."""
+    """List for each public file what doctor reports, whether it started, and how many findings were right."""
     observed = committed()
-    rows = ["| file | to change | started | right, wrong, not seen |", "| --- | --- | --- | --- |"]
+    head = ["file", "keys to change", "starts", "right", "wrong", "cannot be compared"]
+    rows = [f"| {' | '.join(head)} |", "| --- | --- | --- | --- | --- | --- |"]
     for row in index():
         name = row["file"]
         findings = [f for f, _ in verdicts[name] if f is not None and f.matters]
-        said = "; ".join(f"`{f.key.rpartition('.')[2]}` {f.effect}" for f in findings) or "nothing"
+        to_change = "; ".join(f"`{f.key.rpartition('.')[2]}` {VERDICTS[f.effect]}" for f in findings) or "none"
         counts = Counter(verdict for _, verdict in verdicts[name])
-        started = "no" if "error" in observed[name] else "not here" if "not_started" in observed[name] else "yes"
+        starts = "no" if "error" in observed[name] else "not tried" if "not_started" in observed[name] else "yes"
         address = f"https://github.com/{row['repository']}/blob/{row['commit']}/{row['path']}"
-        judged = ", ".join(str(counts[verdict]) for verdict in ("right", "wrong", "not seen"))
-        rows.append(f"| [{name.partition('.')[0].replace('_', ' ')}]({address}) | {said} | {started} | {judged} |")
+        judged = " | ".join(str(counts[verdict]) for verdict in ("right", "wrong", "not seen"))
+        rows.append(f"| [{name.partition('.')[0].replace('_', ' ')}]({address}) | {to_change} | {starts} | {judged} |")
     return "\n".join(rows)
 
 

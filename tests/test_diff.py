@@ -120,14 +120,6 @@ def test_the_command_says_and_writes_the_first_difference(tmp_path):
         diff.assert_same_training(a, b)
 
 
-def test_the_guide_has_the_limits_that_were_measured():
-    record, guide = ((launching.ROOT / path).read_text() for path in ("reports/diff/limits.json", "docs/diff.md"))
-    for kind, sizes in json.loads(record)["smallest_seen"].items():
-        assert f"{kind:<24}{sizes['fp32']:.0e}  {sizes['bf16']:.0e}\n" in guide
-    times = json.loads(record)["times_of_a_step"]
-    assert ", ".join(f"{kind.replace('_', ' ')} x {ratio}" for kind, ratio in times.items()) in guide
-
-
 SETTINGS = {"odd": "", "deep": 0, "eps": 1e-5, "parts": 1, "rate": 0.1, "seed": 0, "steps": 5, "inf": 9, "last": 9}
 SCRIPT = """
 import torch

@@ -103,7 +103,7 @@ def commands() -> list[str]:
     """Every line of every block of commands, without its comment and without the file that takes its output."""
     blocks = [token.content for page in PAGES for token in tokens(page) if token.type == "fence" and token.info == "sh"]
     blocks = [block.replace("\\\n", " ") for block in blocks]
-    lines = [re.sub(r"(^|\s+)[#>] .*", "", line) for block in blocks for line in block.splitlines()]
+    lines = [re.sub(r"(^|\s+)(#|>|2>|\||&$)( .*)?$", "", line) for block in blocks for line in block.splitlines()]
     return list(dict.fromkeys(line for line in lines if line))
 
 
@@ -121,11 +121,32 @@ def check_study(words: list[str]) -> None:
             check_flags(context.params)
 
 
+LAUNCHED_MODULES = ("zero_study.diff", "zero_study.prove")  # which run another script
+EXAMPLES = ROOT / "docs" / "examples"
+
+
+def check_launched_module(module: str, words: list[str]) -> None:
+    assert module in LAUNCHED_MODULES
+    (script,) = [word for word in words if word.endswith(".py")]
+    assert script == "train.py" or (EXAMPLES / script).is_file()
+
+
+def check_torchrun(words: list[str]) -> None:
+    from torch.distributed.run import get_args_parser
+
+    options = get_args_parser().parse_args(words)
+    assert options.module
+    check_launched_module(options.training_script, options.training_script_args)
+
+
 def check_launch(words: list[str]) -> None:
     from accelerate.commands.launch import launch_command_parser
 
     assert words.pop(0) == "launch"
     options = launch_command_parser().parse_args(words)
+    if options.module:
+        check_launched_module(options.training_script, options.training_script_args)
+        return
     assert options.training_script == "study/train.py"
     assert (ROOT / options.training_script).is_file()
     check_flags({"strategy": options.config_file, **config.parse_flags(options.training_script_args)})
@@ -137,6 +158,9 @@ def check_python(words: list[str]) -> None:
         return
     if words[0] in SCRIPTS:
         SCRIPTS[words[0]].commands[words[1]].make_context(words[1], words[2:])
+        return
+    if words[0] == "-m" and words[1] in LAUNCHED_MODULES:
+        check_launched_module(words[1], words[2:])
         return
     if words[0] == "-m" and words[1].startswith("study."):
         module = ROOT / words[1].replace(".", "/")
@@ -166,11 +190,11 @@ def check_sky(words: list[str]) -> None:
 
 CHECKS: dict[str, Callable[[list[str]], None]] = {
     "zero-study": check_study, "accelerate": check_launch, "python": check_python, "make": check_make,
-    "pip": check_pip, "sky": check_sky,
+    "pip": check_pip, "sky": check_sky, "torchrun": check_torchrun,
 }  # fmt: skip
 SHELL = (  # not ours
     "source ", "pre-commit install", "(cd data && zip ", "grep ", "DS_BUILD_OPS=0 pip wheel ", "git clone ", "safety ",
-    "rsync ", "aws ", "pytest ", "python3 -m venv ", "zcat ",
+    "rsync ", "aws ", "pytest ", "python3 -m venv ", "zcat ", "diff ", "cat ", "sh ", "wait",
 )  # fmt: skip
 
 
@@ -186,12 +210,18 @@ GPT2 = {"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12, "n_pos
 GPT2 |= {"activation_function": "gelu_new"}
 CHEAP = ("compare", "advise", "plan", "claims")
 STANDS_FOR = dict.fromkeys(("DIR", "runs", "reports/cpu/records"), "reports/cpu/records/bert-large")
+STANDS_FOR["runs/my_study"] = STANDS_FOR["runs"]
 STANDS_FOR["runs/bits"] = "reports/cpu/records/bits"
 
 
 def cheap() -> list[str]:
     asked = [line for line in commands() if line.startswith(tuple(f"zero-study {name}" for name in CHEAP))]
     return [line for line in asked if not re.search("claims --(check|write)", line)]  # test_claims.py decides, once
+
+
+def test_the_study_of_the_guide_is_the_one_that_its_outputs_are_of():
+    (block,) = [token.content for token in tokens("docs/studies.md") if token.type == "fence" and token.info == "yaml"]
+    assert block == (ROOT / "docs" / "examples" / "my_study.yaml").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("line", cheap())

@@ -53,7 +53,23 @@ def test_an_output_of_a_run_is_written_on_request(tmp_path):
     assert "```text\n...\nsecond\n```" in page.read_text()
 
 
+@pytest.mark.launches
+def test_progress_is_left_out(tmp_path):
+    page = page_of(tmp_path, "<!-- output -->")
+    progress = ["  5 s, starting", "[1/2] bert-imdb-tiny-ddp-2x-seed0: 15 s, step 5, loss 0.7679; about 35 s left"]
+    progress.append("Reading earlier runs ...")
+    page.write_text(page.read_text().replace("echo second", "\n".join(f"echo '{line}'" for line in progress)))
+    assert docs_outputs.update(page, with_runs=False) == 1
+    assert "```text\nfirst 1\n```" in page.read_text()
+
+
 def test_outputs_of_two_machines_are_compared_without_numbers():
     first, second = "peak  237 MiB  0.78 x\n", "peak  1,237 MiB   0.8 x\n"
     assert docs_outputs.without_numbers(first) == docs_outputs.without_numbers(second)
     assert docs_outputs.without_numbers(first) != docs_outputs.without_numbers("peak  237 GiB  0.78 x\n")
+    assert docs_outputs.without_numbers("about 63 s\n") == docs_outputs.without_numbers("about 2 min\n")
+    first, second = (
+        "packed 1 runs on Intel(R) Xeon(R), 2 cores into a.zip\n",
+        "packed 1 runs on AMD EPYC, 8 cores into a.zip\n",
+    )
+    assert docs_outputs.without_numbers(first) == docs_outputs.without_numbers(second)

@@ -116,7 +116,7 @@ def test_without_a_launcher(folder):
     [
         ("", {}, "--global-batch-size 7", "global_batch_size=7 does not divide over 2 processes; change"),
         ("", {}, "--learning-rat 1", "no such option '--learning-rat'; did you mean --learning-rate? `study/train.py"),
-        ("--zero_stage 2", {}, "", "accelerate launch --zero_stage is said in the strategy's file"),
+        ("--zero_stage 2", {}, "", "accelerate launch --zero_stage belongs in the strategy's file"),
         ("", {"ACCELERATE_USE_CPU": "true"}, "", "ACCELERATE_USE_CPU is set in the environment, and accelerate"),
     ],
 )

@@ -13,12 +13,13 @@ import pytest
 from matplotlib.text import Text
 from synthetic import change, write_outcome, write_run
 
-from study.claims import ledger
+from study.claims import defects, ledger, traps, verdicts
+from study.claims import sentences as claims
 from study.compare import differences, memory_views
 from study.errors import Refusal
 from study.files import ROOT
+from study.report import article, captions, plots, sentences, tables
 from study.report import build as report
-from study.report import plots, tables
 
 
 def notebook(path: Path, *cells: str, parameters: str = "records = []") -> Path:
@@ -170,6 +171,130 @@ def test_what_a_record_says_is_no_html(tmp_path):
         differences.page([tmp_path], "ddp"),
     ):
         assert "<script" not in page
+
+
+def test_captions_name_model_precision_processes_hardware_and_source(folder):
+    runs = tables.runs(folder)
+    caption = captions.figure("Peak memory", runs, captions.PREDICTED)
+    assert caption.startswith(
+        "**Peak memory.** GPT with 1.6 million parameters, fp32, 2 processes, 8 sequences per step,"
+    )
+    assert f"on a CPU ({runs['box'].iloc[0]}). Predicted" in caption
+    scope = captions.scope(runs)
+    for part in ("9 runs", "study s", "40 steps", "2 seeds"):
+        assert part in scope
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({"parameters": [1.5e6, 124.4e6]}, "GPT with 1.5 to 124 million parameters"),
+        ({"parameters": [None, None]}, "GPT large and tiny"),
+        (
+            {"workload": ["gpt-wikitext", "bert-imdb"]},
+            "GPT with 1.5 million parameters and BERT with 335 million parameters",
+        ),
+        ({"workload": ["other", "other"]}, "other with 1.5 to 335 million parameters"),
+    ],
+)
+def test_models_are_named_in_words(values, expected):
+    rows = {"workload": ["gpt-wikitext"] * 2, "size": ["tiny", "large"], "parameters": [1.5e6, 335e6]} | values
+    assert captions.model(pd.DataFrame(rows)) == expected
+
+
+def test_ratios_to_the_control_and_their_sentences(folder):
+    (rows,) = tables.settings(plots.only(tables.runs(folder), status="ok"), "ddp")
+    ratios = tables.relative(rows, "ddp")
+    assert list(ratios.index) == ["ddp", "zero2", "zero3", "zero3_tuned"]
+    assert (ratios.loc["ddp"].drop(["loss difference", "runs"]) == 1).all()
+    assert ratios.loc["zero3", "step time"] == pytest.approx(1.6, rel=0.02)
+    assert tables.lowest(ratios, "step time", "ddp") == f"{ratios.loc['zero2', 'step time']:.2f}x (zero2)"
+    said = sentences.comparison(rows, "ddp")
+    assert f"{ratios.loc['zero3', 'step time']:.2f} (zero3) times as long" in said
+    assert "After 40 steps" in said
+    assert "Only ddp" in sentences.comparison(plots.only(rows, strategy="ddp"), "ddp")
+
+
+def test_losses_say_after_how_many_steps_and_which_strategy():
+    differences = pd.Series({"zero2": 1e-7, "zero3": 0.0})
+    assert "After 3 steps" in (said := sentences.losses(differences, 3, "ddp"))
+    assert "at most 1e-7 (zero2)" in said
+    assert "are equal to ddp's" in sentences.losses(differences * 0, 3, "ddp")
+    assert sentences.losses(differences * float("nan"), 3, "ddp") == ""
+    by_seed = pd.DataFrame({"zero2": [1e-4, 0.1]}, index=[0, 1])
+    assert "1e-4 with seed 0 and 1e-1 with seed 1" in sentences.losses_by_seed("BERT", by_seed, 160, "ddp")
+
+
+def test_memory_and_processes_in_words():
+    peaks = pd.DataFrame({"peak_gib": [2.0, 3.0, 1.0], "peak_process_gib": [4.0, 5.0, None]}, ["ddp", "zero2", "fsdp2"])
+    said = sentences.memory(peaks, "ddp")
+    assert "1 of the 2 other strategies use less: 0.50 (fsdp2) to 1.50 (zero2) times" in said
+    assert "1.25 (zero2) times" in said  # of whole processes, where it is known
+    falling = pd.DataFrame({2: [2.0, 4.0], 4: [2.0, 1.0]}, index=["ddp", "zero3"])
+    assert "75 % under zero3" in (said := sentences.more_processes(falling))
+    assert "0 % under ddp" in said
+    assert "No strategy" in sentences.more_processes(falling[[2]])
+
+
+def test_neighbouring_equal_rows_are_merged():
+    table = pd.DataFrame({"wrong": [0, 0, 3, 0]}, index=["0.1", "0.2", "0.3", "0.4"])
+    assert tables.merged(table)["wrong"].to_dict() == {"0.1 to 0.2": 0, "0.3": 3, "0.4": 0}
+
+
+def test_releases_and_crashes_in_words():
+    counts = pd.DataFrame({"wrong": [0, 3, 1], "crashed": [0, 2, 0]}, index=["0.1", "0.2", "0.3"])
+    said = sentences.releases("deepspeed", counts, 112)
+    for part in ("2 of 3", "112 cases", "1 fail in the newest release, 0.3", "0.2, in which 5 fail"):
+        assert part in said
+    assert "- 0.1 to 0.2, 2 crashes: `E`" in sentences.crashes({"E": ["0.1", "0.2"]})
+    assert sentences.crashes({}) == "No case crashed."
+
+
+def test_times_of_the_nearest_runs_of_the_control():
+    rows = pd.DataFrame({"strategy": ["ddp", "zero2"], "step_seconds": [2.0, 3.0], "ratio": [1.0, 1.5]})
+    speeds = pd.DataFrame({"equal_seconds": [(3.0,)], "equal_ratios": [(1.4,)]})
+    assert list(tables.with_nearest(rows, speeds, "ddp")["ratio"]) == [1.0, 1.4]
+    assert [tables.millions("124m"), tables.millions("1.3b")] == [124, 1300]
+
+
+def test_a_view_becomes_a_part_of_a_notebook():
+    assert sentences.page_body("# Title\n\nText\n\n## Part\n") == "Text\n\n### Part"
+
+
+@pytest.mark.parametrize("source", [entry.source for entry in ledger.read() if entry.sentences])
+def test_every_sentence_of_an_article_has_a_row(source):
+    judged = claims.read(source)
+    rows = article.verdict_table(judged).splitlines()[2:]
+    assert len(rows) == len(judged)
+    for row, sentence in zip(rows, judged, strict=True):
+        assert row.count(" | ") == 1  # nothing in it ends a cell
+        assert f"**{sentence.word}" in row
+    counts = article.verdict_counts(judged)
+    assert all(f"| {kind.word} | " in counts and kind.meaning in counts for kind in verdicts.Conclusion)
+    assert article.main_faults(judged, 2).count("\n1. ") <= 1
+    about = next(entry for entry in ledger.read() if entry.source == source)
+    assert about.title in article.answer(about)
+
+
+def test_the_tables_of_the_article_that_prints_its_program():
+    published = ROOT / "reports" / "cpu" / "published"
+    defect_rows = article.defect_table(published / "protocol.json").splitlines()[2:]
+    assert len(defect_rows) == 2 + len(defects.LEFT_ALONE)
+    effect = defects.effect(defects.read(published / "protocol.json"), defects.AS_PUBLISHED, "validation loss")
+    assert effect is not None
+    assert f"{100 * effect.mean:+.1f} %" in defect_rows[0]
+    trap_rows = article.trap_table(published / "traps.json").splitlines()[2:]
+    assert len(trap_rows) == len(traps.read(published / "traps.json")["traps"])
+
+
+def test_the_picture_of_readme_says_what_it_shows_and_is_readable_on_a_phone():
+    values = pd.Series({"ddp": 2.6, "zero3": 4.1, "zero3_tuned": 1.8, "fsdp2": 1.5})
+    figure = plots.first_screen(values, values, "#000000", "GPT, fp32, two processes (measured)")
+    texts = [text for text in figure.findobj(Text) if text.get_text()]
+    words = {text.get_text() for text in texts} | {label.get_text() for label in figure.axes[0].get_yticklabels()}
+    assert {"GPT, fp32, two processes (measured)", "ZeRO-3\nsmaller buffers", "ZeRO-3\ndefault buffers", "DDP"} <= words
+    pixels_per_point = 390 / (72 * figure.get_figwidth())
+    assert min(text.get_fontsize() for text in texts if text.get_visible()) * pixels_per_point > 10
 
 
 def test_repeats_of_a_seed_count_once():

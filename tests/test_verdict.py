@@ -113,7 +113,7 @@ def test_what_parts_is_counted_and_bounded():
         ({}, {"broken_study": "old"}, "old, which is wrong on purpose, was not run"),
         ({"spread": 1e-5}, {}, "too quiet"),
         ({"first": 0.5}, {}, "held-out loss of ddp does not fall"),
-        ({"learns": False}, {}, "training loss of ddp does not fall in [0]"),
+        ({"learns": False}, {}, "training loss of ddp does not fall with seed 0"),
     ],
 )
 def test_there_is_no_verdict_where_the_test_could_not_have_failed(changes, of, lack):
@@ -161,7 +161,7 @@ def test_the_answer_says_what_was_found():
         return verdict_text.answer(verdict_text.Decided(chosen, runs, judged(runs), {}))
 
     assert "within 1 %" in said()
-    assert "zero3" in said(shift=0.03).partition("Not shown")[2]
+    assert "zero3" in said(shift=0.03).partition("does not show")[2]
     assert said(broken=0.0).startswith("No verdict: scaled")
 
 

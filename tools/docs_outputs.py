@@ -11,7 +11,8 @@ A block of commands (`sh`) that is followed by one of these comments and a `text
     <!-- output, lines 1-12 -->    only these lines of the output; "..." takes the place of the others
 
 The commands run in a copy of `docs/examples`, in a terminal of 80 columns. The folders `accelerate_configs`, `reports`
-and `study` lie beside the examples, as in a clone. Standard error is shown too.
+and `study` lie beside the examples, as in a clone. Standard error is shown too. Lines of progress are left out,
+because a slower machine prints more of them: "10 s, step 3, loss 0.67", and lines that end with " ...".
 """
 
 from __future__ import annotations
@@ -38,6 +39,9 @@ PATTERN = re.compile(
     r"```text\n(?P<output>(?:(?!```).*\n)*)```$",
     re.MULTILINE,
 )
+
+
+PROGRESS = re.compile(r"^(\[\d+/\d+\] \S+:)? *\d+ s, (starting|step \d+)|^\S.* \.\.\.$")
 
 
 class Place(NamedTuple):
@@ -87,6 +91,7 @@ def printed(place: Place) -> str:
             "PATH": path,
             "COLUMNS": str(COLUMNS),
             "CUDA_VISIBLE_DEVICES": "",
+            "OMP_NUM_THREADS": "1",  # without it, torchrun prints a warning
             "NO_COLOR": "1",
             "LC_ALL": "C.UTF-8",
         }
@@ -95,7 +100,7 @@ def printed(place: Place) -> str:
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )  # fmt: skip
         lines = [line.rstrip() for line in done.stdout.replace(f"{folder}/", "").splitlines()]
-    return _part(lines, place.first, place.last)
+    return _part([line for line in lines if not PROGRESS.match(line)], place.first, place.last)
 
 
 def _part(lines: list[str], first: int, last: int | None) -> str:
@@ -106,8 +111,13 @@ def _part(lines: list[str], first: int, last: int | None) -> str:
 
 
 def without_numbers(output: str) -> list[str]:
-    """Return the words of an output line by line: what it has in common with the same commands on another machine."""
-    return [" ".join(re.sub(r"[-+]?\d[\d.,:e+-]*", "#", line).split()) for line in output.splitlines()]
+    """Return the words of an output line by line: what it has in common with the same commands on another machine.
+
+    Seconds and minutes count as the same unit, because a slower machine prints a duration in minutes. The name of the
+    processor is left out.
+    """
+    lines = [" ".join(re.sub(r"[-+]?\d[\d.,:e+-]*", "#", line).split()) for line in output.splitlines()]
+    return [re.sub(r"\bon \S.*, # cores", "on # cores", re.sub(r"# (s|min)\b", "# s", line)) for line in lines]
 
 
 def update(page: Path, with_runs: bool) -> int:

@@ -98,7 +98,7 @@ def notebook(source: Path, target: Path) -> str:
     text = re.sub(r"^```python\n.*?^```$", FOLDED, text, flags=re.DOTALL | re.MULTILINE)
     titles = [(heading.start(), heading[1]) for heading in re.finditer(r"^(?:#+ |\*\*)([^*\n]+)", text, re.MULTILINE)]
     text = re.sub(r"!\[png\]", lambda heading: f"![{[name for at, name in titles if at < heading.start()][-1]}]", text)
-    return text.replace("# What became of an article?", f"# {source.stem}: what became of it", 1)
+    return text.replace("# Verdicts on an article", f"# Verdicts on {source.stem}", 1)
 
 
 def commands() -> Iterator[str]:

@@ -1,13 +1,15 @@
-"""Inject faults between simulated machines, and record what the user sees on each machine and after how long.
+"""Inject faults between machines, and write down what each machine prints and after how many seconds it ends.
 
     python tools/soak_machines.py [--only TEXT] [--output FILE]
 
-The command that a user would start is started on each of two or three machines of a laboratory (Linux, as root). Exit
-status 1 if a machine prints something unexpected or takes longer than expected.
+The machines are two or three network namespaces of this one (tools/laboratory.py; Linux, root). Each runs the command
+that a user would start there. With --only, FILE keeps its rows of the other faults. Exit status 1 if a machine prints
+something else than expected, or does not end in time.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -19,6 +21,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import get_args
 
@@ -178,17 +181,30 @@ def _row(
 
 
 @click.command(help=__doc__)
-@click.option("--only", default="", metavar="TEXT", help="only faults whose name contains this")
+@click.option("--only", default="", metavar="TEXT", help="inject only faults whose name contains this")
 @click.option("--output", type=click.Path(path_type=Path), help="write the table here as JSON")
 def main(only: str, output: Path | None) -> None:
-    rows = []
+    earlier = json.loads(output.read_text()) if output and output.exists() else {"rows": []}
+    earlier_rows = earlier.pop("rows")
+    rows: list[dict[str, object]] = []
+    are_expected = []
     for fault in FAULTS:
-        if only in fault.name:
-            for row in play(fault):
-                rows.append(row)
-                print("  ".join(str(value) for value in row.values()), flush=True)
-    soak.keep(output, "machines", "python tools/soak_machines.py", collective_timeout=TIMEOUT_SECONDS, rows=rows)
-    sys.exit(not all(row["is_expected"] for row in rows))
+        if only not in fault.name:
+            rows += [
+                {"finished_at": earlier["finished_at"], **row} for row in earlier_rows if row["fault"] == fault.name
+            ]
+            continue
+        for row in play(fault):
+            rows.append({"finished_at": datetime.now(UTC).isoformat(timespec="seconds"), **row})
+            are_expected.append(row["is_expected"])
+            print("  ".join(str(value) for value in row.values()), flush=True)
+    # Rows that are kept were measured by an earlier call, perhaps on another machine.
+    calls = [*earlier.pop("earlier_calls", []), earlier] if only and earlier_rows else []
+    soak.keep(
+        output, "machines", "python tools/soak_machines.py",
+        collective_timeout=TIMEOUT_SECONDS, rows=rows, earlier_calls=calls,
+    )  # fmt: skip
+    sys.exit(not all(are_expected))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Two losses, each with a backward pass of its own: under DeepSpeed accelerate takes a step for each (1.15.0).
+"""Show that accelerate 1.15.0 takes one optimizer step per backward pass under DeepSpeed.
 
 Run: DS_ACCELERATOR=cpu torchrun --nproc_per_node 1 accelerate_two_backward.py
 """
@@ -33,4 +33,4 @@ def steps(stage: int, together: bool) -> int:
 
 
 for stage in (1, 2):
-    print(f"stage {stage}: {steps(stage, True)} step(s) for the sum, {steps(stage, False)} for one after the other")
+    print(f"stage {stage}: {steps(stage, True)} step(s) for one backward pass, {steps(stage, False)} for two")

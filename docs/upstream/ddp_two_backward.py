@@ -1,4 +1,4 @@
-"""Two backward passes of one forward pass: DDP averages the gradients of the first alone (torch 2.13.0).
+"""Show that DDP does not average the gradients of a second backward pass of one forward pass (PyTorch 2.13.0).
 
 Run: torchrun --nproc_per_node 2 ddp_two_backward.py
 """
@@ -23,11 +23,11 @@ def gradient(together: bool) -> torch.Tensor:
 
 
 dist.init_process_group("gloo")
-for together, name in ((True, "the sum"), (False, "one after the other")):
+for together, name in ((True, "one backward pass"), (False, "two backward passes")):
     mine = gradient(together)
     of_ranks = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
     dist.all_gather(of_ranks, mine)
-    apart = max(float((other - of_ranks[0]).norm() / of_ranks[0].norm()) for other in of_ranks)
+    difference = max(float((other - of_ranks[0]).norm() / of_ranks[0].norm()) for other in of_ranks)
     if dist.get_rank() == 0:
-        print(f"{name}: the ranks' gradients are {apart:.4f} of their norm apart")
+        print(f"{name}: the ranks' gradients differ by {difference:.4f} of their norm")
 dist.destroy_process_group()

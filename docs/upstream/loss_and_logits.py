@@ -1,4 +1,4 @@
-"""A model that returns its loss beside its logits: gradients are divided by the micro batches twice (mended in 0.19.6).
+"""Show that DeepSpeed 0.18.3 to 0.19.5 divides gradients twice if a model returns its loss together with its logits.
 
 Run: DS_ACCELERATOR=cpu torchrun --nproc_per_node 1 loss_and_logits.py
 """
@@ -31,12 +31,12 @@ def norms(stage: int) -> tuple[float, float]:
         (plain(inputs, torch.arange(4))[0] / MICRO_BATCHES).backward()
         engine.backward(engine(inputs, torch.arange(4))[0])
         engine.step()
-    found = float(engine.get_global_grad_norm())
+    norm = float(engine.get_global_grad_norm())
     engine.destroy()
-    return found, float(torch.nn.utils.get_total_norm([p.grad for p in plain.parameters()]))
+    return norm, float(torch.nn.utils.get_total_norm([p.grad for p in plain.parameters()]))
 
 
 deepspeed.init_distributed("gloo")
 print(
-    *(f"stage {stage}: {found / right:.3f} of the right norm" for stage in (1, 2, 3) for found, right in [norms(stage)])
+    *(f"stage {stage}: {norm / right:.3f} of the right norm" for stage in (1, 2, 3) for norm, right in [norms(stage)])
 )

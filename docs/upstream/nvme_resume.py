@@ -1,4 +1,4 @@
-"""ZeRO-3 with the optimizer on a disk: what takes up a checkpoint begins anew (DeepSpeed 0.19.8).
+"""Show that a checkpoint under NVMe offload restores neither weights nor optimizer states (DeepSpeed 0.19.8).
 
 Run: DS_ACCELERATOR=cpu torchrun --nproc_per_node 1 nvme_resume.py (with libaio's headers)
 """
@@ -33,8 +33,8 @@ with tempfile.TemporaryDirectory() as place:
     engine = build(f"{place}/one")
     losses = [step(engine) for _ in range(2)]
     engine.save_checkpoint(f"{place}/saved")
-    print("without a break", *(f"{loss:.6f}" for loss in losses + [step(engine) for _ in range(3)]))
+    print("not interrupted", *(f"{loss:.6f}" for loss in losses + [step(engine) for _ in range(3)]))
     engine.destroy()
     engine = build(f"{place}/two")
     engine.load_checkpoint(f"{place}/saved")
-    print("after two taken up", *(f"{loss:.6f}" for loss in losses + [step(engine) for _ in range(3)]))
+    print("resumed after 2", *(f"{loss:.6f}" for loss in losses + [step(engine) for _ in range(3)]))

@@ -1,7 +1,7 @@
-"""ZeRO-3 with the optimizer on a disk: a gradient that begins off the disk's alignment is not read (DeepSpeed 0.19.8).
+"""Show that an unaligned gradient is not read back from a disk under NVMe offload (DeepSpeed 0.19.8).
 
-Run: DS_ACCELERATOR=cpu torchrun --nproc_per_node 1 nvme_slices.py (with libaio's headers, on a disk that asks for
-memory aligned to 512 bytes; of ext4 on a virtual disk that is so)
+Run: DS_ACCELERATOR=cpu torchrun --nproc_per_node 1 nvme_slices.py (with libaio's headers, on a disk that requires
+memory aligned to 512 bytes, as ext4 on a virtual disk does)
 """
 
 import tempfile

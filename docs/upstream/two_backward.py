@@ -1,4 +1,4 @@
-"""Two backward passes of one forward pass: ZeRO 1 and 2 keep the gradients of the last alone (DeepSpeed 0.19.8).
+"""Show that ZeRO-1 and ZeRO-2 keep only the gradients of the last of two backward passes (DeepSpeed 0.19.8).
 
 Run: DS_ACCELERATOR=cpu torchrun --nproc_per_node 1 two_backward.py
 """
@@ -27,12 +27,12 @@ def norm(stage: int, together: bool) -> float:
         engine.backward(first, retain_graph=True)
         engine.backward(second)
     engine.step()
-    found = float(engine.get_global_grad_norm())
+    grad_norm = float(engine.get_global_grad_norm())
     engine.destroy()
-    return found
+    return grad_norm
 
 
 deepspeed.init_distributed("gloo")
 for stage in (1, 2):
     whole, last = norm(stage, True), norm(stage, False)
-    print(f"stage {stage}: gradient norm {whole:.4f} of the sum, {last:.4f} of one after the other")
+    print(f"stage {stage}: gradient norm {whole:.4f} after one backward pass, {last:.4f} after two")

@@ -1,4 +1,4 @@
-"""ZeRO stage 0 in bf16: the first step goes half the way that stage 1 goes (DeepSpeed 0.19.8).
+"""Show that the first step of ZeRO stage 0 in bf16 is about half as long as that of stage 1 (DeepSpeed 0.19.8).
 
 Run: DS_ACCELERATOR=cpu torchrun --nproc_per_node 1 zero0_bf16.py
 """
@@ -33,5 +33,5 @@ def first_step(stage: int) -> torch.Tensor:
 
 
 deepspeed.init_distributed("gloo")
-right, found = first_step(1), first_step(0)
-print(f"stage 0 moves {float(found @ right / (right @ right)):.3f} of what stage 1 moves")
+right, stage_0 = first_step(1), first_step(0)
+print(f"stage 0 moves {float(stage_0 @ right / (right @ right)):.3f} of what stage 1 moves")

@@ -133,10 +133,15 @@ def _no_learning(controls: Mapping[int, Trained], still: list[int], protocol: Pr
     """The starts in which the control hardly learns: of runs that learn nothing, all strategies are alike."""
     lines = []
     if still:
-        lines += [f"the held-out loss of {control} does not fall to {protocol.falls_to:g} of its first in {still}"]
+        goal = f"{protocol.falls_to:g} times its first value"
+        lines += [f"the held-out loss of {control} does not fall to {goal} with {_seeds(still)}"]
     if rises := sorted(start for start, run in controls.items() if run.training[1] >= run.training[0]):
-        lines += [f"the training loss of {control} does not fall in {rises}"]
+        lines += [f"the training loss of {control} does not fall with {_seeds(rises)}"]
     return lines
+
+
+def _seeds(numbers: Sequence[int]) -> str:
+    return f"seed{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
 
 
 def require_whole(missing: Sequence[str]) -> None:

@@ -85,22 +85,26 @@ def page(folders: Sequence[Path], study: Study) -> str:
     lines = [*table_of_arms(decided), "", *_null(decided), ""]
     if still := decided.verdict.still:
         later = _without(decided, still)
-        text = f"Left out when the result was known, which the protocol does not provide for. {answer(later)}"
+        text = (
+            f"These seeds were left out after the result was known. The protocol does not allow that. {answer(later)}"
+        )
         starts = ", ".join(map(str, still))
-        lines += [f"## Without the starts that hardly learn ({starts})", "", text, "", *table_of_arms(later), ""]
-    lines += ["## What it rests on", "", *(f"- {line}" for line in basis(decided)), ""]
+        lines += [f"## Without the seeds that hardly learn ({starts})", "", text, "", *table_of_arms(later), ""]
+    lines += ["## Evidence", "", *(f"- {line}" for line in basis(decided)), ""]
     return view.page(study.question, answer(decided), lines, f"--verdict {study.name}", folders)
 
 
 def table_of_arms(decided: Decided) -> list[str]:
-    """The table of what became of each arm, in Markdown."""
-    head = ["arm", "starts", "mean difference", "90 % interval", "furthest run", "times the null's distance", "p",
-            "beyond the null", "of all starts at most"]  # fmt: skip
+    """Tabulate how far each strategy and each planted fault ends from the control, in Markdown."""
+    control = decided.study.control
+    head = ["trained with", "seeds", f"mean difference from {control}", "90 % interval", "largest difference",
+            f"distance relative to {control}'s variations", "p", "seeds beyond all variations",
+            "share of all seeds, at most"]  # fmt: skip
     return formatting.markdown(head, map(_row, decided.verdict.arms))
 
 
 def answer(decided: Decided) -> str:
-    """The verdict in plain formatting."""
+    """State the verdict in sentences."""
     result = decided.verdict
     if result.lacks:
         return f"No verdict: {'; '.join(result.lacks)}."
@@ -109,21 +113,26 @@ def answer(decided: Decided) -> str:
     starts = min(len(arm.differences) for arm in arms)
     parted = max(arm.num_parted for arm in arms)
     most = max(arm.most_parted for arm in arms)
-    margin = decided.study.protocol.margin if decided.study.protocol else 0.0
+    margin, control = decided.study.protocol.margin if decided.study.protocol else 0.0, decided.study.control
     if further:
-        return f"Not shown to learn what {decided.study.control} learns: {', '.join(further)}."
+        names = ", ".join(further)
+        return f"The study does not show that these strategies train to the same loss as {control}: {names}."
+    names = ", ".join(arm.name for arm in arms)
+    num_faults = sum(arm.is_broken for arm in result.arms)
+    faults = "the planted fault" if num_faults == 1 else f"all {num_faults} planted faults"
+    beyond = f"the runs of at most {parted} of {starts} seeds end" if parted else "no run ends"
     return (
-        f"All trainings that are wrong on purpose were found ({sum(arm.is_broken for arm in result.arms)}). None of "
-        f"{', '.join(arm.name for arm in arms)} was: their mean held-out loss is within {percent(margin)} of "
-        f"{decided.study.control}'s, and in {parted or 'none'} of {starts} starts a run ends further away than "
-        f"{decided.study.control}'s own variants do; of all starts at most {percent(most)} could."
+        f"The test detected {faults} and flagged no strategy ({names}). The mean held-out loss of each strategy is "
+        f"within {percent(margin)} of {control}'s. For each strategy, {beyond} further from {control} than all of "
+        f"{control}'s own variations. Among all possible seeds, this share could be up to {percent(most)} "
+        "(95 % confidence)."
     )
 
 
 def _row(arm: Arm) -> list[str]:
     worst = max(arm.differences.values(), key=abs)
     return [
-        f"`{arm.name}`" + (", wrong on purpose" if arm.is_broken else ""),
+        f"`{arm.name}`" + (" (planted fault)" if arm.is_broken else ""),
         str(len(arm.differences)),
         f"{signed_percent(arm.mean)} %",
         f"{signed_percent(arm.low)} to {signed_percent(arm.high)} %",
@@ -150,20 +159,21 @@ def _null(decided: Decided) -> list[str]:
         [percent(share), *(f"{verdict.power(beside, len(whole), share, by, protocol):.2f}" for by in PARTINGS)]
         for share in SHARES
     ]
-    falls = [last / first - 1 for first, last in result.falls.values()]
+    falls = [1 - last / first for first, last in result.falls.values()]
     return [
-        f"## The null: {control}'s own training, rounded otherwise",
+        f"## Variations: {control}'s own training with other rounding",
         "",
-        *formatting.markdown(["variant", "starts", "median distance", "furthest"], rows),
+        *formatting.markdown(["variation", "seeds", "median difference", "largest difference"], rows),
         "",
-        f"In {result.share_noticed:.0%} of starts one of them ends {percent(protocol.noticed)} or more from {control}, "
-        f"whose held-out loss falls by {percent(-max(falls))} to {percent(-min(falls))}.",
+        f"In {100 * result.share_noticed:.0f} % of seeds, one of the variations ends {percent(protocol.noticed)} or "
+        f"more from {control}. The held-out loss of {control} falls by {percent(min(falls))} to {percent(max(falls))}.",
         "",
-        "## Would it have been noticed?",
+        "## Which differences the study would have detected",
         "",
-        "Simulated from these distances: an arm whose runs part from the control's in a share of starts, by so much.",
+        "The table was simulated from these differences. It gives the probability that the study detects a strategy "
+        "whose loss differs from the control's by the given amount, in the given share of seeds.",
         "",
-        *formatting.markdown(["share of starts", *(f"by {percent(by)}" for by in PARTINGS)], power),
+        *formatting.markdown(["share of seeds", *(f"difference of {percent(by)}" for by in PARTINGS)], power),
     ]
 
 

@@ -1,1 +1,1 @@
-"""Pages made of records: tables, figures, and the site that they make."""
+"""Tables, figures and sentences of the notebooks, and the program that executes the notebooks."""

@@ -1,4 +1,4 @@
-"""Reports: notebooks that papermill executes strictly, in a kernel of this Python, and leaves with their outputs."""
+"""Execute notebooks with papermill, in a kernel of this Python, and write them with their outputs."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from study.files import ROOT
 from study.running import studies
 
 NOTEBOOKS = ROOT / "notebooks"
-OF_RUNS = ("answer", "learned", "memory", "time", "processes")  # what any study's runs are asked; the first is said
+OF_RUNS = ("answer", "learned", "memory", "time", "processes")  # suit any study; `report` prints the path of the first
 OF_AN_ARTICLE = "article"
 CELL_TIMEOUT_SECONDS = 600
-STYLED = re.compile(r"\bT_[0-9a-f]{5}")  # the random name that pandas gives a styled table
-ADDRESS = re.compile(r" at 0x[0-9a-f]+(?=>)")  # of an object, beside what is shown of it
+STYLED = re.compile(r"\bT_[0-9a-f]{5}")  # the random id that pandas gives to a styled table
+ADDRESS = re.compile(r" at 0x[0-9a-f]+(?=>)")  # the address in the repr of an object
 
 
 def build(study: str, folders: Sequence[Path], output: Path) -> Path:
-    """Execute the notebooks of runs for the runs in these folders, into `output`; return the first.
+    """Execute the notebooks of runs for the runs in these folders, into `output`; return the path of the first.
 
-    The figure of the first is beside it, as PNG. Raises Refusal and RuntimeError as `_make` does.
+    Also write the last figure of the first notebook as PNG. Raises Refusal and RuntimeError as `_make` does.
     """
     parameters = {"records": [str(folder) for folder in folders], "control": studies.find(study).control}
     _make({name: (name, parameters) for name in OF_RUNS}, output)
@@ -47,7 +47,7 @@ def build(study: str, folders: Sequence[Path], output: Path) -> Path:
 
 
 def build_all(output: Path) -> Path:
-    """Execute every notebook as it is committed, and that of articles for each of them, into `output`; return it."""
+    """Execute every committed notebook into `output`, the one of articles once per article; return `output`."""
     parameters: dict[str, tuple[str, dict[str, Any]]] = {
         path.stem: (path.stem, {}) for path in sorted(NOTEBOOKS.glob("*.ipynb")) if path.stem != OF_AN_ARTICLE
     }
@@ -59,10 +59,10 @@ def build_all(output: Path) -> Path:
 
 
 def _make(notebooks: Mapping[str, tuple[str, Mapping[str, Any]]], output: Path) -> None:
-    """Execute notebooks with their parameters, each by the name that it gets in `output`.
+    """Execute notebooks with their parameters, each under the name that it gets in `output`.
 
-    Those there are replaced when all new ones are made; other files stay. Raises Refusal for what a notebook refuses,
-    and RuntimeError where a cell fails: then the notebook as far as it came is kept in `output`.
+    Existing files are replaced only after all notebooks were executed; other files stay. Raises Refusal if a notebook
+    refuses its parameters. Raises RuntimeError if a cell fails, and keeps the partly executed notebook in `output`.
     """
     if output.exists() and not output.is_dir():
         raise Refusal(f"--output {output}: is not a folder; name another one")
@@ -86,10 +86,10 @@ def _make(notebooks: Mapping[str, tuple[str, Mapping[str, Any]]], output: Path) 
 
 
 def execute(notebook: Path, target: Path, parameters: Mapping[str, Any]) -> None:
-    """Execute a notebook with these parameters in a kernel of this Python; write it to `target`, executed.
+    """Execute a notebook with these parameters in a kernel of this Python and write it to `target` with its outputs.
 
-    Raises Refusal for a parameter that the notebook does not declare and for what a cell refuses; RuntimeError where a
-    cell fails otherwise. `target` is then written too.
+    Raises Refusal if the notebook does not declare a parameter or if a cell raises Refusal, and RuntimeError if a cell
+    fails otherwise. `target` is then written too.
     """
     declared = papermill.inspect_notebook(notebook)
     if unknown := sorted(set(parameters) - set(declared)):
@@ -100,7 +100,7 @@ def execute(notebook: Path, target: Path, parameters: Mapping[str, Any]) -> None
     with tempfile.TemporaryDirectory(prefix="zero-study-") as private:
 
         class OwnKernel(AsyncKernelManager):
-            """Starts the Python that runs this, whatever kernel the user has registered, and leaves no file behind."""
+            """Start this Python, not a kernel that the user has registered, and leave no file behind."""
 
             transport = "ipc"
             connection_file = str(Path(private) / "kernel.json")
@@ -116,7 +116,7 @@ def execute(notebook: Path, target: Path, parameters: Mapping[str, Any]) -> None
                 kernel_name="python3",
                 progress_bar=False,
                 kernel_manager_class=OwnKernel,
-                # The user's start-up files are no part of a report; that it is asked to end is no error to the kernel.
+                # Without the user's start-up files. The kernel logs its own shutdown as an error, hence the log level.
                 extra_arguments=[f"--ipython-dir={private}", "--log-level=CRITICAL"],
                 execution_timeout=CELL_TIMEOUT_SECONDS,
             )
@@ -131,7 +131,7 @@ def execute(notebook: Path, target: Path, parameters: Mapping[str, Any]) -> None
 
 
 def _tidy(executed: Path) -> None:
-    """Take out what differs from one execution to the next, and the set-up, which is for Colab."""
+    """Remove what differs between two executions, and the set-up cell, which is only for Colab."""
     notebook = json.loads(executed.read_text(encoding="utf-8"))
     notebook["cells"] = [cell for cell in notebook["cells"] if "colab" not in cell["metadata"].get("tags", [])]
     notebook["metadata"] = {"kernelspec": notebook["metadata"]["kernelspec"], "language_info": {"name": "python"}}

@@ -1,9 +1,8 @@
-"""The figures that several notebooks draw, each from a tidy table of `tables`: plain matplotlib, to be changed."""
+"""Figures of the notebooks, each drawn with matplotlib from a tidy table of `tables`."""
 
 from __future__ import annotations
 
 import math
-import re
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -18,35 +17,42 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
 from study.compare.bits import ROUNDINGS, Cell
 from study.compare.predicted import step_peak
+from study.compare.verdict import Verdict
 from study.engines.strategy_names import StrategyName, in_order
 
-WIDTH = 6.0  # inches: letters of 12 points are read on a phone, too
-ROW = 0.36  # of a bar
-INK = "#7f7f7f"  # of what is written, on a ground that is left open: read on white and on black
+WIDTH = 6.0  # inches; text of 12 points is then readable on a phone
+ROW = 0.36  # inches per bar
+INK = "#7f7f7f"  # color of text and axes; readable on white and on black, because the background is transparent
 LOOK: dict[Any, Any] = dict.fromkeys(
     ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), INK
 )
 LOOK |= dict.fromkeys(("figure.facecolor", "axes.facecolor", "savefig.facecolor"), "none")
 plt.rcParams.update(LOOK | {"font.size": 12, "figure.dpi": 110, "legend.frameon": False})
-# One colour per stage, apart also for eyes that see few colours (after Okabe and Ito); one mark per kind of a stage.
-COLOURS = {"single": "#7A6FD0", "ddp": "#888888", "zero0": "#A87900", "zero1": "#2E86D0", "zero2": "#009E73",
+# One color per stage, distinguishable for color-blind readers too (after Okabe and Ito). One marker per variation.
+COLORS = {"single": "#7A6FD0", "ddp": "#888888", "zero0": "#A87900", "zero1": "#2E86D0", "zero2": "#009E73",
            "zero3": "#D55E00", "fsdp2": "#C0609A"}  # fmt: skip
 MARKS = {"": ("o", "-"), "cpu_offload": ("s", "--"), "nvme_offload": ("^", ":"), "tuned": ("D", "-."),
          "no_reshard": ("v", "-."), "hpz": ("P", ":")}  # fmt: skip
-PART_COLOURS = {"parameters": "#5558C8", "gradients": "#8C90E8", "optimizer states": "#B9BCF5",
+PART_COLORS = {"parameters": "#5558C8", "gradients": "#8C90E8", "optimizer states": "#B9BCF5",
                 "offloaded": "#4FA8A0", "communication buffers": "#C79A2B", "gathered parameters": "#009E73",
                 "activations and logits": "#9A9A9A", "temporary buffers": "#D98C6A"}  # fmt: skip
 
+WRONG = "#C0392B"  # color of trainings that are wrong on purpose
+LEAST_DIFFERENCE = 1e-10  # relative; a logarithmic axis has no place for 0
+
 
 def look(strategy: str) -> dict[str, Any]:
-    """The colour, mark and line that a strategy has in every figure."""
+    """Look up the color, marker and line style that a strategy has in every figure."""
     name = StrategyName.parse(strategy)
     mark, line = MARKS.get(name.variation, ("X", "--"))
-    return {"color": COLOURS.get(name.engine, "#B0703C"), "marker": mark, "linestyle": line}
+    return {"color": COLORS.get(name.engine, "#B0703C"), "marker": mark, "linestyle": line}
 
 
 def loss_curves(steps: pd.DataFrame, control: str = "ddp", window: int = 5) -> Figure:
-    """The loss of strategies that have all of the control's seeds: the mean, repeats as one; the control's range."""
+    """Draw loss curves, averaged over seeds, of strategies that ran with all of the control's seeds.
+
+    The repeats of a seed count once. The band is the range of the control's seeds.
+    """
     figure, axes = panel(4.6)
     by_seed = steps.groupby(["strategy", "seed", "step"])["loss"].mean().unstack(["strategy", "seed"])
     smooth = by_seed.rolling(window, min_periods=1).mean()
@@ -56,37 +62,39 @@ def loss_curves(steps: pd.DataFrame, control: str = "ddp", window: int = 5) -> F
         if set(seeds) <= set(smooth[name].columns):
             wide: dict[str, Any] = {"linewidth": 6, "alpha": 0.5} if name == control else {"linewidth": 1.4}
             axes.plot(smooth[name][seeds].mean(axis=1), label=name, **{**look(name), "marker": None}, **wide)
-    axes.set(xlabel="optimizer step", ylabel=f"training loss, mean of {window} steps")
+    axes.set(xlabel="optimizer step", ylabel=f"training loss (nats, mean of {window} steps)")
     return finished(figure, axes)
 
 
 def peak_by_part(runs: pd.DataFrame, control: str = "ddp") -> Figure:
-    """A process's highest moment by part, as theory follows the step (bar), and what was measured (line and number)."""
+    """Draw peak memory by part, as calculated by theory (bars), and the measured peak (short line and number)."""
     peaks, of = runs.groupby("strategy")["peak_gib"].mean(), runs.drop_duplicates("strategy").set_index("strategy")
     predictions = {name: step_peak(record) for name, record in of["record"].items() if record}
     theory = {name: predicted.parts for name, predicted in predictions.items() if predicted}
     parts = pd.DataFrame(theory, dtype=float).T.reindex(in_order(peaks.index)).div(2**30)
     parts.columns = [part.replace("_", " ") for part in parts.columns]
-    parts = parts.reindex(columns=[*PART_COLOURS, "activations", "logits"]).fillna(0)
+    parts = parts.reindex(columns=[*PART_COLORS, "activations", "logits"]).fillna(0)
     parts["activations and logits"] = parts.pop("activations") + parts.pop("logits")
     figure, axes = panel(ROW * len(parts) + 2.2)
     start = pd.Series(0.0, index=parts.index)
-    for part, color in PART_COLOURS.items():
+    for part, color in PART_COLORS.items():
         if parts[part].max() > 0.01 * peaks.max():
             axes.barh(parts.index, parts[part], left=start, color=color, label=part, height=0.68)
         start += parts[part]
-    axes.plot(peaks[parts.index], parts.index, "|", color=INK, markersize=16, markeredgewidth=2)
+    axes.plot(peaks[parts.index], parts.index, "|", color=INK, markersize=16, markeredgewidth=2, label="measured peak")
     for place, name in enumerate(parts.index):
-        relative = "" if name == control or control not in peaks else f" ({peaks[name] / peaks[control] - 1:+.0%})"
+        relative = (
+            "" if name == control or control not in peaks else f" ({100 * (peaks[name] / peaks[control] - 1):+.0f} %)"
+        )
         axes.text(max(peaks[name], start[name]), place, f"  {peaks[name]:.2f}{relative}", va="center")
     axes.invert_yaxis()
     axes.margins(x=0.22)
-    axes.set(xlabel="GiB of tensors, of the fullest process")
+    axes.set(xlabel="peak memory of tensors, fullest process (GiB)")
     return finished(figure, axes)
 
 
 def bars(values: pd.Series, label: str, reach: pd.Series | None = None, digits: int = 2) -> tuple[Figure, Axes]:
-    """One bar a row, with its number, beyond `reach`; of a strategy, in its colour."""
+    """Draw one bar per row with its number at its end, or at `reach` if that is further; strategies in their colors."""
     figure, axes = panel(ROW * len(values) + 0.9)
     names = [str(name) for name in values.index]
     axes.barh(names, values, color=[look(name)["color"] for name in names], height=0.66)
@@ -104,38 +112,66 @@ def bars(values: pd.Series, label: str, reach: pd.Series | None = None, digits: 
 
 
 def relative_time(ratios: pd.DataFrame, control: str = "ddp") -> Figure:
-    """A step's time over the control's: the median of `ratio` (bar), and the range of its runs (line)."""
+    """Draw step times relative to the control: the median of `ratio` (bar) and the range of the runs (line)."""
     statistics = ratios.groupby("strategy")["ratio"].agg(["median", "min", "max"]).loc[in_order(ratios["strategy"])]
-    figure, axes = bars(statistics["median"], f"step time over that of {control}", statistics["max"])
+    figure, axes = bars(statistics["median"], f"step time relative to {control} (ratio)", statistics["max"])
     axes.hlines(statistics.index, statistics["min"], statistics["max"], color=INK, linewidth=3)
     axes.axvline(1, color=INK, linewidth=0.8)
     return figure
 
 
-def first_screen(peaks: pd.Series, times: pd.Series, ink: str) -> Figure:
-    """The picture of README: GiB at a process's highest moment and a step's time over the control's, by strategy."""
+def first_screen(peaks: pd.Series, times: pd.Series, ink: str, title: str) -> Figure:
+    """Draw the picture of README: peak memory per process in GiB and step time relative to DDP, one row per strategy.
+
+    The figure is narrow and its letters are large, so that they are more than 10 pixels high on a phone.
+    """
     order = in_order(peaks.index)
-    figure, panels = plt.subplots(1, 2, figsize=(9, ROW * len(order) + 1), sharey=True, layout="constrained")
-    titles = "peak memory of a process, GiB of tensors", "time of a step, times DDP's"
-    for axes, values, title in zip(panels, (peaks[order], times[order]), titles, strict=True):
-        bars = axes.barh(order, values, color=[look(name)["color"] for name in order], height=0.62)
-        bars[order.index("ddp")].set_color(COLOURS["ddp"])
-        axes.bar_label(bars, [f"{value:.2f}" for value in values], padding=4, color=ink, fontsize=10)
-        axes.axvline(values["ddp"], color=ink, linewidth=0.8, linestyle=":")
-        axes.set_title(title, color=ink, fontsize=11, loc="left")
-        axes.tick_params(colors=ink, labelsize=10, bottom=False, labelbottom=False, left=False)
+    figure, panels = plt.subplots(1, 2, figsize=(5, 0.46 * len(order) + 1.5), sharey=True, layout="constrained")
+    heads = "Peak memory per\nprocess (GiB)", "Time per step\n(relative to DDP)"
+    for axes, values, head in zip(panels, (peaks[order], times[order]), heads, strict=True):
+        bars = axes.barh(order, values, color=[look(name)["color"] for name in order], height=0.66)
+        axes.bar_label(bars, [f"{value:.2f}" for value in values], padding=4, color=ink, fontsize=11)
+        axes.set_title(head, color=ink, fontsize=11, loc="left")
+        axes.tick_params(colors=ink, labelsize=11, bottom=False, labelbottom=False, left=False)
         axes.spines[:].set_visible(False)
-        axes.margins(x=0.14)
-    readable = {"ddp": "DDP", "zero": "ZeRO-", "fsdp": "FSDP", "_tuned": ", tuned"}
-    names = [re.sub("|".join(readable), lambda match: readable[match[0]], name) for name in order]
-    panels[0].set_yticks(range(len(order)), names)
+        axes.margins(x=0.2)
+    panels[0].set_yticks(range(len(order)), [_readable(name) for name in order])
     panels[0].invert_yaxis()
+    figure.suptitle(title, color=ink, fontsize=11.5, fontweight="bold", x=0.01, ha="left")
+    legend = "Less is better. Memory of tensors, without libraries."
+    figure.supxlabel(legend, color=ink, fontsize=10.5, x=0.01, ha="left")
     plt.close(figure)
     return figure
 
 
+def _readable(strategy: str) -> str:
+    """Name a strategy for README's picture: "ZeRO-3, smaller buffers", in two lines."""
+    name = StrategyName.parse(strategy)
+    engine = name.engine.replace("ddp", "DDP").replace("fsdp", "FSDP").replace("zero", "ZeRO-")
+    buffers = {"": "default buffers", "tuned": "smaller buffers"}
+    return f"{engine}\n{buffers[name.variation]}" if name.engine.startswith("zero") else engine
+
+
+def final_losses(verdict: Verdict, control: str = "ddp") -> Figure:
+    """Draw how far each run's final held-out loss is from the control's: a row per arm, a stroke per seed.
+
+    The control's own variations are grey, and trainings with a planted fault are red.
+    """
+    rows = [(f"{control}, variation: {name}", differences, INK) for name, differences in verdict.null.items()]
+    rows += [(arm.name, arm.differences, look(arm.name)["color"]) for arm in verdict.arms if not arm.is_broken]
+    rows += [(f"planted fault: {arm.name}", arm.differences, WRONG) for arm in verdict.arms if arm.is_broken]
+    figure, axes = panel(0.4 * len(rows) + 0.9)
+    for place, (_, differences, color) in enumerate(rows):
+        distances = [max(abs(value), LEAST_DIFFERENCE) * 100 for value in differences.values()]
+        axes.plot(distances, [place] * len(distances), "|", markersize=14, markeredgewidth=1.6, color=color)
+    axes.set_yticks(range(len(rows)), [name for name, *_ in rows])
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.set(xscale="log", xlabel=f"difference of held-out loss from {control} (%)")
+    return finished(figure, axes)
+
+
 def lines(table: pd.DataFrame, x: str, y: str, control: str = "ddp") -> tuple[Figure, Axes]:
-    """Two logarithmic axes with a line a strategy, its name at its end: the median of `y` at each `x`."""
+    """Draw one line per strategy on logarithmic axes, with its name at its end: the median of `y` at each `x`."""
     figure, axes = panel(4.6)
     by_name = {name: table[table["strategy"] == name].groupby(x)[y].median() for name in in_order(table["strategy"])}
     by_name = {name: line for name, line in by_name.items() if len(line) > 1 or table[x].nunique() == 1}
@@ -148,7 +184,7 @@ def lines(table: pd.DataFrame, x: str, y: str, control: str = "ddp") -> tuple[Fi
         axis.set_minor_locator(NullLocator())
     ends = sorted((math.log(line.iloc[-1]), name) for name, line in by_name.items())
     at, gap = np.array([end for end, _ in ends]), np.diff(np.log(axes.get_ylim()))[0] / 17
-    for _ in range(99):  # names do not overprint one another
+    for _ in range(99):  # move the names until they do not overlap
         push = np.clip(gap - np.diff(at), 0, None) / 2
         at[:-1] -= push
         at[1:] += push
@@ -160,9 +196,9 @@ def lines(table: pd.DataFrame, x: str, y: str, control: str = "ddp") -> tuple[Fi
 
 
 def bits(rows: Mapping[str, Sequence[Cell | None]], heads: Sequence[str]) -> Figure:
-    """Draw which settings leave the same bits: a row for each strategy, a column for each setting.
+    """Draw which settings train identical bits: a row per strategy, a column per setting.
 
-    A green square: the same bits as the reference. An open one has the numbers of the roundings that differ.
+    A green square means the same bits as the reference. An empty square has the numbers of the roundings that differ.
     """
     cells = [cell for row in rows.values() for cell in row if cell is not None]
     used = [name for name in ROUNDINGS if any(name in cell.roundings for cell in cells)]
@@ -173,8 +209,8 @@ def bits(rows: Mapping[str, Sequence[Cell | None]], heads: Sequence[str]) -> Fig
         for x, cell in enumerate(row):
             if cell is not None:
                 is_equal = cell.step is None
-                colour = COLOURS["zero2"] if is_equal else "none"
-                axes.add_patch(Rectangle((x - 0.46, y - 0.4), 0.92, 0.8, facecolor=colour, edgecolor=INK))
+                color = COLORS["zero2"] if is_equal else "none"
+                axes.add_patch(Rectangle((x - 0.46, y - 0.4), 0.92, 0.8, facecolor=color, edgecolor=INK))
                 text = "=" if is_equal else _numbers(cell, used)
                 axes.text(x, y, text, ha="center", va="center", fontsize=10, color="white" if is_equal else INK)
     axes.set_xlim(-0.5, len(heads) - 0.5)
@@ -183,20 +219,20 @@ def bits(rows: Mapping[str, Sequence[Cell | None]], heads: Sequence[str]) -> Fig
     axes.set_xticks(range(len(heads)), [textwrap.fill(head, 11) for head in heads], fontsize=8)
     axes.tick_params(length=0)
     axes.xaxis.tick_top()
-    legend = ["=  the same bits as the reference", *(f"{number}  {name}" for number, name in enumerate(used, 1))]
+    legend = ["=  identical to DDP in every bit", *(f"{number}  {name}" for number, name in enumerate(used, 1))]
     figure.supxlabel("\n".join(legend), fontsize=10, x=0.02, ha="left")
     return finished(figure, axes)
 
 
 def _numbers(cell: Cell, used: Sequence[str]) -> str:
-    """The numbers of the roundings in a cell; `fault` for a planted one, and `?` if nothing has a name."""
+    """Number the roundings of a cell; `fault` for a planted fault, `?` for a difference without a known cause."""
     if any(name not in used for name in cell.roundings):
         return "fault"
     return ",".join(str(used.index(name) + 1) for name in cell.roundings) or "?"
 
 
 def panel(height: float) -> tuple[Figure, Axes]:
-    """Empty axes of the width and look that all figures have."""
+    """Make empty axes with the width and look of all figures."""
     figure, axes = plt.subplots(figsize=(WIDTH, height), layout="constrained")
     axes.spines[["top", "right"]].set_visible(False)
     axes.set_axisbelow(True)
@@ -205,7 +241,7 @@ def panel(height: float) -> tuple[Figure, Axes]:
 
 
 def finished(figure: Figure, axes: Axes) -> Figure:
-    """The figure with a legend below, where something has a label."""
+    """Add a legend below the figure if something has a label, and return the figure."""
     handles, labels = axes.get_legend_handles_labels()
     if labels:
         figure.legend(handles, labels, loc="outside lower center", ncols=3 if len(labels) > 8 else 2, fontsize=11)
@@ -214,7 +250,7 @@ def finished(figure: Figure, axes: Axes) -> Figure:
 
 
 def only(table: pd.DataFrame, **conditions: Any) -> pd.DataFrame:
-    """The rows of a table that have these values; a value may be a list of several."""
+    """Select the rows of a table that have these values; a value may be a list of several."""
     for column, value in conditions.items():
         values = list(value) if isinstance(value, Iterable) and not isinstance(value, str) else [value]
         table = table[table[column].isin(values)]

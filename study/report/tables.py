@@ -1,6 +1,7 @@
-"""Tidy tables of what runs left, for notebooks: one row per observation, one unit per column, in the column's name.
+"""Tidy tables of runs for the notebooks: one row per observation; the name of a column ends with its unit.
 
-Each takes folders of runs or of collected records, one or several, by name or path; what was not measured is NaN.
+Each function takes one or several folders of runs or of collected records, by name or path. What was not measured is
+NaN.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from typing import Any
 
 import pandas as pd
 
-from study import formatting
 from study.compare import facts, frontier, memory_views, table
 from study.compare.predicted import with_theory
 from study.engines.strategy_names import in_order
@@ -23,9 +23,17 @@ from study.records.schema import Record
 
 MIB = 2.0**20
 
-SETTING = ["workload", "size", "precision", "batch_sequences", "processes"]  # within which strategies are compared
-REAL = 100e6  # parameters: smaller models are for tests of engines
-# What tells runs apart, in every table.
+# What strategies are compared by: columns of `runs`, and their heads.
+COMPARED = {
+    "peak_gib": "peak memory",
+    "step_seconds": "step time",
+    "model_states_gib": "model states",
+    "sent_gib_per_step": "data sent",
+}
+# The columns that define a setting. Strategies are compared within one setting.
+SETTING = ["workload", "size", "precision", "batch_sequences", "processes"]
+REAL = 100e6  # parameters; smaller models only test the engines
+# The columns that identify a run, in every table.
 KEYS = ["study", "run", "box", "workload", "size", "precision", "strategy", "processes", "seed", "repeat"]
 _RUNS = {
     "run_id": "run",
@@ -53,7 +61,7 @@ _GIB = {
 
 
 def runs(records: str | Path | Sequence[str | Path]) -> pd.DataFrame:
-    """One row per run: what it was, how it ended, what it learned, held, sent, and how long a step took."""
+    """Tabulate runs, one row per run: its setting, outcome, losses, memory, data sent and time per step."""
     table_of_runs = with_theory(table.read(folders(records))).rename(columns=_RUNS)
     for name, column in _GIB.items():
         table_of_runs[column] = table_of_runs[name] / GIB
@@ -65,7 +73,7 @@ def runs(records: str | Path | Sequence[str | Path]) -> pd.DataFrame:
 
 
 def steps(records: str | Path | Sequence[str | Path]) -> pd.DataFrame:
-    """One row per run and optimizer step: loss, gradient norm, learning rate, seconds, tokens."""
+    """Tabulate steps, one row per run and optimizer step: loss, gradient norm, learning rate, seconds, tokens."""
     parts = []
     for run in runs(records).to_dict("records"):
         if run["curve"] is None:
@@ -76,7 +84,7 @@ def steps(records: str | Path | Sequence[str | Path]) -> pd.DataFrame:
 
 
 def states(records: str | Path | Sequence[str | Path]) -> pd.DataFrame:
-    """One row per run, rank, moment (updating, resting) and part of the model states: GiB, and bytes per parameter."""
+    """Tabulate model states, one row per run, rank, moment (updating, resting) and part."""
     rows = []
     for run, record in _recorded(records):
         moments = {"updating": record.model_state_bytes, "resting": record.resting_state_bytes}
@@ -90,7 +98,7 @@ def states(records: str | Path | Sequence[str | Path]) -> pd.DataFrame:
 
 
 def collectives(records: str | Path | Sequence[str | Path]) -> pd.DataFrame:
-    """One row per run and kind of collective in one step of rank 0: how many, and MiB of their whole tensors."""
+    """Tabulate the collectives of rank 0 in one step, a row per run and kind: their count, and MiB of whole tensors."""
     rows: list[dict[str, Any]] = []
     for run, record in _recorded(records):
         for collective in record.collectives_per_step or []:
@@ -99,48 +107,93 @@ def collectives(records: str | Path | Sequence[str | Path]) -> pd.DataFrame:
 
 
 def largest(records: str | Path | Sequence[str | Path]) -> pd.DataFrame:
-    """One row per strategy and cap: the largest model, or batch, that trained, the smallest that did not, predicted."""
+    """Tabulate, per strategy and memory limit, the largest model or batch that trained and the predicted one."""
     return _escaped(pd.DataFrame(frontier.largest(folders(records)), columns=list(frontier.Largest._fields)))
 
 
 def speeds(records: str | Path | Sequence[str | Path], control: str = "ddp") -> pd.DataFrame:
-    """One row per strategy that was timed beside the control under a cap: at its batch, and at the strategy's own."""
+    """Tabulate speeds under a memory limit, per strategy: at the control's batch and at its own largest batch."""
     return _escaped(pd.DataFrame(frontier.speeds(folders(records), control), columns=list(frontier.Speed._fields)))
 
 
 def crossings(records: str | Path | Sequence[str | Path]) -> pd.DataFrame:
-    """One row per strategy that ran with three sizes or more: from which on it holds less than DDP, and by theory."""
+    """Tabulate, per strategy that ran with three sizes or more, from which size on it uses less memory than DDP."""
     return _escaped(pd.DataFrame(memory_views.crossings(folders(records)), columns=list(memory_views.Crossing._fields)))
 
 
 def settings(runs: pd.DataFrame, control: str) -> list[pd.DataFrame]:
-    """The runs of each setting that the control ran in; models of a real size first, then those of most strategies."""
+    """Split runs by setting, without settings that lack the control: large models and many strategies come first."""
     groups = [rows for _, rows in runs.groupby(SETTING) if control in set(rows["strategy"])]
     return sorted(groups, key=lambda rows: (rows["parameters"].max() < REAL, -rows["strategy"].nunique(),
                                            -rows["parameters"].max(), rows["processes"].max()))  # fmt: skip
 
 
-def name_of(rows: pd.DataFrame) -> str:
-    """A setting in words."""
-    of, size = rows.iloc[0], f"{rows['parameters'].max() / 1e6:,.1f} million parameters"
-    setting = f"{of['precision']}, {formatting.processes(of['processes'])}, {of['batch_sequences']} sequences a step"
-    return f"{of['workload']} {of['size']} ({size}), {setting}"
+def relative(rows: pd.DataFrame, control: str) -> pd.DataFrame:
+    """Divide each strategy's means by the control's, and give the largest relative difference of its losses.
+
+    `rows` are the runs of one setting. Columns without a value are left out.
+    """
+    means = mean(rows, *COMPARED).rename(columns=COMPARED)
+    losses = rows.groupby(["seed", "strategy"])["loss"].mean().unstack()
+    differences = losses.sub(losses[control], axis=0).div(losses[control], axis=0).abs().max()
+    more = {"loss difference": differences, "runs": rows.groupby("strategy").size()}
+    return means.div(means.loc[control]).assign(**more).loc[rows["strategy"].unique()].dropna(axis="columns", how="all")
+
+
+def lowest(ratios: pd.DataFrame, column: str, control: str) -> str:
+    """Name the lowest ratio among the strategies other than the control: "0.56x (fsdp2)"; empty if there is none."""
+    others = ratios[column].drop(control).dropna()
+    return f"{others.min():.2f}x ({others.idxmin()})" if len(others) else ""
+
+
+def with_nearest(rows: pd.DataFrame, speeds: pd.DataFrame, control: str) -> pd.DataFrame:
+    """Replace each run's `ratio` by its ratio to the control's runs just before and after it, as `speeds` has them."""
+    nearest = {
+        seconds: ratio
+        for _, speed in speeds.iterrows()
+        for seconds, ratio in zip(speed["equal_seconds"], speed["equal_ratios"], strict=True)
+    }
+    is_control = rows["strategy"] == control
+    return rows.assign(ratio=rows["step_seconds"].map(nearest).where(~is_control).fillna(rows["ratio"]))
+
+
+def capped(runs: pd.DataFrame, gib: float | None = None) -> pd.DataFrame:
+    """Select the runs with a record whose processes had a memory limit, or this one."""
+    limits = pd.Series([record and record.config.get("memory_cap") for record in runs["record"]], index=runs.index)
+    return runs[limits.notna() if gib is None else limits == gib]
+
+
+def millions(size: str | None) -> float:
+    """Read the millions of parameters from the name of a size, such as 124m or 1.3b; NaN if there is none."""
+    return float(size[:-1]) * {"m": 1, "b": 1000}[size[-1]] if isinstance(size, str) else float("nan")
+
+
+def median(values: Sequence[float]) -> float:
+    """Take the median; NaN if there is no value."""
+    return float(pd.Series(values, dtype=float).median())
+
+
+def merged(table: pd.DataFrame) -> pd.DataFrame:
+    """Merge neighbouring rows that are equal; a merged row is named after its first and last: "0.15.4 to 0.17.5"."""
+    blocks = [block for _, block in table.groupby((table != table.shift()).any(axis=1).cumsum())]
+    names = [" to ".join(dict.fromkeys([str(block.index[0]), str(block.index[-1])])) for block in blocks]
+    return pd.concat([block.iloc[:1] for block in blocks]).set_axis(names)
 
 
 def mean(runs: pd.DataFrame, *columns: str) -> pd.DataFrame:
-    """By strategy, the mean over seeds of the mean of each seed's repeats."""
+    """Average by strategy: first over the repeats of each seed, then over seeds."""
     return runs.groupby(["strategy", "seed"])[list(columns)].mean().groupby("strategy").mean()
 
 
 def control_of(table: pd.DataFrame, control: str) -> str:
-    """What the others are compared with: the strategy that is asked for, or where it did not run, the first."""
+    """Choose the strategy that others are compared with: the requested one, or the first if that was not run."""
     return control if control in set(table["strategy"]) else str(table["strategy"].iloc[0])
 
 
 def folders(records: str | Path | Sequence[str | Path]) -> list[Path]:
-    """The folders that a notebook's parameter names: a list, one name, or a list as papermill's -p passes it.
+    """Resolve a notebook's parameter to folders: a list, one name, or a list as text, as papermill's -p passes it.
 
-    One that is not where it is named is looked for in the project, so that a notebook opens in its own folder too.
+    A name that does not exist here is looked for in the project, so that notebooks also run in their own folder.
     """
     if isinstance(records, str):
         records = json.loads(records) if records.startswith("[") else [records]
@@ -156,7 +209,7 @@ def _recorded(records: str | Path | Sequence[str | Path]) -> Iterable[tuple[dict
 
 
 def _escaped(table: pd.DataFrame) -> pd.DataFrame:
-    """A table whose texts are shown as they stand: a notebook and the site would take what records say for HTML."""
+    """Escape the texts of a table, because a notebook and the site would interpret HTML that a record contains."""
     texts = {
         name: column.map(lambda value: html.escape(value, quote=False) if isinstance(value, str) else value)
         for name, column in table.items()
@@ -166,7 +219,7 @@ def _escaped(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _ordered(table: pd.DataFrame) -> pd.DataFrame:
-    """By workload, size and precision, strategies from nothing sharded to everything offloaded."""
+    """Sort by workload, size and precision, and strategies from unsharded to offloaded."""
     place = {name: number for number, name in enumerate(in_order(table["strategy"]))}
     by = ["workload", "parameters", "precision", "batch_sequences", "processes", "strategy", "seed", "repeat"]
     return table.sort_values(by, key=lambda column: column.map(place) if column.name == "strategy" else column,

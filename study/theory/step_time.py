@@ -54,7 +54,7 @@ FLASH_EFFICIENCY = {"Ampere": 0.6, "Hopper": 0.35}
 # from what is hidden, so that it is not fitted.
 LINK_EFFICIENCY = 0.75
 # Of the shorter of computing and communicating, the share that does not vanish behind the longer in a node, where
-# collectives take multiprocessors and memory from what is computed. Assumed: the rows hardly tell it (docs/planner.md).
+# collectives take multiprocessors and memory from what is computed. Assumed: the rows hardly tell it.
 UNHIDDEN = 0.5
 # Assumed: the order of magnitude of a NCCL call, of a copy that reaches PCIe's effective rate, and of PyTorch launching
 # a kernel from Python. The published rows are too large to show the first and the third.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import shutil
+import textwrap
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -91,6 +93,7 @@ def _share(cell: Mapping[str, Any]) -> float:
 
 def lines(matrix: Mapping[str, Any]) -> list[str]:
     """Return the matrix of one installation in words, for a terminal."""
+    width = max(40, shutil.get_terminal_size().columns)
     cells = matrix["cells"]
     versions = ", ".join(f"{name} {version}" for name, version in matrix["versions"].items())
     counts = Counter(cell["verdict"] for cell in cells.values())
@@ -104,7 +107,14 @@ def lines(matrix: Mapping[str, Any]) -> list[str]:
     for group, members in grouped(cells).items():
         counts = Counter(cells[name]["verdict"] for name in members)
         text_lines.append(f"{group:36}{''.join(f'{counts[verdict] or str():>9}' for verdict in VERDICTS)}")
-    return [*text_lines, "", *(f"{name}: {explanation(cells[name])}" for name in failures(matrix))]
+    for name in failures(matrix):
+        text_lines += [
+            "",
+            *textwrap.wrap(
+                f"{name}: {explanation(cells[name])}", width, subsequent_indent="  ", break_on_hyphens=False
+            ),
+        ]
+    return text_lines
 
 
 def grouped(cells: Iterable[str]) -> dict[str, list[str]]:
@@ -120,17 +130,19 @@ def explanation(cell: Mapping[str, Any]) -> str:
     if "message" in cell:
         return f"{cell['verdict']} when it was {cell['stage']}: {cell['message']}"
     if cell["verdict"] == "same":
-        return f"same: the furthest, {cell['of']}, is at {cell['share_of_bound']:.2f} of what rounding explains"
+        return (
+            f"same: the largest difference, in {cell['of']}, is {cell['share_of_bound']:.2f} of what rounding explains"
+        )
     share = cell["share_of_bound"]
     beyond = "not a number" if share is None else f"{share:,.3g} times what rounding explains ({cell['of']})"
     if not cell["beyond"]:
-        beyond = "not by what any rank has alone"
+        beyond = "no single rank is beyond what rounding explains"
     words = [f"wrong from step {cell['first_step']}: {beyond}"]
     norms = [scale for scale in cell["norm_scale"] if scale is not None]
     if norms:
         words.append(f"gradient norm {norms[0]:.4g} to {norms[-1]:.4g} times the right one")
     if cell["update_scale"][-1] is not None:
-        words.append(f"weights went {cell['update_scale'][-1]:.2f} of the right way")
+        words.append(f"weights moved {cell['update_scale'][-1]:.2f} of the right distance")
     if difference := cell["ranks_apart"]:
         is_older_file = difference is True
         words.append("ranks end with different weights" if is_older_file else _difference_of_ranks(difference))

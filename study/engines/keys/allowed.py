@@ -2,7 +2,7 @@
 
 A run is its strategy's file and its own flags. All other flags of `accelerate launch` and variables of the libraries
 are refused by name, unless they change no result, or the record proves their effect. The table of keys says which;
-`docs/launcher.md` is generated from it.
+`reports/launcher.md` is generated from it.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def says_which_rank(name: str) -> bool:
 
 def of_flag(name: str) -> Allowed:
     """Return the rule of a flag, by the launcher's own name for it. An unknown flag is refused."""
-    return _closest("flags", name) or Allowed(False, "this version of the study does not know it; remove it")
+    return _closest("flags", name) or Allowed(False, "is unknown to this version of the study; remove it")
 
 
 def of_variable(name: str) -> Allowed | None:

@@ -1,0 +1,136 @@
+"""Text and tables of the notebook on a published article: answer, main faults, and the verdict on each sentence."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from study import formatting
+from study.claims import defects, sentences, traps, verdicts
+from study.claims.ledger import Source
+from study.claims.sentences import JudgedSentence
+from study.report.sentences import bullets
+
+# Hides the rows of the table of sentences that do not contain the typed text.
+_ROWS = "document.querySelectorAll('tr:has(q)')"
+_HIDE = "row.hidden = !row.textContent.toLowerCase().includes(this.value.toLowerCase())"
+
+
+def plain(text: str) -> str:
+    """Take out TeX, and escape what would end a cell of a table or be Markdown."""
+    return re.sub(r"\$([^$]+)\$", r"\1", text).replace("|", "/").replace("*", "\\*")
+
+
+def answer(source: Source) -> str:
+    """Write the title of an article and what can be trusted in it."""
+    lines = [f"**{source.title}**"]
+    for head, key in sentences.ON_TOP:
+        text = getattr(source, key) or ""
+        points = text.removesuffix(".").split("; ") if key != "believe" else []
+        listed = bullets(f"{point[:1].upper()}{point[1:]}." for point in points)
+        lines.append(f"**{head}**\n\n{listed}" if points else f"**{head}** {text}")
+    return "\n\n".join(lines)
+
+
+def main_faults(judged: Sequence[JudgedSentence], number: int = 3) -> str:
+    """List the most important faults: the sentence, its verdict, the reason, and what to do instead."""
+    return "\n".join(
+        f"1. **{fault.says}** {fault.word} ({fault.by}): *{plain(fault.head.claim.phrase)}*\n"
+        f"    - Why: {fault.sentence.reason}\n    - Do this instead: {fault.sentence.remedy}"
+        for fault in sentences.faults(judged)[:number]
+        if fault.sentence is not None
+    )
+
+
+def filter_field() -> str:
+    """Make the HTML of a search field that filters the table of sentences, and suggests the verdicts."""
+    options = "".join(f'<option value="{conclusion.word}">' for conclusion in verdicts.Conclusion)
+    return (
+        '<input type="search" list="verdicts" placeholder="filter the sentences" aria-label="filter the sentences" '
+        f'style="width: 100%; padding: .5em; border: 1px solid" oninput="for (const row of {_ROWS}) {_HIDE}">'
+        f'<datalist id="verdicts">{options}</datalist>'
+    )
+
+
+def verdict_counts(judged: Sequence[JudgedSentence]) -> str:
+    """Count the sentences by verdict and explain each verdict, as a table; then say what the verdicts rest on."""
+    counts = Counter(sentence.word for sentence in judged if sentence.counts)
+    rows = [(kind.word, counts[kind.word], kind.meaning) for kind in verdicts.Conclusion]
+    return "\n".join(
+        [*_left(["verdict", "number of sentences", "what the verdict means"], rows), "", sentences.rested(judged)]
+    )
+
+
+def verdict_table(judged: Sequence[JudgedSentence]) -> str:
+    """Tabulate every sentence of the article with its verdict and the reason."""
+    rows = [f"| {_quoted(sentence)} | {_judgement(sentence)} |" for sentence in judged]
+    return "\n".join(["| sentence of the article | verdict and reason |", "| --- | --- |", *rows])
+
+
+def _quoted(judged: JudgedSentence) -> str:
+    phrase = judged.head.claim.phrase
+    line = f", line {judged.sentence.line}" if judged.sentence else ""
+    meaning = "" if judged.says == phrase else f"**{plain(judged.says)}**<br>"
+    return f"{meaning}<q>{plain(phrase).replace('<', '&lt;')}</q>{line}"
+
+
+def _judgement(judged: JudgedSentence) -> str:
+    verdict = f"{judged.word} ({judged.by})" if judged.by else judged.word
+    slip = "" if judged.counts else ", a slip that is not counted"
+    remedy = judged.sentence.remedy if judged.sentence else None
+    instead = f" Do this instead: {remedy}" if remedy else ""
+    return f"**{verdict}{slip}.** {plain(f'{judged.why}{instead}')}"
+
+
+def defect_table(path: Path) -> str:
+    """Tabulate, for versions of the published program, the losses of its ZeRO side relative to its other side."""
+    results = defects.read(path)
+    versions = {"as printed": defects.AS_PUBLISHED, "all defects repaired": defects.MENDED, **defects.LEFT_ALONE}
+    rows = []
+    for name, comparison in versions.items():
+        effects = [defects.effect(results, comparison, metric) for metric in defects.LOSSES]
+        losses = ["" if effect is None else _change(effect.mean, 0.0005) for effect in effects]
+        known = defects.DEFECTS.get(name)
+        rows.append(
+            (f"all repaired except: {known['short']}" if known else name, *losses, known["published"] if known else "")
+        )
+    losses_heads = [f"{metric} of the ZeRO side, relative to the other side" for metric in defects.LOSSES]
+    return "\n".join(_left(["version of the program", *losses_heads, "what the defect is"], rows))
+
+
+def trap_table(path: Path) -> str:
+    """Tabulate how much losses differ between two programs that look like the same training."""
+    effects = traps.effects(path)
+    effects["text"] = effects.apply(_trap_text, axis="columns")
+    wide = effects.pivot(index="trap", columns=["quantity", "arm"], values="text").reindex(effects["trap"].unique())
+    columns = {
+        "difference of training loss": ("train_loss", "trapped"),
+        "difference of held-out loss": ("eval_loss", "trapped"),
+        "training loss, setting made equal": ("train_loss", "matched"),
+    }
+    described: Mapping[str, Any] = traps.read(path)["traps"]
+    pairs = [described[trap]["what"].partition("; matched")[0] for trap in wide.index]
+    rows = [(pair, *values) for pair, values in zip(pairs, wide[[*columns.values()]].to_numpy(), strict=True)]
+    return "\n".join(formatting.markdown(["the pair, and the setting that differs", *columns], rows))
+
+
+def _trap_text(effect: pd.Series) -> str:
+    if effect["verdict"] == "no difference":
+        return "none"
+    if not effect["low"] * effect["high"] > 0:  # also if one seed has no interval
+        return "not distinguishable from 0"
+    return _change(effect["difference"], 0.0005, "less than 0.1 %")
+
+
+def _change(relative: float, least: float, below: str = "0 %") -> str:
+    return f"{100 * relative:+.1f} %" if abs(relative) >= least else below
+
+
+def _left(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[str]:
+    """Make a Markdown table whose columns are all aligned to the left."""
+    return [line.replace("---:", "---") for line in formatting.markdown(head, rows)]

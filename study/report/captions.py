@@ -1,0 +1,103 @@
+"""Captions of figures: model, precision, number of processes, hardware, and where the numbers come from.
+
+Every function takes rows of the table of `tables.runs`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pandas as pd
+
+MEASURED = "Measured by this project."
+LINE_AND_BARS = "Short line and number: measured by this project. Bars: predicted by theory, part by part."
+PREDICTED = "Predicted, not measured."
+PUBLISHED = "Times: measured and published by others. Predictions: by this project."
+FAMILIES = {"bert-imdb": "BERT", "gpt-wikitext": "GPT"}  # by workload
+
+
+def figure(title: str, rows: pd.DataFrame, source: str = MEASURED) -> str:
+    """Write the caption of a figure or table in Markdown: a bold title, the setting, the hardware and the source."""
+    return f"**{title}.** {setting(rows)}, {hardware(rows)}. {source}"
+
+
+def scope(rows: pd.DataFrame) -> str:
+    """Describe in one sentence which runs a page is about: how many, of which studies, models and hardware."""
+    names = _unique(rows["study"])
+    studies = f"{'study' if len(names) == 1 else 'studies'} {joined(names)}"
+    steps = _span(rows["steps"].dropna())
+    trained = [f"trained for {steps} steps"] if steps else []
+    seeds = _counted(rows["seed"].nunique(), "seed", "seeds")
+    details = [model(rows), *_precision_and_processes(rows), *trained, seeds]
+    return f"{_counted(len(rows), 'run', 'runs')} of the {studies}: {', '.join(details)}, {hardware(rows)}."
+
+
+def setting(rows: pd.DataFrame) -> str:
+    """Describe the setting: model, precision, number of processes and batch."""
+    sequences = joined(f"{count:.0f}" for count in _unique(rows["batch_sequences"]))
+    batch = [f"{sequences} sequences per step"] if sequences else []
+    return ", ".join([model(rows), *_precision_and_processes(rows), *batch])
+
+
+def model(rows: pd.DataFrame) -> str:
+    """Name the models and their number of parameters, such as "GPT with 124 million parameters"."""
+    names = []
+    for workload, of_workload in rows.groupby("workload", sort=False):
+        family = FAMILIES.get(str(workload), str(workload))
+        parameters = of_workload["parameters"].dropna()
+        if parameters.empty:
+            names.append(f"{family} {joined(_unique(of_workload['size']))}")
+        elif (lowest := _millions(parameters.min())) == (highest := _millions(parameters.max())):
+            names.append(f"{family} with {highest} million parameters")
+        else:
+            names.append(f"{family} with {lowest} to {highest} million parameters")
+    return joined(names)
+
+
+def short(rows: pd.DataFrame) -> pd.Series:
+    """Name the model of each row briefly, for the heads of tables, such as "GPT 124m"."""
+    return rows["workload"].map(FAMILIES).fillna(rows["workload"]) + " " + rows["size"]
+
+
+def readable(heading: str) -> str:
+    """Replace the names of workloads in a heading by the names of model families."""
+    for workload, family in FAMILIES.items():
+        heading = heading.replace(workload, family)
+    return heading
+
+
+def hardware(rows: pd.DataFrame) -> str:
+    """Name the hardware, such as "on a CPU (AMD EPYC, 2 cores)"."""
+    devices = {"cpu": "a CPU", "cuda": "GPUs"}
+    named = [devices.get(device, "unknown hardware") for device in _unique(rows["device"])]
+    return f"on {joined(named) or 'unknown hardware'} ({'; '.join(_unique(rows['box'].dropna()))})"
+
+
+def joined(words: Iterable[Any]) -> str:
+    """Join words as a sentence does: "a, b and c"."""
+    *others, last = [str(word) for word in words] or [""]
+    return f"{', '.join(others)} and {last}" if others else last
+
+
+def _precision_and_processes(rows: pd.DataFrame) -> list[str]:
+    counts = [int(count) for count in _unique(rows["processes"])]
+    processes = [f"{joined(counts)} {'process' if counts == [1] else 'processes'}"] if counts else []
+    return [joined(_unique(rows["precision"])), *processes]
+
+
+def _unique(values: pd.Series) -> list[Any]:
+    return sorted(values.dropna().unique())
+
+
+def _span(values: pd.Series) -> str:
+    """Give the lowest and the highest number: "3" or "3 to 50"; empty if there is none."""
+    return " to ".join(dict.fromkeys([f"{values.min():.0f}", f"{values.max():.0f}"])) if len(values) else ""
+
+
+def _counted(count: int, singular: str, plural: str) -> str:
+    return f"{count} {singular if count == 1 else plural}"
+
+
+def _millions(count: float) -> str:
+    return f"{count / 1e6:,.0f}" if count >= 10e6 else f"{count / 1e6:.1f}"
