@@ -23,17 +23,13 @@ import yaml
 
 from study.engines.doctor import examine
 from study.engines.doctor.findings import NOT_STATED, Finding
+from study.engines.doctor.text import VERDICTS
 
 ROOT = Path(__file__).resolve().parents[1]
 FILES = ROOT / "tests" / "real_files"
 OBSERVED = FILES / "observed.json"
 PROGRAM = ROOT / "tests" / "doctor_program.py"
 
-# The verdicts that are not good, as doctor prints them.
-VERDICTS = {
-    "crashes": "fails at start-up", "means something else": "acts differently", "overridden": "overridden",
-    "ignored": "ignored",
-}  # fmt: skip
 # The JSON that one of the accelerate files names is among the files.
 BESIDE = {"../deepspeed_config_templates/zero_stage1_config.json": "accelerate_zero1.json"}
 

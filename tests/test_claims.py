@@ -237,20 +237,20 @@ def test_check_fails_and_lists_what_changed(monkeypatch, capsys, sources, now):
     monkeypatch.setattr(ledger, "read", lambda: sources)
     monkeypatch.setattr(verdicts, "decide_all", lambda: now)
     assert cli.run(["claims", "--check"]) == 0
-    assert capsys.readouterr().out == f"{len(now)} verdicts follow\n"
+    assert f"{len(now)} committed verdicts follow" in capsys.readouterr().out
     name, one = next(iter(now.items()))
     monkeypatch.setattr(verdicts, "read", lambda: {**now, name: one.model_copy(update={"why": "Because."})})
     assert cli.run(["claims", "--check"]) == 1
     out = capsys.readouterr().out.splitlines()
-    assert out[0].startswith(f"{name}: ")
-    assert out[1] == f"1 of {len(now)} claims are not as they are committed"
+    assert out[0].startswith(f"1 of {len(now)} claims differ")
+    assert out[1].startswith(f"  {name}: ")
 
 
 def test_the_command_refuses_what_makes_no_sense():
-    for name, said in (("nature", "sources are a100-replication, "), ("hf-analysi", "do you mean hf-analysis")):
-        assert f"{name}: is no source and no claim; {said}" in refusal(cli.run, ["claims", name])
+    for name, said in (("nature", "The sources are a100-replication, "), ("hf-analysi", "Do you mean hf-analysis")):
+        assert f"{name}: there is no source and no claim of this name. {said}" in refusal(cli.run, ["claims", name])
     for words in (["--check", "--write"], ["--check", "--json"], ["--write", "papers"], ["--search", "x", "papers"]):
-        assert "--check and --write decide every claim" in refusal(cli.run, ["claims", *words])
+        assert "Give only one of them" in refusal(cli.run, ["claims", *words])
 
 
 # ---------------------------------------------------------------- sentences
@@ -303,7 +303,7 @@ def test_a_page_has_an_answer_on_top_and_a_quote_in_one_row(sources, monkeypatch
         ({"holds": "no", "remedy": "x", "rank": 2}, "the ranks are [2]; number the faults that matter from 1 on"),
         ({"readings": ["small.other"]}, "small.other is no claim of this source"),
         ({"readings": ["small.speed.ratio"] * 2}, "small.speed.ratio is in 2 of them"),
-        ({"question": "why"}, "question 'why' is none of held, stage2-sends"),
+        ({"question": "why"}, "there is no question 'why'. Choose one of held, stage2-sends"),
     ],
 )
 def test_a_wrong_sentence_is_refused(tmp_path, changes, said):

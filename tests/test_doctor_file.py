@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections import Counter
 from contextlib import suppress
 from fnmatch import fnmatchcase
@@ -18,7 +19,7 @@ from refusing import refusal
 
 from study import cli
 from study.engines import extensions
-from study.engines.doctor import checkup, config_files, examine, findings
+from study.engines.doctor import checkup, config_files, examine, findings, text
 from study.engines.doctor.findings import KEEP, Finding
 from study.engines.keys import allowed, known_keys
 from study.errors import Refusal
@@ -106,7 +107,7 @@ def test_what_the_launcher_never_reads():
     for key in ("num_processes", "num_machines", "main_process_ip", "main_process_port", "machine_rank"):
         assert findings[key].effect == "honoured"
         assert taken[key] == content[key]
-    assert findings["rdzv_backend"].remedy == "pass --rdzv_backend c10d on the command line"
+    assert findings["rdzv_backend"].remedy == "Pass --rdzv_backend c10d on the command line."
 
 
 # ---------------------------------------------------------------- what engines had
@@ -210,8 +211,8 @@ def test_bert_under_fsdp2s_default_wrapping():
     section = {"fsdp_version": 2, "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}
     found = examined({"distributed_type": "FSDP", "num_processes": 2, "fsdp_config": section})
     finding = found["fsdp_config.fsdp_transformer_layer_cls_to_wrap"]
-    assert "for BERT under FSDP2" in finding.message
-    assert finding.remedy.endswith("BertLayer")
+    assert "BERT under FSDP2" in finding.message
+    assert "BertLayer" in finding.remedy
 
 
 def test_a_json_that_is_named_is_examined_too():
@@ -262,9 +263,11 @@ def test_fix_writes_a_file_in_which_nothing_is_left_to_change(capsys):
         "deepspeed_config": {"zero_stage": 3, "gradient_clipping": 1.0},
     }  # fmt: skip
     assert cli.run(["doctor", "mended.yaml"]) == 0
-    said = {"mended.yaml": "exists; ", "mended.json": "is written as .yaml", "gone/mended.yaml": "cannot be written"}
-    for out, expected in said.items():
-        assert refusal(cli.run, ["doctor", "mine.yaml", "--fix", out]).startswith(f"--fix {out}: {expected}")
+    reasons = {"mended.yaml": "exists", "mended.json": "ending .yaml", "gone/mended.yaml": "cannot be written"}
+    for out, expected in reasons.items():
+        message = refusal(cli.run, ["doctor", "mine.yaml", "--fix", out])
+        assert message.startswith(f"--fix {out}: ")
+        assert expected in message
 
 
 def test_what_is_no_file_of_settings_is_refused():
@@ -280,7 +283,7 @@ def test_odd_content_is_no_traceback():
     for key in ("zero_optimization", "fp16", "optimizer", "scheduler", "aio", "train_batch_size", "gradient_clipping"):
         for value in odd:
             examined({"zero_optimization": {"stage": 2}} | {key: value}, "odd.json")
-            assert examine.text(examine.examine(Path("odd.json")), everything=True)
+            assert text.text(examine.examine(Path("odd.json")), everything=True)
             Path("mine.yaml").write_text(yaml.safe_dump(deepspeed(deepspeed_config_file="odd.json")))
             with suppress(Refusal):
                 read_strategy(Path("mine.yaml"))
@@ -300,7 +303,7 @@ def test_inherited_variables_that_a_run_would_refuse_bite(name, monkeypatch):
     assert checkup._inherited().verdict == "ok"
     monkeypatch.setenv(name, "1")
     check = checkup._inherited()
-    assert (check.verdict, name in check.message, "unset" in check.remedy) == ("bites", True, True)
+    assert (check.verdict, name in check.message, "unset" in check.remedy.lower()) == ("bites", True, True)
 
 
 def test_a_taken_port_is_noted():
@@ -332,7 +335,7 @@ def test_extensions_are_judged_as_a_run_finds_them(tmp_path, monkeypatch):
     assert built["DeepSpeed's cpu_adam"].verdict == "ok"
     monkeypatch.setenv("CXX", "no-such-compiler")
     (without,) = [check for check in checkup._extensions() if check.verdict == "bites"]
-    assert (without.name, "install g++" in without.remedy) == ("DeepSpeed's async_io", True)
+    assert (without.name, "g++" in without.remedy) == ("DeepSpeed's async_io", True)
 
 
 @pytest.mark.launches
@@ -379,11 +382,75 @@ def test_a_typo_is_one_finding(tmp_path):
     (path := tmp_path / "ds.json").write_text(json.dumps({"gradient_cliping": 1.0, "zero_optimization": {"stage": 2}}))
     (found,) = [one for one in examine.examine(path).findings if "clip" in one.key and one.matters]
     assert found.key == "gradient_cliping"
-    assert found.remedy == "write gradient_clipping"
+    assert found.remedy == "Write gradient_clipping."
     assert "1.0" in found.message  # what DeepSpeed does without the right one
+
+
+@pytest.mark.parametrize(
+    ("typo", "right_key"), [("gradient_cliping", "gradient_clipping"), ("zero_stag", "zero_stage")]
+)
+def test_a_typo_in_an_accelerate_file_is_one_finding(typo, right_key):
+    values = {"gradient_clipping": 1.0, "zero_stage": 2}
+    section = {typo if key == right_key else key: value for key, value in values.items()}
+    Path("mine.yaml").write_text(yaml.safe_dump(deepspeed(**section)))
+    (finding,) = [finding for finding in examine.examine(Path("mine.yaml")).findings if finding.matters]
+    assert finding.key == f"deepspeed_config.{typo}"
+    assert right_key in finding.remedy
+    assert "Without deepspeed_config." in finding.message
+
+
+# A file with findings of most kinds, and a long path and snippets of JSON in its messages.
+FAULTY = {
+    "zero_optimization": {"stage": "3", "offload_param": False, "stage3_max_live_parameters": "1e9"},
+    "bf16": {"enabled": True}, "gradient_cliping": 1.0, "gradient_accumulation_steps": 4,
+    "train_batch_size": 64, "optimizer": {"type": "AdamW", "params": {"betas": "auto", "max_grad_norm": 1.0}},
+    "pipeline": {"stages": 2},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("columns", [80, 60])
+def test_findings_fit_the_terminal_and_the_answers_come_first(columns, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    Path("mine.json").write_text(json.dumps(FAULTY))
+    assert cli.run(["doctor", "mine.json", "--all", "--for", "deepspeed==0.18.1", "--fix", "fixed.json"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= columns
+    of_release, summary = (next(place for place, line in enumerate(lines) if line.startswith(begin))
+                           for begin in ("deepspeed==0.18.1", "mine.json"))  # fmt: skip
+    assert of_release == 0
+    assert summary < lines.index("Fails at start-up:")
+    assert re.match(r"mine\.json: \d+ of \d+ keys do not work as written", " ".join(lines[summary : summary + 2]))
+    assert [line for line in lines if line == "Fails at start-up:"]
+    assert '    {"device": "cpu"}' in lines or any('{"device": "cpu"}' in line for line in lines)
+
+
+def test_fix_says_what_it_changed_and_where_it_wrote(capsys):
+    Path("mine.json").write_text(json.dumps(FAULTY))
+    assert cli.run(["doctor", "mine.json", "--fix", "fixed.json"]) == 1
+    written = capsys.readouterr().out.partition("--fix wrote fixed.json with ")[2]
+    assert 'zero_optimization.stage: 3 (it was "3")' in written
+    assert "gradient_cliping: removed (it was 1.0)" in written
+    assert "gradient_clipping: 1.0 (it was missing)" in written
+    assert "zero_optimization.stage3_max_live_parameters" in written.partition("You must decide")[2]
+    assert cli.run(["doctor", "mine.json", "--json", "--fix", "again.json"]) == 1
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)
+    assert "--fix wrote again.json" in captured.err
 
 
 @pytest.mark.parametrize(("stage", "expected"), [("auto", 2), ("3", 3), (1, 1), (None, 0), (7, 0)])
 def test_the_stage_of_a_json_is_read_as_the_engine_reads_it(stage, expected):
     content = {} if stage is None else {"zero_optimization": {"stage": stage}}
     assert config_files.DeepSpeedFile(content).stage == expected
+
+
+def test_checks_of_a_machine_fit_the_terminal_and_the_summary_comes_first(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    checks = [*checkup._packages(), *checkup._known_bad(), *checkup._extensions(), checkup._port()]
+    checks.append(
+        checkup.Check("a", "bites", "The first thing is wrong, which takes many words to explain. " * 2, "Do.")
+    )
+    lines = checkup.text(checks).splitlines()
+    assert lines[0].startswith("This machine: ")
+    assert max(map(len, lines)) <= 80
+    assert "Stops a run:" in lines

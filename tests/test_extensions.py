@@ -126,7 +126,7 @@ def test_without_libaio_only_the_disk_is_refused(compiler, missing, tools):
     put_compiler(tools, **compiler)
     extensions.check({"cpu_adam"})
     message = refused("async_io")
-    assert f"the compiler finds no {missing}" in message
+    assert f"the compiler does not find {missing}" in message
     assert "libaio-dev" in message
     assert "libaio-devel" in message
 
@@ -286,7 +286,9 @@ def test_a_failed_build_is_not_tried_again_by_the_same_process(monkeypatch):
 def test_a_folder_that_nobody_can_write_is_refused_in_one_line(tools, monkeypatch):
     put_compiler(tools)
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", os.devnull)
-    assert re.search("cannot be built there .* set TORCH_EXTENSIONS_DIR", refusal(extensions.provide, ["cpu_adam"], ""))
+    assert re.search(
+        "cannot be built in this folder .* Set TORCH_EXTENSIONS_DIR", refusal(extensions.provide, ["cpu_adam"], "")
+    )
 
 
 # ---------------------------------------------------------------- using

@@ -76,8 +76,8 @@ def test_every_flag_with_every_kind_of_strategy(path, monkeypatch):
             accepted.add(name)
         else:
             said = refusal(request.requested_run, asked)
-            assert said.startswith(f"accelerate launch --{name} ")
-            assert re.search(r"[;,] |unset|remove|write|pass ", said)
+            assert said.startswith(f"accelerate launch --{name} is not accepted: ")
+            assert re.search(r"[.,] (Unset|Remove|Write|pass|Name|Set) ", said)
     assert accepted == {name for name, *_ in FLAGS.values() if allowed.of_flag(name).is_accepted}
 
 
@@ -92,7 +92,7 @@ def test_variables():
     allowed.check_variables(dict.fromkeys(ACCEPTED, "1"))
     for variable in REFUSED:
         said = refusal(allowed.check_variables, {"PATH": "/bin", variable: "a secret"})
-        assert said.startswith(f"{variable} is set in the environment, and ")
+        assert said.startswith(f"{variable} is set in the environment: ")
         assert "a secret" not in said
 
 
@@ -106,7 +106,9 @@ def test_what_the_launcher_itself_sets_is_not_asked(monkeypatch):
         monkeypatch.setenv(name, value)
     assert request.requested_run(build_config()).world_size == 2
     monkeypatch.setenv("RANK", "2")
-    assert refusal(request.requested_run, build_config()).startswith("RANK=2 and WORLD_SIZE=2 in the environment: ")
+    assert refusal(request.requested_run, build_config()).startswith(
+        "RANK=2 and WORLD_SIZE=2 are set in the environment"
+    )
     monkeypatch.setattr(ancestor, "environ", lambda: {"ACCELERATE_DEEPSPEED_ZERO_STAGE": "2"})
     with pytest.raises(Refusal, match=r"^ACCELERATE_DEEPSPEED_ZERO_STAGE is set in the environment"):
         request.requested_run(build_config())
@@ -141,11 +143,11 @@ def test_a_file_as_the_launcher_has_read_it(bare, path):
 @pytest.mark.parametrize(
     ("name", "before", "after", "variable"),
     [
-        ("zero3", "init_flag: true", "init_flag: false", "ZERO3_INIT=true, now it is False"),
-        ("zero3_cpu_offload", "  offload_param_device: cpu\n", "", "OFFLOAD_PARAM_DEVICE=cpu, now it is None"),
+        ("zero3", "init_flag: true", "init_flag: false", "ZERO3_INIT=true, but now it is False"),
+        ("zero3_cpu_offload", "  offload_param_device: cpu\n", "", "OFFLOAD_PARAM_DEVICE=cpu, but now it is None"),
         ("zero2_tuned", "zero2_tuned.json", "zero3_tuned.json", "CONFIG_FILE=accelerate_configs/zero2_tuned.json"),
-        ("fsdp2_hybrid", "replicate_size: 2", "replicate_size: 4", "DP_REPLICATE_SIZE=2, now it is 4"),
-        ("ddp", "mixed_precision: 'no'", "mixed_precision: bf16", "MIXED_PRECISION=no, now it is bf16"),
+        ("fsdp2_hybrid", "replicate_size: 2", "replicate_size: 4", "DP_REPLICATE_SIZE=2, but now it is 4"),
+        ("ddp", "mixed_precision: 'no'", "mixed_precision: bf16", "MIXED_PRECISION=no, but now it is bf16"),
     ],
 )
 def test_a_file_that_was_edited_since_the_launcher_has_read_it(bare, tmp_path, name, before, after, variable):
@@ -156,7 +158,9 @@ def test_a_file_that_was_edited_since_the_launcher_has_read_it(bare, tmp_path, n
     environment = as_launched(path)
     assert before in text
     path.write_text(text.replace(before, after))
-    with pytest.raises(Refusal, match=rf"{name}.yaml: was edited while the run began: the launcher has .*{variable}"):
+    with pytest.raises(
+        Refusal, match=rf"{name}.yaml: the file was changed while the run started: the launcher read .*{variable}"
+    ):
         request.check_as_launched(read_strategy(path), environment)
 
 
@@ -165,10 +169,14 @@ def test_a_file_that_was_edited_since_the_launcher_has_read_it(bare, tmp_path, n
     [
         ({}, False, None),
         ({"MASTER_PORT": "1"}, False, None),  # of no use to one process, and harmless
-        ({"RANK": "3"}, False, "RANK=3 in the environment: the run is one process"),
-        ({"OMPI_COMM_WORLD_SIZE": "4"}, False, "OMPI_COMM_WORLD_SIZE=4 in the environment"),
+        ({"RANK": "3"}, False, "RANK=3 is set in the environment, but this run is a single process"),
+        ({"OMPI_COMM_WORLD_SIZE": "4"}, False, "OMPI_COMM_WORLD_SIZE=4 is set in the environment"),
         ({"RANK": "1", "WORLD_SIZE": "2"}, True, None),
-        ({"RANK": "2", "WORLD_SIZE": "2"}, True, "RANK=2 and WORLD_SIZE=2 in the environment: the run asks for 2"),
+        (
+            {"RANK": "2", "WORLD_SIZE": "2"},
+            True,
+            "RANK=2 and WORLD_SIZE=2 are set in the environment, but the run requests 2",
+        ),
         ({"RANK": "0", "WORLD_SIZE": "1"}, True, "RANK=0 and WORLD_SIZE=1"),
         ({}, True, "RANK= and WORLD_SIZE="),
     ],
@@ -254,7 +262,7 @@ def test_a_library_from_elsewhere_is_refused(path, monkeypatch, library):
 
 def test_another_copy_of_the_study_is_refused(tmp_path):
     (tmp_path / "train.py").touch()
-    with pytest.raises(Refusal, match=rf"{tmp_path / 'train.py'} was started, and imports the study from"):
+    with pytest.raises(Refusal, match=rf"{tmp_path / 'train.py'} was started, but Python imports the project from"):
         imports.check(tmp_path / "train.py")
 
 

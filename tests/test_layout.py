@@ -31,43 +31,54 @@ MAY_IMPORT = {
     "processes": "errors files",
     "models": "",
     "formatting": "",
+    "progress": "",
+    "terminal": "",
     "config": "errors models",
     "strategy": "config engines errors files models theory",
     "run": "config errors files strategy",
     "records": "config engines errors files strategy",
     "workloads": "config errors files models",
-    "engines": "errors files processes",
-    "dryrun": "engines errors files processes theory",
-    "prove": "engines",
-    "diff": "engines",
+    "engines": "errors files processes progress terminal",
+    "dryrun": "engines errors files processes progress terminal theory",
+    "prove": "engines errors",
+    "diff": "engines errors",
     "version": "",
     "training": "config engines errors files formatting models records run running strategy workloads",
-    "exact": "config dryrun engines errors models run strategy training",
-    "running": "config engines errors files formatting processes records run strategy theory workloads",
-    "train": "compare config engines errors files processes records run running strategy training workloads",
-    "compare": "config engines errors files formatting models records running theory",
-    "planner": "dryrun engines errors files formatting models strategy theory",
-    "claims": (
-        "compare config engines errors files formatting planner processes records running strategy theory training"
+    "exact": "config dryrun engines errors models progress run strategy terminal training",
+    "running": (
+        "config engines errors files formatting processes progress records run strategy terminal theory workloads"
+    ),
+    "train": (
+        "compare config engines errors files processes progress records run running strategy terminal training"
         " workloads"
     ),
-    "report": "claims compare config engines errors files formatting planner records running strategy theory",
+    "compare": "config engines errors files formatting models progress records running terminal theory",
+    "planner": "dryrun engines errors files formatting models progress strategy terminal theory",
+    "claims": (
+        "compare config engines errors files formatting planner processes progress records running strategy"
+        " terminal theory training workloads"
+    ),
+    "report": (
+        "claims compare config engines errors files formatting planner progress records running strategy terminal"
+        " theory"
+    ),
     "cli": (
-        "claims compare config dryrun engines errors files planner records report run running strategy theory training"
+        "claims compare config dryrun engines errors files planner progress records report run running strategy"
+        " terminal theory training"
     ),
     "__main__": "cli errors",
 }
 
 # What is also imported as zero_study, in folders that may have a package `study` of their own (test_import_name.py).
-TWO_NAMES = {"__init__", "diff", "engines", "errors", "files", "processes", "prove", "version"}
+TWO_NAMES = {"__init__", "diff", "engines", "errors", "files", "processes", "progress", "prove", "terminal", "version"}
 
 # What needs no torch, so that a laptop redoes the whole analysis.
 LIGHT = [
     "claims", "cli", "compare", "config", "dryrun.traced", "engines.conformance.cells", "engines.conformance.committed",
     "engines.doctor", "engines.extensions", "engines.keys.allowed",
     "engines.keys.known_keys", "engines.known_bad", "engines.this_machine", "engines.upgrade", "errors", "files",
-    "formatting", "models", "planner", "processes", "records", "report", "run", "running", "strategy",
-    "theory", "train", "workloads.sources", "__main__",
+    "formatting", "models", "planner", "processes", "progress", "records", "report", "run", "running", "strategy",
+    "terminal", "theory", "train", "workloads.sources", "__main__",
 ]  # fmt: skip
 DRAWING = {"matplotlib", "study.report"}  # only the pages draw
 HEAVY = {"torch", "accelerate", "deepspeed", "transformers", "datasets", "evaluate"}

@@ -35,7 +35,7 @@ BY_EXTRA = {
     ],
     "train": [
         "train", "run smoke", "job smoke bert-imdb-tiny-ddp-2x-seed0", "conformance", "export runs",
-        f"advise --model gpt2 {GPU} --trace", "dry-run --world 2 zero2",
+        f"advise --model gpt2 {GPU} --trace", "dry-run --world 2 zero2", "prove train.py",
     ],
     "report": [
         f"compare {RECORDS} --view differences", f"compare {RECORDS} --verdict smoke", "claims --check",
@@ -160,7 +160,9 @@ def test_a_missing_module_is_told_by_its_package(module, package, extra):
 def test_what_only_a_clone_holds_is_refused_elsewhere(monkeypatch, tmp_path):
     files.require_clone("these")
     monkeypatch.setattr(files, "ROOT", tmp_path)
-    with pytest.raises(Refusal, match=r"^these are only in a clone of the project; clone it, and in there run: pip "):
+    with pytest.raises(
+        Refusal, match=r"^these are only part of a clone of the project. Clone it, and run in the clone: pip "
+    ):
         files.require_clone("these")
 
 

@@ -66,6 +66,7 @@ STAGE_2: dict[str, Any] = {
 @pytest.fixture(autouse=True)
 def alone(monkeypatch, tmp_path):
     """No launcher's environment, a folder of the test's own, and no proof that another test has not ended."""
+    monkeypatch.setenv("COLUMNS", "500")  # so that no line is wrapped
     monkeypatch.setattr(optimizers, "_global_optimizer_pre_hooks", OrderedDict())
     for name in (*LAUNCHED, "ACCELERATE_DYNAMO_BACKEND", "ACCELERATE_USE_FSDP", "RANK"):
         monkeypatch.delenv(name, raising=False)
@@ -131,9 +132,21 @@ def test_a_plain_loop_is_read_back_one_step_counted_and_nothing_left_behind(caps
     assert states["optimizer_states"] == 8 * NUM_PARAMS + 4 * 4  # moments, and a step count a tensor
     assert found["step"]["collectives"] == []
     said = capsys.readouterr().out
-    assert re.search(r"^proof  asked +unknown: .*asked= names a file", said, re.MULTILINE)
-    assert re.search(r"^proof  step 3 +1 forward pass\(es\) in fp32$", said, re.MULTILINE)
+    assert re.search(r"^proof  requested +unknown: .*asked= names a file", said, re.MULTILINE)
+    assert re.search(r"^proof  step 3 +1 forward pass in fp32$", said, re.MULTILINE)
     assert len([line for line in said.splitlines() if line]) <= 10
+
+
+def test_the_lines_of_a_proof_fit_the_terminal_and_the_result_comes_before_the_details(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
+    model, optimizer = make()
+    prove.watch(model, optimizer, asked={"gradient_clipping": 1.0})
+    train(model, optimizer, 3)
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    words = [line.split("  ")[1] for line in lines if line.startswith("proof  ")]
+    assert words.index("result") < words.index("step 3") < words.index("memory") < words.index("communication")
+    assert lines[-1] == "proof: written to proof.json"
 
 
 def copies(model: Any) -> list[Any]:
@@ -177,7 +190,7 @@ def test_of_two_proofs_the_last_puts_the_originals_back(group, capsys):
     assert replaced() == originals
     assert torch._C._len_torch_dispatch_stack() == 0
     assert not optimizers._global_optimizer_pre_hooks
-    assert "proof: all of it is in proof-2.json\n" in capsys.readouterr().out
+    assert "proof: written to proof-2.json\n" in capsys.readouterr().out
 
 
 def test_a_compiled_model_has_its_graphs_again_after_the_step():
@@ -191,7 +204,7 @@ def test_a_compiled_model_has_its_graphs_again_after_the_step():
     prove.watch(compiled, optimizer)
     train(compiled, optimizer, 5)
     assert (proof()["step"]["forward_passes"], len(ran)) == (1, 4)
-    assert "the model is compiled, and the counted step ran without its graphs" in proof()["notes"][0]
+    assert "the counted step ran without its compiled graphs" in proof()["notes"][0]
 
 
 class Interrupted(torch.autograd.Function):
@@ -251,8 +264,8 @@ def test_accumulation_clipping_and_autocast_are_seen_in_the_step(capsys):
     found = proof()
     assert (found["step"]["forward_passes"], found["step"]["clipped_at"]) == (2, 0.5)
     assert found["built"]["precision"] == "bf16-autocast"
-    assert found["notes"] == ["gradient_clipping: no file asks for it, the script clips at 0.5"]
-    assert "2 forward pass(es) in bf16-autocast, gradients clipped at 0.5" in capsys.readouterr().out
+    assert found["notes"] == ["gradient_clipping: no file requests it, but the script clips at 0.5"]
+    assert "2 forward passes in bf16-autocast, gradients clipped at 0.5" in capsys.readouterr().out
 
 
 class RootWithParameter(torch.nn.Module):
@@ -323,9 +336,9 @@ def test_another_clipping_than_asked_is_a_difference(capsys):
     prove.watch(model, optimizer, asked={"gradient_clipping": 1.0})
     train(model, optimizer, 3, clip=0.5)
     (difference,) = proof()["not_as_asked"]
-    assert difference.startswith("gradient_clipping: asked 1.0 ")
+    assert difference.startswith("gradient_clipping: asked= requests 1.0, ")
     assert difference.endswith(" at 0.5")
-    assert f"proof  NOT AS ASKED  {difference}\n" in capsys.readouterr().out
+    assert f"proof  NOT AS REQUESTED  {difference}\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -337,15 +350,15 @@ def test_an_error_of_its_own_ends_no_training(optimizer, asked, said, capsys):
     prove.watch(model, optimizer or own, asked=asked)
     train(model, own, 4)
     (line,) = capsys.readouterr().out.splitlines()
-    assert line.startswith(f"proof: not made on rank 0, {said}")
-    assert line.endswith("training goes on")
+    assert line.startswith(f"proof: not made on rank 0: {said}")
+    assert line.endswith("Training continues.")
 
 
 def test_strict_raises_as_the_training_begins():
     model, optimizer = make()
     with pytest.raises(prove.NotAsAsked) as raised:
         prove.watch(model, optimizer, asked={"zero_optimization": {"stage": 3}}, strict=True)
-    said = ["engine: asked DeepSpeed by asked=, built a plain Sequential"]
+    said = ["engine: asked= requests DeepSpeed, but the script built a plain Sequential"]
     assert proof()["not_as_asked"] == [str(raised.value)] == said
 
 
@@ -353,7 +366,7 @@ def test_strict_raises_after_the_step_and_leaves_nothing():
     (model, optimizer), originals = make(), replaced()
     prove.watch(model, optimizer, asked={"gradient_accumulation_steps": 4}, strict=True)
     train(model, optimizer, 4, accumulation=2)
-    with pytest.raises(prove.NotAsAsked, match=r"^gradient_accumulation_steps: asked 4 .*, the last 2$"):
+    with pytest.raises(prove.NotAsAsked, match=r"^gradient_accumulation_steps: asked= requests 4, .*, the last one 2$"):
         train(model, optimizer, 1, accumulation=2)
     assert (replaced(), [*optimizers._global_optimizer_pre_hooks]) == (originals, [])
     train(model, optimizer, 2)
@@ -378,8 +391,10 @@ def test_callback_finds_the_module_that_is_called(clip, group):
     made.on_train_end(arguments(), None, None)
     found = proof("out/proof.json")
     assert (found["built"]["engine"], found["built"]["backend"], found["not_as_asked"]) == ("DDP", "gloo", [])
-    said = [note.partition(", not seen")[0] for note in found["notes"]]  # there are other means of clipping
-    assert said == ([] if clip else ["gradient_clipping: asked 1.0 by TrainingArguments"])
+    said = [
+        note.partition(", but torch's clip_grad_norm_ was not called")[0] for note in found["notes"]
+    ]  # there are other means of clipping
+    assert said == ([] if clip else ["gradient_clipping: TrainingArguments requests 1.0"])
     assert {"kind": "all_reduce", "count": 1, "bytes": 4 * NUM_PARAMS} in found["step"]["collectives"]
     assert not torch.nn.modules.module._global_forward_pre_hooks
 
@@ -390,8 +405,8 @@ def test_callback_finds_the_module_that_is_called(clip, group):
 def test_what_was_asked_is_held_against_what_was_built():
     held = compare_with_request(by_json({"zero_optimization": {"stage": 3, "overlap_comm": True}}, "ds.json"), STAGE_2)
     assert held.differences == [
-        "zero_stage: asked 3 by ds.json, built 2",
-        "zero_optimization.overlap_comm: asked True by ds.json, built False",
+        "zero_stage: ds.json requests 3, but the engine has 2",
+        "zero_optimization.overlap_comm: ds.json requests True, but the engine has False",
     ]
     held = compare_with_request(by_launcher(LAUNCHED), STAGE_2)
     assert (held.differences, held.notes, held.num_agreed, held.unread) == ([], [], 6, [])
@@ -402,8 +417,8 @@ def test_what_was_asked_is_held_against_what_was_built():
     assert (held.differences, held.unread) == ([], ["optimizer.type (ds.json)"])
     held = compare_with_request(by_launcher(LAUNCHED), {**STAGE_2, "engine": "DDP", "world_size": 1})
     assert held.differences == [
-        "engine: asked DeepSpeed by the launcher, built DDP",
-        "world_size: asked 2 by the launcher (WORLD_SIZE), built 1",
+        "engine: the launcher requests DeepSpeed, but the script built DDP",
+        "world_size: the launcher (WORLD_SIZE) requests 2, but the engine has 1",
     ]
 
 
@@ -413,10 +428,10 @@ def test_the_strongest_source_decides():
     assert held.differences == []
     (note,) = held.notes
     assert note.startswith(
-        "gradient_accumulation_steps: the launcher (ACCELERATE_GRADIENT_ACCUMULATION_STEPS) says 1; "
+        "gradient_accumulation_steps: the launcher (ACCELERATE_GRADIENT_ACCUMULATION_STEPS) requests 1, "
     )
     assert compare_with_request(demands, STAGE_2).differences == [
-        "gradient_accumulation_steps: asked 4 by ds.json, built 1"
+        "gradient_accumulation_steps: ds.json requests 4, but the engine has 1"
     ]
 
 
@@ -448,7 +463,7 @@ def wrong(monkeypatch):
 
 def test_what_is_known_to_be_wrong_is_refused(wrong, capsys):
     model, optimizer = make()
-    with pytest.raises(prove.KnownBad, match=r"^it is wrong; pass allow_known_bad=True to go on$"):
+    with pytest.raises(prove.KnownBad, match=r"^it is wrong\. .*allow_known_bad=True"):
         prove.watch(model, optimizer)
     assert proof()["known_wrong"] == ["it is wrong"]
     assert not optimizers._global_optimizer_pre_hooks
@@ -490,31 +505,35 @@ def test_it_needs_torch_alone():
 
 # ---------------------------------------------------------------- what trains wrongly
 
-NOT_AVERAGED = "gradients were not averaged: DDP over 2 of 2 ranks reduced 0 bytes"
-DIFFER = "ranks differ: weights of ranks 0 and 1 are not the same"
+NOT_AVERAGED = "gradients were not averaged: DDP on 2 of 2 ranks reduced 0 bytes"
+DIFFER = "ranks differ: the weights of ranks 0 and 1 are not the same"
 WRONG = {
     "module_bypass": [NOT_AVERAGED, DIFFER],
     "no_sync_always": [NOT_AVERAGED, DIFFER],
     "no_sync_at_the_wrong_one": [DIFFER],
     "half_a_bypass": [DIFFER],
-    "drawn_anew": [f"{DIFFER}, 2 of 4, first module.0.weight"],
+    "drawn_anew": [f"{DIFFER} (2 of 4 tensors, the first is module.0.weight"],
     "no_sampler": ["every rank trains on the same batch"],
     "no_zero_grad": ["zero_grad is missing"],
-    "clipped_while_scaled": ["clipped before unscaling: at 0.05, with the gradients times 1024"],
-    "stepped_beside_the_scaler": ["not unscaled: GradScaler has gradients times 1024"],
-    "clipped_too_early": ["clipped too early: 1 backward call(s) added"],
-    "clipped_each_time": ["clipped too often: 1 of 2 backward calls added to gradients that had been clipped at 0.05"],
-    "erased": ["no weight moved: in all watched updates, at learning rates [0.001]", "clipped nothing: "],
-    "rate_of_zero": ["no weight moved: in all watched updates, at learning rates [0.0]"],
-    "rates_by_rank": ["ranks 0 and 1 update otherwise: lr 0.001 and lr 1.001"],
-    "infinite_batch": ["weights are not finite after the step: 4 of 4, first module.0.weight"],
-    "clipped_by_own_norm": ["gradients of ranks [0, 1] are multiplied with other numbers before the update"],
+    "clipped_while_scaled": [
+        "clipped before unscaling: gradients were clipped at 0.05 while GradScaler had multiplied them by 1024"
+    ],
+    "stepped_beside_the_scaler": ["not unscaled: at the update, GradScaler still had the gradients multiplied by 1024"],
+    "clipped_too_early": ["clipped too early: 1 backward call added"],
+    "clipped_each_time": [
+        "clipped too often: 1 of 2 backward calls added to gradients that had already been clipped at 0.05"
+    ],
+    "erased": ["no weight moved in all watched updates, at learning rates [0.001]", "clipped nothing: "],
+    "rate_of_zero": ["no weight moved in all watched updates, at learning rates [0.0]"],
+    "rates_by_rank": ["ranks 0 and 1 have different optimizer settings: lr 0.001 and lr 1.001"],
+    "infinite_batch": ["weights are not finite after the step: 4 of 4 tensors, the first is module.0.weight"],
+    "clipped_by_own_norm": ["gradients of ranks [0, 1] are multiplied by different numbers before the update"],
     "optimizer_before_sharding": ["212 of 212 parameters are not trained, first 0.weight"],
     "optimizer_of_a_copy": ["212 of 212 parameters are not trained, first module.0.weight"],
     "optimizer_of_a_part": ["144 of 212 parameters are not trained"],
     "layer_replaced": ["68 of 212 parameters are not trained, first module.2.weight"],
     "zero_gradients": ["every gradient is zero"],
-    "two_plain_models": ["ranks 0 and 1 train apart"],
+    "two_plain_models": ["ranks 0 and 1 train separately"],
     "by_hand_but_drawn_apart": [DIFFER],
 }
 
@@ -549,13 +568,13 @@ def test_false_statements_are_mended(proofs):
     states = {rank: proofs(rank)["step"]["model_states"]["optimizer_states"] for rank in ("ddp", "zero_redundancy")}
     assert 0 < states["zero_redundancy"] < states["ddp"]
     assert proofs("around_ddp")["built"]["engine"] == "DDP"
-    assert "ranks are not compared: one is" in proofs("one_rank_evaluates")["notes"][-1]
+    assert "differences between ranks, because one rank is" in proofs("one_rank_evaluates")["notes"][-1]
 
 
 @pytest.mark.launches
 def test_strict_raises_the_same_on_every_rank(proofs):
     launching.use()
-    assert proofs("raised-0") == proofs("raised-1") == "; ".join(proofs("strict")["findings"])
+    assert proofs("raised-0") == proofs("raised-1") == " ".join(proofs("strict")["findings"])
 
 
 DEEPSPEED = """
@@ -602,7 +621,7 @@ def test_what_deepspeed_built_is_read_back_and_gradients_that_it_loses_are_found
     assert done.returncode == 0, done.stderr
     found = proof(str(tmp_path / "proof.json"))
     assert found["not_as_asked"] == []
-    assert "gradient_clipping: nobody asked, the gradients are clipped at 1.0" in found["notes"]
+    assert "gradient_clipping was not requested, but gradients are clipped at 1.0" in found["notes"]
     num_params = 64 * 65
     assert found["built"]["num_params"] == num_params
     each = {part: found["step"]["model_states"][part] / num_params for part in ("parameters", "optimizer_states")}
@@ -610,7 +629,9 @@ def test_what_deepspeed_built_is_read_back_and_gradients_that_it_loses_are_found
     assert each["optimizer_states"] == pytest.approx(6, rel=0.05)  # half of the masters and moments
     assert {"all_gather", "all_reduce"} <= {one["kind"] for one in found["step"]["collectives"]}
     (found,) = proof(str(tmp_path / "2-2.json"))["findings"]
-    assert found.startswith("gradients were lost: ZeRO stage 2 had 2 backward calls in a step's last micro batch")
+    assert found.startswith(
+        "gradients were lost: under ZeRO stage 2, the last micro batch of the step had 2 backward calls"
+    )
     assert [proof(str(tmp_path / name))["findings"] for name in ("1-1.json", "3-2.json")] == [[], []]
     assert proof(str(tmp_path / "3-2.json"))["built"]["num_params"] == 9  # of whole parameters
 
@@ -640,7 +661,7 @@ def test_an_optimizer_that_steps_later_is_a_note():
     prove.watch(model, first, strict=True)
     train(model, first, 3)
     (note,) = proof()["notes"]
-    assert note == "17 of 161 parameters are not trained, first 1.weight: their optimizer has not stepped yet"
+    assert note == "17 of 161 parameters are not trained, first 1.weight: their optimizer has not stepped yet."
     assert later
 
 
@@ -671,7 +692,7 @@ for _ in range(int(sys.argv[1])):
 
 
 @pytest.mark.parametrize(
-    ("steps", "said"), [("5", "proof  WRONG         zero_grad is missing"), ("1", "proof: not made")]
+    ("steps", "said"), [("5", "proof  WRONG             zero_grad is missing"), ("1", "proof: not made")]
 )
 def test_a_script_is_proven_without_a_line_in_it(steps, said, monkeypatch, capsys):
     Path("train.py").write_text(SCRIPT)
@@ -732,8 +753,8 @@ for _ in range(6):
     optimizer.zero_grad()
 dist.destroy_process_group()
 """
-OF_ONE_BATCH = "every rank trains on the same batch: in two steps the inputs of ranks [0, 1] are equal"
-BARE = "gradients were not averaged: DDP over 2 of 2 ranks reduced 0 bytes"
+OF_ONE_BATCH = "every rank trains on the same batch: in two steps, the inputs of ranks [0, 1] were equal"
+BARE = "gradients were not averaged: DDP on 2 of 2 ranks reduced 0 bytes"
 
 
 @pytest.mark.launches
@@ -795,14 +816,14 @@ def test_strict_fails_where_a_request_cannot_be_checked_and_says_it_otherwise(na
     capsys.readouterr()
     model, optimizer = make()
     prove.watch(model, optimizer, asked=UNCHECKED[name])
-    assert re.search("not checked: |NOT AS ASKED", capsys.readouterr().out)
+    assert re.search("not checked |NOT AS REQUESTED", capsys.readouterr().out)
 
 
 @pytest.mark.parametrize("asked", [{"fp16": {"enabled": True}}, {"bf16": {"enabled": True}}])
 def test_strict_fails_where_another_precision_was_asked(asked):
     model, optimizer = make()
     prove.watch(model, optimizer, asked=asked, strict=True)
-    with pytest.raises(prove.NotAsAsked, match=r"precision: asked .*, built fp32"):
+    with pytest.raises(prove.NotAsAsked, match=r"precision: asked= requests .*, but the engine has fp32"):
         train(model, optimizer, 4)
 
 
@@ -836,7 +857,7 @@ def test_strict_fails_where_the_script_ends_before_the_counted_step(how, steps, 
     environment = launching.environment({"PYTHONPATH": str(launching.ROOT)})
     done = subprocess.run([sys.executable, *program, how, str(steps)], env=environment, capture_output=True, text=True)
     assert done.returncode == status, done.stdout + done.stderr
-    assert ("none of them was counted" in done.stdout) == bool(status)
+    assert ("before a step could be counted" in done.stdout) == bool(status)
     assert (proof()["step"] is None) == bool(status)  # and not the one of before
 
 
@@ -967,14 +988,14 @@ schedule.net = net
 """
 FAULTS = {  # what is planted -> what is said, and where: a finding, a note, nothing
     "sign = -1": ("findings", "gradient ascent: backward is called on the negative of the cross-entropy"),
-    NEGATES: ("findings", "gradient ascent: gradients are multiplied with -1"),
+    NEGATES: ("findings", "gradient ascent: gradients are multiplied by -1"),
     "before = copy.deepcopy(net.state_dict())": ("findings", "weights are put back"),
     TIED: ("findings", "embedding and head are not tied"),
-    SAMPLED.format(2): ("findings", "data is divided twice: DistributedSampler divide it by 2, and 1 rank(s)"),
-    "steps, sizes = 2, 4": ("notes", "the learning rate is zero from update 9 on, and an epoch has 16"),
-    "net.head.weight.data.copy_(net.table.weight.data)": ("notes", "table.weight and head.weight hold the same"),
+    SAMPLED.format(2): ("findings", "data is divided twice: DistributedSampler divide it by 2, but there are only 1"),
+    "steps, sizes = 2, 4": ("notes", "the learning rate is zero from update 9 on, but an epoch has 16"),
+    "net.head.weight.data.copy_(net.table.weight.data)": ("notes", "table.weight and head.weight have the same"),
     "sizes = [1, 3]": ("notes", "losses of the step are means over 6 to 18 targets"),
-    AHEAD.format("CosineAnnealingLR(optimizer, 16)"): ("notes", "the learning rate is zero at update 9 and rises"),
+    AHEAD.format("CosineAnnealingLR(optimizer, 16)"): ("notes", "the learning rate is zero at update 9, and rises"),
     AHEAD.format("LinearLR(optimizer, 1.0, 0.0, 16)"): ("notes", "the learning rate is zero from update 9 on"),
     AHEAD.format("PolynomialLR(optimizer, 16, 2.0)"): ("notes", "the learning rate is zero from update 9 on"),
     AHEAD.format("OneCycleLR(optimizer, 0.01, 16)"): ("notes", "the learning rate is zero from update 9 on"),
@@ -1007,7 +1028,7 @@ def test_what_a_script_does_around_the_engine(fault, monkeypatch):
     monkeypatch.setattr(sys, "path", ["", *sys.path])
     main(["train.py"])
     found = proof()
-    assert not [line for line in found["notes"] if "not looked for" in line]
+    assert not [line for line in found["notes"] if line.startswith("not checked: ")]
     where, said = FAULTS[fault] or ("", "nothing")
     assert [line.startswith(said) for line in found["findings"]] == ([True] if where == "findings" else [])
     assert any(line.startswith(said) for line in found["notes"]) == (where == "notes")
@@ -1029,10 +1050,37 @@ def test_the_lock_of_a_killed_build_is_said(monkeypatch, capsys):
     monkeypatch.setattr(sys, "path", ["", *sys.path])
     main(["train.py"])
     said = capsys.readouterr().err
-    assert "shm/lock: a lock of torch's that is 60 min old" in said
+    assert re.search(r"shm/lock is a lock of a torch build .* 60 min old", said)
     assert "fresh" not in said
     (check,) = [each for each in checkup.examine(Path()) if each.name == "torch's extensions"]
-    assert (check.verdict, check.remedy) == ("bites", "delete it")
+    assert (check.verdict, check.remedy) == ("bites", "Delete this file.")
     with subprocess.Popen(["sleep", "30"], cwd="extensions/shm") as compiler:
         assert torch_locks.stale() == []
         compiler.kill()
+
+
+@pytest.mark.launches
+def test_prove_is_a_command(tmp_path):
+    """With the exit status of the script, and without this project's `study` in the script's process."""
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "study.py").write_text("NUMBER = 7\n")
+    (script := tmp_path / "mine" / "train.py").write_text(
+        "import sys, torch\n"
+        "from study import NUMBER\n"
+        "net = torch.nn.Linear(4, 1)\n"
+        "optimizer = torch.optim.AdamW(net.parameters())\n"
+        "for _ in range(4):\n"
+        "    net(torch.randn(2, 4)).square().mean().backward()\n"
+        "    optimizer.step()\n"
+        "    optimizer.zero_grad()\n"
+        "sys.exit(NUMBER if '--status' in sys.argv else 0)\n"
+    )
+    for words, status in (([], 0), (["--status"], 7)):
+        done = launching.attempt(["zero-study", "prove", "--strict", str(script), *words], cwd=tmp_path)
+        assert done.returncode == status, done.stderr
+        assert "no fault found in optimizer step 3" in done.stdout
+        assert json.loads((tmp_path / "proof.json").read_text())["step"]["number"] == 3
+    for words in (["gone.py"], []):
+        done = launching.attempt(["zero-study", "prove", *words], cwd=tmp_path)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr.startswith("zero-study: ")

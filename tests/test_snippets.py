@@ -76,7 +76,7 @@ def test_the_command_refuses_what_it_cannot_execute(tmp_path):
         return done.stderr
 
     name = "papers.none.such"
-    assert f"--claim {name}: is not executed" in refused("--claim", name)
+    assert f"--claim {name}: this claim has no code lines" in refused("--claim", name)
     content = json.loads(by_execution.RESULTS.read_text())
     content["versions"]["deepspeed"] = "0.0"
     path = tmp_path / "snippets.json"

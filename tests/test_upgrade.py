@@ -140,7 +140,7 @@ def test_a_package_that_is_gone_is_no_release_that_is_fine(tmp_path, capsys):
     (tmp_path / "old.txt").write_text("deepspeed==0.19.8\ntrl==1.16.0\n")
     (tmp_path / "new.txt").write_text("trl==1.16.0\n")
     assert cli.run(["upgrade", str(tmp_path / "old.txt"), str(tmp_path / "new.txt")]) == 1
-    assert "deepspeed 0.19.8 is in OLD and not in NEW" in capsys.readouterr().out
+    assert "deepspeed 0.19.8 is in OLD but not in NEW" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ def test_an_upgrade_to_a_prerelease_is_unknown_and_fails(tmp_path, capsys, versi
     assert cli.run(["upgrade", str(tmp_path / "old.txt"), str(tmp_path / name)]) == 1
     out = " ".join(capsys.readouterr().out.split())
     assert f"torch 2.12.0 -> {version}" in out
-    assert f"! unknown comes torch {version} is no final release, so nothing is known of it" in out
+    assert f"torch {version} is not a final release" in out
 
 
 def test_releases_are_ordered_as_versions_and_not_as_texts():
@@ -232,7 +232,7 @@ def test_other_packages_are_named_and_no_failure(tmp_path, capsys):
     (tmp_path / "old.txt").write_text("trl==1.16.0\npeft==0.17.0\n")
     (tmp_path / "new.txt").write_text("trl==1.16.0\npeft==0.18.0\n")
     assert cli.run(["upgrade", str(tmp_path / "old.txt"), str(tmp_path / "new.txt")]) == 0
-    assert "not in the index, and so not compared: peft" in capsys.readouterr().out
+    assert "Nothing is known about their releases: peft" in capsys.readouterr().out
 
 
 def test_a_pair_in_a_gap_is_not_said_to_have_what_the_gap_has():
@@ -257,7 +257,7 @@ def test_lines_fit_the_width():
     old, new = locks.Lock({"transformers": "4.45.2"}), locks.Lock({"transformers": "5.23.0"})
     lines = upgrade.text(upgrade.compare(old.pins, new.pins), old, new, 80).splitlines()
     assert max(map(len, lines)) <= 80
-    assert "changes may train otherwise" in lines[0]
+    assert re.match(r"\d+ of \d+ known changes", lines[0])
 
 
 @pytest.mark.parametrize(
@@ -279,10 +279,10 @@ def test_what_is_no_lock_is_refused(tmp_path, name, text, fact):
     ("old", "new", "status", "line"),
     [
         ("deepspeed==0.19.6", "deepspeed==0.19.7", 0, "0 of"),
-        ("deepspeed==0.17.5", "deepspeed==0.17.6", 1, "! fault comes zero2 in fp32"),
-        ("deepspeed==0.19.8", "deepspeed==0.99.0", 1, "! unknown comes deepspeed 0.99.0 is unknown: 0.16.0 to"),
-        ("transformers==5.18.0", "transformers==5.18.1", 1, "5.18.1 was not examined, only 5.18.0 and 5.19.0"),
-        ("torch==2.13.0", "torch==2.13.0\ntrl==1.16.0\ntransformers==4.56.1", 1, "asks for transformers>=4.56.2"),
+        ("deepspeed==0.17.5", "deepspeed==0.17.6", 1, "New fault: zero2 in fp32"),
+        ("deepspeed==0.19.8", "deepspeed==0.99.0", 1, "deepspeed 0.99.0 is unknown: releases 0.16.0 to"),
+        ("transformers==5.18.0", "transformers==5.18.1", 1, "5.18.1 itself was not examined, only the releases"),
+        ("torch==2.13.0", "torch==2.13.0\ntrl==1.16.0\ntransformers==4.56.1", 1, "requires transformers>=4.56.2"),
     ],
 )  # fmt: skip
 def test_the_status_is_for_ci(tmp_path, capsys, old, new, status, line):
@@ -323,7 +323,7 @@ def test_doctor_names_what_a_release_makes_of_a_file(monkeypatch, file, release,
     path = Path("accelerate_configs") / file
     new = [one for one in examine.examine(path, f"deepspeed=={release}").findings if one.key == "stage"]
     assert [fact in one.message and one.matters for one in new] == ([True] if fact else [])
-    with pytest.raises(Refusal, match="--for trl==1: write deepspeed==VERSION"):
+    with pytest.raises(Refusal, match=r"--for trl==1: .*deepspeed==VERSION"):
         examine.examine(path, "trl==1")
 
 

@@ -1,1 +1,1 @@
-"""Which published claims hold? Each with how it is decided, what was observed, and a verdict that can be made again."""
+"""The ledger of published claims: how each claim is decided, what was observed, and a reproducible verdict."""

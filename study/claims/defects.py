@@ -24,7 +24,7 @@ LOSSES = METRICS[:2]
 
 
 class Program(NamedTuple):
-    """What one process runs: its arms, in order, and which defects of the published program are mended in it."""
+    """The arms that one process runs, in order, and which defects of the published program are corrected in it."""
 
     arms: tuple[str, ...]  # plain or zero, and the batch size: "zero-8"
     honoured: bool = False  # settings-unread: the DeepSpeed settings are given where they are read
@@ -77,7 +77,7 @@ MENDED_ALONE, LEFT_ALONE = GROUPS["one defect mended, the others left"], GROUPS[
 
 
 class Effect(NamedTuple):
-    """What ZeRO's arm has over the plain one's, less 1, by repeat; below 0 ZeRO is better."""
+    """The relative difference of ZeRO's arm to the plain arm, by repeat; below 0, ZeRO is better."""
 
     values: dict[int, float]
     mean: float
@@ -91,7 +91,7 @@ class Effect(NamedTuple):
 
     @property
     def word(self) -> str:
-        """The effect in words: ZeRO is better or worse, there is no difference, or why repeats cannot decide."""
+        """Return the effect in words: ZeRO is better or worse, there is no difference, or why repeats cannot decide."""
         if self.low is None or self.high is None:
             return "one repeat"
         if max(abs(self.low), abs(self.high)) <= WITHIN:
@@ -105,14 +105,16 @@ def read(path: Path) -> dict[str, Any]:
     """Read the results of the protocol. Raises Refusal."""
     content = files.load(path, "results of the protocol")
     if not isinstance(content, dict) or not {"settings", "machine", "runs"} <= content.keys():
-        raise Refusal(f"{path}: holds no results of the protocol; make them with python tools/published protocol")
+        raise Refusal(
+            f"{path}: this file has no results of the protocol. Make them with `python tools/published protocol`."
+        )
     if unknown := {name.partition("/")[0] for name in content["runs"]} - PROGRAMS.keys():
-        raise Refusal(f"{path}: runs: {min(unknown)} is no program; take it out")
+        raise Refusal(f"{path}: runs: there is no program {min(unknown)}. Remove it.")
     return content
 
 
 def effect(results: Mapping[str, Any], comparison: Comparison, metric: Metric) -> Effect | None:
-    """The effect of a comparison on one metric; None where no repeat has both arms."""
+    """Return the effect of a comparison on one metric; None if no repeat has both arms."""
     plain, zero = (_values(results, place, comparison.reading[metric]) for place in comparison[:2])
     programs = [PROGRAMS[name] for name, _ in (comparison.plain, comparison.zero)]
     drawn = metric not in LOSSES or any(program.own_seeds or not program.seeded_head for program in programs)
@@ -120,7 +122,7 @@ def effect(results: Mapping[str, Any], comparison: Comparison, metric: Metric) -
 
 
 def _values(results: Mapping[str, Any], place: tuple[str, int], reading: str) -> dict[int, float]:
-    """By repeat: what the arm at a place (program, position) is compared by, where it did not fail."""
+    """Return the compared value of the arm at a place (program, position), by repeat, if it did not fail."""
     program, position = place
     clock = "" if results["machine"]["gpus"] else "cpu_"  # of the processor on a CPU, whose cores others may share
     values = {}

@@ -1,4 +1,4 @@
-"""What was claimed, where, under which conditions, and how is it decided? The files of ledger/, read strictly."""
+"""Read the files of ledger/ strictly: published claims, their conditions, and the rules that decide them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Kind = Literal[
 
 
 class Tolerance(StrictModel):
-    """How far from the expected value still counts as it. Exactly one is given.
+    """The tolerance around an expected value. Exactly one kind is given.
 
     Some were moved once results were known; docs/claims.md says so.
     """
@@ -51,7 +51,7 @@ class Tolerance(StrictModel):
 
 
 class Expected(StrictModel):
-    """What the source says: a number, the two ends of a range, yes or no, or a word."""
+    """The statement of the source: a number, the two ends of a range, yes or no, or a word."""
 
     value: bool | float | tuple[float, float] | Text = Field(union_mode="left_to_right")
     unit: Text
@@ -77,7 +77,7 @@ class Expected(StrictModel):
 
     @cached_property
     def band(self) -> tuple[float, float]:
-        """The values that count as the expected one; only where that is a number or a range."""
+        """Return the values that count as the expected one, if that is a number or a range."""
         low, high = self.value if isinstance(self.value, tuple) else (float(self.value), float(self.value))
         relative = EXACT_TOLERANCE if self.tolerance.exact else self.tolerance.relative
         if relative is not None:
@@ -91,7 +91,7 @@ def _is_number(value: Any) -> bool:
 
 
 class Arithmetic(StrictModel):
-    """It must agree with the other numbers of its source, or of what that cites."""
+    """A rule: the claim must agree with other numbers of its source, or of a source that it cites."""
 
     type: Literal["arithmetic"]
     formula: Text
@@ -116,21 +116,21 @@ class _Call(StrictModel):
 
 
 class Theory(_Call):
-    """It is held against the models of study/theory, the papers' or the engine's."""
+    """A rule: the claim is compared with the models of study/theory, those of the papers or of the engine."""
 
     functions = by_theory.FUNCTIONS
     type: Literal["theory"]
 
 
 class OfRecords(_Call):
-    """It is held against the committed records of runs."""
+    """A rule: the claim is compared with the committed records of runs."""
 
     functions = by_records.FUNCTIONS
     type: Literal["record"]
 
 
 class Undecidable(StrictModel):
-    """It cannot be decided here; which box and which run would."""
+    """A rule for a claim that cannot be decided here: the machine and the run that would decide it."""
 
     type: Literal["undecidable"]
     box: Text
@@ -260,7 +260,7 @@ def read(folder: Path = FOLDER) -> list[Source]:
     """Read every source, in the order of their names. Raises Refusal naming file, claim and key."""
     paths = sorted(folder.glob("*.yaml"))
     if not paths:
-        raise Refusal(f"{folder}: no ledger here; each source is a YAML file")
+        raise Refusal(f"{folder}: there is no ledger in this folder. Each source is a YAML file.")
     sources = _with_cited([_read(path) for path in paths])
     file_of_claim: dict[str, str] = {}
     known_questions = questions()
@@ -268,10 +268,14 @@ def read(folder: Path = FOLDER) -> list[Source]:
         for sentence in source.sentences:
             if sentence.question is not None and sentence.question not in known_questions:
                 keys = ", ".join(known_questions)
-                raise Refusal(f"{path}: {sentence.readings[0]}: question {sentence.question!r} is none of {keys}")
+                raise Refusal(
+                    f"{path}: {sentence.readings[0]}: there is no question {sentence.question!r}. Choose one of {keys}."
+                )
         for claim in source.claims:
             if claim.id in file_of_claim:
-                raise Refusal(f"{path}: {claim.id}: id: is there already, in {file_of_claim[claim.id]}; choose another")
+                raise Refusal(
+                    f"{path}: {claim.id}: id: {file_of_claim[claim.id]} already has this id. Choose another one."
+                )
             file_of_claim[claim.id] = path.name
             if isinstance(claim.rule, Arithmetic):
                 with refusing(f"{path}: {claim.id}: rule"):
@@ -280,7 +284,7 @@ def read(folder: Path = FOLDER) -> list[Source]:
 
 
 def questions() -> dict[str, dict[str, str]]:
-    """What the sources are asked side by side: each with this study's answer and the papers'. Raises Refusal."""
+    """Return the questions put to all sources, each with this project's answer and the papers'. Raises Refusal."""
     return read_yaml(QUESTIONS, QUESTIONS.parent)
 
 
@@ -303,7 +307,7 @@ def _read(path: Path) -> Source:
 
 
 def _with_cited(sources: list[Source]) -> list[Source]:
-    """Give the others the numbers of what they cite."""
+    """Give each source the numbers of the sources that it cites."""
     numbers = next((source.numbers for source in sources if source.source == CITED), {})
     cited = {f"{CITED}_{name}": value for name, value in numbers.items()}
     return [
@@ -313,7 +317,7 @@ def _with_cited(sources: list[Source]) -> list[Source]:
 
 
 class Correction(StrictModel):
-    """One expectation that was changed, added or taken out after it had been decided; or a sentence decided anew."""
+    """One expectation that was changed, added or removed after it had been decided, or a sentence decided again."""
 
     id: Text  # the claim's; of a sentence, its first reading's
     on: Text  # the day
@@ -325,7 +329,7 @@ class Correction(StrictModel):
 
     @property
     def moved(self) -> str:
-        """From and to."""
+        """Return the old and the new value in words."""
         verdict = f"{self.was or 'not known'} → {self.became or 'taken out, or as it stands'}"
         return f"{self.before} → {self.after} ({verdict})" if self.before else verdict
 

@@ -1,8 +1,7 @@
-"""What is printed of the claims: a source in four answers and its faults, one claim in full, or what words find."""
+"""Read the sentences of the ledger with their verdicts, and summarize them for pages, notebooks and `--json`."""
 
 from __future__ import annotations
 
-import difflib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, get_args
@@ -28,7 +27,7 @@ class JudgedClaim(NamedTuple):
 
 
 class JudgedSentence(NamedTuple):
-    """A sentence of a source with its readings, the quoted first; `sentence` is None where it is a claim alone."""
+    """A sentence of a source with its readings, the quoted one first; `sentence` is None for a single claim."""
 
     source: str
     sentence: Sentence | None
@@ -41,7 +40,7 @@ class JudgedSentence(NamedTuple):
 
     @property
     def says(self) -> str:
-        """What it says, in plain formatting."""
+        """The content of the sentence in plain words."""
         return (self.sentence and self.sentence.says) or self.head.claim.phrase
 
     @property
@@ -55,7 +54,7 @@ class JudgedSentence(NamedTuple):
 
     @property
     def by(self) -> str:
-        """By what it was decided, or tried; empty where it was not."""
+        """The basis of the decision, or of the attempt; empty if there is none."""
         basis = verdicts.headline([reading.verdict for reading in self.readings])[1]
         return BASES[basis] if basis else ""
 
@@ -65,16 +64,16 @@ class JudgedSentence(NamedTuple):
 
     @property
     def counts(self) -> bool:
-        """Whether it is more than a slip."""
+        """Whether the sentence is more than a slip."""
         return self.sentence is None or not self.sentence.petty
 
 
 def read(source: str | None = None) -> list[JudgedSentence]:
-    """List the sentences, in the order of each text; a source that is not sorted into sentences has its claims."""
+    """Return the sentences in the order of each text; for a source without sentences, its claims."""
     sources, committed = ledger.read(), verdicts.read()
     names = [published.source for published in sources]
     if source is not None and source not in names:
-        raise Refusal(f"{source}: is no source; take one of {', '.join(names)}")
+        raise Refusal(f"{source}: there is no source of this name. The sources are {', '.join(names)}.")
     selected = [published for published in sources if source in (None, published.source)]
     return [sentence for published in selected for sentence in _sentences_of(published, committed)]
 
@@ -83,7 +82,7 @@ def _sentences_of(source: Source, committed: Mapping[str, Verdict]) -> list[Judg
     name, judged = source.source, {}
     for claim in source.claims:
         if claim.id not in committed:
-            raise Refusal(f"{verdicts.VERDICTS}: {claim.id}: has no verdict; {AGAIN}")
+            raise Refusal(f"{verdicts.VERDICTS}: {claim.id}: this claim has no verdict. {AGAIN}")
         judged[claim.id] = JudgedClaim(name, claim, committed[claim.id])
     if not source.sentences:
         return [JudgedSentence(name, None, [claim], []) for claim in judged.values()]
@@ -100,7 +99,7 @@ def faults(sentences: Iterable[JudgedSentence]) -> list[JudgedSentence]:
 
 
 def content(sentences: Sequence[JudgedSentence]) -> dict[str, Any]:
-    """Give every sentence with its readings and verdicts, for `--json`."""
+    """Return every sentence with its readings and verdicts, for `--json`."""
 
     def of(reading: JudgedClaim) -> dict[str, Any]:
         _, claim, verdict = reading
@@ -121,83 +120,11 @@ def content(sentences: Sequence[JudgedSentence]) -> dict[str, Any]:
     }
 
 
-# ---------------------------------------------------------------- as text
-
-
-def text(name: str | None) -> str:
-    """Print everything (without a name), a source, or a claim. Raises Refusal for an unknown name."""
-    sentences = read()
-    if name is None:
-        ways = "zero-study claims SOURCE, zero-study claims CLAIM, zero-study claims --search WORDS"
-        return "\n".join([*tally(sentences), "", f"More: {ways}"])
-    sources = list(dict.fromkeys(judged.source for judged in sentences))
-    if name in sources:
-        source = next(source for source in ledger.read() if source.source == name)
-        return "\n".join(_of_source(source, [judged for judged in sentences if judged.source == name]))
-    for judged in sentences:
-        for reading in judged.readings + judged.aside:
-            if reading.claim.id == name:
-                return "\n".join(_of_claim(judged, reading))
-    near = difflib.get_close_matches(name, [*sources, *(judged.head.claim.id for judged in sentences)], n=3)
-    like = f"; do you mean {' or '.join(near)}?" if near else f"; sources are {', '.join(sources)}"
-    raise Refusal(f"{name}: is no source and no claim{like}")
-
-
-def search(query: str) -> str:
-    """List the sentences in which all these words are, by their phrase, conditions, reason or name."""
-    lines = []
-    for judged in read():
-        parts = [judged.says, judged.why]
-        parts += [part for _, claim, _ in judged.readings for part in (claim.phrase, claim.conditions, claim.id)]
-        if all(word in " ".join(parts).lower() for word in query.lower().split()):
-            lines.append(f'{judged.head.claim.id}: "{judged.head.claim.phrase}": {judged.word}')
-    return "\n".join(lines or [f"no sentence has all of these words: {query}"])
-
-
-def _of_source(source: Source, sentences: Sequence[JudgedSentence]) -> list[str]:
-    lines = [source.title, ""]
-    lines += [f"{head}: {answer}".replace("?:", "?") for head, key in ON_TOP if (answer := getattr(source, key))]
-    worst = faults(sentences)
-    lines += ["", "The faults that matter most:"] if worst else []
-    for number, judged in enumerate(worst, 1):
-        assert judged.sentence is not None  # as it has a rank
-        lines += [
-            "",
-            f'{number}. {judged.says} ("{judged.head.claim.phrase}"): {judged.word} ({judged.by})',
-            f"   {judged.sentence.reason}",
-            f"   Instead: {judged.sentence.remedy}",
-        ]
-    return [*lines, "", *tally(sentences)]
-
-
-def _of_claim(judged: JudgedSentence, reading: JudgedClaim) -> list[str]:
-    claim, verdict, sentence = reading.claim, reading.verdict, judged.sentence
-    basis = f" ({BASES[verdict.by]})" if verdict.by else ""
-    lines = [f'"{claim.phrase}" ({reading.source}, {claim.where})', f"{verdict.verdict}{basis}: {verdict.why}"]
-    if sentence is not None:
-        lines += [f"the sentence: {judged.word}: {sentence.reason}"]
-        lines += [f"instead: {sentence.remedy}"] if sentence.remedy else []
-    observation = verdict.observed.model_dump_json() if verdict.observed else "nothing"
-    lines += [
-        f"conditions: {claim.conditions}",
-        f"expected: {claim.expected.model_dump_json()}",
-        f"decided by: {claim.rule.model_dump_json()}",
-        f"observed: {observation}",
-        *(f"evidence: {line}" for line in verdict.evidence),
-        *([f"note: {claim.note}"] if claim.note else []),
-    ]
-    lines += [
-        f"corrected on {correction.on}: {correction.moved}: {correction.why}"
-        for correction in ledger.corrections()
-        if correction.id == claim.id
-    ]
-    for kind, claims in (("also read as", judged.readings), ("strained reading, decides nothing", judged.aside)):
-        lines += [f"{kind}: {also.claim.id}: {also.verdict.verdict}" for also in claims if also is not reading]
-    return lines
+# ---------------------------------------------------------------- for pages and notebooks
 
 
 def tally(sentences: Sequence[JudgedSentence]) -> list[str]:
-    """Tabulate what sentences come to, a row for each source, as Markdown; say how many have which verdict."""
+    """Return a Markdown table of the sentences with a row for each source, and how many have each verdict."""
     counted = [judged for judged in sentences if judged.counts]
     by_standing = Counter((judged.source, judged.conclusion.standing) for judged in counted)
     by_word = Counter(judged.word for judged in counted)
@@ -210,11 +137,11 @@ def tally(sentences: Sequence[JudgedSentence]) -> list[str]:
 
 
 def rested(sentences: Sequence[JudgedSentence]) -> str:
-    """Say how many are decided, and what stands behind them: that a source agrees with itself is no evidence."""
+    """Say how many sentences are decided, and by what kinds of evidence."""
     counted = [judged for judged in sentences if judged.counts]
     by_basis = Counter(judged.by for judged in counted if judged.conclusion.is_decided)
     behind = ", ".join(f"{name} for {by_basis[name]}" for name in BASES.values() if by_basis[name])
     num_slips = len(sentences) - len(counted)
-    slips = f" Slips that mislead nobody, not counted: {num_slips}." if num_slips else ""
-    decided = f"Of {len(counted)} sentences {sum(by_basis.values())} are decided."
-    return f"{decided} Behind them stand: {behind or 'none'}.{slips}"
+    slips = f" Not counted: {num_slips} slips that mislead nobody." if num_slips else ""
+    decided = f"{sum(by_basis.values())} of {len(counted)} sentences are decided."
+    return f"{decided} The decisions rest on: {behind or 'nothing'}.{slips}"

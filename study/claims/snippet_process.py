@@ -1,4 +1,4 @@
-"""What becomes of one claim's lines when today's engine is given them? One process of it, on a CPU.
+"""Give one claim's code lines to today's engine, as one process on a CPU.
 
     python -m study.claims.snippet_process FOLDER
 
@@ -34,7 +34,7 @@ SIZES: dict[str, Any] = {
 
 
 def main(place: Path) -> None:
-    """Give the engine the lines, ask for what they should do, and write the answer of this rank."""
+    """Give the engine the code lines, evaluate what they should do, and write the result of this rank."""
     rule = json.loads((place / "rule.json").read_text())
     extensions.use_built()
     answer: dict[str, Any] = {}
@@ -58,7 +58,7 @@ def main(place: Path) -> None:
 
 
 def fixtures(through: str) -> dict[str, Any]:
-    """What a snippet may name: a tiny model, its tokenizer and reviews, the libraries, ways to look at an engine."""
+    """Return the names that a snippet may use: a tiny model, its tokenizer and data, libraries, and functions."""
     import datasets
     import torch
     import transformers

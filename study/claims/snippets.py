@@ -1,4 +1,4 @@
-"""What do today's engines do with the lines that the sources print? Each claim's are given to them, in fresh processes.
+"""Give the code lines that sources print to today's engines, each claim's lines in new processes.
 
     python -m study.claims.snippets [--claim ID] [--output FILE]
 
@@ -61,7 +61,10 @@ def execute_all(claim_ids: Sequence[str], path: Path) -> None:
     extensions.provide(extensions.EXTENSIONS, "what the sources print")
     rules = _rules_of_execution()
     if unknown := [name for name in claim_ids if name not in rules]:
-        raise Refusal(f"--claim {unknown[0]}: is not executed; those of the ledger with rule.type: execution are")
+        raise Refusal(
+            f"--claim {unknown[0]}: this claim has no code lines. Choose a claim of the ledger with rule.type: "
+            "execution."
+        )
     versions = {name: importlib.metadata.version(name) for name in PACKAGES}
     results = _earlier_results(path, versions) if claim_ids and path.exists() else {}
     for name in claim_ids or rules:
@@ -85,13 +88,13 @@ def _earlier_results(path: Path, versions: dict[str, str]) -> dict[str, Result]:
     """Read the results that stay. Raises Refusal where they are of other versions."""
     earlier = by_execution.read(path)
     if earlier.versions != versions:
-        raise Refusal(f"{path}: versions: these are not installed here; leave --claim out to execute every claim")
+        raise Refusal(f"{path}: these versions are not installed here. Remove --claim to execute every claim again.")
     return earlier.results
 
 
 @dataclass(frozen=True)
 class _Ended:
-    """What the processes of a claim left when they had ended."""
+    """The results of the processes of a claim."""
 
     statuses: list[int]
     errors: list[str]  # lines of stderr
@@ -100,17 +103,17 @@ class _Ended:
 
     @property
     def refusal(self) -> str | None:
-        """The engine's message where it refused the lines. Where one rank refuses, the others fail of that."""
+        """The engine's message if it refused the lines. If one rank refuses, the others fail because of that."""
         return next((answer["message"] for answer in self.answers if "message" in answer), None)
 
     @property
     def faults(self) -> list[str]:
-        """Errors of the study's own program."""
+        """Errors of this project's own program."""
         return [answer["fault"] for answer in self.answers if "fault" in answer]
 
 
 def execute(name: str, rule: Execution) -> Result:
-    """Give one claim's lines to the engine. Raises RunFailed where that fails for a reason of the study's own."""
+    """Give one claim's code lines to the engine. Raises RunFailed if this project's own code fails."""
     ended = _give(name, rule)
     message = _message(name, rule, ended)
     answers = ended.answers if message is None else []
@@ -142,7 +145,7 @@ def _give(name: str, rule: Execution) -> _Ended:
 
 
 def _message(name: str, rule: Execution, ended: _Ended) -> str | None:
-    """The engine's message where it refused the lines; None where it took them. Raises RunFailed."""
+    """Return the engine's message if it refused the lines; None if it accepted them. Raises RunFailed."""
     if ended.refusal is not None:
         return ended.refusal
     was_given = ended.has_started or rule.through == "accelerate-yaml"
@@ -159,7 +162,7 @@ def _shared(values: list[Any]) -> Any:
 
 
 def _last_words(errors: list[str], statuses: list[int]) -> str:
-    """What a process said that ended without an answer: its exception, or the signal that ended it."""
+    """Return the last message of a process that ended without a result: its exception, or the signal that ended it."""
     if ended := [signal.Signals(-status).name for status in statuses if status < 0]:
         return f"ended by {ended[0]}"
     raised = processes.raised_in(errors)

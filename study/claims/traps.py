@@ -1,4 +1,4 @@
-"""The difference that each parity trap makes between runs that read as the same training, from the measured file.
+"""Read the measured differences that each parity trap makes between runs that look like the same training.
 
 A trap is an arm and its control that differ in a setting which nobody wrote down, and a pair of arms in which that
 setting is matched. tools/published measures them.
@@ -46,7 +46,7 @@ def read(path: Path) -> dict[str, Any]:
     """Read a file of measured traps. Raises Refusal."""
     content = files.load(path, "measured traps")
     if not isinstance(content, dict) or not {"settings", "data", "arms", "traps"} <= content.keys():
-        raise Refusal(f"{path}: holds no measured traps; make them with python tools/published traps")
+        raise Refusal(f"{path}: this file has no measured traps. Make them with `python tools/published traps`.")
     return content
 
 

@@ -1,4 +1,4 @@
-"""Does a claim hold? What a rule observed, against what was expected; the committed verdicts and their check."""
+"""Decide claims by comparing observations with expectations, and check the committed verdicts."""
 
 from __future__ import annotations
 
@@ -26,38 +26,38 @@ ABOUT_CORRECTIONS = """# Corrections to the verdicts on published claims
 
 Each entry is a claim whose expectation or verdict was changed after it had been decided, with the values before and
 after the change and the reason. Entries use the words for verdicts of their day."""
-AGAIN = "run `zero-study claims --write`"
+AGAIN = "Run `zero-study claims --write`."
 DIGITS = 6  # of a number that is written: enough to see a change, few enough for the last bits to differ
 NUMBERS_TOLERANCE = 1e-4  # relative; observed values that differ by less are the same on another machine
 
 
 class Conclusion(Enum):
-    """What a reader reads of a sentence or claim: its word, whether the sentence holds, and what the word means."""
+    """The verdict on a sentence or claim as readers see it: its word, its standing, and its meaning."""
 
     AGREES = (
         "our small runs agree",
         "yes",
-        "runs here agree: small models on a CPU, or the printed lines given to today's engines",
+        "this project's runs agree (small models on a CPU, or the printed code given to today's engines)",
     )
     AGREES_UNRUN = (
         "agrees, not run",
         "yes",
-        "theory, others' runs, what it cites or its own numbers agree; nothing was run here",
+        "theory, runs of others, its cited sources or its own numbers agree; this project ran nothing",
     )
     CONTRADICTED = (
         "contradicted",
         "no",
-        "runs here, today's engines, others' runs, what it cites, theory or a known fact say otherwise",
+        "this project's runs, today's engines, runs of others, its cited sources, theory or a known fact disagree",
     )
-    CONTRADICTS_ITSELF = ("contradicts itself", "no", "its own numbers say otherwise")
-    IN_PART = ("in part", "part", "one plain reading of it agrees, another is contradicted")
-    OPEN = ("open", "open", "what was found neither agrees nor contradicts it, or nothing of ours can try it")
+    CONTRADICTS_ITSELF = ("contradicts itself", "no", "its own numbers disagree with it")
+    IN_PART = ("in part", "part", "one plain reading of it agrees, and another one is contradicted")
+    OPEN = ("open", "open", "the evidence neither agrees nor disagrees, or this project has no way to test it")
     NEEDS_HARDWARE = (
         "needs hardware",
         "open",
-        "not tried: a command of this study would decide it, on GPUs that we lack",
+        "not tested: a command of this project would decide it on GPUs that it does not have",
     )
-    NEEDS_SOURCE = ("needs its source", "open", "not tried: what would decide it is not published")
+    NEEDS_SOURCE = ("needs its source", "open", "not tested: the information that would decide it is not published")
 
     def __init__(self, word: str, standing: Standing, meaning: str) -> None:
         self.word, self.standing, self.meaning = word, standing, meaning
@@ -98,7 +98,7 @@ class Observation(BaseModel):
 
 
 class Verdict(BaseModel):
-    """What became of a claim."""
+    """The verdict on a claim."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -353,7 +353,7 @@ def read(path: Path = VERDICTS) -> dict[str, Verdict]:
     """Read the committed verdicts. Raises Refusal naming the file and the claim."""
     content = load(path, "verdicts")
     if not isinstance(content, dict):
-        raise Refusal(f"{path}: holds no verdicts; {AGAIN}")
+        raise Refusal(f"{path}: there are no verdicts in this file. {AGAIN}")
     verdicts = {}
     for name, entry in content.items():
         with refusing(f"{path}: {name}"):

@@ -1,7 +1,8 @@
-"""The commands that check files, upgrades, trainings, the installed engines and published claims."""
+"""The commands that check files, scripts, upgrades, trainings, the installed engines and published claims."""
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from study import files
+from study import files, progress, terminal
 from study.cli.options import NUMBER, PATH, TRAINING, command, require
 from study.errors import Refusal
 from study.files import require_clone
@@ -20,77 +21,127 @@ if TYPE_CHECKING:
 
 
 @command("doctor")
-@click.argument("file", type=PATH, required=False, help="an accelerate file or a DeepSpeed JSON, of anybody")
-@click.option("--all", "everything", is_flag=True, help="list the keys that do no harm, too")
-@click.option("--json", "as_json", is_flag=True, help="print every finding as JSON")
-@click.option("--fix", type=PATH, metavar="OUT", help="also write the mended file, to a new file")
-@click.option("--disk", type=PATH, metavar="DIR", help="without FILE: a folder on the disk to be tried [default: .]")
-@click.option("--for", "release", metavar="deepspeed==VERSION", help="also what this release trains wrongly of it")
+@click.argument("file", type=PATH, required=False, help="any accelerate file or DeepSpeed JSON")
+@click.option("--all", "everything", is_flag=True, help="list all keys, including those that work as written")
+@click.option("--json", "as_json", is_flag=True, help="print the findings as JSON")
+@click.option("--fix", type=PATH, metavar="OUT", help="write a corrected copy of FILE to this new file")
+@click.option("--disk", type=PATH, metavar="DIR", help="without FILE: a folder on the disk to be measured [default: .]")
+@click.option(
+    "--for", "release", metavar="deepspeed==VERSION", help="also list the known faults of this release that affect FILE"
+)
 def _doctor(
     file: Path | None, everything: bool, as_json: bool, fix: Path | None, disk: Path | None, release: str | None
 ) -> int:
-    """Say what each key of a file really does.
+    """Check a configuration file, or this machine.
 
-    With these versions; without a file, what would bite on this machine.
+    With FILE, the command says what each of its keys really does with the supported versions of accelerate and
+    DeepSpeed. Without FILE, it checks this machine for everything that would stop a run.
 
-    Exit status: 0 every key does what it says, or nothing bites; 1 otherwise; 2 the file cannot be read.
+    Exit status: 0 if every key works as written, or if nothing would stop a run; 1 otherwise; 2 if the file cannot be
+    read.
     """
     if file is None:
         about_a_file = {"--all": everything, "--fix": fix, "--for": release}
         if given := [flag for flag, value in about_a_file.items() if value]:
-            raise Refusal(f"{given[0]} is about a file; name one")
+            raise Refusal(f"{given[0]} needs a file. Name an accelerate file or a DeepSpeed JSON.")
         return _check_machine(disk or Path(), as_json)
     if disk is not None:
-        raise Refusal(f"--disk {disk} is about this machine; leave FILE out, or --disk")
+        raise Refusal(f"--disk {disk} is only for the check of this machine. Remove --disk, or remove the file.")
     return _check_file(file, release, fix, everything, as_json)
 
 
 def _check_machine(disk: Path, as_json: bool) -> int:
-    """Print what would fail on this machine; return the exit status."""
+    """Check this machine, print the result, and return the exit status."""
     from study.engines.doctor import checkup
 
-    checks = checkup.examine(disk)
+    with progress.after_two_seconds(
+        "Checking this machine: packages, compilers, two communicating processes, the disk"
+    ):
+        checks = checkup.examine(disk)
     print(checkup.as_json(checks) if as_json else checkup.text(checks))
     return int(any(check.verdict == "bites" for check in checks))
 
 
 def _check_file(file: Path, release: str | None, fix: Path | None, everything: bool, as_json: bool) -> int:
-    """Print what the keys of a file do, and write the mended file to `fix`; return the exit status."""
-    from study.engines.doctor import examine
+    """Print what the keys of a file do, write the corrected file to `fix`, and return the exit status."""
+    from study.engines.doctor import examine, text
 
     examined = examine.examine(file, release)
-    if fix is not None:
-        examine.write_mended(examined, fix)
-    print(examined.as_json() if as_json else examine.text(examined, everything))
+    changes = None if fix is None else examine.write_mended(examined, fix)
+    print(examined.as_json() if as_json else text.text(examined, everything, release))
+    if fix is not None and changes is not None:
+        print(
+            ("" if as_json else "\n") + text.changes_text(examined, fix, changes), file=sys.stderr if as_json else None
+        )
     return 1 if examined.matters else 0
 
 
+@command("prove", context_settings={"allow_interspersed_args": False})
+@click.option("--strict", is_flag=True, help="fail if training is wrong, is not as requested, or could not be checked")
+@click.option("--allow-known-bad", is_flag=True, help="continue with a release that is known to train wrongly")
+@click.argument("script", type=PATH, metavar="SCRIPT", help="the training script")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, help="the arguments of the script")
+def _prove(strict: bool, allow_known_bad: bool, script: Path, arguments: tuple[str, ...]) -> int:
+    """Check a training script without changing it.
+
+    The command runs SCRIPT in one process. It prints the engine that the script builds, what differs from the request,
+    faults of the training, and the memory and messages of the third optimizer step, and writes them to proof.json.
+
+    For several processes, use a launcher: accelerate launch -m zero_study.prove SCRIPT, or torchrun --nproc-per-node 2
+    -m zero_study.prove SCRIPT.
+
+    Exit status: that of the script; with --strict also 1 if training is wrong, is not as requested, or could not be
+    checked; 2 if there is no such script.
+    """
+    require("torch")
+    if not script.is_file():
+        raise Refusal(f"{script}: no such file. Name a script, and then its arguments.")
+    options = [flag for flag, is_set in (("--strict", strict), ("--allow-known-bad", allow_known_bad)) if is_set]
+    sys.stdout.flush()
+    # A new interpreter: the script may import a package `study` of its own, and this process has imported ours.
+    words = [sys.executable, "-m", "zero_study.prove", *options, str(script), *arguments]
+    os.execv(sys.executable, words)
+
+
 @command("dry-run", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
-@click.option("--world", "world_size", type=NUMBER, required=True, help="processes that are pretended")
+@click.option("--world", "world_size", type=NUMBER, required=True, help="number of simulated processes")
 @click.option(
     "--ranks",
     metavar="R,R",
-    help="which of them are asked [default: the first and the last; of up to 4 with a script, all]",
+    help="the ranks to run [default: the first and the last; with a script and up to 4 processes, all]",
 )
-@click.option("--per-machine", type=NUMBER, default=8, help="processes on one machine")
-@click.option("--model", metavar="NAME", default="gpt2", help="a known name (gpt2-xl, llama-2-7b ...) or a config.json")
+@click.option("--per-machine", type=NUMBER, default=8, help="processes per machine")
+@click.option(
+    "--model", metavar="NAME", default="gpt2", help="a known name (gpt2-xl, llama-2-7b, ...) or a config.json"
+)
 @click.option("--micro-batch-size", type=NUMBER, default=1, help="sequences per process and forward pass")
-@click.option("--sequence-length", type=NUMBER, help="tokens [default: 1024, or as many as the model has positions]")
-@click.option("--gradient-accumulation-steps", type=NUMBER, default=1, help="micro steps per optimizer step")
-@click.option("--activation-checkpointing", is_flag=True, help="recompute each block")
-@click.option("--mixed-precision", type=click.Choice(("no", "bf16")), help="[default: what the file says]")
-@click.option("--output", type=PATH, metavar="FILE", help="JSON file to write, with every call in its order")
+@click.option(
+    "--sequence-length",
+    type=NUMBER,
+    help="tokens per sequence [default: 1024, or fewer if the model has fewer positions]",
+)
+@click.option("--gradient-accumulation-steps", type=NUMBER, default=1, help="micro batches per optimizer step")
+@click.option(
+    "--activation-checkpointing", is_flag=True, help="recompute the activations of each block in the backward pass"
+)
+@click.option("--mixed-precision", type=click.Choice(("no", "bf16")), help="precision [default: that of the file]")
+@click.option("--output", type=PATH, metavar="FILE", help="JSON file to write, with all collectives in their order")
 @click.argument("strategy", metavar="STRATEGY", help=f"an accelerate file, or one of {', '.join(file.names())}")
-@click.argument("script", nargs=-1, type=click.UNPROCESSED, help="a script in the place of a model, and its arguments")
+@click.argument(
+    "script", nargs=-1, type=click.UNPROCESSED, help="a script to run instead of a model, and its arguments"
+)
 def _dry_run(
     strategy: str, script: tuple[str, ...], world_size: int, ranks: str | None, per_machine: int, output: Path | None,
     **model: Any,
 ) -> int:  # fmt: skip
-    """Run the engine as some ranks of many that are not there.
+    """Simulate a training on many ranks without GPUs.
 
-    Says what each holds and sends, and where they would wait for each other for ever. Options come first.
+    The command runs the real engine on this machine as a few ranks of a larger world. It prints the memory and the
+    collectives of these ranks, and finds places where ranks would wait for each other forever. Write options before
+    STRATEGY.
 
-    Exit status: 0 the ranks make the same calls; 1 they part, which is a hang; 2 it cannot be pretended.
+    Exit status: 0 if all ranks make the same calls; 1 if they do not, which means a hang; 2 if the training cannot be
+    simulated.
     """
     require(*TRAINING)
     from study.dryrun import command as dry_run
@@ -100,15 +151,15 @@ def _dry_run(
 
 @command("upgrade")
 @click.argument(
-    "old", type=PATH, metavar="OLD", help="uv.lock, requirements.txt, environment.yml or what `pip freeze` prints"
+    "old", type=PATH, metavar="OLD", help="uv.lock, requirements.txt, environment.yml or the output of `pip freeze`"
 )
-@click.argument("new", type=PATH, metavar="NEW", help="the same, after the upgrade")
-@click.option("--output", type=PATH, metavar="FILE", help="JSON file to write, each change as OSV has it")
+@click.argument("new", type=PATH, metavar="NEW", help="the same file after the upgrade")
+@click.option("--output", type=PATH, metavar="FILE", help="JSON file to write, with each change in the OSV format")
 def _upgrade(old: Path, new: Path, output: Path | None) -> int:
-    """Say what other releases change in a training.
+    """List what an upgrade of the engines changes in a training.
 
-    Exit status: 0 nothing comes that trains otherwise; 1 something does, is unknown, or could not be compared; 2 a file
-    cannot be read.
+    Exit status: 0 if no known change may affect training; 1 if one may, or if a release is unknown or could not be
+    compared; 2 if a file cannot be read.
     """
     from study.engines import upgrade
 
@@ -122,16 +173,17 @@ def _upgrade(old: Path, new: Path, output: Path | None) -> int:
 
 
 @command("diff")
-@click.argument("a", type=PATH, metavar="A", help="folder of a recorded training, with noise-1 and so on in it")
-@click.argument("b", type=PATH, metavar="B", help="the same, of the other training")
+@click.argument("a", type=PATH, metavar="A", help="folder of a recorded training, and of its runs with noise")
+@click.argument("b", type=PATH, metavar="B", help="folder of the other recorded training")
 @click.option("--output", type=PATH, metavar="FILE", help="JSON file to write, with all differences")
 def _diff(a: Path, b: Path, output: Path | None) -> int:
-    """Say in which tensor two trainings first differ by more than rounding.
+    """Find the first tensor in which two trainings differ by more than rounding.
 
-    Record each with `python -m zero_study.diff --output A train.py`, and A once more with --noise 1: docs/diff.md.
+    Record each training first: python -m zero_study.diff --output A train.py. Record A once more with --noise 1, to
+    measure what rounding does (docs/diff.md).
 
-    Exit status: 0 no difference; 1 there is one; 2 they cannot be compared; 3 not known, because a recording is damaged
-    or mixed from several, or because a training failed or ended before the other one.
+    Exit status: 0 if there is no difference; 1 if there is one; 2 if the trainings cannot be compared; 3 if the result
+    is unknown, because a recording is damaged or mixed from several, or because a training failed or ended early.
     """
     from study.engines.diff import compare, text
     from study.engines.diff.recorded import Damaged, Recording
@@ -139,8 +191,9 @@ def _diff(a: Path, b: Path, output: Path | None) -> int:
     if output is not None:
         files.require_folder(output)
     try:
-        result = compare.compare(Recording.read(a), Recording.read(b))
-        shown = text.text(result)
+        with progress.after_two_seconds(f"Reading and comparing {a} and {b}"):
+            result = compare.compare(Recording.read(a), Recording.read(b))
+            shown = text.text(result)
     except Damaged as damaged:
         print(f"zero-study: {text.printable(str(damaged))}", file=sys.stderr)
         return 3
@@ -151,25 +204,31 @@ def _diff(a: Path, b: Path, output: Path | None) -> int:
 
 
 @command("conformance")
-@click.option("--only", multiple=True, metavar="TEXT", help="only cells whose name contains this, and every other TEXT")
-@click.option("--ranks", metavar="NUMBERS", help="how many processes, with commas between [default: 1,2]")
+@click.option("--only", multiple=True, metavar="TEXT", help="only cells whose name contains this text; may be repeated")
+@click.option("--ranks", metavar="NUMBERS", help="numbers of processes, separated by commas [default: 1,2]")
 @click.option(
     "--release",
     "package_versions",
     multiple=True,
     metavar="PACKAGE==VERSION",
-    help="another release than the installed one, of deepspeed, accelerate or torch: its plain cells",
+    help="check the plain cells of another release of deepspeed, accelerate or torch",
 )
-@click.option("--known", type=PATH, metavar="FILE", help="an earlier --output: what it has as it is now is no failure")
-@click.option("--output", type=PATH, help="JSON file to write")
+@click.option(
+    "--known",
+    type=PATH,
+    metavar="FILE",
+    help="an earlier --output file; cells that failed there in the same way do not count as failures",
+)
+@click.option("--output", type=PATH, metavar="FILE", help="JSON file to write")
 def _conformance(
     only: tuple[str, ...], ranks: str | None, package_versions: tuple[str, ...], known: Path | None, output: Path | None
 ) -> int:
-    """Ask whether the installed engines train right.
+    """Check whether the installed engines train correctly.
 
-    Trains a toy in every way that they offer, and holds each against a reference without an engine.
+    The command trains a small model in every way that the engines offer (each way is a cell), and compares each cell
+    with a reference that uses no engine. It runs on a CPU and takes some minutes.
 
-    On a CPU, in some minutes. Exit status: 0 every cell is the same or refused, or known; 1 one is wrong or crashed.
+    Exit status: 0 if every cell is right, refused, or a known failure; 1 if one is wrong or crashed.
     """
     require(*TRAINING[:1], "deepspeed")
     from study.engines.conformance import committed, installation, releases
@@ -183,16 +242,16 @@ def _conformance(
     results = installation.examine(cells, lambda line: print(line, flush=True), chosen=chosen_releases)
     if output is not None:
         files.write_json(output, results)
-    print("\n".join(committed.lines(results)))
     failures = committed.failures(results, earlier)
     if known is not None:
-        print(f"\nnew since {known}: {', '.join(failures) or 'none'}")
+        print(terminal.wrapped(f"New failures compared with {known}: {', '.join(failures) or 'none'}."), end="\n\n")
+    print("\n".join(committed.lines(results)))
     return int(bool(failures))
 
 
 def _check_ranks(ranks: str | None) -> None:
     if ranks is not None and not re.fullmatch(r"[1-9](,[1-9])*", ranks):
-        raise Refusal(f"--ranks {ranks}: write numbers of processes, for instance 1,2")
+        raise Refusal(f"--ranks {ranks}: these are not numbers of processes. Write for instance 1,2.")
 
 
 def _cells_to_examine(only: tuple[str, ...], ranks: str | None, chosen_releases: dict[str, str]) -> list[Cell]:
@@ -201,47 +260,54 @@ def _cells_to_examine(only: tuple[str, ...], ranks: str | None, chosen_releases:
 
     if chosen_releases:
         if ranks is not None:
-            raise Refusal(f"--ranks {ranks}: another release is examined on two processes; leave it out")
+            raise Refusal(f"--ranks {ranks}: another release is always checked on two processes. Remove --ranks.")
         matrix = cells.of_release(chosen_releases, (cells.PLAIN, *cells.NEWER_TWISTS))
     else:
         matrix = cells.matrix(sorted({int(number) for number in (ranks or "1,2").split(",")}))
     chosen = [cell for cell in matrix if all(text in cell.name for text in only)]
     if not chosen:
         raise Refusal(
-            f"--only {' --only '.join(only)}: no cell's name has that; zero2/bf16/2-ranks/accumulation-2 is one"
+            f"--only {' --only '.join(only)}: no cell has such a name. An example of a name is "
+            "zero2/bf16/2-ranks/accumulation-2."
         )
     return chosen
 
 
 @command("claims")
-@click.argument("asked", required=False, metavar="[SOURCE|CLAIM]", help="what is asked of: a source or a claim")
-@click.option("--search", metavar="WORDS", help="the sentences in which all these words are")
-@click.option("--json", "as_json", is_flag=True, help="print everything that is known, of a source or of all, as JSON")
-@click.option("--check", is_flag=True, help="decide every claim again, and list what has changed")
-@click.option("--write", is_flag=True, help="decide every claim again, write the verdicts")
-def _claims(asked: str | None, search: str | None, as_json: bool, check: bool, write: bool) -> int:
-    """Say what became of published sentences.
+@click.argument("name", required=False, metavar="[SOURCE|CLAIM]", help="the name of a source, or of a claim")
+@click.option("--search", metavar="WORDS", help="list the sentences that contain all these words")
+@click.option("--json", "as_json", is_flag=True, help="print everything about a source, or about all sources, as JSON")
+@click.option("--check", is_flag=True, help="decide every claim again, and list the differences")
+@click.option("--write", is_flag=True, help="decide every claim again, and write the verdicts")
+def _claims(name: str | None, search: str | None, as_json: bool, check: bool, write: bool) -> int:
+    """Show the verdicts on published claims.
 
-    Of a source, of one claim, or how all came out.
+    With the name of a source or of a claim, the command prints its verdicts; without a name, it prints a summary of all
+    sources.
 
-    Exit status of --check and --write: 1 where a verdict no longer follows, or a sentence says another one than its
-    rule finds.
+    Exit status of --check and --write: 1 if a verdict no longer follows from the records, or if a sentence states
+    another verdict than its rule finds.
     """
     import json
 
-    from study.claims import sentences
+    from study.claims import in_terminal, sentences
 
-    if sum([check, write, as_json, search is not None]) > 1 or ((check or write or search is not None) and asked):
-        raise Refusal("--check and --write decide every claim, --search looks in all; give one of them alone")
+    if sum([check, write, as_json, search is not None]) > 1 or ((check or write or search is not None) and name):
+        raise Refusal(
+            "--check, --write, --search and --json cannot be combined, and --check, --write and --search concern all "
+            "claims. Give only one of them, without a name."
+        )
     if check or write:
-        require_clone("the records that claims are decided by")
-        return _decide_claims(write)
+        require_clone("the records by which claims are decided")
+        require("pandas", "scipy")
+        with progress.after_two_seconds("Deciding every claim again from the committed records"):
+            return _decide_claims(write)
     if search is not None:
-        print(sentences.search(search))
+        print(in_terminal.search(search))
     elif as_json:
-        print(json.dumps(sentences.content(sentences.read(asked)), indent=1, ensure_ascii=False))
+        print(json.dumps(sentences.content(sentences.read(name)), indent=1, ensure_ascii=False))
     else:
-        print(sentences.text(asked))
+        print(in_terminal.text(name))
     return 0
 
 
@@ -251,14 +317,15 @@ def _decide_claims(write: bool) -> int:
     sources, now = ledger.read(), verdicts.decide_all()
     if write:
         verdicts.write(now)
-        print(f"{verdicts.VERDICTS}: {len(now)} verdicts")
+        print(f"Wrote {len(now)} verdicts to {verdicts.VERDICTS}.")
     wrong = verdicts.unlike(sources, now) | verdicts.stale(verdicts.read(), now)
-    for name, what in wrong.items():
-        print(f"{name}: {what}")
-    print(
-        f"{len(wrong)} of {len(now)} claims are not as they are committed" if wrong else f"{len(now)} verdicts follow"
-    )
+    if wrong:
+        print(f"{len(wrong)} of {len(now)} claims differ from their committed verdicts:")
+    else:
+        print(f"All {len(now)} committed verdicts follow from the records.")
+    for name, difference in wrong.items():
+        print(terminal.wrapped(f"{name}: {difference}", "  ", "    "))
     return 1 if wrong else 0
 
 
-COMMANDS = (_doctor, _dry_run, _upgrade, _diff, _conformance, _claims)
+COMMANDS = (_doctor, _prove, _dry_run, _upgrade, _diff, _conformance, _claims)

@@ -1,4 +1,4 @@
-"""Trace a training step of the real engine without its GPUs: as a few ranks of a world that is not there.
+"""Trace a training step of the real engine without GPUs, as a few ranks of a simulated world.
 
 `world` makes a process one rank of many, and `fake` does without memory. `models` and `prepare` build what is trained,
 `step` trains it, `tracker` follows its tensors and collectives, `allocator` plays the tensors to a card's allocator.

@@ -1,4 +1,4 @@
-"""How much of a card does CUDA's allocator reserve for these tensors? A replay by its rules.
+"""Replay CUDA's allocator by its rules, to find how much GPU memory it reserves for given tensors.
 
 c10/cuda/CUDACachingAllocator.cpp and c10/core/AllocatorConfig.h of torch 2.13, of one stream, on a card without end:
 one that is full frees what is cached and tries again, and reserves less.
@@ -74,7 +74,7 @@ class _Pool:
         return block
 
     def _reserve(self, size: int) -> _Block:
-        """A free block of at least this size, for which the card is asked."""
+        """Return a free block of at least this size, which is reserved from the GPU if there is none."""
         end = self._last if self._expands else None
         reserved_there = end.size if end is not None and end.is_free else 0
         unit = SMALL_SEGMENT if self._is_small else LARGE_SEGMENT if self._expands or size < OWN_SEGMENT else ROUND
@@ -97,7 +97,7 @@ class Allocator:
 
     @property
     def reserved(self) -> int:
-        """Bytes; only an empty_cache, which is not played, would make it less."""
+        """The reserved bytes. Only an empty_cache, which is not replayed, would reduce them."""
         return sum(pool.reserved for pool in self._pools)
 
     def allocate(self, key: Hashable, num_bytes: int) -> None:

@@ -1,4 +1,4 @@
-"""The command `zero-study dry-run`: a model by its name, or a script, as some ranks of many."""
+"""Simulate a model or a script as some ranks of a larger world: the command `zero-study dry-run`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import psutil
 
-from study import files
+from study import files, progress, terminal
 from study.dryrun import deadlock, models, ranks, real_ranks, script, text, trace, world
 from study.dryrun.models import Trainable
 from study.dryrun.tracker import Call
@@ -56,10 +56,12 @@ def command(
     if output is not None:
         files.require_folder(output)
     if world_size > MOST_RANKS:
-        raise Refusal(f"--world {world_size}: engines keep lists of all ranks; ask for at most {MOST_RANKS:,}")
+        raise Refusal(
+            f"--world {world_size}: engines keep lists of all ranks, so at most {MOST_RANKS:,} can be simulated."
+        )
     chosen = _ranks(ranks_wanted, world_size, bool(script_words))
     if script_words and not Path(script_words[0]).is_file():
-        raise Refusal(f"{script_words[0]}: no such script; options of dry-run stand before the strategy")
+        raise Refusal(f"{script_words[0]}: no such script. Write the options of dry-run before the strategy.")
     trainable = None if script_words else models.find(model, sequence_length)
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
     extensions.use_own_folder()
@@ -67,31 +69,39 @@ def command(
     are_all_there = bool(script_words) and len(chosen) == world_size <= real_ranks.MOST_RANKS
     place = World(world_size, min(per_machine, world_size), chosen, variables, are_all_there)
     if trainable is None:
+        progress.at_once(f"Running the script as {_counted_ranks(chosen)}")
         answers = run_script(script_words, place)
         title, notes = Path(script_words[0]).name, tuple[str, ...]()
     else:
         micro_batch_size, micro_steps = batch["micro_batch_size"], batch["gradient_accumulation_steps"]
         job = Job(micro_batch_size, trainable.sequence_length, micro_steps, activation_checkpointing)
+        progress.at_once(f"Running three training steps as {_counted_ranks(chosen)} of {world_size:,}")
         answers = _train(trainable, job, place)
         title, notes = f"{trainable.name}, {micro_batch_size} x {job.sequence_length} tokens", trainable.notes
     if output is not None:
         exchange = "real" if are_all_there else "pretended"
         content = {"file": str(file), "world_size": world_size, "exchange": exchange, "ranks": answers}
         files.write_json(output, content)
-    print(f"{file.stem}: {title}, as ranks {', '.join(map(str, chosen))} of {world_size:,}")
-    print("\n".join([*notes, text.REAL if are_all_there else text.TRACED, ""]))
-    if trainable is not None:
-        print(text.memory(answers), end="\n\n")
-    return _report(answers, place)
+    ranks_text = f"rank {chosen[0]}" if len(chosen) == 1 else f"ranks {', '.join(map(str, chosen))}"
+    title_line = f"Dry run of {file.stem}: {title}, {ranks_text} of {world_size:,}."
+    kind = text.REAL if are_all_there else text.TRACED
+    return _report(answers, place, [title_line, *(f"Note: {note}." for note in notes), kind], trainable is not None)
+
+
+def _counted_ranks(chosen: Sequence[int]) -> str:
+    return "1 rank" if len(chosen) == 1 else f"{len(chosen)} ranks"
 
 
 def _ranks(numbers: str | None, world_size: int, has_script: bool) -> list[int]:
-    """The ranks that are run; by default the first and the last, of a script in a small world all. Raises Refusal."""
+    """Return the ranks to run: by default the first and the last, or all of a small world with a script.
+
+    Raises Refusal.
+    """
     if numbers is None:
         return [*range(world_size)] if has_script and world_size <= MOST_OF_A_SCRIPT else sorted({0, world_size - 1})
     words = numbers.split(",")
     if not all(word.isdecimal() and int(word) < world_size for word in words):
-        raise Refusal(f"--ranks {numbers}: must be numbers from 0 to {world_size - 1} with commas between them")
+        raise Refusal(f"--ranks {numbers}: ranks must be numbers from 0 to {world_size - 1}, separated by commas.")
     return sorted({int(word) for word in words})
 
 
@@ -116,22 +126,26 @@ def _places(place: World, meeting: Path | None = None) -> dict[int, Any]:
     }
 
 
-def _report(answers: Answers, place: World) -> int:
-    """Print the collectives of the first rank and where ranks differ, and return the exit status."""
+def _report(answers: Answers, place: World, about: Sequence[str], has_memory: bool) -> int:
+    """Print whether the ranks agree, then memory and collectives, and return the exit status.
+
+    `about`: sentences on the dry run, which are printed below the answer.
+    """
     calls = {rank: [Call.read(call) for call in answer["calls"]] for rank, answer in answers.items()}
     mismatches = deadlock.first_mismatches(calls, by_module=not place.are_all_there)
-    print(text.communication(calls[place.ranks[0]], place.size), end="\n\n")
     raised = text.raised(answers, is_explained=bool(mismatches))
     waiting = {rank: calls[rank] for rank, answer in answers.items() if answer.get("waits")}
     lines = [*text.mismatches(mismatches, place.ranks, place.are_all_there)]
     lines += [] if mismatches else text.waiting(waiting)
-    print("\n".join([*lines, *raised]))
+    parts = ["\n".join(text.indented([*lines, *raised])), "\n".join(map(terminal.wrapped, about))]
+    parts += [text.memory(answers)] if has_memory else []
+    print("\n\n".join(filter(None, [*parts, text.communication(calls[place.ranks[0]], place.size)])))
     has_failed = any(answer.get("raised") or answer.get("ended") for answer in answers.values())
     return 1 if mismatches or waiting or has_failed else 0
 
 
 def _has_memory(variables: Mapping[str, str], model: Trainable, num_ranks: int) -> bool:
-    """Whether tensors are to have memory: if the model fits here, and if offload needs them. Raises Refusal."""
+    """Say whether tensors get real memory: if the model fits, or if offload needs it. Raises Refusal."""
     offload = {variables.get(f"ACCELERATE_DEEPSPEED_OFFLOAD_{part}_DEVICE", "none") for part in ("OPTIMIZER", "PARAM")}
     if "nvme" in offload:
         raise Refusal(world.NO_SWAPPING)
@@ -142,6 +156,6 @@ def _has_memory(variables: Mapping[str, str], model: Trainable, num_ranks: int) 
     if offload == {"none"}:
         return False
     raise Refusal(
-        f"{model.name} takes {needed / 2**30:.0f} GiB here, {free / 2**30:.0f} are to be had, and offload "
-        "computes on the host's own numbers; name a smaller model, or a file without offload"
+        f"{model.name} needs {needed / 2**30:.0f} GiB of this machine's memory, because offload computes with real "
+        f"numbers, but only {free / 2**30:.0f} GiB may be used. Name a smaller model, or a file without offload."
     )

@@ -1,4 +1,4 @@
-"""Find where ranks would wait for each other for ever: their collectives are compared within each group they share."""
+"""Find where ranks would wait for each other forever, by comparing their collectives in the groups that they share."""
 
 from __future__ import annotations
 
@@ -51,7 +51,9 @@ def _first_mismatch(
 
 
 def _signature(call: Call, by_module: bool) -> tuple[object, ...]:
-    """What ranks have to agree upon. Objects are sent as bytes, whose size the ranks agree upon by an exchange.
+    """Return the properties of a call in which ranks must agree.
+
+    Objects are sent as bytes, whose size the ranks agree upon in an earlier exchange.
 
     The module distinguishes calls of the same size, which would pair by chance and hang later.
     """

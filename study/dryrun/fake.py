@@ -1,4 +1,4 @@
-"""Tensors without memory: a model of any size through an engine's own code, on a laptop.
+"""Run an engine's own code on tensors without memory, so that a model of any size fits on a laptop.
 
 The engines are DeepSpeed 0.19.8, and FSDP2 and DDP of torch 2.13, through accelerate 1.15.
 """
@@ -76,7 +76,7 @@ class _Answers(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _are_indices(args: Any, options: Any) -> bool:
-    """Whether an operator works on, or makes, whole numbers that have memory."""
+    """Say whether an operator uses or makes integer tensors that have memory."""
     tensors = [leaf for leaf in tree_leaves((args, options)) if isinstance(leaf, torch.Tensor)]
     dtype = tensors[0].dtype if tensors else options.get("dtype")
     return dtype is torch.int32 and not any(isinstance(tensor, FakeTensor) for tensor in tensors)

@@ -1,4 +1,4 @@
-"""The models that are traced: those whose shape theory counts, and any that the installed transformers builds.
+"""Build the models that are traced: those with formulas in theory, and any that the installed transformers builds.
 
 A dry run counts what the engine and the modules themselves hold and send, so it needs no shape.
 """
@@ -147,7 +147,7 @@ def loss(model: nn.Module, batch: dict[str, Tensor], shape: ModelShape) -> Any:
 
 
 def _class_and_config(name: str) -> tuple[type[Any], Any] | None:
-    """The class of transformers and the configuration that a name stands for; None: it stands for none."""
+    """Return the transformers class and the configuration of a name; None if the name has none."""
     named_class = getattr(transformers, name, None)
     configuration: Any = getattr(named_class, "config_class", None)
     if inspect.isclass(named_class) and configuration is not None:
@@ -166,7 +166,9 @@ def _class_and_config(name: str) -> tuple[type[Any], Any] | None:
             try:
                 return built, transformers.AutoConfig.for_model(model_type, **content)
             except (TypeError, ValueError, AttributeError) as error:
-                raise Refusal(f"{source}: transformers makes no {class_name} of it: {_in_words(error)}") from None
+                raise Refusal(
+                    f"{source}: transformers cannot make a {class_name} from it ({_in_words(error)}). Correct the file."
+                ) from None
     return None
 
 
@@ -178,13 +180,13 @@ def _of_class(built: type[Any], config: Any, name: str, sequence_length: int | N
         with torch.device("meta"):
             model = make(config)
     except Exception as error:  # of anybody's class and configuration
-        reason = f"transformers does not build {built.__name__}: {_in_words(error)}"
-        raise Refusal(f"{name}: {reason}; correct its config.json") from None
+        reason = f"transformers cannot build {built.__name__} ({_in_words(error)})"
+        raise Refusal(f"{name}: {reason}. Correct its config.json.") from None
     return Trainable(
         built.__name__,
         sum(parameter.numel() for parameter in model.parameters()),
         sequence_length or min([DEFAULT_LENGTH, *_positions(config)]),
-        (f"theory does not count {built.__name__}; it is built and run as transformers has it",),
+        (f"theory has no formulas for {built.__name__}, so it is built and run by transformers",),
         build=lambda job: _build(make, config, job),
         loss=lambda model, batch: _loss(model, batch, built.__name__),
         batch=lambda job: _batch(job, built.__name__),
@@ -201,7 +203,7 @@ def _prepare(config: Any) -> None:
 
 
 def _positions(config: Any) -> list[int]:
-    """The lengths that a configuration names."""
+    """Return the sequence lengths in a configuration."""
     lengths = (getattr(config, key, None) for key in LENGTHS)
     return [length for length in lengths if isinstance(length, int) and length > 0]
 
@@ -223,10 +225,15 @@ def _loss(model: Any, batch: dict[str, Tensor], class_name: str) -> Any:
     try:
         loss = getattr(model(**batch), "loss", None)
     except (TypeError, ValueError, AttributeError, RuntimeError) as error:
-        reason = f"its forward pass with tokens and labels fails: {_in_words(error)}"
-        raise Refusal(f"{class_name}: {reason}; dry-run a script of yours, or take another strategy") from None
+        reason = f"its forward pass with tokens and labels fails ({_in_words(error)})"
+        raise Refusal(
+            f"{class_name}: {reason}. Run the dry run with your own script, or choose another strategy."
+        ) from None
     if loss is None:
-        raise Refusal(f"{class_name}: has no loss of its own; name a class with a head, or dry-run a script of yours")
+        raise Refusal(
+            f"{class_name}: this model computes no loss. Name a class with a head, or run the dry run with your own "
+            "script."
+        )
     return loss
 
 
@@ -235,7 +242,7 @@ def _in_words(error: Exception) -> str:
 
 
 def _blocks(model: nn.Module) -> list[str]:
-    """The classes that transformers does not split, as far as lists of the model are of them."""
+    """Return the classes of the model's repeated blocks, which transformers does not split."""
     lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
     listed = {type(part).__name__ for modules in lists for part in modules}
     whole = getattr(model, "_no_split_modules", None) or ()

@@ -1,4 +1,4 @@
-"""Prepare a training as an engine does: as a file says through accelerate, or as theory describes an engine."""
+"""Prepare a training with an engine: through accelerate from a file, or from theory's description of an engine."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MAX_NORM = 1.0  # to which gradients are clipped
 
 
 def through_accelerate(model: Trainable, job: Job, deepspeed: dict[str, Any] | None = None) -> Training:
-    """Prepare a model through accelerate, by what the environment of this rank says.
+    """Prepare a model through accelerate, as configured by the environment of this rank.
 
     `deepspeed`: DeepSpeed's configuration; None: as the environment says. Raises Refusal for settings that contradict
     the job.
@@ -66,7 +66,7 @@ def _configure_deepspeed(plugin: Any, micro_batch_size: int, micro_steps: int) -
     requested = {"train_micro_batch_size_per_gpu": micro_batch_size, "gradient_accumulation_steps": micro_steps}
     for key, value in requested.items():
         if (written := plugin.deepspeed_config.get(key)) not in (None, "auto", 1, value):
-            raise Refusal(f"the file says {key} {written}: ask for as many, not for {value}")
+            raise Refusal(f"The strategy's file sets {key} to {written}, but {value} is requested. Request {written}.")
     plugin.deepspeed_config |= requested
     zero = plugin.deepspeed_config["zero_optimization"]
     devices = {part: zero.get(f"offload_{part}", {}).get("device", "none") for part in ("optimizer", "param")}
@@ -74,7 +74,7 @@ def _configure_deepspeed(plugin: Any, micro_batch_size: int, micro_steps: int) -
 
 
 def _make_optimizer(model: Any, is_offloaded: bool) -> Any:
-    """AdamW by torch's default on a GPU; DeepSpeed's own on the CPU where the optimizer is offloaded."""
+    """Return AdamW as torch uses it on a GPU, or DeepSpeed's CPU Adam if the optimizer is offloaded."""
     if is_offloaded:
         from deepspeed.ops.adam import DeepSpeedCPUAdam
 

@@ -38,9 +38,11 @@ class ProcessTrees:
                     members[process_id] = psutil.Process(process_id)
             waiting = [*members]
             while waiting:
-                found = {child.pid: child for child in children.get(waiting.pop(), ()) if child.pid not in members}
-                members |= found
-                waiting += found
+                descendants = {
+                    child.pid: child for child in children.get(waiting.pop(), ()) if child.pid not in members
+                }
+                members |= descendants
+                waiting += descendants
             counted = sum(map(_seconds, members.values()))
             # What ends takes its seconds along, unless its parent counts them.
             self._seconds[rank] = self._seconds.get(rank, 0.0) + max(0.0, counted - self._counted.get(rank, 0.0))
@@ -55,11 +57,11 @@ class ProcessTrees:
         """
         self.look(running)
         stopped: set[psutil.Process] = set()
-        while found := [each for each in self._started() if each not in stopped]:
-            for process in found:
+        while unstopped := [each for each in self._started() if each not in stopped]:
+            for process in unstopped:
                 with suppress(psutil.Error):
                     process.suspend()
-            stopped.update(found)
+            stopped.update(unstopped)
             self.look(running)
         for process in stopped:
             with suppress(psutil.Error):
@@ -73,12 +75,12 @@ class ProcessTrees:
                     lock.unlink()
 
     def _started(self) -> Iterator[psutil.Process]:
-        """The processes that are still there; of ranks that have ended only what they have started."""
+        """Return the processes that still run; for ranks that have ended, only the processes that they started."""
         return (child for members in self._members.values() for child in members.values() if _runs(child))
 
 
 def _seconds(process: psutil.Process) -> float:
-    """On a processor, with the processes that it has waited for."""
+    """Return the CPU seconds of a process, including the processes that it has waited for."""
     with suppress(psutil.Error):
         used = process.cpu_times()
         return float(used.user + used.system + used.children_user + used.children_system)
@@ -92,7 +94,7 @@ def _runs(process: psutil.Process) -> bool:
 
 
 def _locks_of(process: psutil.Process) -> Iterable[tuple[Path, tuple[int, int]]]:
-    """The locks of torch's builds that a process holds: who builds keeps the file open."""
+    """Return the locks of torch's builds that a process holds: a building process keeps the file open."""
     with suppress(psutil.Error, OSError):
         for file in process.open_files():
             path = Path(file.path)

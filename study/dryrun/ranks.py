@@ -76,7 +76,7 @@ def end(running: dict[int, int]) -> None:
 
 
 def start(program: Program, place: AbstractContextManager[None], path: Path) -> int:
-    """Fork a process that is a rank, and writes its answer to this path; return its process id."""
+    """Fork a process that runs as a rank and writes its result to this path; return its process id."""
     sys.stdout.flush()
     sys.stderr.flush()
     child = os.fork()
@@ -89,7 +89,7 @@ def start(program: Program, place: AbstractContextManager[None], path: Path) -> 
 
 
 def _be(program: Program, place: AbstractContextManager[None], path: Path) -> int:
-    """Be a rank, from its fork to its end."""
+    """Run as a rank, from the fork to the end of the process."""
     processes.die_with_parent()
     with open(path.with_suffix(".log"), "w") as log:
         os.dup2(log.fileno(), 1)
@@ -112,7 +112,7 @@ def _be(program: Program, place: AbstractContextManager[None], path: Path) -> in
 
 
 def _answer(path: Path, rank: int, status: int, judge: Judge) -> dict[str, Any]:
-    """The answer of a rank that has ended. Raises Refusal if it refused, and RunFailed if it left none."""
+    """Return the result of a rank that has ended. Raises Refusal if it refused, and RunFailed if it left none."""
     if path.exists():
         answer: dict[str, Any] = files.load(path, "a rank's answer")
         if "refused" in answer:
@@ -126,7 +126,7 @@ def _answer(path: Path, rank: int, status: int, judge: Judge) -> dict[str, Any]:
 
 
 def _how(log: bytes, status: int) -> str:
-    """How a rank ended that left no answer; of a signal also what C++ wrote as it gave up."""
+    """Say how a rank ended that left no result; for a signal, also what C++ printed."""
     lines = processes.lines_of(log)
     if status < 0:
         with_name = f"was ended by signal {-status} ({signal.Signals(-status).name})"

@@ -27,7 +27,7 @@ ASLEEP_SECONDS = 60.0  # outside of them: a script may sleep
 
 
 def journal(folder: Path, rank: int) -> Path:
-    """Where a rank writes its calls."""
+    """Return the file to which a rank writes its calls."""
     return folder / f"{rank}.calls"
 
 
@@ -59,13 +59,13 @@ def run(
 
 
 def _judge(folder: Path, rank: int, ending: str | None) -> dict[str, Any] | None:
-    """The answer of a rank that ended without one: the calls in its journal. None: it has no journal."""
+    """Return the result of a rank that ended without one: the calls in its journal. None: it has no journal."""
     path = journal(folder, rank)
     return {"calls": _written(path), "raised": None, "ended": ending} if path.exists() else None
 
 
 def _written(path: Path) -> list[dict[str, Any]]:
-    """The calls in a journal; of the last line, which may be cut off, only what is whole."""
+    """Return the calls in a journal, without a last line that is incomplete."""
     lines = path.read_text().splitlines(keepends=True) if path.exists() else []
     return [json.loads(line) for line in lines if line.startswith("{") and line.endswith("\n")]
 
@@ -98,6 +98,6 @@ class _Idle:
 
 
 def _is_in_call(path: Path) -> bool:
-    """Whether the last call in a journal is not done; a rank that has made none yet is in none."""
+    """Say whether the last call in a journal is not finished. A rank without calls is in none."""
     last = path.read_text().splitlines()[-1:] if path.exists() else []
     return bool(last) and last != [DONE]

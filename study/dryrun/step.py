@@ -35,7 +35,7 @@ class Training:
 
     @property
     def engine_optimizer(self) -> Any:
-        """The optimizer that holds the model states: ZeRO's, or torch's."""
+        """Return the optimizer that holds the model states: ZeRO's, or torch's."""
         return engine_optimizer(self.model, self.optimizer)
 
 
@@ -101,7 +101,7 @@ def trace_training(prepare: Callable[[], Training]) -> dict[str, Any]:
 
 
 def _assign_parts(tracker: TensorTracker, training: Training) -> None:
-    """Tell the tracker what the tensors are that exist as the update begins."""
+    """Name the tensors that exist when the update begins to the tracker."""
     tracker.assign("buffers", training.model.buffers())
     tensors = engine_tensors(training.model, training.engine_optimizer)
     parts: tuple[Part, ...] = ("communication_buffers", "gradients", "optimizer_states", "parameters")

@@ -1,4 +1,4 @@
-"""The results of a dry run as tables and sentences."""
+"""Print the results of a dry run as tables and sentences."""
 
 from __future__ import annotations
 
@@ -8,42 +8,44 @@ from typing import Any
 
 from tabulate import tabulate
 
+from study import terminal
 from study.dryrun.deadlock import Mismatch
 from study.dryrun.tracker import Call
 
 STATES = ("parameters", "gradients", "optimizer_states", "communication_buffers")
 RESERVED = {"default": "", "expandable_segments": ", expandable_segments"}
-TRACED = """\
-Traced: the engine's own code on a group that is pretended, where no rank gets another one's values; a GPU's kernels,
-context and NCCL are not in it."""
-REAL = "All ranks are here and exchange real values, over gloo; a GPU's kernels, context and NCCL are not in it."
+TRACED = (
+    "The engine's own code ran in a simulated process group, in which no rank receives the values of another rank. GPU "
+    "kernels, the CUDA context and NCCL are not included."
+)
+REAL = "All ranks ran and exchanged real values over gloo. GPU kernels, the CUDA context and NCCL are not included."
 ENDED = (
     "Connection closed by peer",
     "Connection reset by peer",
     "Broken pipe",
     "Is there a distributed collective mismatch",
-)  # what gloo says of a rank that is gone, or that makes another call
+)  # gloo's messages about a rank that has ended, or that makes a different call
 
 
 def memory(ranks: Mapping[int, Mapping[str, Any]]) -> str:
     """Tabulate the memory of each rank in its third step, and what the dry run itself took."""
-    rows = [["of a step", *(f"rank {rank}" for rank in ranks)]]
+    rows = [["memory in step 3", *(f"rank {rank}" for rank in ranks)]]
     for key in STATES:
         rows.append([key.replace("_", " "), *(_gib(answer["states"][key]) for answer in ranks.values())])
-    rows.append(["between steps, all tensors", *(_gib(answer["before_bytes"]) for answer in ranks.values())])
-    rows.append(["peak of a step, all tensors", *(_gib(answer["peak_bytes"]) for answer in ranks.values())])
+    rows.append(["all tensors, between steps", *(_gib(answer["before_bytes"]) for answer in ranks.values())])
+    rows.append(["all tensors, peak of the step", *(_gib(answer["peak_bytes"]) for answer in ranks.values())])
     for key, mode in RESERVED.items() if all(answer["reserved_bytes"] for answer in ranks.values()) else ():
         reserved = (_gib(answer["reserved_bytes"][key]) for answer in ranks.values())
         rows.append([f"reserved by CUDA's allocator{mode}", *reserved])
-    rows.append(["seconds here", *(f"{answer['seconds']:.0f}" for answer in ranks.values())])
-    rows.append(["this machine's memory", *(_gib(answer["resident_bytes"]) for answer in ranks.values())])
+    rows.append(["seconds of this dry run", *(f"{answer['seconds']:.0f}" for answer in ranks.values())])
+    rows.append(["memory of this machine", *(_gib(answer["resident_bytes"]) for answer in ranks.values())])
     return str(tabulate(rows, headers="firstrow", stralign="right", colalign=("left",)))
 
 
 def communication(calls: Sequence[Call], world_size: int) -> str:
     """Tabulate the collectives of one rank's step by kind, group and type, in the order of their first calls."""
     if not calls:
-        return "No collectives."
+        return "The step has no collectives."
     counts: Counter[tuple[str, int, str]] = Counter()
     num_bytes: Counter[tuple[str, int, str]] = Counter()
     for call in calls:
@@ -51,42 +53,48 @@ def communication(calls: Sequence[Call], world_size: int) -> str:
         counts[key] += 1
         num_bytes[key] += call.num_bytes
     rows = [[*key, count, _gib(num_bytes[key])] for key, count in counts.items()]
-    return str(tabulate(rows, headers=["collectives", "ranks", "type", "calls", "whole tensors"]))
+    return str(tabulate(rows, headers=["collective in a step", "ranks", "type", "calls", "size of full tensors"]))
 
 
-def mismatches(found: Sequence[Mismatch], ranks: Sequence[int], are_all_there: bool) -> Iterator[str]:
-    """Say where ranks would wait for each other for ever, or that they do not."""
-    if len(ranks) > 1 and not found:
+def mismatches(first_mismatches: Sequence[Mismatch], ranks: Sequence[int], are_all_there: bool) -> Iterator[str]:
+    """Say where ranks would wait for each other forever, or that they would not."""
+    if len(ranks) > 1 and not first_mismatches:
         if are_all_there:
-            yield f"The {len(ranks)} ranks make the same calls in the same order, by kind, size and type."
+            yield f"No hang: the {len(ranks)} ranks make the same calls in the same order, by kind, size and type."
         else:
-            yield f"Ranks {', '.join(map(str, ranks))} make the same calls in the same order."
-    for mismatch in found:
+            yield f"No hang: ranks {', '.join(map(str, ranks))} make the same calls in the same order."
+    for mismatch in first_mismatches:
         yield (
-            f"HANG: ranks {mismatch.ranks[0]} and {mismatch.ranks[1]} part at their collective {mismatch.number}"
-            + (f", after {_call(mismatch.before)}" if mismatch.before else "")
+            f"HANG: ranks {mismatch.ranks[0]} and {mismatch.ranks[1]} make different calls at their collective number "
+            f"{mismatch.number}" + (f", after {_call(mismatch.before)}." if mismatch.before else ".")
         )
         for rank, call in zip(mismatch.ranks, mismatch.calls, strict=True):
-            yield f"  rank {rank}: {_call(call) if call else 'makes no more calls'}"
+            yield f"  rank {rank}: {_call(call) if call else 'no further call'}"
 
 
 def waiting(ranks: Mapping[int, Sequence[Call]]) -> Iterator[str]:
-    """Say which ranks had to be ended, because they waited for each other, and in which call each of them was."""
+    """Say which ranks waited for each other until they were ended, and in which call each of them was."""
     if ranks:
-        yield f"HANG: rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))} waited until they were ended"
+        yield f"HANG: rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))} waited until the dry run ended them."
     for rank, calls in ranks.items():
-        yield f"  rank {rank}: {_call(calls[-1]) if calls else 'has made no call'}"
+        yield f"  rank {rank}: {_call(calls[-1]) if calls else 'no call yet'}"
 
 
 def raised(ranks: Mapping[int, Mapping[str, Any]], is_explained: bool) -> list[str]:
-    """Say what ranks raised, and how those ended that did not come to their end.
+    """Return the errors of ranks, and how ranks ended that did not finish.
 
-    What the end of another rank made one raise is left out if that one says why, or if it `is_explained`.
+    An error that only follows from the end of another rank is left out, if that rank has an error of its own or if the
+    end `is_explained`.
     """
     endings = {rank: f"raised {answer['raised']}" for rank, answer in ranks.items() if answer.get("raised")}
     endings |= {rank: str(answer["ended"]) for rank, answer in ranks.items() if answer.get("ended")}
     own = {rank: reason for rank, reason in endings.items() if not any(ended in reason for ended in ENDED)}
     return [f"rank {rank} {reason}" for rank, reason in (own if own or is_explained else endings).items()]
+
+
+def indented(lines: Sequence[str]) -> list[str]:
+    """Wrap lines to the terminal's width; lines that begin with spaces stay indented."""
+    return [terminal.wrapped(line.strip(), " " * (len(line) - len(line.lstrip())), "    ") for line in lines]
 
 
 def _call(call: Call) -> str:

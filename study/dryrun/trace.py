@@ -1,4 +1,4 @@
-"""Trace an engine that theory describes: the peak of a rank's tensors, what is reserved for them, its collectives.
+"""Trace an engine that theory describes: a rank's peak of tensors, the reserved memory, and its collectives.
 
 Nothing is allocated and nothing is sent, so a laptop traces a model of seven billion parameters. What is traced is what
 `study/training` builds: the modules of transformers, DeepSpeed's engine, accelerate's sharding, torch's DDP and AdamW.
@@ -68,7 +68,7 @@ def trace_deepspeed(shape: ModelShape, engine: Engine, job: Job) -> dict[str, An
     Options of DeepSpeed that the engine does not have are at their defaults.
     """
     if find_spec("deepspeed") is None:
-        raise Refusal("DeepSpeed is not traced where it is not installed")
+        raise Refusal("DeepSpeed is not installed, so it cannot be traced. Run: pip install 'zero-study[train]'")
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     extensions.use_own_folder()

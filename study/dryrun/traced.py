@@ -35,7 +35,7 @@ class Traced:
 
     @property
     def collectives(self) -> list[dict[str, Any]]:
-        """Collectives of a step by kind: how many, and the bytes of their whole tensors."""
+        """Return the collectives of a step by kind: their number, and the bytes of their full tensors."""
         kinds = dict.fromkeys(call["kind"] for call in self.calls)
         calls = {kind: [call["num_bytes"] for call in self.calls if call["kind"] == kind] for kind in kinds}
         return [{"kind": kind, "count": len(sizes), "bytes": sum(sizes)} for kind, sizes in calls.items()]

@@ -1,4 +1,4 @@
-"""Follow every tensor and every collective of a process: one tracker for all that is traced."""
+"""Follow every tensor and every collective of a process."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Call:
 
     @classmethod
     def read(cls, content: dict[str, Any]) -> Call:
-        """A call as a rank's answer has it."""
+        """Read a call from a rank's result."""
         return cls(**{**content, "ranks": tuple(content["ranks"])})
 
 
@@ -157,11 +157,11 @@ class TensorTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def parts_at_peak(self) -> dict[Part, int]:
         """Return the bytes that were held at the peak, by what their storages have turned out to be."""
-        held = Counter(self._held_at_start)
+        bytes_by_storage = Counter(self._held_at_start)
         for storage, change in (self._changes or [])[: self._num_changes_at_peak]:
-            held[storage] += change
+            bytes_by_storage[storage] += change
         parts: dict[Part, int] = dict.fromkeys(PARTS, 0)
-        for storage, num_bytes in held.items():
+        for storage, num_bytes in bytes_by_storage.items():
             parts[storage.part] += num_bytes
         return parts
 
@@ -173,7 +173,7 @@ class TensorTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 storage.part = part
 
     def replay(self) -> None:
-        """Play what comes and goes from here on to CUDA's allocators; what is held now comes first, in its order.
+        """Replay all tensors from here on in CUDA's allocators, beginning with those that exist now.
 
         What came before is not played: a model that is built, or cast, is so in the host's memory.
         """
@@ -182,7 +182,7 @@ class TensorTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             allocator.allocate(key, storage.num_bytes)
 
     def reserved(self) -> dict[str, int]:
-        """Bytes that each allocator has reserved of a card by now."""
+        """Return the bytes of GPU memory that each allocator has reserved so far."""
         return {name: allocator.reserved for name, allocator in self.allocators.items()}
 
     def _note(self, tensor: torch.Tensor) -> None:
@@ -196,7 +196,7 @@ class TensorTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._change(key, storage.nbytes())
 
     def _part_of_new(self) -> Part:
-        """What a storage is until it is assigned: kept by a forward pass, which may be a repeated one, or temporary."""
+        """Return the part of a new storage: kept by a forward pass (which may be a repeated one), or temporary."""
         if self.new_part is not None:
             return self.new_part
         is_in_backward = torch._C._current_graph_task_id() != -1
@@ -225,7 +225,7 @@ class TensorTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def _assign_copies_of_fsdp(self, func: Any, args: Any, options: Any) -> None:
-        """FSDP2 copies what it has gathered into whole parameters, and whole gradients into what it reduces."""
+        """Assign FSDP2's copies of gathered data to parameters, and of full gradients to reduction buffers."""
         if func is torch.ops.fsdp.split_with_sizes_copy.default:
             self.assign("parameters", options["out"])
         elif func is torch.ops.fsdp.chunk_cat.default:
@@ -248,7 +248,7 @@ class TensorTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     # ------------------------------------------------------------ collectives
 
     def _imagine(self, call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-        """Hear nothing while DTensor tries an operator on tensors without memory, to learn what shape it gives."""
+        """Ignore operators that DTensor tries on tensors without memory to learn their output shape."""
         self._imagines = True
         try:
             return call(*arguments, **options)
@@ -269,7 +269,7 @@ class TensorTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._journal.flush()
 
     def _ranks(self, args: Any) -> tuple[int, ...]:
-        """The ranks of a call's group; empty: all of them."""
+        """Return the ranks of a call's group; empty: all ranks."""
         for value in args:
             group: Any = None
             if is_script_object(value, "ProcessGroup"):
@@ -298,7 +298,7 @@ class TensorTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _line() -> str:
-    """The innermost line of Python that is no library's: file:line."""
+    """Return the innermost line of Python outside of libraries, as file:line."""
     frame = sys._getframe(2)
     while frame is not None:
         name = frame.f_code.co_filename

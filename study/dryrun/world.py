@@ -64,8 +64,8 @@ def launch_environment(
     variables = _launched(file, world_size, mixed_precision)
     if not variables:
         raise Refusal(
-            f"{file}: is of one process, or of no GPUs; take --world 1, "
-            "or a distributed_type MULTI_GPU, FSDP or DEEPSPEED"
+            f"{file}: this file starts one process, or uses no GPUs. Use --world 1, or a file with distributed_type "
+            "MULTI_GPU, FSDP or DEEPSPEED."
         )
     variables["CUDA_VISIBLE_DEVICES"] = ""  # a file may name some
     _check_supported(file, world_size, variables)
@@ -74,7 +74,7 @@ def launch_environment(
 
 
 def _launched(file: Path, world_size: int, mixed_precision: str | None) -> Environment:
-    """The environment in which accelerate would start a script; empty: it would start one process, and not several."""
+    """Return the environment in which accelerate would start a script; empty if it would start a single process."""
     from accelerate.commands import launch
     from accelerate.utils import launch as prepare
 
@@ -95,7 +95,7 @@ def _launched(file: Path, world_size: int, mixed_precision: str | None) -> Envir
         try:
             launch.launch_command(launch.launch_command_parser().parse_args([*words, "script.py"]))
         except (ValueError, KeyError, TypeError, SystemExit) as error:
-            raise Refusal(f"{file}: accelerate launches nothing by it: {error}") from None
+            raise Refusal(f"{file}: accelerate cannot launch with this file ({error}).") from None
     return variables
 
 
@@ -103,15 +103,17 @@ def _check_supported(file: Path, world_size: int, variables: Environment) -> Non
     """Raise Refusal for settings that are not supported; write the path of DeepSpeed's JSON so that it is found."""
     for name, value in SUPPORTED.items():
         if variables.get(name, value).lower() != value:
-            raise Refusal(f"{file}: {name}={variables[name]} is not pretended, only {value} is")
+            raise Refusal(f"{file}: {name}={variables[name]} cannot be simulated, only {value}.")
     if config_file := variables.get("ACCELERATE_DEEPSPEED_CONFIG_FILE"):
         present = [str(place) for place in (Path(config_file), files.ROOT / config_file) if place.is_file()]
         if not present:
-            raise Refusal(f"{file}: names {config_file}, which is not there")
+            raise Refusal(f"{file}: the file names {config_file}, which does not exist.")
         variables["ACCELERATE_DEEPSPEED_CONFIG_FILE"] = present[0]
     mesh = _parallelism(variables)
     if mesh is not None and mesh.total_size != world_size:
-        raise Refusal(f"{file}: parallelism_config is for {mesh.total_size} ranks; change it, or --world {world_size}")
+        raise Refusal(
+            f"{file}: parallelism_config is for {mesh.total_size} ranks. Change it, or change --world {world_size}."
+        )
 
 
 def import_engines(may_use_deepspeed: bool) -> None:
@@ -140,7 +142,7 @@ def rank_environment(rank: int, world_size: int, local_world_size: int) -> Envir
 def rank_of_many(
     rank: int, world_size: int, local_world_size: int, variables: Environment, meeting: Path | None = None
 ) -> Iterator[None]:
-    """Be this rank until the process ends: its environment, its group, and answers to what an engine asks of others.
+    """Make this process a rank until it ends: environment, process group, and simulated values from other ranks.
 
     `meeting`: a file by which all ranks of the world find each other, to exchange real values; None: only some of the
     ranks are there.
@@ -170,7 +172,7 @@ def rank_of_many(
 
 @contextmanager
 def first_rank(engine: Engine) -> Iterator[DeviceMesh | None]:
-    """Be rank 0 of torch's own engines within a `with` block; yield the mesh of all ranks, None for a single process.
+    """Make this process rank 0 of torch's engines in a `with` block; yield the mesh of all ranks (one process: None).
 
     The mesh reads the ranks' numbers, so it is made before tensors are fake.
     """
@@ -202,7 +204,10 @@ def accelerate_on_cpu(variables: Environment) -> Iterator[None]:
     def build(call: Callable[..., None], accelerator: Any, *arguments: Any, **options: Any) -> None:
         plugin, mesh, _ = (options.pop(name, None) for name in ("fsdp_plugin", "parallelism_config", "cpu"))
         if (plugin and not is_fsdp) or (options.get("deepspeed_plugin") and not is_deepspeed):
-            raise Refusal("the script brings a plugin of FSDP or DeepSpeed; name a file of its distributed_type")
+            raise Refusal(
+                "The script creates a plugin of FSDP or DeepSpeed itself. Name a strategy file with this "
+                "distributed_type."
+            )
         os.environ.pop("ACCELERATE_USE_PARALLELISM_CONFIG", None)  # what it says is read below
         call(accelerator, *arguments, **options, cpu=not is_deepspeed)
         if is_fsdp:
@@ -216,7 +221,7 @@ def accelerate_on_cpu(variables: Environment) -> Iterator[None]:
 
 
 def _parallelism(variables: Environment) -> Any:
-    """The accelerate.ParallelismConfig of replicas and shards that a file asks for; None: it asks for none."""
+    """Return the accelerate.ParallelismConfig of replicas and shards that a file requests; None if it requests none."""
     from accelerate import ParallelismConfig
 
     names = ("dp_replicate_size", "dp_shard_size")
@@ -245,8 +250,8 @@ def _refuse_objects(
 ) -> None:
     if dist.get_rank() != (options.get("group_src", src) or 0):
         raise Refusal(
-            f"rank {dist.get_rank()}: the script is sent an object by rank {src or 0}, and nobody is there to send it; "
-            "ask rank 0 alone, or leave the sending out"
+            f"rank {dist.get_rank()}: the script receives an object from rank {src or 0}, which is not run. Run only "
+            "rank 0 with --ranks 0, or remove this exchange."
         )
     call(objects, src, *arguments, **options)
 
@@ -269,7 +274,7 @@ def _answers_to_deepspeed(are_all_there: bool) -> Iterator[Any]:
     yield listening(utils, "get_lst_from_rank0", _send_list)
 
 
-NO_SWAPPING = "NVMe offload is not pretended: it empties its folder, to which a run may be swapping"
+NO_SWAPPING = "NVMe offload cannot be simulated: it empties its folder, which another run may be using."
 
 
 def _refuse_swapping(call: Callable[..., None], *_: Any, **__: Any) -> None:

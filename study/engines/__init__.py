@@ -1,1 +1,1 @@
-"""What accelerate, DeepSpeed and torch really do with a file, a script and an installation, whoever's they are."""
+"""Check what accelerate, DeepSpeed and torch really do with any file, script and installation."""

@@ -1,4 +1,4 @@
-"""The collectives that a rank issues, counted as they pass PyTorch's dispatcher."""
+"""Count the collectives that a rank issues, in PyTorch's dispatcher."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _SUFFIXES = ("_", "_base", "_coalesced", "_tensor", "_into", "_single", "_out")
 
 
 def _kind(operator: str) -> str:
-    """all_gather for _allgather_base_, allgather_into_tensor_coalesced_, all_gather_into_tensor and the like."""
+    """Return the kind of a collective: all_gather for _allgather_base_ and all_gather_into_tensor, for instance."""
     name = operator.lstrip("_")
     while (shorter := next((name.removesuffix(s) for s in _SUFFIXES if name.endswith(s)), name)) != name:
         name = shorter
@@ -71,7 +71,7 @@ def collective_of(func: Any, args: Sequence[Any], result: Any) -> tuple[str, lis
 
 
 def _is_of_some_ranks(args: Sequence[Any]) -> bool:
-    """Whether an operator's process group, where it is given one as an object, is smaller than the world."""
+    """Say whether an operator has a process group as an argument that is smaller than the world."""
     groups = (dist.ProcessGroup.unbox(value) for value in args if is_script_object(value, "ProcessGroup"))
     return any(group.size() < dist.get_world_size() for group in groups)
 
@@ -116,7 +116,7 @@ class CollectiveProbe(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def reduced_bytes(self) -> int:
-        """Bytes of what was reduced, as gradients are."""
+        """The bytes of reductions, such as those of gradients."""
         return sum(value for kind, value in self._bytes.items() if kind.removeprefix("subgroup_") in _REDUCING)
 
     def issued(self) -> list[Issued]:

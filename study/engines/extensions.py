@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from filelock import FileLock, Timeout
 
@@ -180,34 +180,45 @@ def check(needs: Collection[str]) -> None:
     """Raise Refusal if one of `EXTENSIONS` is neither built nor can be built here; takes milliseconds."""
     for name in sorted(needs):
         if reason := obstacle(name):
-            raise Refusal(reason)
+            raise Refusal(str(reason))
 
 
-def obstacle(name: str) -> str | None:
-    """Say in one line what keeps an extension from being built; None if nothing is seen, or if it is built."""
+class Obstacle(NamedTuple):
+    """What keeps an extension from being built, and what to do about it; each one or more sentences."""
+
+    message: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.message} {self.remedy}"
+
+
+def obstacle(name: str) -> Obstacle | None:
+    """Return what keeps an extension from being built; None if nothing is found, or if it is built."""
     if is_built(name):
         return None
-    purpose = f"DeepSpeed's {name}, which {EXTENSIONS[name].purpose},"
+    failure = f"DeepSpeed's {name}, which {EXTENSIONS[name].purpose}, cannot be compiled"
     if shutil.which("ninja", path=_search_path()) is None:
-        return f"{purpose} cannot be compiled: ninja is not on PATH; install it with: pip install ninja"
+        return Obstacle(f"{failure}: ninja is not on PATH.", "Run `pip install ninja`.")
     command = os.environ.get("CXX") or "c++"
     compiler = shutil.which(shlex.split(command)[0])
     if compiler is None:
-        return (
-            f"{purpose} cannot be compiled: no C++ compiler, {command} is not on PATH; install g++ "
-            "(apt-get install g++, dnf install gcc-c++) or set CXX"
+        return Obstacle(
+            f"{failure}: there is no C++ compiler, because {command} is not on PATH.",
+            "To install g++, run `apt-get install g++` or `dnf install gcc-c++`. Or set CXX.",
         )
     header = Path(sysconfig.get_path("include")) / "Python.h"
     if not header.exists():
         version = f"{sys.version_info.major}.{sys.version_info.minor}"
-        return (
-            f"{purpose} cannot be compiled: {header} is missing; install python{version}-dev (apt-get) or "
-            f"python{version}-devel (dnf)"
+        return Obstacle(
+            f"{failure}: {header} is missing.",
+            f"To install it, run `apt-get install python{version}-dev` or `dnf install python{version}-devel`.",
         )
     if name == "async_io" and (missing := _missing_of_libaio(compiler)):
-        return (
-            f"{purpose} cannot be compiled: the compiler finds no {missing}; install libaio-dev (apt-get) or "
-            "libaio-devel (dnf), or set CPATH and LIBRARY_PATH to where libaio is"
+        return Obstacle(
+            f"{failure}: the compiler does not find {missing}.",
+            "To install it, run `apt-get install libaio-dev` or `dnf install libaio-devel`. If libaio is somewhere "
+            "else, set CPATH and LIBRARY_PATH.",
         )
     return None
 
@@ -250,8 +261,8 @@ def provide(needs: Collection[str], needed_by: str, say: Callable[[str], None] =
                     _build(name, place, needed_by, say)
         except OSError as error:
             raise Refusal(
-                f"{place}: DeepSpeed's {name} cannot be built there ({error.strerror}); set TORCH_EXTENSIONS_DIR to a "
-                "folder that can be written"
+                f"{place}: DeepSpeed's {name} cannot be built in this folder ({error.strerror}). Set "
+                "TORCH_EXTENSIONS_DIR to a folder that can be written."
             ) from None
 
 
@@ -295,10 +306,12 @@ def _build(name: str, place: Path, needed_by: str, say: Callable[[str], None]) -
             status, output = _load_in_a_process(extension, target, search_path, scratch, say)
         missing = [part for part in extension.parts if not (scratch / part / f"{part}.so").is_file()]
         if status or missing:
-            lines = [line[:300].rstrip() for line in output.splitlines() if line.strip()] or ["it says nothing"]
+            lines = [line[:300].rstrip() for line in output.splitlines() if line.strip()] or ["it printed nothing"]
             cause = next((line.strip() for line in lines if "error:" in line), lines[-1].strip())
             details = "\n".join(f"  | {line}" for line in lines[-FAILURE_LINES:])
-            _failures[place / name] = f"DeepSpeed's {name}, which {needed_by} needs, does not build: {cause}\n{details}"
+            _failures[place / name] = (
+                f"DeepSpeed's {name}, which {needed_by} needs, could not be built: {cause}\n{details}"
+            )
             raise Refusal(_failures[place / name])
         for part in extension.parts:  # the one with the extension's name comes last
             shutil.rmtree(place / part, ignore_errors=True)
@@ -415,9 +428,9 @@ def _import(name: str, library: Path) -> ModuleType:
 def main(names: Collection[str]) -> int:
     """Build these extensions, or all, ahead of the runs that need them; return 1 if one cannot be built."""
     if importlib.util.find_spec("deepspeed") is None:
-        raise Refusal("deepspeed is not installed; run: pip install 'zero-study[train]'")
+        raise Refusal("deepspeed is not installed. Run: pip install 'zero-study[train]'")
     if unknown := sorted(set(names) - set(EXTENSIONS)):
-        raise Refusal(f"no extension is named {', '.join(unknown)}; choose from {', '.join(EXTENSIONS)}")
+        raise Refusal(f"no extension is named {', '.join(unknown)}. Choose from {', '.join(EXTENSIONS)}.")
     complete = True
     for name in names or EXTENSIONS:
         try:

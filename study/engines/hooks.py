@@ -1,4 +1,4 @@
-"""Hooks on functions of modules and classes, and on optimizer updates, that can be taken back without a trace.
+"""Put hooks on functions of modules and classes and on optimizer updates, and remove them completely.
 
 A hook replaces an attribute of a module or a class, never of an instance, because scripts copy instances. The last
 listener that is removed restores the original function.

@@ -1,7 +1,7 @@
-"""The releases of DeepSpeed known to train wrongly without a word: what `zero-study conformance` found, in a table.
+"""Look up the faults of DeepSpeed releases that train wrongly without an error, as `zero-study conformance` found them.
 
-A test compares known_bad.json with the committed matrices. A script that is proven may have only the packages that
-DeepSpeed itself requires, so this module imports nothing but those (`packaging` is one of them).
+A test compares known_bad.json with the committed matrices. `prove` may run where only the packages that DeepSpeed
+itself requires are installed, so this module imports only those (`packaging` is one of them).
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class Fault:
     engines: list[str]  # as the matrix names them
     precisions: list[str]
     first: str | None  # the first release that is wrong; None: the oldest that was examined, 0.15.4, and maybe before
-    last: str  # the last one; the newest that was examined where it still is
+    last: str  # the last release that is wrong; if the fault is not fixed, the newest one that was examined
     several_micro_batches: bool  # only steps of more than one micro batch are affected
     models: str | None  # the only models that are affected; None: all
     what: str  # what goes wrong in the training
-    threads: list[str]  # where its developers write about it
+    threads: list[str]  # public reports and fixes
     twist: str | None = None  # what an affected script does, as the matrix names it; None: every script is affected
 
 
@@ -118,9 +118,9 @@ def cell(fault: Fault, engine: str, precision: str) -> str:
 
 
 def sentence(known_fault: KnownFault, deepspeed: str) -> str:
-    """Say what a release trains wrongly, in one line without a full stop."""
-    models = f", of {known_fault.models}" if known_fault.models else ""
-    return f"DeepSpeed {deepspeed} trains {known_fault.cell} wrongly{models} ({known_fault.fault.what})"
+    """Say what a release trains wrongly, in one sentence without its full stop."""
+    models = f" for {known_fault.models}" if known_fault.models else ""
+    return f"DeepSpeed {deepspeed} trains {known_fault.cell} wrongly{models}: {known_fault.fault.what}"
 
 
 def _class_of(precision: str, sums_in_fp32: bool) -> str:

@@ -31,10 +31,12 @@ _OPTION = re.compile(r"\s--?[a-z][\w-]*[ =].*", re.DOTALL)  # behind a requireme
 
 @dataclass(frozen=True)
 class Lock:
-    """What a file pins."""
+    """The releases that a file pins."""
 
     pins: dict[str, str]  # packages of interest, each at one release
-    unread: dict[str, str] = field(default_factory=dict)  # packages of interest, or includes, and why not
+    unread: dict[str, str] = field(
+        default_factory=dict
+    )  # packages of interest, or includes, that name no release, and why
     others: dict[str, str] = field(default_factory=dict)  # all other packages that are pinned
 
 
@@ -44,7 +46,7 @@ class _Pin:
 
     name: str
     version: str | None
-    text: str  # as it stands in the file
+    text: str  # as it is written in the file
     reason: str = ""
 
 
@@ -67,7 +69,8 @@ def read(path: Path, packages: Collection[str]) -> Lock:
             lock.pins[name] = versions[0]
     if not (lock.pins or lock.unread):
         raise Refusal(
-            f"{path}: pins none of {', '.join(packages)}; write it as `pip freeze` does, with ==, or give a lock file"
+            f"{path}: pins none of {', '.join(packages)}. Name a lock file, or a file with "
+            "exact releases (==) as `pip freeze` prints."
         )
     return lock
 
@@ -75,9 +78,9 @@ def read(path: Path, packages: Collection[str]) -> Lock:
 def _why_no_release(pins: Sequence[_Pin], versions: Sequence[str]) -> str | None:
     """Say why the mentions of a package do not name one release; None: they do."""
     if unplaced := next((pin for pin in pins if pin.version is None), None):
-        return f"{unplaced.text}: {unplaced.reason}"
+        return f'"{unplaced.text}", which {unplaced.reason}'
     if len(set(map(_comparable, versions))) > 1:
-        return f"{pins[0].name}: is pinned at {' and at '.join(versions)}, depending on the platform"
+        return f"{pins[0].name} pinned to {' and to '.join(versions)}, depending on the platform"
     return None
 
 
@@ -135,15 +138,15 @@ def _of_requirements(text: str, path: Path, including: tuple[Path, ...]) -> Iter
 
 
 def _of_option(line: str, path: Path, including: tuple[Path, ...]) -> Iterator[_Pin]:
-    """Follow an included file, and read an editable installation; other options say nothing of releases."""
+    """Follow an included file, and read an editable installation; other options do not name releases."""
     option, _, value = (part.strip() for part in re.sub(r"=", " ", line, count=1).partition(" "))
     if option in ("-e", "--editable"):
-        yield _Pin(_name_of_address(value), None, line, "is installed from a source tree, of which no release is known")
+        yield _Pin(_name_of_address(value), None, line, "is installed from a source tree, so its release is unknown")
     elif re.match(r"(-r|-c|--requirement|--constraint)", option):
         value = value or option[2:]  # -rmore.txt
         included = path.parent / value
         if "://" in value or not included.is_file():
-            yield _Pin(f"-r {value}", None, line, "cannot be read, so what it pins is unknown")
+            yield _Pin(f"-r {value}", None, line, "cannot be read, so the releases in it are unknown")
         elif included.resolve() not in (*including, path.resolve()):
             yield from _mentions(included, (*including, path.resolve()))
 
@@ -153,24 +156,24 @@ def _of_requirement(line: str) -> _Pin:
         requirement = Requirement(line)
     except InvalidRequirement:
         if line.endswith(".whl") or "/" in line:
-            return _Pin(_name_of_address(line), None, line, "is a file or an address, of which no release is known")
+            return _Pin(_name_of_address(line), None, line, "is a file or an address, so its release is unknown")
         first_word = re.match(r"[\w.-]+", line)
         name = str(canonicalize_name(first_word[0])) if first_word else line
         return _Pin(name, None, line, "cannot be read as a requirement")
     name = str(canonicalize_name(requirement.name))
     if requirement.url:
-        return _Pin(name, None, line, "is an address, of which no release is known")
+        return _Pin(name, None, line, "is an address, so its release is unknown")
     exact = [
         spec.version for spec in requirement.specifier if spec.operator in ("==", "===") and "*" not in spec.version
     ]
     if len(requirement.specifier) == 1 and exact:
         return _Pin(name, exact[0], line)
-    reason = "names a range and no release" if requirement.specifier else "names no release"
+    reason = "names a range and not one release" if requirement.specifier else "names no release"
     return _Pin(name, None, line, reason)
 
 
 def _name_of_address(address: str) -> str:
-    """Tell a package from an address: by `#egg=`, by a wheel's name, or by the last part of its path."""
+    """Return the package of an address: by `#egg=`, by a wheel's name, or by the last part of its path."""
     if egg := re.search(r"[#&]egg=([\w.-]+)", address):
         return str(canonicalize_name(egg[1]))
     place = re.split(r"[#?@]", address.rpartition("://")[2] or address)[0]
@@ -195,7 +198,12 @@ def _of_lock(content: Mapping[str, Any]) -> Iterator[_Pin]:
             kinds = {"git", "url", "path", "directory", "editable", "virtual", "vcs", "archive"} & {*source, *entry}
         version = entry.get("version")
         if kinds or not isinstance(version, str):
-            yield _Pin(name, None, f"{name} ({', '.join(sorted(kinds)) or 'no version'})", "is no release of an index")
+            yield _Pin(
+                name,
+                None,
+                f"{name} ({', '.join(sorted(kinds)) or 'no version'})",
+                "is not a release of a package index",
+            )
         else:
             yield _Pin(name, version, f"{name}=={version}")
 
@@ -216,4 +224,4 @@ def _of_conda(content: Any) -> Iterator[_Pin]:
             if re.fullmatch(r"\d+\.\d+\.\d+[\w.+]*", version):
                 yield _Pin(name, version, entry)
             else:
-                yield _Pin(name, None, entry, "names no single release")
+                yield _Pin(name, None, entry, "does not name a single release")

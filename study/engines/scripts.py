@@ -20,29 +20,29 @@ from . import torch_locks
 from .hooks import listening
 
 LETTING_GO_SECONDS = 0.05  # a thread needs microseconds, on a machine that is busy milliseconds
-# What a script leaves lives as long as the process, as Python has it: freed as the script ends, DDP and its group may
-# wait for their threads for ever, and what a script does at exit would lack it.
+# A script's globals live as long as the process, as in Python itself. If they were freed when the script ends, DDP and
+# its process group might wait for their threads forever, and the script's exit handlers would lack them.
 _globals: list[dict[str, Any]] = []
 
 
 def parse(parser: argparse.ArgumentParser, words: Sequence[str] | None) -> argparse.Namespace:
     """Parse a program's own options, the script, and the script's arguments."""
     parser.add_argument("script", type=Path)
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the script's own")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the arguments of the script")
     options = parser.parse_args(words)
     if not options.script.is_file():
-        parser.error(f"{options.script}: no such file; name a script, and then its arguments")
+        parser.error(f"{options.script}: no such file. Name a script, and then its arguments.")
     return options
 
 
 def run(script: Path, arguments: Sequence[str]) -> None:
-    """Run a script to its end, in this process, which becomes the script's: its command line, and where it imports.
+    """Run a script to its end in this process, with its own command line and import path.
 
-    Says on stderr which locks may make it wait for ever.
+    Prints on stderr which locks may make it wait forever.
     """
     if rank() == 0:
         for lock in torch_locks.stale():
-            print(torch_locks.description(lock), file=sys.stderr, flush=True)
+            print(torch_locks.description(lock), torch_locks.REMEDY, file=sys.stderr, flush=True)
     sys.argv = [str(script), *arguments]
     sys.path[0] = str(script.resolve().parent)
     with _without_hard_exit(), listening(dist, "destroy_process_group", _let_threads_end):
@@ -62,10 +62,11 @@ def _let_threads_end(call: Callable[..., Any], *arguments: Any, **options: Any) 
 
 
 def _wait_for_threads() -> None:
-    """Give gloo's threads time to let go of what they have sent.
+    """Give gloo's threads time to release the tensors that they have sent.
 
-    A tensor that a probe has seen has a Python object, which such a thread then has to free if it is the last to hold
-    the tensor. If the group ends at that moment, it waits for the thread, and the thread for Python's lock: for ever.
+    A tensor that a probe has seen has a Python object. If such a thread holds the last reference to the tensor, it must
+    free that object. If the group is destroyed at that moment, it waits for the thread, and the thread waits for
+    Python's lock: both wait forever.
     """
     if dist.is_initialized():
         time.sleep(LETTING_GO_SECONDS)
@@ -73,7 +74,7 @@ def _wait_for_threads() -> None:
 
 @contextmanager
 def _without_hard_exit() -> Iterator[None]:
-    """Let `os._exit` of the script's main thread end the script alone: what was observed is not written yet."""
+    """Let `os._exit` in the script's main thread end only the script, because the results are not written yet."""
     own, hard_exit = os.getpid(), os._exit
 
     def leave(status: int) -> NoReturn:
@@ -89,5 +90,5 @@ def _without_hard_exit() -> Iterator[None]:
 
 
 def rank() -> int:
-    """This process's rank, also where the group is gone or was never made."""
+    """Return this process's rank, even if its process group was destroyed or never created."""
     return dist.get_rank() if dist.is_initialized() else int(os.environ.get("RANK", "0"))

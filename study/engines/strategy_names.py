@@ -1,4 +1,4 @@
-"""The parts of a strategy's name: "zero3_cpu_offload" is ZeRO stage 3 with its states in host memory."""
+"""Read the parts of a strategy's name: "zero3_cpu_offload" is ZeRO stage 3 with its states in host memory."""
 
 from __future__ import annotations
 

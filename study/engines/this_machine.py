@@ -1,4 +1,4 @@
-"""Look, without torch, at what this machine offers a run: GPUs, memory, and the processors that a process may use.
+"""Find, without torch, the GPUs, memory and processors that a run may use on this machine.
 
 The affinity of the process and its control groups count.
 """

@@ -1,8 +1,8 @@
-"""Find the locks that killed builds of torch's extensions left behind, for which scripts wait for ever.
+"""Find the locks that killed builds of torch's extensions left behind, which other scripts wait for forever.
 
 torch.utils.cpp_extension creates a file `lock` in the folder of what it compiles, and removes it at the end. Any other
-process that loads the same extension waits until the file is gone, without a message. The builds of this study have
-another lock (`extensions.py`), but a user's script that starts DeepSpeed by itself has torch's.
+process that loads the same extension waits until the file is gone, without a message. This project's own builds use
+another lock (`extensions.py`), but a user's script that starts DeepSpeed by itself uses torch's.
 """
 
 from __future__ import annotations
@@ -40,12 +40,15 @@ def _folders() -> list[Path]:
     return [Path(configured)] if configured else sorted((cache / "torch_extensions").glob("*"))
 
 
+REMEDY = "Delete this file."
+
+
 def description(lock: Path) -> str:
-    """Say what a stale lock does, and what to do about it."""
+    """Describe a stale lock, and what it does to scripts."""
     minutes = (time.time() - lock.stat().st_mtime) / 60
     return (
-        f"{lock}: a lock of torch's that is {minutes:.0f} min old, and nobody compiles there: its build was killed, "
-        f"and every script that loads {lock.parent.name} waits for it without a line; delete it"
+        f"{lock} is a lock of a torch build that was killed: it is {minutes:.0f} min old, and no process compiles "
+        f"there. Every script that loads {lock.parent.name} waits for this lock forever, without a message."
     )
 
 

@@ -1,16 +1,14 @@
-"""`zero-study upgrade OLD NEW`: list what other releases of the engines change in a training.
+"""List what an upgrade of the engines changes in a training: `zero-study upgrade OLD NEW`.
 
-Three files say what is known of a release. releases.json has the keys and defaults that each release ships, as
+Three files contain what is known about releases. releases.json has the keys and defaults that each release ships, as
 tools/releases.py reads them. known_bad.json has the faults that conformance runs found. threads.json has the other
-faults, most of them from public threads. Nothing is known of releases that are not in releases.json.
+faults, most of them from public threads. Nothing is known about releases that are not in releases.json.
 """
 
 from __future__ import annotations
 
 import json
 import re
-import shutil
-import textwrap
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,6 +19,7 @@ from typing import Any, Literal, NamedTuple
 
 from packaging.specifiers import SpecifierSet
 
+from .. import terminal
 from . import known_bad, locks
 from .known_bad import base_release
 from .locks import Lock
@@ -36,22 +35,22 @@ HARMLESS = re.compile(
 
 @dataclass(frozen=True)
 class Change:
-    """Something that releases of a package have, and that an upgrade brings or takes away."""
+    """A property of releases of a package that an upgrade adds or removes."""
 
     package: str
     kind: Literal["fault", "default", "gone", "new", "pair", "unknown"]
     id: str
     summary: str
     introduced: str | None  # the first release that has it; None: it is older than all that were examined
-    fixed: str | None = None  # the first one after them; None: there is none yet
+    fixed: str | None = None  # the first release without it again; None: there is none yet
     threads: Sequence[str] = ()
-    date: str = ""  # of the first thread, or of the post in it that says so
+    date: str = ""  # of the first thread, or of the post in it that reports this
     how: Literal["comes", "goes"] = "comes"
-    alarms: bool = False  # something comes that trains otherwise, or nobody knows
-    beside: Mapping[str, str] = field(default_factory=dict)  # other packages that have to be there, and which releases
+    alarms: bool = False  # the upgrade may affect training, or its effect is unknown
+    beside: Mapping[str, str] = field(default_factory=dict)  # releases of other packages that must also be installed
 
     def is_in(self, version: str | None) -> bool:
-        """Say whether a release of the package has this, whatever is installed beside it."""
+        """Say whether a release of the package has this, whatever else is installed."""
         first, end = base_release(self.introduced or "0"), base_release(self.fixed or "9999")
         return version is not None and first <= base_release(version) < end
 
@@ -85,7 +84,7 @@ def index() -> dict[str, Any]:
 
 @cache
 def known_faults() -> list[Change]:
-    """Return every fault that is known of a release: those that conformance found, and those of threads.json."""
+    """Return all known faults of releases: those that conformance found, and those in threads.json."""
     faults = [Change(**{**entry, "kind": "fault"}) for entry in json.loads(THREADS.read_text())]
     releases = index()["packages"]["deepspeed"]["releases"]
     for fault in known_bad.read():
@@ -98,18 +97,18 @@ def known_faults() -> list[Change]:
 def fault_summary(fault: known_bad.Fault, engines: Sequence[str]) -> str:
     """Say which trainings of these engines a fault of DeepSpeed affects, and how."""
     several = " with several micro batches" if fault.several_micro_batches else ""
-    only = f", of {fault.models}" if fault.models else ""
+    only = f", only for {fault.models}" if fault.models else ""
     return f"{', '.join(engines)} in {', '.join(fault.precisions)}{several}{only}: {fault.what}"
 
 
 def why_unknown(package: str, version: str) -> str | None:
-    """Say why nothing is known of a version; None if it was examined, or lies between two releases that were."""
+    """Return why nothing is known about a version; None if it was examined, or lies between two examined releases."""
     first, *_, last = index()["packages"][package]["releases"]
     if locks.release_of(version) is None:
-        return f"{package} {version} is no final release, so nothing is known of it"
+        return f"{package} {version} is not a final release, so nothing is known about it"
     if base_release(first) <= base_release(version) <= base_release(last):
         return None
-    return f"{package} {version} is unknown: {first} to {last} were examined, until {index()['made']}"
+    return f"{package} {version} is unknown: releases {first} to {last} were examined, on {index()['made']}"
 
 
 def read_lock(path: Path) -> Lock:
@@ -118,7 +117,7 @@ def read_lock(path: Path) -> Lock:
 
 
 def not_compared(old: Lock, new: Lock) -> list[str]:
-    """Say why packages of the files cannot be compared, a line for each; what both files have alike is no change."""
+    """Return why packages of the files cannot be compared, one text each. Equal entries in both files are no change."""
     reasons = []
     for name in dict.fromkeys([*old.unread, *new.unread]):
         if old.unread.get(name) != new.unread.get(name) or name in {*old.pins, *new.pins}:
@@ -147,7 +146,7 @@ def _unknown_releases(package: str, old: str | None, new: str) -> Iterator[Chang
     for version in filter(None, (old, new)):
         low, high = (releases[position] for position in _examined_around(releases, version))
         if (reason := why_unknown(package, version)) or low != high:
-            between = f"{package} {version} was not examined, only {low} and {high} around it"
+            between = f"{package} {version} itself was not examined, only the releases {low} and {high} around it"
             yield Change(package, "unknown", version, reason or between, version, alarms=True)
 
 
@@ -159,7 +158,7 @@ def _examined_around(releases: Sequence[str], version: str) -> tuple[int, int]:
 
 
 class _KeyChange(NamedTuple):
-    """What a key of a class was before an upgrade and is after it; None: the class has no such key."""
+    """The value of a key of a class before and after an upgrade; None: the class has no such key."""
 
     key: str
     before: str | None
@@ -168,7 +167,7 @@ class _KeyChange(NamedTuple):
 
 
 def _changed_keys(package: str, old: str, new: str) -> Iterator[Change]:
-    """Yield what becomes of keys and defaults between two versions, one change for all classes that share it."""
+    """Yield how keys and defaults change between two versions, one change for all classes that share it."""
     releases = index()["packages"][package]["releases"]
     older, newer = sorted((old, new), key=base_release)
     first, last = _examined_around(releases, older)[0], _examined_around(releases, newer)[1]
@@ -203,10 +202,10 @@ def _net_changes(package: str, between: Sequence[str]) -> dict[_KeyChange, list[
 def _as_change(package: str, change: _KeyChange, classes: Sequence[str], previous: str, is_certain: bool) -> Change:
     """Word the change of a key. `previous`: the release that was examined before the one in which it changed."""
     key, before, after, version = change
-    others = f" (and of {', '.join(classes[1:])})" if classes[1:] else ""
-    line = f"{classes[0]}.{key}{others}: {before or 'not there'} -> {after or 'not there'}"
+    other_classes = f" (also of {', '.join(classes[1:])})" if classes[1:] else ""
+    line = f"{classes[0]}.{key}{other_classes}: {before or 'missing'} -> {after or 'missing'}"
     if not is_certain:
-        line += f" (somewhere after {previous} and until {version}: perhaps not here)"
+        line += f" (it changed between {previous} and {version}, so perhaps not in this upgrade)"
     alarms = is_certain and not HARMLESS.match(key)
     change_of_default = Change(package, "default", f"{classes[0]}-{key}", line, version, alarms=alarms)
     if before is None:
@@ -224,7 +223,7 @@ def _new_conflicts(old: Mapping[str, str], new: Mapping[str, str]) -> Iterator[C
         for required, lowest in entry["requires"].get(examined, {}).items():
             is_new = (old.get(package), old.get(required)) != (version, new.get(required))
             if is_new and required in new and base_release(new[required]) < base_release(lowest):
-                line = f"{version} asks for {required}>={lowest}, and {required} is {new[required]}"
+                line = f"{package} {version} requires {required}>={lowest}, but {required} is {new[required]}"
                 yield Change(package, "pair", f"{version}-{required}", line, version, alarms=True)
 
 
@@ -232,61 +231,101 @@ def _new_conflicts(old: Mapping[str, str], new: Mapping[str, str]) -> Iterator[C
 
 
 def text(changes: Sequence[Change], old: Lock, new: Lock, width: int | None = None) -> str:
-    """Say what changes: the summary first, then a line for each change under the two releases of its package.
+    """Return the changes for a terminal: the summary first, then the changes under the two releases of each package.
 
     `width`: of the lines, in characters; None: the terminal's.
     """
-    width = width or shutil.get_terminal_size((80, 24)).columns
-    lines = _summary(changes, old, new)
+    columns = width or terminal.width()
+    lines = [terminal.wrapped(line, columns=columns) for line in _summary(changes, old, new)]
+    if missing := _not_compared_packages(old, new):
+        lines += ["", "Not compared:"]
+        lines += [terminal.wrapped(line, "  - ", "    ", columns) for line in missing]
     for package in (package for package in index()["packages"] if package in {*old.pins, *new.pins}):
-        lines += _lines_of_package(package, [change for change in changes if change.package == package], old, new)
-    lines += _other_packages(old, new)
-    wrapped = (textwrap.fill(line, width, subsequent_indent=" " * 17, break_on_hyphens=False) for line in lines)
-    return "\n".join(wrapped)
+        lines += _lines_of_package(
+            package, [change for change in changes if change.package == package], old, new, columns
+        )
+    if names := _other_packages(old, new):
+        line = f"These packages also differ. Nothing is known about their releases: {_shortened(names, 12)}."
+        lines += ["", terminal.wrapped(line, columns=columns)]
+    return "\n".join(lines)
 
 
 def _summary(changes: Sequence[Change], old: Lock, new: Lock) -> list[str]:
-    """Count the changes that alarm, and name the packages that were compared and those that were not."""
-    alarms = sum(change.alarms for change in changes)
-    removed = [package for package in old.pins if package not in new.pins and package not in new.unread]
-    missing = not_compared(old, new) + [
-        f"{package} {old.pins[package]} is in OLD and not in NEW" for package in removed
-    ]
-    compared = ", ".join(package for package in new.pins if package in old.pins) or "nothing"
-    return [
-        f"{alarms} of {len(changes)} changes may train otherwise, or are unknown (marked !)",
-        *([f"{len(missing)} not compared:"] if missing else []),
-        *(f"! {line}" for line in missing),
-        f"compared: {compared}",
-    ]
-
-
-def _lines_of_package(package: str, changes: Sequence[Change], old: Lock, new: Lock) -> list[str]:
-    """Return a heading with both releases, a line for each change, and one line each for all new and all gone keys."""
-    before, after = (lock.pins.get(package, "not pinned") for lock in (old, new))
-    if before == after:
-        return []
-    lines = [f"{package} {before} -> {after}"]
-    for change in changes:
-        if change.kind not in ("gone", "new"):
-            how = "there" if package in old.unread else change.how  # nobody knows whether it was there before
-            lines.append(f"{'!' if change.alarms else ' '} {change.kind:7} {how:5}  {change.summary}")
-    for kind in ("gone", "new"):
-        if keys := [change.summary.partition(":")[0] for change in changes if change.kind == kind]:
-            lines.append(f"  {kind:7} {len(keys):5}  {_shortened(keys, 6)}")
+    """Count the changes that may affect training and the releases that were not examined; name what was compared."""
+    known = [change for change in changes if change.kind != "unknown"]
+    affecting = sum(change.alarms for change in known)
+    number = f"{len(known)} known change{'s' * (len(known) != 1)}"
+    lines = [f"{affecting} of {number} between these files may affect training."]
+    unexamined = len(changes) - len(known)
+    if unexamined:
+        lines.append(
+            "1 release was not examined, so it may have other changes."
+            if unexamined == 1
+            else f"{unexamined} releases were not examined, so they may have other changes."
+        )
+    if missing := len(_not_compared_packages(old, new)):
+        lines.append(
+            "1 package could not be compared." if missing == 1 else f"{missing} packages could not be compared."
+        )
+    compared = [package for package in new.pins if package in old.pins]
+    lines.append(f"Compared packages: {', '.join(compared) or 'none'}.")
     return lines
 
 
+def _not_compared_packages(old: Lock, new: Lock) -> list[str]:
+    """Say which packages could not be compared, and why."""
+    removed = [package for package in old.pins if package not in new.pins and package not in new.unread]
+    return not_compared(old, new) + [f"{package} {old.pins[package]} is in OLD but not in NEW" for package in removed]
+
+
+# How a change begins in the text, by its kind and its direction.
+_LABELS = {
+    ("fault", "comes"): "New fault",
+    ("fault", "goes"): "Fault no longer present",
+    ("fault", "there"): "Fault in NEW, perhaps also in OLD",
+    ("default", "comes"): "Changed default",
+    ("pair", "comes"): "Releases that do not fit together",
+    ("unknown", "comes"): "Not examined",
+}
+
+
+def _lines_of_package(package: str, changes: Sequence[Change], old: Lock, new: Lock, columns: int) -> list[str]:
+    """Return a heading with both releases, then the changes: those that may affect training, then the others."""
+    before, after = (lock.pins.get(package, "(not pinned)") for lock in (old, new))
+    if before == after:
+        return []
+    lines = ["", f"{package} {before} -> {after}"]
+    for alarms in (True, False):
+        items = []
+        for change in changes:
+            if change.alarms == alarms and change.kind not in ("gone", "new"):
+                direction = "there" if package in old.unread and change.kind == "fault" else change.how
+                items.append(f"{_LABELS[change.kind, direction]}: {change.summary}")
+        if not alarms:
+            items += _counted_keys(changes)
+        if items:
+            lines.append("  May affect training:" if alarms else "  Other changes:")
+        lines += [terminal.wrapped(item, "  - ", "    ", columns) for item in items]
+    return lines
+
+
+def _counted_keys(changes: Sequence[Change]) -> Iterator[str]:
+    """Count the removed and the added keys of a package, and name the first of each."""
+    for kind, word in (("gone", "Removed"), ("new", "New")):
+        if keys := [change.summary.partition(":")[0] for change in changes if change.kind == kind]:
+            yield f"{word} keys ({len(keys)}): {_shortened(keys, 6)}"
+
+
 def _other_packages(old: Lock, new: Lock) -> list[str]:
-    """Name the packages that differ and are not in the index, in one line; no line if there are none."""
-    names = sorted(name for name in {**old.others, **new.others} if old.others.get(name) != new.others.get(name))
-    return [f"not in the index, and so not compared: {_shortened(names, 12)}"] if names else []
+    """Return the packages that differ and are not in the index."""
+    return sorted(name for name in {**old.others, **new.others} if old.others.get(name) != new.others.get(name))
 
 
 def _shortened(words: Sequence[str], number: int) -> str:
-    return ", ".join(words[:number]) + ", ..." * (len(words) > number)
+    left_out = len(words) - number
+    return ", ".join(words[:number]) + (f" and {left_out} more" if left_out > 0 else "")
 
 
 def is_fine(changes: Sequence[Change], old: Lock, new: Lock) -> bool:
-    """Say whether everything could be compared, and nothing comes that trains otherwise."""
+    """Say whether everything could be compared, and no change may affect training."""
     return not (any(change.alarms for change in changes) or not_compared(old, new) or {*old.pins} - {*new.pins})

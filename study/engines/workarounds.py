@@ -1,4 +1,4 @@
-"""Faults and gaps of accelerate and DeepSpeed, worked around in this process. Imports neither before it is called."""
+"""Work around faults and gaps of accelerate and DeepSpeed in this process. Imports neither before it is called."""
 
 from __future__ import annotations
 

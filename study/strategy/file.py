@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -96,7 +97,8 @@ class Strategy:
     def check_json_is_seen(self, folder: Path = Path()) -> None:
         """Raise Refusal if the launcher, started in this folder, would not find the JSON that the file names."""
         if self.deepspeed_json is not None:
-            _check_is_seen(self.path, folder / self.content["deepspeed_config"]["deepspeed_config_file"])
+            name = self.content["deepspeed_config"]["deepspeed_config_file"]
+            _check_is_seen(self.path, _base_of_json(self.path, folder) / name)
 
     @property
     def needed_extensions(self) -> set[str]:
@@ -137,23 +139,32 @@ def find_strategy(name: str) -> Path:
 def read_by_name(name: str) -> Strategy:
     """Read a strategy by its name or path without launching it, from any current folder. Raises Refusal."""
     path = find_strategy(name)
-    return read_strategy(path, CONFIGS.parent if path.is_relative_to(CONFIGS) else Path())
+    return read_strategy(path)
+
+
+def _base_of_json(path: Path, folder: Path) -> Path:
+    """Return the folder that the path of a JSON file starts from.
+
+    Accelerate starts from the folder of the launch. The project's own files name their JSON as seen from the clone, and
+    the trainer reads it itself, so that they work from every folder.
+    """
+    return CONFIGS.parent if path.absolute().is_relative_to(CONFIGS) else folder
 
 
 def read_strategy(path: Path, folder: Path = Path()) -> Strategy:
     """Read an accelerate file strictly.
 
-    The path of its JSON is relative to `folder`; in a launch, that is the current folder.
-
-    Raises Refusal naming the file, the key and the remedy.
+    `folder`: the folder that the path of its JSON is relative to, by default the current one. The project's own files
+    do not depend on it. Raises Refusal naming the file, the key and the remedy.
     """
+    folder = _base_of_json(path, folder)
     content = read_yaml(path, CONFIGS)
     settings = {key: value for key, value in content.items() if key not in _SECTIONS or value not in _EMPTY}
     json_name = _json_named(settings)
     wrong = strict.validation_errors("accelerate", settings, config_files.of_accelerate(str(path), settings))
     wrong = wrong or _wrong_sections(settings)
     if wrong:
-        raise Refusal("; ".join([f"{path}: {wrong[0]}", *wrong[1:], *_wrong_in_json(json_name, folder)]))
+        raise Refusal(f"{path}: {_sentences([*wrong, *_wrong_in_json(json_name, folder)])}")
     deepspeed, fsdp = settings.get("deepspeed_config", {}), settings.get("fsdp_config", {})
     json_content = _read_json(path, folder / json_name) if json_name is not None else None
     ddp_json = _read_ddp_json(path) if settings["distributed_type"] == "MULTI_GPU" else None
@@ -206,6 +217,11 @@ def _json_named(content: dict[str, Any]) -> str | None:
     return json_name if isinstance(json_name, str) else None
 
 
+def _sentences(errors: Iterable[str]) -> str:
+    """Join the errors of a file as sentences."""
+    return " ".join(error if error.endswith(".") else f"{error}." for error in errors)
+
+
 def _wrong_sections(content: dict[str, Any]) -> list[str]:
     """List sections that lack their distributed_type or a setting that they need."""
     kind, fsdp = content["distributed_type"], content.get("fsdp_config")
@@ -217,7 +233,8 @@ def _wrong_sections(content: dict[str, Any]) -> list[str]:
     machines = content.get("num_machines", 1)
     if deepspeed is not None and machines > 1 and deepspeed.get("deepspeed_multinode_launcher") is None:
         reason = known_keys.read()["study"]["accelerate"]["why"]["deepspeed_config.deepspeed_multinode_launcher"]
-        return [f"num_machines: {machines} without a launcher {reason}"]  # accelerate's default is pdsh
+        # accelerate's default is pdsh
+        return [f"num_machines is {machines}, and deepspeed_multinode_launcher is not set. {reason}"]
     if (kind == "FSDP") != (fsdp is not None):
         return ["distributed_type: FSDP and an fsdp_config section belong together"]
     if "parallelism_config" not in content:
@@ -234,7 +251,7 @@ def _read_json(yaml_path: Path, path: Path) -> dict[str, Any]:
     _check_is_seen(yaml_path, path)
     content = with_keys(path, load(path, "JSON"))
     if wrong := strict.validation_errors("json", content, config_files.of_json(str(path), content)):
-        raise Refusal(f"{path}: {'; '.join(wrong)}")
+        raise Refusal(f"{path}: {_sentences(wrong)}")
     return content
 
 

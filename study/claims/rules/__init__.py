@@ -1,4 +1,4 @@
-"""How is a claim decided? A module for each kind of rule; what they share is what a rule finds."""
+"""The rules that decide claims, one module for each kind of rule, and the observation that all of them return."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Text = Annotated[str, Field(min_length=1)]
 
 @dataclass(frozen=True)
 class Observed:
-    """A value with its interval, and what it rests on. Bytes are bytes, whatever the unit of the claim."""
+    """An observed value with its interval and its evidence. Bytes are bytes, whatever the unit of the claim."""
 
     value: float | bool | str
     evidence: tuple[str, ...]  # run ids of records, a formula with its numbers, or a result

@@ -1,4 +1,4 @@
-"""What does a formula over the numbers of a source, and of what it cites, give? + - * / **, min and max only."""
+"""Evaluate formulas over the numbers of a source and of the sources that it cites: + - * / **, min and max only."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ALLOWED = (
 
 
 def observe(formula: str, numbers: Mapping[str, float]) -> Observed:
-    """Evaluate a formula. Raises ValueError for what it may not hold, and where it has no finite value."""
+    """Evaluate a formula. Raises ValueError for anything that is not allowed, and if the value is not finite."""
     value = _evaluated(formula, _checked(formula, numbers), numbers)
     filled = ast.unparse(_Filled(numbers).visit(_parsed(formula)))
     steps = formula if filled == formula else f"{formula} = {filled}"

@@ -1,4 +1,4 @@
-"""What did today's engines do with the lines of a claim? The committed results of snippets.py.
+"""Read how today's engines handled the code lines of claims, from the committed results of snippets.py.
 
 A result is of the rule as it then stood: one whose digest differs decides nothing.
 """
@@ -30,7 +30,7 @@ Scalar = bool | int | float | str | None
 
 
 class Execution(StrictModel):
-    """Its lines are given to today's engine, by study/claims/snippets.py."""
+    """A rule: the claim's code lines are given to today's engine by study/claims/snippets.py."""
 
     type: Literal["execution"]
     through: Literal["deepspeed-json", "accelerate-yaml", "training-arguments", "python"]
@@ -68,7 +68,7 @@ class Execution(StrictModel):
 
 
 class Result(Facts, strict=True):
-    """What came of one claim's lines."""
+    """The result of one claim's code lines."""
 
     rule_sha256: str  # of the rule that was followed
     outcome: Outcome
@@ -87,7 +87,7 @@ class Results(Facts, strict=True):
 
 
 def outcome(wants: Mapping[str, Any], values: Mapping[str, Any], message: str | None) -> Outcome:
-    """Accepted is only what then is in effect."""
+    """Return the outcome of code lines; they count as accepted only if they then have an effect."""
     if message is not None:
         return "rejected"
     return "accepted" if values == wants else "ignored"
@@ -111,7 +111,7 @@ def versions() -> str:
 
 
 def observe(name: str, rule: Execution) -> Observed:
-    """Find what came of a claim's lines. Raises ValueError where there is no result, or one of another rule."""
+    """Return the result of a claim's code lines. Raises ValueError if there is none, or it is of another rule."""
     again = f"run `{COMMAND} --claim {name}`"
     results_file = RESULTS.relative_to(ROOT)
     result = _committed().results.get(name)
@@ -133,7 +133,7 @@ def observe(name: str, rule: Execution) -> Observed:
 
 
 def _what_shows_it(rule: Execution, result: Result) -> str:
-    """What shows it, for the sentence of a verdict."""
+    """Return the evidence in words, for the sentence of a verdict."""
     if result.message is not None:
         return result.message
     values = [

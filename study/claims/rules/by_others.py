@@ -1,4 +1,4 @@
-"""What did others measure of it? Their published rows, beside nothing of ours: pairs that differ in what a claim asks.
+"""Compare published measurements of others: pairs of rows that differ only in what a claim is about.
 
 No row is picked by hand: of each source all pairs are taken that differ in what the rule names and in nothing else.
 Grade C, where too much is assumed, decides nothing. A row is one run on its box, so every rate has the allowance of
@@ -32,7 +32,7 @@ Several = Annotated[tuple[Text, ...], A_LIST]
 
 
 class Rows(StrictModel):
-    """Which rows; None: any."""
+    """A selection of rows; None selects any value."""
 
     model: Text | None = None
     engine: Text | Several | None = None  # as the page of what others measured names it
@@ -52,7 +52,7 @@ class Rows(StrictModel):
 
 
 class ByOthers(StrictModel):
-    """It is held against rows that others published."""
+    """A rule: the claim is compared with rows that others published."""
 
     type: Literal["others"]
     quantity: Literal["speed", "fits"]  # tokens of a GPU and second, `of` over `to`; or whether `of` trained
@@ -78,7 +78,7 @@ class Pair(NamedTuple):
 
 
 def observe(rule: ByOthers, band: tuple[float, float] | None) -> Observed:
-    """Find what the rows say; `band` is what is expected of a ratio. Raises ValueError where there is no such row."""
+    """Return the observation from the rows; `band`: the expected ratio. Raises ValueError if there is no such row."""
     if rule.quantity == "fits":
         return _fits(rule)
     assert band is not None
@@ -96,7 +96,7 @@ def observe(rule: ByOthers, band: tuple[float, float] | None) -> Observed:
 
 
 def pairs(rule: ByOthers) -> Iterator[Pair]:
-    """All pairs of a source that differ in what the rule names and in nothing else."""
+    """Return all pairs of rows of a source that differ only in what the rule names."""
     assert rule.to is not None
     rows = [case for case in measured_by_others.cases() if case.quantity in TIMES and case.grade in _grades(rule)]
     rows = [case for case in rows if not case.outside]  # such times differ by more than REPEAT from run to run
@@ -119,7 +119,7 @@ def _fits(rule: ByOthers) -> Observed:
 
 
 def _against(ratio: float, band: tuple[float, float]) -> float:
-    """How far a ratio is beyond the nearer end of what is expected, as a logarithm; within it below 0."""
+    """Return how far a ratio is outside the expected range, as a logarithm; below 0 inside the range."""
     below = math.log(band[0] / ratio) if band[0] > 0 else -math.inf
     return max(below, math.log(ratio / band[1]))
 
@@ -170,7 +170,7 @@ def _differ(first_case: MeasuredCase, second_case: MeasuredCase) -> set[str]:
 
 
 def _scope(case: MeasuredCase) -> str:
-    """What decides: whose row, of which grade, of what."""
+    """Return the deciding evidence in words: whose row, of which grade, about what."""
     facts = _facts(case)
     setting = (
         f"{facts['model']} in {facts['precision']}, {facts['gpus']} x {facts['gpu']}, {facts['sequence_length']} tokens"
@@ -185,7 +185,7 @@ def _in_words(pair: Pair) -> str:
 
 
 def _sources(cases: Sequence[MeasuredCase]) -> list[str]:
-    """Where each source is, and what it says of its stack or what is assumed."""
+    """Return the address of each source, and what it reports about its software or what is assumed."""
     return list(dict.fromkeys(f"{case.family}: {case.url}: {' '.join(case.conditions.split())}" for case in cases))
 
 

@@ -1,4 +1,4 @@
-"""What do the committed records of runs say of a claim? The functions that the ledger may name, with their arguments.
+"""Observe claims in the committed records of runs: the functions that the ledger may name, with their arguments.
 
 All records are of a CPU. Losses: fp32, the models of the studies in LEARNED, two processes, by compare/differences.py,
 seed by seed. Bytes: where the models of a study differ, or the ranks, the interval is from least to most.
@@ -51,7 +51,7 @@ def _some(candidates: Iterable[RecordFile], description: str) -> list[RecordFile
 
 
 def _known(value: T | None) -> T:
-    """What every record of a run that ended well has."""
+    """Return a value that every record of a successful run has."""
     assert value is not None
     return value
 
@@ -83,7 +83,7 @@ def loss_difference(
 
 
 def different_bits(strategy: str, control: str) -> Observed:
-    """Number of trainings with fixed orders that end with other bits than the control's of the same setting.
+    """Number of trainings with fixed orders whose final bits differ from the control's of the same setting.
 
     Of the studies `bits` and `bits-learned`, those in which no rounding tells the two strategies apart.
     """

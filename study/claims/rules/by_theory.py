@@ -1,4 +1,4 @@
-"""What do the papers' formulas and the models of study/theory say of a claim? The functions that the ledger may name.
+"""Observe claims in the papers' formulas and the models of study/theory: the functions that the ledger may name.
 
 They are asked of a case: a model, a strategy's file, GPUs and a batch, in the precision class in which that strategy
 trains. Gradients accumulate in the parameters' type, as DeepSpeed does unless it is told otherwise. What is predicted
@@ -46,7 +46,7 @@ class _Typed(BaseModel):
 
 
 class GivenModel(_Typed):
-    """A model that theory knows by no name."""
+    """A model without a name in theory, given by its sizes."""
 
     name: str
     architecture: Literal["bert", "gpt2", "gpt-neo", "gpt-j"]
@@ -56,7 +56,7 @@ class GivenModel(_Typed):
 
 
 class Case(_Typed):
-    """What the models of memory and time are asked, named as in the ledger."""
+    """The inputs of the models of memory and time, named as in the ledger."""
 
     model: str | GivenModel
     strategy: str
@@ -147,7 +147,7 @@ def engine_in_16_bits(strategy: str, hidden: int, world_size: int, precision: Pr
 
 
 def box_of(gpu: str, gpus: int, node: str | None) -> Box:
-    """Find the box of a case. Raises ValueError for an unknown GPU or node, and for GPUs that fill no nodes."""
+    """Find the machine of a case. Raises ValueError for an unknown GPU or node, and for GPUs that do not fill nodes."""
     card = hardware.find_gpu(gpu)
     box = hardware.typical_box(card, gpus)
     match node:

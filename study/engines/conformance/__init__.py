@@ -1,1 +1,1 @@
-"""Conformance: whether installed engines train what they say, a matrix of cells against a reference without engines."""
+"""Check whether the installed engines train correctly: a matrix of cells, compared with a reference without engines."""

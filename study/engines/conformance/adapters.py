@@ -25,11 +25,11 @@ Values = tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]
 
 
 class NotOffered(Exception):
-    """This release has no such way of training."""
+    """Raised if this release does not offer a way of training."""
 
 
 class Engine(Protocol):
-    """What a cell needs of an engine. Losses are those of `toy.losses`: shares of the batch's mean."""
+    """The interface of an engine for a cell. Losses are those of `toy.losses`: shares of the batch's mean."""
 
     model: Any
 

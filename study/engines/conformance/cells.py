@@ -1,4 +1,4 @@
-"""The cells of the matrix: one is an engine, a precision class, ranks, accumulation, clipping, and a twist.
+"""The cells of the matrix. A cell is an engine, a precision class, ranks, accumulation, clipping, and a variation.
 
 The processes that train a cell run under any release of the engines: nothing here needs more than Python.
 """
@@ -84,7 +84,7 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """As the command line, pages and records name it: zero2/bf16/2-ranks/accumulation-2/clipped/tied."""
+        """The name of the cell: zero2/bf16/2-ranks/accumulation-2/clipped/tied."""
         ranks = "1-rank" if self.num_ranks == 1 else f"{self.num_ranks}-ranks"
         words = [self.engine, self.precision, ranks, f"accumulation-{self.accumulation}"]
         if self.clipping:
@@ -94,7 +94,7 @@ class Cell:
         return "/".join(words)
 
     def does(self, twist: str) -> bool:
-        """Say whether this is the cell's twist, or one of its two."""
+        """Say whether this is the cell's variation, or one of its two."""
         return twist in self.twist.split("+")
 
     @property
@@ -107,7 +107,7 @@ class Cell:
 
     @property
     def is_large(self) -> bool:
-        """Whether the model has to be one that is swapped: DeepSpeed swaps nothing below 1 MiB of a rank."""
+        """Whether the model must be large enough to be swapped: DeepSpeed swaps nothing below 1 MiB per rank."""
         return "nvme" in self.engine
 
     @property
@@ -116,7 +116,7 @@ class Cell:
 
     @property
     def question(self) -> Cell:
-        """What the reference is asked for this cell: it has no engine, and many cells ask the same.
+        """The reference's settings for this cell. The reference has no engine, so many cells share one reference.
 
         How gradients are summed is left to the bound, which is that of bf16.
         """

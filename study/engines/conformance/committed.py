@@ -1,16 +1,14 @@
-"""The committed matrices, a file for each installation that was examined, and what a matrix says in words."""
+"""Read the committed conformance matrices, one file for each examined installation, and print a matrix in words."""
 
 from __future__ import annotations
 
 import math
-import shutil
-import textwrap
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ... import files
+from ... import files, terminal
 from ...files import ROOT, parse_yaml
 from .. import known_bad
 
@@ -21,7 +19,7 @@ MOST_TIMES_FURTHER = 10  # times as far from the right weights as in an earlier 
 
 
 def read(package: str = "deepspeed", folder: Path = PLACE) -> dict[str, dict[str, Any]]:
-    """Return the matrices of a package's releases, by version, the oldest first. Raises Refusal if a file is none.
+    """Return the matrices of a package's releases, by version, the oldest first. Raises Refusal for other files.
 
     Those of accelerate and torch include the newest installation, whose matrix has all their cells and more.
     """
@@ -46,7 +44,7 @@ def released(package: str, folder: Path = PLACE) -> dict[str, str]:
 
 
 def load(path: Path) -> dict[str, Any]:
-    """Read one matrix. Raises Refusal if the file is none."""
+    """Read one matrix. Raises Refusal if the file is not a matrix."""
     matrix: dict[str, Any] = files.load(path, "a matrix of conformance")
     return matrix
 
@@ -92,29 +90,26 @@ def _share(cell: Mapping[str, Any]) -> float:
 
 
 def lines(matrix: Mapping[str, Any]) -> list[str]:
-    """Return the matrix of one installation in words, for a terminal."""
-    width = max(40, shutil.get_terminal_size().columns)
+    """Return the lines of the matrix of one installation for a terminal: the result, the failures, then all counts."""
     cells = matrix["cells"]
     versions = ", ".join(f"{name} {version}" for name, version in matrix["versions"].items())
     counts = Counter(cell["verdict"] for cell in cells.values())
+    failed = failures(matrix)
+    result = "No cell is wrong" if not failed else f"{len(failed)} of {len(cells)} cells are wrong or crashed"
+    counted = ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS)
     seconds = sum(matrix["seconds"].values())
     text_lines = [
-        f"{versions}; {len(cells)} cells in {seconds} s, {seconds / max(1, len(cells)):.1f} s each",
-        ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS),
-        "",
-        f"{'':36}{''.join(f'{verdict:>9}' for verdict in VERDICTS)}",
+        terminal.wrapped(f"{result}: {versions}."),
+        terminal.wrapped(f"{len(cells)} cells in {seconds} s: {counted}."),
     ]
+    text_lines += ["", f"{'cells by engine and precision':36}{''.join(f'{verdict:>9}' for verdict in VERDICTS)}"]
     for group, members in grouped(cells).items():
         counts = Counter(cells[name]["verdict"] for name in members)
         text_lines.append(f"{group:36}{''.join(f'{counts[verdict] or str():>9}' for verdict in VERDICTS)}")
-    for name in failures(matrix):
-        text_lines += [
-            "",
-            *textwrap.wrap(
-                f"{name}: {explanation(cells[name])}", width, subsequent_indent="  ", break_on_hyphens=False
-            ),
-        ]
-    return text_lines
+    if failed:
+        text_lines += ["", "Wrong or crashed:"]
+        text_lines += [terminal.wrapped(f"{name}: {explanation(cells[name])}", "  ", "    ") for name in failed]
+    return "\n".join(text_lines).split("\n")
 
 
 def grouped(cells: Iterable[str]) -> dict[str, list[str]]:
@@ -126,30 +121,35 @@ def grouped(cells: Iterable[str]) -> dict[str, list[str]]:
 
 
 def explanation(cell: Mapping[str, Any]) -> str:
-    """Say in one line how far a cell is from the reference, or how it failed."""
+    """Return how far a cell is from the reference, or how it failed."""
     if "message" in cell:
-        return f"{cell['verdict']} when it was {cell['stage']}: {cell['message']}"
+        stage = cell["stage"].replace("taken up", "resumed")  # the words of the matrices
+        return f"{cell['verdict']} while it was {stage}: {cell['message']}"
     if cell["verdict"] == "same":
         return (
-            f"same: the largest difference, in {cell['of']}, is {cell['share_of_bound']:.2f} of what rounding explains"
+            f"same: the largest deviation ({cell['of']}) is {cell['share_of_bound']:.2f} times what rounding explains"
         )
     share = cell["share_of_bound"]
-    beyond = "not a number" if share is None else f"{share:,.3g} times what rounding explains ({cell['of']})"
+    beyond = (
+        "a value is not a number"
+        if share is None
+        else f"the deviation is {share:,.3g} times what rounding explains ({cell['of']})"
+    )
     if not cell["beyond"]:
         beyond = "no single rank is beyond what rounding explains"
     words = [f"wrong from step {cell['first_step']}: {beyond}"]
     norms = [scale for scale in cell["norm_scale"] if scale is not None]
     if norms:
-        words.append(f"gradient norm {norms[0]:.4g} to {norms[-1]:.4g} times the right one")
+        words.append(f"the gradient norm is {norms[0]:.4g} to {norms[-1]:.4g} times the right one")
     if cell["update_scale"][-1] is not None:
-        words.append(f"weights moved {cell['update_scale'][-1]:.2f} of the right distance")
+        words.append(f"the weights moved {cell['update_scale'][-1]:.2f} times the right distance")
     if difference := cell["ranks_apart"]:
         is_older_file = difference is True
-        words.append("ranks end with different weights" if is_older_file else _difference_of_ranks(difference))
+        words.append("the ranks end with different weights" if is_older_file else _difference_of_ranks(difference))
     return "; ".join(words)
 
 
 def _difference_of_ranks(difference: Mapping[str, Any]) -> str:
     first, *further = difference["of"]
     more = f" and {len(further)} more" if further else ""
-    return f"ranks have different weights from step {difference['step']} ({first}{more})"
+    return f"the ranks have different weights from step {difference['step']} ({first}{more})"

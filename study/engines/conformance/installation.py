@@ -63,7 +63,7 @@ def examine(
             executor.submit(lambda: [references.of(cell) for cell in cells])
             failures = train(cells, Path(scratch), say=say, **options)
         trained = time.monotonic()
-        say("comparing the results with the reference ...")
+        say("Comparing the cells with the reference ...")
         for number, cell in enumerate(cells):
             if cell in failures:
                 verdicts[cell.name] = failure_verdict(failures[cell])
@@ -139,7 +139,7 @@ def train(
     failures: dict[Cell, Failure] = {}
     for num_ranks in sorted({cell.num_ranks for cell in cells}):
         numbered = {number: cell for number, cell in enumerate(cells) if cell.num_ranks == num_ranks}
-        say(f"training {len(numbered)} cells on {num_ranks} rank{'s'[: num_ranks > 1]} ...")
+        say(f"Training {len(numbered)} cells on {num_ranks} rank{'s'[: num_ranks > 1]} ...")
         (folder / "cells.json").write_text(json.dumps([(n, dataclasses.asdict(cell)) for n, cell in numbered.items()]))
         errors = _launch(folder, max(num_ranks, WORKERS), environment, module)
         for number, cell in numbered.items():

@@ -1,4 +1,4 @@
-"""Train cells, one after the other, and leave what came of each: one rank of a launch.
+"""Train cells one after the other as one rank of a launch, and write the result of each.
 
 `python -m zero_study.engines.conformance.probe FOLDER` reads FOLDER/cells.json and writes, for its rank,
 FOLDER/NUMBER-RANK.pt of each cell that trained and FOLDER/NUMBER-RANK.txt of each that did not. It judges
@@ -74,7 +74,7 @@ def _import_engines(cells: Collection[Cell]) -> None:
 
 
 def _import_what_it_did(names: Path) -> None:
-    """Spare the next cell the seconds of what the last one imported as it trained."""
+    """Import what the last cell imported while it trained, so that the next cell need not."""
     for name in names.read_text().splitlines() if names.exists() else ():
         if name not in sys.modules:
             with contextlib.suppress(Exception):

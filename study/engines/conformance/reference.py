@@ -184,7 +184,7 @@ def _updated(
     learning_rate: float,
     decay: float,
 ) -> torch.Tensor:
-    """AdamW's step; the two moments are changed in place."""
+    """Return the parameters after a step of AdamW; the two moments are changed in place."""
     beta1, beta2 = toy.BETAS
     first.mul_(beta1).add_(gradient, alpha=1 - beta1)
     second.mul_(beta2).add_(gradient.square(), alpha=1 - beta2)

@@ -33,11 +33,14 @@ def parse(requirements: Sequence[str]) -> dict[str, str]:
         package, _, version = text.partition("==")
         if package not in PACKAGES or not re.fullmatch(r"\d+\.\d+\.\d+", version):
             raise Refusal(
-                f"--release {text}: write {', '.join(PACKAGES[:-1])} or {PACKAGES[-1]}, == and a version, for "
-                "instance deepspeed==0.18.2"
+                f"--release {text}: write {', '.join(PACKAGES[:-1])} or {PACKAGES[-1]} with == and a version, for "
+                "instance deepspeed==0.18.2."
             )
         if package in versions:
-            raise Refusal(f"--release {text}: {package}=={versions[package]} is asked, too; name one of them")
+            raise Refusal(
+                f"--release {text}: {package}=={versions[package]} is requested as well. Name only one release of a "
+                "package."
+            )
         versions[package] = version
     return versions
 

@@ -1,4 +1,4 @@
-"""The toy: a model of some thousand parameters with what makes engines fail, and its batches of tokens.
+"""The toy: a model of some thousand parameters with structures that engines have failed on, and its batches.
 
 An embedding, a block with a nonlinearity and a residual path, a head that may share the embedding's weights. Nothing is
 drawn from a library's generator, whose numbers change between releases.

@@ -1,10 +1,10 @@
-"""Where two trainings begin to differ by more than rounding: recordings of anybody's scripts, compared.
+"""Find where two trainings begin to differ by more than rounding, from recordings of their scripts.
 
 from zero_study import diff
 
 diff.record(model, "a")                   # after prepare, deepspeed.initialize, DDP(...) or fully_shard
 diff.assert_same_training("a", "b")       # in a test
-python -m zero_study.diff --output a train.py    # or no line at all
+python -m zero_study.diff --output a train.py    # or without changing the script
 """
 
 from pathlib import Path
@@ -18,9 +18,9 @@ def record(
 ) -> None:
     """Record the next optimizer steps of `model` into a folder, a file for each rank. Call it on every rank.
 
-    `noise`: the number of a run whose results are rounded otherwise, which goes into noise-N in that folder. `whole`:
-    outputs and gradients of what begins with this name are kept as they are. Once the training goes on after `steps`,
-    or ends, it is written; nothing of it is left.
+    `noise`: the number of a run with random rounding, which is written to noise-N in that folder. `whole`: complete
+    outputs and gradients of modules whose names begin with this are kept as well. The recording is written when the
+    training continues after `steps`, or ends. Then all hooks are removed.
     """
     from .recording import Recorder
 

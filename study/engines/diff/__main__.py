@@ -1,7 +1,8 @@
-"""`python -m zero_study.diff --output a train.py`: a recording of a script in which nothing was written for it.
+"""Record a training script without changing it: `python -m zero_study.diff --output a train.py`.
 
-Also `accelerate launch -m zero_study.diff --output a train.py` and `torchrun -m zero_study.diff ...`. With
-`--noise 1` its results are rounded otherwise, and go into a/noise-1: what the comparison takes its bound from.
+On several processes: `accelerate launch -m zero_study.diff --output a train.py` or `torchrun -m zero_study.diff ...`.
+With `--noise 1`, every result is rounded up or down at random, and the recording is written to a/noise-1. The
+comparison uses such runs to measure the effect of rounding.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ from .recording import Recorder
 def main(words: Sequence[str] | None = None) -> None:
     """Run a script as Python would, and record its first optimizer steps."""
     parser = argparse.ArgumentParser("python -m zero_study.diff", allow_abbrev=False, description=__doc__)
-    parser.add_argument("--output", type=Path, required=True, help="folder of the recording, a file for each rank")
-    parser.add_argument("--steps", type=int, default=NUM_STEPS, help="optimizer steps to record")
-    parser.add_argument("--noise", type=int, help="number of a run whose results are rounded otherwise")
-    parser.add_argument("--whole", metavar="NAME", help="keep what begins with this name as it is, not sketches alone")
+    parser.add_argument("--output", type=Path, required=True, help="folder to write, with one file per rank")
+    parser.add_argument("--steps", type=int, default=NUM_STEPS, help="number of optimizer steps to record")
+    parser.add_argument("--noise", type=int, help="record a run with random rounding, of this number")
+    parser.add_argument("--whole", metavar="NAME", help="also keep complete tensors whose names begin with this")
     given = scripts.parse(parser, words)
     recorder = Recorder(given.output, given.steps, given.noise, given.whole)
     try:

@@ -1,4 +1,4 @@
-"""How far rounding may carry each tensor of a training, and the order in which a step makes them.
+"""Bound the effect of rounding on each tensor of a training, and order tensors by execution.
 
 A distance is the 2-norm of the difference of two tensors, told from their sketches. Rounding explains what is within
 MARGIN times the furthest of the runs whose results were rounded otherwise, and within a floor of some units of fp32 of
@@ -28,12 +28,12 @@ KINDS = ("forward", "gradient", "norm", "clipped", "update", "whole")
 
 
 def norm(values: np.ndarray) -> float:
-    """The 2-norm of a sketch."""
+    """Return the 2-norm of a sketch."""
     return float(np.linalg.norm(values))
 
 
 def distance(kind: str, ours: Seen, theirs: Seen) -> float:
-    """How far B's tensor is from A's; of updates of the whole how much longer it is along A's.
+    """Return the distance of B's tensor from A's; for the update of all parameters, the difference in length along A's.
 
     In that length, single elements hardly count.
     """
@@ -44,12 +44,12 @@ def distance(kind: str, ours: Seen, theirs: Seen) -> float:
 
 
 def roundoff(*tensors: Seen) -> float:
-    """The unit roundoff of the coarsest type of these."""
+    """Return the unit roundoff of the coarsest of these types."""
     return max(ROUNDOFF.get(tensor.dtype, FP32) for tensor in tensors)
 
 
 def factor(ours: np.ndarray, theirs: np.ndarray, bound: float) -> float | None:
-    """How many times A's tensor B's is; None: it is no multiple of it."""
+    """Return the factor by which B's tensor is a multiple of A's; None if it is not a multiple."""
     length = float(ours @ ours)
     if not length:
         return None
@@ -59,13 +59,13 @@ def factor(ours: np.ndarray, theirs: np.ndarray, bound: float) -> float | None:
 
 
 class Bounds:
-    """How far rounding may carry each tensor, and the order of execution."""
+    """The bounds on the effect of rounding for each tensor, and the order of execution."""
 
     def __init__(self, a: Recording, b: Recording, ours: dict[Key, Seen], by_call: bool) -> None:
         """`ours`: A's tensors. `by_call`: outputs are compared by rank and call, and not their means."""
         self._noise: dict[Key, float] = {}
-        for key, away in _distances_of_noise(a, b, by_call):
-            self._noise[key] = max(self._noise.get(key, 0.0), away)
+        for key, noise_distance in _distances_of_noise(a, b, by_call):
+            self._noise[key] = max(self._noise.get(key, 0.0), noise_distance)
         self.is_marked = not self._noise
         self._unit = max(ROUNDOFF.get(e.dtype, FP32) for each in (a, b) for e in each.ranks[0])  # of the coarsest type
         self._order = _order_of_modules(a)
@@ -82,7 +82,7 @@ class Bounds:
             self._elements[key.step] += seen.size if key.kind == "weights" else 0
 
     def place(self, key: Key) -> tuple[Any, ...]:
-        """Where a tensor comes in the order of execution."""
+        """Return the position of a tensor in the order of execution."""
         calls = key.place[1] if isinstance(key.place, tuple) else key.place or 0
         rank = key.rank or 0
         module = key.name if key.kind == "forward" else key.name.rpartition(".")[0]
@@ -93,14 +93,14 @@ class Bounds:
         return (key.step, kinds, 0, self._backward.get(key.name, len(self._backward)), -at, rank, key.name)
 
     def distance_and_bound(self, key: Key, ours: Seen, theirs: Seen) -> tuple[float, float]:
-        """How far B's tensor is from A's, and the largest distance that rounding explains."""
-        away, bound = distance(key.kind, ours, theirs), self._bound(key, ours, theirs)
-        if key.kind == "update" and away <= bound < math.inf:
-            return self._without_turned(key, ours, theirs) or (away, bound)
-        return away, bound
+        """Return the distance of B's tensor from A's, and the largest distance that rounding explains."""
+        separation, bound = distance(key.kind, ours, theirs), self._bound(key, ours, theirs)
+        if key.kind == "update" and separation <= bound < math.inf:
+            return self._without_turned(key, ours, theirs) or (separation, bound)
+        return separation, bound
 
     def _without_turned(self, key: Key, ours: Seen, theirs: Seen) -> tuple[float, float] | None:
-        """Distance and bound of an update without the few elements that rounding may turn round.
+        """Return distance and bound of an update without the few elements whose sign rounding may change.
 
         Each of these is in one sum of a sketch: the others are to be alike. A setting of this tensor alone, such as its
         rate, moves all of them. None: they are too many to be told from the others, or the others are alike.
@@ -113,12 +113,12 @@ class Bounds:
         return (moved, explained) if moved > explained else None
 
     def _floor(self, key: Key) -> float:
-        """How far rounding moves an update of which no element turns round: by noise, and that of the weights."""
+        """Return how far rounding moves an update if no sign changes: its own noise and that of the weights."""
         weights = self._ours[key._replace(kind="weights")]
         return max(MARGIN * self._noise.get(key, 0.0), 4 * FP32 * norm(weights.sketch))
 
     def _turned(self, key: Key, ours: Seen, names: Sequence[str]) -> tuple[float, float]:
-        """How many elements of an update rounding turns round: as many as are expected, and at most.
+        """Return how many elements of an update change their sign by rounding: the expected number, and the maximum.
 
         Adam makes steps of full length of what is small in a gradient, rounding too: of an element whose gradient is
         within its noise the step may have the other sign.
@@ -126,8 +126,8 @@ class Bounds:
         keys = [key._replace(kind="clipped", name=name) for name in names]
         clipped = [each for each in keys if each in self._ours]
         gradient = math.hypot(*(norm(self._ours[each].sketch) for each in clipped))
-        away = math.hypot(*(self._noise_of_gradient(each, gradient) for each in clipped))
-        share = min(1.0, (away + FP32 * gradient) / gradient) if gradient else 1.0
+        total_noise = math.hypot(*(self._noise_of_gradient(each, gradient) for each in clipped))
+        share = min(1.0, (total_noise + FP32 * gradient) / gradient) if gradient else 1.0
         expected = ours.size * share
         return expected, min(ours.size, expected + 3 * math.sqrt(expected) + 1)
 
@@ -135,7 +135,7 @@ class Bounds:
         return self._noise.get(key, 0.0) if self._noise else self._by_depth(key) * gradient / MARGIN
 
     def _bound(self, key: Key, ours: Seen, theirs: Seen) -> float:
-        """The largest distance that rounding explains."""
+        """Return the largest distance that rounding explains."""
         size = norm(ours.sketch)
         noise = MARGIN * self._noise.get(key, math.inf) if self._noise else self._by_depth(key) * size
         if key.kind == "forward":
@@ -160,7 +160,7 @@ class Bounds:
         return max(self._floor(key), 2 * math.sqrt(turned / ours.size) * size)
 
     def _by_depth(self, key: Key) -> float:
-        """Relative: the roundoff of the coarsest type that was seen, growing as a walk at random of so many modules."""
+        """Return the relative bound: the roundoff of the coarsest type, growing like a random walk over modules."""
         modules = len(self._order)
         depth = 2 * modules
         if key.kind == "forward":
@@ -169,7 +169,7 @@ class Bounds:
 
 
 def _distances_of_noise(a: Recording, b: Recording, by_call: bool) -> Iterator[tuple[Key, float]]:
-    """How far each tensor of a run whose results were rounded otherwise is from the recording's."""
+    """Return the distance of each tensor of a run with noise from the recording's tensor."""
     for recording in (a, b):
         exact = recording.values(by_call) if recording.noise else {}
         for draw in recording.noise:
@@ -179,11 +179,11 @@ def _distances_of_noise(a: Recording, b: Recording, by_call: bool) -> Iterator[t
 
 
 def _total_of(key: Key) -> tuple[int, str, Any]:
-    """Of what a tensor is a part: an output of its pass, and all else of what its rank has of that kind."""
+    """Return the group of a tensor: for an output, its forward pass; otherwise all tensors of its kind and rank."""
     return key.step, key.kind, key.place if key.kind == "forward" else key.rank
 
 
 def _order_of_modules(recording: Recording) -> dict[str, int]:
-    """The place of each module in the order in which modules of a first forward pass begin to have outputs."""
+    """Return the position of each module in the order of outputs of the first forward pass."""
     names = [entry.name.partition(":")[0] for entry in recording.ranks[0] if entry.kind == "forward"]
     return {name: place for place, name in enumerate(dict.fromkeys(names))}

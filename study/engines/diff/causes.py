@@ -1,4 +1,4 @@
-"""What most likely makes a first difference, by its pattern. Said as that, and never as what is known."""
+"""Name the likely causes of a first difference by its pattern. They are likely, and never certain."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LOSS_SCALES_FROM = 128  # a power of two from here on may be a loss scale
 
 
 class _Pattern(NamedTuple):
-    """What is known of a first difference."""
+    """The facts about a first difference."""
 
     first: Difference
     factor: float | None  # that all differences of its kind and step have; None: they have not one
@@ -30,7 +30,7 @@ def explain(
     b: Recording,
     sizes_over_bounds: Mapping[tuple[int, str], float],
 ) -> list[str]:
-    """The likeliest causes of the first of these, the likeliest first; none where no pattern fits.
+    """Return the likely causes of the first difference, the most likely first; none if no pattern fits.
 
     `sizes_over_bounds`: by step and kind, how large the largest tensor that is alike is over its bound.
     """
@@ -43,7 +43,7 @@ def explain(
 
 
 def uniform_factor(differences: Sequence[Difference]) -> float | None:
-    """The factor that all of these have; None: they have not one."""
+    """Return the factor that all of these differences have; None if they have no common factor."""
     factors = [difference.factor for difference in differences if difference.factor is not None]
     if len(factors) < len(differences):
         return None
@@ -54,40 +54,42 @@ def uniform_factor(differences: Sequence[Difference]) -> float | None:
 def _causes(pattern: _Pattern) -> Iterator[str]:
     first = pattern.first
     if first.broken:
-        yield "an overflow, or a division by zero: nothing after it can be compared"
+        yield "an overflow or a division by zero. Nothing after it can be compared."
     elif first.missing:
         yield _of_missing(first, first.missing)
     else:
         if 0 < len(first.ranks) < pattern.a.world_size and first.kind != "batch":
-            yield f"rank {first.ranks[0]} alone: its shard, its weights or its code are others"
+            yield f"only rank {first.ranks[0]} is affected: its shard, its weights or its code differ."
         if first.kind in _BY_KIND:
             yield from _BY_KIND[first.kind](pattern)
 
 
 def _of_missing(first: Difference, side: str) -> str:
     if first.kind == "weights":
-        return "the models have other parameters, or other names for them"
+        return "the models have different parameters, or different names for them."
     if first.kind == "whole":
-        return f"{side} makes no update: it ended before, or its optimizer is not one of torch.optim"
-    return f"{first.name} takes no part in {side}: frozen, or reached by no backward pass"
+        return f"{side} makes no update: it ended before, or its optimizer is not from torch.optim."
+    return f"{first.name} is not trained in {side}: it is frozen, or no backward pass reaches it."
 
 
 def _of_batch(pattern: _Pattern) -> Iterator[str]:
     first = pattern.first
     in_a, in_b = (sum(map(len, recording.rows(first.step))) for recording in (pattern.a, pattern.b))
     if in_a != in_b:
-        yield f"{in_a} forward passes in A and {in_b} in B: accumulation, evaluation mode, or updates"
-    yield "the order of the data: seeds, samplers, shuffling, workers" if "order" in first.name else "the data"
+        yield f"A has {in_a} forward passes and B has {in_b}: accumulation, evaluation mode or updates differ."
+    yield (
+        "the order of the data: seeds, samplers, shuffling or workers." if "order" in first.name else "the data differ."
+    )
 
 
 def _of_weights(_: _Pattern) -> Iterator[str]:
-    yield "another seed, another checkpoint, or weights that the wrapper changed"
+    yield "a different seed or checkpoint, or weights that the wrapper changed."
 
 
 def _of_output(pattern: _Pattern) -> Iterator[str]:
     if _random_state(pattern.a) != _random_state(pattern.b):
-        yield "the random state before the pass is another: masks of dropout"
-    yield "this module computes otherwise: its settings, a kernel, weights that it alone has, training mode"
+        yield "the random state before the forward pass differs, and with it the masks of dropout."
+    yield "this module computes something different: its settings, its kernel, its own weights, or its training mode."
 
 
 def _of_gradients(pattern: _Pattern) -> Iterator[str]:
@@ -97,24 +99,28 @@ def _of_gradients(pattern: _Pattern) -> Iterator[str]:
     if factor is not None and is_of_all:
         yield from _of_factor(factor, pattern)
     elif factor is not None and pattern.is_only_one:
-        yield f"this one alone is x {factor:.4g}: a hook, a tied weight, or sums over ranks or passes without it"
+        yield f"only this one is {factor:.4g} times as large: a hook, a tied weight, or a sum that leaves it out."
     elif first.factor is not None:
-        yield f"what flows back through this module is {first.factor:.4g} times as much"
+        yield f"the gradient that flows back through this module is {first.factor:.4g} times as large."
     elif first.kind == "gradient":
-        yield "a part of the batch is missing or counted twice (a micro batch, a rank), or parts are mixed up"
-        yield "sums or masters are rounded to 16 bits" if first.distance < 0.05 else "another loss"
+        yield "a part of the batch is missing or counted twice (a micro batch or a rank), or parts are mixed up."
+        yield "sums or master weights are rounded to 16 bits." if first.distance < 0.05 else "the loss differs."
     else:
-        yield "clipping: another norm, or of a part of the gradients"
+        yield "clipping uses a different norm, or the norm of only a part of the gradients."
 
 
 def _of_update(pattern: _Pattern) -> Iterator[str]:
     factor = pattern.factor
     if factor is not None:
         is_none = abs(factor) < NOTHING
-        yield "B's optimizer does not have it, or has not stepped" if is_none else f"the learning rate: x {factor:.4g}"
-    yield "the optimizer's settings, or its states: rate, decay, groups, betas, epsilon, moments"
+        yield (
+            "B's optimizer does not have this parameter, or has not stepped."
+            if is_none
+            else f"the learning rate is {factor:.4g} times as large in B."
+        )
+    yield "the optimizer's settings or states: learning rate, weight decay, groups, betas, epsilon or moments."
     if factor is None and 0.5 < pattern.first.distance < 2:
-        yield "masters that are kept in 16 bits, or a shard that is not gathered"
+        yield "master weights are kept in 16 bits, or a shard is not gathered."
 
 
 _BY_KIND: dict[str, Callable[[_Pattern], Iterator[str]]] = {
@@ -135,29 +141,35 @@ _BY_KIND: dict[str, Callable[[_Pattern], Iterator[str]]] = {
 def _of_factor(factor: float, pattern: _Pattern) -> Iterator[str]:
     a, b = pattern.a, pattern.b
     if abs(factor) < NOTHING:
-        yield "it is zero in B: lost, or detached"
+        yield "it is zero in B: it is lost or detached."
         return
     if pattern.first.kind in ("clipped", "norm"):
-        yield f"clipping: what the optimizer gets is x {factor:.4g}; another limit, or a norm of other gradients"
+        yield (
+            f"clipping: the optimizer gets gradients {factor:.4g} times as large, because of another limit or the norm "
+            "of other gradients."
+        )
     yield from _of_count(factor, "ranks", (a.world_size, b.world_size))
-    yield from _of_count(factor, "forward passes of a step", (_passes(a), _passes(b)))
+    yield from _of_count(factor, "forward passes per step", (_passes(a), _passes(b)))
     product = a.world_size * _passes(a)
     if product not in (a.world_size, _passes(a)) and (_is_near(factor, product) or _is_near(factor, 1 / product)):
-        yield f"x {factor:.4g}: by ranks and forward passes, {product}"
+        yield f"the factor {factor:.4g} is the number of ranks times forward passes ({product}), or one over it."
     if _is_loss_scale(max(abs(factor), 1 / abs(factor))):
-        yield f"x {factor:.4g}: a loss scale that one of them does not take out"
+        yield f"the factor {factor:.4g} is a loss scale that one of the trainings does not remove."
     in_a, in_b = _loss(a), _loss(b)
     if in_a and in_b and _is_near(in_b / in_a, factor):
-        yield "what backward is called on has the same factor: it is the loss"
+        yield "the loss: the tensor on which backward is called has the same factor."
 
 
 def _of_count(factor: float, noun: str, counts: tuple[int, int]) -> Iterator[str]:
-    """Whether a factor is a number of ranks or passes, or one over it."""
+    """Yield a cause if a factor is the number of ranks or passes, or one over it."""
     for count in dict.fromkeys(counts):
         if count > 1 and _is_near(factor, count):
-            yield f"x {count}, the number of {noun}: summed where the other takes the mean"
+            yield f"the factor is {count}, the number of {noun}: one training adds up what the other one averages."
         if count > 1 and _is_near(factor, 1 / count):
-            yield f"x 1/{count}, one over the number of {noun}: divided twice, or {count - 1} of {count} lost"
+            yield (
+                f"the factor is 1/{count}, one over the number of {noun}: divided twice, or {count - 1} of {count} are "
+                "lost."
+            )
 
 
 def _is_near(factor: float, number: float) -> bool:
@@ -177,5 +189,5 @@ def _loss(recording: Recording) -> float:
 
 
 def _random_state(recording: Recording) -> list[list[float]]:
-    """Before each rank's first pass: later ones depend on how the batch is cut."""
+    """Return the random state before each rank's first pass; later ones depend on how the batch is split."""
     return [next((e.sketch for e in entries if e.kind == "random"), []) for entries in recording.ranks]

@@ -1,4 +1,4 @@
-"""The comparison of two recordings: the first difference that rounding does not explain."""
+"""Compare two recordings, and find the first difference that rounding does not explain."""
 
 from __future__ import annotations
 
@@ -16,13 +16,19 @@ from .inputs import different_batches, different_weights, outputs_without_rows, 
 from .recorded import Difference, Key, Recording, Seen
 
 EXACT = 1e-12  # relative; what the order in which threads add a sketch makes is less
-NAMES = {"forward": "output", "clipped": "clipped gradient", "whole": "length of the update"}
+NAMES = {
+    "forward": "output",
+    "clipped": "clipped gradient",
+    "whole": "length of the update",
+    "weights": "weight",
+    "held": "weight",
+}
 _REPLICATED = ("gradient", "clipped", "weights", "held")
 
 
 @dataclass
 class Result:
-    """What two recordings come to."""
+    """The result of comparing two recordings."""
 
     a: Recording
     b: Recording
@@ -42,7 +48,7 @@ class Result:
 
 @np.errstate(invalid="ignore")  # of infinities
 def compare(a: Recording, b: Recording) -> Result:
-    """Find the first difference of two trainings. Raises Refusal where nothing differs, and neither has an update."""
+    """Find the first difference of two trainings. Raises Refusal if nothing differs and none has an update."""
     steps = min(a.facts["steps"], b.facts["steps"])
     by_call = a.cut == b.cut
     left_out = {} if by_call else outputs_without_rows(a, b, steps)
@@ -56,7 +62,10 @@ def compare(a: Recording, b: Recording) -> Result:
     start = [*different_batches(a, b, steps), *different_weights(ours, theirs)]
     differences = _merged(sorted([*start, *judge.differences], key=lambda difference: difference.step))
     if not (differences or any(key.kind == "whole" for key in ours)):
-        raise Refusal(f"{a.folder} and {b.folder}: have no update; does an optimizer of torch.optim step?")
+        raise Refusal(
+            f"{a.folder} and {b.folder}: neither recording has an update of weights. Record a training in which an "
+            "optimizer of torch.optim steps."
+        )
     return Result(
         a=a,
         b=b,
@@ -73,7 +82,7 @@ def compare(a: Recording, b: Recording) -> Result:
 
 def _notes_of_cut(by_call: bool, left_out: Iterable[tuple[int, str]]) -> Iterator[str]:
     if not by_call:
-        yield "the batch is cut otherwise: means over all rows are compared"
+        yield "the batch is split differently, so means over all rows are compared"
     if names := list(dict.fromkeys(name for _, name in left_out)):
         yield f"outputs without a row for each row of the batch are not compared: {some_names(names)}"
 
@@ -82,7 +91,7 @@ def _notes_of_cut(by_call: bool, left_out: Iterable[tuple[int, str]]) -> Iterato
 
 
 class _Pair(NamedTuple):
-    """A tensor in both recordings; None: one of them has none."""
+    """A tensor in both recordings; None: this recording does not have it."""
 
     key: Key
     ours: Seen | None
@@ -100,7 +109,7 @@ def _pairs(
 
 
 class _Judge:
-    """Judges pairs of tensors, in the order of execution, and keeps what comes of them."""
+    """Judge pairs of tensors in the order of execution, and collect the results."""
 
     def __init__(self, bounds: Bounds, ours: dict[Key, Seen], theirs: dict[Key, Seen]) -> None:
         self.differences: list[Difference] = []
@@ -126,7 +135,8 @@ class _Judge:
 
     def notes(self) -> list[str]:
         return [
-            f"{side} alone has {len(names)} {NAMES.get(kind, kind)}(s), one of {next(iter(names)) or 'the model'}"
+            f"only {side} has {len(names)} more tensors of kind {NAMES.get(kind, kind)}, for instance of "
+            f"{next(iter(names)) or 'the model'}"
             for (kind, side), names in self._only_in_one.items()
         ]
 
@@ -172,7 +182,7 @@ def _ratio(value: float, bound: float) -> float:
 
 
 def _merged(differences: Iterable[Difference]) -> list[Difference]:
-    """One for each name of a step, with all ranks on which it differs."""
+    """Return one difference for each name of a step, with all ranks on which it differs."""
     merged: dict[tuple[int, str, str], Difference] = {}
     for difference in differences:
         first = merged.setdefault(difference[:3], difference)
@@ -185,7 +195,7 @@ def _merged(differences: Iterable[Difference]) -> list[Difference]:
 
 
 def _unfinished(a: Recording, b: Recording) -> list[str]:
-    """Say of each recording whether its training failed, or ended before the other one did."""
+    """Say for each recording if its training failed, or ended before the other one."""
     lines = []
     for side, recording, counterpart in (("A", a, b), ("B", b, a)):
         is_shorter = recording.facts["completed"] < min(recording.facts["asked"], counterpart.facts["completed"])
@@ -195,27 +205,27 @@ def _unfinished(a: Recording, b: Recording) -> list[str]:
 
 
 def _unlike_ranks(side: str, recording: Recording) -> list[str]:
-    """Ranks that should be alike and are not, of one training: the first step and kind in which they differ."""
+    """Return the first step and kind of tensor in which ranks of one training differ that should be equal."""
     for step in range(recording.facts["steps"] + 1):
         for kind in _REPLICATED:
             if ranks_by_name := _unlike_ranks_by_name(recording, step, kind):
                 name, ranks = next(iter(ranks_by_name.items()))
                 tensors = "weights" if kind == "held" else kind
-                return [f"{side}: after step {step} ranks 0 and {ranks[0]} have other {tensors}, of "
-                        f"{len(ranks_by_name)} parameters, first {name}"]  # fmt: skip
+                return [f"in {side}, ranks 0 and {ranks[0]} have different {tensors} after step {step}, in "
+                        f"{len(ranks_by_name)} parameters, the first is {name}"]  # fmt: skip
     return []
 
 
 def _unlike_ranks_by_name(recording: Recording, step: int, kind: str) -> dict[str, list[int]]:
-    """The ranks on which a parameter's tensor is another than on rank 0, by the parameter's name."""
-    first, *others = [
+    """Return the ranks on which a parameter's tensor differs from that of rank 0, by the parameter's name."""
+    first, *later_ranks = [
         {entry[:4]: entry for entry in entries if (entry.step, entry.kind) == (step, kind)}
         for entries in recording.ranks
     ]
     ranks: dict[str, list[int]] = {}
-    for rank, other in enumerate(others, 1):
+    for rank, entries_of_rank in enumerate(later_ranks, 1):
         for key, entry in first.items():
-            if key in other and not _is_alike(entry.sketch, other[key].sketch):
+            if key in entries_of_rank and not _is_alike(entry.sketch, entries_of_rank[key].sketch):
                 ranks.setdefault(entry.name, []).append(rank)
     return ranks
 

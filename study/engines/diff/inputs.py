@@ -1,4 +1,4 @@
-"""What differs before anything is computed: the batches, and the weights before the first step."""
+"""Compare the inputs of two trainings: the batches, and the weights before the first step."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MOST_NAMES = 5  # that a line lists
 
 
 def different_batches(a: Recording, b: Recording, steps: int) -> Iterator[Difference]:
-    """The first step whose batches are not the same rows: nothing after that can be compared."""
+    """Return the first step whose batches have different rows; nothing after it can be compared."""
     for step in range(1, steps + 1):
         ours, theirs = (_rows(recording, step) for recording in (a, b))
         if ours == theirs:
@@ -43,13 +43,13 @@ def _different_tensors(a: Recording, b: Recording, step: int) -> str:
 
 
 def some_names(names: Sequence[str]) -> str:
-    """The first of these names of outputs, and how many more there are."""
+    """Return the first of these names of outputs, and how many more there are."""
     names_shown = ", ".join(f"the model{name}" if name[:1] in ("", ":") else name for name in names[:MOST_NAMES])
     return names_shown + (f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else "")
 
 
 def outputs_without_rows(a: Recording, b: Recording, steps: int) -> dict[tuple[int, str], None]:
-    """The outputs, by step and name, whose mean depends on how the batch is cut: a scalar, a state of a layer.
+    """Return the outputs, by step and name, whose mean depends on how the batch is split: scalars and layer states.
 
     Where both have passed the same rows together, in whatever order of passes and ranks, no mean does.
     """
@@ -68,7 +68,7 @@ Shapes = Sequence[tuple[int | None, list[int]]]  # of an output: the rows of eac
 
 
 def _has_rows(ours: Shapes, theirs: Shapes) -> bool:
-    """Whether the first dimension of an output is of the batch's rows, or of parts of them such as tokens.
+    """Say whether the first dimension of an output is the rows of the batch, or parts of them such as tokens.
 
     A dimension that is not of rows is the same in each pass, so that it has another sum where a batch is cut into more
     passes.
@@ -84,7 +84,7 @@ def _has_rows(ours: Shapes, theirs: Shapes) -> bool:
 
 
 def different_weights(ours: dict[Key, Seen], theirs: dict[Key, Seen]) -> Iterator[Difference]:
-    """Weights that are others before the first step, by more than a rounding to the coarser type, or are not there."""
+    """Return weights that are missing or differ before the first step by more than rounding to the coarser type."""
     for key in ours | theirs:
         if (key.step, key.kind) != (0, "weights"):
             continue

@@ -1,4 +1,4 @@
-"""What a recording holds, read again; and what a difference is."""
+"""Read recordings strictly, and define a difference."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SIZE = 32  # numbers of a sketch
 
 
 class Key(NamedTuple):
-    """Which tensor of a training it is."""
+    """The identity of a tensor of a training."""
 
     step: int
     kind: str
@@ -37,16 +37,16 @@ class Key(NamedTuple):
 
     @property
     def ranks(self) -> list[int]:
-        """The ranks that a difference names; none: of all together."""
+        """The ranks that a difference names; empty: all ranks together."""
         return [] if self.rank is None else [self.rank]
 
 
 class Damaged(Refusal):
-    """A recording that cannot be trusted: it is damaged, incomplete, or put together from several."""
+    """Raised for a recording that is damaged, incomplete, or mixed from several recordings."""
 
 
 class Entry(NamedTuple):
-    """One thing that was seen: its place in the order of a rank is that in the list."""
+    """One recorded tensor; entries are in the order of execution of a rank."""
 
     step: int  # from 1; the weights of step 0 are those before the first
     kind: str  # batch, random, forward, loss, gradient, norm, clipped, weights, held
@@ -59,12 +59,12 @@ class Entry(NamedTuple):
 
     @property
     def is_whole_batch(self) -> bool:
-        """Whether it is of all tensors of a batch together."""
+        """Whether this entry describes all tensors of a batch together."""
         return self.kind == "batch" and not self.name
 
 
 class Seen(NamedTuple):
-    """What is compared of a tensor."""
+    """The recorded facts of a tensor that are compared."""
 
     sketch: np.ndarray
     dtype: str
@@ -73,7 +73,7 @@ class Seen(NamedTuple):
 
 @dataclass
 class Recording:
-    """A folder of recordings, one of each rank, and those of the same training whose results were rounded otherwise."""
+    """A folder of recordings, one for each rank, with the runs with noise of the same training."""
 
     folder: Path
     ranks: list[list[Entry]]
@@ -88,21 +88,28 @@ class Recording:
         """
         files = {int(match[1]): path for path in _listed(folder) if (match := FILE.fullmatch(path.name))}
         if not files:
-            raise Refusal(f"{folder}: has no rank-0.json.gz; record a training into it, see docs/diff.md")
+            raise Refusal(
+                f"{folder}: this folder has no rank-0.json.gz. Record a training into it with `python -m "
+                "zero_study.diff --output`."
+            )
         ranks, facts = [], []
         for rank, path in sorted(files.items()):
             facts_of_rank, entries = _read_rank(path)
             if facts_of_rank["rank"] != rank:
-                raise Damaged(f"{path}: says that it is of rank {facts_of_rank['rank']}; record this training again")
+                raise Damaged(
+                    f"{path}: the file says that it is of rank {facts_of_rank['rank']}. Record this training again."
+                )
             ranks.append(entries)
             facts.append(facts_of_rank)
         if len({each["token"] for each in facts}) > 1:
-            raise Damaged(f"{folder}: holds ranks of several recordings; record all ranks of one training again")
+            raise Damaged(
+                f"{folder}: this folder has ranks of several recordings. Record all ranks of one training again."
+            )
         world_size = facts[0]["world_size"]
         if sorted(files) != list(range(world_size)) or len({each["world_size"] for each in facts}) > 1:
             raise Damaged(
-                f"{folder}: holds ranks {', '.join(map(str, sorted(files)[:8]))} of a training on {world_size}; record "
-                "all of them again"
+                f"{folder}: this folder has ranks {', '.join(map(str, sorted(files)[:8]))} of a training on "
+                f"{world_size} ranks. Record all of them again."
             )
         # A rank that ended before the others has the last word on how far the training came.
         first = min(facts, key=lambda each: (each["completed"], each["raised"] is None))
@@ -111,9 +118,15 @@ class Recording:
         made = cls(folder, ranks, facts[0], noise)
         for draw in noise:
             if draw.facts["of"] != made.facts["token"]:
-                raise Damaged(f"{draw.folder}: belongs to another recording than {folder} now holds; record it again")
+                raise Damaged(
+                    f"{draw.folder}: this run with noise belongs to another recording than the one in {folder}. Record "
+                    "it again."
+                )
             if made.facts["steps"] > draw.facts["steps"] or made.batches != draw.batches[: len(made.batches)]:
-                raise Damaged(f"{draw.folder}: has fewer steps than {folder}, or other batches; record it again")
+                raise Damaged(
+                    f"{draw.folder}: this run with noise has fewer steps or other batches than {folder}. Record it "
+                    "again."
+                )
         return made
 
     @property
@@ -123,7 +136,7 @@ class Recording:
         if completed >= num_requested:
             return None
         reason = f"the script ended with {raised}" if raised else "the script ended"
-        return f"{reason} after {completed} of the {num_requested} steps that were to be recorded"
+        return f"{reason} after {completed} of the {num_requested} requested steps"
 
     @property
     def world_size(self) -> int:
@@ -131,22 +144,25 @@ class Recording:
 
     @property
     def batches(self) -> list[tuple[int, list[float]]]:
-        """What rank 0 was given, by step."""
+        """Return the inputs of rank 0, by step."""
         return [(entry.step, entry.sketch) for entry in self.ranks[0] if entry.is_whole_batch]
 
     @cached_property
     def cut(self) -> list[list[int]]:
-        """How a step's batch is cut: by rank, the rows of each forward pass of the first step."""
+        """Return how a batch is split: for each rank, the rows of each forward pass of the first step."""
         return [[len(rows) for rows in passes] for passes in self.rows(1)]
 
     def rows(self, step: int, part: str = "") -> list[list[list[float]]]:
-        """What each forward pass of a step was given, by rank: a digest of each row. `part`: of one tensor alone."""
+        """Return the inputs of each forward pass of a step, by rank: a digest of each row.
+
+        `part`: only of one tensor.
+        """
         return [
             [e.sketch for e in entries if (e.kind, e.step, e.name) == ("batch", step, part)] for entries in self.ranks
         ]
 
     def shapes(self, step: int) -> dict[str, list[tuple[int | None, list[int]]]]:
-        """Of each output of a step: its shapes, each with the rows of its forward pass (None: not known)."""
+        """Return the shapes of each output of a step, each with the rows of its forward pass (None: unknown)."""
         shapes: dict[str, list[tuple[int | None, list[int]]]] = {}
         for entries, passes in zip(self.ranks, self.rows(step), strict=True):
             outputs: dict[str, list[Entry]] = {}
@@ -160,7 +176,10 @@ class Recording:
         return shapes
 
     def values(self, by_call: bool) -> dict[Key, Seen]:
-        """What was seen, by key, in the order of rank 0. `by_call`: outputs by rank and call, else their mean."""
+        """Return the recorded tensors by key, in the order of rank 0.
+
+        `by_call`: outputs by rank and call, else their mean.
+        """
         tensors: dict[Key, Seen] = {}
         outputs: dict[Key, list[Seen]] = {}
         for rank, entries in enumerate(self.ranks):
@@ -176,14 +195,14 @@ class Recording:
 
 
 def _mean(outputs: list[Seen]) -> Seen:
-    """The mean over all rows of the means over the rows of each pass."""
+    """Return the mean over all rows from the means over the rows of each pass."""
     total = max(1, sum(output.size for output in outputs))
     mean = np.sum([output.size / total * output.sketch for output in outputs], axis=0)
     return Seen(mean, outputs[0].dtype, total)
 
 
 def _updates(tensors: dict[Key, Seen]) -> Iterator[tuple[Key, Seen]]:
-    """By parameter, and of all of them together, one behind the other, as `whole`."""
+    """Return the update of each parameter, and that of all parameters concatenated as `whole`."""
     together: dict[tuple[int, Any], list[Seen]] = {}
     for key, seen in tensors.items():
         if key.kind == "weights" and key.step and (before := tensors.get(key._replace(step=key.step - 1))):
@@ -199,7 +218,7 @@ def _listed(folder: Path) -> list[Path]:
     try:
         return sorted(folder.iterdir())
     except OSError as error:
-        raise Refusal(f"{folder}: holds no recording ({error.strerror}); see docs/diff.md") from None
+        raise Refusal(f"{folder}: there is no recording here ({error.strerror}). See docs/diff.md.") from None
 
 
 # Of the facts of a rank: what each has to be.
@@ -227,24 +246,29 @@ def _read_rank(path: Path) -> tuple[dict[str, Any], list[Entry]]:
     try:
         content = json.loads(decompressed(read_whole(path)))
     except (OSError, ValueError, RecursionError) as error:
-        raise Damaged(f"{path}: is damaged ({' '.join(str(error).split())}); record this training again") from None
+        raise Damaged(
+            f"{path}: this file is damaged ({' '.join(str(error).split())}). Record this training again."
+        ) from None
     if not isinstance(content, dict) or "format" not in content:
-        raise Damaged(f"{path}: holds no recording; record this training again")
+        raise Damaged(f"{path}: this file is not a recording. Record this training again.")
     if content["format"] != FORMAT:
-        raise Refusal(f"{path}: was recorded by another release of zero-study; record it again")
+        raise Refusal(f"{path}: this file was recorded by another release of zero-study. Record it again.")
     for name, is_valid in _FACTS.items():
         if not is_valid(content.get(name)):
-            raise Damaged(f"{path}: {name} is damaged, or missing; record this training again")
+            raise Damaged(f"{path}: {name} is damaged or missing. Record this training again.")
     entries = content.pop("entries", None)
     if not isinstance(entries, list) or not all(map(_is_entry, entries)):
-        raise Damaged(f"{path}: its entries are damaged, or missing; record this training again")
+        raise Damaged(f"{path}: its entries are damaged or missing. Record this training again.")
     made = [Entry(*entry) for entry in entries]
     if len({entry[:4] for entry in made}) < len(made):
-        raise Damaged(f"{path}: has an entry twice; record this training again")
+        raise Damaged(f"{path}: this file has an entry twice. Record this training again.")
     if content["steps"] != max((entry.step for entry in made), default=0):
-        raise Damaged(f"{path}: says that it has {content['steps']} steps, and has others; record this training again")
+        raise Damaged(
+            f"{path}: this file says that it has {content['steps']} steps, but it has others. Record this training "
+            "again."
+        )
     if not content["completed"] <= content["steps"] <= content["asked"]:
-        raise Damaged(f"{path}: its numbers of steps contradict each other; record this training again")
+        raise Damaged(f"{path}: its numbers of steps contradict each other. Record this training again.")
     return content, made
 
 
@@ -272,7 +296,9 @@ def token_of(folder: Path, rank: int) -> str:
     """Return the identity of the recording that a folder holds. Raises Refusal if there is none."""
     path = folder / f"rank-{rank}.json.gz"
     if not path.exists():
-        raise Refusal(f"{folder}: holds no recording; record this training without noise first, into the same folder")
+        raise Refusal(
+            f"{folder}: this folder has no recording. Record this training without --noise first, into the same folder."
+        )
     return str(_read_rank(path)[0]["token"])
 
 

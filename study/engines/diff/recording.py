@@ -1,4 +1,4 @@
-"""The recording of a training: sketches of what its first optimizer steps compute, in the order of execution.
+"""Record a training: sketches of the tensors of its first optimizer steps, in the order of execution.
 
 Of each step: the batch and the random state of every forward pass, each module's outputs, what backward is called on,
 each parameter's gradient as the engine averages it, its norm, the gradient as the optimizer gets it, and the weights
@@ -47,7 +47,7 @@ _WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped
 
 
 def canonical(name: str) -> str:
-    """A name without what wrappers have added to it."""
+    """Return a module's name without the parts that wrappers add."""
     return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
 
 
@@ -55,7 +55,7 @@ _num_recordings: Counter[Path] = Counter()  # that this process has begun, by fo
 
 
 class Recorder:
-    """Listens to modules, backward, clipping and updates until it has seen its steps."""
+    """Listen to modules, backward, clipping and updates until all steps are recorded."""
 
     def __init__(self, folder: Path, steps: int, noise: int | None, whole: str | None) -> None:
         self._whole = whole  # what begins so is kept as it is
@@ -95,7 +95,7 @@ class Recorder:
     # ------------------------------------------------------------ whose
 
     def adopt(self, model: Any) -> None:
-        """Take a model for the one to be recorded, with all that is in it."""
+        """Choose the model that is recorded, with all its modules."""
         model = uncompiled(model)
         self._model = model
         self._names = {}
@@ -113,11 +113,11 @@ class Recorder:
                 self._stack.callback(hook.remove)
 
     def _on_gradient(self, name: str, _: torch.Tensor) -> None:
-        """Note in which order a backward pass comes to the parameters."""
+        """Record the order in which a backward pass reaches the parameters."""
         self._backward.setdefault(name)
 
     def _adopts(self, module: torch.nn.Module) -> bool:
-        """Whether the outermost module that trains is the model, or has it in it, or is a part of it."""
+        """Say whether the outermost training module is the model, contains it, or is a part of it."""
         module = uncompiled(module)
         parts = set(map(id, module.modules()))
         is_wider = self._model is None or (not self._step and module is not self._model and id(self._model) in parts)
@@ -149,7 +149,7 @@ class Recorder:
         return outputs
 
     def _begins(self, arguments: Any, options: Any) -> bool:
-        """Begin a forward pass, of a new step where the one before is updated; False: all steps have been seen."""
+        """Begin a forward pass, of a new step after an update; return False if all steps are recorded."""
         if self._updated:
             self._next_step()
         if self._step > len(self._steps):
@@ -201,7 +201,7 @@ class Recorder:
         return stack
 
     def _on_norm(self, call: Any, tensors: Any, *arguments: Any, **options: Any) -> Any:
-        """torch's clipping asks for the norm first: the gradients are there as they are before it."""
+        """Record gradients when torch's clipping computes the norm, which is before they are clipped."""
         tensors = list(tensors)
         norm = call(tensors, *arguments, **options)
         clipped = set(map(id, tensors))
@@ -212,7 +212,7 @@ class Recorder:
         return norm
 
     def _on_scaler(self, call: Any, scaler: Any, optimizer: Any, *arguments: Any, **options: Any) -> Any:
-        """An update that is skipped for an overflow, on every rank alike, is one in which the weights stay."""
+        """Record an update that GradScaler skips because of an overflow: the weights do not change."""
         result = call(scaler, optimizer, *arguments, **options)
         if not self._updated.issuperset(name for name, _ in self._own(optimizer)):
             self._before_update(optimizer)
@@ -258,7 +258,7 @@ class Recorder:
                 self._add("held", name, sums if master is None else sketch(parameter), of=parameter)
 
     def _read_gradients(self, kind: str, parameters: list[tuple[str, Any]]) -> None:
-        """In the order of the backward pass, as far as that of parameters tells it. What is not clipped is both."""
+        """Record gradients in the order of the backward pass. Without clipping, they count as clipped, too."""
         if not self._updated.isdisjoint(name for name, _ in parameters):  # another update, and no pass before it
             self._next_step()
         scale = getattr(getattr(self._model, "optimizer", None), "loss_scale", 1.0)  # of DeepSpeed under fp16
@@ -271,7 +271,7 @@ class Recorder:
                     self._keep(each, name, 0, gradient)
 
     def _read_moments(self, optimizer: Any) -> None:
-        """What a ZeRO optimizer got: from the change of Adam's first moment, as it clips within its step."""
+        """Record a ZeRO optimizer's gradients from the change of Adam's first moment: it clips within its step."""
         groups = getattr(getattr(optimizer, "optimizer", optimizer), "param_groups", [{}])
         beta = groups[0].get("betas", (None,))[0]
         if beta is None or not full_tensors.have_moments(optimizer, (parameter for _, parameter in self._parameters)):
@@ -293,7 +293,7 @@ class Recorder:
             self._add("norm", "", [float(norm)])
 
     def _add(self, kind: str, name: str, sums: list[float], of: Any = None) -> None:
-        """Of a parameter, what is read last in a step."""
+        """Add a parameter's tensor; the one that is read last in a step counts."""
         call = self._calls[kind, name] if of is None else 0
         self._calls[kind, name] += 1
         size = 1 if of is None else whole_size(of)
@@ -305,7 +305,10 @@ class Recorder:
     # ------------------------------------------------------------ the end
 
     def end(self, raised: BaseException | None = None) -> None:
-        """Write what was seen, and leave the training; a second call does nothing. `raised`: what ended the script."""
+        """Write the recording and remove all hooks; a second call does nothing.
+
+        `raised`: the error that ended the script.
+        """
         atexit.unregister(self.end)
         self._stack.close()
         if self._entries and not self._has_ended:
@@ -324,7 +327,7 @@ class Recorder:
                 torch.save(self._kept, self._folder / f"rank-{rank()}.pt")
             written = json.dumps(content, separators=(",", ":"))
             write_whole(self._folder / f"rank-{rank()}.json.gz", gzip.compress(written.encode(), mtime=0))
-            print(f"recorded: {completed} step(s), in {self._folder}", flush=True)
+            print(f"Recorded {completed} optimizer step(s) in {self._folder}.", flush=True)
         self._has_ended = True
 
 
@@ -366,7 +369,7 @@ def _shared_token(folder: Path) -> str:
 
 
 def _name_of_failure(raised: BaseException | None) -> str | None:
-    """Name what ended a script before its end, if anything did; None for one that ended as it should."""
+    """Return the name of the error that ended a script; None if it ended normally."""
     failure = raised if raised is not None else getattr(sys, "last_value", None)  # as the interpreter has printed it
     if failure is None or (isinstance(failure, SystemExit) and failure.code in (None, 0)):
         return None
@@ -382,7 +385,7 @@ def _facts(model: Any) -> dict[str, Any]:
 
 
 def _digests(arguments: Any, options: Any) -> dict[str, list[float]]:
-    """One for each row of a batch: of each of its tensors that have as many rows, by name, and under "" of all."""
+    """Return a digest for each row of a batch: for each of its tensors by name, and under "" for all of them."""
     leaves, _ = tree_flatten_with_path((list(arguments), options))
     tensors = {_name_of(path): leaf.detach() for path, leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.ndim}
     rows = len(next(iter(tensors.values()))) if tensors else 0
@@ -400,7 +403,7 @@ def _digests(arguments: Any, options: Any) -> dict[str, list[float]]:
 
 
 def _name_of(path: tuple[Any, ...]) -> str:
-    """Name a tensor that a forward pass is given: by its keyword, or as the first, second ... argument."""
+    """Name an input of a forward pass: by its keyword, or as argument 1, 2 and so on."""
     (_, *inner), is_positional = path, path[0].idx == 0
     keys = [str(getattr(part, "key", getattr(part, "idx", part))) for part in inner]
     return f"argument {int(keys[0]) + 1}" + "".join(f".{key}" for key in keys[1:]) if is_positional else ".".join(keys)

@@ -1,4 +1,4 @@
-"""Monte Carlo arithmetic (Parker, 1997) of anybody's training: every result is rounded otherwise, by a coin.
+"""Run a training in Monte Carlo arithmetic (Parker, 1997): every result is rounded up or down at random.
 
 What this does not reach: arithmetic within an engine's own kernels, collectives, and updates.
 """
@@ -43,7 +43,7 @@ class Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _moves_only(func: Any) -> bool:
-    """Whether an operator makes a view, or copies numbers as they are."""
+    """Say whether an operator makes a view, or copies numbers unchanged."""
     aliases = [result.alias_info for result in func._schema.returns]
     is_view = any(alias is not None and not alias.is_write for alias in aliases)
     return is_view or func._schema.name.rpartition("::")[2] in _MOVES

@@ -1,4 +1,4 @@
-"""Sketches: some numbers of a tensor, linear in it, from which the distance of two tensors can be told.
+"""Sketch tensors: a few numbers, linear in the tensor, from which the distance of two tensors follows.
 
 A count sketch (Charikar, Chen and Farach-Colton, 2002): each element is added, or taken away, in one of SIZE sums, by a
 hash of its place. The 2-norm of a sketch is the tensor's, to sqrt(2 / SIZE) in the mean, and so is that of the
@@ -16,7 +16,7 @@ _MIX = (-7046029254386353131, -4658895280553007687, -7723592293110705685)  # spl
 
 
 def sketch(tensor: torch.Tensor) -> list[float]:
-    """The sketch of a tensor of numbers of any shape, in fp64: SIZE sums."""
+    """Return the sketch of a tensor of any shape: SIZE sums in fp64."""
     whole = tensor.detach().to_dense() if tensor.layout is not torch.strided else tensor.detach()
     flat = (torch.view_as_real(whole.resolve_conj()) if whole.is_complex() else whole).reshape(-1)
     sums = torch.zeros(SIZE, dtype=_wide(flat), device=flat.device)
@@ -29,7 +29,7 @@ def sketch(tensor: torch.Tensor) -> list[float]:
 
 
 def of_rows(tensor: torch.Tensor) -> tuple[int, list[float]]:
-    """How many rows a tensor has, and the sketch of their mean: the same however a batch is cut, or ordered.
+    """Return the number of rows of a tensor, and the sketch of their mean, which is the same however a batch is split.
 
     Behind it the mean of their magnitudes, as what BatchNorm returns has the same mean whatever it is.
     """

@@ -1,4 +1,4 @@
-"""What `zero-study diff` prints, and what it writes."""
+"""Print the result of `zero-study diff`, and make the JSON of its `--output`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from ... import terminal
 from .bounds import KINDS
 from .causes import uniform_factor
 from .compare import NAMES, Result
@@ -18,58 +19,76 @@ from .recorded import Damaged, Difference, Recording
 
 
 def text(result: Result) -> str:
-    """The first difference, what was alike before it, what follows from it, and what it may come from."""
-    lines = [f"{side}  {_summary(recording)}" for side, recording in (("A", result.a), ("B", result.b))]
+    """Return the result for a terminal: the answer first, then likely causes, and what was compared."""
+    lines = _answer(result)
+    if result.causes:
+        lines += ["Likely causes, the most likely first:", *(f"- {cause}" for cause in result.causes)]
+    if result.differences and (rest := _rest(result)):
+        lines.append(f"All differences: {rest}.")
+    nearest = (
+        f", with differences of at most {result.worst_noise_ratio:.2g} times the bound" if result.num_alike else ""
+    )
+    before = " before the first difference" if result.differences else ""
+    lines.append(f"Equal{before}: {result.num_alike} tensors{nearest}.")
+    lines += [f"Note: {note}." for note in result.notes]
     if result.is_marked:
-        lines.append("bound  by type and depth, a rule of thumb: no run was rounded otherwise (noise-1)")
+        lines.append("Bound: estimated from the type and depth of each tensor, because no run with noise was recorded.")
     else:
         draws = len(result.a.noise) + len(result.b.noise)
-        lines.append(f"bound  by {draws} run(s) that were rounded otherwise")
-    lines += [f"note   {note}" for note in result.notes]
-    lines += [f"RANKS  {line}" for line in result.replicas]
-    nearest = f", at most {result.worst_noise_ratio:.2g} of the bound" if result.num_alike else ""
-    lines.append(f"alike  {result.num_alike} tensors{nearest}")
+        lines.append(f"Bound: measured by {draws} {'run' if draws == 1 else 'runs'} with noise.")
+    lines += [f"{side}: {_summary(recording)}" for side, recording in (("A", result.a), ("B", result.b))]
+    lines += [f"Largest element: {line}." for line in _elements(result.a.folder, result.b.folder)]
+    return "\n".join(
+        terminal.wrapped(printable(line), "  " if line.startswith("- ") else "", "    " if line[0] == "-" else "  ")
+        for line in lines
+    )
+
+
+def _answer(result: Result) -> list[str]:
+    """Say whether the trainings are the same, and name the first difference."""
+    if result.is_same:
+        return ["No difference: rounding explains all deviations between the two trainings."]
+    lines = [f"Ranks differ within one training: {line}." for line in result.replicas]
     if result.differences:
         first = result.differences[0]
         alike = [difference for difference in result.differences if difference[:2] == first[:2]]
-        lines += [f"FIRST  {describe(first, alike)}", f"then   {_rest(result)}"]
-        lines += [f"likely {cause}" for cause in result.causes]
-    lines += [f"whole  {line}" for line in _elements(result.a.folder, result.b.folder)]
-    lines += [f"ENDED  {line}" for line in result.unfinished]
-    if result.is_same:
-        lines.append("no difference that rounding does not explain")
-    elif not (result.differences or result.replicas):
-        lines.append("what both recorded is the same, and that is not all of the training: record it again")
-    return "\n".join(printable(line) for line in lines if not line.endswith("then   "))
+        lines.append(f"First difference: {describe(first, alike)}.")
+    lines += [f"Incomplete recording: {line}." for line in result.unfinished]
+    if not (result.differences or result.replicas):
+        lines.append(
+            "The result is not known: the recorded parts are the same, but they are not the whole training. Record it "
+            "again."
+        )
+    return lines
 
 
 def printable(line: str) -> str:
-    """Return a line in which nothing steers a terminal: names in a recording may be anybody's."""
+    """Return a line without control characters, which names in a recording may contain."""
     return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in line)
 
 
 def describe(first: Difference, alike: list[Difference]) -> str:
-    """One difference in words. `alike`: all of its kind and step."""
+    """Describe one difference in words. `alike`: all differences of its kind and step."""
     step, kind, name, ranks, distance, bound, factor, missing, broken = first
     if kind == "batch":
-        return f"step {step}: {name}"
+        return f"the batch of step {step}: {name}"
     moment = "before step 1" if not step else f"step {step}"
     times = uniform_factor(alike)
     if kind != "forward" and len(alike) > 2 and times is not None and not missing:
-        return f"{moment}, all {len(alike)} {NAMES.get(kind, kind)}s that differ: x {times:.4g} in B"
+        return f"{moment}, all {len(alike)} {NAMES.get(kind, kind)}s that differ are {times:.4g} times as large in B"
     on = f" on rank {', '.join(map(str, ranks))}" if ranks else ""
     noun = f"{moment}, {NAMES.get(kind, kind)} of {name or 'the model'}{on}"
     if missing:
-        return f"{noun}: none in {missing}"
+        return f"{noun} is missing in {missing}"
     if broken:
-        return f"{noun}: NaN or infinite in {broken}"
+        return f"{noun} is NaN or infinite in {broken}"
     if factor is not None:
-        return f"{noun}: x {factor:.4g} in B (bound {bound:.1e})"
-    return f"{noun}: {_number(distance)} of its norm away (bound {bound:.1e})"
+        return f"{noun} is {factor:.4g} times as large in B (rounding explains {bound:.1e})"
+    return f"{noun} differs by {_number(distance)} of its norm (rounding explains {bound:.1e})"
 
 
 def content(result: Result) -> dict[str, Any]:
-    """For `--output`."""
+    """Return the content of the JSON for `--output`."""
     return {
         "same": result.is_same,
         "unfinished": result.unfinished,
@@ -93,22 +112,28 @@ def _summary(recording: Recording) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
     passes = len(recording.cut[0])
     return (
-        f"{recording.folder}: {facts['engine']}, {recording.world_size} rank(s), {passes} forward pass(es) a step, "
-        f"{facts['steps']} step(s); {versions}"
+        f"{recording.folder}: {facts['engine'] or 'no engine'}, {_counted(recording.world_size, 'rank')}, "
+        f"{_counted(passes, 'forward pass')} per step, {_counted(facts['steps'], 'step')}"
+        + (f" ({versions})" if versions else "")
     )
 
 
 def _rest(result: Result) -> str:
-    """How much of each kind differs in the step of the first difference, and how much later."""
+    """Count the differences by kind in the step of the first one, and those of later steps."""
     step = result.differences[0].step
     counts = Counter(difference.kind for difference in result.differences if difference.step == step)
-    now = ", ".join(f"{counts[kind]} {NAMES.get(kind, kind)}(s)" for kind in KINDS if counts[kind])
+    now = ", ".join(_counted(counts[kind], NAMES.get(kind, kind)) for kind in KINDS if counts[kind])
     later = sum(difference.step > step for difference in result.differences)
-    return f"{now} of step {step}" + (f", {later} tensors of later steps" if later else "") if now else ""
+    return f"{now} of step {step}" + (f", {_counted(later, 'tensor')} of later steps" if later else "") if now else ""
+
+
+def _counted(number: int, noun: str) -> str:
+    plural = "forward passes" if noun == "forward pass" else f"{noun}s"
+    return f"{number} {noun if number == 1 else plural}"
 
 
 def _elements(a: Path, b: Path) -> Iterator[str]:
-    """Of what both kept whole, and is of one shape: where they are furthest from each other."""
+    """Yield where complete tensors of both recordings (--whole) differ most."""
     for path in sorted(a.glob("rank-*.pt")):
         if not (b / path.name).exists():
             continue
@@ -118,15 +143,15 @@ def _elements(a: Path, b: Path) -> Iterator[str]:
             ours, theirs = (torch.load(folder / path.name, weights_only=True) for folder in (a, b))
             keys = ours.keys() & theirs.keys()
         except (OSError, ValueError, RuntimeError, EOFError, AttributeError, pickle.UnpicklingError) as error:
-            raise Damaged(f"{path.name} of {a} or {b}: is damaged ({error}); record this training again") from None
+            raise Damaged(f"{path.name} of {a} or {b}: is damaged ({error}). Record this training again.") from None
         for key in keys:
             in_a, in_b = ours[key].double(), theirs[key].double()
             if in_a.shape == in_b.shape and in_a.numel():
                 place = np.unravel_index(int((in_a - in_b).abs().argmax()), in_a.shape)
                 step, kind, name, call = key
                 yield (
-                    f"step {step}, {NAMES.get(kind, kind)} of {name}, call {call}, {path.stem}: furthest at "
-                    f"{[int(at) for at in place]}, {in_a[place]:.6g} in A and {in_b[place]:.6g} in B"
+                    f"step {step}, {NAMES.get(kind, kind)} of {name}, call {call}, {path.stem}: the largest difference "
+                    f"is at {[int(at) for at in place]}, with {in_a[place]:.6g} in A and {in_b[place]:.6g} in B"
                 )
 
 

@@ -1,1 +1,1 @@
-"""Doctor: what anybody's accelerate file or DeepSpeed JSON, and this machine, will really do; what to write instead."""
+"""Doctor: find out what an accelerate file, a DeepSpeed JSON and this machine really do, and what to change."""

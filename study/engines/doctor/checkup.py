@@ -1,4 +1,4 @@
-"""Check this machine: what would stop or disturb a run, each with its remedy. Nothing is trained."""
+"""Check this machine for everything that would stop or disturb a run. Nothing is trained."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from typing import Literal
 
 import psutil
 
-from ... import processes
+from ... import processes, terminal
 from ...errors import Refusal, RunFailed
 from ...files import ROOT, why_not_writable
 from .. import extensions, this_machine, torch_locks, upgrade
@@ -30,7 +30,8 @@ Verdict = Literal["ok", "note", "bites", "unknown"]
 
 DISK_BYTES = 1 << 28  # written and read back
 RANKS_SECONDS = 90
-PORT = 29500  # accelerate's and torchrun's, where none is named
+PORT = 29500  # accelerate's and torchrun's by default
+KNOWN_FAULTS = "known of"  # begins the names of the checks of the installed releases
 
 # Two processes of this machine add 1 and 2, as a run's first collective does. They start in the user's folder, which
 # may have a package `study` of its own.
@@ -51,7 +52,7 @@ os._exit(0)
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that a run depends on."""
+    """The result of one check of this machine."""
 
     name: str
     verdict: Verdict
@@ -76,14 +77,32 @@ def examine(disk: Path) -> list[Check]:
     ]
 
 
+# The groups of checks as they are printed, the worst first.
+GROUPS: dict[Verdict, str] = {"bites": "Stops a run", "unknown": "Not checked", "note": "Notes", "ok": "OK"}
+
+
 def text(checks: list[Check]) -> str:
-    """Return a line for each check, with its remedy."""
-    width = max(len(check.name) for check in checks)
-    lines = []
-    for check in checks:
-        remedy = f"; {check.remedy}" if check.remedy else ""
-        lines.append(f"{check.verdict:7}  {check.name:{width}}  {check.message}{remedy}")
+    """Return the checks for a terminal: the summary, then each check with its remedy, the worst first."""
+    counts = {verdict: sum(check.verdict == verdict for check in checks) for verdict in GROUPS}
+    problems = {0: "nothing would stop a run", 1: "1 problem would stop a run"}.get(
+        counts["bites"], f"{counts['bites']} problems would stop a run"
+    )
+    details = f"{counts['ok']} checks passed, {counts['note']} notes, {counts['unknown']} not checked"
+    lines = [terminal.wrapped(f"This machine: {problems} ({details}).")]
+    for verdict, title in GROUPS.items():
+        of_verdict = [check for check in checks if check.verdict == verdict]
+        if of_verdict:
+            lines += ["", f"{title}:"]
+        lines += [
+            terminal.wrapped(f"{_title(check)}{check.message} {check.remedy}".strip(), "  ", "    ")
+            for check in of_verdict
+        ]
     return "\n".join(lines)
+
+
+def _title(check: Check) -> str:
+    """Return how a check begins in the text; the messages about known faults name the package themselves."""
+    return "" if check.name.startswith(KNOWN_FAULTS) else f"{check.name}: "
 
 
 def as_json(checks: list[Check]) -> str:
@@ -97,9 +116,11 @@ def _has(package: str) -> bool:
 def _packages() -> Iterator[Check]:
     missing = [name for name in ("torch", "accelerate", "transformers", "deepspeed", "datasets") if not _has(name)]
     if missing:
-        yield Check("packages", "bites", f"{', '.join(missing)} not installed", "pip install 'zero-study[train]'")
+        yield Check(
+            "packages", "bites", f"{', '.join(missing)} not installed.", "Run `pip install 'zero-study[train]'`."
+        )
     else:
-        yield Check("packages", "ok", "torch, accelerate, transformers, deepspeed and datasets are installed")
+        yield Check("packages", "ok", "torch, accelerate, transformers, deepspeed and datasets are installed.")
 
 
 def _known_bad() -> Iterator[Check]:
@@ -107,41 +128,48 @@ def _known_bad() -> Iterator[Check]:
     installed = {name: importlib.metadata.version(name) for name in filter(_has, upgrade.index()["packages"])}
     for package, version in installed.items():
         if reason := upgrade.why_unknown(package, version):
-            yield Check(f"known of {package}", "unknown", reason, "ask it: zero-study conformance")
+            yield Check(f"{KNOWN_FAULTS} {package}", "unknown", f"{reason}.", "Check it with `zero-study conformance`.")
         for fault in upgrade.known_faults():
             if fault.package == package and fault.is_among(installed):
-                yield Check(f"known of {package}", "note", f"{version}: {fault.summary}")
+                yield Check(
+                    f"{KNOWN_FAULTS} {package}", "note", f"{package} {version} has a known fault: {fault.summary}."
+                )
 
 
 def _extensions() -> Iterator[Check]:
     """Check which extensions are built, and whether the others can be: compiler, headers, ninja, libaio."""
     for name, extension in extensions.EXTENSIONS.items():
         if extensions.is_built(name):
-            yield Check(f"DeepSpeed's {name}", "ok", "is built for this Python")
+            yield Check(f"DeepSpeed's {name}", "ok", "It is built for this Python.")
         elif obstacle := extensions.obstacle(name):
-            message, _, remedy = obstacle.rpartition("; ")
-            yield Check(f"DeepSpeed's {name}", "bites", message, remedy)
+            yield Check(f"DeepSpeed's {name}", "bites", *obstacle)
         else:
-            message = f"is built when the first run of {extension.strategies} needs it, in {extension.duration}"
+            message = (
+                f"It is built when the first run of {extension.strategies} needs it, which takes {extension.duration}."
+            )
             yield Check(f"DeepSpeed's {name}", "note", message)
     for lock in torch_locks.stale():
-        message, _, remedy = torch_locks.description(lock).rpartition("; ")
-        yield Check("torch's extensions", "bites", message, remedy)
+        yield Check("torch's extensions", "bites", torch_locks.description(lock), torch_locks.REMEDY)
 
 
 def _cuda() -> Iterator[Check]:
     name = "CUDA toolkit"
     if not _has("torch") or not extensions.sees_gpu():
-        yield Check(name, "note", "no GPU is seen, so none is needed")
+        yield Check(name, "note", "No GPU was found, so no CUDA toolkit is needed.")
         return
     import torch
 
     compiler = shutil.which("nvcc") or str(Path(os.environ.get("CUDA_HOME", "/usr/local/cuda")) / "bin" / "nvcc")
     if torch.version.cuda is None:
-        yield Check(name, "bites", "there is a GPU, and torch is a build for CPUs", "install torch for CUDA")
+        yield Check(
+            name,
+            "bites",
+            "This machine has a GPU, but the installed torch is a build for CPUs only.",
+            "Install torch for CUDA.",
+        )
     elif not Path(compiler).exists():
-        message = "no nvcc: DeepSpeed's extensions for GPUs cannot be compiled; offload needs them"
-        yield Check(name, "note", message, "install CUDA's toolkit, or set CUDA_HOME")
+        message = "There is no nvcc, so DeepSpeed's extensions for GPUs cannot be compiled. Offload needs them."
+        yield Check(name, "note", message, "Install the CUDA toolkit, or set CUDA_HOME.")
     else:
         output = subprocess.run([compiler, "--version"], capture_output=True, text=True).stdout
         yield _toolkit(output, torch.version.cuda)
@@ -152,27 +180,33 @@ def _toolkit(nvcc_output: str, torch_cuda: str) -> Check:
     release = re.search(r"release (\d+)\.(\d+)", nvcc_output)
     version = ".".join(release.groups()) if release else "of unknown version"
     is_compatible = release is not None and release[1] == torch_cuda.partition(".")[0]
-    message = f"nvcc {version}, torch is built with CUDA {torch_cuda}"
-    remedy = "" if is_compatible else "install a toolkit of that first number: DeepSpeed compiles with no other"
+    message = f"nvcc has version {version}, and torch is built with CUDA {torch_cuda}."
+    remedy = (
+        ""
+        if is_compatible
+        else f"Install a toolkit of version {torch_cuda.partition('.')[0]}: DeepSpeed compiles only if the two agree."
+    )
     return Check("CUDA toolkit", "ok" if is_compatible else "bites", message, remedy)
 
 
 def _gpus() -> Iterator[Check]:
     gpus = this_machine.gpu_users()
     if not gpus:
-        yield Check("GPUs", "note", "none")
+        yield Check("GPUs", "note", "No GPU was found.")
     for name, running in gpus:
         if running:
             users = ", ".join(f"process {pid} ({size / 1e9:.1f} GB)" for pid, size in running)
-            yield Check(name, "note", f"is used by {users}", "end them, or choose others by CUDA_VISIBLE_DEVICES")
+            yield Check(
+                name, "note", f"It is used by {users}.", "End them, or select other GPUs with CUDA_VISIBLE_DEVICES."
+            )
         else:
-            yield Check(name, "ok", "nobody uses it")
+            yield Check(name, "ok", "No process uses it.")
 
 
 def _ranks() -> Iterator[Check]:
     """Let two processes communicate over gloo, and over NCCL if there are two GPUs."""
     if not _has("torch"):
-        yield Check("two ranks", "unknown", "torch is not installed")
+        yield Check("two ranks", "unknown", "torch is not installed.", "Run `pip install 'zero-study[train]'`.")
         return
     num_gpus = len(this_machine.find().gpu_memory_bytes)
     for backend in ("gloo", *(["nccl"] if num_gpus > 1 else [])):
@@ -180,43 +214,45 @@ def _ranks() -> Iterator[Check]:
         failure = _why_no_sum(backend)
         seconds = time.monotonic() - start
         if failure is None:
-            yield Check(f"two {backend} ranks", "ok", f"add two numbers, {seconds:.0f} s with their start")
+            yield Check(f"two {backend} ranks", "ok", f"They started and added two numbers in {seconds:.0f} s.")
         else:
             remedy = (
-                "name the interface in GLOO_SOCKET_IFNAME" if backend == "gloo" else "run again with NCCL_DEBUG=INFO"
+                "Set GLOO_SOCKET_IFNAME to the name of the network interface."
+                if backend == "gloo"
+                else "Run this again with NCCL_DEBUG=INFO to see the reason."
             )
             yield Check(f"two {backend} ranks", "bites", failure, remedy)
 
 
 def _why_no_sum(backend: str) -> str | None:
-    """Start two ranks that add two numbers; say why they fail, None if they do not."""
+    """Start two ranks that add two numbers; return why they fail, or None if they succeed."""
     inherited = {name: value for name, value in os.environ.items() if not allowed.says_which_rank(name)}
     inherited["PYTHONPATH"] = os.pathsep.join(filter(None, (inherited.get("PYTHONPATH"), str(ROOT))))
     try:
         ranks = processes.run(["-c", RANKS, backend], 2, timeout_seconds=RANKS_SECONDS, environment=inherited)
     except RunFailed:
-        return f"they do not find each other in {RANKS_SECONDS} s"
+        return f"They do not find each other within {RANKS_SECONDS} s."
     if [rank.result for rank in ranks] == [3, 3]:
         return None
     lines = [line for rank in ranks for line in rank.errors]
-    return f"they fail: {lines[-1][:200]}" if lines else "they end without a word"
+    return f"They fail: {lines[-1][:200]}" if lines else "They end without an error message."
 
 
 def _pinned_memory() -> Check:
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     if soft == resource.RLIM_INFINITY:
-        return Check("pinned memory", "ok", "has no limit")
+        return Check("pinned memory", "ok", "It has no limit.")
     verdict: Verdict = "ok" if soft >= 1 << 30 else "note"
-    message = f"is limited to {soft / 2**20:.0f} MiB a process (ulimit -l): NVMe offload pins its buffers"
+    message = f"It is limited to {soft / 2**20:.0f} MiB per process (ulimit -l), and NVMe offload pins its buffers."
     return Check(
-        "pinned memory", verdict, message, "" if verdict == "ok" else "raise the limit where buffers do not fit"
+        "pinned memory", verdict, message, "" if verdict == "ok" else "If NVMe offload fails, raise the limit."
     )
 
 
 def _host_memory() -> Check:
     total, available = this_machine.find().host_memory_bytes, psutil.virtual_memory().available
     free = min(total, available)
-    message = f"{free / 1e9:.1f} of {total / 1e9:.1f} GB free: offload needs 16 bytes a parameter of it in fp32"
+    message = f"{free / 1e9:.1f} of {total / 1e9:.1f} GB are free. Offload in fp32 needs 16 bytes per parameter."
     return Check("host memory", "ok" if free > total / 4 else "note", message)
 
 
@@ -224,17 +260,22 @@ def _disk(folder: Path) -> Iterator[Check]:
     """Free space and speed. A step of NVMe offload reads and writes masters and both moments, 12 bytes a parameter."""
     name = f"disk of {folder}"
     if not folder.is_dir() or why_not_writable(folder):
-        yield Check(name, "bites", "is no folder that can be written", "name one with --disk")
+        yield Check(name, "bites", "This is not a folder that can be written.", "Name another folder with --disk.")
         return
     free = shutil.disk_usage(folder).free
     if free < 2 * DISK_BYTES:
-        yield Check(name, "bites", f"{free / 1e9:.1f} GB free", "make room: an NVMe offload needs 12 bytes a parameter")
+        yield Check(
+            name,
+            "bites",
+            f"Only {free / 1e9:.1f} GB are free.",
+            "Free space: NVMe offload needs 12 bytes per parameter.",
+        )
         return
     write_speed, read_speed = _speed(folder)
     seconds = 12e9 / write_speed + 12e9 / read_speed
     message = (
-        f"{free / 1e9:.0f} GB free, writes {write_speed / 1e9:.2f} and reads {read_speed / 1e9:.2f} GB/s: NVMe offload "
-        f"of 1e9 parameters would wait {seconds:.0f} s a step for them, one after the other"
+        f"{free / 1e9:.0f} GB are free. The disk writes {write_speed / 1e9:.2f} and reads {read_speed / 1e9:.2f} GB/s: "
+        f"with NVMe offload of 1e9 parameters, each step would wait {seconds:.0f} s for it."
     )
     yield Check(name, "ok", message)
 
@@ -263,20 +304,20 @@ def _port() -> Check:
         try:
             probe.bind(("127.0.0.1", PORT))
         except OSError:
-            message = f"{PORT} is taken, which `accelerate launch` takes where no other is named"
-            return Check("port", "note", message, "pass --main_process_port 0, as zero-study does")
-    return Check("port", "ok", f"{PORT} is free")
+            message = f"Port {PORT} is in use, and `accelerate launch` uses it by default."
+            return Check("port", "note", message, "Pass --main_process_port 0, as zero-study does.")
+    return Check("port", "ok", f"Port {PORT} is free.")
 
 
 def _inherited() -> Check:
     """Check for variables of a surrounding launcher, and for those that change a run behind its configuration."""
     rank_variables = sorted(filter(allowed.says_which_rank, os.environ))
     if rank_variables:
-        message = f"{', '.join(rank_variables)} would make one process of several out of a run"
-        return Check("environment", "bites", message, f"unset {' '.join(rank_variables)}")
+        message = f"{', '.join(rank_variables)} would make a run believe that it is one of several processes."
+        return Check("environment", "bites", message, f"Run `unset {' '.join(rank_variables)}`.")
     try:
         allowed.check_variables(os.environ)
     except Refusal as refusal:
-        message, _, remedy = str(refusal).rpartition("; ")
-        return Check("environment", "bites", message, remedy)
-    return Check("environment", "ok", "no variable of a launcher is inherited, and none that runs refuse")
+        message, _, remedy = str(refusal).partition(". ")
+        return Check("environment", "bites", f"{message}.", remedy)
+    return Check("environment", "ok", "No variable of a launcher is set, and no variable that runs refuse.")

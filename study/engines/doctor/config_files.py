@@ -1,7 +1,7 @@
-"""The two kinds of configuration files, accelerate's and DeepSpeed's JSON, and what each of their keys does.
+"""Examine the two kinds of configuration files: accelerate files and DeepSpeed JSON files.
 
-What is true of one key is in the table of keys. What depends on several keys of a file is here, as properties that the
-table's conditions name.
+The table of keys has the rules of single keys. Conditions that depend on several keys of a file are properties in this
+module, which the conditions of the table name.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ PREFIXES = {"fsdp_config": "fsdp_", "dynamo_config": "dynamo_"}  # which the lau
 
 
 class AccelerateFile(Settings):
-    """An accelerate file, with what decides the way of its keys."""
+    """An accelerate file, with the properties that the conditions of rules name."""
 
     def __init__(self, content: Mapping[str, Any]) -> None:
         prefixed = dict(content)
@@ -48,7 +48,7 @@ class AccelerateFile(Settings):
 
     @property
     def stage(self) -> int | None:
-        """The ZeRO stage that the file itself says; None: not DeepSpeed, or the JSON says it."""
+        """The ZeRO stage that the file itself sets; None: not DeepSpeed, or the JSON sets it."""
         if self.kind != "DEEPSPEED" or self.json_named is not None:
             return None
         stage = str(self.get("deepspeed_config.zero_stage", 2))
@@ -72,7 +72,7 @@ class AccelerateFile(Settings):
 
     @property
     def mesh_fits(self) -> bool:
-        """Whether the sizes of parallelism_config, where there are any, make up the number of processes."""
+        """Whether the product of the sizes in parallelism_config, if it has any, is the number of processes."""
         names = (
             f"parallelism_config.parallelism_config_{way}_size" for way in ("dp_replicate", "dp_shard", "tp", "cp")
         )
@@ -89,7 +89,7 @@ class AccelerateFile(Settings):
 
 
 class DeepSpeedFile(Settings):
-    """A DeepSpeed JSON, with what decides what its keys do."""
+    """A DeepSpeed JSON, with the properties that the conditions of rules name."""
 
     @property
     def stage(self) -> int:
@@ -99,7 +99,7 @@ class DeepSpeedFile(Settings):
 
     @property
     def precision(self) -> str:
-        """The 16 bits that the file itself asks for; an empty text where it asks for none, or leaves it open."""
+        """The 16-bit precision that the file itself requests; empty if it requests none, or says "auto"."""
         return next((name for name in ("bf16", "fp16") if self.get(f"{name}.enabled") is True), "")
 
     @property
@@ -108,14 +108,14 @@ class DeepSpeedFile(Settings):
 
     @property
     def is_fused(self) -> bool:
-        """Whether the optimizer is DeepSpeed's FusedAdam unless torch's is asked for."""
+        """Whether the optimizer is DeepSpeed's FusedAdam unless torch_adam is set."""
         offloads = self.get("zero_optimization.offload_optimizer.device") in ("cpu", "nvme")
         offloads = offloads or bool(self.get("zero_optimization.cpu_offload", False))
         return not offloads and self.optimizer_name in ("adam", "adamw")
 
 
 def of_accelerate(name: str, content: Mapping[str, Any]) -> list[Finding]:
-    """Say what accelerate's launcher does with each key of an accelerate file. `name`: the file's, for the findings.
+    """Return what accelerate's launcher does with each key of an accelerate file. `name`: of the file, in the findings.
 
     The launcher hands a key to the program as a flag, a variable or a plugin. It silently drops all other keys.
     """
@@ -127,47 +127,47 @@ def _unknown_to_accelerate(file: str, key: str, value: Any) -> Finding | None:
     """Return what is wrong with a key of an accelerate file that has no rule; None: nothing."""
     sections, fields = known_keys.accelerate_sections(), known_keys.engine_schema("accelerate", "fields")
     if key in sections and not isinstance(value, dict) and value is not None:
-        return _no_section(file, key, value, "write keys under it, or remove it")
+        return _no_section(file, key, value, "accelerate", "Write keys below it, or remove it.")
     section, _, inner = key.partition(".")
     if not inner:
         if key in fields or key in known_keys.read()["named"]["converted"]:
             return None
         return misspelt(
             file, key, value, fields, effect="crashes", error="unknown keys",
-            message="accelerate refuses a file with an unknown key at its top",
+            message="accelerate refuses a file with an unknown key at its top level.",
         )  # fmt: skip
     if section not in sections or inner in sections[section] or value is None:
         return None
-    message = f"accelerate reads no such key of {section}, and says nothing"
+    message = f"accelerate does not know this key of {section}, and ignores it without a warning."
     return misspelt(file, key, value, sections[section], effect="ignored", message=message)
 
 
 def of_json(name: str, content: Mapping[str, Any]) -> list[Finding]:
-    """Say what accelerate and DeepSpeed do with each key of a DeepSpeed JSON. `name`: the file's, for the findings."""
+    """Return what accelerate and DeepSpeed do with each key of a DeepSpeed JSON. `name`: of the file."""
     return examine(name, DeepSpeedFile(content), "json", partial(_unknown_in_json, name))
 
 
 def _unknown_in_json(file: str, key: str, value: Any) -> Finding | None:
-    """Return what becomes of a key of a DeepSpeed JSON that has no rule; None: it is honoured."""
+    """Return the finding of a key of a DeepSpeed JSON that has no rule; None: it is honoured."""
     if key in known_keys.json_sections() and not isinstance(value, dict) and value is not None:
-        return _no_section(file, key, value, 'write {"...": ...}, or remove it')
+        return _no_section(file, key, value, "DeepSpeed", _SECTION_REMEDIES.get(key, "Remove the key."))
     if value == "auto" and (finding := _of_auto(file, key)):
         return finding
     return _misread_by_deepspeed(file, key, value)
 
 
 def _of_auto(file: str, key: str) -> Finding | None:
-    """Return what becomes of the value "auto"; None: Trainer fills it in, if DeepSpeed has such a key."""
+    """Return the finding of the value "auto"; None: Trainer replaces it, if DeepSpeed has such a key."""
     added = known_keys.read()["named"]
     if key in added["filled"]:
         return Finding(
             file=file, key=key, value="auto", effect="honoured", engine_has="auto",
-            message="the program's is filled in, by accelerate or by Trainer",
+            message="accelerate or Trainer replaces auto by the program's value.",
         )  # fmt: skip
     if key not in added["filled_by_trainer"]:
         return Finding(
             file=file, key=key, value="auto", effect="crashes", matters=True, error="not found in kwargs",
-            message="nothing fills it in, neither accelerate nor Trainer", remedy="write a value, or remove it",
+            message="Neither accelerate nor Trainer replaces auto here.", remedy="Write a value, or remove the key.",
             mend=REMOVE,
         )  # fmt: skip
     return None
@@ -184,14 +184,14 @@ def _misread_by_deepspeed(file: str, key: str, value: Any) -> Finding | None:
     if is_strict and name in valid_names and (expected := _not_coerced(above, name, value)):
         return Finding(
             file=file, key=key, value=value, effect="crashes", matters=True, error=NOT_COERCED,
-            message=f"DeepSpeed wants {expected} there, and cannot read this as one", remedy=f"write {expected}",
+            message=f"DeepSpeed expects {expected} here, and cannot convert this value.", remedy=f"Write {expected}.",
         )  # fmt: skip
     if not valid_names or name in valid_names:
         return None
     if is_strict:
-        message, error = f"DeepSpeed refuses an unknown key of {above}", "Extra inputs are not permitted"
+        message, error = f"DeepSpeed refuses unknown keys in {above}.", "Extra inputs are not permitted"
         return misspelt(file, key, value, valid_names, effect="crashes", message=message, error=error)
-    message = "DeepSpeed reads no such key, and says nothing"
+    message = "DeepSpeed does not know this key, and ignores it without a warning."
     return misspelt(file, key, value, valid_names, effect="ignored", message=message)
 
 
@@ -215,8 +215,18 @@ def _not_coerced(section: str, key: str, value: Any) -> str | None:
     return None
 
 
-def _no_section(file: str, key: str, value: Any, remedy: str) -> Finding:
+# What to write for a section of a DeepSpeed JSON that is not a section.
+_SECTION_REMEDIES = {
+    **dict.fromkeys(
+        ("zero_optimization.offload_param", "zero_optimization.offload_optimizer"),
+        'Write {"device": "cpu"} to offload, or remove the key.',
+    ),
+    **dict.fromkeys(("fp16", "bf16"), 'Write {"enabled": true} or {"enabled": false}.'),
+}
+
+
+def _no_section(file: str, key: str, value: Any, engine: str, remedy: str) -> Finding:
     return Finding(
-        file=file, key=key, value=value, effect="crashes", matters=True, mend=REMOVE, message="is no section",
-        remedy=remedy,
+        file=file, key=key, value=value, effect="crashes", matters=True, mend=REMOVE, remedy=remedy,
+        message=f"{engine} expects a section here, not a single value.",
     )  # fmt: skip

@@ -1,13 +1,13 @@
-"""`zero-study doctor FILE`: examine a file, print its findings, and write a corrected file."""
+"""Examine a configuration file, print its findings, and write a corrected file: `zero-study doctor FILE`."""
 
 from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 from packaging.version import Version
@@ -18,10 +18,9 @@ from .. import known_bad, upgrade
 from ..keys.patterns import ABSENT
 from ..strategy_names import OffloadDevice, StrategyName
 from . import config_files
-from .findings import KEEP, REMOVE, Finding, Instead, Settings, cut
+from .findings import KEEP, REMOVE, Finding, Instead, Settings
 
 CONFIGS = ROOT / "accelerate_configs"  # the strategies that the project ships
-ORDER = ("crashes", "means something else", "overridden", "ignored", "not examined", "honoured")
 # A JSON that has one of these keys is an accelerate file and not DeepSpeed's.
 OF_ACCELERATE = {"distributed_type", "compute_environment", "num_processes", "num_machines"}
 # A JSON beside the accelerate file of DDP may have these keys and values, which are named as in
@@ -63,23 +62,28 @@ def examine(path: Path, release: str | None = None) -> Examined:
 
     Raises Refusal if it is neither kind of file.
     """
-    examined = _examine(path, _read_json(path) if _is_json(path) else read_yaml(path, CONFIGS))
+    examined = examine_content(path, _read_json(path) if _is_json(path) else read_yaml(path, CONFIGS))
     of_release = [] if release is None else _of_release(path, examined.content, release)
     return replace(examined, findings=of_release + examined.findings)
 
 
 def _of_release(path: Path, content: dict[str, Any], release: str) -> list[Finding]:
-    """Say what a release of DeepSpeed trains wrongly of the stage, offload and precision that a file asks for."""
+    """Return the faults of a release of DeepSpeed that affect the stage, offload and precision of a file."""
     package, _, version = release.partition("==")
     if package != "deepspeed" or not _is_version(version):
-        raise Refusal(f"--for {release}: write deepspeed==VERSION; of other packages `zero-study upgrade` says more")
+        raise Refusal(
+            f"--for {release}: only releases of DeepSpeed are known here. Write deepspeed==VERSION, or compare "
+            "releases of other packages with `zero-study upgrade`."
+        )
     stage, device, classes = _training_of(content)
     engine = "not DeepSpeed" if stage is None else str(StrategyName.of_zero(stage, device))
-    finding = Finding(file=str(path), key="stage", value=stage, effect="means something else", matters=True)
+    finding = Finding(
+        file=str(path), key="stage", value=stage, effect="means something else", matters=True, is_about_release=True
+    )
     if reason := upgrade.why_unknown(package, version):
         return [replace(finding, effect="not examined", message=reason)]
     return [
-        replace(finding, message=f"{release} trains wrongly {upgrade.fault_summary(fault, [engine])}")
+        replace(finding, message=upgrade.fault_summary(fault, [engine]))
         for fault in known_bad.faults_of(version, engine, classes)
     ]
 
@@ -126,11 +130,12 @@ def _read_json(path: Path) -> dict[str, Any]:
 def with_keys(path: Path, content: Any) -> dict[str, Any]:
     """Return the content of a JSON. Raises Refusal unless it is a mapping of keys."""
     if not isinstance(content, dict):
-        raise Refusal(f"{path}: holds no keys; copy one of {CONFIGS.name}/")
+        raise Refusal(f"{path}: holds no keys. Start from a copy of one of the files in {CONFIGS.name}/.")
     return content
 
 
-def _examine(path: Path, content: dict[str, Any]) -> Examined:
+def examine_content(path: Path, content: dict[str, Any]) -> Examined:
+    """Examine the content of a file."""
     findings = _overridden(path, content) + _findings_of(path, content)
     return Examined(path, content, [_as_shipped(finding) for finding in _join_typos(findings)])
 
@@ -138,7 +143,7 @@ def _examine(path: Path, content: dict[str, Any]) -> Examined:
 def _findings_of(path: Path, content: dict[str, Any]) -> list[Finding]:
     """Return the findings of a file by its kind: options of DDP, a DeepSpeed JSON, or an accelerate file."""
     if content and content.keys() <= OF_DDP.keys():
-        message = "zero-study hands it to DDP"
+        message = "zero-study passes this option to DDP."
         return [
             Finding(file=str(path), key=key, value=value, effect="honoured", message=message)
             for key, value in content.items()
@@ -165,7 +170,8 @@ def _join_typos(findings: Sequence[Finding]) -> list[Finding]:
         right_key = (finding.file, finding.mend.key) if isinstance(finding.mend, Instead) else None
         if right_key is not None and right_key in missing:
             explained.add(right_key)
-            finding = replace(finding, message=f"{finding.message}; {missing[right_key].message}")
+            effect = missing[right_key].message.replace("Without this key,", f"Without {right_key[1]},")
+            finding = replace(finding, message=f"{finding.message} {effect}")
         joined.append(finding)
     return [
         finding for finding in joined if finding.value is not ABSENT or (finding.file, finding.key) not in explained
@@ -177,7 +183,8 @@ def _as_shipped(finding: Finding) -> Finding:
     is_shipped = Path(finding.file).resolve().is_relative_to(CONFIGS)
     if not (is_shipped and finding.matters and finding.key.endswith(FILLED_IN)):
         return finding
-    return replace(finding, matters=False, message=f"zero-study fills it in; else {finding.message}")
+    message = f"zero-study sets this itself. In other programs: {finding.message}"
+    return replace(finding, matters=False, message=message)
 
 
 def _overridden(path: Path, content: dict[str, Any]) -> list[Finding]:
@@ -185,9 +192,10 @@ def _overridden(path: Path, content: dict[str, Any]) -> list[Finding]:
     sections = [("", content), *((f"{key}.", value) for key, value, _ in Settings(content).nodes())]
     return [
         Finding(
-            file=str(path), key=f"{above}{key}", value=value, effect="overridden", matters=True, remedy="write it once",
-            message="it is written again, and accelerate takes the last value (DeepSpeed refuses such a file where a "
-            "program names it to deepspeed.initialize)", engine_has=section[key],
+            file=str(path), key=f"{above}{key}", value=value, effect="overridden", matters=True,
+            remedy="Write the key once.",
+            message="The key is written twice, and accelerate uses the last value. If a program passes such a file to "
+            "deepspeed.initialize, DeepSpeed refuses it.", engine_has=section[key],
         )
         for above, section in sections if isinstance(section, _Section)
         for key, value in section.overridden
@@ -199,29 +207,9 @@ def _missing(path: Path, json_path: str) -> Finding:
     return Finding(
         file=str(path), key="deepspeed_config.deepspeed_config_file", value=json_path, effect="crashes", matters=True,
         error="Expected a string path to an existing deepspeed config",
-        message=f"does not exist as seen from {Path.cwd()}, where the launcher would look for it",
-        remedy="start in the folder that it is relative to, or write a whole path",
+        message=f"The launcher looks for this file in the current folder, {Path.cwd()}, and it is not there.",
+        remedy="Start the training in the folder that the path is relative to, or write an absolute path.",
     )  # fmt: skip
-
-
-def text(examined: Examined, everything: bool = False) -> str:
-    """Return a line for each finding, the worst first; harmless ones are only counted, unless `everything` is set."""
-    visible = [f for f in examined.findings if everything or f.matters or f.effect == "not examined"]
-    lines = [_line(f, examined.path) for f in sorted(visible, key=lambda f: (not f.matters, ORDER.index(f.effect)))]
-    num_to_change = sum(f.matters for f in examined.findings)
-    num_harmless = len(examined.findings) - len(visible)
-    harmless = f"; {num_harmless} keys do no harm (--all lists them)" if num_harmless else ""
-    summary = f"{examined.path}: {num_to_change} of {len(examined.findings)} keys to change{harmless}"
-    return "\n".join([*lines, summary])
-
-
-def _line(finding: Finding, path: Path) -> str:
-    file = "" if finding.file == str(path) else f"{finding.file}: "
-    value = "{...}" if isinstance(finding.value, dict) else repr(cut(finding.value))
-    is_verb = finding.effect in ("crashes", "means something else")
-    line = f"{file}{cut(finding.key)}: {value} {'' if is_verb else 'is '}{finding.effect}"
-    line += f": {finding.message}" if finding.message else ""
-    return line + (f"; {finding.remedy}" if finding.remedy else "")
 
 
 def mended(examined: Examined) -> dict[str, Any]:
@@ -232,7 +220,9 @@ def mended(examined: Examined) -> dict[str, Any]:
     content = copy.deepcopy(examined.content)
     for _ in range(5):
         before = copy.deepcopy(content)
-        findings = [f for f in _examine(examined.path, before).findings if f.matters and f.file == str(examined.path)]
+        findings = [
+            f for f in examine_content(examined.path, before).findings if f.matters and f.file == str(examined.path)
+        ]
         # Misspelt keys come first: for the right name, which is missing, there is another finding.
         misspelt = [finding for finding in findings if isinstance(finding.mend, Instead)]
         for finding in misspelt or [finding for finding in findings if finding.mend is not KEEP]:
@@ -269,15 +259,51 @@ def _put(content: dict[str, Any], key: str, value: Any) -> None:
         content[key] = copy.deepcopy(value)
 
 
-def write_mended(examined: Examined, out: Path) -> None:
-    """Write the corrected file. Raises Refusal if the file exists already, or cannot be written."""
+class KeyChange(NamedTuple):
+    """A key that --fix changed, with its values; ABSENT: the file has no such key."""
+
+    key: str
+    old: Any
+    new: Any
+
+
+def changes_between(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[KeyChange]:
+    """Return the keys whose values differ between two contents of a file, in the order of the file."""
+    before, after = ({key: value for key, value, _ in Settings(content).nodes()} for content in (old, new))
+    differing = [
+        KeyChange(key, before.get(key, ABSENT), after.get(key, ABSENT))
+        for key in dict.fromkeys([*before, *after])
+        if before.get(key, ABSENT) != after.get(key, ABSENT)
+    ]
+    # A section that both contents have is described by its keys; a new or removed section describes its keys.
+    return [
+        change
+        for change in differing
+        if not (_is_section(change.old) and _is_section(change.new))
+        and not any(change.key.startswith(f"{above.key}.") for above in differing if ABSENT in (above.old, above.new))
+    ]
+
+
+def _is_section(value: Any) -> bool:
+    return isinstance(value, dict)
+
+
+def write_mended(examined: Examined, out: Path) -> list[KeyChange]:
+    """Write the corrected file, and return what was changed.
+
+    Raises Refusal if the file exists already, or cannot be written.
+    """
     if out.exists():
-        raise Refusal(f"--fix {out}: exists; name a new file")
+        raise Refusal(f"--fix {out}: this file exists, and is not overwritten. Name a new file.")
     if out.suffix != examined.path.suffix:
-        raise Refusal(f"--fix {out}: is written as {examined.path.suffix}, as {examined.path} is; name it so")
+        raise Refusal(
+            f"--fix {out}: the corrected file has the format of {examined.path}. Give it the ending "
+            f"{examined.path.suffix}."
+        )
     content = mended(examined)
     text = json.dumps(content, indent=2) if _is_json(examined.path) else yaml.safe_dump(content, sort_keys=False)
     try:
         write_whole(out, (text.rstrip("\n") + "\n").encode())
     except OSError as error:
-        raise Refusal(f"--fix {out}: cannot be written ({error.strerror})") from None
+        raise Refusal(f"--fix {out}: cannot be written ({error.strerror}).") from None
+    return changes_between(examined.content, content)

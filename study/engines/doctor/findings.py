@@ -1,4 +1,4 @@
-"""Findings: what each key of a file really does, by the rules of the table."""
+"""Find out what each key of a file really does, by the rules of the table of keys."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..keys.patterns import ABSENT, Mark, condition_holds
 Effect = Literal["honoured", "ignored", "overridden", "crashes", "means something else", "not examined"]
 
 REMOVE = Mark("remove")  # --fix takes the key out
-KEEP = Mark("keep")  # --fix leaves it: what to write instead is for its owner to decide
+KEEP = Mark("keep")  # --fix leaves it: only the owner of the file can decide what to write instead
 NOT_STATED = Mark("not stated")  # the rule does not state what the engine has then
 
 LONGEST = 200  # characters of a value that are printed
@@ -44,12 +44,13 @@ class Finding:
     key: str
     value: Any
     effect: Effect
-    message: str = ""
-    remedy: str = ""
+    message: str = ""  # complete sentences: what happens
+    remedy: str = ""  # complete sentences: what to do
     matters: bool = False  # whether the file does not do what its reader takes it to do
     mend: Any = field(default=KEEP, repr=False)
     engine_has: Any = NOT_STATED  # in the place of this key
-    error: str = ""  # a piece of the error, where it crashes
+    error: str = ""  # a piece of the error, if training fails at start-up
+    is_about_release: bool = False  # what a release does to the training, and not what a key does
 
     def as_json(self) -> dict[str, Any]:
         """Return the finding as --json prints it; a key that is absent has no value."""
@@ -61,7 +62,7 @@ class Finding:
 
 
 class Settings:
-    """What a file has, by dotted keys."""
+    """The content of a file, read by dotted keys."""
 
     def __init__(self, content: Mapping[str, Any]) -> None:
         self.content = content
@@ -96,7 +97,7 @@ class Rule:
     effect: Effect
     is_of_absent: bool  # the rule is for files in which the key is missing
     condition: Mapping[str, Pattern]
-    covers_section: bool  # it says all that there is to say of the keys of a section
+    covers_section: bool  # the keys in the section need no findings of their own
     entry: Mapping[str, Any]  # the rule as the table has it
 
     def holds(self, value: Any, settings: Settings) -> bool:
@@ -104,7 +105,7 @@ class Rule:
         return condition_holds(self.condition, self.key, value, settings)
 
     def finding(self, file: str, key: str, value: Any) -> Finding:
-        """Return what the rule says of a key."""
+        """Return the finding of this rule for a key."""
         entry = self.entry
         mend = REMOVE if entry.get("mend") == "remove" else entry.get("mend", KEEP)
         if "instead" in entry:
@@ -157,11 +158,11 @@ def _removed() -> list[str]:
     return [*known_keys.engine_list("removed"), *in_zero]
 
 
-OnUnknown = Callable[[str, Any], Finding | None]  # what is to be said of a key that has no rule, and its value
+OnUnknown = Callable[[str, Any], Finding | None]  # returns the finding of a key, with its value, that has no rule
 
 
 def examine(file: str, settings: Settings, place: known_keys.Place, on_unknown: OnUnknown) -> list[Finding]:
-    """Say what each key of a file does: by its rule, else as `on_unknown` says, else that it is honoured."""
+    """Return the finding of each key: by its rule, else by `on_unknown`, else that it is honoured."""
     findings = []
     covered: tuple[str, ...] = ()  # prefixes of the sections whose keys a finding has covered
     for key, value, is_section in settings.nodes():
@@ -179,7 +180,7 @@ def examine(file: str, settings: Settings, place: known_keys.Place, on_unknown: 
 
 
 def _of_absent_keys(file: str, settings: Settings, place: known_keys.Place) -> list[Finding]:
-    """Say what follows from the keys that a file lacks."""
+    """Return the findings of the keys that are missing in a file."""
     return [
         rule.finding(file, rule.key, ABSENT)
         for rule in rules(place)
@@ -196,5 +197,5 @@ def misspelt(
     return Finding(
         file=file, key=key, value=value, effect=effect, message=message, error=error, matters=True,
         mend=Instead(f"{section}.{near[0]}".lstrip(".")) if near else REMOVE,
-        remedy=f"write {near[0]}" if near else "remove it",
+        remedy=f"Write {near[0]}." if near else "Remove the key.",
     )  # fmt: skip

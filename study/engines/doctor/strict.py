@@ -1,7 +1,7 @@
-"""The study's strict reader of a strategy's file: doctor, where every key that the study does not take is refused.
+"""Refuse every key of a strategy's file that this project does not accept, with doctor's findings as reasons.
 
-Accelerate and DeepSpeed ignore what they do not know (a nested typo, an NVMe path in the YAML) and then silently run
-something else.
+Accelerate and DeepSpeed ignore keys that they do not know (a nested typo, an NVMe path in the YAML) and then silently
+run something else.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ HPZ = "zero_optimization.zero_hpz_partition_size"  # of stage 3 only
 
 
 def validation_errors(place: known_keys.Place, content: Mapping[str, Any], findings: Sequence[Finding]) -> list[str]:
-    """Say why the study refuses a file, a line for each key: unknown keys, wrong values, missing keys.
+    """Return why this project refuses a file, one text per key: unknown keys, wrong values, missing keys.
 
-    The list is empty if the study takes the file. `findings`: what doctor says of the file, which explains refusals.
+    The list is empty if the file is accepted. `findings`: doctor's findings in the file, which explain refusals.
     """
     of_key = {finding.key: finding for finding in findings}
     accepted, sections = known_keys.accepted_values(place), _sections(place)
@@ -30,7 +30,7 @@ def validation_errors(place: known_keys.Place, content: Mapping[str, Any], findi
         if key in accepted:
             wrong_values.append(_value_error(place, key, value, accepted[key], of_key.get(key)))
         elif key in sections:
-            wrong_values.append(f"{key}={cut(value)!r}: should be a section")
+            wrong_values.append(f"{key} is {as_in_file(cut(value))}, and should be a section.")
         else:
             unknown_keys.append(_unknown_key_error(place, key, value, of_key.get(key)))
     return [*unknown_keys, *filter(None, wrong_values), *_missing_keys(place, Settings(content))]
@@ -39,16 +39,16 @@ def validation_errors(place: known_keys.Place, content: Mapping[str, Any], findi
 def _value_error(
     place: known_keys.Place, key: str, value: Any, pattern: Pattern, finding: Finding | None
 ) -> str | None:
-    """Say why the study does not take the value of a key; None: it does."""
+    """Return why this project does not accept the value of a key; None: it does."""
     if not matches(pattern, value, exactly=True):
-        return _reason(place, key, value, finding) or f"{key}={cut(value)!r}: should be {in_words(pattern)}"
+        return _reason(place, key, value, finding) or f"{key} is {as_in_file(cut(value))}. Write {in_words(pattern)}."
     if finding is not None and _is_lost(key, finding):
-        return f"{key}: {finding.message}; {finding.remedy or 'remove it'}"
+        return f"{key}: {finding.message} {finding.remedy or 'Remove the key.'}"
     return None
 
 
 def _unknown_key_error(place: known_keys.Place, key: str, value: Any, finding: Finding | None) -> str:
-    """Say what to do about a key that the study does not take."""
+    """Return what to do about a key that this project does not accept."""
     section, _, name = key.rpartition(".")
     is_removed = name in {*known_keys.engine_list("removed"), *known_keys.engine_list("removed_zero")}
     if reason := _reason(place, key, value, finding if is_removed else None):
@@ -56,7 +56,7 @@ def _unknown_key_error(place: known_keys.Place, key: str, value: Any, finding: F
     split_keys = (accepted_key.rpartition(".") for accepted_key in known_keys.accepted_values(place))
     siblings = [sibling for parent, _, sibling in split_keys if parent == section]
     remedy = misspelt("", key, value, siblings, effect="crashes", message="").remedy
-    return f"unknown key {key!r}; {remedy}"
+    return f"Unknown key {key!r}. {remedy}"
 
 
 def _missing_keys(place: known_keys.Place, settings: Settings) -> list[str]:
@@ -64,18 +64,18 @@ def _missing_keys(place: known_keys.Place, settings: Settings) -> list[str]:
     missing = [key for key in known_keys.read()["study"][place]["needed"] if settings.get(key) is ABSENT]
     sections = {key: key.rpartition(".")[0] for key in missing}
     return [
-        f"{key} is missing" for key in missing if not sections[key] or isinstance(settings.get(sections[key]), dict)
+        f"{key} is missing." for key in missing if not sections[key] or isinstance(settings.get(sections[key]), dict)
     ]
 
 
 def _sections(place: known_keys.Place) -> set[str]:
-    """Return the sections in which the study takes keys."""
+    """Return the sections in which this project accepts keys."""
     parents = (key.split(".")[:-1] for key in known_keys.accepted_values(place))
     return {".".join(names[: depth + 1]) for names in parents for depth in range(len(names))}
 
 
 def _keys_in(content: Mapping[str, Any], sections: set[str], above: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the keys of a file with their values; of a section that the study knows, the keys in it."""
+    """Yield the keys of a file with their values; for a section that has accepted keys, the keys in it."""
     for name, value in content.items():
         key = f"{above}{name}"
         if key in sections and isinstance(value, dict):
@@ -85,21 +85,21 @@ def _keys_in(content: Mapping[str, Any], sections: set[str], above: str = "") ->
 
 
 def _reason(place: known_keys.Place, key: str, value: Any, finding: Finding | None) -> str | None:
-    """Say why the study does not take a key or its value: the study's own reason, else doctor's finding."""
+    """Return why this project does not accept a key or its value: its own reason, else doctor's finding."""
     value_text = " ".join(cut(value).split()) if isinstance(value, str) else as_in_file(value)
     own_reason = known_keys.read()["study"][place]["why"].get(key)
     is_unquoted_no = isinstance(value, bool) and finding is not None and finding.effect == "crashes"
     if own_reason and not is_unquoted_no:
-        return (
-            f"{key}: {value_text} {own_reason}" if key in known_keys.accepted_values(place) else f"{key} {own_reason}"
-        )
-    if finding is None or not finding.matters or finding.error == NOT_COERCED:  # the study's pattern says more of these
+        has_accepted_values = key in known_keys.accepted_values(place)
+        subject = f"{key} is {value_text}." if has_accepted_values else f"{key} is not accepted in this file."
+        return f"{subject} {own_reason}"
+    if finding is None or not finding.matters or finding.error == NOT_COERCED:  # the pattern explains these better
         return None
-    return f"{key}: {value_text}: {finding.message}; {finding.remedy}"
+    return f"{key} is {value_text}. {finding.message} {finding.remedy}".rstrip()
 
 
 def _is_lost(key: str, finding: Finding) -> bool:
-    """Say whether a value that the study takes has no effect: accelerate refuses some keys beside a DeepSpeed JSON."""
+    """Say whether an accepted value is ignored, or is refused because the file also names a DeepSpeed JSON."""
     refused_beside_json = known_keys.engine_schema("accelerate", "not_beside_a_json")
     stops = finding.effect == "crashes" and key.rpartition(".")[2] in refused_beside_json
     return stops or (finding.effect == "ignored" and key == HPZ)

@@ -1,1 +1,1 @@
-"""The one knowledge base: what each key, flag and variable of accelerate and DeepSpeed does, read without either."""
+"""The table of what each key, flag and variable of accelerate and DeepSpeed does, read without importing either."""

@@ -1,4 +1,4 @@
-"""Which flags of the launcher and which environment variables a run accepts, and what proves their effect.
+"""Decide which flags of the launcher and which environment variables a run accepts.
 
 A run is its strategy's file and its own flags. All other flags of `accelerate launch` and variables of the libraries
 are refused by name, unless they change no result, or the record proves their effect. The table of keys says which;
@@ -21,7 +21,7 @@ class Allowed(NamedTuple):
     """Whether a run accepts a flag or a variable."""
 
     is_accepted: bool
-    reason: str  # accepted: what proves its effect; refused: what it would do, and the remedy
+    reason: str  # accepted: what proves its effect; refused: what it would do, and the remedy, as sentences
 
 
 @cache
@@ -50,7 +50,7 @@ def says_which_rank(name: str) -> bool:
 
 def of_flag(name: str) -> Allowed:
     """Return the rule of a flag, by the launcher's own name for it. An unknown flag is refused."""
-    return _closest("flags", name) or Allowed(False, "is unknown to this version of the study; remove it")
+    return _closest("flags", name) or Allowed(False, "this version of the project does not know it. Remove it.")
 
 
 def of_variable(name: str) -> Allowed | None:
@@ -62,14 +62,14 @@ def check_flags(flags: Iterable[str]) -> None:
     """Refuse the first flag, by the launcher's own name for it, that a run may not have."""
     for name in flags:
         if not (rule := of_flag(name)).is_accepted:
-            raise Refusal(f"accelerate launch --{name} {rule.reason}")
+            raise Refusal(f"accelerate launch --{name} is not accepted: {rule.reason}")
 
 
 def check_variables(environment: Mapping[str, str]) -> None:
     """Refuse the first variable of the launcher's environment that would change a run behind its configuration."""
     for name in sorted(environment):
         if (rule := of_variable(name)) and not rule.is_accepted:
-            raise Refusal(f"{name} is set in the environment, and {rule.reason}")
+            raise Refusal(f"{name} is set in the environment: {rule.reason}")
 
 
 def check_rank(environment: Mapping[str, str], world_size: int, is_distributed: bool) -> None:
@@ -81,15 +81,15 @@ def check_rank(environment: Mapping[str, str], world_size: int, is_distributed: 
         for name in sorted(filter(says_which_rank, environment)):
             if not name.startswith("MASTER_"):
                 raise Refusal(
-                    f"{name}={environment[name]} in the environment: the run is one process, without ranks; unset it, "
-                    "or start it as `zero-study train`, which does"
+                    f"{name}={environment[name]} is set in the environment, but this run is a single process without a "
+                    "rank. Unset the variable, or start the run with `zero-study train`, which does so."
                 )
         return
     rank, size = environment.get("RANK", ""), environment.get("WORLD_SIZE", "")
     if size != str(world_size) or not rank.isdigit() or int(rank) >= world_size:
         raise Refusal(
-            f"RANK={rank} and WORLD_SIZE={size} in the environment: the run asks for "
-            f"{world_size} processes; change num_processes in the strategy's file, or --num_processes"
+            f"RANK={rank} and WORLD_SIZE={size} are set in the environment, but the run requests {world_size} "
+            "processes. Change num_processes in the strategy's file, or --num_processes."
         )
 
 

@@ -1,4 +1,4 @@
-"""The table of keys that tools/keys.py writes: which keys the engines have, what each does, which the study takes."""
+"""Read the table of keys that tools/keys.py writes: the engines' keys, what each does, and which ones runs accept."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The patterns of the table: which values match one, and whether a rule's condition holds in a file."""
+"""Match values with the patterns of the table of keys, and evaluate the conditions of rules."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-"""The proof of anybody's script: what it built, and what one of its optimizer steps held and sent.
+"""Check any training script: the engine it builds, and the memory and messages of one optimizer step.
 
     from zero_study import prove
 
     trainer.add_callback(prove.callback())    # transformers' Trainer, TRL
     prove.watch(model, optimizer)             # any other loop: after prepare, deepspeed.initialize or fully_shard
-    python -m zero_study.prove train.py       # or no line at all
+    python -m zero_study.prove train.py       # or without changing the script
 
-It needs torch and what the script has imported itself.
+It needs torch and the packages that the script itself imports.
 """
 
 from .mismatch import KnownBad, NotAsAsked, NotChecked, TrainsWrong

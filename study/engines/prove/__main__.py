@@ -1,6 +1,6 @@
-"""`python -m zero_study.prove train.py`: the proof of a script in which nothing was written for it.
+"""Check a training script without changing it: `python -m zero_study.prove train.py`.
 
-Also `accelerate launch -m zero_study.prove train.py` and `torchrun -m zero_study.prove train.py`.
+On several processes: `accelerate launch -m zero_study.prove train.py` or `torchrun -m zero_study.prove train.py`.
 """
 
 from __future__ import annotations
@@ -28,8 +28,12 @@ from .watching import Loaders, StepWatcher, remove_earlier
 def main(words: Sequence[str] | None = None) -> None:
     """Run a script as Python would, and watch its models once their optimizers have stepped."""
     parser = argparse.ArgumentParser("python -m zero_study.prove", allow_abbrev=False, description=__doc__)
-    parser.add_argument("--strict", action="store_true", help="fail if it trains wrongly, not as asked, or unchecked")
-    parser.add_argument("--allow-known-bad", action="store_true", help="go on with a release that trains wrongly")
+    parser.add_argument(
+        "--strict", action="store_true", help="fail if training is wrong, is not as requested, or could not be checked"
+    )
+    parser.add_argument(
+        "--allow-known-bad", action="store_true", help="continue with a release that is known to train wrongly"
+    )
     given = scripts.parse(parser, words)
     for earlier in (Path("proof.json"), *Path().glob("proof-[0-9]*.json")):
         remove_earlier(earlier)
@@ -45,7 +49,7 @@ def main(words: Sequence[str] | None = None) -> None:
 
 
 class _Pairs:
-    """Watches each optimizer with its model, from its second step on: within a step torch allows no new hook."""
+    """Watch each optimizer with its model from its second step on, because torch allows no new hook within a step."""
 
     def __init__(self, strict: bool, allow_known_bad: bool) -> None:
         self.paired: set[int] = set()  # optimizers
@@ -70,16 +74,19 @@ class _Pairs:
         return call(*arguments, **options)
 
     def why_not_made(self) -> str:
-        """Say why no proof was made, and call a training wrong that updated nothing."""
+        """Return why no proof was made. A training that updated no weight is called wrong."""
         engines = [*self._engines.values(), *_alive("deepspeed.runtime.engine", "DeepSpeedEngine")]
         skipped = [engine for engine in engines if engine.skipped_steps >= engine.global_steps > 0]
         if skipped:
-            return f"WRONG: all {skipped[0].global_steps} optimizer steps were skipped for an overflow, no weight moved"
+            return (
+                f"WRONG: all {skipped[0].global_steps} optimizer steps were skipped because of an overflow, so no "
+                "weight moved"
+            )
         if self._num_backwards and not self._steps:
-            return f"WRONG: {self._num_backwards} backward passes and no optimizer step, no weight moved"
+            return f"WRONG: {self._num_backwards} backward passes without an optimizer step, so no weight moved"
         if not self._steps:
-            return "nothing was trained: no backward pass, and no optimizer step"
-        return "no optimizer stepped twice with a model that was called"
+            return "nothing was trained: there was no backward pass and no optimizer step"
+        return "no optimizer made two steps for a model that was called"
 
     def leave(self) -> None:
         self._called.clear()
@@ -114,7 +121,7 @@ class _Pairs:
 
 
 def around(called: Sequence[torch.nn.Module], optimizer: torch.optim.Optimizer) -> tuple[Any, Any] | None:
-    """The model that an optimizer is of, and what the script calls of it: the engine, or the bare module inside it."""
+    """Return the model of an optimizer, and what the script calls: the engine, or the bare module inside it."""
     ids = set(map(id, called))
     for engine in _alive("deepspeed.runtime.engine", "DeepSpeedEngine"):
         with suppress(ValueError):  # it has no optimizer
@@ -130,7 +137,7 @@ def around(called: Sequence[torch.nn.Module], optimizer: torch.optim.Optimizer) 
 
 
 def owner(called: Sequence[torch.nn.Module], optimizer: torch.optim.Optimizer) -> torch.nn.Module | None:
-    """The outermost of called modules that an optimizer is of: by the engine, by parameters, or as the only one."""
+    """Return the outermost called module that an optimizer updates: by engine, by parameters, or as the only one."""
     within = {id(part) for module in called for part in module.modules() if part is not module}
     roots = [m for m in called if id(m) not in within and any(p.requires_grad for p in m.parameters())]
     engines = [m for m in roots if is_deepspeed(m) and base_optimizer(m.optimizer) is optimizer]
@@ -145,7 +152,7 @@ def _arguments_of_trainer() -> Any:
 
 
 def _alive(module: str, name: str) -> list[Any]:
-    """The objects of a class, or of one made of it; none if nobody has imported its module."""
+    """Return all objects of a class and its subclasses; none if its module is not imported."""
     kind = getattr(sys.modules.get(module), name, None)
     return (
         [candidate for candidate in gc.get_objects() if issubclass(type(candidate), kind)] if kind is not None else []

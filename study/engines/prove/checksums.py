@@ -1,4 +1,4 @@
-"""Checksums of what this rank holds of tensors, wherever they are: of weights, gradients and batches."""
+"""Compute checksums of this rank's weights, gradients and batches, on whichever device they are."""
 
 from __future__ import annotations
 
@@ -16,29 +16,30 @@ TOLERANCE = 1e-10  # the order in which a rank's threads add makes less, weights
 
 
 def checksums(tensors: Iterable[torch.Tensor]) -> list[Checksum]:
-    """Sum up each tensor; of a shard what this rank holds."""
+    """Return the checksum of each tensor; for a sharded tensor, of this rank's shard."""
     with torch.no_grad():
         return [_sums(tensor) for tensor in tensors]
 
 
 def of_batch(*batch: Any) -> list[Checksum]:
-    """Sum up the tensors of a model's inputs."""
+    """Return the checksums of a model's inputs."""
     return checksums(leaf for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor))
 
 
 def of_weights(model: Any) -> dict[str, Checksum]:
-    """Sum up each parameter."""
+    """Return the checksum of each parameter."""
     return {name: checksums([parameter])[0] for name, parameter in model.named_parameters()}
 
 
 def first_difference(pairs: dict[str, Checksum], partners: dict[str, Checksum]) -> str | None:
-    """Of how many tensors the checksums are of other numbers, and the first; not a number on both is alike."""
+    """Say how many tensors have different checksums, and which is the first; NaN on both sides counts as equal."""
     partners = dict.fromkeys(pairs, (0.0, 0.0)) | partners  # of another model's names
     names = [name for name, pair in pairs.items() if _differ(pair, partners[name])]
     if not names:
         return None
     first = names[0]
-    return f"{len(names)} of {len(pairs)}, first {first} (sums {pairs[first][0]:.9g} and {partners[first][0]:.9g})"
+    sums = f"sums {pairs[first][0]:.9g} and {partners[first][0]:.9g}"
+    return f"{len(names)} of {len(pairs)} tensors, the first is {first}: {sums}"
 
 
 def _differ(first: Checksum, second: Checksum) -> bool:
@@ -47,7 +48,7 @@ def _differ(first: Checksum, second: Checksum) -> bool:
 
 
 def _sums(tensor: torch.Tensor) -> Checksum:
-    """The checksum of one; UNKNOWN where it cannot be read: this is no reason to end anybody's training."""
+    """Return the checksum of one tensor; UNKNOWN if it cannot be read, which must not end a training."""
     tensor = _shard(tensor) if hasattr(tensor, "ds_tensor") else tensor
     tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
     if tensor.is_cuda and torch.cuda.is_current_stream_capturing():  # which reading would break
@@ -66,7 +67,7 @@ def _sums(tensor: torch.Tensor) -> Checksum:
 
 
 def _shard(parameter: Any) -> torch.Tensor:
-    """This rank's shard of a parameter of stage 3, without the padding, in which anything may be.
+    """Return this rank's shard of a parameter under stage 3, without the padding, whose values are arbitrary.
 
     The whole of some parameters is in place, and not always.
     """

@@ -1,4 +1,4 @@
-"""Read what is requested of an engine: by a file, the script's TrainingArguments, the launcher's environment."""
+"""Read the settings requested of an engine: from a file, TrainingArguments, or the launcher's environment."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any
 from ..keys import engine_settings, known_keys
 from ..readback.demands import Demand
 
-Asked = str | Path | dict[str, Any]  # an accelerate file, a DeepSpeed JSON, or what one would hold
+Asked = str | Path | dict[str, Any]  # an accelerate file, a DeepSpeed JSON, or a dict like one
 
 
 _OPEN = (None, "auto")  # values that leave it to others
 
 
 def by_launcher(environment: Mapping[str, str] = os.environ) -> list[Demand]:
-    """What `accelerate launch` or `torchrun` passed on; nothing where neither started this process."""
+    """Return what `accelerate launch` or `torchrun` passed on; nothing if neither started this process."""
     has = {name: environment.get(f"ACCELERATE_USE_{name}", "").lower() == "true" for name in ("DEEPSPEED", "FSDP")}
     table = known_keys.read()
     handed_on = table["handed_on"]["written"] | table["handed_on"]["filled"]
@@ -36,14 +36,14 @@ def by_launcher(environment: Mapping[str, str] = os.environ) -> list[Demand]:
     elif has["FSDP"]:
         engine = f"FSDP{environment.get('FSDP_VERSION', '1')}"
     elif "ACCELERATE_DYNAMO_BACKEND" in environment and int(environment.get("WORLD_SIZE", "1")) > 1:
-        engine = "DDP"  # accelerate's launcher names neither
+        engine = "DDP"  # accelerate's launcher sets no variable for it
     if engine is not None:
         demands.append(Demand("engine", engine, "the launcher"))
     return [demand for demand in demands if demand.value not in _OPEN]
 
 
 def by_arguments(arguments: Any) -> list[Demand]:
-    """What the script's TrainingArguments say, defaults too: Trainer clips at 1.0 where nobody names a number."""
+    """Return the settings in the script's TrainingArguments, with defaults: Trainer clips at 1.0 by default."""
     source = "TrainingArguments"
     demands = [
         Demand("gradient_accumulation_steps", arguments.gradient_accumulation_steps, source),
@@ -58,7 +58,8 @@ def by_arguments(arguments: Any) -> list[Demand]:
 
 
 def by_file(request: Asked) -> list[Demand]:
-    """What a file asks for, or what one would hold. Raises ValueError if it is neither YAML nor JSON, or no mapping."""
+    """Return the settings of a file, or of a dict like one. Raises ValueError if it is not a mapping in YAML or "
+    "JSON."""
     content = content_of(request)
     if isinstance(request, dict):
         return by_json(content, "asked=")
@@ -68,7 +69,7 @@ def by_file(request: Asked) -> list[Demand]:
 
 
 def content_of(request: Asked) -> dict[str, Any]:
-    """Return what a file holds that was asked for, or the dict itself. Raises ValueError for what is no mapping."""
+    """Return the content of a file, or the dict itself. Raises ValueError if it is not a mapping."""
     if isinstance(request, dict):
         return request
     path = Path(request)
@@ -79,14 +80,14 @@ def content_of(request: Asked) -> dict[str, Any]:
 
         content = yaml.safe_load(path.read_text())
     else:
-        raise ValueError(f"{path}: asked= takes an accelerate file (.yaml), a DeepSpeed JSON or a dict")
+        raise ValueError(f"{path}: asked= accepts an accelerate file (.yaml), a DeepSpeed JSON or a dict.")
     if not isinstance(content, dict):
-        raise ValueError(f"{path}: holds no mapping of keys to values")
+        raise ValueError(f"{path}: the file has no keys and values.")
     return content
 
 
 def by_json(content: dict[str, Any], source: str) -> list[Demand]:
-    """What a DeepSpeed JSON asks for, key by key; "auto" asks for nothing."""
+    """Return the settings that a DeepSpeed JSON requests, key by key; "auto" requests nothing."""
     engine = [Demand("engine", "DeepSpeed", source)] if "zero_optimization" in content else []
     for kind in ("fp16", "bf16"):
         section = content.get(kind)
@@ -114,7 +115,7 @@ def _by_accelerate(content: dict[str, Any], source: str) -> Iterator[Demand]:
 
 
 def _read(text: str) -> Any:
-    """A value of the environment: 2, 1.0, True, or the word."""
+    """Return a value of the environment: a number, True or False, or the text itself."""
     try:
         return json.loads(text.lower())
     except ValueError:

@@ -1,4 +1,4 @@
-"""What trains wrongly without an error: by what one rank saw of a step, and by what all ranks saw of it."""
+"""Find training faults that raise no error, from the observations of one rank and from those of all ranks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _OF_ZERO = ("bit16_groups", "fp16_groups", "bf16_groups")  # the model's own par
 def rank_report(
     model: Any, facts: dict[str, Any], optimizer: Any, step: Step, batches: list[Any], weights: dict[str, Checksum]
 ) -> dict[str, Any]:
-    """Return what this rank saw of a step, for rank 0 to compare with the reports of the others. Rank-local.
+    """Return this rank's observations of a step, for rank 0 to compare with those of the other ranks. Rank-local.
 
     `batches`: checksums of the first inputs of two steps. `weights`: of the parameters, as the step begins.
     """
@@ -82,70 +82,85 @@ def check_rank(facts: dict[str, Any], step: Step, averager: str | None) -> list[
 def _not_averaged(facts: dict[str, Any], averager: str | None) -> Iterator[str]:
     if facts["engine"] in _AVERAGES and averager == "nobody":
         yield (
-            f"gradients were not averaged: {facts['engine']} over {len(facts['data_parallel_ranks'])} of "
-            f"{facts['world_size']} ranks reduced 0 bytes in the step's backward passes; call the wrapped model, not "
-            "its .module, and let the last micro step be outside of no_sync"
+            f"gradients were not averaged: {facts['engine']} on {len(facts['data_parallel_ranks'])} of "
+            f"{facts['world_size']} ranks reduced 0 bytes in the backward passes of the step. Call the wrapped model "
+            "instead of its .module, and run the last micro step outside of no_sync."
         )
 
 
 def _wrong_clipping(facts: dict[str, Any], step: Step) -> Iterator[str]:
-    """Gradients that are clipped while GradScaler has them scaled, too early, too often or in vain."""
+    """Find gradients that are clipped while GradScaler has them scaled, too early, too often, or without effect."""
     clipping = step.clipping
     if clipping.scale is not None:
         yield (
-            f"clipped before unscaling: at {clipping.limit}, with the gradients times {clipping.scale:g} by "
-            "GradScaler; call scaler.unscale_(optimizer) before clip_grad_norm_"
+            f"clipped before unscaling: gradients were clipped at {clipping.limit} while GradScaler had multiplied "
+            f"them by {clipping.scale:g}. Call scaler.unscale_(optimizer) before clip_grad_norm_."
         )
     if clipping.num_backwards_after:
-        yield f"clipped too early: {clipping.num_backwards_after} backward call(s) added to the gradients after it"
+        yield (
+            f"clipped too early: {_backward_calls(clipping.num_backwards_after)} added to the gradients after they "
+            "were clipped. Clip after the last backward call of the step."
+        )
     elif clipping.num_backwards_onto:
         yield (
             f"clipped too often: {clipping.num_backwards_onto} of {step.gradients.num_backwards} backward calls added "
-            f"to gradients that had been clipped at {clipping.limit} already; clip once, after the step's last "
-            "backward call"
+            f"to gradients that had already been clipped at {clipping.limit}. Clip once, after the last backward call "
+            "of the step."
         )
     elif not clipping.num_gradients and clipping.limit not in (None, facts["gradient_clipping"]):
-        yield f"clipped nothing: no gradient was there to clip at {clipping.limit}; ZeRO has gradient_clipping"
+        yield (
+            f"clipped nothing: there was no gradient to clip at {clipping.limit}. Under ZeRO, set gradient_clipping "
+            "instead."
+        )
 
 
 def _wrong_accumulation(facts: dict[str, Any], step: Step) -> Iterator[str]:
-    """Gradients that are scaled at the update, lost within a step, or kept from the step before."""
+    """Find gradients that are scaled at the update, lost within a step, or left from the previous step."""
     if step.scaling.scale_at_update not in (None, 1):
-        yield f"not unscaled: GradScaler has gradients times {step.scaling.scale_at_update:g}; call scaler.step"
+        yield (
+            f"not unscaled: at the update, GradScaler still had the gradients multiplied by "
+            f"{step.scaling.scale_at_update:g}. Call scaler.step(optimizer)."
+        )
     if facts["zero_stage"] in (1, 2) and step.engine_backwards > 1:
         yield (
-            f"gradients were lost: ZeRO stage {facts['zero_stage']} had {step.engine_backwards} backward calls in a "
-            "step's last micro batch; add the losses and call backward once"
+            f"gradients were lost: under ZeRO stage {facts['zero_stage']}, the last micro batch of the step had "
+            f"{step.engine_backwards} backward calls, of which only one counts. Add the losses, and call backward once."
         )
     if step.gradients.num_backwards and not step.gradients.began_clean:
         yield (
-            f"zero_grad is missing: gradients of earlier steps were there before each of "
-            f"{step.gradients.num_backwards} backward call(s) and are added; call optimizer.zero_grad() once a step"
+            "zero_grad is missing: gradients of earlier steps were still there before "
+            f"{_backward_calls(step.gradients.num_backwards)}, so they were added up. Call optimizer.zero_grad() once "
+            "per step."
         )
 
 
 def _wrong_gradients(step: Step) -> Iterator[str]:
-    """Gradients that point the wrong way, or nowhere."""
+    """Find gradients that have the wrong sign, or are all zero."""
     factor = step.gradients.factor
     if step.losses.is_ascent:
         yield _ascent("backward is called on the negative of the cross-entropy")
     elif factor is not None and factor < 0:
-        yield _ascent(f"gradients are multiplied with {factor:.4g} between backward and the update")
+        yield _ascent(f"gradients are multiplied by {factor:.4g} between backward and the update")
     if 0 < step.gradients.number == step.gradients.num_zero:
         yield (
-            f"every gradient is zero: all elements of {step.gradients.number} tensors at the update; look for hooks, "
-            "and for a loss that is constant"
+            f"every gradient is zero: at the update, all elements of {step.gradients.number} tensors were zero. Look "
+            "for hooks that change gradients, and for a constant loss."
         )
 
 
 def _ascent(cause: str) -> str:
-    return f"gradient ascent: {cause}, so that the loss grows; take the sign out"
+    return f"gradient ascent: {cause}, so the loss grows. Remove the sign."
+
+
+def _backward_calls(number: int) -> str:
+    return "1 backward call" if number == 1 else f"{number} backward calls"
 
 
 def not_trained(model: Any, optimizer: Any, stepped: Iterable[Any], unchanged: set[str]) -> tuple[list[str], list[str]]:
-    """Trainable parameters that no optimizer has that stepped: findings, and notes. Rank-local.
+    """Find trainable parameters that are in no optimizer that stepped: return findings, and notes. Rank-local.
 
-    `optimizer`: which holds the model states. `unchanged`: names; what changes all the same has masters somewhere.
+    `optimizer`: the one that holds the model states. `unchanged`: names of parameters that did not change. A parameter
+    that changes although no optimizer has it has master weights somewhere.
     """
     trainable = {id(p): (name, p) for name, p in model.named_parameters() if p.requires_grad}
     groups = [group for name in _OF_ZERO for group in getattr(optimizer, name, ())]
@@ -155,12 +170,13 @@ def not_trained(model: Any, optimizer: Any, stepped: Iterable[Any], unchanged: s
         return [], []
     waiting = _updated(instance for instance in gc.get_objects() if issubclass(type(instance), torch.optim.Optimizer))
     strangers = len(has - set(map(id, model.parameters())))
-    of_strangers = f" (they have {strangers} tensors of another model)" if strangers else ""
+    of_strangers = f" (the optimizers have {strangers} tensors of another model)" if strangers else ""
     lost, late = ([(key, name) for key, name in missing if (key in waiting) == is_late] for is_late in (False, True))
     reason = (
-        f"no optimizer has them{of_strangers}; build it of model.parameters() once the model is complete and wrapped"
+        f"no optimizer has them{of_strangers}. Create the optimizer from model.parameters() after the model is "
+        "complete and wrapped."
     )
-    return _untrained(lost, trainable, reason), _untrained(late, trainable, "their optimizer has not stepped yet")
+    return _untrained(lost, trainable, reason), _untrained(late, trainable, "their optimizer has not stepped yet.")
 
 
 def _untrained(parameters: list[tuple[int, str]], trainable: dict[int, Any], reason: str) -> list[str]:
@@ -181,27 +197,34 @@ def _updated(optimizers: Iterable[Any]) -> set[int]:
 
 
 def not_moved(model: Any, facts: dict[str, Any], optimizer: Any, before: Any, after: dict[str, Checksum]) -> list[str]:
-    """Where the watched updates left what is not finite, or moved nothing. Rank-local; the unreadable is neither."""
+    """Find weights that are not finite after the watched updates, or that did not move. Rank-local.
+
+    Weights that cannot be read are skipped.
+    """
     readable = {name: after[name] for name, p in model.named_parameters() if p.requires_grad and after[name][1]}
     broken = [name for name, pair in readable.items() if not math.isfinite(pair[1])]
     if broken:
-        return [f"weights are not finite after the step: {len(broken)} of {len(readable)}, first {broken[0]}"]
+        return [
+            f"weights are not finite after the step: {len(broken)} of {len(readable)} tensors, the first is "
+            f"{broken[0]}."
+        ]
     has_masters = facts["parameter_dtypes"] != ["float32"] and facts.get("master_dtypes")  # which may have moved
     if not readable or has_masters or any(pair != before.get(name) for name, pair in readable.items()):
         return []
     rates = sorted({float(group["lr"]) for group in optimizer.param_groups})
     return [
-        f"no weight moved: in all watched updates, at learning rates {rates}; look for a scheduler that never steps, "
-        "gradients erased before the update, and updates that 16 bits round away"
+        f"no weight moved in all watched updates, at learning rates {rates}. Look for a scheduler that never steps, "
+        "for gradients that are erased before the update, and for updates that rounding to 16 bits removes."
     ]
 
 
 def put_back(
     model: Any, facts: dict[str, Any], before: dict[str, Checksum], at_start: dict[str, Checksum], after: Any
 ) -> list[str]:
-    """Whether the weights with which a step began are those of before an earlier update. Rank-local.
+    """Find out whether a step began with the weights from before an earlier update. Rank-local.
 
-    `before`: ahead of that update. `at_start`: as the step's first forward pass began. `after`: its own update.
+    `before`: the weights before that update. `at_start`: when the step's first forward pass began. `after`: after the
+    step's own update.
     """
     names = [name for name, p in model.named_parameters() if p.requires_grad and name in before and name in at_start]
     has_masters = facts["parameter_dtypes"] != ["float32"] and facts.get("master_dtypes")  # which may have moved
@@ -210,13 +233,13 @@ def put_back(
     if not names or has_masters or not are_equal or not moves:
         return []
     return [
-        "weights are put back: an update moves them, and the next step begins with those of before; look for weights "
-        "that are loaded or copied within the loop"
+        "weights are put back: an update changes them, but the next step begins with the weights from before it. Look "
+        "for weights that are loaded or copied inside the training loop."
     ]
 
 
 def lost_ties(model: Any) -> list[str]:
-    """Embedding and head that the configuration of a transformers model ties, and that are two tensors."""
+    """Find an embedding and a head that the model's configuration ties, but that are two tensors."""
     inner = inner_module(model)
     if not getattr(getattr(inner, "config", None), "tie_word_embeddings", False):
         return []
@@ -227,18 +250,19 @@ def lost_ties(model: Any) -> list[str]:
     if len({getattr(weight, "ds_id", None) for weight in weights} - {None}) == 1:  # of stage 3
         return []
     return [
-        "embedding and head are not tied: config.tie_word_embeddings is true, and they are two parameters, each with "
-        "an update of its own; call model.tie_weights() after loading"
+        "embedding and head are not tied: config.tie_word_embeddings is true, but they are two parameters that are "
+        "updated separately. Call model.tie_weights() after loading."
     ]
 
 
 def equal_embeddings(module: torch.nn.Module) -> list[str]:
-    """Note embeddings and heads that hold the same values and are two parameters: a tie that may have been lost."""
+    """Note embeddings and heads that have the same values but are two parameters: their tie may have been lost."""
     kinds = (torch.nn.Embedding, torch.nn.Linear)
     tables, heads = ([(name, part.weight) for name, part in module.named_modules() if type(part) is kind]
                      for kind in kinds)  # fmt: skip
     return [
-        f"{table}.weight and {head}.weight hold the same values and are two parameters: were they tied before a load?"
+        f"{table}.weight and {head}.weight have the same values but are two parameters. If they should be tied, the "
+        "tie was lost, perhaps when weights were loaded."
         for (table, a), (head, b) in itertools.product(tables, heads)
         if a is not b and a.numel() > 1 and a.shape == b.shape and a.device.type != "meta"
         and not hasattr(a, "full_tensor") and not hasattr(a, "ds_id") and torch.equal(a, b)
@@ -249,7 +273,7 @@ def equal_embeddings(module: torch.nn.Module) -> list[str]:
 
 
 def check_loader(loader: Any, num_ranks: int) -> list[str]:
-    """Whether a loader's rows are divided among more ranks than there are: a part of them is never seen."""
+    """Find a loader whose rows are divided among more ranks than exist, so that a part of them is never seen."""
     parts: dict[str, int] = {}
     layers: list[Any] = [loader]
     for component in layers:
@@ -268,18 +292,20 @@ def check_loader(loader: Any, num_ranks: int) -> list[str]:
     if total <= num_ranks:
         return []
     return [
-        f"data is divided twice: {' and '.join(parts)} divide it by {total}, and {num_ranks} rank(s) have data of "
-        f"their own; {1 - num_ranks / total:.0%} of the rows are never seen; leave one of them out"
+        f"data is divided twice: {' and '.join(parts)} divide it by {total}, but there are only {num_ranks} rank(s) "
+        f"with data of their own. {1 - num_ranks / total:.0%} of the rows are never seen. Remove one of the two."
     ]
 
 
 def uneven_targets(counts: Sequence[int]) -> list[str]:
-    """Note losses of a step that are means over other numbers of tokens."""
+    """Note losses of a step that are means over different numbers of tokens."""
     if len(counts) < 2 or max(counts) <= 1.01 * min(counts):
         return []
     return [
-        f"losses of the step are means over {min(counts):,} to {max(counts):,} targets: a token counts more where "
-        "there are few; divide sums by the targets of the whole step, on all ranks, if each is to count alike"
+        f"losses of the step are means over {min(counts):,} to {max(counts):,} targets, so tokens in small batches "
+        "count "
+        "more. To weight all tokens equally, divide the sum of the losses by the number of targets of the whole step "
+        "on all ranks."
     ]
 
 
@@ -295,9 +321,9 @@ def check_ranks(reports: Sequence[Report]) -> tuple[list[str], list[str]]:
     notes: list[str] = []
     for group in _groups_kept_alike(reports):
         members = [reports[rank] for rank in group]
-        first, *others = members
-        if any((other["watched"], other["ranks"]) != (first["watched"], first["ranks"]) for other in others):
-            notes.append(f"ranks {list(group)} are not compared: they watch other models")
+        first, *later_members = members
+        if any((report["watched"], report["ranks"]) != (first["watched"], first["ranks"]) for report in later_members):
+            notes.append(f"ranks {list(group)} are not compared, because they train different models.")
             continue
         findings += _first_divergence(group, members)
         notes += _different_buffers(members)
@@ -308,7 +334,7 @@ def check_ranks(reports: Sequence[Report]) -> tuple[list[str], list[str]]:
 
 
 def _findings_of_single_ranks(reports: Sequence[Report]) -> list[str]:
-    """What single ranks found, each finding once.
+    """Return the findings of single ranks, each once.
 
     Some findings count only if every rank makes them: FSDP's shard of an embedding may have no token of a batch.
     """
@@ -318,19 +344,22 @@ def _findings_of_single_ranks(reports: Sequence[Report]) -> list[str]:
 
 
 def _groups_kept_alike(reports: Sequence[Report]) -> list[tuple[int, ...]]:
-    """The groups of ranks whose weights somebody keeps alike, or should."""
+    """Return the groups of ranks whose weights must be equal."""
     return sorted({tuple(report["ranks"]) for report in reports if report["ranks"] and report["watched"][-1]})
 
 
 def _first_divergence(group: Sequence[int], members: Sequence[Report]) -> list[str]:
-    """The first rank whose optimizer has other settings than the group's first, or whose weights are others."""
-    first, *others = members
-    for rank, other in zip(group[1:], others, strict=True):
+    """Find the first rank whose optimizer settings or weights differ from those of the group's first rank."""
+    first, *later_members = members
+    for rank, member in zip(group[1:], later_members, strict=True):
         pair = f"ranks {group[0]} and {rank}"
-        unlike = [each for each in zip(first["settings"], other["settings"], strict=False) if len(set(each)) > 1]
+        unlike = [each for each in zip(first["settings"], member["settings"], strict=False) if len(set(each)) > 1]
         if unlike:
-            return [f"{pair} update otherwise: {' and '.join(unlike[0])}; give all optimizers one setting"]
-        if difference := first_difference(first["weights"], other["weights"]):
+            return [
+                f"{pair} have different optimizer settings: {' and '.join(unlike[0])}. Use the same settings on all "
+                "ranks."
+            ]
+        if difference := first_difference(first["weights"], member["weights"]):
             return [_different_weights(first, pair, difference)]
     return []
 
@@ -338,18 +367,22 @@ def _first_divergence(group: Sequence[int], members: Sequence[Report]) -> list[s
 def _different_weights(report: Report, pair: str, difference: str) -> str:
     if report["watched"][0] not in _AVERAGES and report["watched"][-1] == "nobody":
         return (
-            f"{pair} train apart: nothing reduces their gradients, and weights differ, {difference}; prepare the model"
+            f"{pair} train separately: nothing averages their gradients, and their weights differ ({difference}). "
+            "Prepare the model."
         )
     return (
-        f"ranks differ: weights of {pair} are not the same, {difference}; look for weights changed or added after the "
-        "wrap, and for backward passes outside of it"
+        f"ranks differ: the weights of {pair} are not the same ({difference}). Look for weights that are changed or "
+        "added after the model is wrapped, and for backward passes outside of the wrapped model."
     )
 
 
 def _different_buffers(members: Sequence[Report]) -> list[str]:
-    first, *others = members
-    differences = filter(None, (first_difference(first["buffers"], other["buffers"]) for other in others))
-    return [f"buffers differ between ranks: {each}; who saves, saves its own" for each in differences][:1]
+    first, *later_members = members
+    differences = filter(None, (first_difference(first["buffers"], member["buffers"]) for member in later_members))
+    return [
+        f"buffers differ between ranks ({each}). A checkpoint has those of the rank that writes it."
+        for each in differences
+    ][:1]
 
 
 def _different_scales(group: Sequence[int], members: Sequence[Report]) -> list[str]:
@@ -357,19 +390,19 @@ def _different_scales(group: Sequence[int], members: Sequence[Report]) -> list[s
     if not factors or max(factors) - min(factors) <= NEAR * max(map(abs, factors)):
         return []
     return [
-        f"gradients of ranks {list(group)} are multiplied with other numbers before the update, "
-        f"{min(factors):.4g} to {max(factors):.4g}: a norm of each rank's own shards; clip by "
-        "torch.nn.utils.clip_grad_norm_, which takes that of all"
+        f"gradients of ranks {list(group)} are multiplied by different numbers before the update, "
+        f"{min(factors):.4g} to {max(factors):.4g}, as if each rank clipped by the norm of its own shards. Clip with "
+        "torch.nn.utils.clip_grad_norm_, which uses the norm of all shards."
     ]
 
 
 def _same_batch(group: Sequence[int], members: Sequence[Report]) -> list[str]:
-    first, *others = members
+    first, *later_members = members
     batches = first["batches"]
     is_made_up = len(batches) < 2 or not batches[0] or batches[0] == batches[1]  # the same in each step
-    if is_made_up or any(other["batches"] != batches for other in others):
+    if is_made_up or any(member["batches"] != batches for member in later_members):
         return []
     return [
-        f"every rank trains on the same batch: in two steps the inputs of ranks {list(group)} are equal; give "
-        "the DataLoader a DistributedSampler, or prepare it"
+        f"every rank trains on the same batch: in two steps, the inputs of ranks {list(group)} were equal. Give the "
+        "DataLoader a DistributedSampler, or pass it to prepare."
     ]

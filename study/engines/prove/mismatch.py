@@ -1,4 +1,4 @@
-"""Compare what was built with what was requested, look up what a release trains wrongly, and write a proof's lines."""
+"""Compare the built engine with the request, look up known faults of its release, and write the lines of a proof."""
 
 from __future__ import annotations
 
@@ -6,24 +6,27 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from ... import terminal
 from ..readback.demands import Demand, by_fact, compare, fact_name
 from ..readback.dtypes import precision_of
 
+NOT_CHECKED = "not checked: "  # begins a note on something that could not be checked
+
 
 class NotAsAsked(RuntimeError):
-    """What was built is not what was asked; only with `strict=True`."""
+    """The built engine is not the requested one; raised only with `strict=True`."""
 
 
 class TrainsWrong(RuntimeError):
-    """The counted step trained wrongly; only with `strict=True`."""
+    """The counted step trained wrongly; raised only with `strict=True`."""
 
 
 class KnownBad(RuntimeError):
-    """This release of DeepSpeed is known to train wrongly what was built; not with `allow_known_bad=True`."""
+    """This release of DeepSpeed has a known fault in the built engine; not raised with `allow_known_bad=True`."""
 
 
 class NotChecked(RuntimeError):
-    """What was to be proven could not be checked; only with `strict=True`."""
+    """Something could not be checked; raised only with `strict=True`."""
 
 
 # What the counted step shows, whichever engine there is.
@@ -31,12 +34,12 @@ _SEEN_IN_STEP = ("gradient_accumulation_steps", "gradient_clipping", "precision"
 
 
 class RequestComparison(NamedTuple):
-    """What became of the demands, in words."""
+    """The comparison of the requested settings with the built ones, in words."""
 
-    differences: list[str]  # not as asked
+    differences: list[str]  # not as requested
     notes: list[str]
     num_agreed: int
-    unread: list[str]  # demands that no fact answers
+    unread: list[str]  # requests that no fact answers
 
 
 def compare_with_request(demands: Sequence[Demand], facts: dict[str, Any]) -> RequestComparison:
@@ -51,12 +54,12 @@ def compare_with_request(demands: Sequence[Demand], facts: dict[str, Any]) -> Re
         return RequestComparison(differences, [], 0, [])
     judged = compare(demands, facts, lambda demand, actual: _is_same(demand, actual, facts))
     differences = [
-        f"{fact_name(demand)}: asked {demand.value} by {demand.source}, built {actual}"
+        f"{fact_name(demand)}: {demand.source} requests {demand.value}, but the engine has {actual}"
         for demand, outcome, actual, _ in judged
         if outcome == "contradicted"
     ]
     notes = [
-        f"{fact_name(demand)}: {demand.source} says {demand.value}; {decisive.source} overrides it"
+        f"{fact_name(demand)}: {demand.source} requests {demand.value}, but {decisive.source} overrides it"
         for demand, outcome, _, decisive in judged
         if outcome == "overridden" and demand.value != decisive.value
     ]
@@ -67,7 +70,7 @@ def compare_with_request(demands: Sequence[Demand], facts: dict[str, Any]) -> Re
 def _other_engine(engine: Demand, facts: dict[str, Any]) -> str:
     built = facts["engine"] if facts["engine"] != "none" else f"a plain {facts['engine_class']}"
     is_dropped = built == "DDP" and facts["device"] == "cpu" and engine.value.startswith("FSDP")
-    return f"engine: asked {engine.value} by {engine.source}, built {built}" + (
+    return f"engine: {engine.source} requests {engine.value}, but the script built {built}" + (
         " (accelerate drops FSDP on a CPU)" if is_dropped else ""
     )
 
@@ -85,18 +88,20 @@ def compare_step_with_request(
     if facts["gradient_accumulation_steps"] is None:  # DeepSpeed has that number, and clips by itself too
         _compare_clipping(strongest.get("gradient_clipping"), clipped_at, differences, notes)
     if not forward_passes:
-        notes.append("forward passes: not seen, the script calls a part of the model, or a wrapper of it")
+        notes.append(
+            "forward passes were not seen, because the script calls a part of the model or a wrapper around it"
+        )
     elif facts["gradient_accumulation_steps"] is None:
         accumulation = strongest.get("gradient_accumulation_steps")
         if accumulation is not None and forward_passes < accumulation.value:
             differences.append(
-                f"gradient_accumulation_steps: asked {accumulation.value} by {accumulation.source}, {num_short} steps "
-                f"in a row had fewer forward passes, the last {forward_passes}"
+                f"gradient_accumulation_steps: {accumulation.source} requests {accumulation.value}, but {num_short} "
+                f"steps in a row had fewer forward passes, the last one {forward_passes}"
             )
     number = passes_of_step(demands, facts)
     if number is not None and forward_passes > number:
         notes.append(
-            f"gradient_accumulation_steps: {number}, and the step had {forward_passes} forward passes; the script "
+            f"gradient_accumulation_steps is {number}, but the step had {forward_passes} forward passes: the script "
             "accumulates by itself, or calls the model more than once"
         )
     return differences, notes
@@ -108,30 +113,31 @@ def _compare_clipping(
     """Compare torch's clipping in the step with the request for it, where the engine does not clip by itself."""
     if clipping is None:
         if clipped_at is not None:
-            notes.append(f"gradient_clipping: no file asks for it, the script clips at {clipped_at}")
+            notes.append(f"gradient_clipping: no file requests it, but the script clips at {clipped_at}")
     elif clipping.value != (clipped_at or 0):
-        request = f"gradient_clipping: asked {clipping.value} by {clipping.source}"
+        request = f"gradient_clipping: {clipping.source} requests {clipping.value}"
         if clipped_at is None:  # there are other means than torch's function
-            notes.append(f"{request}, not seen: no call of torch's clip_grad_norm_ with parameters of the model")
+            notes.append(f"{request}, but torch's clip_grad_norm_ was not called with parameters of the model")
         else:
-            differences.append(f"{request}, the step had clipping at {clipped_at}")
+            differences.append(f"{request}, but the step clipped at {clipped_at}")
 
 
 def passes_of_step(demands: Sequence[Demand], facts: dict[str, Any]) -> int | None:
-    """How many forward passes a step is to have: as DeepSpeed has it, or as requested; None: nobody says it."""
+    """Return how many forward passes a step should have, as DeepSpeed or a request sets it; None: nothing sets it."""
     requested = by_fact(demands).get("gradient_accumulation_steps")
     number: int | None = facts["gradient_accumulation_steps"] or (None if requested is None else requested.value)
     return number
 
 
 def defaults_worth_knowing(demands: Sequence[Demand], facts: dict[str, Any]) -> list[str]:
-    """What nobody requested otherwise, and a user may not expect."""
+    """Return notes on defaults that were not requested and that a user may not expect."""
     notes = []
     if facts["gradient_clipping"] and "gradient_clipping" not in by_fact(demands):
-        notes.append(f"gradient_clipping: nobody asked, the gradients are clipped at {facts['gradient_clipping']}")
+        notes.append(f"gradient_clipping was not requested, but gradients are clipped at {facts['gradient_clipping']}")
     if facts["world_size"] > 1 and facts.get("partitioned_parameters") == 0:
         notes.append(
-            "stage 3 keeps each parameter whole on all ranks: all are below the engine's persistence threshold"
+            "stage 3 shards no parameter: all of them are below the engine's persistence threshold, so every rank "
+            "keeps the full parameters"
         )
     if frozen := facts["num_params"] - facts["num_trainable_params"]:
         notes.append(f"{frozen:,} of {facts['num_params']:,} parameters are frozen (requires_grad is False)")
@@ -139,9 +145,9 @@ def defaults_worth_knowing(demands: Sequence[Demand], facts: dict[str, Any]) -> 
 
 
 def known_wrong(facts: dict[str, Any]) -> tuple[str | None, str | None]:
-    """What this release of DeepSpeed trains wrongly with these settings, as far as it is known.
+    """Return the known fault of this release of DeepSpeed with these settings, and a note; each None if there is none.
 
-    Of all models, and a note: of some, or why it is not known.
+    The note names a fault that affects only some models, or says why the faults could not be looked up.
     """
     if facts["engine"] != "DeepSpeed":
         return None, None
@@ -160,16 +166,16 @@ def known_wrong(facts: dict[str, Any]) -> tuple[str | None, str | None]:
         )
         message = None if fault is None else sentence(fault, version)
     except Exception as error:  # what else is proven does not need it
-        return None, f"releases known to be wrong: not looked up, {type(error).__name__}: {error}"
+        return None, f"not checked: known faults of the release ({type(error).__name__}: {error})"
     if fault is not None and fault.models is not None:
         return None, message
     return message, None
 
 
 def unread_keys(content: dict[str, Any], demands: Sequence[Demand]) -> list[str]:
-    """What somebody asked for in a DeepSpeed JSON and nothing reads, by the project's rules: a line for each reason.
+    """Return requested keys of a DeepSpeed JSON that nothing reads, by doctor's rules: one text for each reason.
 
-    `content`: the whole of it as the engine has it, where accelerate has filled in keys that nobody wrote.
+    `content`: the whole configuration of the engine, including keys that accelerate has filled in.
     """
     from ..doctor.config_files import of_json
 
@@ -177,33 +183,33 @@ def unread_keys(content: dict[str, Any], demands: Sequence[Demand]) -> list[str]
     ignored = [f for f in of_json("", content) if f.effect == "ignored" and f.key in names]
     keys: dict[str, list[str]] = {}
     for finding in ignored:
-        keys.setdefault(finding.message or "nothing reads it", []).append(finding.key)
+        keys.setdefault(finding.message or "Nothing reads this key.", []).append(finding.key)
     return [f"{', '.join(unread)}: {reason}" for reason, unread in keys.items()]
 
 
 def not_checkable(asked: Mapping[str, Any], demands: Sequence[Demand], unread: Sequence[str], engine: str) -> list[str]:
-    """Say what an explicit request holds that nothing here can check.
+    """Return the settings of an explicit request that cannot be checked.
 
-    `asked`: its content. `unread`: demands that no fact answers; DeepSpeed has keys that cannot be read back, any other
-    engine is asked for something that it does not have.
+    `asked`: its content. `unread`: requests that no fact answers. DeepSpeed has keys that cannot be read back; other
+    engines do not have the setting at all.
     """
     from ..doctor.config_files import of_accelerate, of_json
 
     is_accelerate = "distributed_type" in asked or "compute_environment" in asked
     checked = (of_accelerate if is_accelerate else of_json)("", asked)
     ignored = [finding for finding in checked if finding.matters and finding.effect == "ignored"]
-    lines = [f"{finding.key}: {finding.message or 'nothing reads it'}" for finding in ignored]
+    lines = [f"{finding.key}: {finding.message or 'Nothing reads this key.'}" for finding in ignored]
     if engine != "DeepSpeed":
         kind = "the plain model" if engine == "none" else engine
         names = {
             f"{fact_name(demand)} ({demand.source})" for demand in demands if fact_name(demand) not in _SEEN_IN_STEP
         }
-        lines += [f"{name}: {kind} has no such setting" for name in unread if name in names]
+        lines += [f"{name}: {kind} does not have this setting" for name in unread if name in names]
     return lines
 
 
 def _is_same(demand: Demand, actual: Any, facts: dict[str, Any]) -> bool:
-    """Whether what was built is as requested. A precision is requested in the launcher's words: no, fp16, bf16."""
+    """Say whether a built setting is as requested. A precision is requested in the launcher's words: no, fp16, bf16."""
     if demand.name != "precision":
         return bool(demand.value == actual)
     if str(demand.value) == "no" and facts["engine"] != "DeepSpeed":  # nothing mixed: the model's own types
@@ -216,7 +222,7 @@ def _is_same(demand: Demand, actual: Any, facts: dict[str, Any]) -> bool:
 
 
 def of_built(facts: dict[str, Any]) -> list[str]:
-    """Who trains, how the model is split, and in which precision."""
+    """Return the lines on the engine, its ranks, the precision and the optimizer."""
     engine = facts["engine_class"]
     if facts["engine"] == "DeepSpeed":
         engine += f", ZeRO stage {facts['zero_stage']}"
@@ -226,51 +232,82 @@ def of_built(facts: dict[str, Any]) -> list[str]:
     elif facts["engine"] == "FSDP2":
         units = sum(facts["units"].values())
         engine = f"FSDP2 ({engine}), {units} units{', on the host' if facts['offloads'] else ''}"
-    ranks = f"{facts['world_size']} over {facts['backend']}" if facts["backend"] else f"{facts['world_size']}, no group"
+    ranks = (
+        f"{facts['world_size']} over {facts['backend']}"
+        if facts["backend"]
+        else f"{facts['world_size']}, without a process group"
+    )
     types = "+".join(facts["parameter_dtypes"])
-    masters = f", masters {'+'.join(facts['master_dtypes'])}" if facts.get("master_dtypes") else ""
-    numbers = {"clips at": facts["gradient_clipping"], "accumulates": facts["gradient_accumulation_steps"]}
-    steps = "".join(f", {word} {number}" for word, number in numbers.items() if number is not None)
+    masters = f", master weights {'+'.join(facts['master_dtypes'])}" if facts.get("master_dtypes") else ""
+    clipping, accumulation = facts["gradient_clipping"], facts["gradient_accumulation_steps"]
+    steps = "" if clipping is None else f", gradients clipped at {clipping}"
+    steps += "" if accumulation is None else f", accumulation steps {accumulation}"
     return [
         _line("engine", engine),
         _line("ranks", f"{ranks}, on {facts['device']}"),
-        _line("precision", f"{facts['precision'] or 'seen in the step'} (parameters {types}{masters})"),
+        _line("precision", f"{facts['precision'] or 'known after the step'} (parameters {types}{masters})"),
         _line("optimizer", f"{facts['optimizer_class']}{steps}"),
     ]
 
 
 def of_asked(sources: list[str], num_agreed: int) -> str:
-    """By whom something was asked, and how much of it was built."""
+    """Return the line on the sources of the request, and how many of its settings the engine has."""
     if not sources:
-        return _line("asked", "unknown: no file and no launcher says it (asked= names a file)")
-    return _line("asked", f"{num_agreed} setting(s) as asked by {', '.join(sources)}")
+        return _line("requested", "unknown: no launcher and no file requests anything (asked= names a file)")
+    settings = "1 setting agrees" if num_agreed == 1 else f"{num_agreed} settings agree"
+    return _line("requested", f"{settings} with {', '.join(sources)}")
 
 
 def of_findings(
     wrong_in_release: Sequence[str], findings: Sequence[str], differences: list[str], notes: list[str]
 ) -> list[str]:
-    """What trains wrongly and what is not as asked, in capitals, and what a user may not expect."""
-    words = {"KNOWN WRONG": wrong_in_release, "WRONG": findings, "NOT AS ASKED": differences, "note": notes}
+    """Return the lines on faults and on differences from the request, in capitals, then on what was not checked."""
+    unchecked = [note.removeprefix(NOT_CHECKED) for note in notes if note.startswith(NOT_CHECKED)]
+    words = {
+        "KNOWN WRONG": wrong_in_release,
+        "WRONG": findings,
+        "NOT AS REQUESTED": differences,
+        "not checked": unchecked,
+        "note": [note for note in notes if not note.startswith(NOT_CHECKED)],
+    }
     return [_line(word, text) for word, texts in words.items() for text in texts]
 
 
+def of_result(number: int, num_faults: int, num_differences: int) -> str:
+    """Return the line that says whether something was found in the counted step."""
+    faults = {0: "no fault", 1: "1 fault"}.get(num_faults, f"{num_faults} faults")
+    differences = {0: "", 1: " and 1 difference from the request"}.get(
+        num_differences, f" and {num_differences} differences from the request"
+    )
+    return _line("result", f"{faults}{differences} found in optimizer step {number}")
+
+
 def of_step(step: dict[str, Any], precision: str, num_params: int) -> list[str]:
-    """What the step did, what this rank holds, and what it sent."""
+    """Return the lines on what the step did, on the model states of this rank, and on what it sent."""
     states = step["model_states"]
     parts = {name: states[name] / num_params for name in ("parameters", "gradients", "optimizer_states")}
-    summary = " + ".join(f"{value:.3f} {name.replace('_', ' ')}" for name, value in parts.items())
-    sent = "; ".join(
-        f"{c['count']} {c['kind']} of {c['bytes'] / 1e6:.3f} MB" if c["bytes"] else f"{c['count']} {c['kind']}"
+    summary = ", ".join(f"{value:.3f} for {name.replace('_', ' ')}" for name, value in parts.items())
+    sent = ", ".join(
+        f"{c['count']} {c['kind']} ({c['bytes'] / 1e6:.3f} MB)" if c["bytes"] else f"{c['count']} {c['kind']}"
         for c in step["collectives"]
     )
     clipped = "" if step["clipped_at"] is None else f", gradients clipped at {step['clipped_at']}"
     return [
-        _line(f"step {step['number']}", f"{step['forward_passes']} forward pass(es) in {precision}{clipped}"),
-        _line("held", f"{sum(parts.values()):.3f} bytes per parameter of {num_params:,}, by rank 0"),
-        _line("of which", summary),
-        _line("sent", sent or "nothing"),
+        _line(
+            f"step {step['number']}",
+            f"{step['forward_passes']} forward {'pass' if step['forward_passes'] == 1 else 'passes'} in "
+            f"{precision}{clipped}",
+        ),
+        _line(
+            "memory",
+            f"model states of rank 0: {sum(parts.values()):.3f} bytes per parameter ({summary}) of {num_params:,} "
+            "parameters",
+        ),
+        _line("communication", sent or "nothing was sent"),
     ]
 
 
 def _line(word: str, text: str) -> str:
-    return f"proof  {word:<12}  {text}"
+    """Return one entry of a proof, wrapped to the terminal's width."""
+    begin = f"proof  {word:<{len('NOT AS REQUESTED')}}  "
+    return terminal.wrapped(text, begin, " " * len(begin))

@@ -1,4 +1,4 @@
-"""One optimizer step, seen from the end of the update before it to the end of its own.
+"""Observe one optimizer step, from the end of the previous update to the end of its own.
 
 The probe is on only while a call lasts that may send something. Held on from one update to the next, it would stay on
 where the script raises in between, until the process ends. Nothing is put on the model or the optimizer themselves: a
@@ -64,7 +64,7 @@ def common_factor(before: Sequence[Mark], after: Sequence[Mark]) -> float | None
 
 
 def _factor_of_sizes(sizes: Sequence[tuple[float, float]]) -> float | None:
-    """The one factor between sizes before and after; None: there are several, or one of a pair is zero."""
+    """Return the common factor between sizes before and after; None if there are several, or if a size is zero."""
     if not sizes or not all(size and math.isfinite(size) for pair in sizes for size in pair):
         return None
     factors = [new / old for old, new in sizes]
@@ -110,12 +110,12 @@ class Passes:
 
     @property
     def number(self) -> int:
-        """Forward passes with gradients."""
+        """The number of forward passes with gradients."""
         return sum(self._with_gradients.values())
 
     @property
     def are_in_evaluation_mode(self) -> bool:
-        """Whether the model trains as if it were evaluated: without dropout."""
+        """Whether the model trains in evaluation mode, without dropout."""
         return self._with_gradients[False] > 0
 
     @property
@@ -145,7 +145,7 @@ class Losses:
         return result
 
     def note_backward(self, tensors: Any) -> None:
-        """See whether a loss is the negative of the one cross-entropy that its forward pass had."""
+        """Record whether a loss is the negative of the only cross-entropy of its forward pass."""
         leaves = [leaf for leaf in tree_leaves(tensors) if isinstance(leaf, torch.Tensor)]
         losses = [float(leaf.detach()) for leaf in leaves if leaf.numel() == 1]
         entropies, self._entropies = self._entropies, []
@@ -179,7 +179,7 @@ class LossScaling:
         return None if "UNSCALED" in stages else float(scaler.get_scale())
 
     def note_update(self, num_backwards: int) -> None:
-        """See whether every loss of the step is scaled, and nothing has unscaled the gradients."""
+        """Record whether every loss of the step is scaled while nothing has unscaled the gradients."""
         is_scaled = len(self._scalers) >= num_backwards > 0
         if is_scaled and not any(scaler._per_optimizer_states for scaler in self._scalers):
             self.scale_at_update = self._scalers[-1].get_scale()
@@ -219,7 +219,7 @@ class Gradients:
         self._made = self._marks()
 
     def note_update(self) -> list[Checksum]:
-        """See, as the step updates, which gradients are zero or missing and what was done to them since backward."""
+        """Record at the update which gradients are zero or missing, and how they changed since backward."""
         sums = list(self.sums().values())
         self.number, self.num_zero = len(sums), sums.count((0.0, 0.0))
         self.num_missing = sum(p.grad is None and p.numel() > 0 for p in self._parameters)
@@ -318,7 +318,7 @@ class Step:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the step was one of training alone."""
+        """Whether the step consisted only of training."""
         return self.passes.only_train
 
     def close(self) -> None:
@@ -333,7 +333,7 @@ class Step:
         self.scaling.note_update(self.gradients.num_backwards)
 
     def _listeners(self) -> Iterator[tuple[tuple[Any, str], Listener]]:
-        """The functions of torch that are listened to during the step, and by whom."""
+        """Return the functions of torch that are observed during the step, each with its observer."""
         by_script, in_update = (functools.partial(self._under_probe, phase) for phase in ("script", "update"))
         yield (torch.autograd, "backward"), self._on_backward
         yield (torch.nn.functional, "cross_entropy"), self.losses.on_cross_entropy
@@ -390,7 +390,7 @@ class Step:
             return self._under_probe("forward", call, *arguments, **options)
 
     def _on_module(self, call: Any, module: torch.nn.Module, *arguments: Any, **options: Any) -> Any:
-        """See whether a part is called within autocast, which may wrap no more than the root's forward."""
+        """Record whether a module is called within autocast, which may wrap only the root's forward pass."""
         if id(module) in self._parts and torch.is_autocast_enabled(self._device):
             self.autocast_dtype = torch.get_autocast_dtype(self._device)
         return call(module, *arguments, **options)

@@ -1,4 +1,4 @@
-"""Does a schedule that goes on several steps with each update end before the epoch does? A copy is run ahead."""
+"""Find learning rate schedules that take several steps per update and end before the epoch, by running a copy."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ import torch
 from torch.optim import lr_scheduler
 from torch.optim.lr_scheduler import LRScheduler
 
-NOTHING = 1e-12  # of the highest rate: less is zero; of a sound cosine the last rate but one is more
-SHARE = 0.02  # of an epoch's updates that a schedule may end early: scripts round otherwise
-MOST_STEPS = 100_000  # of a copy, which takes some seconds; of LambdaLR any number
+NOTHING = 1e-12  # of the highest rate: less counts as zero; the last but one rate of a cosine schedule is more
+SHARE = 0.02  # of an epoch's updates that a schedule may end early, because scripts round differently
+MOST_STEPS = 100_000  # of a copy, which takes some seconds; LambdaLR has no limit
 
 _PLAIN = (bool, int, float, str, types.NoneType, types.FunctionType, types.BuiltinFunctionType, types.MethodType)
 _MANY = (list, tuple, set, deque)
 
 
 def parts_of(schedule: Any) -> list[Any]:
-    """The schedules of which one is made, as SequentialLR is, and those of which these are made."""
+    """Return the schedules that a schedule combines, as SequentialLR does, and the parts of these."""
     parts = [part for part in getattr(schedule, "_schedulers", ()) if isinstance(part, LRScheduler)]
     return [nested for part in parts for nested in (part, *parts_of(part))]
 
 
 def steps_of(schedule: Any) -> int:
-    """How many steps a schedule has gone on; ChainedScheduler does not count them itself."""
+    """Return how many steps a schedule has taken; ChainedScheduler does not count them itself."""
     number = getattr(schedule, "last_epoch", None)
     return int(number) if number is not None else max(map(steps_of, parts_of(schedule)), default=0)
 
 
 def of_schedule(schedule: Any, steps_a_update: float, number: int, updates: int) -> list[str]:
-    """Note a schedule that goes on several steps with each update, and reaches zero before an epoch ends.
+    """Note a schedule that takes several steps per update and reaches zero before an epoch ends.
 
-    `number`: of the update that is just made. `updates`: of an epoch. Says nothing of a schedule that cannot be copied.
+    `number`: of the current update. `updates`: in an epoch. A schedule that cannot be copied is skipped.
     """
     if steps_a_update <= 1:
         return []
@@ -49,15 +49,15 @@ def of_schedule(schedule: Any, steps_a_update: float, number: int, updates: int)
         zero, rises = _of_copy(schedule, steps_a_update, number, updates)
     if zero is None:
         return []
-    moment = f"zero at update {zero} and rises again" if rises else f"zero from update {zero} on"
+    moment = f"zero at update {zero}, and rises again" if rises else f"zero from update {zero} on"
     return [
-        f"the learning rate is {moment}, and an epoch has {updates}: the schedule goes on {steps_a_update:g} steps "
-        "with each update (accelerate's takes one for each process)"
+        f"the learning rate is {moment}, but an epoch has {updates} updates: the schedule takes {steps_a_update:g} "
+        "steps per update (accelerate's scheduler takes one per process)"
     ]
 
 
 def _of_lambdas(lambdas: Any, steps_a_update: float, updates: int) -> int | None:
-    """The first update with a rate of zero, if the last one has it too."""
+    """Return the first update with a rate of zero, if the last one has it too; None otherwise."""
 
     def is_zero(update: int) -> bool:
         return all(function(round(update * steps_a_update)) == 0 for function in lambdas)
@@ -72,7 +72,7 @@ def _of_lambdas(lambdas: Any, steps_a_update: float, updates: int) -> int | None
 
 
 def _of_copy(schedule: Any, steps_a_update: float, number: int, updates: int) -> tuple[int | None, bool]:
-    """The first update that has a rate of zero, or None; and whether the rate rises after it."""
+    """Return the first update that has a rate of zero, or None, and whether the rate rises after it."""
     num_steps = round((updates - number) * steps_a_update)
     rates: list[float] = []
     with suppress(Exception), warnings.catch_warnings():  # a script's own class may raise anything
@@ -93,7 +93,7 @@ def _of_copy(schedule: Any, steps_a_update: float, number: int, updates: int) ->
 
 
 def _rates(schedule: Any, num_steps: int) -> Iterator[float]:
-    """The highest rate of all groups now, and after each further step.
+    """Yield the highest rate of all groups now, and after each further step.
 
     OneCycleLR raises after its last step, and accelerate then leaves it there: its rate is as good as zero.
     """
@@ -116,7 +116,7 @@ def _base_rates(schedule: Any) -> list[float]:
 
 
 def _copy(schedule: Any) -> Any | None:
-    """Copy a schedule, with an optimizer of no weights in the place of its own; None: it has more in it than numbers.
+    """Copy a schedule, with an optimizer without weights; None: it contains more than numbers and functions.
 
     Functions are shared: they are called with other steps, as the schedule itself calls them.
     """
@@ -131,7 +131,7 @@ def _copy(schedule: Any) -> Any | None:
 
 
 def _can_be_run(schedule: Any) -> bool:
-    """Whether a step of it is torch's own, takes no metric, and has nothing but numbers and functions in it."""
+    """Say whether a schedule uses torch's own step, needs no metric, and contains only numbers and functions."""
     step = inspect.getattr_static(type(schedule), "step", None)
     is_torchs = getattr(step, "__module__", "") == lr_scheduler.__name__
     if not is_torchs or isinstance(schedule, lr_scheduler.ReduceLROnPlateau) or "step" in vars(schedule):
@@ -146,7 +146,7 @@ def _can_be_run(schedule: Any) -> bool:
 
 
 def _leaves(value: Any) -> Iterable[Any]:
-    """What is in nested lists and dicts."""
+    """Yield the values in nested lists and dicts."""
     if isinstance(value, (dict, Counter)):
         value = list(value.values())
     if isinstance(value, _MANY):
@@ -157,7 +157,7 @@ def _leaves(value: Any) -> Iterable[Any]:
 
 
 def _stand_in(optimizer: Any) -> torch.optim.Optimizer:
-    """An optimizer with the settings of another one, and no weights."""
+    """Return an optimizer with the settings of another one, but without weights."""
     groups = [{key: copy.deepcopy(value) for key, value in group.items() if key != "params"}
               for group in optimizer.param_groups]  # fmt: skip
     made = torch.optim.SGD([{"params": [torch.zeros(1)]} for _ in groups], lr=0.0)

@@ -1,4 +1,4 @@
-"""What ranks post to each other in the process group's store: no collective, so no rank can hang another."""
+"""Exchange reports of ranks through the process group's store, without a collective that could hang another rank."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WAITS_SECONDS = 30  # for a rank that is not watched, or has ended
 
 
 def post(proof: str, step: int, mine: Any) -> Store:
-    """Post what this rank saw of a step; None: nothing to compare, and nobody is to wait for it."""
+    """Post this rank's report of a step; None: there is nothing to compare, and no rank needs to wait."""
     store = PrefixStore(f"zero-study/{proof}", _get_default_store())
     store.set(f"{step}/{dist.get_rank()}", json.dumps(mine))
     if mine is None and dist.get_rank() == 0:

@@ -1,4 +1,4 @@
-"""`watch` and `callback`: a script is looked at as it begins and over one step; then nothing is left in training."""
+"""Observe a training when it begins and over one optimizer step, then remove every hook: `watch` and `callback`."""
 
 from __future__ import annotations
 
@@ -57,14 +57,15 @@ def watch(
     allow_known_bad: bool = False,
     output: str | Path = "proof.json",
 ) -> None:
-    """Prove what `model` and `optimizer` are, and count the third optimizer step from now.
+    """Verify how `model` and `optimizer` are built, and count memory and messages of the third optimizer step from now.
 
-    Call it after `prepare`, `deepspeed.initialize`, DDP(...) or `fully_shard`, on every rank; of a DeepSpeed engine the
-    optimizer is known. `asked`: an accelerate file, a DeepSpeed JSON, or a dict as one; None: what the launcher passed
-    on. `output`: a JSON, which rank 0 writes; the second of a script is proof-2.json. On every rank it raises KnownBad
-    where this release of DeepSpeed trains such an engine wrongly, unless `allow_known_bad`; with `strict` NotAsAsked,
-    TrainsWrong, and NotChecked for what could not be checked, where it would go on otherwise. A training that ends
-    before the counted step then ends with exit status 1.
+    Call it on every rank, after `prepare`, `deepspeed.initialize`, DDP(...) or `fully_shard`. A DeepSpeed engine needs
+    no `optimizer`. `asked`: the requested settings, as an accelerate file, a DeepSpeed JSON, or a dict like one; None:
+    what the launcher passed on. `output`: a JSON file, which rank 0 writes; the second one of a script is proof-2.json.
+
+    Raises KnownBad on every rank if this release of DeepSpeed is known to train such an engine wrongly, unless
+    `allow_known_bad` is set. With `strict`, it also raises NotAsAsked, TrainsWrong and NotChecked, and a training that
+    ends before the counted step ends with exit status 1; without `strict`, these are only printed.
     """
     StepWatcher(strict, allow_known_bad, Path(output)).begin(model, optimizer, asked, None)
 
@@ -72,9 +73,10 @@ def watch(
 def callback(
     *, asked: Asked | None = None, strict: bool = False, allow_known_bad: bool = False, output: str | Path | None = None
 ) -> Any:
-    """Make a callback that does the same for transformers' Trainer, and for TRL's.
+    """Return a callback that does the same as `watch` for transformers' Trainer, and for TRL's.
 
-    What its TrainingArguments ask for counts too. `output`: None is proof.json in the Trainer's output folder.
+    The settings in its TrainingArguments count as requested, too. `output`: by default proof.json in the Trainer's
+    output folder.
     """
     from transformers import TrainerCallback
 
@@ -83,7 +85,7 @@ def callback(
             self._watch: StepWatcher | None = None
 
         def on_train_begin(self, args: Any, state: Any, control: Any, **options: Any) -> None:
-            """Wait for the outermost module that has the model in it: Trainer does not tell which that is."""
+            """Wait for the outermost module that contains the model, because Trainer does not name it."""
             model, optimizer = options["model"], options["optimizer"]
             path = Path(output or Path(args.output_dir, "proof.json"))
             self._watch = proof = StepWatcher(strict, allow_known_bad, path)
@@ -103,7 +105,7 @@ def callback(
 
 
 class StepWatcher:
-    """Reads back what was built, then counts one step, then is gone."""
+    """Read back the built engine, count one optimizer step, and then remove all hooks."""
 
     def __init__(
         self, strict: bool, allow_known_bad: bool, output: Path, steps_before: int = 0, loaders: Loaders | None = None
@@ -146,12 +148,12 @@ class StepWatcher:
             self._listen()
         if self._known_wrong and not self._allow_known_bad:
             self._leave()
-            raise KnownBad(f"{self._known_wrong}; pass allow_known_bad=True to go on")
+            raise KnownBad(f"{self._known_wrong}. Install another release, or pass allow_known_bad=True to continue.")
 
     def _tell_what_was_built(self, asked: Asked | None, notes: list[str]) -> None:
-        """Compare what was built with what was requested, and print and write it.
+        """Compare the built engine with the request, and print and write the result.
 
-        Raises NotChecked where a strict proof cannot check an explicit request.
+        Raises NotChecked if a strict proof cannot check an explicit request.
         """
         comparison = mismatch.compare_with_request(self._demands, self._facts)
         unchecked = [] if asked is None else _not_checkable(asked, comparison.unread, self._facts["engine"])
@@ -170,7 +172,7 @@ class StepWatcher:
         notes = [*comparison.notes, *mismatch.defaults_worth_knowing(self._demands, self._facts), *notes]
         if is_deepspeed(self._model):
             notes += mismatch.unread_keys(self._model._config._param_dict, self._demands)
-        notes += [f"not checked: {line}" for line in unchecked]
+        notes += [f"{mismatch.NOT_CHECKED}{line}" for line in unchecked]
         notes += [*self._loaders.notes, *findings.equal_embeddings(inner_module(self._model))]
         lines = [*mismatch.of_built(self._facts), mismatch.of_asked(sources, comparison.num_agreed)]
         self._loaders.listen()
@@ -188,19 +190,20 @@ class StepWatcher:
         atexit.register(self._end_of_process)
 
     def end(self) -> None:
-        """Leave the training. Says so where the step was not reached."""
+        """Remove all hooks. Prints a message if the counted step was not reached."""
         counts = self._base is not None
         self._leave()
         if counts:
             passes = self._requested_passes()
-            reason = f"; the last had fewer forward passes than the {passes} asked" if self._short else ""
-            message = f"training ended after {self._steps} step(s), and none of them was counted{reason}"
-            _print(f"proof: {message}")
+            reason = f"; the last one had fewer forward passes than the requested {passes}" if self._short else ""
+            steps = "1 optimizer step" if self._steps == 1 else f"{self._steps} optimizer steps"
+            message = f"training ended after {steps}, before a step could be counted{reason}"
+            _print(f"proof: not made, {message}")
             if self._strict:
                 raise NotChecked(message)
 
     def _note_first(self, module: torch.nn.Module, arguments: Any, options: Any, _: Any) -> None:
-        """Note the inputs of the first forward pass: batches are compared over two steps."""
+        """Record the inputs of the first forward pass, because batches are compared over two steps."""
         if module is not self._called or not torch.is_grad_enabled() or torch.compiler.is_compiling():
             return
         with self._out_of_the_way(self._let_go):
@@ -213,7 +216,7 @@ class StepWatcher:
         self._first = None
 
     def _end_of_process(self) -> None:
-        """End with exit status 1, as no exception can any more, if the proof was asked for strictly."""
+        """End with exit status 1 if the proof is strict: an exception would have no effect any more."""
         try:
             self.end()
         except NotChecked:
@@ -222,7 +225,7 @@ class StepWatcher:
             os._exit(1)
 
     def _before_update(self, optimizer: torch.optim.Optimizer) -> None:
-        """Watch from the update before the proved step; within its own, look at what the model states hold."""
+        """Start watching at the update before the counted step; in its own update, count the model states."""
         if self._base is not None:
             self._stepped[id(optimizer)] = optimizer
         if optimizer is not self._base:
@@ -242,7 +245,7 @@ class StepWatcher:
         return self._model.global_steps if is_deepspeed(self._model) else None
 
     def _is_same_update(self) -> bool:
-        """Whether it is a part of an update seen before.
+        """Say whether this is a part of an update that was seen before.
 
         DeepSpeed updates once per group or sub-group, and a subclass of an optimizer its base's: the first is enough.
         """
@@ -258,7 +261,7 @@ class StepWatcher:
         return number is not None and before is not None and number != before + 1
 
     def _proves(self, step: Step, is_after_skip: bool) -> bool:
-        """Whether this is the update of the step that is proved, which then begins; else the step is let go."""
+        """Say whether this is the update of the counted step, which then begins; otherwise drop the step."""
         self._batches += step.batches[:1]
         if step.is_whole and self._steps >= PROVED_STEP and not is_after_skip:
             self._short = self._short + 1 if 0 < step.passes.number < self._requested_passes() else 0
@@ -284,7 +287,7 @@ class StepWatcher:
         return dist.is_initialized() and dist.get_world_size() > 1
 
     def _requested_passes(self) -> int:
-        """How many forward passes a whole step has at least."""
+        """Return how many forward passes a complete step has at least."""
         return mismatch.passes_of_step(self._demands, self._facts) or 1
 
     def _after_update(self, step: Step) -> None:
@@ -292,7 +295,7 @@ class StepWatcher:
             self._prove(step)
 
     def _prove(self, step: Step) -> None:
-        """Say what the step did, and leave."""
+        """Print the result of the step, and remove all hooks."""
         self._leave()
         facts, clipped_at = self._facts, step.clipping.limit
         # Only the step itself shows the precision of an engine that does not name it.
@@ -314,8 +317,9 @@ class StepWatcher:
             "collectives": [asdict(issued) for issued in step.traffic.collectives()],
         }
         lines = mismatch.of_step(counted, facts["precision"] or "an unknown precision", facts["num_params"])
-        self._tell(lines, [*comparison.differences, *differences], [*comparison.notes, *notes, *remarks])
-        _print(f"proof: all of it is in {self._output}")
+        differences = [*comparison.differences, *differences]
+        result = mismatch.of_result(self._steps, len(self._content["findings"]), len(differences))
+        self._tell([result], differences, [*comparison.notes, *notes, *remarks], lines_after=lines)
 
     def _precision_of(self, step: Step) -> str:
         if step.autocast_dtype is None:
@@ -325,32 +329,42 @@ class StepWatcher:
     def _notes_of_passes(self, step: Step) -> list[str]:
         notes = []
         if step.passes.without_gradients:
-            notes.append(f"{step.passes.without_gradients} more forward pass(es) without gradients, in training mode")
+            notes.append(
+                f"{step.passes.without_gradients} more forward pass(es) ran without gradients in training mode"
+            )
         if is_compiled(self._called):
-            notes.append("the model is compiled, and the counted step ran without its graphs, which round otherwise")
+            notes.append(
+                "the model is compiled, but the counted step ran without its compiled graphs, so rounding differs"
+            )
         if step.passes.are_in_evaluation_mode:
-            notes.append("the model trains in evaluation mode: dropout and the like are off (model.train() is missing)")
+            notes.append(
+                "the model trains in evaluation mode, so dropout and similar layers are off. Call model.train()"
+            )
         return notes
 
     def _find(self, step: Step) -> tuple[list[str], list[str]]:
-        """What the step trained wrongly, and notes: the same on all ranks, where each of them counted it."""
+        """Return the faults of the step, and notes. They are the same on all ranks if every rank counted the step."""
         report: dict[str, Any] = {"findings": []}
         notes: list[str] = []
         try:
             report = self._report(step, notes)
         except Exception as error:  # what else is proven does not need it
-            notes.append(f"what trains wrongly: not looked for, {type(error).__name__}: {error}")
+            notes.append(f"{mismatch.NOT_CHECKED}faults of the step ({type(error).__name__}: {error})")
         if not self._is_compared():
             return report["findings"], [*notes, *findings.uneven_targets(step.losses.targets)]
         agreed = store_exchange.agree(
             self._name, self._steps, report if "ranks" in report else None, findings.check_ranks
         )
         if agreed is None:
-            return report["findings"], [*notes, "ranks are not compared: one is not watched, or counts another step"]
+            return report["findings"], [
+                *notes,
+                f"{mismatch.NOT_CHECKED}differences between ranks, because one rank is not watched or counts another "
+                "step",
+            ]
         return agreed[0], [*notes, *agreed[1]]
 
     def _report(self, step: Step, notes: list[str]) -> dict[str, Any]:
-        """What this rank found in the step, for the others to compare. Adds to the notes."""
+        """Return this rank's findings in the step, for the comparison of ranks. Adds to the notes."""
         after = of_weights(self._model)
         unchanged = {name for name, sums in after.items() if sums == self._before.get(name, sums)}
         wrong, untrained = findings.not_trained(self._model, self._optimizer, self._stepped.values(), unchanged)
@@ -367,7 +381,7 @@ class StepWatcher:
         return report
 
     def _of_schedules(self, step: Step) -> list[str]:
-        """Note schedules of this optimizer that end too early, by the steps that they took with the watched updates."""
+        """Note schedules of this optimizer that end too early, judged by their steps during the watched updates."""
         lengths = [
             len(loader) for loader in self._loaders if hasattr(loader, "__len__") and loader.batch_sampler is not None
         ]
@@ -380,33 +394,47 @@ class StepWatcher:
                 notes += schedules.of_schedule(schedule, steps_a_update, self._steps, updates)
         return notes
 
-    def _tell(self, lines: list[str], differences: list[str], notes: list[str], wrong: Sequence[str] = ()) -> None:
-        """Print and write on rank 0; raise TrainsWrong or NotAsAsked on every rank where it is strict."""
+    def _tell(
+        self,
+        lines: list[str],
+        differences: list[str],
+        notes: list[str],
+        wrong: Sequence[str] = (),
+        lines_after: Sequence[str] = (),
+    ) -> None:
+        """Print and write the proof on rank 0; if it is strict, raise TrainsWrong or NotAsAsked on every rank.
+
+        `lines_after`: what is printed below the findings.
+        """
         findings = self._content["findings"]
         self._content["not_as_asked"] += differences
         self._content["notes"] += notes
         if rank() == 0:
-            # A progress bar may stand in the line.
-            print("", *lines, *mismatch.of_findings(wrong, findings, differences, notes), sep="\n", flush=True)
+            # A progress bar may be on the current line.
+            finding_lines = mismatch.of_findings(wrong, findings, differences, notes)
+            print("", *lines, *finding_lines, *lines_after, sep="\n", flush=True)
             try:
                 self._output.parent.mkdir(parents=True, exist_ok=True)
                 self._output.write_text(json.dumps(self._content, indent=1, default=str) + "\n")
-            except OSError as error:  # rank 0 alone writes, and all are to end the same way
-                print(f"proof: not written, {error}", flush=True)
+            except OSError as error:  # only rank 0 writes, and all ranks must end in the same way
+                print(f"proof: not written: {error}", flush=True)
+            else:
+                if lines_after:
+                    print(f"proof: written to {self._output}", flush=True)
         if self._strict and findings:
-            raise TrainsWrong("; ".join(findings))
+            raise TrainsWrong(" ".join(findings))
         if self._strict and differences:
             raise NotAsAsked("; ".join(differences))
 
     def _let_go(self) -> None:
-        """Take everything back but a hook that does nothing any more: torch fails where it goes within the hooks."""
+        """Remove everything except a hook that has no effect any more: torch fails if a hook removes itself."""
         if self._step is not None:
             self._step.close()
         self._forget_first()
         self._step = self._base = None
 
     def _leave(self) -> None:
-        """Take everything back."""
+        """Remove everything."""
         self._let_go()
         if self._hook is not None:
             self._hook.remove()
@@ -416,7 +444,7 @@ class StepWatcher:
 
     @contextmanager
     def _out_of_the_way(self, leave: Callable[[], None] | None = None) -> Iterator[None]:
-        """Make an error of the proof's own a line, and no end of anybody's training, unless the proof is strict."""
+        """Print an error of the proof itself instead of ending the training, unless the proof is strict."""
         try:
             yield
         except (NotAsAsked, NotChecked, TrainsWrong):
@@ -425,12 +453,12 @@ class StepWatcher:
         except Exception as error:
             (leave or self._leave)()
             if self._strict:
-                raise NotChecked(f"not made on rank {rank()}, {type(error).__name__}: {error}") from error
-            print(f"proof: not made on rank {rank()}, {type(error).__name__}: {error}; training goes on", flush=True)
+                raise NotChecked(f"not made on rank {rank()}: {type(error).__name__}: {error}") from error
+            print(f"proof: not made on rank {rank()}: {type(error).__name__}: {error}. Training continues.", flush=True)
 
 
 class Loaders:
-    """The data loaders that a script goes through, as long as it is listened to; and notes from before a watch."""
+    """The data loaders over which a script iterates, and notes from before a watch."""
 
     def __init__(self) -> None:
         self.notes: list[str] = []
@@ -459,14 +487,14 @@ class Loaders:
 def _notes_of_gradients(gradients: Gradients) -> list[str]:
     notes = []
     if 0 < gradients.num_zero < gradients.number:
-        notes.append(f"{gradients.num_zero} of {gradients.number} gradients are zero everywhere")
+        notes.append(f"{gradients.num_zero} of {gradients.number} gradient tensors are all zero")
     if gradients.num_missing:
-        notes.append(f"{gradients.num_missing} parameters have no gradient: nothing that the step used")
+        notes.append(f"{gradients.num_missing} parameters have no gradient, because the step did not use them")
     return notes
 
 
 def _schedulers(optimizer: Any) -> list[Any]:
-    """The schedules of an optimizer that are alive, without those that are parts of another one."""
+    """Return the existing schedules of an optimizer, without those that are parts of another one."""
     base = base_optimizer(optimizer)
     alive = [
         schedule for schedule in gc.get_objects() if issubclass(type(schedule), torch.optim.lr_scheduler.LRScheduler)
@@ -481,14 +509,14 @@ def _not_checkable(request: Asked, unread: Sequence[str], engine: str) -> list[s
 
 
 def remove_earlier(output: Path) -> None:
-    """Remove the proof of an earlier run from where this one's is to be written, so that it cannot answer for it."""
+    """Remove the proof of an earlier run, so that it cannot be mistaken for this run's."""
     if rank() == 0:
         with suppress(OSError):
             output.unlink()
 
 
 def _demands(model: Any, engine: str, request: Asked | None, arguments: Any) -> list[Demand]:
-    """What was asked, the weakest source first."""
+    """Return the requests, the weakest source first."""
     # A launcher that is told of no engine says DDP, and a script may build another by itself.
     demands = [demand for demand in by_launcher() if demand.value != "DDP" or engine in ("DDP", "none")]
     if arguments is not None:
@@ -503,7 +531,7 @@ def _demands(model: Any, engine: str, request: Asked | None, arguments: Any) -> 
 
 
 def _free(output: Path) -> Path:
-    """A file that no earlier proof of this process writes: proof-2.json for the second that would be proof.json."""
+    """Return a file name that no earlier proof of this process has: proof-2.json for the second proof.json."""
     number, free = 1, output.absolute()
     while free in _outputs:
         number += 1

@@ -1,1 +1,1 @@
-"""What an engine says of itself, read from the built engine, and compared with what was requested of it."""
+"""Read settings back from a built engine, and compare them with the request."""

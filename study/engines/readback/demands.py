@@ -1,4 +1,4 @@
-"""Requests to an engine, and their comparison with the facts that were read back from it."""
+"""Compare requested settings with the facts that were read back from an engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names of number types: torch's (bfloat16), and the short ones of configurations (bf16). Imports no torch."""
+"""Convert names of number types: torch's (bfloat16) and the short ones of configurations (bf16). Imports no torch."""
 
 from __future__ import annotations
 

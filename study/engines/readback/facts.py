@@ -1,4 +1,4 @@
-"""What an engine, a model and an optimizer say of themselves once they are built; a fact that is unknown is None."""
+"""Read the facts of a built engine, model and optimizer; an unknown fact is None."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _LIBRARIES = ("torch", "deepspeed", "accelerate", "transformers", "trl")
 
 
 def uncompiled(model: Any) -> Any:
-    """The engine or model under torch.compile's wrapper."""
+    """Return the engine or model under torch.compile's wrapper."""
     return getattr(model, "_orig_mod", model)
 
 
 def is_compiled(model: Any) -> bool:
-    """Whether torch.compile made something of the model, or of a part of it."""
+    """Say whether torch.compile compiled the model or a part of it."""
     parts = model.modules()
     return any(hasattr(m, "_orig_mod") or getattr(m, "_compiled_call_impl", None) is not None for m in parts)
 
@@ -37,19 +37,19 @@ def is_deepspeed(model: Any) -> bool:
 
 
 def ddp_of(model: Any) -> DistributedDataParallel | None:
-    """The DDP that a model is, or has in it: Lightning's Fabric and others put a module around it."""
+    """Return the DDP module that a model is or contains: Lightning's Fabric and others wrap it."""
     return next((part for part in model.modules() if isinstance(part, DistributedDataParallel)), None)
 
 
 def inner_module(model: Any) -> torch.nn.Module:
-    """The module whose flag says whether it trains: DeepSpeed's engine leaves its own as it is."""
+    """Return the module whose flag says whether it trains: DeepSpeed's engine does not change its own flag."""
     is_wrapper = is_deepspeed(model) or isinstance(model, DistributedDataParallel)
     module: torch.nn.Module = uncompiled(model.module) if is_wrapper else model
     return module
 
 
 def engine_optimizer(model: Any, optimizer: Any) -> Any:
-    """The optimizer that holds the model states: DeepSpeed's own, or torch's under whatever wraps it.
+    """Return the optimizer that holds the model states: DeepSpeed's own, or torch's under its wrappers.
 
     Raises ValueError where there is none to be found.
     """
@@ -59,7 +59,7 @@ def engine_optimizer(model: Any, optimizer: Any) -> Any:
 
 
 def base_optimizer(optimizer: Any) -> torch.optim.Optimizer:
-    """The optimizer that does the arithmetic, under all wrappers. Raises ValueError where there is none."""
+    """Return the optimizer that does the arithmetic, under all wrappers. Raises ValueError if there is none."""
     optimizer = unwrapped_optimizer(optimizer)
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise ValueError(f"no torch optimizer: {type(optimizer).__name__}; write prove.watch(model, optimizer)")
@@ -67,7 +67,7 @@ def base_optimizer(optimizer: Any) -> torch.optim.Optimizer:
 
 
 def unwrapped_optimizer(optimizer: Any) -> Any:
-    """What is under all wrappers of an optimizer, whatever that is."""
+    """Return the object under all wrappers of an optimizer."""
     while hasattr(optimizer, "optimizer"):
         optimizer = optimizer.optimizer
     return optimizer
@@ -77,7 +77,7 @@ def unwrapped_optimizer(optimizer: Any) -> Any:
 
 
 def replicated_names(model: Any) -> set[str]:
-    """The names of parameters that each data-parallel rank has the whole of: no shards, no experts of DeepSpeed's."""
+    """Return the names of parameters that every data-parallel rank has in full: no shards, and no DeepSpeed experts."""
     ignored = getattr(ddp_of(model), "parameters_to_ignore", ())
     return {
         name
@@ -90,7 +90,7 @@ def replicated_names(model: Any) -> set[str]:
 
 
 def whole_parameters(model: Any) -> list[Any]:
-    """A model's parameters; of FSDP1 also the flat ones, whose originals are views of a shard."""
+    """Return a model's parameters; for FSDP1 also the flat ones, whose originals are views of a shard."""
     flat = [m._handle.flat_param for m in model.modules() if getattr(m, "_handle", None) is not None]
     views = {id(p) for flat_parameter in flat for p in flat_parameter._params or ()}
     distinct = {id(p): p for p in (*flat, *(p for p in model.parameters() if id(p) not in views))}
@@ -98,7 +98,7 @@ def whole_parameters(model: Any) -> list[Any]:
 
 
 def whole_size(parameter: Any) -> int:
-    """Elements of a whole parameter: stage 3 leaves none in place, a DTensor (FSDP2) says its own, FSDP1 pads it."""
+    """Return the elements of a full parameter under stage 3, FSDP1 and FSDP2, which store only shards of it."""
     if hasattr(parameter, "_unpadded_unsharded_size"):
         return int(parameter._unpadded_unsharded_size.numel())
     return int(getattr(parameter, "ds_numel", parameter.numel()))
@@ -171,14 +171,14 @@ def versions() -> dict[str, str]:
 
 
 def backend(device: torch.device) -> str | None:
-    """The backend that moves a device's tensors; a group may have one for each device (accelerate's FSDP has)."""
+    """Return the backend for a device's tensors; a group may have one for each device, as accelerate's FSDP has."""
     if not dist.is_initialized():
         return None
     return str(dist.distributed_c10d._get_default_group()._get_backend(device).name())
 
 
 def data_parallel_ranks(model: Any) -> list[int] | None:
-    """The ranks that average gradients; of a plain model all; None: unknown, as of a pipeline."""
+    """Return the ranks that average gradients: all ranks for a plain model; None if unknown, as for a pipeline."""
     kind, group = engine_kind(model), None
     if not dist.is_initialized() or (kind == "DeepSpeed" and not model.enable_backward_allreduce):
         return None
@@ -197,7 +197,7 @@ def data_parallel_ranks(model: Any) -> list[int] | None:
 
 
 def facts_of_deepspeed(engine: Any) -> dict[str, Any]:
-    """What a DeepSpeed engine says of itself, whatever its stage."""
+    """Return the facts of a DeepSpeed engine of any stage."""
     zero = engine._config.zero_config
     stage = engine.zero_optimization_stage()
     facts = {
@@ -221,7 +221,7 @@ def _offload_device(section: Any) -> str:
 
 
 def _has_autocast(engine: Any) -> bool:
-    """Whether the engine calls torch's autocast by itself; older releases cannot."""
+    """Say whether the engine calls torch's autocast by itself; older releases cannot."""
     is_enabled = getattr(engine, "torch_autocast_enabled", None)
     return is_enabled is not None and bool(is_enabled())
 
@@ -233,7 +233,7 @@ def _deepspeed_precision(engine: Any) -> str:
 
 
 def _facts_of_zero(engine: Any, is_strict: bool) -> dict[str, Any]:
-    """What became of each key of a DeepSpeed JSON, and what the ZeRO optimizer of stages 1 to 3 says of itself."""
+    """Return the value of each key of a DeepSpeed JSON, and the facts of the ZeRO optimizer of stages 1 to 3."""
     optimizer, stage = engine.optimizer, engine.zero_optimization_stage()
     facts: dict[str, Any] = {"settings": _settings(engine, is_strict)}
     if stage:
@@ -259,7 +259,7 @@ def _settings(engine: Any, is_strict: bool) -> dict[str, Any]:
 
 
 def facts_of_fsdp2(model: torch.nn.Module, block_class: str | None) -> dict[str, Any]:
-    """What FSDP2's modules say of themselves, by the names in `records.schema.Sharding`. Rank-local: no collective.
+    """Return the facts of FSDP2's modules, by the names in `records.schema.Sharding`. Rank-local: no collective.
 
     `block_class`: the class of the blocks, for what they reshard after forward; None: every unit but the root's, which
     stays gathered.
@@ -281,7 +281,7 @@ def facts_of_fsdp2(model: torch.nn.Module, block_class: str | None) -> dict[str,
 
 
 def _dtypes_of_policies(policies: list[Any], parameters: list[torch.nn.Parameter]) -> dict[str, list[str]]:
-    """The types in which FSDP2 computes and reduces; where a policy names none, the parameters' own."""
+    """Return the types in which FSDP2 computes and reduces; by default, those of the parameters."""
     own = torch.float64 if {p.dtype for p in parameters} == {torch.float64} else torch.float32
     return {
         "compute_dtypes": dtype_names(policy.param_dtype or own for policy in policies),
@@ -290,17 +290,17 @@ def _dtypes_of_policies(policies: list[Any], parameters: list[torch.nn.Parameter
 
 
 def _parameter_groups(model: torch.nn.Module) -> list[Any]:
-    """The groups of parameters that are gathered together, the root's first (torch 2.13)."""
+    """Return the groups of parameters that are gathered together, the root's first (torch 2.13)."""
     modules = [module for module in model.modules() if isinstance(module, FSDPModule)]
     groups = [group for module in modules for group in module._get_fsdp_state()._fsdp_param_groups]
     return list({id(group): group for group in groups}.values())  # several modules may share one
 
 
 def _data_parallel_mesh(model: torch.nn.Module) -> Any:
-    """The mesh whose ranks FSDP2 averages among: that of shards, with replicas of them the whole of it."""
+    """Return the mesh over which FSDP2 averages: that of the shards, or with replicas the full mesh."""
     return _parameter_groups(model)[0].mesh_info.mesh
 
 
 def _unit(group: Any) -> str:
-    """The classes of a group's modules; `fully_shard` has put one of its own in front of each."""
+    """Return the classes of a group's modules, without those that `fully_shard` puts in front of them."""
     return "+".join(type(module).__bases__[1].__name__ for module in group.modules)

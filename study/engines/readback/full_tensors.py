@@ -1,4 +1,4 @@
-"""Full parameters, masters, gradients and optimizer states, as they would be without an engine.
+"""Read full parameters, master weights, gradients and optimizer states, as they would be without an engine.
 
 Collective where the engine shards: every rank goes through the same parameters in the same order.
 """
@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 
 def weight(parameter: torch.Tensor) -> torch.Tensor:
-    """What is computed with: gathered under stage 3, the full tensor under FSDP2, a copy of any other."""
+    """Return the weight used in computation: gathered under stage 3, the full tensor under FSDP2, else a copy."""
     if hasattr(parameter, "ds_id"):
         import deepspeed
 
@@ -24,7 +24,7 @@ def weight(parameter: torch.Tensor) -> torch.Tensor:
 
 
 def master(parameter: torch.Tensor) -> torch.Tensor | None:
-    """What DeepSpeed updates in fp32; None: there is no such copy, or it is not shown."""
+    """Return the fp32 master weight of DeepSpeed; None: there is none, or it cannot be read."""
     if not (is_of_zero(parameter) and parameter.requires_grad):
         return None
     from deepspeed.utils import safe_get_full_fp32_param
@@ -34,7 +34,7 @@ def master(parameter: torch.Tensor) -> torch.Tensor | None:
 
 
 def gradient(parameter: Any) -> torch.Tensor | None:
-    """The gradient, averaged, between the last backward pass of a step and its update; None: it has none."""
+    """Return the averaged gradient between the last backward pass of a step and its update; None: there is none."""
     if hasattr(parameter, "ds_id"):
         return parameter._z3_optimizer.get_fp32_grad_for_param(parameter)  # type: ignore[no-any-return]
     if is_of_zero(parameter):  # not DeepSpeed's safe_get_full_grad, which prefers a gradient that is this rank's alone
@@ -44,7 +44,7 @@ def gradient(parameter: Any) -> torch.Tensor | None:
 
 
 def have_moments(optimizer: Any, parameters: Iterable[Any]) -> bool:
-    """Whether the ZeRO optimizer of every rank has first moments of these: a rank that raised would hang the others."""
+    """Say whether the ZeRO optimizer of every rank has first moments: a rank that raised would hang the others."""
     link_states(optimizer)
     mappings = [getattr(parameter, "_hp_mapping", None) for parameter in parameters]
     lacks = any(state is not None and "exp_avg" not in (state.optim_fragment or {}) for state in mappings)
@@ -64,7 +64,7 @@ def link_states(optimizer: Any) -> None:
 
 
 def moment(parameter: torch.Tensor) -> torch.Tensor | None:
-    """The first moment in a ZeRO optimizer that has them (`have_moments`); None: it is not ZeRO's."""
+    """Return the first moment in a ZeRO optimizer that has them (`have_moments`); None: it is not ZeRO's parameter."""
     return state(parameter, "exp_avg", {})
 
 
@@ -82,5 +82,5 @@ def state(parameter: torch.Tensor, key: str, states: Mapping[Any, Mapping[str, A
 
 
 def is_of_zero(parameter: torch.Tensor) -> bool:
-    """Whether a ZeRO optimizer has a part of it, on this rank or on another."""
+    """Say whether a ZeRO optimizer has a part of a parameter, on this rank or on another."""
     return hasattr(parameter, "ds_id") or hasattr(parameter, "_hp_mapping")

@@ -1,4 +1,4 @@
-"""Which tensors are a rank's model states, wherever an engine keeps them, and how many bytes they have."""
+"""Find the tensors of a rank's model states, wherever an engine stores them, and count their bytes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _tensors(values: Any) -> Iterator[torch.Tensor]:
 
 
 def _address(tensor: torch.Tensor) -> int:
-    """Where a tensor's storage is; of one without memory, where that is described."""
+    """Return the address of a tensor's storage; for a tensor without memory, that of its description."""
     storage = tensor.untyped_storage()
     return storage._cdata if isinstance(tensor, FakeTensor) else storage.data_ptr()
 
@@ -108,13 +108,15 @@ def count_states(model: Any, optimizer: Any, bucket_bytes: int | None = None) ->
     tensors = engine_tensors(model, optimizer)
     counts = {name: counter.claim(tensors[name])[0] for name in ("parameters", "optimizer_states")}
     # Stages 1 and 2 keep their gradients as views of whole buffers; what these hold beyond is no gradient of theirs.
-    held, counts["gradients"] = counter.claim(tensors["gradients"])
-    counts["communication_buffers"] = held - counts["gradients"] + counter.claim(tensors["communication_buffers"])[0]
+    storage_bytes, counts["gradients"] = counter.claim(tensors["gradients"])
+    counts["communication_buffers"] = (
+        storage_bytes - counts["gradients"] + counter.claim(tensors["communication_buffers"])[0]
+    )
     if bucket_bytes is not None:
         gradients = tensors["gradients"]
         # Gradients that share storages are views of the buckets, which are then among them.
         if len({_address(g) for g in gradients}) < len(gradients):
-            bucket_bytes -= held
+            bucket_bytes -= storage_bytes
         counts["communication_buffers"] += bucket_bytes
         kind = tensors["parameters"][0].device.type
         counter.by_device[kind] = counter.by_device.get(kind, 0) + bucket_bytes

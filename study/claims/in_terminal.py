@@ -1,0 +1,174 @@
+"""Print sources, claims and searches in a terminal: wrapped lines without Markdown or JSON, the summary first."""
+
+from __future__ import annotations
+
+import difflib
+import html
+import json
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, get_args
+
+from tabulate import tabulate
+
+from study import terminal
+from study.claims import ledger, sentences
+from study.claims.ledger import Claim, Source, Standing
+from study.claims.sentences import JudgedClaim, JudgedSentence
+from study.claims.verdicts import BASES, Conclusion
+from study.errors import Refusal
+
+# Marks of Markdown in the ledger's texts: emphasis, code, and links, of which the text stays.
+_MARKDOWN = ((re.compile(r"\[([^\]]+)\]\([^)]*\)"), r"\1"), (re.compile(r"(\*\*|`)(.+?)\1"), r"\2"))
+_JSON = re.compile(r'\{"\w+": ("[^"{}]*"|[\w.]+)(, "\w+": ("[^"{}]*"|[\w.]+))*\}')  # a flat object in a text
+_NAMES = {"told": "details"}  # of fields, if they differ from the names in the ledger
+
+
+def text(name: str | None) -> str:
+    """Return the summary of all sources (without a name), a source, or a claim. Raises Refusal for an unknown name."""
+    judged_sentences = sentences.read()
+    if name is None:
+        return "\n".join(_of_all(judged_sentences))
+    sources = list(dict.fromkeys(judged.source for judged in judged_sentences))
+    if name in sources:
+        source = next(source for source in ledger.read() if source.source == name)
+        return "\n".join(_of_source(source, [judged for judged in judged_sentences if judged.source == name]))
+    for judged in judged_sentences:
+        for reading in judged.readings + judged.aside:
+            if reading.claim.id == name:
+                return "\n".join(_of_claim(judged, reading))
+    near = difflib.get_close_matches(name, [*sources, *(judged.head.claim.id for judged in judged_sentences)], n=3)
+    hint = f"Do you mean {' or '.join(near)}?" if near else f"The sources are {', '.join(sources)}."
+    raise Refusal(f"{name}: there is no source and no claim of this name. {hint}")
+
+
+def search(query: str) -> str:
+    """Return the sentences that contain all these words in their phrase, conditions, reason or name."""
+    lines = []
+    for judged in sentences.read():
+        parts = [judged.says, judged.why]
+        parts += [part for _, claim, _ in judged.readings for part in (claim.phrase, claim.conditions, claim.id)]
+        if all(word in " ".join(parts).lower() for word in query.lower().split()):
+            lines.append(_line(f'{judged.head.claim.id}: "{judged.head.claim.phrase}": {judged.word}', "  ", "    "))
+    if not lines:
+        return _line(f"No sentence contains all of these words: {query}")
+    count = "1 sentence contains" if len(lines) == 1 else f"{len(lines)} sentences contain"
+    return "\n".join([_line(f"{count} all of these words: {query}"), *lines])
+
+
+def plain(value: str) -> str:
+    """Return a text of the ledger without marks of Markdown, HTML entities and JSON."""
+    for pattern, replacement in _MARKDOWN:
+        value = pattern.sub(replacement, value)
+    return html.unescape(_JSON.sub(lambda match: _in_words(json.loads(match[0])), value))
+
+
+def _line(value: str, indent: str = "", later_indent: str | None = None) -> str:
+    return terminal.wrapped(" ".join(plain(value).split()), indent, later_indent)
+
+
+def _of_all(judged_sentences: Sequence[JudgedSentence]) -> list[str]:
+    """Return the summary of all sources: how many sentences are decided, and a table with a row for each source."""
+    ways = (
+        ("zero-study claims SOURCE", "shows the verdicts on one source."),
+        ("zero-study claims CLAIM", "shows one claim with its rule and evidence."),
+        ("zero-study claims --search WORDS", "searches all sentences."),
+    )
+    return [*_tally(judged_sentences), "", *(_line(f"`{way}` {purpose}") for way, purpose in ways)]
+
+
+def _of_source(source: Source, judged_sentences: Sequence[JudgedSentence]) -> list[str]:
+    """Return the answers on a source, its most important faults, and the number of sentences per verdict."""
+    lines = [_line(source.title), ""]
+    answers = [(title, getattr(source, key)) for title, key in sentences.ON_TOP]
+    lines += [_line(f"{title}: {answer}".replace("?:", "?"), "", "  ") for title, answer in answers if answer]
+    faults = sentences.faults(judged_sentences)
+    lines += ["", "The most important faults:"] if faults else []
+    for number, judged in enumerate(faults, 1):
+        assert judged.sentence is not None  # as it has a rank
+        lines += [
+            "",
+            _line(f'{number}. {judged.says} ("{judged.head.claim.phrase}")', "", "   "),
+            _line(f"Verdict: {judged.word} ({judged.by}).", "   "),
+            _line(f"Reason: {judged.sentence.reason}", "   "),
+            _line(f"Instead: {judged.sentence.remedy}", "   "),
+        ]
+    return [*lines, "", *_tally(judged_sentences)]
+
+
+def _of_claim(judged: JudgedSentence, reading: JudgedClaim) -> list[str]:
+    """Return one claim in full: the verdict first, then its sentence, its rule and its evidence."""
+    claim, verdict, sentence = reading.claim, reading.verdict, judged.sentence
+    basis = f" ({BASES[verdict.by]})" if verdict.by else ""
+    entries = [
+        ("Claim", f'"{claim.phrase}" ({reading.source}, {claim.where})'),
+        ("Verdict", f"{verdict.verdict}{basis}: {verdict.why}"),
+    ]
+    if sentence is not None:
+        entries += [("Verdict on the sentence", f"{judged.word}: {sentence.reason}")]
+        entries += [("Instead", sentence.remedy)] if sentence.remedy else []
+    entries += [
+        ("Conditions", claim.conditions),
+        ("Expected", _values(claim.expected)),
+        ("Rule", _values(claim.rule)),
+        ("Observed", _values(verdict.observed) if verdict.observed else "nothing"),
+        *_evidence(verdict.evidence),
+        *([("Note", claim.note)] if claim.note else []),
+        *_corrections(claim),
+    ]
+    for title, claims in (("Also read as", judged.readings), ("Strained reading, which decides nothing", judged.aside)):
+        entries += [(title, f"{also.claim.id}: {also.verdict.verdict}") for also in claims if also is not reading]
+    return [_line(f"{title}: {value}", "", "  ") for title, value in entries]
+
+
+def _evidence(evidence: Sequence[str]) -> list[tuple[str, str]]:
+    """Return the evidence as one entry if it is a list of names, else an entry for each."""
+    are_names = all(" " not in item for item in evidence)
+    return [("Evidence", ", ".join(evidence))] if evidence and are_names else [("Evidence", item) for item in evidence]
+
+
+def _corrections(claim: Claim) -> list[tuple[str, str]]:
+    return [
+        (f"Corrected on {correction.on}", f"{correction.moved}: {correction.why}")
+        for correction in ledger.corrections()
+        if correction.id == claim.id
+    ]
+
+
+def _values(model: Any) -> str:
+    """Return the fields of a rule or an observation in words: name = value, without those that are not set."""
+    return _in_words(model.model_dump(mode="json", exclude_none=True))
+
+
+def _field_name(name: str) -> str:
+    return _NAMES.get(name, name).replace("_", " ")
+
+
+def _in_words(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{_field_name(str(key))} = {_nested(inner)}" for key, inner in value.items()) or "nothing"
+    if isinstance(value, list):
+        return ", ".join(map(_nested, value)) or "none"
+    return {True: "yes", False: "no"}.get(value, str(value)) if isinstance(value, bool) else str(value)
+
+
+def _nested(value: Any) -> str:
+    is_compound = isinstance(value, Mapping) or (isinstance(value, list) and len(value) > 1)
+    return f"({_in_words(value)})" if is_compound else _in_words(value)
+
+
+def _tally(judged_sentences: Sequence[JudgedSentence]) -> list[str]:
+    """Return how many sentences are decided, a table with a row for each source, and the meaning of each verdict."""
+    counted = [judged for judged in judged_sentences if judged.counts]
+    by_standing = Counter((judged.source, judged.conclusion.standing) for judged in counted)
+    by_word = Counter(judged.word for judged in counted)
+    names = list(dict.fromkeys(judged.source for judged in judged_sentences))
+    rows: list[tuple[Any, ...]] = [
+        (name, *(by_standing[name, standing] for standing in get_args(Standing))) for name in names
+    ]
+    rows += [("all", *map(sum, list(zip(*rows, strict=True))[1:]))] if len(rows) > 1 else []
+    titles = ["source", "agrees", "in part", "contradicted", "undecided", "all"]
+    table = tabulate([(*row, sum(row[1:])) for row in rows], headers=titles)
+    legend = [_line(f"{kind.word} ({by_word[kind.word]}): {kind.meaning}", "  ", "    ") for kind in Conclusion]
+    return [_line(sentences.rested(judged_sentences)), "", *table.splitlines(), "", "Verdicts:", *legend]

@@ -1,0 +1,125 @@
+"""Print doctor's findings in a file, and what --fix changed in it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ... import terminal
+from ..keys.patterns import ABSENT
+from .examine import Examined, KeyChange, examine_content, mended
+from .findings import Effect, Finding, cut
+
+# The verdicts as they are printed, the worst first.
+VERDICTS: dict[Effect, str] = {
+    "crashes": "fails at start-up",
+    "means something else": "acts differently",
+    "overridden": "overridden",
+    "ignored": "ignored",
+    "not examined": "not checked",
+    "honoured": "works as written",
+}
+
+
+def text(examined: Examined, everything: bool = False, release: str | None = None) -> str:
+    """Return the findings for a terminal: known faults of the release, the summary, then the findings by verdict.
+
+    Harmless findings are only counted, unless `everything` is set. `release`: the one for which known faults were
+    looked up.
+    """
+    visible = [f for f in examined.findings if everything or f.matters or f.effect == "not examined"]
+    of_release = [finding for finding in visible if finding.is_about_release]
+    lines = [*(_release_lines(release, of_release) if release else ()), terminal.wrapped(_summary(examined))]
+    for effect, verdict in VERDICTS.items():
+        of_verdict = [f for f in visible if f.effect == effect and not f.is_about_release]
+        if of_verdict:
+            lines += ["", f"{verdict[0].upper()}{verdict[1:]}:"]
+        for finding in sorted(of_verdict, key=lambda f: not f.matters):
+            lines += _finding_lines(finding, examined.path)
+    if hidden := [finding for finding in examined.findings if finding not in visible]:
+        if len(hidden) + len(of_release) == len(examined.findings):  # then one sentence says it all
+            lines[-1] = terminal.wrapped(f"{examined.path}: {_hidden_summary(hidden)}")
+        else:
+            lines += ["", terminal.wrapped(_hidden_summary(hidden))]
+    return "\n".join(lines)
+
+
+def _summary(examined: Examined) -> str:
+    """Say how many keys of a file need a change."""
+    of_keys = [finding for finding in examined.findings if not finding.is_about_release]
+    missing = sum(finding.value is ABSENT for finding in of_keys if finding.matters)
+    wrong = sum(finding.matters for finding in of_keys) - missing
+    num_keys = sum(finding.value is not ABSENT for finding in of_keys)
+    keys = f"{num_keys} key" if num_keys == 1 else f"{num_keys} keys"
+    if wrong:
+        summary = f"{wrong} of {keys} {'does' if wrong == 1 else 'do'} not work as written"
+        summary += f", and {_missing_keys(missing)}" if missing else ""
+    elif missing:
+        summary = f"{_missing_keys(missing)}; the {keys} in the file need no change"
+    else:
+        summary = f"nothing to change in {keys}"
+    return f"{examined.path}: {summary}."
+
+
+def _missing_keys(number: int) -> str:
+    return "1 key is missing" if number == 1 else f"{number} keys are missing"
+
+
+def _hidden_summary(hidden: Sequence[Finding]) -> str:
+    """Count the findings that are not listed, by their verdicts."""
+    num_unexpected = sum(finding.effect != "honoured" for finding in hidden)
+    num_expected = len(hidden) - num_unexpected
+    parts = [f"{num_expected} work{'s' * (num_expected == 1)} as written"] if num_expected else []
+    if num_unexpected:
+        parts.append(f"{num_unexpected} {'has' if num_unexpected == 1 else 'have'} another effect, which does no harm")
+    number = "1 key needs" if len(hidden) == 1 else f"{len(hidden)} keys need"
+    return f"{number} no change: {', and '.join(parts)}. Add --all to list them."
+
+
+def _release_lines(release: str, findings: Sequence[Finding]) -> list[str]:
+    """Return the known faults of a release that affect the file."""
+    if not findings:
+        return [terminal.wrapped(f"{release}: no known fault affects this configuration.")]
+    if findings[0].effect == "not examined":
+        return [terminal.wrapped(f"{release} was not checked: {findings[0].message}.")]
+    lines = [terminal.wrapped(f"{release} trains this configuration wrongly:")]
+    return [*lines, *(terminal.wrapped(finding.message, "  - ", "    ") for finding in findings), ""]
+
+
+def _finding_lines(finding: Finding, path: Path) -> list[str]:
+    """Return a finding: the key with its value, and below it what happens and what to do."""
+    is_of_other_file = finding.file != str(path)
+    place = f" (in {finding.file})" if is_of_other_file else ""
+    lines = [terminal.wrapped(f"{cut(finding.key)}: {shown_value(finding.value)}{place}", "  ", "      ")]
+    if message := f"{finding.message} {finding.remedy}".strip():
+        lines.append(terminal.wrapped(message, "    "))
+    return lines
+
+
+def shown_value(value: Any) -> str:
+    """Return a value as a JSON file has it; a section only as "{...}"."""
+    if value is ABSENT:
+        return "(missing)"
+    return "{...}" if isinstance(value, dict) and value else json.dumps(cut(value), default=str, ensure_ascii=False)
+
+
+def changes_text(examined: Examined, out: Path, changes: Sequence[KeyChange]) -> str:
+    """Say what --fix wrote and where, and which findings it could not correct."""
+    number = {0: "no change", 1: "1 change"}.get(len(changes), f"{len(changes)} changes")
+    lines = [terminal.wrapped(f"--fix wrote {out} with {number}{':' if changes else '.'}")]
+    for change in changes:
+        if change.new is ABSENT:
+            line = f"{change.key}: removed (it was {shown_value(change.old)})"
+        else:
+            was = "it was missing" if change.old is ABSENT else f"it was {shown_value(change.old)}"
+            new = json.dumps(change.new, default=str) if isinstance(change.new, dict) else shown_value(change.new)
+            line = f"{change.key}: {new} ({was})"
+        lines.append(terminal.wrapped(line, "  ", "      "))
+    fixed = examine_content(out, mended(examined))
+    if undecided := [f.key for f in fixed.findings if f.matters and f.file == str(out)]:
+        lines.append(terminal.wrapped(f"You must decide what to write for: {', '.join(undecided)}."))
+    if other_files := sorted({f.file for f in fixed.findings if f.matters and f.file != str(out)}):
+        lines.append(terminal.wrapped(f"--fix did not change {', '.join(other_files)}. Check and fix it by itself."))
+    return "\n".join(lines)
