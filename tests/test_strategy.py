@@ -346,7 +346,7 @@ def test_fsdp_wraps_the_layers_of_every_model(workload, size, expected, monkeypa
         ),
         (
             {"offloads": True},
-            "offloads: the run requests False, but the engine has True. To correct this, change fsdp_offload_params in ",
+            "offloads: the run requests False, but the engine has True. To correct this, change fsdp_offload_params",
         ),
     ],
 )

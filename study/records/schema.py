@@ -579,8 +579,8 @@ def parse(place: Path | str, content: Any, schema: type[Kind]) -> Kind:
     version = content.get("schema_version") if isinstance(content, dict) else None
     if version != SCHEMA_VERSION or isinstance(version, bool):  # True equals 1
         raise Refusal(
-            f"{place}: the record has schema_version {version!r}, but this version of zero-study reads {SCHEMA_VERSION}."
-            " Run it again"
+            f"{place}: the record has schema_version {version!r}, but this version of zero-study reads "
+            f"{SCHEMA_VERSION}. Run it again."
         )
     facts = {key: value for key, value in content.items() if key != DIGEST or schema is not Record}
     with refusing(str(place)):
