@@ -212,7 +212,10 @@ def merge(file: Path, folder: Path) -> int:
             merged = _files_of(runs)
             for name in sorted(set(members) - set(results)):
                 if members[name] != merged.get(name):
-                    raise Refusal(f"{file}: {name} contains runs that are not finished. Pack the records again")
+                    raise Refusal(
+                        f"{file}: {name} is not a file of finished runs as `zero-study pack` writes it. Pack the"
+                        " records again"
+                    )
             for key, value in _origin(runs, [Path(unpacked)]).items():
                 if getattr(manifest, key) != value:
                     says = f"its manifest says {key} {getattr(manifest, key)}"
