@@ -1,6 +1,7 @@
-"""What is one run? Every knob with its unit, its default and its check, and the batch arithmetic.
+"""The configuration of one run: every option with its unit, default and validation, and the batch arithmetic.
 
-A run is this configuration times a strategy (an accelerate file) times a world size. Nothing here imports torch.
+A run is defined by this configuration, a strategy (an accelerate file) and a number of processes. Nothing here imports
+torch.
 """
 
 from __future__ import annotations
@@ -18,16 +19,16 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from study.errors import Refusal, describe_usage, refusing, unknown_name_message
 from study.models import OWN_SIZES, SIZES
 
-# Knobs that say where things lie and how processes are kept: the record is the same. Of a text it has the digest.
+# Options that do not change the record: where files are, and how processes and checkpoints are managed.
 OF_THE_PROCESS = {"output_dir", "data_dir", "swap_dir", "checkpoint_every", "keep", "resume", "resume_with_other_code"}
 OF_THE_PROCESS |= {"collective_timeout"}
-# And those that leave every trained number as it is, and say what more there is of the run.
+# Options that do not change any trained number, but what the record contains.
 NOT_TRAINED = OF_THE_PROCESS | {"memory_cap", "measure", "timing_warmup_steps", "log_with", "save_model"}
 NOT_TRAINED |= {"digest_every"}
 
 Precision = Literal["fp64", "fp32", "bf16-autocast", "fp16-autocast", "bf16", "fp16"]
 
-# What --fixed-order fixes, one by one: see training/fixed_order.py.
+# The parts of --fixed-order; see training/fixed_order.py.
 PINS = ("optimizer", "linear", "grouping", "norm", "collectives")
 
 
@@ -36,126 +37,158 @@ LARGEST_SEED = 2**32 - 1  # that numpy takes
 
 
 class RunConfig(BaseModel):
-    """Every knob of one run. The world size is the launcher's and the distribution is the accelerate file's."""
+    """Every option of one run. The number of processes comes from the launcher, and the strategy from its file."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
 
     # What is trained
-    workload: Literal["bert-imdb", "gpt-wikitext"] = Field("bert-imdb", description="what is trained")
-    size: str = Field("tiny", description="model size: " + "; ".join(f"{w}: {', '.join(s)}" for w, s in SIZES.items()))
-    data: Literal["hub", "files", "bundled"] = Field(
-        "bundled", description="where text and tokenizer come from: the hub, --data-dir, or the synthetic sample"
+    workload: Literal["bert-imdb", "gpt-wikitext"] = Field("bert-imdb", description="Model and task to train.")
+    size: str = Field(
+        "tiny", description="Size of the model. " + " ".join(f"{w}: {', '.join(s)}." for w, s in SIZES.items())
     )
-    data_dir: Path | None = Field(None, description="folder with imdb/, wikitext-2/ and tokenizers/, for --data files")
+    data: Literal["hub", "files", "bundled"] = Field(
+        "bundled",
+        description="Source of text and tokenizer: the Hugging Face hub, the files of --data-dir, or the bundled "
+        "synthetic sample.",
+    )
+    data_dir: Path | None = Field(None, description="Folder with imdb/, wikitext-2/ and tokenizers/, for --data files.")
     init: Literal["pretrained", "scratch"] | None = Field(
-        None, description="initial weights; unset: pretrained with --data hub, scratch otherwise"
+        None, description="Initial weights. [default: pretrained with --data hub, otherwise scratch]"
     )
     weights: Path | None = Field(
         None,
-        description="folder of a model to start from, as save_pretrained writes it: what `zero-study run STUDY` "
-        "trained first, or a run's model/; a head that it lacks is drawn from --seed",
+        description="Folder of a model to start from, as save_pretrained writes it. It may be the model/ of another "
+        "run. "
+        "A missing head is initialized from --seed.",
     )
     nudge_seed: int | None = Field(
         None,
         ge=0,
-        description="seed by which every initial weight moves to a neighbouring number, up or down: how far "
-        "does the smallest change carry a training?; unset: none moves",
+        description="Move every initial weight to a neighboring number, up or down by this seed. This shows how far "
+        "the "
+        "smallest change carries a training. [default: no weight is moved]",
     )
     perturb: Literal["rounding", "scaled-gradient", "lost-moment", "dropped-micro-batch", "bad-release"] | None = Field(
         None,
-        description="what ddp does otherwise on purpose: rounding noise in every step, or a fault that a comparison of "
-        "trainings must find; bad-release: what DeepSpeed's own release does wrong; unset: nothing",
+        description="Change the training of ddp on purpose: rounding adds rounding noise to every step, and the others "
+        "are faults that a comparison of trainings must find. bad-release: the fault is that of the "
+        "installed DeepSpeed release. [default: nothing is changed]",
     )
-    num_train_examples: int = Field(256, ge=1, description="examples (reviews or blocks) drawn for training")
-    num_eval_examples: int = Field(64, ge=1, description="examples held out for evaluation")
-    split_seed: int = Field(42, ge=0, description="seed of the train/held-out split and of the draw from it")
-    sequence_length: int = Field(64, ge=8, description="tokens per example, padding included")
-    dropout: float = Field(0.1, ge=0, lt=1, description="probability, in hidden layers, embeddings and attention")
+    num_train_examples: int = Field(
+        256, ge=1, description="Number of examples (reviews or blocks of text) for training."
+    )
+    num_eval_examples: int = Field(64, ge=1, description="Number of examples held out for evaluation.")
+    split_seed: int = Field(42, ge=0, description="Seed that selects and splits the examples.")
+    sequence_length: int = Field(64, ge=8, description="Tokens per example, padding included.")
+    dropout: float = Field(
+        0.1, ge=0, lt=1, description="Dropout probability in hidden layers, embeddings and attention."
+    )
 
     # How long, and in which batches
-    max_steps: int | None = Field(None, ge=1, description="optimizer steps; unset: as many as --epochs gives")
-    epochs: int = Field(1, ge=1, description="passes over the training examples, where --max-steps is unset")
-    global_batch_size: int = Field(8, ge=1, description="sequences per optimizer step, over all ranks")
+    max_steps: int | None = Field(
+        None, ge=1, description="Number of optimizer steps. [default: as many as --epochs gives]"
+    )
+    epochs: int = Field(1, ge=1, description="Passes over the training examples, if --max-steps is not given.")
+    global_batch_size: int = Field(8, ge=1, description="Sequences per optimizer step, over all processes.")
     micro_batch_size: int | None = Field(
-        None, ge=1, description="sequences per rank and forward pass; unset: no accumulation"
+        None, ge=1, description="Sequences per process and forward pass. [default: no gradient accumulation]"
     )
     eval_every: int | None = Field(
-        None, ge=1, description="optimizer steps between evaluations; unset: once, at the end"
+        None, ge=1, description="Number of optimizer steps between evaluations. [default: one evaluation at the end]"
     )
-    seed: int = Field(0, ge=0, description="seed of initial weights, sample order and dropout")
+    seed: int = Field(0, ge=0, description="Seed of initial weights, sample order and dropout.")
 
     # The optimizer: AdamW, decoupled weight decay on matrices only
-    learning_rate: float = Field(5e-5, gt=0, description="peak learning rate")
-    schedule: Literal["linear", "cosine", "constant"] = Field("linear", description="shape after warm-up, down to 0")
-    warmup_steps: int = Field(0, ge=0, description="optimizer steps of linear warm-up")
-    weight_decay: float = Field(0.01, ge=0, description="AdamW weight decay; biases and norms have none")
-    adam_beta1: float = Field(0.9, ge=0, lt=1, description="AdamW first moment decay")
-    adam_beta2: float = Field(0.999, ge=0, lt=1, description="AdamW second moment decay")
-    adam_epsilon: float = Field(1e-8, gt=0, description="AdamW epsilon")
-    gradient_clipping: float = Field(1.0, ge=0, description="largest global gradient norm; 0: no clipping")
+    learning_rate: float = Field(5e-5, gt=0, description="Highest learning rate.")
+    schedule: Literal["linear", "cosine", "constant"] = Field(
+        "linear", description="Shape of the learning rate after warm-up. linear and cosine end at 0."
+    )
+    warmup_steps: int = Field(0, ge=0, description="Optimizer steps of linear warm-up.")
+    weight_decay: float = Field(0.01, ge=0, description="Weight decay of AdamW. Biases and norms have none.")
+    adam_beta1: float = Field(0.9, ge=0, lt=1, description="Decay of AdamW's first moment.")
+    adam_beta2: float = Field(0.999, ge=0, lt=1, description="Decay of AdamW's second moment.")
+    adam_epsilon: float = Field(1e-8, gt=0, description="Epsilon of AdamW.")
+    gradient_clipping: float = Field(1.0, ge=0, description="Largest global gradient norm. 0 switches clipping off.")
 
     # Arithmetic and memory
     precision: Precision = Field(
         "fp32",
-        description="fp64 and fp32: parameters and computation in that type; *-autocast: fp32 parameters with "
-        "autocast; bf16, fp16: 16-bit parameters with fp32 master weights; fp64 does not work with DeepSpeed",
+        description="fp64 and fp32: parameters and computation in that type. bf16-autocast, fp16-autocast: fp32 "
+        "parameters with autocast. bf16, fp16: 16-bit parameters with fp32 master weights. fp64 does not "
+        "work with DeepSpeed.",
     )
     accumulation_dtype: Literal["fp32", "bf16", "fp16"] = Field(
-        "fp32", description="type in which gradients of micro batches add up"
+        "fp32", description="Type in which the gradients of micro batches are added."
     )
-    attention: Literal["sdpa", "eager"] = Field("sdpa", description="attention implementation of transformers")
-    activation_checkpointing: bool = Field(False, description="recompute activations of each block in backward")
-    compile: bool = Field(False, description="torch.compile the model with inductor")
+    attention: Literal["sdpa", "eager"] = Field("sdpa", description="Implementation of attention in transformers.")
+    activation_checkpointing: bool = Field(
+        False, description="Recompute the activations of each block in the backward pass."
+    )
+    compile: bool = Field(False, description="Compile the model with torch.compile.")
     fixed_order: str | None = Field(
         None,
-        description="use the same order of floating-point operations under every strategy, to check that nothing else "
-        f"differs: all, or a comma-separated list of {','.join(PINS)}; unset: engines are not modified",
+        description="Use the same order of floating-point operations under every strategy, to check that nothing else "
+        f"differs. Takes all, or a comma-separated list of {','.join(PINS)}. [default: engines are not modified]",
     )
     share_device: bool = Field(
-        False, description="all ranks of a machine on its first GPU, over gloo: for bytes; times then mean nothing"
+        False,
+        description="Run all processes of a machine on its first GPU, with gloo, to measure memory and traffic. "
+        "Times of "
+        "such runs mean nothing.",
     )
 
     memory_cap: float | None = Field(
         None,
         gt=0,
-        description="GiB that each process may have: of its GPU, or of the host by a control group or RLIMIT_DATA; "
-        "unset: what there is",
+        description="Limit of the memory of each process in GiB: on a GPU, its share of the GPU; on a CPU, by a "
+        "control "
+        "group or RLIMIT_DATA. [default: no limit]",
     )
 
     # What is observed and left behind
     digest_every: int | None = Field(
         None,
         ge=1,
-        description="record SHA-256 digests of the weights and of Adam's moments after every so many optimizer steps; "
-        "unset: only of the final weights",
+        description="Record SHA-256 digests of the weights and of Adam's moments after every so many optimizer steps. "
+        "[default: only of the final weights]",
     )
-    measure: bool = Field(True, description="probe memory and collectives on one designated step")
-    timing_warmup_steps: int = Field(5, ge=1, description="first steps, kept in steps.jsonl but left out of timing")
-    output_dir: Path | None = Field(None, description="run directory; unset: runs/<workload>-<size>-<strategy>-...")
+    measure: bool = Field(True, description="Measure memory and collectives in one step.")
+    timing_warmup_steps: int = Field(
+        5, ge=1, description="Number of first steps that do not count for the time per step."
+    )
+    output_dir: Path | None = Field(None, description="Run directory. [default: runs/WORKLOAD-SIZE-STRATEGY-...]")
     collective_timeout: int = Field(
-        600, ge=1, description="seconds that ranks wait for one another; then the run ends, and names who did not come"
+        600,
+        ge=1,
+        description="Number of seconds that processes wait for each other. Then the run ends and names the missing "
+        "ones.",
     )
     swap_dir: Path | None = Field(
-        None, description="existing folder for NVMe offload; unset: swap/ in the run directory"
+        None, description="Existing folder for NVMe offload. [default: swap/ in the run directory]"
     )
     checkpoint_every: int | None = Field(
-        None, ge=1, description="optimizer steps between checkpoints, of which the last step has one too; unset: none"
+        None,
+        ge=1,
+        description="Number of optimizer steps between checkpoints. The last step also has one. [default: no "
+        "checkpoints]",
     )
-    keep: int = Field(2, ge=1, description="newest checkpoints to keep")
+    keep: int = Field(2, ge=1, description="Number of newest checkpoints to keep.")
     resume: str = Field(
         "auto",
         min_length=1,
-        description="auto: go on from this run's newest whole checkpoint; never: begin anew; or the folder of a "
-        "checkpoint, which may be another run's of this training",
+        description="auto: resume from the newest complete checkpoint of this run. never: start again. Otherwise the "
+        "folder of a checkpoint, which may belong to another run of the same training.",
     )
     resume_with_other_code: bool = Field(
-        False, description="go on from a checkpoint that other code of the study has written; the record lists both"
+        False,
+        description="Resume from a checkpoint that a different version of this project wrote. The record lists both "
+        "versions.",
     )
     save_model: bool = Field(
-        False, description="write the trained model to model/ in the run directory, as from_pretrained loads it"
+        False, description="Write the trained model to model/ in the run directory, for from_pretrained."
     )
     log_with: Literal["tensorboard", "wandb", "mlflow", "trackio", "none"] = Field(
-        "none", description="experiment tracker, through accelerate"
+        "none", description="Experiment tracker, used through accelerate."
     )
 
     @model_validator(mode="after")
@@ -163,7 +196,7 @@ class RunConfig(BaseModel):
         for name, value in self:
             largest = LARGEST_SEED if name in ("seed", "split_seed", "nudge_seed") else LARGEST_NUMBER
             if isinstance(value, int) and value > largest:
-                raise ValueError(f"{name} {value} is more than {largest:,}; lower --{name.replace('_', '-')}")
+                raise ValueError(f"{name} {value} is more than {largest:,}. Lower --{name.replace('_', '-')}.")
         return self
 
     @model_validator(mode="after")
@@ -175,28 +208,32 @@ class RunConfig(BaseModel):
         if self.sequence_length > positions:
             raise ValueError(
                 f"sequence_length {self.sequence_length} is longer than the {positions} positions of "
-                f"{self.workload} {self.size}; lower --sequence-length"
+                f"{self.workload} {self.size}. Lower --sequence-length."
             )
         if (self.data == "files") != (self.data_dir is not None):
-            raise ValueError("--data files and --data-dir FOLDER belong together; give both or neither")
+            raise ValueError("--data files and --data-dir FOLDER need each other. Give both or neither.")
         if self.init == "pretrained" and self.data == "bundled":
             raise ValueError(
-                "--init pretrained needs a published tokenizer; add --data hub or --data files --data-dir FOLDER"
+                "--init pretrained needs a published tokenizer. Add --data hub, or --data files --data-dir FOLDER."
             )
         if self.init == "pretrained" and self.size in OWN_SIZES and self.workload == "gpt-wikitext":
             raise ValueError(
-                f"gpt-wikitext {self.size} is the study's own and has no published weights; use --init scratch"
+                f"gpt-wikitext {self.size} is a size of this project, so it has no pretrained weights. Use --init "
+                "scratch."
             )
         if self.weights is not None and self.init is not None:
-            raise ValueError(f"--init {self.init} and --weights {self.weights} are two starts; give one of them")
+            raise ValueError(
+                f"--init {self.init} and --weights {self.weights} both set the initial weights. Leave one of them out."
+            )
         if self.num_train_examples < self.global_batch_size:
             raise ValueError(
                 f"num_train_examples {self.num_train_examples} is less than one global batch of "
-                f"{self.global_batch_size}; raise --num-train-examples or lower --global-batch-size"
+                f"{self.global_batch_size}. Raise --num-train-examples or lower --global-batch-size."
             )
         if self.warmup_steps >= self.num_steps:
             raise ValueError(
-                f"warmup_steps {self.warmup_steps} leaves nothing of {self.num_steps} steps; lower --warmup-steps"
+                f"warmup_steps {self.warmup_steps} must be less than the {self.num_steps} steps of the run. Lower "
+                "--warmup-steps."
             )
         return self
 
@@ -214,14 +251,15 @@ class RunConfig(BaseModel):
     def _check_digests(self) -> RunConfig:
         if self.digest_every is not None and self.checkpoint_every is not None:
             raise ValueError(
-                "--digest-every and --checkpoint-every: a run that goes on from a checkpoint would lose the digests of "
-                "the steps before it; leave one of them out"
+                "--digest-every and --checkpoint-every cannot be combined, because a resumed run would lose the "
+                "digests "
+                "of its earlier steps. Leave one of them out."
             )
         return self
 
     @property
     def num_steps(self) -> int:
-        """Optimizer steps of the whole run; an epoch's incomplete last global batch is not trained."""
+        """The number of optimizer steps of the whole run, without the incomplete last global batch of an epoch."""
         return self.max_steps or self.epochs * (self.num_train_examples // self.global_batch_size)
 
     @property
@@ -231,21 +269,25 @@ class RunConfig(BaseModel):
         return self.init or ("pretrained" if self.data == "hub" else "scratch")
 
     def batches(self, world_size: int) -> tuple[int, int]:
-        """Return (micro_batch_size, gradient_accumulation_steps) for a world size; refuse to round."""
+        """Return (micro_batch_size, gradient_accumulation_steps) for a number of processes.
+
+        Raises Refusal if the batch cannot be divided without rounding.
+        """
         micro = self.micro_batch_size
         if micro is None:
             micro, remainder = divmod(self.global_batch_size, world_size)
             if remainder or micro == 0:
                 raise Refusal(
-                    f"global_batch_size={self.global_batch_size} does not divide over {world_size} processes; change "
-                    "--global-batch-size or --num_processes"
+                    f"global_batch_size={self.global_batch_size} cannot be divided equally among {world_size} "
+                    "processes. "
+                    "Change --global-batch-size or --num_processes."
                 )
         steps, remainder = divmod(self.global_batch_size, micro * world_size)
         if remainder or steps == 0:
             raise Refusal(
                 f"global_batch_size={self.global_batch_size} is not a multiple of micro_batch_size={micro} x "
-                f"world_size={world_size}; change --micro-batch-size or --num_processes, not the global batch, so that "
-                "runs stay comparable"
+                f"world_size={world_size}. Change --micro-batch-size or --num_processes. Runs stay comparable if the "
+                "global batch is the same."
             )
         return micro, steps
 
@@ -293,7 +335,7 @@ def build_config(preset: str = "smoke", **overrides: Any) -> RunConfig:
 
 
 class Command(click.Command):
-    """A command that every error about its options names."""
+    """A command that is named in every error about its options."""
 
     def parse_args(self, context: click.Context, words: list[str]) -> list[str]:
         with augment_usage_errors(context):
@@ -302,7 +344,9 @@ class Command(click.Command):
 
 def _options() -> list[click.Parameter]:
     options: list[click.Parameter] = [
-        click.Option(["--preset"], metavar="NAME", help=f"values to start from: {', '.join(PRESETS)} [default: smoke]")
+        click.Option(
+            ["--preset"], metavar="NAME", help=f"Set of default values: {', '.join(PRESETS)}. [default: smoke]"
+        )
     ]
     for name, field in RunConfig.model_fields.items():
         flag = "--" + name.replace("_", "-")
@@ -316,7 +360,7 @@ def _options() -> list[click.Parameter]:
 
 
 def _metavar(annotation: Any) -> str:
-    """What stands for a value in the help: its choices, or its type."""
+    """Return the placeholder of a value in the help: its choices, or its type."""
     if get_origin(annotation) is not Literal:  # X | None is X
         annotation = next((kind for kind in get_args(annotation) if kind is not NoneType), annotation)
     if get_origin(annotation) is Literal:
@@ -326,7 +370,9 @@ def _metavar(annotation: Any) -> str:
 
 # The flags of a run, one for each field of RunConfig: click knows their names, pydantic checks their values.
 OPTIONS = _options()
-_FLAGS = Command("study/train.py", params=OPTIONS, help="Train one run, as `accelerate launch` starts it.")
+_FLAGS = Command(
+    "study/train.py", params=OPTIONS, help="Train one model, as a process that `accelerate launch` starts."
+)
 
 
 def parse_flags(arguments: Sequence[str]) -> dict[str, Any]:
@@ -343,5 +389,5 @@ def parse_flags(arguments: Sequence[str]) -> dict[str, Any]:
 
 
 def given(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options that have a value: what a command line leaves out is None."""
+    """Return the options that have a value. An option that the command line leaves out is None."""
     return {name: value for name, value in options.items() if value is not None}

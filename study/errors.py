@@ -1,4 +1,4 @@
-"""The errors that end a request or a run, each worded in one line: what is wrong, where, and what to do."""
+"""The errors that end a request or a run. Each message says what is wrong, where, and what to do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Find, name, read and write files: whole or not at all, and shown without the folders of this machine.
+"""Read and write files: written completely or not at all, read strictly, and shown without folders of this machine.
 
 `load` and `read_yaml` read a file strictly: each key once, and every value as it is written.
 """
@@ -40,7 +40,9 @@ _HOST = re.compile(r"^(\s+host\s+: ).+", re.MULTILINE)
 def require_clone(what: str) -> None:
     """Raise Refusal if the project is installed without its repository. `what`: the files that are only there."""
     if not (ROOT / "pyproject.toml").is_file():
-        raise Refusal(f"{what} are only in a clone of the project; clone it, and in there run: pip install -e .")
+        raise Refusal(
+            f"{what} are only part of a clone of the project. Clone it, and run in the clone: pip install -e ."
+        )
 
 
 class StrictModel(BaseModel):
@@ -83,20 +85,21 @@ def write_json(path: Path, content: Any) -> None:
 def require_folder(output: Path) -> None:
     """Raise Refusal if the folder that a file is to be written to does not exist."""
     if not output.absolute().parent.is_dir():
-        raise Refusal(f"--output {output}: there is no folder {output.parent}; make it")
+        raise Refusal(f"--output {output}: the folder {output.parent} does not exist. Create it.")
 
 
 def check_name(name: str, what: str) -> str:
     """Return a name of a run, a strategy or a study. Raises Refusal if it cannot be the name of a file."""
     quoted = repr(name if len(name) <= LONGEST_NAME else name[:LONGEST_NAME] + "...")
     if len(name) > LONGEST_NAME:
-        raise Refusal(f"{what} {quoted} has {len(name)} characters; take at most {LONGEST_NAME}")
+        raise Refusal(f"{what} {quoted} has {len(name)} characters. Use at most {LONGEST_NAME}.")
     if not _NAME.fullmatch(name):
         raise Refusal(
-            f"{what} {quoted} cannot be a file's name everywhere; take letters, digits, _, - and . in between"
+            f"{what} {quoted} cannot be a file name on every system. Use letters, digits, _, -, and periods inside "
+            "the name."
         )
     if name.partition(".")[0].lower() in _RESERVED:
-        raise Refusal(f"{what} {quoted} is the name of another file; take another")
+        raise Refusal(f"{what} {quoted} is reserved for another file. Use another name.")
     return name
 
 
@@ -145,7 +148,7 @@ def read_yaml(path: Path, examples: Path) -> dict[str, Any]:
         text = read_whole(path)
         content = parse_json(text) if path.suffix == ".json" else parse_yaml(text.decode())
     if not isinstance(content, dict):
-        raise Refusal(f"{path}: holds no keys; copy one of {examples.name}/")
+        raise Refusal(f"{path}: the file has no keys. Start from a copy of a file in {examples.name}/.")
     return content
 
 

@@ -1,4 +1,4 @@
-"""How values and tables read: units, digits, tables in Markdown."""
+"""Format values and tables: units, digits, tables in Markdown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is one run? A configuration under a strategy, on so many processes, in a folder of its own; all else follows."""
+"""One run: a configuration under a strategy, on a number of processes, in a folder of its own."""
 
 from __future__ import annotations
 
@@ -61,8 +61,9 @@ class Run:
         """Ranks on each machine. Raises Refusal where the machines cannot have as many each."""
         if self.world_size % self.num_machines:
             raise Refusal(
-                f"{self.world_size} processes on {self.num_machines} machines: each has as many, and accelerate would "
-                f"round down; pass --num_processes {self.num_machines * max(1, self.world_size // self.num_machines)}"
+                f"{self.world_size} processes on {self.num_machines} machines: every machine needs the same number, "
+                "and accelerate would silently start fewer. Use --num_processes "
+                f"{self.num_machines * max(1, self.world_size // self.num_machines)}"
             )
         return self.world_size // self.num_machines
 
@@ -70,8 +71,8 @@ class Run:
         """Refuse a machine that is none of the run's, and machines that cannot have as many processes each."""
         if self.num_local_ranks and not 0 <= self.machine_rank < self.num_machines:
             raise Refusal(
-                f"machine_rank {self.machine_rank} of {self.num_machines} machine(s), which are counted from 0; pass "
-                "another --machine_rank"
+                f"machine_rank {self.machine_rank} of {self.num_machines} machine(s) does not exist, because "
+                "machines are counted from 0. Use another --machine_rank."
             )
 
     def is_first_of_machine(self, rank: int) -> bool:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import shutil
 import textwrap
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 # What is not broken at its spaces: a snippet of JSON to paste, and a command in backticks.
 _WHOLE = re.compile(r"""("[^"\s]+": )?\{[^{}]{1,60}\}|\[[^\[\]]{1,40}\]|"[^"\s]+": [^\s{]+|`[^`]{1,60}`""")
@@ -12,6 +15,9 @@ _KEPT_SPACE = "\N{NO-BREAK SPACE}"  # textwrap does not break lines here
 
 DEFAULT_WIDTH = 80
 NARROWEST = 40
+WRAPPED_FROM = 16  # characters: shorter cells of a table are not wrapped
+
+_NUMBER = re.compile(r"[-+\N{MINUS SIGN}.<(]*\d[-+\d.,:e\N{MINUS SIGN}]*( ?(%|x|GiB|MiB|KiB|s))?\)?")
 
 
 def width() -> int:
@@ -37,3 +43,62 @@ def wrapped(text: str, indent: str = "", later_indent: str | None = None, column
             break_on_hyphens=False,
         ) or [""]
     return "\n".join(lines).replace(_KEPT_SPACE, " ")
+
+
+# ---------------------------------------------------------------- tables
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[Any]], columns: int | None = None) -> list[str]:
+    """Return the lines of a table that fits the terminal. Columns that do not fit follow in a table of their own."""
+    width_of_all = columns or width()
+    texts = [[str(cell) for cell in row] for row in (head, *rows)]
+    lines: list[str] = []
+    for group in _groups([list(column) for column in zip(*texts, strict=True)], width_of_all):
+        lines += [*([""] if lines else []), *_aligned(group, width_of_all)]
+    return lines
+
+
+def _groups(columns: list[list[str]], width: int) -> Iterator[list[list[str]]]:
+    """Divide columns into groups that fit the width; the first column is in all of them."""
+    first, *others = columns
+    group = [first]
+    for column in others:
+        if len(group) > 1 and _widths([*group, column], width) is None:
+            yield group
+            group = [first]
+        group.append(column)
+    yield group
+
+
+def _aligned(columns: Sequence[Sequence[str]], width: int) -> list[str]:
+    """Pad the cells of columns, the numbers to the right, and wrap the longest."""
+    widths = _widths(columns, width)
+    if widths is None:  # a single word is too long, and is broken
+        name = min(max(map(len, columns[0])), width // 2)
+        widths = [name, width - 2 - name][: len(columns)]
+    sides = ["<", *(">" if all(map(_NUMBER.fullmatch, filter(None, column[1:]))) else "<" for column in columns[1:])]
+    lines = []
+    for row in zip(*columns, strict=True):
+        cells = [
+            textwrap.wrap(cell, size, break_on_hyphens=False) or [""] for cell, size in zip(row, widths, strict=True)
+        ]
+        for parts in itertools.zip_longest(*cells, fillvalue=""):
+            padded = (f"{part:{side}{size}}" for part, side, size in zip(parts, sides, widths, strict=True))
+            lines.append("  ".join(padded).rstrip())
+    return lines
+
+
+def _widths(columns: Sequence[Sequence[str]], width: int) -> list[int] | None:
+    """Return the widths of columns, the widest narrowed until all fit; None if words would have to be broken."""
+    widths = [max(map(len, column)) for column in columns]
+    longest_words = [max((len(word) for cell in column for word in cell.split()), default=0) for column in columns]
+    bodies = [max((len(cell) for cell in column[1:]), default=0) for column in columns]
+    least = [max(size if size <= WRAPPED_FROM else 0, word) for size, word in zip(bodies, longest_words, strict=True)]
+    available = width - 2 * (len(widths) - 1)
+    while sum(widths) > available:
+        slack = [size - smallest for size, smallest in zip(widths, least, strict=True)]
+        if not any(slack):
+            return None
+        widest = max(range(len(widths)), key=lambda place: (slack[place] > 0, widths[place]))
+        widths[widest] -= 1
+    return widths

@@ -1,8 +1,8 @@
-"""Train one workload under one strategy, prove which strategy it was, and leave a record.
+"""Train one model under one strategy, verify the strategy, and write a record.
 
     accelerate launch --config_file accelerate_configs/zero3.yaml study/train.py [--preset paper] [--seed 1] ...
 
-Exit status: 0 the record is complete and ok; 1 the run failed, and the record says how; 2 the request was refused.
+Exit status: 0 if the run is ok; 1 if it failed, which the record describes; 2 if the request was refused.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import re
 from typing import get_args
 
 import launching
@@ -58,12 +59,26 @@ def test_every_strategy_of_the_project_is_there(capsys):
 def test_what_to_take_comes_first_in_80_columns(capsys):
     lines = printed(capsys, "--model", "llama-2-7b", "--gpu", "a100-80gb", "--gpus", "3").splitlines()
     assert max(map(len, lines)) <= 80
-    assert lines[2].startswith("Take fsdp2: ")
-    assert any(line.startswith("Careful: 11% of a GPU is free") for line in lines)
+    assert lines[0].startswith("Use fsdp2 with a micro batch of ")
+    answer = " ".join(lines[: lines.index("")])
+    assert re.search(r"GiB \(11 %\) of each GPU stay free", answer)
+    assert "only 11 % of the GPU stays free" in answer
+    assert re.search(r"reduce the micro batch to \d+, which is predicted to leave \d+ % free and to take", answer)
     shown = [line.split()[0] for line in lines if line]
     assert shown[shown.index("strategy") :][:6] == ["strategy", "fsdp2", "zero3", "zero2", "zero1", "ddp"]
     none = printed(capsys, "--model", "llama-2-70b", "--gpu", "t4", "--gpus", "1")
-    assert ("Careful" in none, "none fits" in none) == (False, True)
+    assert ("Little headroom" in none, none.startswith("No strategy fits.")) == (False, True)
+
+
+def test_every_strategy_is_shown_within_the_width(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    for words in (("--gpus", "8", "--all"), ("--gpus", "8"), ()):
+        text = printed(capsys, "--model", "llama-2-7b", "--gpu", "a100-80gb", *words)
+        assert max(map(len, text.splitlines())) <= 80
+    monkeypatch.setenv("COLUMNS", "200")
+    text = printed(capsys, "--model", "llama-2-7b", "--gpu", "a100-80gb", "--gpus", "8", "--all")
+    assert text.startswith("Use ")
+    assert len(re.findall("^fsdp2_hybrid ", text, re.MULTILINE)) == 2  # one table of all, and one of parts of memory
 
 
 def test_a_loss_kernel_changes_the_bytes_of_the_logits(capsys):
@@ -131,18 +146,18 @@ BATCH, GROUP, ON_ONE = ["--global-batch-size"], ["--shard-group-size"], ["--mode
     ("arguments", "expected"),
     [
         (["--model", "gpt2", "--gpu", "l4", "--gpus", "0"], "--gpus 0: must be a whole number of at least 1"),
-        ([*CASE, *BATCH, "60"], "--global-batch-size 60 does not divide over --gpus 8"),
+        ([*CASE, *BATCH, "60"], "--global-batch-size 60 cannot be divided equally among --gpus 8"),
         ([*CASE, *BATCH, "64", "--micro-batch-size", "3"], "--global-batch-size 64 on --gpus 8 is 8 sequences per GPU"),
         (
             [*CASE, *BATCH, "64", "--micro-batch-size", "4", "--gradient-accumulation-steps", "4"],
             "--global-batch-size 64 is not --micro-batch-size 4 x --gradient-accumulation-steps 4 x --gpus 8 = 128",
         ),
-        ([*ON_ONE, "--gpu", "t4", "--precision", "bf16"], "--precision bf16: t4 cannot multiply in it; take fp16"),
+        ([*ON_ONE, "--gpu", "t4", "--precision", "bf16"], "--precision bf16: t4 does not support it. Use fp16"),
         ([*CASE, "--strategy", "zero9"], "strategy 'zero9' is unknown"),
         ([*CASE, "--strategy", "single"], "--strategy single: runs one process, --gpus asks for 8; take ddp"),
-        (["--gpu", "l4"], "--model or --gpus is missing"),
-        (["--gpu", "l4", "--model", "gpt2", "--micro-batch-size", "8"], "--micro-batch-size goes with both --model"),
-        ([*CASE, "--gradient-accumulation-steps", "4"], "--gradient-accumulation-steps goes with --micro-batch-size"),
+        (["--gpu", "l4"], "--model and --gpus are both missing"),
+        (["--gpu", "l4", "--model", "gpt2", "--micro-batch-size", "8"], "--micro-batch-size needs both --model"),
+        ([*CASE, "--gradient-accumulation-steps", "4"], "--gradient-accumulation-steps needs --micro-batch-size"),
         (["--model", "x" * 5000, "--gpu", "l4", "--gpus", "1"], "unknown model 'x"),
         (["--model", "gpt2-xxl", "--gpu", "l4", "--gpus", "1"], "unknown model 'gpt2-xxl': near are gpt2-xl"),
         ([*ON_ONE, "--gpu", "a100"], "unknown GPU 'a100': near are a100-pcie-40gb, a100-40gb, a100-pcie-80gb,"),
@@ -151,16 +166,20 @@ BATCH, GROUP, ON_ONE = ["--global-batch-size"], ["--shard-group-size"], ["--mode
         (["--model", "gpt2", "--gpu", "a100-80gb", "--gpus", "12"], "12 GPUs do not fill nodes of 8"),
         (["--model", "gpt2", "--gpu", "l4", "--gpus", "1" + 23 * "0"], "--gpus 1000"),
         ([*CASE, "--write", "/proc/x.yaml"], "--write /proc/x.yaml: "),
-        ([*CASE, "--write", "x.json"], "--write x.json: accelerate would read it as JSON"),
+        ([*CASE, "--write", "x.json"], "--write x.json: accelerate would read a file of this name as JSON"),
         ([*CASE, *GROUP, "4"], "--shard-group-size goes with --strategy fsdp2_hybrid, zero1 or zero2"),
         ([*CASE, "--strategy", "zero3", *GROUP, "4"], "--shard-group-size 4: zero3 has no groups"),
         ([*CASE, "--strategy", "zero1", *GROUP, "3"], "--shard-group-size 3: --gpus 8 must be a"),
-        ([*CASE, "--strategy", "zero1", *GROUP, "4", "--write", "x.yaml"], "--write x.yaml: DeepSpeed splits stages 1"),
-        ([*CASE, "--strategy", "zero2", "--optimizer-kernel", "foreach"], "--optimizer-kernel foreach: zero2 has"),
+        (
+            [*CASE, "--strategy", "zero1", *GROUP, "4", "--write", "x.yaml"],
+            "--write x.yaml: DeepSpeed can only shard stages 1",
+        ),
+        ([*CASE, "--strategy", "zero2", "--optimizer-kernel", "foreach"], "--optimizer-kernel foreach: zero2 uses"),
         (["--gpu", "l4", "--gpus", "1", "--write", "x.yaml"], "--write x.yaml: needs both --model and --gpus"),
         (
             ["--model", "llama-2-70b", "--gpu", "l4", "--gpus", "1", "--write", "x.yaml"],
-            "--write x.yaml: nothing to write, since none fits; zero3_nvme_offload is nearest, short of host memory",
+            "--write x.yaml: there is nothing to write. No strategy fits. zero3_nvme_offload comes nearest: it lacks "
+            "host memory",
         ),
     ],
 )
@@ -173,7 +192,7 @@ def test_the_written_file_is_a_strategy_for_the_box(tmp_path, capsys):
         path = tmp_path / f"{name}.yaml"
         arguments = ["--model", "gpt2-xl", "--gpu", "a100-80gb", "--gpus", "16", "--strategy", name]
         text = printed(capsys, *arguments, "--write", str(path))
-        assert text.splitlines()[-1] == f"Written: {path}"
+        assert text.splitlines()[-1] == f"Wrote the accelerate file of the recommended strategy to {path}"
         written, shipped = file.read_strategy(path), file.read_strategy(file.find_strategy(name))
         assert (written.num_processes, written.num_machines) == (16, 2)
         assert (written.zero_stage, written.deepspeed_json) == (shipped.zero_stage, shipped.deepspeed_json)
@@ -181,12 +200,12 @@ def test_the_written_file_is_a_strategy_for_the_box(tmp_path, capsys):
         assert "machine_rank" in path.read_text().split("compute_environment")[0]
         launcher = written.content.get("deepspeed_config", {}).get("deepspeed_multinode_launcher")
         assert launcher == ("standard" if name.startswith("zero") else None)  # not pdsh, which is accelerate's default
-        with pytest.raises(Refusal, match="is there already"):
+        with pytest.raises(Refusal, match="already exists"):
             cli.run(["advise", *arguments, "--write", str(path)])
     assert file.read_strategy(tmp_path / "fsdp2_hybrid.yaml").mesh == [2, 8]
     (tmp_path / "ddp_tuned.yaml").unlink()  # its JSON would make of a plain ddp what it is not
     plain = ["--model", "gpt2-xl", "--gpu", "a100-80gb", "--gpus", "16", "--strategy", "ddp"]
-    with pytest.raises(Refusal, match=r"ddp_tuned\.json: is there already"):
+    with pytest.raises(Refusal, match=r"ddp_tuned\.json already exists"):
         cli.run(["advise", *plain, "--write", str(tmp_path / "ddp_tuned.yaml")])
 
 
@@ -249,9 +268,9 @@ def test_a_short_step_has_no_upper_end(capsys):
 
 def test_hybrid_sharding_is_within_nodes(capsys):
     nodes = ["--model", "llama-2-7b", "--gpu", "a100-80gb", "--gpus", "64", "--strategy"]
-    (line,) = [line for line in printed(capsys, *nodes, "fsdp2_hybrid", "--all").splitlines() if "nodes of 8" in line]
-    assert line.startswith("Assumed: ")
-    assert "fsdp2_hybrid in groups of 8" in line
+    assumed = " ".join(printed(capsys, *nodes, "fsdp2_hybrid", "--all").split()).partition("Assumed: ")[2]
+    assert "nodes of 8" in assumed.partition(".")[0]
+    assert "fsdp2_hybrid in groups of 8" in assumed.partition(".")[0]
 
     def states(*words: str) -> float:
         (option,) = told(capsys, *nodes, *words)["strategies"]

@@ -88,7 +88,7 @@ def test_a_body_of_another_size_is_refused(trained):
 def test_what_is_asked_for_is_there(tmp_path):
     with pytest.raises(Refusal, match=r"holds no model.safetensors; .*zero-study run STUDY"):
         sources.check(config(IMDB, weights=tmp_path))
-    with pytest.raises(Refusal, match="are two starts; give one of them"):
+    with pytest.raises(Refusal, match="both set the initial weights"):
         config(IMDB, weights=tmp_path, init="scratch")
     assert config(IMDB, weights=tmp_path).effective_init == "weights"
     with pytest.raises(Refusal, match="leaves nothing of bert-imdb's text"):

@@ -242,7 +242,7 @@ def test_a_model_that_is_there_is_refused_before_the_first_step(tmp_path):
     run = a_run(tmp_path / "run", save_model=True)
     checks.check_folder(run)
     run.model_folder.mkdir(parents=True)
-    with pytest.raises(Refusal, match=rf"{run.model_folder} is there already; pass another --output-dir"):
+    with pytest.raises(Refusal, match=rf"{run.model_folder} already exists. Use another --output-dir"):
         checks.check_folder(run)
     checks.check_folder(a_run(tmp_path / "run"))
 

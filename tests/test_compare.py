@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+import statistics
 from pathlib import Path
 
 import launching
@@ -256,7 +257,9 @@ def test_steps_that_a_line_would_not_give_back_are_refused(folder, tmp_path):
     steps = folder / "auto-ddp" / "steps.jsonl"
     steps.write_text(steps.read_text().replace("\n", "\n ", 1).removesuffix("\n"))
     synthetic.change(folder / "auto-ddp" / "record.json", steps_sha256=files.sha256(steps))
-    assert "auto-ddp: its steps.jsonl is not as a run writes it" in refusal(pack.collect, [folder], tmp_path / "out")
+    assert "auto-ddp: its steps.jsonl does not have one step per line" in refusal(
+        pack.collect, [folder], tmp_path / "out"
+    )
 
 
 @pytest.mark.parametrize("name", ["records.jsonl", "steps.jsonl"])
@@ -264,7 +267,7 @@ def test_steps_that_a_line_would_not_give_back_are_refused(folder, tmp_path):
     ("spoil", "match"),
     [
         (lambda text: text.replace('{"run_id": ', '{"run": ', 1), "line 1 does not begin with a run_id"),
-        (lambda text: text + text.splitlines()[0] + "\n", r"line \d is the second one of auto-ddp"),
+        (lambda text: text + text.splitlines()[0] + "\n", r"line \d is the second line of auto-ddp"),
         (lambda text: text.replace("\n", "\n\n", 1), "line 2 does not begin with a run_id"),
     ],
 )
@@ -299,7 +302,7 @@ def test_files_from_before_they_were_compressed_are_read_and_replaced(folder, tm
     whole = parity.PARITY.page([target])
     for packed in list(target.iterdir()):
         packed.with_suffix("").write_bytes(gzip.decompress(packed.read_bytes()))
-        with pytest.raises(Refusal, match=r"\.jsonl\.gz is beside it, and holds the same runs"):
+        with pytest.raises(Refusal, match=r"\.jsonl\.gz is in the same folder and contains the same runs"):
             parity.PARITY.page([target])
         packed.unlink()
     assert parity.PARITY.page([target]) == whole
@@ -338,7 +341,7 @@ def test_collect_never_gives_up_a_record_for_an_outcome(tmp_path):
         (tmp_path / "there", target, r"records/records\.jsonl, gpt-.*"),
         (tmp_path, tmp_path / "other", r"here/.*record\.json"),
     ):
-        with pytest.raises(Refusal, match=rf"{first} and .*there/.*outcome\.json differ"):
+        with pytest.raises(Refusal, match=rf"{first} and .*there/.*outcome\.json are different records of one run"):
             pack.collect([folders], into)
     assert {path: path.read_bytes() for path in target.iterdir()} == before
 
@@ -346,9 +349,9 @@ def test_collect_never_gives_up_a_record_for_an_outcome(tmp_path):
 def test_collect_leaves_interrupted_runs_out_and_says_so(tmp_path, capsys):
     runs, target = tmp_path / "runs", tmp_path / "records"
     path = synthetic.write_run(runs, status="interrupted")
-    with pytest.raises(Refusal, match="no finished run below"):
+    with pytest.raises(Refusal, match="there is no finished run in this folder"):
         pack.collect([runs], target)
-    assert f"left out {path}: interrupted" in capsys.readouterr().out
+    assert f"left out {path}: " in capsys.readouterr().out
     synthetic.write_outcome(runs, "timed_out")  # what the runner saw of it is a fact
     assert pack.collect([runs], target) == 1
     assert [path.name for path in target.iterdir()] == ["outcomes.jsonl.gz"]
@@ -383,7 +386,9 @@ def test_collect_that_is_cut_off_is_completed_by_the_next(tmp_path, monkeypatch,
         with pytest.raises(OSError, match="No space left"):
             pack.collect([runs], target)
     if num_written:
-        with pytest.raises(Refusal, match=r"steps\.jsonl, .*: not what steps_sha256"):  # the record is written last
+        with pytest.raises(
+            Refusal, match=r"steps\.jsonl, .*: the file was changed, because its digest is not the steps_sha256"
+        ):  # the record is written last
             steps_of(records.find([target])[0])
     whole = []
     for folder in (target, tmp_path / "whole"):
@@ -416,10 +421,10 @@ def test_runs_without_a_time_are_counted_with_the_reason(tmp_path):
     (line,) = re.findall("Without a time: 2 of 3 runs .*", differences.page([tmp_path], "ddp"))
     assert "5 % of the processors" in line
     lines = summary.table([tmp_path]).splitlines()
-    (ddp,), (zero2,) = ([line for line in lines if line.startswith(name)] for name in ("ddp", "zero2"))
+    (ddp,), (zero2,) = ([line for line in lines if line.startswith(f"{name}  ")] for name in ("ddp", "zero2"))
     assert ("same" in zero2, "(" in ddp, "(" in zero2) == (True, False, True)  # the time is there, and greyed
-    assert [line for line in lines if "5 % of the processors" in line]
-    assert max(map(len, lines)) <= 100
+    assert "times of 2 runs do not count: other programs took more than 5 % of the processors" in " ".join(lines)
+    assert max(map(len, lines)) <= 80
     path = synthetic.write_run(tmp_path / "quiet", strategy="ddp")
     assert "Without a time" not in differences.page([path.parent], "ddp")
 
@@ -432,6 +437,70 @@ def test_the_short_view_fits_into_80_columns(strategy, tmp_path):
     lines = summary.table([tmp_path]).splitlines()
     assert strategy in "".join(line.split()[0] for line in lines if line)
     assert max(map(len, lines)) <= 80
+
+
+def _short_rows(text: str) -> dict[str, list[str]]:
+    """The rows of the short table by strategy, in words."""
+    return {line.split()[0]: line.split() for line in text.splitlines() if re.match(r"(ddp|zero|fsdp)\S*  ", line)}
+
+
+def test_repeats_share_a_row_with_median_range_and_count(tmp_path):
+    """Ratios are those of the medians, and a disturbed time does not count."""
+    times = {"ddp": (1.0, 1.2, 9.0), "zero2": (2.4, 2.0, 2.2)}
+    written: dict[str, list[float]] = {"ddp": [], "zero2": []}
+    for strategy, seconds in times.items():
+        for repeat, value in enumerate(seconds):
+            seed = repeat % 2
+            path = synthetic.write_run(tmp_path, strategy=strategy, seed=seed, repeat=repeat, seconds=value)
+            written[strategy].append(schema.read(path.parent).timing.median_seconds)
+            if value == 9.0:
+                synthetic.change(path, load=LOAD | {"other_seconds": 9.0})
+    text = summary.table([tmp_path])
+    assert "seeds 0, 1," in text.splitlines()[0]
+    table = _short_rows(text)
+    assert list(table) == ["ddp", "zero2"]
+    assert table["ddp"][1:3] == table["zero2"][1:3] == ["2", "3"]  # ranks, runs
+    medians = {"ddp": statistics.mean(written["ddp"][:2]), "zero2": statistics.median(written["zero2"])}
+    assert table["ddp"][-1] == f"{medians['ddp']:.3g}"
+    assert table["zero2"][-2:] == [f"{medians['zero2']:.3g}", f"{medians['zero2'] / medians['ddp']:.2f}x"]
+    assert "same" in table["zero2"]
+    for values in (written["ddp"][:2], written["zero2"]):
+        assert f" {min(values):.3g}-{max(values):.3g}\n" in text
+    assert max(map(len, text.splitlines())) <= 80
+    each = summary.table([tmp_path], each=True)
+    assert len(re.findall("^(ddp|zero2) ", each, re.MULTILINE)) == 6
+    assert "runs" not in each.splitlines()[2]
+
+
+def test_runs_with_another_batch_have_a_row_of_their_own(tmp_path):
+    for micro_batch_size in (2, 4):
+        synthetic.write_run(tmp_path, strategy="ddp", micro_batch_size=micro_batch_size)
+    rows = summary.table([tmp_path]).partition("\nstrategy ")[2]
+    assert re.findall(r"^ddp \(.*?\)", rows, re.MULTILINE) == ["ddp (micro batch 2)", "ddp (micro batch 4)"]
+
+
+def test_the_losses_of_other_seeds_are_not_compared(tmp_path):
+    synthetic.write_run(tmp_path, strategy="ddp", seed=0)
+    synthetic.write_run(tmp_path, strategy="zero2", seed=1)
+    assert "seeds" in _short_rows(summary.table([tmp_path]))["zero2"]
+
+
+@pytest.mark.parametrize("control", ["ddp", "zero1"])
+def test_the_control_is_named_if_it_is_not_ddp(control, tmp_path):
+    for strategy in (control, "zero3"):
+        synthetic.write_run(tmp_path, strategy=strategy)
+    text = summary.table([tmp_path])
+    assert f"vs {control}" in text
+    assert ("no DDP run" in text, "compared with zero1 instead" in " ".join(text.split())) == (control != "ddp",) * 2
+
+
+def test_the_answer_comes_before_the_table(tmp_path):
+    for strategy, seconds in (("ddp", 1.0), ("fsdp2", 2.0)):
+        synthetic.write_run(tmp_path, strategy=strategy, seconds=seconds)
+    answer = " ".join(summary.table([tmp_path]).partition("strategy ")[0].split())
+    assert "fsdp2 has the lowest peak: 0." in answer
+    assert "ddp has the shortest step." in answer
+    assert "All losses are the same as those of ddp." in answer
 
 
 def test_a_run_that_went_on_with_other_threads_is_listed(tmp_path):
@@ -462,34 +531,37 @@ main()
 @pytest.mark.launches
 def test_five_lines_of_a_real_run():
     run = launching.run("zero3_cpu_offload", **CLIPPED)
-    lines = dict(line.split(maxsplit=1) for line in summary.of_run(run.run_dir).splitlines())
-    assert list(lines) == ["proven", "learned", "held", "sent", "took", "record", "next"]
+    text = summary.of_run(run.run_dir)
+    assert max(len(line) for line in text.splitlines() if "/" not in line) <= 80
+    text = re.sub(r"\n {10}", " ", text)
+    lines = dict(line.split(maxsplit=1) for line in text.splitlines())
+    assert list(lines) == ["verified", "loss", "memory", "sent", "time", "record", "next"]
     offloads = "optimizer on cpu, parameters on cpu"
-    assert lines["proven"] == f"zero3_cpu_offload: DeepSpeed's ZeRO stage 3, {offloads}, 2 processes on cpu, fp32"
+    assert lines["verified"] == f"zero3_cpu_offload: DeepSpeed's ZeRO stage 3, {offloads}, 2 processes on cpu, fp32"
     first, last = run.steps[0]["loss"], run.record.final_loss
-    assert lines["learned"].startswith(
-        f"loss {first:.4f} at first, {last:.4f} after 8 steps of synthetic text; held out: loss "
+    assert lines["loss"].startswith(
+        f"{first:.4f} at first, {last:.4f} after 8 steps of synthetic text; on held-out examples: loss "
     )
     fullest = max(rank.model_states for rank in run.record.model_state_bytes) / run.record.num_params
-    assert lines["held"].startswith(f"{fullest:.2f} bytes of model states per parameter on the fullest rank ")
-    assert "(arXiv:1910.02054: 8.00)" in lines["held"]  # fp32 Adam over two ranks
+    assert lines["memory"].startswith(f"{fullest:.2f} bytes of model states per parameter on the fullest rank ")
+    assert "(arXiv:1910.02054: 8.00)" in lines["memory"]  # fp32 Adam over two ranks
     assert "(arXiv:1910.02054: 3.00)" in lines["sent"]
-    assert lines["took"].endswith(")")
+    assert lines["time"].endswith(")")
     assert lines["record"] == str(run.run_dir / "record.json")
-    assert lines["next"].startswith("zero-study train --strategy ddp; then both: zero-study compare ")
+    assert "zero-study train --strategy ddp, then zero-study compare " in lines["next"]
 
 
 @pytest.mark.launches
 def test_what_was_not_measured_is_said():
     text = summary.of_run(launching.run("ddp", **CLIPPED, measure=False).run_dir)
     assert text.count("not measured (--no-measure)") == 2
-    assert "zero-study train --strategy zero2; then both" in text
+    assert "zero-study train --strategy zero2, then" in " ".join(text.split())
 
 
 def test_a_run_without_distribution_sends_nothing(tmp_path):
-    text = summary.of_run(synthetic.write_run(tmp_path, strategy="single", world_size=1).parent)
+    text = " ".join(summary.of_run(synthetic.write_run(tmp_path, strategy="single", world_size=1).parent).split())
     assert "single: no distribution, 1 process on cpu, fp32" in text
-    assert "sent      0.00 times the parameters' bytes per step and rank (arXiv:1910.02054: 0.00)" in text
+    assert "sent 0.00 times the parameters' bytes per step and rank (arXiv:1910.02054: 0.00)" in text
 
 
 # ---------------------------------------------------------------- what was accepted: passed, failed, not run, and why

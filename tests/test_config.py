@@ -20,8 +20,8 @@ def test_batches(global_batch_size, micro_batch_size, world_size, expected):
 @pytest.mark.parametrize(
     ("global_batch_size", "micro_batch_size", "world_size", "expected"),
     [
-        (8, None, 3, "global_batch_size=8 does not divide over 3 processes; change --global-batch-size or"),
-        (8, None, 16, "global_batch_size=8 does not divide over 16 processes"),
+        (8, None, 3, "global_batch_size=8 cannot be divided equally among 3 processes. Change --global-batch-size or"),
+        (8, None, 16, "global_batch_size=8 cannot be divided equally among 16 processes"),
         (8, 8, 2, "global_batch_size=8 is not a multiple of micro_batch_size=8 x world_size=2"),
     ],
 )
@@ -66,9 +66,9 @@ def test_presets():
         ({"learning_rate": "inf"}, "learning_rate='inf': input should be a finite number"),
         ({"gradient_clipping": -1}, "gradient_clipping=-1: input should be greater than or equal to 0"),
         ({"sequence_length": 4096}, "sequence_length 4096 is longer than the 512 positions of bert-imdb tiny"),
-        ({"num_train_examples": 7}, "num_train_examples 7 is less than one global batch of 8; raise"),
-        ({"warmup_steps": 32}, "warmup_steps 32 leaves nothing of 32 steps; lower --warmup-steps"),
-        ({"data_dir": "data"}, "--data files and --data-dir FOLDER belong together"),
+        ({"num_train_examples": 7}, "num_train_examples 7 is less than one global batch of 8. Raise"),
+        ({"warmup_steps": 32}, "warmup_steps 32 must be less than the 32 steps of the run. Lower --warmup-steps"),
+        ({"data_dir": "data"}, "--data files and --data-dir FOLDER need each other"),
     ],
 )
 def test_checks(flags, expected):

@@ -259,7 +259,7 @@ def test_the_page_of_errors_is_what_its_command_prints(monkeypatch):
     found = docs_tables.against_theory()  # of the same runs
     monkeypatch.setattr(docs_tables.memory_views, "_errors", lambda _: found)
     made = docs_tables.whole_theory()
-    assert "Made by `zero-study compare --view theory reports/cpu/records`." in made
+    assert "Made by `zero-study compare --view theory --markdown reports/cpu/records`." in made
     assert docs_tables.THEORY.read_text(encoding="utf-8") == f"{made}\n"
 
 

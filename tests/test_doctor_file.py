@@ -409,13 +409,17 @@ FAULTY = {
 
 
 @pytest.mark.parametrize("columns", [80, 60])
-def test_findings_fit_the_terminal_and_the_summary_comes_first(columns, capsys, monkeypatch):
+def test_findings_fit_the_terminal_and_the_answers_come_first(columns, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", str(columns))
     Path("mine.json").write_text(json.dumps(FAULTY))
     assert cli.run(["doctor", "mine.json", "--all", "--for", "deepspeed==0.18.1", "--fix", "fixed.json"]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= columns
-    assert re.match(r"mine\.json: \d+ of \d+ keys do not work as written", " ".join(lines[:2]))
+    of_release, summary = (next(place for place, line in enumerate(lines) if line.startswith(begin))
+                           for begin in ("deepspeed==0.18.1", "mine.json"))  # fmt: skip
+    assert of_release == 0
+    assert summary < lines.index("Fails at start-up:")
+    assert re.match(r"mine\.json: \d+ of \d+ keys do not work as written", " ".join(lines[summary : summary + 2]))
     assert [line for line in lines if line == "Fails at start-up:"]
     assert '    {"device": "cpu"}' in lines or any('{"device": "cpu"}' in line for line in lines)
 

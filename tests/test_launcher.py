@@ -143,11 +143,11 @@ def test_a_file_as_the_launcher_has_read_it(bare, path):
 @pytest.mark.parametrize(
     ("name", "before", "after", "variable"),
     [
-        ("zero3", "init_flag: true", "init_flag: false", "ZERO3_INIT=true, now it is False"),
-        ("zero3_cpu_offload", "  offload_param_device: cpu\n", "", "OFFLOAD_PARAM_DEVICE=cpu, now it is None"),
+        ("zero3", "init_flag: true", "init_flag: false", "ZERO3_INIT=true, but now it is False"),
+        ("zero3_cpu_offload", "  offload_param_device: cpu\n", "", "OFFLOAD_PARAM_DEVICE=cpu, but now it is None"),
         ("zero2_tuned", "zero2_tuned.json", "zero3_tuned.json", "CONFIG_FILE=accelerate_configs/zero2_tuned.json"),
-        ("fsdp2_hybrid", "replicate_size: 2", "replicate_size: 4", "DP_REPLICATE_SIZE=2, now it is 4"),
-        ("ddp", "mixed_precision: 'no'", "mixed_precision: bf16", "MIXED_PRECISION=no, now it is bf16"),
+        ("fsdp2_hybrid", "replicate_size: 2", "replicate_size: 4", "DP_REPLICATE_SIZE=2, but now it is 4"),
+        ("ddp", "mixed_precision: 'no'", "mixed_precision: bf16", "MIXED_PRECISION=no, but now it is bf16"),
     ],
 )
 def test_a_file_that_was_edited_since_the_launcher_has_read_it(bare, tmp_path, name, before, after, variable):
@@ -158,7 +158,9 @@ def test_a_file_that_was_edited_since_the_launcher_has_read_it(bare, tmp_path, n
     environment = as_launched(path)
     assert before in text
     path.write_text(text.replace(before, after))
-    with pytest.raises(Refusal, match=rf"{name}.yaml: was edited while the run began: the launcher has .*{variable}"):
+    with pytest.raises(
+        Refusal, match=rf"{name}.yaml: the file was changed while the run started: the launcher read .*{variable}"
+    ):
         request.check_as_launched(read_strategy(path), environment)
 
 
@@ -260,7 +262,7 @@ def test_a_library_from_elsewhere_is_refused(path, monkeypatch, library):
 
 def test_another_copy_of_the_study_is_refused(tmp_path):
     (tmp_path / "train.py").touch()
-    with pytest.raises(Refusal, match=rf"{tmp_path / 'train.py'} was started, and imports the study from"):
+    with pytest.raises(Refusal, match=rf"{tmp_path / 'train.py'} was started, but Python imports the project from"):
         imports.check(tmp_path / "train.py")
 
 

@@ -60,21 +60,23 @@ def test_each_machine_but_the_first_has_a_folder_of_its_own():
 
 def test_processes_that_machines_cannot_share_are_refused():
     run = make_run(build_config(), read_by_name("ddp"), 3, num_machines=2)
-    with pytest.raises(Refusal, match=r"3 processes on 2 machines: .* pass --num_processes 2$"):
+    with pytest.raises(Refusal, match=r"3 processes on 2 machines: .* Use --num_processes 2$"):
         run.check_machines()
-    with pytest.raises(Refusal, match=r"machine_rank 2 of 2 machine\(s\), which are counted from 0"):
+    with pytest.raises(
+        Refusal, match=r"machine_rank 2 of 2 machine\(s\) does not exist, because machines are counted from 0"
+    ):
         two_machines(machine_rank=2).check_machines()
 
 
 def test_a_run_of_several_machines_is_not_started_on_one(monkeypatch):
     here = SimpleNamespace(gpu_memory_bytes=[], host_memory_bytes=10**12)
     study = studies.find("smoke")
-    assert "is of 2 machines" in plan.missing_resources(study, two_machines(), here)
-    assert "is of a laboratory's machines" in plan.missing_resources(study, two_machines(laboratory="unlimited"), here)
+    assert "needs 2 machines" in plan.missing_resources(study, two_machines(), here)
+    assert "needs a simulated network" in plan.missing_resources(study, two_machines(laboratory="unlimited"), here)
     monkeypatch.setenv(LABORATORY, "unlimited")
     reached = two_machines(laboratory="unlimited", main_process_ip="10.77.0.1")
     assert plan.missing_resources(study, reached, here) is None
-    assert "on a network of 8mbit" in plan.missing_resources(study, replace(reached, laboratory="8mbit"), here)
+    assert "rate of 8mbit" in plan.missing_resources(study, replace(reached, laboratory="8mbit"), here)
 
 
 def test_ranks_are_where_they_were_asked_to_be():

@@ -85,7 +85,7 @@ def test_the_list_is_gone_down_in_order_and_packed(place, capsys):
     assert done(place) == ["a ddp", "a zero2", "b zero2", "a2 ddp", "a2 zero2"]
     out = capsys.readouterr().out
     assert re.findall(r"^== (./3 \w+)", out, re.MULTILINE) == ["1/3 first", "2/3 second", "3/3 third"]
-    assert out.count("packed 2 runs on") == 1  # after the first item there is a pack
+    assert out.count("Packed 2 runs on") == 1  # after the first item there is a pack
     assert packed(place) == 5
     assert (place.folder / one_gpu.PAGE).read_text().startswith("# Acceptance")
     before = {path: path.read_bytes() for path in Path("runs").rglob("*.json*")}
@@ -99,7 +99,7 @@ def test_nothing_is_started_that_will_not_end_in_time(place, monkeypatch, capsys
     assert one_gpu.run(LIST, place, Slot(50)) == runner.SOME_WITHOUT_OUTCOME
     assert done(place) == ["b zero2"]  # not even the first; what is short still is
     out = capsys.readouterr().out
-    assert "bert-imdb-tiny-ddp-2x-seed0-one: not started; it takes about 2 min" in out
+    assert "bert-imdb-tiny-ddp-2x-seed0-one: not started, because it takes about 2 min" in out
     assert "some of the list is left; the same command goes on with it" in out
     assert packed(place) == 1
     expect(monkeypatch, three=100)

@@ -85,7 +85,9 @@ def test_results_of_benchmarks_go_with_the_runs(runs, tmp_path):
         assert contents(target)[result.name] == result.read_bytes()  # the later one
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / result.name).write_text('{"benchmark": "checkpoints"}')
-    with pytest.raises(Refusal, match=r"throughput-small\.json and .* differ; pack them apart"):
+    with pytest.raises(
+        Refusal, match=r"throughput-small\.json and .* are different results with one name. Pack them separately."
+    ):
         pack.pack([runs, tmp_path / "other"], tmp_path / "two.zip")
 
 
@@ -106,10 +108,10 @@ def test_the_manifest_says_where_the_records_come_from(runs, tmp_path):
 
 def test_a_pack_is_of_one_box(runs, tmp_path):
     synthetic.write_run(tmp_path / "gpu", box="gpu")
-    with pytest.raises(Refusal, match=r"records of 2 boxes \(\d x NVIDIA H200; Synthetic CPU, 8 cores\)"):
+    with pytest.raises(Refusal, match=r"records of 2 machines \(\d x NVIDIA H200; Synthetic CPU, 8 cores\)"):
         pack.pack([runs, tmp_path / "gpu"], tmp_path / "box.zip")
     synthetic.write_outcome(tmp_path / "none", "skipped")
-    with pytest.raises(Refusal, match="no record, so no box"):
+    with pytest.raises(Refusal, match="there is no record, so the machine is unknown"):
         pack.pack([tmp_path / "none"], tmp_path / "box.zip")
     assert not (tmp_path / "box.zip").exists()
 
@@ -123,14 +125,14 @@ def test_a_pack_holds_one_run_of_a_name(runs, tmp_path):
 
 def test_a_pack_overwrites_nothing(runs, packed):
     before = packed.read_bytes()
-    with pytest.raises(Refusal, match=r"box\.zip: is there already"):
+    with pytest.raises(Refusal, match=r"box\.zip: the file already exists"):
         pack.pack([runs], packed)
     assert packed.read_bytes() == before
 
 
 def test_what_is_no_pack_is_refused(tmp_path):
     file, target = tmp_path / "box.zip", tmp_path / "records"
-    refused(file, target, r"box\.zip: no such file")
+    refused(file, target, r"box\.zip: this file does not exist")
     for content in (b"", b"no zip"):
         file.write_bytes(content)
         refused(file, target, r"box\.zip: cannot be read as a pack")
@@ -145,8 +147,8 @@ def test_what_is_no_pack_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("facts", "match"),
     [
-        ({"format_version": 1}, r"format_version 1, this version reads 2"),
-        ({"schema_version": 0}, r"schema_version 0, this version reads 1"),
+        ({"format_version": 1}, r"format_version 1, but this version reads 2"),
+        ({"schema_version": 0}, r"schema_version 0, but this version reads 1"),
         ({"box": None}, r"manifest\.json: box=None"),
         ({"boxes": []}, r"manifest\.json: unknown key 'boxes'"),
         ({"box": "8 x NVIDIA H100"}, r"manifest says box 8 x NVIDIA H100, its records Synthetic CPU"),
@@ -177,7 +179,7 @@ def test_members_that_are_not_the_manifests_are_refused(packed, tmp_path):
 @pytest.mark.parametrize("name", ["../out.json", "/out.json", "C:out.json"])
 def test_a_member_with_a_path_in_its_name_is_refused(packed, tmp_path, name):
     rewrite(packed, {**members(packed), name: b"{}"}, fits=True)
-    refused(packed, tmp_path / "records", r"box\.zip: member .*: the name .* cannot be a file's name everywhere")
+    refused(packed, tmp_path / "records", r"box\.zip: member .*: the name .* cannot be a file name on every system")
     assert not list(tmp_path.parent.rglob("out.json"))
 
 
@@ -196,13 +198,13 @@ def drop(found: dict[str, bytes], name: str, run_id: str) -> None:
     ("change", "match"),
     [
         (lambda found, run_id: edit(found, "steps.jsonl", '"step": 1,', '"step": 1 ,'),
-         r"/steps\.jsonl, RUN: not what steps_sha256 in .*box\.zip/records\.jsonl, RUN names"),
-        (lambda found, run_id: drop(found, "steps.jsonl", run_id), r"/steps\.jsonl, RUN: not there"),
+         r"/steps\.jsonl, RUN: the file was changed, .* steps_sha256 in .*box\.zip/records\.jsonl, RUN"),
+        (lambda found, run_id: drop(found, "steps.jsonl", run_id), r"/steps\.jsonl, RUN: the file is missing"),
         (lambda found, run_id: edit(found, "records.jsonl", '"schema_version": 1', '"schema_version": 2'),
          r"/records\.jsonl, RUN: schema_version 2"),
         (lambda found, run_id: edit(found, "records.jsonl", '"world_size": 2', '"world_size": "two"'),
          r"/records\.jsonl, RUN: world_size='two'"),
-        (lambda found, run_id: drop(found, "records.jsonl", run_id), r"/outcomes\.jsonl, RUN: outcome ok, but"),
+        (lambda found, run_id: drop(found, "records.jsonl", run_id), r"/outcomes\.jsonl, RUN: the outcome is ok, but"),
         (lambda found, run_id: edit(found, "steps.jsonl", "{", '{"run_id": "more", "steps": []}\n{'),
          r": steps\.jsonl is not of finished runs alone"),
         (lambda found, run_id: edit(found, "records.jsonl", "\n", "\r\n"), r": records\.jsonl is not of finished"),
@@ -225,7 +227,7 @@ def test_records_that_are_not_whole_are_refused_whatever_the_manifest_says(packe
 def test_a_run_that_is_there_and_differs_is_refused(packed, tmp_path):
     target = tmp_path / "records"
     target.write_text("")
-    with pytest.raises(Refusal, match="records: not a folder"):
+    with pytest.raises(Refusal, match="records: this is not a folder"):
         pack.merge(packed, target)
     target.unlink()
     synthetic.write_run(tmp_path / "other", seed=1, seconds=2.0, status="out_of_memory")

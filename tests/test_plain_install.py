@@ -160,7 +160,9 @@ def test_a_missing_module_is_told_by_its_package(module, package, extra):
 def test_what_only_a_clone_holds_is_refused_elsewhere(monkeypatch, tmp_path):
     files.require_clone("these")
     monkeypatch.setattr(files, "ROOT", tmp_path)
-    with pytest.raises(Refusal, match=r"^these are only in a clone of the project; clone it, and in there run: pip "):
+    with pytest.raises(
+        Refusal, match=r"^these are only part of a clone of the project. Clone it, and run in the clone: pip "
+    ):
         files.require_clone("these")
 
 

@@ -26,6 +26,7 @@ from study.records.schema import Outcome
 from study.run import Run, make_run
 from study.running import checks, estimate, plan, studies
 from study.running.estimate import Estimate, History
+from study.strategy import file
 from study.strategy.file import read_by_name
 from study.theory import hardware
 
@@ -58,7 +59,7 @@ def test_ranks_that_share_a_gpu_need_one_with_room_for_all():
     assert lacking(CPU_BOX, "ddp", 4, GPU_ONLY, **large) == "needs 1 GPU, found 0"
     assert lacking(Machine((30 * 10**9,), 10**12), "ddp", 4, **large) is None
     small = Machine((T4,), 10**12)
-    assert re.search(r"5\.4 GB a rank x 4 ranks .* GPU has 15\.8 GB", lacking(small, "ddp", 4, **large))
+    assert re.search(r"5\.4 GB per rank x 4 ranks .* GPU has only 15\.8 GB", lacking(small, "ddp", 4, **large))
     assert lacking(small, "zero3", 4, **large) is None
 
 
@@ -67,18 +68,18 @@ GPT_6B = {"workload": "gpt-wikitext", "size": "6b", "attention": "eager", "preci
 
 def test_model_states_that_cannot_fit_on_the_gpu():
     """6.05e9 parameters x (2 + 2 + 12) bytes."""
-    assert re.search(r"96\.8 GB a rank .* GPU has 15\.8 GB", lacking(Machine((T4,), 10**12), "zero2", **GPT_6B))
+    assert re.search(r"96\.8 GB per rank .* GPU has only 15\.8 GB", lacking(Machine((T4,), 10**12), "zero2", **GPT_6B))
     assert lacking(Machine((150 * 10**9,), 10**12), "zero2", **GPT_6B) is None
-    assert "12.1 GB a rank" in lacking(Machine((10**10,) * 8, 10**12), "zero3", 8, **GPT_6B, global_batch_size=8)
+    assert "12.1 GB per rank" in lacking(Machine((10**10,) * 8, 10**12), "zero3", 8, **GPT_6B, global_batch_size=8)
 
 
 def test_offload_moves_model_states_to_the_host():
     """On the GPU parameters stay, 2 bytes each; Adam's states and fp32 gradients, 16 bytes, go to the host."""
     assert lacking(Machine((T4,), 10**12), "zero2_cpu_offload", **GPT_6B) is None
     short = Machine((T4,), 50 * 10**9)
-    assert re.search(r"96\.8 GB a rank .* host has 50\.0 GB", lacking(short, "zero2_cpu_offload", **GPT_6B))
+    assert re.search(r"96\.8 GB per rank .* host has only 50\.0 GB", lacking(short, "zero2_cpu_offload", **GPT_6B))
     # With parameters on the host too, and in the end on a disk.
-    assert "108.9 GB a rank" in lacking(short, "zero3_cpu_offload", **GPT_6B)
+    assert "108.9 GB per rank" in lacking(short, "zero3_cpu_offload", **GPT_6B)
     assert lacking(Machine((10**9,), 10**9), "zero3_nvme_offload", **GPT_6B) is None
 
 
@@ -130,7 +131,7 @@ def planned(batch: int, name: str = "ddp", num_processes: int = 2, **flags) -> R
 
 def test_a_larger_batch_than_one_that_ran_out_of_memory_is_skipped():
     exhausted = [planned(32)]
-    assert plan.too_large_batch(planned(64), exhausted) == "ddp-32 ran out of memory, with a smaller batch"
+    assert plan.too_large_batch(planned(64), exhausted) == "ddp-32 ran out of memory with a smaller batch"
     assert plan.too_large_batch(planned(64, seed=3, max_steps=5), exhausted)  # which change no memory
     assert plan.too_large_batch(planned(16), exhausted) is None
     assert plan.too_large_batch(planned(32, seed=1), exhausted) is None  # another seed is tried
@@ -176,7 +177,7 @@ def test_time_comes_from_the_most_alike_runs():
     history.add(past(0.4, 42.0), None)  # of this folder; its launch was not timed
     expected = Estimate(pytest.approx(42 + estimate.UNRECORDED_SECONDS - 40 + 20), 1)
     assert history.estimate(HALF) == expected
-    assert str(history.estimate(HALF)) == "about 30 s, from 1 earlier run"
+    assert str(history.estimate(HALF)) == "30 s (1 earlier run)"
 
 
 def test_without_earlier_runs_time_is_a_guess_by_parameters_and_tokens():
@@ -184,7 +185,7 @@ def test_without_earlier_runs_time_is_a_guess_by_parameters_and_tokens():
     built = 1_527_938 * estimate.SECONDS_PER_PARAMETER
     on_cpu = History(on_gpu=False).estimate(HALF)
     assert on_cpu == Estimate(pytest.approx(estimate.LAUNCH_SECONDS + built + 4.694, abs=0.01), 0)
-    assert str(on_cpu) == "about 25 s, a guess"
+    assert str(on_cpu) == "25 s (a guess)"
     on_gpus = History(on_gpu=True).estimate(HALF)
     assert on_gpus.seconds == pytest.approx(estimate.GPU_LAUNCH_SECONDS + built + 0.0059, abs=0.001)
 
@@ -269,7 +270,9 @@ def test_a_record_whose_files_are_damaged_is_run_again(run_dir, name, damage, st
     assert finished(run_dir) is None
     with pytest.raises(Refusal, match=rf"{name}: ") as caught:
         list(records.find_runs([run_dir.parent]))
-    assert capsys.readouterr().out == f"run is not kept: {caught.value}\n"
+    printed = " ".join(capsys.readouterr().out.split())
+    assert printed.startswith("run will run again")
+    assert printed.endswith(str(caught.value))
 
 
 def test_a_run_that_timed_out_is_kept_until_it_is_given_more_time(run_dir):
@@ -294,8 +297,9 @@ def test_where_things_lay_is_no_part_of_a_run(run_dir, then):
 @pytest.mark.parametrize("status", ["ok", "out_of_memory", "failed"])
 def test_a_record_of_other_flags_is_refused(run_dir, status):
     write_record(run_dir, status, learning_rate=0.5)
-    said = f"{run_dir / 'record.json'}: holds a run with learning_rate=0.5, the study plans 0.001; pass another "
-    assert refusal(finished, run_dir).startswith(said)
+    message = refusal(finished, run_dir)
+    assert message.startswith(f"{run_dir / 'record.json'}: ")
+    assert "learning_rate=0.5, but the study plans 0.001. Use another --runs-dir" in message
 
 
 def test_a_record_of_a_file_that_was_changed_since_is_refused(run_dir):
@@ -310,7 +314,7 @@ def test_a_record_of_a_file_that_was_changed_since_is_refused(run_dir):
         ("distributed_type", {**written, "yaml": {**written["yaml"], "distributed_type": "NO"}}),
     ):
         schema.write(run_dir, record.model_copy(update={"strategy_file": other}))
-        assert f"holds a run of ddp whose file had another {key}" in refusal(finished, run_dir)
+        assert f"a run of ddp, whose file had a different {key} then" in refusal(finished, run_dir)
 
 
 @pytest.mark.parametrize(("then", "is_refused"), [("1gbit", True), ("200mbit", False), (None, False)])
@@ -320,7 +324,7 @@ def test_a_record_of_another_networks_rate_is_refused(run_dir, then, is_refused)
     schema.write(run_dir, record.model_copy(update={"machine": {"environment": {LABORATORY: then} if then else {}}}))
     run = Run(build_config(**FLAGS), read_by_name("ddp"), 2, run_dir, laboratory="200mbit")
     if is_refused:
-        assert "holds a run on a network of 1gbit, the study plans 200mbit" in refusal(plan.finished, run, 60)
+        assert "on a network with a rate of 1gbit, but the study plans 200mbit" in refusal(plan.finished, run, 60)
     else:
         assert plan.finished(run, 60) == "ok"
 
@@ -369,7 +373,7 @@ def test_a_study_of_gpus_is_not_trained_on_the_cpu(study, tmp_path, monkeypatch)
     monkeypatch.setattr(this_machine, "find", lambda: Machine((T4,), 10**11))
     of_gpus = study.model_copy(update={"device": "gpu"})
     made = plan.make(of_gpus, plan.select(of_gpus, None, "single", tmp_path), tmp_path, 60)
-    assert [one.skipped for one in made.runs] == ["the installed torch sees no GPU; install its build for CUDA"]
+    assert [one.skipped for one in made.runs] == ["the installed PyTorch finds no GPU; install its build for CUDA"]
 
 
 # ---------------------------------------------------------------- a study's file, and the order of its runs
@@ -392,11 +396,14 @@ def find(tmp_path):
         ("parts:\n  - {}\n", "question is missing"),
         (QUESTION, "parts is missing"),
         (QUESTION + "parts: []\n", "parts=[]: tuple should have at least 1 item"),
-        (QUESTION + "name: mine\nparts: [{}]\n", "name is not a key; the file's own name is the study's"),
+        (QUESTION + "name: mine\nparts: [{}]\n", "name is not a key of a study"),
         (QUESTION + "text: reel\nparts: [{}]\n", "text='reel': input should be 'bundled' or 'real'"),
-        (QUESTION + "control: zero9\nparts: [{}]\n", "control 'zero9' is unknown; it is a strategy, by default 'ddp'"),
+        (
+            QUESTION + "control: zero9\nparts: [{}]\n",
+            "control 'zero9' is not one of the strategies. By default it is 'ddp'.",
+        ),
         (QUESTION + "parts: [{flag: {}}]\n", "unknown key 'parts.0.flag'"),
-        (QUESTION + "parts: [{}, {flags: {sze: tiny}}]\n", "parts.1: flags.sze is not a flag of train.py"),
+        (QUESTION + "parts: [{}, {flags: {sze: tiny}}]\n", "parts.1: flags.sze is not an option of training"),
         (QUESTION + "parts: [{flags: {size: huge}}]\n", "parts.0: bert-imdb's size 'huge' is unknown"),
         (QUESTION + "parts: [{seeds: [010]}]\n", "cannot be read as YAML (line 2: '010' is a number that YAML reads"),
         (QUESTION + "parts: [{world_sizes: [true]}]\n", "parts.0.world_sizes.0=True: input should be a valid integer"),
@@ -410,13 +417,13 @@ def find(tmp_path):
         (QUESTION + "parts: [{seeds: [-1]}]\n", "parts.0.seeds.0=-1: input should be greater than or equal to 0"),
         (QUESTION + "parts: [{world_sizes: [0]}]\n", "parts.0.world_sizes.0=0: input should be greater than"),
         (QUESTION + "parts: [{strategies: [zero9]}]\n", "parts.0: strategy 'zero9' is unknown; did you mean zero"),
-        (QUESTION + "parts: [{strategies: [ddp, ddp]}]\n", "parts.0: strategies: ddp is there twice"),
+        (QUESTION + "parts: [{strategies: [ddp, ddp]}]\n", "parts.0: strategies: ddp is listed twice"),
         (QUESTION + "parts: [{strategies: []}]\n", "parts.0: strategies is empty"),
         (QUESTION + "parts: [{repeats: 0}]\n", "parts.0.repeats=0: input should be greater than or equal to 1"),
         (QUESTION + "parts: [{label: A-b}]\n", "parts.0.label='A-b': string should match pattern"),
         (QUESTION + "parts: [{flags: {global_batch_size: 8}, global_batch_sizes: [8]}]\n", "parts.0: flags.global_"),
         (QUESTION + "parts: [{global_batch_sizes: [512]}]\n", "parts.0: num_train_examples 256 is less than one"),
-        ("[]", "holds no keys; copy one of studies/"),
+        ("[]", "the file has no keys. Start from a copy of a file in studies/"),
     ],
 )
 def test_a_mistake_is_refused_by_its_key(find, tmp_path, text, message):
@@ -425,7 +432,7 @@ def test_a_mistake_is_refused_by_its_key(find, tmp_path, text, message):
 
 def test_parts_that_differ_in_flags_only_need_labels(find):
     study = find(QUESTION + "parts: [{strategies: [ddp]}, {strategies: [ddp], flags: {max_steps: 3}}]\n")
-    with pytest.raises(Refusal, match="two runs are called bert-imdb-tiny-ddp-2x-seed0; give a part another label"):
+    with pytest.raises(Refusal, match="two runs have the id bert-imdb-tiny-ddp-2x-seed0"):
         studies.runs(study)
 
 
@@ -463,7 +470,7 @@ def test_real_text_comes_from_the_folder_or_the_hub(find, tmp_path):
     bundled, real = (QUESTION + f"text: {text}\nparts: [{{strategies: [single]}}]\n" for text in ("bundled", "real"))
     assert studies.runs(find(real))[0].config.data == "hub"
     assert studies.runs(find(real), tmp_path)[0].config.data_dir == tmp_path
-    with pytest.raises(Refusal, match="trains on the bundled sample; leave it out"):
+    with pytest.raises(Refusal, match=r"trains on the bundled sample\. Leave --data-dir out"):
         studies.runs(find(bundled), tmp_path)
 
 
@@ -471,6 +478,36 @@ def test_a_plan_of_too_many_runs_is_refused_in_a_second(find):
     seeds = ", ".join(map(str, range(100_000)))
     started = time.monotonic()
     for part in (f"seeds: [{seeds}]", "repeats: 999999999999", f"world_sizes: [{seeds[3:]}]"):
-        with pytest.raises(Refusal, match="runs are planned, at most 10,000 are run; make several studies of it"):
+        with pytest.raises(Refusal, match="runs are planned, but a study has at most 10,000"):
             find(QUESTION + f"parts: [{{strategies: [ddp], {part}}}]\n")
     assert time.monotonic() - started < 30  # 3 s, on a machine with nothing else to do
+
+
+# ---------------------------------------------------------------- where a plan is made, and how it reads
+
+
+def test_a_study_runs_from_any_folder(tmp_path, monkeypatch):
+    """The files that strategies name are found wherever the command is started."""
+
+    def skipped() -> dict[str, str | None]:
+        study = studies.find("smoke")
+        made = plan.make(study, plan.select(study, None, "", tmp_path), tmp_path, 60)
+        return {planned.run.run_id: planned.skipped for planned in made.runs}
+
+    monkeypatch.chdir(files.ROOT)
+    in_the_clone = skipped()
+    monkeypatch.chdir(tmp_path)
+    assert skipped() == in_the_clone
+    assert not [reason for reason in in_the_clone.values() if reason and "deepspeed_config_file" in reason]
+    for path in file.CONFIGS.rglob("*.yaml"):  # as the ranks of a launch read it, and the check before it
+        file.read_strategy(path).check_json_is_seen()
+
+
+def test_a_plan_begins_with_its_summary_and_fits_the_width(tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    study = studies.find("smoke")
+    text = plan.show(plan.make(study, plan.select(study, None, "", tmp_path), tmp_path, 60))
+    assert max(map(len, text.splitlines())) <= 80
+    summary, _, runs = text.partition("\n\n")
+    assert re.search(r"\d+ to run, 0 kept, \d+ skipped; about ", summary)
+    assert len(re.findall(r"^ *\d+  (run|skip) ", runs, re.MULTILINE)) == 22

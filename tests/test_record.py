@@ -262,7 +262,7 @@ def refused_everywhere(match: str, views: tuple[str, ...] = tuple(cli.compare.VI
 @pytest.mark.parametrize("name", ["steps.jsonl", "config.json"])
 def test_ok_without_its_files_is_no_record(run_dir, name):
     (run_dir / name).unlink()
-    refused_everywhere(rf"{name}: not there, though .*/record\.json says ok")
+    refused_everywhere(rf"{name}: the file is missing, although .*/record\.json says ok")
     failure = {"step": 1, "error": "ended"}  # before its first step
     facts = {"status": "failed", "failure": failure, "steps_sha256": None, "steps_done": 0, "final_loss": None}
     synthetic.change(run_dir / "record.json", **facts)
@@ -360,7 +360,7 @@ def test_steps_are_those_of_the_record_whatever_its_digest_says(run_dir, spoil, 
 
 def test_a_result_whose_name_no_merge_would_take_is_not_packed(run_dir):
     (run_dir.parent / "lr:a.json").write_text('{"benchmark": "throughput"}')
-    with pytest.raises(Refusal, match=r"'lr:a' cannot be a file's"):
+    with pytest.raises(Refusal, match=r"'lr:a' cannot be a file name"):
         pack.pack([Path("runs")], Path("box.zip"))
     assert not Path("box.zip").exists()
 
@@ -449,6 +449,11 @@ def test_what_a_record_says_is_text_on_every_page(run_dir, capsys, view):
     synthetic.change(failed, failure={"step": 1, "error": hostile})
     synthetic.change(failed.with_name("outcome.json"), message=hostile)
     cli.run(["compare", "runs", "--view", view])
+    text = capsys.readouterr().out
+    assert not {*"\u202e\x1b"} & {*text}
+    if view == cli.compare.SHORT:
+        return
+    cli.run(["compare", "runs", "--view", view, "--markdown"])
     page = capsys.readouterr().out
     assert "<script" not in page
     assert not {*"\u202e\x1b"} & {*page}
@@ -461,7 +466,7 @@ def test_what_a_record_says_is_text_on_every_page(run_dir, capsys, view):
 def test_a_control_that_did_not_run_is_refused(run_dir):
     for view in cli.compare.WITH_CONTROL:
         said = refusal(cli.run, ["compare", "runs", "--view", view, "--control", "zero22"])
-        assert said.endswith("--control zero22: no run of it here; the strategies are zero2")
+        assert said.endswith("--control zero22: there is no run of this strategy here. The strategies are: zero2")
     said = refusal(cli.run, ["compare", "runs", "--view", "parity", "--control", "zero2"])
     assert said.startswith("--control zero2: --view parity ")
 

@@ -62,7 +62,7 @@ def refusal(folder: Path, *arguments: str | Path, env: dict[str, str] | None = N
         ("--learning-rat 1", "no such option '--learning-rat'; did you mean --learning-rate? `zero-study train"),
         ("--stage 3", "no such option '--stage'; did you mean --strategy or "),
         ("--max-steps many", "max_steps='many': input should be a valid integer"),
-        ("--strategy single --num-processes 2", "distributed_type NO runs one process, the run asks for 2; take"),
+        ("--strategy single --num-processes 2", "distributed_type NO runs one process, but 2 are requested. Use"),
         ("--num-train-examples 1601", "num_train_examples 1601 is more than the 1600 reviews"),
     ],
 )
@@ -93,7 +93,9 @@ def test_subcommands(folder):
 
 def test_more_processes_than_gpus(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    with pytest.raises(Refusal, match=r"2 processes, 1 GPU is found; pass --num_processes 1, or --share-device$"):
+    with pytest.raises(
+        Refusal, match=r"2 processes, but only 1 GPU is found\. Use --num_processes 1, or --share-device\.$"
+    ):
         check(make_run(build_config(), read_by_name("zero2"), 2))
     check(make_run(build_config(share_device=True), read_by_name("zero2"), 2))
 
@@ -106,7 +108,9 @@ def test_without_a_launcher(folder):
     done = attempt(["python", ROOT / "study" / "train.py"], cwd=folder)
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
-    assert line.startswith("zero-study: no accelerate file: start it as `accelerate launch ")
+    assert line.startswith(
+        "zero-study: the launcher was given no accelerate file. Start the training as `accelerate launch "
+    )
     assert not (folder / "runs").exists()
 
 
@@ -114,7 +118,7 @@ def test_without_a_launcher(folder):
 @pytest.mark.parametrize(
     ("flag", "variables", "arguments", "expected"),
     [
-        ("", {}, "--global-batch-size 7", "global_batch_size=7 does not divide over 2 processes; change"),
+        ("", {}, "--global-batch-size 7", "global_batch_size=7 cannot be divided equally among 2 processes. Change"),
         ("", {}, "--learning-rat 1", "no such option '--learning-rat'; did you mean --learning-rate? `study/train.py"),
         ("--zero_stage 2", {}, "", "accelerate launch --zero_stage is not accepted: only the strategy's file"),
         ("", {"ACCELERATE_USE_CPU": "true"}, "", "ACCELERATE_USE_CPU is set in the environment: accelerate"),

@@ -359,7 +359,10 @@ def test_refuses_what_is_not_there_and_what_holds_no_schema(tmp_path):
         path.write_text(content)
         with pytest.raises(Refusal, match=f"{path.name}: {message}"):
             table.read([tmp_path])
-    for folder, message in ((tmp_path / "no-folder", "no-folder: no such folder"), (path.parent, "no record below")):
+    for folder, message in (
+        (tmp_path / "no-folder", "no-folder: this folder does not exist"),
+        (path.parent, "there is no record in this folder"),
+    ):
         path.unlink(missing_ok=True)
         with pytest.raises(Refusal, match=message):
             table.read([folder])

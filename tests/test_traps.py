@@ -81,7 +81,7 @@ def test_no_clipping_is_clipping_at_one(written, tmp_path, monkeypatch):
         path.write_text(yaml.safe_dump(content))
     chosen = read_strategy(path)
     if written == 0.0:
-        assert "gradient_clipping 0.0 differs from the run's 1.0; write 'auto'" in checking({}, chosen)
+        assert "gradient_clipping 0.0 differs from the run's 1.0. Write 'auto'" in checking({}, chosen)
     else:
         assert chosen.gradient_clipping is None
     assert plugin("zero2", monkeypatch, gradient_clipping=0)["gradient_clipping"] == 0
@@ -168,7 +168,7 @@ def test_biases_and_norms_do_not_decay():
 def test_accumulation_is_the_runs(tmp_path):
     """The program's accumulation differs from the DeepSpeed config's."""
     path = changed(tmp_path, "zero2", "deepspeed_config", gradient_accumulation_steps=4)
-    assert "gradient_accumulation_steps 4 differs from the run's 1; remove it and" in checking({}, read_strategy(path))
+    assert "gradient_accumulation_steps 4 differs from the run's 1. Remove it" in checking({}, read_strategy(path))
 
 
 def test_peaks_are_those_of_their_phase():

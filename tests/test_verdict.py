@@ -167,7 +167,7 @@ def test_the_answer_says_what_was_found():
 
 def test_without_a_protocol_there_is_no_verdict(tmp_path):
     synthetic.write_run(tmp_path, study="smoke")
-    with pytest.raises(Refusal, match=r"smoke.*nothing was fixed before its runs"):
+    with pytest.raises(Refusal, match=r"smoke.*has no protocol that was fixed before its runs"):
         cli.run(["compare", "--verdict", "smoke", str(tmp_path)])
 
 
@@ -284,8 +284,8 @@ PARTS = [{"strategies": ["ddp", "single", "zero3"]}] + [
         ({"fixed_on": "yesterday"}, "Invalid isoformat"),
         ({"falls_to": 1.5}, "falls_to"),
         ({"marign": 1}, "marign"),
-        ({"variants": ["nowhere"]}, "no part has the label 'nowhere'"),
-        ({"broken": ["nothing"]}, "no part has the label 'nothing'"),
+        ({"variants": ["nowhere"]}, "no part has the label or the strategy 'nowhere'"),
+        ({"broken": ["nothing"]}, "no part has the label or the strategy 'nothing'"),
     ],
 )
 def test_a_protocol_is_read_strictly(tmp_path: Path, change, said):

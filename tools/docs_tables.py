@@ -737,14 +737,19 @@ def plain(cell: bits.Cell | None) -> str:
 # Model, and the head of the setting's column in the view `bits`; then what the guide calls the setting.
 WEIGHTS = {
     ("gpt-wikitext", "2 processes"): "GPT",
+    ("gpt-wikitext", "2 processes, fixed order"): "GPT, fixed order",
     ("gpt-wikitext", "2 processes, clipped at 1"): "GPT, gradient clipping",
     ("gpt-wikitext", "2 processes, clipped at 1, fixed order"): "GPT, gradient clipping, fixed order",
     ("gpt-wikitext", "2 processes, 3 micro batches"): "GPT, three micro batches",
+    ("gpt-wikitext", "2 processes, 3 micro batches, fixed order"): "GPT, three micro batches, fixed order",
     ("gpt-wikitext", "3 processes"): "GPT, three processes",
+    ("gpt-wikitext", "4 processes, fixed: collectives"): "GPT, four processes, fixed order of the collectives only",
     ("bert-imdb", "2 processes"): "BERT",
     ("bert-imdb", "2 processes, fixed order"): "BERT, fixed order",
     ("bert-imdb", "2 processes, clipped at 1"): "BERT, gradient clipping",
     ("bert-imdb", "2 processes, clipped at 1, fixed order"): "BERT, gradient clipping, fixed order",
+    ("bert-imdb", "2 processes, 3 micro batches"): "BERT, three micro batches",
+    ("bert-imdb", "2 processes, 3 micro batches, fixed order"): "BERT, three micro batches, fixed order",
 }
 
 

@@ -1,7 +1,7 @@
-"""The command line: `parse` reads one, `run` reads and runs it.
+"""The command line: `parse` reads it, `run` reads and runs it.
 
-Each module has a group of commands, each with its options and its body. Modules of other rooms are imported by the
-command that needs them: what a plain installation lacks is missed only there.
+Each module has a group of commands. A command imports the modules that it needs when it is called, so that a missing
+package affects only the commands that need it.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class _Commands(config.Command, click.Group):
 )
 @click.version_option(__version__, prog_name="zero-study")
 def zero_study() -> None:
-    """What do DDP, DeepSpeed ZeRO-1/2/3 and FSDP2 cost and save? Train, compare, plan, and check what others say."""
+    """Measure and predict what DDP, DeepSpeed ZeRO-1/2/3 and FSDP2 cost and save, and check your own training."""
 
 
 for _group in GROUPS.values():
@@ -65,7 +65,7 @@ for _group in GROUPS.values():
 def parse(words: list[str]) -> click.Context:
     """Return the command that a command line names, with its options as `params`, without running it.
 
-    Raises Refusal if the command line is wrong, and click's Exit after it has printed what --help asks for.
+    Raises Refusal if the command line is wrong, and click's Exit after --help has been printed.
     """
     try:
         context = zero_study.make_context("zero-study", list(words) or ["--help"], max_content_width=120)

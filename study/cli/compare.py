@@ -1,4 +1,4 @@
-"""The commands that read records: tables of runs, notebooks of a study, and the model of a run."""
+"""The commands that read records: tables of runs, notebooks of a study, and the export of a model."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ import click
 from study.cli.options import A_STUDY, DATA_FOLDER, PATH, RECORDS, TRAINING, command, require
 from study.errors import Refusal
 from study.files import require_clone
+from study.progress import after_two_seconds
 
+SHORT = "short"
 # The tables of `zero-study compare`, and the function of study.compare that makes each.
 VIEWS = {
-    "short": "summary.table",
+    SHORT: "summary.table",
     "differences": "differences.page",
     "model-states": "memory_views.MODEL_STATES.page",
     "communication": "communication_views.COMMUNICATION.page",
@@ -31,36 +33,75 @@ WITH_CONTROL = ("differences",)  # the tables that compare with one strategy
 
 @command("compare")
 @click.argument("records", type=PATH, nargs=-1, required=True, help=RECORDS)
-@click.option("--view", type=click.Choice(tuple(VIEWS)), default="short", help="which table")
-@click.option("--control", default="ddp", metavar="STRATEGY", help=f"what {' and '.join(WITH_CONTROL)} compare with")
-@click.option("--verdict", metavar="STUDY", help="hold the runs of this study to the protocol that it fixed in advance")
-def _compare(records: tuple[Path, ...], view: str, control: str, verdict: str | None) -> None:
+@click.option("--view", type=click.Choice(tuple(VIEWS)), default="short", help="The table to print.")
+@click.option(
+    "--control",
+    default="ddp",
+    metavar="STRATEGY",
+    help="The strategy that the others are compared with. Only --view differences takes it.",
+)
+@click.option(
+    "--each", is_flag=True, help="List every run. By default, the short table has one row per strategy, with medians."
+)
+@click.option(
+    "--verdict",
+    metavar="STUDY",
+    help="Judge the runs of a study by the protocol that its file fixed before the runs were made.",
+)
+@click.option("--markdown", is_flag=True, help="Print the tables in Markdown. By default, they are plain text.")
+def _compare(
+    records: tuple[Path, ...], view: str, control: str, each: bool, verdict: str | None, markdown: bool
+) -> None:
     """Compare runs: loss, memory, time.
 
-    With a control, with intervals and verdicts, as Markdown.
-
-    --verdict judges a study that was fixed in advance: what its null, its arms and its positive controls say.
+    By default, a short table: one row per strategy, with the ratio to the control (DDP, if it is there). --view selects
+    tables with details, for instance `differences` with confidence intervals.
     """
-    if verdict is not None:
-        if (view, control) != ("short", "ddp"):
-            raise Refusal(
-                "--verdict: a study's protocol names its tables and its control; leave --view and --control out"
-            )
-        from study.compare import verdict_text
-        from study.running import studies
+    from study.compare import plain_text
 
-        chosen = studies.find(verdict)
-        if chosen.protocol is None:
-            raise Refusal(
-                f"study {verdict!r} has no protocol: nothing was fixed before its runs; use `zero-study compare`"
-            )
-        print(verdict_text.page(records, chosen))
-        return
+    with after_two_seconds("Reading the records and making the tables"):
+        if verdict is not None:
+            page = _judge(records, view, control, each, verdict)
+        else:
+            page = _page(records, view, control, each, markdown)
+    is_plain = markdown or (verdict is None and view == SHORT)  # the short table is plain text already
+    print(page if is_plain else plain_text.of_markdown(page))
+
+
+def _judge(records: tuple[Path, ...], view: str, control: str, each: bool, verdict: str) -> str:
+    """Make the page that judges a study by its protocol."""
+    if (view, control, each) != (SHORT, "ddp", False):
+        raise Refusal(
+            f"--verdict {verdict} cannot be combined with --view, --control or --each, because the study's protocol "
+            "determines its tables and its control. Leave these options out."
+        )
+    from study.compare import verdict_text
+    from study.running import studies
+
+    chosen = studies.find(verdict)
+    if chosen.protocol is None:
+        raise Refusal(
+            f"The study {verdict!r} has no protocol that was fixed before its runs, so there is nothing to judge them "
+            "by. Use `zero-study compare` without --verdict."
+        )
+    return verdict_text.page(records, chosen)
+
+
+def _page(records: tuple[Path, ...], view: str, control: str, each: bool, markdown: bool) -> str:
+    """Make the page of a view."""
     if control != "ddp" and view not in WITH_CONTROL:
-        raise Refusal(f"--control {control}: --view {view} compares with no strategy of your choice; leave it out")
+        raise Refusal(
+            f"--control {control}: --view {view} takes no control. Leave --control out, or add --view differences."
+        )
+    if view == SHORT and markdown:
+        raise Refusal("--markdown: the short table is plain text only. Add --view, or leave --markdown out.")
+    if view != SHORT and each:
+        raise Refusal(f"--each: --view {view} lists every run or cell anyway. Leave --each out.")
     module, _, attributes = VIEWS[view].partition(".")
-    page = operator.attrgetter(attributes)(importlib.import_module(f"study.compare.{module}"))
-    print(page(records, control) if view in WITH_CONTROL else page(records))
+    make = operator.attrgetter(attributes)(importlib.import_module(f"study.compare.{module}"))
+    if view == SHORT:
+        return str(make(records, each))
+    return str(make(records, control) if view in WITH_CONTROL else make(records))
 
 
 @command("report")
@@ -69,13 +110,14 @@ def _compare(records: tuple[Path, ...], view: str, control: str, verdict: str | 
     "--records",
     type=PATH,
     multiple=True,
-    help="folder of runs or records; several times for several boxes [default: runs/STUDY]",
+    help="Folder of runs or records. Repeat the option for several machines. [default: runs/STUDY]",
 )
-@click.option("--output", type=PATH, help="where they go [default: reports/STUDY, or reports]")
+@click.option("--output", type=PATH, help="Folder to write to. [default: reports/STUDY, or reports]")
 def _report(study: str | None, records: tuple[Path, ...], output: Path | None) -> None:
-    """Execute the notebooks of runs for a study's records.
+    """Execute the notebooks for a study's records.
 
-    Without a study: every notebook as it is committed.
+    Writes the executed notebooks and the picture of the first one. Without a study, every notebook of the project is
+    executed with the project's own records.
     """
     require_clone("the notebooks")
     require("papermill")
@@ -84,32 +126,38 @@ def _report(study: str | None, records: tuple[Path, ...], output: Path | None) -
 
     if study is None:
         if records:
-            raise Refusal("--records goes with a study; name one, or leave it out for the committed notebooks")
-        print(report.build_all(output or Path("reports")))
+            raise Refusal(
+                "--records needs a study. Name one, or leave --records out to execute the project's own notebooks."
+            )
+        with after_two_seconds("Executing every notebook"):
+            folder = report.build_all(output or Path("reports"))
+        print(f"Wrote the executed notebooks to {folder}")
         return
     name = studies.find(study).name
-    first = report.build(study, records or [Path("runs") / name], output or Path("reports") / name)
-    print("\n".join(str(path) for path in (first, first.with_suffix(".png")) if path.exists()))
+    with after_two_seconds("Executing the notebooks of the study"):
+        first = report.build(study, records or [Path("runs") / name], output or Path("reports") / name)
+    print("\n".join(f"Wrote {path}" for path in (first, first.with_suffix(".png")) if path.exists()))
 
 
 @command("export")
-@click.argument("run", type=PATH, help="a run directory, or one of its checkpoints")
-@click.argument("folder", type=PATH, required=False, help="folder to write [default: RUN/model]")
+@click.argument("run", type=PATH, help="A run directory, or one of its checkpoints.")
+@click.argument("folder", type=PATH, required=False, help="Folder to write to. [default: RUN/model]")
 @click.option("--data-dir", type=PATH, help=DATA_FOLDER)
 def _export(run: Path, folder: Path | None, data_dir: Path | None) -> None:
-    """Write a run's model, as from_pretrained loads it.
+    """Export a run's model for from_pretrained.
 
-    That of its newest checkpoint, whole and in fp32.
-
-    Its loss on the run's held-out examples is printed beside the run's own.
+    Writes the unsharded fp32 weights of the newest checkpoint. To check the export, the command computes the loss on
+    the run's held-out examples, and prints it next to the loss that the run recorded.
     """
     require(*TRAINING)
     from study.training import export
 
     checkpoint = export.newest(run)
     target = folder or run / "model"
-    model = export.export(checkpoint, target)
-    print(f"exported {target}, of step {checkpoint.manifest.step} under {checkpoint.manifest.identity.strategy}")
+    with after_two_seconds("Putting the model together"):
+        model = export.export(checkpoint, target)
+    strategy = checkpoint.manifest.identity.strategy
+    print(f"Wrote the model of step {checkpoint.manifest.step}, trained with {strategy}, to {target}")
     print(export.check(model, checkpoint, data_dir))
 
 

@@ -1,4 +1,4 @@
-"""The commands that bring finished runs from one machine to another."""
+"""The commands that move finished runs from one machine to another."""
 
 from __future__ import annotations
 
@@ -11,25 +11,27 @@ from study.cli.options import PATH, RECORDS, command
 
 @command("pack")
 @click.argument("records", type=PATH, nargs=-1, required=True, help=RECORDS)
-@click.argument("target", type=PATH, help="a file, my-box.zip, or a folder to commit, reports/cpu/records/cpu")
+@click.argument("target", type=PATH, help="A file (my-machine.zip), or a folder to commit (reports/cpu/records/cpu).")
 def _pack(records: tuple[Path, ...], target: Path) -> None:
-    """Put finished runs into one file, or a folder.
+    """Collect finished runs in one file or folder.
 
-    A file has their digests; a folder, to commit, has a line each.
+    A file has digests of all records, which `zero-study merge` checks on another machine. A folder is meant to be
+    committed: its files have one line per run.
     """
     from study.records import pack
 
     if target.suffix == ".zip":
         pack.pack(records, target)
     else:
-        pack.collect(records, target)
+        num_runs = pack.collect(records, target)
+        print(f"Wrote the records of {num_runs} runs to {target}")
 
 
 @command("merge")
-@click.argument("packed", type=PATH, metavar="FILE", help="what `zero-study pack` wrote")
-@click.argument("records", type=PATH, help="folder to write to, for instance reports/STUDY/records/my-box")
+@click.argument("packed", type=PATH, metavar="FILE", help="A file that `zero-study pack` wrote.")
+@click.argument("records", type=PATH, help="Folder to write to, for instance reports/STUDY/records/my-machine.")
 def _merge(packed: Path, records: Path) -> None:
-    """Take a packed file's records into a folder."""
+    """Copy the records of a packed file to a folder."""
     from study.records import pack
 
     pack.merge(packed, records)

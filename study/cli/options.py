@@ -1,6 +1,6 @@
-"""The parts that several commands are made of: their class, the types of their options, and options that they share.
+"""Building blocks of the commands: their class, the types of their options, and the options that they share.
 
-What a command needs is imported when it is called: `require` refuses early if a plain installation lacks it.
+A command imports what it needs when it is called. `require` refuses early if a package is not installed.
 """
 
 from __future__ import annotations
@@ -23,16 +23,17 @@ TRAINING = (
 )  # fmt: skip
 TRACING = ("torch", "accelerate", "transformers")
 
-A_STUDY = "a study that the project ships, or a YAML file of your own"
-RECORDS = "folders of run directories or of collected records"
-DATA_FOLDER = "folder with imdb/, wikitext-2/ and tokenizers/, for real text"
+A_STUDY = "The name of a study of this project, or a YAML file of your own."
+RECORDS = "Folders with run directories or with collected records."
+DATA_FOLDER = "Folder with imdb/, wikitext-2/ and tokenizers/, for runs on real text."
 CHECKPOINT_EVERY = (
-    "optimizer steps between checkpoints, from which what is cut off goes on [default: as the study says]"
+    "Number of optimizer steps between checkpoints. An interrupted run resumes from its newest one. [default: as the "
+    "study says]"
 )
 
 
 class Command(config.Command):
-    """A command whose parsing does not call it, and whose help is listed whole."""
+    """A command that parsing does not call, and whose short help is never cut."""
 
     def invoke(self, context: click.Context) -> click.Context:
         return context
@@ -45,7 +46,7 @@ command = functools.partial(click.command, cls=Command)
 
 
 class _WholeNumber(click.ParamType):
-    """A whole number of at least 1, and not more than anybody has."""
+    """A whole number from 1 to a limit that nobody reaches."""
 
     name = "integer"
 
@@ -65,24 +66,28 @@ class _WholeNumber(click.ParamType):
 NUMBER = _WholeNumber()
 PATH = click.Path(path_type=Path)
 
-# What a command that is started on every machine of a run is told, by the launcher's own names.
+# The options of a command that is started on every machine of a run. Accelerate's launcher uses the same names.
 MACHINES = [
     click.Option(
-        ["--num-machines"], type=NUMBER, help="machines, on each of which this command is started [default: 1]"
+        ["--num-machines"], type=NUMBER, help="Number of machines. Start this command on each of them. [default: 1]"
     ),
-    click.Option(["--machine-rank"], type=click.IntRange(0), default=0, help="of this machine, from 0"),
-    click.Option(["--main-process-ip"], metavar="ADDRESS", help="of machine 0, as the others reach it"),
-    click.Option(["--main-process-port"], type=NUMBER, default=29500, help="of machine 0, where all meet"),
+    click.Option(["--machine-rank"], type=click.IntRange(0), default=0, help="Number of this machine, counted from 0."),
+    click.Option(
+        ["--main-process-ip"], metavar="ADDRESS", help="Address of machine 0, as the other machines reach it."
+    ),
+    click.Option(
+        ["--main-process-port"], type=NUMBER, default=29500, help="Port of machine 0 at which all machines meet."
+    ),
 ]
 
 
 def require(*modules: str) -> None:
-    """Refuse now what would fail later, in a process of its own."""
+    """Raise ModuleNotFoundError now if a module is missing that a process of its own would need later."""
     for module in modules:
         if importlib.util.find_spec(module) is None:
             raise ModuleNotFoundError(name=module)
 
 
 def choice(flag: str, kinds: Any, help: str, default: str | None = None) -> Callable[[Any], Any]:
-    """An option that takes one of the words of a Literal."""
+    """Return an option that takes one of the words of a Literal."""
     return click.option(flag, type=click.Choice(get_args(kinds)), default=default, help=help)

@@ -1,4 +1,4 @@
-"""The commands that predict: which strategy to take, and what the runs of a study would take on other GPUs."""
+"""The commands that predict: which strategy to choose, and memory and time of a study's runs on other GPUs."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import click
 
 from study.cli.options import A_STUDY, NUMBER, PATH, TRACING, choice, command, require
 from study.errors import Refusal
+from study.progress import after_two_seconds
 from study.theory import engine as engine_types
 
 if TYPE_CHECKING:
@@ -22,63 +23,100 @@ if TYPE_CHECKING:
 
 
 @command("advise")
-@click.option("--model", metavar="NAME", help="a known name (gpt2-xl, llama-2-7b ...), a hub id or a config.json")
 @click.option(
-    "--gpu", required=True, metavar="NAME", help="t4, l4, a10g, v100-16gb, a100-40gb, a100-80gb, h100-sxm, h200 ..."
+    "--model",
+    metavar="NAME",
+    help="A known name (gpt2-xl, llama-2-7b ...), an id of the Hugging Face hub, or a config.json file.",
 )
-@click.option("--gpus", "num_gpus", type=NUMBER, help="how many")
-@click.option("--sequence-length", type=NUMBER, help="tokens [default: 1024, or as many as the model has positions]")
-@click.option("--global-batch-size", type=NUMBER, help="sequences per optimizer step [default: 8 per GPU]")
-@click.option("--strategy", metavar="NAME", help="only this one: a name or a file")
 @click.option(
-    "--micro-batch-size", type=NUMBER, help="sequences per GPU and forward pass [default: the fastest that fits]"
+    "--gpu",
+    required=True,
+    metavar="NAME",
+    help="Kind of GPU: t4, l4, a10g, v100-16gb, a100-40gb, a100-80gb, h100-sxm, h200 ...",
 )
-@click.option("--gradient-accumulation-steps", type=NUMBER, help="micro steps [default: what the batch sizes leave]")
-@choice("--precision", engine_types.PrecisionClass, "[default: bf16 where the GPU has it, else fp16]")
+@click.option("--gpus", "num_gpus", type=NUMBER, help="Number of GPUs.")
+@click.option(
+    "--sequence-length",
+    type=NUMBER,
+    help="Tokens per sequence. [default: 1024, or the model's maximum if that is less]",
+)
+@click.option("--global-batch-size", type=NUMBER, help="Sequences per optimizer step. [default: 8 per GPU]")
+@click.option("--strategy", metavar="NAME", help="Predict only this strategy: a name, or an accelerate file.")
+@click.option(
+    "--micro-batch-size", type=NUMBER, help="Sequences per GPU and forward pass. [default: the fastest that fits]"
+)
+@click.option(
+    "--gradient-accumulation-steps",
+    type=NUMBER,
+    help="Micro batches per optimizer step. [default: as the batch sizes require]",
+)
+@choice(
+    "--precision",
+    engine_types.PrecisionClass,
+    "Precision of the training. [default: bf16 if the GPU supports it, otherwise fp16]",
+)
 @choice(
     "--activation-checkpointing",
     engine_types.Checkpointing,
-    "recompute each block, or every second [default: full, where it makes a strategy fit, or faster]",
+    "Recompute the activations of every block (full) or of every second one (selective) in the backward pass. "
+    "[default: full, if that makes a strategy fit or faster]",
 )
 @choice(
     "--kernels",
     engine_types.Kernels,
-    "norms, activation functions and loss in one each, or composed as transformers has them",
+    "fused: norms, activation functions and loss are one kernel each. transformers: several kernels, as its models do.",
     "fused",
 )
-@click.option("--compile", is_flag=True, help="torch.compile fuses what transformers composes")
+@click.option("--compile", is_flag=True, help="Assume torch.compile, which fuses these kernels.")
 @choice(
     "--attention",
     engine_types.Attention,
-    "PyTorch's (FlashAttention-2 where the card and the type have it), operators, or FlashAttention as of 2022",
+    "sdpa: PyTorch's (FlashAttention-2 if GPU and precision support it). eager: separate operators. flash-1: "
+    "FlashAttention of 2022.",
     "sdpa",
 )
-@click.option("--dropout", is_flag=True, help="with dropout")
+@click.option("--dropout", is_flag=True, help="Assume dropout.")
 @choice(
     "--loss-kernel",
     engine_types.LossKernel,
-    "fp32 logits and copies, fp32 logits, 16-bit logits, or never all logits [default: as --kernels]",
+    "How the loss handles logits: fp32 logits and copies, fp32 logits, 16-bit logits, or never all logits at once. "
+    "[default: as --kernels]",
 )
-@choice("--optimizer", engine_types.Optimizer, "whose states are kept; sgd: without momentum", "adamw")
+@choice(
+    "--optimizer",
+    engine_types.Optimizer,
+    "Optimizer, which determines the optimizer states. sgd: without momentum.",
+    "adamw",
+)
 @choice(
     "--optimizer-kernel",
     engine_types.OptimizerKernel,
-    "foreach, PyTorch's default, takes one more copy of what is updated",
+    "foreach, PyTorch's default, needs one more copy of what is updated.",
     "fused",
 )
-@click.option("--network-gbps", type=float, metavar="GBIT", help="of a node to all others [default: as one rents it]")
-@click.option("--gpus-per-node", type=NUMBER, help="[default: as one rents it]")
+@click.option(
+    "--network-gbps", type=float, metavar="GBIT", help="Network rate of a node. [default: as cloud providers offer it]"
+)
+@click.option("--gpus-per-node", type=NUMBER, help="GPUs in one node. [default: as cloud providers offer it]")
 @click.option(
     "--shard-group-size",
     type=NUMBER,
-    help="GPUs that share one copy of the states (hybrid sharding, ZeRO-1 within nodes) [default: hybrid, a node's]",
+    help="GPUs that share one copy of the model states (hybrid sharding, ZeRO-1 within nodes). [default: for hybrid "
+    "sharding, the GPUs of a node]",
 )
 @click.option(
-    "--all", "everything", is_flag=True, help="every strategy, where the bytes are, and what the times rest on"
+    "--all",
+    "everything",
+    is_flag=True,
+    help="Print every strategy, the parts of its memory, and the evidence behind the times.",
 )
-@click.option("--json", "as_json", is_flag=True, help="print bytes and seconds as JSON")
-@click.option("--write", type=PATH, metavar="FILE", help="also write the recommended accelerate file")
-@click.option("--trace", is_flag=True, help="choose by traces of the model over fake tensors, a minute or less each")
+@click.option("--json", "as_json", is_flag=True, help="Print the answer as JSON, in bytes and seconds.")
+@click.option("--write", type=PATH, metavar="FILE", help="Write the recommended accelerate file.")
+@click.option(
+    "--trace",
+    is_flag=True,
+    help="Trace the model over fake tensors to determine its memory. Takes up to a minute per strategy.",
+)
 def _advise(
     model: str | None,
     num_gpus: int | None,
@@ -88,22 +126,26 @@ def _advise(
     trace: bool,
     **options: Any,
 ) -> None:
-    """Say which strategy to take for a model and GPUs.
+    """Choose a strategy for a model and GPUs.
 
-    Predicts memory, time and price of each.
+    Predicts memory, time and price of each strategy.
 
-    Without --model: the largest model for the GPUs. Without --gpus: the fewest GPUs for the model.
+    Without --model, it finds the largest model for the GPUs. Without --gpus, it finds the smallest number of GPUs for
+    the model.
     """
     from study import planner
     from study.planner import advice_text
 
     if model is None and num_gpus is None:
-        raise Refusal("--model or --gpus is missing: a model for its GPUs, GPUs for their model, or both")
+        raise Refusal(
+            "--model and --gpus are both missing. Add --model to find GPUs for a model, --gpus to find a model for "
+            "GPUs, or both."
+        )
     request = planner.Request(num_gpus=num_gpus or 1, **options)
     is_complete = model is not None and num_gpus is not None
     if trace:
         if not is_complete:
-            raise Refusal("--trace goes with both --model and --gpus; add them")
+            raise Refusal("--trace needs both --model and --gpus. Add the missing one.")
         require(*TRACING)
     if write is not None:
         _check_write(write, is_complete)
@@ -114,20 +156,21 @@ def _advise(
         show(planner.fewest_gpus(model, request), advice_text.text_of_fewest, advice_text.content_of_fewest)
     else:
         # What a trace prints while it works is not JSON.
-        with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
+        diverted = contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext()
+        with diverted, after_two_seconds("Looking up the model and predicting every strategy"):
             advice = _advise_by_traces(model, request) if trace else planner.advise(model, request, None)
         show(advice, advice_text.text_of_all if everything else advice_text.text, advice_text.content)
         if write is not None:
             advice_text.write(advice, write)
             if not as_json:
-                print(f"\nWritten: {write}")
+                print(f"\nWrote the accelerate file of the recommended strategy to {write}")
 
 
 def _check_write(path: Path, is_complete: bool) -> None:
     from study.planner import advice_text
 
     if not is_complete:
-        raise Refusal(f"--write {path}: needs both --model and --gpus")
+        raise Refusal(f"--write {path}: needs both --model and --gpus. Add the missing one.")
     advice_text.check_free(path)
 
 
@@ -153,25 +196,28 @@ def _advise_by_traces(model: str, request: Request) -> Advice:
 
 @command("predict")
 @click.argument("study", required=False, help=A_STUDY)
-@click.option("--gpu", metavar="NAME", help="as `zero-study advise` names it")
-@click.option("--gpus", "num_gpus", type=NUMBER, help="how many [default: 1]")
-@click.option("--output", type=PATH, default="reports/predicted", help="folder to write to")
+@click.option("--gpu", metavar="NAME", help="Kind of GPU, as in `zero-study advise`.")
+@click.option("--gpus", "num_gpus", type=NUMBER, help="Number of GPUs. [default: 1]")
+@click.option("--output", type=PATH, default="reports/predicted", help="Folder to write to.")
 def _predict(study: str | None, gpu: str | None, num_gpus: int | None, output: Path) -> None:
     """Predict a study's runs on other GPUs.
 
-    Without a study, all of the reports'.
+    Writes predicted memory and time to a JSON file. Without a study, all predictions of the project's reports are
+    written.
     """
     from study.running import predictions, studies
 
     if study is None:
         if gpu or num_gpus:
-            raise Refusal("--gpu and --gpus go with a study; name one, or leave them out for all of the reports'")
+            raise Refusal(
+                "--gpu and --gpus need a study. Name one, or leave both out to write all predictions of the reports."
+            )
         for path in predictions.write_all(output):
-            print(path)
+            print(f"Wrote {path}")
         return
     if gpu is None:
-        raise Refusal("--gpu is missing: predict STUDY --gpu a100-80gb --gpus 8")
-    print(predictions.write(output, predictions.predict_study(studies.find(study), gpu, num_gpus or 1)))
+        raise Refusal("--gpu is missing. For instance: zero-study predict STUDY --gpu a100-80gb --gpus 8")
+    print(f"Wrote {predictions.write(output, predictions.predict_study(studies.find(study), gpu, num_gpus or 1))}")
 
 
 COMMANDS = (_advise, _predict)

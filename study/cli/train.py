@@ -1,4 +1,4 @@
-"""The commands that train: one run, a study, the plan of a study, and one run of a study as a scheduler's job."""
+"""The commands that train: one run, a study, the plan of a study, and one run of a study as a job of a scheduler."""
 
 from __future__ import annotations
 
@@ -31,13 +31,18 @@ from study.strategy import file
     "train",
     params=[
         click.Option(
-            ["--strategy"], default="single", metavar="NAME", help=f"a file, or one of {', '.join(file.names())}"
+            ["--strategy"],
+            default="single",
+            metavar="NAME",
+            help=f"An accelerate file of your own, or one of: {', '.join(file.names())}.",
         ),
         click.Option(
-            ["--num-processes"], type=NUMBER, help="processes to launch [default: what the strategy's file says]"
+            ["--num-processes"], type=NUMBER, help="Number of processes. [default: as the strategy's file says]"
         ),
         *MACHINES,
-        click.Option(["--timeout"], type=NUMBER, help="seconds after which the run is ended [default: none]"),
+        click.Option(
+            ["--timeout"], type=NUMBER, help="Number of seconds after which the run is ended. [default: none]"
+        ),
         *config.OPTIONS,
     ],
 )
@@ -51,9 +56,10 @@ def _train(
     timeout: int | None,
     **options: Any,
 ) -> int:
-    """Train one strategy, and record it.
+    """Train one model under one strategy.
 
-    Of several machines, this one's part of it.
+    Writes a record to the run directory (--output-dir) and prints a summary. For a run on several machines, start the
+    command on each of them.
     """
     from study.compare import summary
     from study.run import make_run
@@ -61,11 +67,11 @@ def _train(
 
     require(*TRAINING)
     chosen = file.read_strategy(file.find_strategy(strategy))
-    asked = config.build_config(**config.given(options))
+    run_config = config.build_config(**config.given(options))
     machines = num_machines or chosen.num_machines
     _check_machine(machines, main_process_ip)
-    where = {"machine_rank": machine_rank, "main_process_ip": main_process_ip, "main_process_port": main_process_port}
-    run = make_run(asked, chosen, num_processes or chosen.num_processes, machines, **where)
+    place = {"machine_rank": machine_rank, "main_process_ip": main_process_ip, "main_process_port": main_process_port}
+    run = make_run(run_config, chosen, num_processes or chosen.num_processes, machines, **place)
     checks.check_folder(run)
     checks.check(run)
     checks.provide_extensions(run)
@@ -83,7 +89,10 @@ def _train(
 
 def _check_machine(num_machines: int, main_process_ip: str | None) -> None:
     if num_machines > 1 and main_process_ip is None:
-        raise Refusal(f"--num-machines {num_machines}: the others have to know machine 0; pass --main-process-ip")
+        raise Refusal(
+            f"--num-machines {num_machines}: the machines cannot meet without the address of machine 0. Add "
+            "--main-process-ip."
+        )
 
 
 def _of_a_study(command: Any) -> Any:
@@ -91,10 +100,14 @@ def _of_a_study(command: Any) -> Any:
     options = [
         click.argument("study", help=A_STUDY),
         click.option("--data-dir", type=PATH, help=DATA_FOLDER),
-        click.option("--runs-dir", type=PATH, default="runs", help="where run directories go"),
-        click.option("--only", default="", metavar="TEXT", show_default=False, help="only runs whose id contains this"),
-        click.option("--skip", metavar="TEXT", help="no runs whose id contains this"),
-        click.option("--timeout", type=NUMBER, default=1800, help="seconds after which one run is ended"),
+        click.option(
+            "--runs-dir", type=PATH, default="runs", help="Folder to write to. Each study has a folder in it."
+        ),
+        click.option(
+            "--only", default="", metavar="TEXT", show_default=False, help="Only the runs whose id contains this text."
+        ),
+        click.option("--skip", metavar="TEXT", help="Without the runs whose id contains this text."),
+        click.option("--timeout", type=NUMBER, default=1800, help="Number of seconds after which a run is ended."),
         click.option("--checkpoint-every", type=NUMBER, metavar="STEPS", help=CHECKPOINT_EVERY),
     ]
     for option in reversed(options):
@@ -104,11 +117,15 @@ def _of_a_study(command: Any) -> Any:
 
 @command("plan")
 @_of_a_study
-@click.option("--slurm", is_flag=True, help="print a script instead, which submits what is not finished to Slurm")
+@click.option(
+    "--slurm",
+    is_flag=True,
+    help="Print a shell script that submits the unfinished runs to Slurm, in place of the plan.",
+)
 @click.option(
     "--per-machine",
     type=NUMBER,
-    help="processes on one machine, at most; of a larger run each machine has as many [default: all]",
+    help="Largest number of processes on one machine. Larger runs are divided equally among machines. [default: all]",
 )
 def _plan(
     study: str,
@@ -123,30 +140,35 @@ def _plan(
 ) -> None:
     """List a study's runs, and how long they take.
 
-    In their order: what is kept, what is skipped and why.
+    The plan says how many runs are to be run, are kept because they are finished, or are skipped, and why. It writes
+    nothing.
     """
+    from study.progress import after_two_seconds
     from study.running import plan, studies
     from study.running.slurm import script
 
-    chosen = studies.find(study)
-    folder = runs_dir / chosen.name
-    runs = plan.spread(plan.select(chosen, data_dir, only, folder, checkpoint_every, skip), per_machine)
-    if not slurm:
-        print(plan.show(plan.make(chosen, runs, folder, timeout)))
-        return
-    told = {"data_dir": data_dir, "runs_dir": runs_dir, "timeout": timeout, "checkpoint_every": checkpoint_every}
-    job = [sys.executable, "-m", "study", "job", *as_words(told), study]
-    print(script(chosen, runs, folder, timeout, job), end="")
+    with after_two_seconds("Reading earlier runs and checking this machine"):
+        chosen = studies.find(study)
+        folder = runs_dir / chosen.name
+        runs = plan.spread(plan.select(chosen, data_dir, only, folder, checkpoint_every, skip), per_machine)
+        if slurm:
+            flags = {"data_dir": data_dir, "runs_dir": runs_dir, "timeout": timeout}
+            flags |= {"checkpoint_every": checkpoint_every}
+            job = [sys.executable, "-m", "study", "job", *as_words(flags), study]
+            text = script(chosen, runs, folder, timeout, job)
+        else:
+            text = plan.show(plan.make(chosen, runs, folder, timeout)) + "\n"
+    print(text, end="")
 
 
 @command("run")
 @_of_a_study
-@click.option("--fail-fast", is_flag=True, help="start no run after one that is neither ok nor out of memory")
+@click.option("--fail-fast", is_flag=True, help="Stop after the first run that is neither ok nor out of memory.")
 @click.option(
     "--minutes",
     type=NUMBER,
-    help="stop in time: start no run that is expected to end more minutes from now, and none that failed "
-    "[default: none]",
+    help="Stop after this many minutes. No run is started that is expected to take longer than the remaining time, and "
+    "none that failed in an earlier call. [default: none]",
 )
 def _run(
     study: str,
@@ -159,12 +181,14 @@ def _run(
     fail_fast: bool,
     minutes: int | None,
 ) -> int:
-    """Run a study, and go on where it was.
+    """Run a study, or continue it.
 
-    One run after another; finished ones are kept, and what was cut off goes on from its checkpoint.
+    The runs are made one after another. Finished runs are kept, and an interrupted run resumes from its checkpoint if
+    it has one. Each run has a folder RUNS_DIR/STUDY/RUN with its record, outcome and logs.
 
-    Exit status: 0 every run is ok or skipped; 1 every run has an outcome, and some are not ok (out of memory, say); 3
-    some run has no outcome yet (interrupted, --minutes or --fail-fast); 2 refused.
+    Exit status: 0 if every run is ok or skipped; 1 if every run has an outcome, but some are not ok (for instance out
+    of memory); 3 if some run has no outcome yet (after an interruption, --minutes or --fail-fast); 2 if the request is
+    refused.
     """
     from study.running import plan, runner, studies
     from study.training import pretraining
@@ -181,10 +205,12 @@ def _run(
     "job",
     params=[
         click.Argument(["study"], help=A_STUDY),
-        click.Argument(["run_id"], metavar="RUN", help="which of its runs, by the id that a plan lists"),
+        click.Argument(["run_id"], metavar="RUN", help="The id of the run, as `zero-study plan` lists it."),
         click.Option(["--data-dir"], type=PATH, help=DATA_FOLDER),
-        click.Option(["--runs-dir"], type=PATH, default="runs", help="where run directories go"),
-        click.Option(["--timeout"], type=NUMBER, default=1800, help="seconds after which the run is ended"),
+        click.Option(
+            ["--runs-dir"], type=PATH, default="runs", help="Folder to write to. Each study has a folder in it."
+        ),
+        click.Option(["--timeout"], type=NUMBER, default=1800, help="Number of seconds after which the run is ended."),
         click.Option(["--checkpoint-every"], type=NUMBER, metavar="STEPS", help=CHECKPOINT_EVERY),
         *MACHINES,
     ],
@@ -199,11 +225,11 @@ def _job(
     num_machines: int | None,
     **machine: Any,
 ) -> int:
-    """Run one run of a study, as a scheduler's job.
+    """Run one run of a study as a scheduler's job.
 
-    Whatever else of it runs elsewhere.
+    Other runs of the study may run at the same time, here or elsewhere.
 
-    Exit status: 0 it is ok; 1 it has another outcome; 2 refused.
+    Exit status: 0 if the run is ok; 1 if it has another outcome; 2 if the request is refused.
     """
     from study.running import plan, runner, studies
     from study.training import pretraining

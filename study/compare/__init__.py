@@ -1,1 +1,1 @@
-"""What do the records say? Tables from records, redone in seconds on any machine; nothing here imports torch."""
+"""Compare records: tables and pages that any machine makes in seconds. Nothing here imports torch."""

@@ -28,10 +28,16 @@ WAYS = ("fp32", "bf16", "fp16", "compiled", "shared GPU")
 AS_SINGLE = "as single"
 
 EXPLANATION = f"""\
-fp32, bf16, fp16 (autocast or not), compiled, shared GPU: a run of that kind proved its engine and trained to its end.
-As single: no step's loss is further from `single`'s than {LOSS_TOLERANCE:g} of it, or {LOSS_TOLERANCE_IN_16_BITS:g} in
-16 bits. NCCL: ranks with a GPU each use it. Energy, NVML: the record has joules, and the process's GPU memory. Batches:
-the host waits for the next one at most {LARGEST_WAIT:.0%} of a step. An empty cell: no run here asks that."""
+The table shows which checks each strategy passes on this machine. An empty cell means that no run requested the
+check.
+
+- fp32, bf16, fp16 (with or without autocast), compiled, shared GPU: a run of this kind verified its engine and
+  trained to its end.
+- as single: at every step, the loss differs from that of `single` by at most {LOSS_TOLERANCE:g} of it, or by
+  {LOSS_TOLERANCE_IN_16_BITS:g} in 16 bits.
+- NCCL: ranks with a GPU each use it.
+- energy, NVML: the record has joules, and the GPU memory of the process.
+- batches: the host waits for the next batch for at most {LARGEST_WAIT:.0%} of a step."""
 
 
 class Verdict(NamedTuple):
@@ -64,7 +70,9 @@ def page(folders: Sequence[Path]) -> str:
     rows = [[f"`{name}`", *(_shown(cells.get((name, check))) for check in CHECKS)] for name in strategies]
     lines = [_summary(recorded_runs, cells), "", *formatting.markdown(["strategy", *CHECKS], rows), ""]
     lines += [*_reasons(cells), *_distances(runs, references)]
-    return view.page("Acceptance: does every strategy work here?", EXPLANATION, lines, "--view acceptance", folders)
+    return view.page(
+        "Acceptance: the checks that each strategy passes", EXPLANATION, lines, "--view acceptance", folders
+    )
 
 
 Cells = dict[tuple[str, str], Verdict]  # by strategy and check

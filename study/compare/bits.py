@@ -344,7 +344,7 @@ def _held_out_difference(r: Record, reference: Record) -> float | None:
 
 
 def _against_shipped(files: Sequence[RecordFile]) -> list[str]:
-    """Compare each strategy with all pins with the same strategy as shipped: what do the pins change?"""
+    """Show what the pins change: compare each strategy with all pins with the same strategy without pins."""
 
     def place(file: RecordFile) -> tuple[str, str]:
         return _setting(file, ("perturb", "fixed_order")), file.record.strategy

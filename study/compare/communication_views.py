@@ -1,11 +1,11 @@
-"""What an optimizer step sends: the view `communication`, and its part on steps over a network of a given rate.
+"""The view `communication`: what an optimizer step sends, and how long steps take on a network of a given rate.
 
 The first part compares each run's collectives with theory and the paper.
 
-The second part has the runs of several machines: bytes counted, by theory and on the wire, and seconds beside a fixed
-prediction. The prediction was fixed before the first run at a limited rate (study/studies/network.yaml): a step takes
-what it takes on an unlimited network, and the time in which a machine's bytes, by the backend's algorithm, pass the
-limited one. Nothing is taken to be hidden behind the arithmetic.
+The second part covers runs on several machines: the bytes that were counted, calculated and seen on the wire, and the
+measured time compared with a prediction. The prediction was fixed before the first run at a limited rate
+(study/studies/network.yaml): a step takes its time on an unlimited network, plus the time that a machine's bytes, by
+the backend's algorithm, need on the limited one. It assumes that no communication overlaps with computation.
 """
 
 from __future__ import annotations
@@ -38,13 +38,17 @@ WORDS = {
 }
 
 EXPLANATION = """\
-Ranks exchange gradients and parameters in every step. Sent: how many times the bytes of all parameters rank 0 sent in a
-steady step. Theory: how many it should send, followed message by message. Paper: what the ZeRO paper says."""
+Ranks exchange gradients and parameters in every step. The tables show the bytes that rank 0 sent in a steady step,
+divided by the bytes of all parameters: as measured (sent), as theory predicts them message by message (theory), and
+according to the ZeRO paper (paper)."""
 COLUMNS = """\
-Sent counts an all-reduce twice (arXiv:1910.02054, sec. 7.1), without a ring's factor (N - 1) / N: two ranks send half.
-By gloo, over which CPUs talk: its reduce-scatter is an all-reduce. Paper: its section 7, carried on to accumulation.
-Error: bytes in which theory differs, kind by kind, over all. Collectives: messages of each kind; where theory has
-another number, that in parentheses. Not in either: DeepSpeed's all-reduce of 4 bytes for the norm at stage 0."""
+- sent: an all-reduce counts twice (arXiv:1910.02054, sec. 7.1). The factor (N - 1) / N of a ring is left out, so
+  two ranks send half of it.
+- by gloo: the bytes that gloo, the backend for CPUs, sends. Its reduce-scatter is an all-reduce.
+- paper: its section 7, extended to gradient accumulation.
+- error: the bytes in which theory differs, summed over the kinds of collectives, divided by all bytes.
+- collectives: the number of messages of each kind. If theory has another number, it follows in parentheses.
+- DeepSpeed's all-reduce of 4 bytes for the norm at stage 0 is in neither number."""
 HEAD = ["strategy", "sent", "theory", "paper", "error", "by gloo", "collectives"]
 
 
@@ -131,20 +135,27 @@ def _counts(c: Messages) -> str:
     return ", ".join(parts)
 
 
-COMMUNICATION = View("communication", "What does a step send?", EXPLANATION, _sections)
+COMMUNICATION = View("communication", "Traffic of a step", EXPLANATION, _sections)
 
 
 # ---------------------------------------------------------------- steps over a network of a given rate
 
 NETWORK_EXPLANATION = """\
-What does a machine send in a step, and how long does the step take on a slower network? On CPUs, over gloo; a
-laboratory's machines are network namespaces of one box. Bytes: of a machine and a step, over those of all parameters.
-Counted: what one rank asked for, an all-reduce twice (arXiv:1910.02054, sec. 7.1). By gloo: what its algorithms send to
-other machines for that. On the wire: the interface's own counter; of headers it has one for each segment that the
-kernel passes on whole. By theory: the collectives as theory expects them, by gloo. NCCL's rings: the same as those
-would send it; predicted: no GPU has run it, and NCCL may take trees. Loss, from one machine: the largest relative
-difference of a step's loss from the same run on one machine. Seconds: the median step of the slowest rank, over all
-repeats; in parentheses by how much the prediction misses. Rate: as `tc` shows it, or as the laboratory was told.
+These tables show what a machine sends per step, and how long a step takes on a slower network. The runs are on CPUs
+with gloo. The machines of a laboratory are network namespaces on one computer. Bytes are those of one machine in
+one step, divided by the bytes of all parameters.
+
+- counted: what one rank requested; an all-reduce counts twice (arXiv:1910.02054, sec. 7.1).
+- by gloo: what gloo's algorithms send to other machines for that.
+- on the wire: the counter of the network interface. It counts one header per segment that the kernel passes on
+  whole.
+- by theory: the predicted collectives, sent by gloo.
+- NCCL's rings: the same collectives, sent by the rings of NCCL. This is predicted: no GPU has run it, and NCCL may
+  use trees.
+- loss, from one machine: the largest relative difference of a step's loss from the same run on one machine.
+- seconds: the median step of the slowest rank, over all repeats. In parentheses: the error of the prediction.
+- rate: as `tc` shows it, or as the laboratory was configured.
+
 Why stages 1 and 2 take longer than predicted: reports/cpu/README.md."""
 
 PAYS = 1.25  # times the control's step, fixed before the first run too

@@ -1,6 +1,7 @@
-"""Paired and Welch intervals of differences from the control, and two one-sided tests (TOST) against a margin.
+"""The view `differences`: differences from the control, with confidence intervals and equivalence tests.
 
-The margin is the repeatability limit (ISO 5725-6) of the control's own repeats. The view `differences` is its page.
+Intervals are paired or Welch's. Equivalence is tested by two one-sided tests (TOST) against a margin: the
+repeatability limit (ISO 5725-6) of the control's own repeats.
 """
 
 from __future__ import annotations
@@ -385,11 +386,15 @@ _WORK = ("box", "workload", "size", "precision", "global_batch_size")
 _DISTINGUISHING = {"sequence_length": "length {:.0f}", "num_steps": "{:.0f} steps", "config_digest": "settings {:.8}"}
 SHOWN_REASONS = 12  # of those that leave runs out; the rest is counted
 EXPLANATION = """\
-Each strategy beside the control's runs of equal work and seed. n: the differences that an interval rests on.
-Difference: relative to the control, with its 95 % interval. Margin: below it 95 of 100 pairs of equal runs of the
-control differ, by a rule that was written when the first results were known; *no difference* is within it by two
-one-sided tests, *higher* and *lower* have an interval that leaves out 0. Each interval is of one comparison: of twenty
-without any effect, one is expected to leave out 0. Bytes are counted, and compared exactly."""
+Each strategy is compared with the control's runs that do the same work with the same seed.
+
+- n: the number of differences that an interval rests on.
+- difference: relative to the control, with its 95 % confidence interval.
+- margin: of 100 pairs of equal runs of the control, 95 differ by less. The rule for it was written when the first
+  results were known.
+- verdict: *no difference* means within the margin by two one-sided tests. *higher* and *lower* mean that the
+  interval does not contain 0. Each interval is of one comparison: among twenty comparisons without any effect, one
+  is expected not to contain 0. Bytes are counted, and compared exactly."""
 
 
 def page(folders: Sequence[Path], control: str) -> str:
@@ -403,7 +408,8 @@ def page(folders: Sequence[Path], control: str) -> str:
         for metric, rows in metrics.groupby("metric", sort=False):
             lines += [f"### {metric}", "", *formatting.markdown(head, map(_row, rows.to_dict("records"))), ""]
     lines += _untimed(runs) + _left_out(pairs.pair(runs, control).refused)
-    return view.page(f"Differences from {control}", EXPLANATION, lines, "", folders)
+    option = "--view differences" + (f" --control {control}" if control != "ddp" else "")
+    return view.page(f"Differences from {control}", EXPLANATION, lines, option, folders)
 
 
 def _sections(rows: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:

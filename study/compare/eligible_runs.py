@@ -1,4 +1,4 @@
-"""The runs that a study's protocol lets into its result: those that were planned, once each and as planned."""
+"""Select the runs that a study's protocol admits to its result: those that were planned, once each and as planned."""
 
 from __future__ import annotations
 
@@ -83,7 +83,10 @@ def _runs_of(folders: Sequence[Path], study: str) -> list[tuple[Outcome, RecordF
             raise Refusal(f"{run.folder}: {run_id} is there twice, and the two are not copies; name one of the folders")
         runs.append((run.outcome, run.record))
     if not runs:
-        raise Refusal(f"{' '.join(map(str, folders))}: no run of study {study} to judge; `zero-study run {study}`")
+        raise Refusal(
+            f"{' '.join(map(str, folders))}: there is no run of the study {study} to judge. Run it with `zero-study "
+            f"run {study}`."
+        )
     return runs
 
 

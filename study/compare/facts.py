@@ -1,4 +1,4 @@
-"""The facts of one recorded run, as a row of the tidy table: nothing expected, and nothing of other runs."""
+"""The facts of one recorded run as a row of the tidy table, without predictions and without facts of other runs."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def libraries(of_machine: dict[str, Any]) -> str | None:
 def proven(r: Record) -> Proof:
     """The proof of a run that trained. Raises Refusal where its record has none."""
     if r.proof is None:
-        raise Refusal(f"{r.run_id}: its record has no proof of the engine; run it again")
+        raise Refusal(f"{r.run_id}: its record does not describe the engine, so it cannot be compared. Run it again.")
     return r.proof
 
 

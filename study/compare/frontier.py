@@ -1,4 +1,5 @@
-"""The view `fits`: the largest model, or batch, that each strategy trained under a cap, and how fast it then was."""
+"""The view `fits`: the largest model, or batch, that each strategy trained under a memory cap, and its time per "
+"step."""
 
 from __future__ import annotations
 
@@ -23,13 +24,15 @@ from study.running import estimate
 HEAD = ["strategy", "largest that trained", "smallest that did not", "predicted", "it was predicted to need, GiB"]
 TIMED = ["strategy", "s/step, of {}'s batch", "times {}'s", "larger batch", "sequences/s", "times {}'s rate"]
 EXPLANATION = """\
-Each run trains one model under a cap on what each of its processes may hold. Largest that trained and smallest that did
-not, of models or of batches: by the runs, between which nothing of the ladder was left. Predicted: theory's peak of
-tensors, and what a process holds beside them, against the cap, as theory is now; what it said before the first run
-is in the study's protocol. The last column is that need of the largest that trained."""
+Each run trains one model with a limit on the memory of each process. The tables show the largest model (or batch)
+that trained and the smallest that did not. Between the two, no size of the ladder was left to try.
+
+- predicted: whether the predicted memory, which is theory's peak of tensors plus the rest of a process, fits the
+  limit. The prediction uses today's theory. What was predicted before the first run is in the study's protocol.
+- last column: the predicted memory of the largest size that trained."""
 OF_TIMES = """\
-Speed at equal memory: each run beside the mean of the nearest runs of {} before and after it, the median of its runs,
-and in parentheses the lowest and the highest."""
+Speed at equal memory: each run is compared with the mean of the nearest runs of {} before and after it. The table
+shows the median over the runs of a strategy and, in parentheses, the lowest and the highest ratio."""
 
 
 class Tried(NamedTuple):
@@ -254,9 +257,9 @@ def _median(values: Sequence[float], otherwise: str) -> str:
 
 def _against(run: Tried, controls: list[Tried]) -> float | None:
     """A run's sequences per second over the mean of those of the control's nearest runs on both sides."""
-    before = [other for other in controls if other.outcome.started_at < run.outcome.started_at][-1:]
-    after = [other for other in controls if other.outcome.started_at > run.outcome.started_at][:1]
-    seconds = [other.seconds for other in before + after if other.seconds]
+    before = [control for control in controls if control.outcome.started_at < run.outcome.started_at][-1:]
+    after = [control for control in controls if control.outcome.started_at > run.outcome.started_at][:1]
+    seconds = [control.seconds for control in before + after if control.seconds]
     if len(seconds) < 2 or not run.seconds:
         return None
     return (run.batch / run.seconds) / statistics.mean(controls[0].batch / duration for duration in seconds)

@@ -1,9 +1,9 @@
-"""The views of memory: model states by rank, peaks of a step, what a peak is made of, and theory's errors about them.
+"""The views of memory: model states, peaks of a step, the parts of a peak, and the errors of theory.
 
-`model-states`: bytes of model states that each rank held, beside the paper's formula, with reasons.
-`parts`: what a rank's highest moment is made of, and from which size on a strategy's is below DDP's.
-`peaks`: the highest moment of a step, run by run, beside theory's.
-`theory`: theory's errors about states, messages and peaks, by strategy.
+`model-states`: bytes of model states per rank, compared with the paper's formula, with reasons for differences.
+`parts`: the parts of a rank's peak, and the model size from which a strategy's peak is below DDP's.
+`peaks`: the peak of a step of each run, compared with theory.
+`theory`: the errors of theory about model states, messages and peaks, by strategy.
 """
 
 from __future__ import annotations
@@ -37,12 +37,16 @@ STATES_HEAD = ["strategy", "model states", "paper", "ratio", "parameters", "grad
                "communication buffers", "ratio with them"]  # fmt: skip
 
 STATES_EXPLANATION = """\
-Each rank keeps parameters, gradients and optimizer states, the model states: how many bytes for each parameter of the
-model, and how many does the ZeRO paper say (arXiv:1910.02054, sec. 3.1 and 5)? GPU and host together, each storage
-counted once. Where ranks differ: least to most. The ratios are the largest rank's over the paper's, without and with
-communication buffers, which the paper does not count. A value more than 0.5 % from the paper's has that in parentheses,
-and r1, r2 ... lead to the reasons at the end; *unexplained*: the known reasons do not add up to the measurement.
-Between two steps the paper's gradients are taken as released."""
+Model states are the parameters, gradients and optimizer states that a rank keeps. The tables show them in bytes per
+parameter of the model, and compare them with the ZeRO paper (arXiv:1910.02054, sec. 3.1 and 5).
+
+- Memory of GPU and host is added, and each storage is counted once. If ranks differ, the lowest and the highest
+  value are shown.
+- The ratios divide the value of the fullest rank by the paper's value, without and with communication buffers. The
+  paper does not count these buffers.
+- If a value differs from the paper's by more than 0.5 %, the paper's value follows in parentheses, and r1, r2 ...
+  refer to the reasons at the end. *unexplained*: the known reasons do not add up to the measured difference.
+- Between two steps, the paper's gradients count as released."""
 
 
 def _states_sections(record_files: list[RecordFile]) -> list[str]:
@@ -147,17 +151,21 @@ def _reasons(r: Record, part: StatePart, measured: Sequence[int], paper: float, 
     return [reason for reason, share in shares.items() if share > STATES_TOLERANCE]
 
 
-MODEL_STATES = View("model-states", "Which model states does a rank hold?", STATES_EXPLANATION, _states_sections)
+MODEL_STATES = View("model-states", "Model states of each rank", STATES_EXPLANATION, _states_sections)
 
 
 # ---------------------------------------------------------------- what a peak is made of
 
 PARTS_EXPLANATION = """\
-How many GiB does training take at the highest moment of a step (peak), and what are they? Of the rank with the highest
-peak, in a steady step. Theory: of the peak. Process: the most that any whole process had in memory while it trained,
-with Python and the libraries. Parameters to buffers: what the rank holds between two steps; more: the peak's rest."""
+The memory of a training is largest at one moment of a step, its peak. The tables show the parts of this peak in
+GiB, for the rank with the highest peak, in a steady step.
+
+- theory: the predicted peak.
+- process: the largest memory of any whole process during training, including Python and the libraries.
+- parameters to communication buffers: what the rank keeps between two steps. more: the rest of the peak."""
 CROSSINGS = """\
-The smallest model from which on, among those that were run, a strategy's peak is below {}'s; by theory the same."""
+The smallest model, among those that were run, from which on a strategy's peak is below that of {}; and the same
+according to theory."""
 
 
 class Crossing(NamedTuple):
@@ -256,7 +264,7 @@ def _crossing_size(pairs: list[tuple[RunPeak, RunPeak]], field: Literal["peak", 
     return min(below, key=lambda run: run.num_params).record.size if above else "from the smallest"
 
 
-PEAK_PARTS = View("parts", "What is a step's highest moment made of?", PARTS_EXPLANATION, _parts_sections)
+PEAK_PARTS = View("parts", "Parts of the peak memory", PARTS_EXPLANATION, _parts_sections)
 
 
 # ---------------------------------------------------------------- peaks
@@ -265,12 +273,13 @@ WANTED = 0.05  # relative error
 AT_MOST = 0.10
 
 PEAKS_EXPLANATION = """\
-Training takes the most memory at one moment of a step. Measured: what the tensors of the fullest rank took then, in a
-steady step, on GPU and host together. Theory: what they should take, and at which moment (study/theory/peaks.py)."""
+The memory of a training is largest at one moment of a step. Measured: the bytes of tensors on the fullest rank at
+that moment, in a steady step, on GPU and host together. Theory: the predicted bytes and moment
+(study/theory/peaks.py)."""
 PEAKS_COLUMNS = """\
-On a CPU its allocator counts, and DDP's buckets are added where no gradient lies in them. Too large by, at most: what
-gloo's threads are the last to let go of, counted to the step's end; in older records all that its collectives worked
-on."""
+On a CPU, PyTorch's allocator counts the bytes, and DDP's buckets are added if no gradient is stored in them. "too
+large by": an upper bound of what the measurement counts too much, because threads of gloo release some tensors only
+at the end of the step. In older records, the bound is everything that the collectives worked on."""
 PEAKS_HEAD = ["strategy", "batch x tokens", "measured, MB", "theory, MB", "error", "too large by, MB", "differs in",
               "highest at"]  # fmt: skip
 
@@ -319,20 +328,21 @@ def _peaks_row(c: StepPeak) -> list[str]:
     return [r.strategy, batch, measured, by_theory, f"{c.error:+.1%}", overcount, _computed(r), c.moment]
 
 
-PEAKS = View("peaks", "How much does a step hold at its highest?", PEAKS_EXPLANATION, _peaks_sections)
+PEAKS = View("peaks", "Peak memory of a step", PEAKS_EXPLANATION, _peaks_sections)
 
 
 # ---------------------------------------------------------------- theory's errors, by strategy
 
 THEORY_EXPLANATION = """\
-Theory says what a rank holds and sends and how high a step is, before anything runs. Each table holds it against every
-run here that ended well and measured it, of all models that theory knows, none left out. Errors are theory's, relative
-to what was measured; the median is of their absolute values, and the worst is named with its run."""
+Theory predicts model states, traffic and the peak of a step before a run starts. Each table compares it with every
+run here that ended well and measured the quantity, for all models that theory knows. No run is left out. Errors are
+relative to the measurement. The median is that of absolute errors, and the worst error is shown with its run."""
 PEAKS_NOTE = """\
-A peak on a CPU is counted by PyTorch's profiler, which never hears of what a thread of gloo's is the last to let go of,
-and counts it to the end of the step. Runs since then wait for these threads and record what was missed; for older runs
-of several processes it is at most what the step's collectives worked on. Counted too much, at most: the largest share
-of a measured peak. Beyond it: the worst error that this cannot explain; theory above the measurement always counts."""
+PyTorch's profiler counts the peak on a CPU. It does not notice when a thread of gloo releases a tensor, and counts
+the tensor until the end of the step. Newer runs wait for these threads and record what was missed. For older runs
+of several processes, the excess is at most what the collectives of the step worked on. "counted too much, at most":
+the largest such share of a measured peak. "worst beyond it": the worst error that this cannot explain. If theory is
+above the measurement, the whole difference counts as an error."""
 
 
 class Error(NamedTuple):
@@ -411,4 +421,4 @@ def _name(file: RecordFile) -> str:
     return f"{folder.parent.name if folder.name == 'records' else folder.name}/{file.record.run_id}"
 
 
-THEORY = View("theory", "How far is theory off?", THEORY_EXPLANATION, _theory_sections, lists_unfinished=False)
+THEORY = View("theory", "Errors of theory", THEORY_EXPLANATION, _theory_sections, lists_unfinished=False)

@@ -1,4 +1,4 @@
-"""Pairs of comparable runs, what limits a pair, and a reason for each run that is in none."""
+"""Form pairs of comparable runs, with what limits a pair, and a reason for each run that is in no pair."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The view `parity`: each run's losses, norms and final weights beside DDP's, and what each run learned."""
+"""The view `parity`: losses, gradient norms and final weights of each run compared with DDP, and what each run "
+"learned."""
 
 from __future__ import annotations
 
@@ -21,19 +22,25 @@ from study.records.steps import steps_of
 WITHIN = 1e-5
 
 EXPLANATION = f"""\
-The same training should give the same losses and weights under every strategy, up to rounding. Each run stands beside
-one of equal data, configuration and seed: DDP's, or the first where there is none. Within {WITHIN:g}: all its relative
-differences are. Loss and gradient norm: the largest over all steps. Sums: the larger one of the final parameters' sums
-of absolute values and of squares. Weights: bit-identical or not, as training begins and as it ends. With dropout, runs
-on another number of processes, with another micro batch or on another device draw other masks: not comparable."""
+The same training should give the same losses and weights under every strategy, except for rounding. Each run is
+compared with a run that has the same data, configuration and seed: a DDP run or, if there is none, the first run.
+
+- within {WITHIN:g}: whether all relative differences are at most this large.
+- loss, gradient norm: the largest difference over all steps.
+- sums: the larger difference of the final parameters' sum of absolute values and sum of squares.
+- weights at first, at last: whether the weights are bit-identical at the start and at the end.
+- Runs with dropout draw different masks, and cannot be compared, if they differ in the number of processes, the
+  micro batch or the device."""
 
 HEAD = ["run", f"within {WITHIN:g}", "loss", "gradient norm", "sums", "weights at first, at last",
         "processes x micro batch", "compared with"]  # fmt: skip
 
 LEARNED = f"""\
-Losses are means over the first and the last {STEPS_AT_AN_END} steps (of a shorter run, a third); where they rise under
-all strategies alike, none is the cause. Held out: of examples not trained on. Seconds per step: the slowest rank's
-median, without warm-up and the probed step; on a shared machine no comparison."""
+- first losses, last losses: means over the first and the last {STEPS_AT_AN_END} steps (in a shorter run, over a
+  third of the steps). If the losses rise under all strategies, no strategy is the cause.
+- held out: evaluated on examples that were not trained on.
+- s/step: the slowest rank's median, without warm-up and without the step in which memory is measured. On a shared
+  machine, times cannot be compared."""
 
 LEARNED_HEAD = ["strategy", "processes", "seed", "held out", "first losses", "last losses", "steps", "s/step",
                 "peak RSS, GiB"]  # fmt: skip
@@ -60,11 +67,20 @@ def _sections(record_files: list[RecordFile]) -> list[str]:
 
 
 def same_training(file: RecordFile) -> str:
-    """What is equal of runs that train the same thing: box, model, precision, start, text and configuration."""
+    """Describe what is equal of runs that train the same: machine, model, precision, seed, text and configuration."""
     r = file.record
-    digest = (r.data or {}).get("digest")
-    place = [r.box, r.workload, r.size, r.config.get("precision"), r.seed]
-    return json.dumps([*place, digest, settings(r)], sort_keys=True)
+    return _training([r.box, r.workload, r.size, r.config.get("precision"), r.seed], r, settings(r))
+
+
+def same_training_of_any_seed(file: RecordFile) -> str:
+    """Describe what is equal of runs that train the same, except for the seed."""
+    r = file.record
+    decisive = {name: value for name, value in settings(r).items() if name != "seed"}
+    return _training([r.box, r.workload, r.size, r.config.get("precision")], r, decisive)
+
+
+def _training(place: list[Any], r: Record, decisive: dict[str, Any]) -> str:
+    return json.dumps([*place, (r.data or {}).get("digest"), decisive], sort_keys=True)
 
 
 def settings(r: Record) -> dict[str, Any]:
@@ -82,10 +98,12 @@ def shown_arithmetic(r: Record) -> str:
     return f" with {', '.join(parts)}" if parts else ""
 
 
-def heading(r: Record) -> str:
+def heading(r: Record, seeds: Sequence[int] = ()) -> str:
+    """Describe the training of a group of runs; `seeds`: theirs, if they are not all that of `r`."""
     dropout = f"dropout {r.config['dropout']:g}"
     steps = f"{r.steps_done} steps of {r.config['global_batch_size']} sequences"
-    return f"{r.workload} {r.size}, {proven(r).precision}, seed {r.seed}, {dropout}, {steps}{shown_arithmetic(r)}"
+    seed = f"seeds {', '.join(map(str, seeds))}" if len(seeds) > 1 else f"seed {r.seed}"
+    return f"{r.workload} {r.size}, {proven(r).precision}, {seed}, {dropout}, {steps}{shown_arithmetic(r)}"
 
 
 def order(file: RecordFile) -> tuple[bool, int, int, int, str, str]:
@@ -147,7 +165,7 @@ def _weights(file: RecordFile) -> tuple[Checksum, Checksum]:
     """The checksums of a finished run's weights as it began, and as it ended."""
     initial, final = file.record.initial_parameters, file.record.final_parameters
     if initial is None or final is None:
-        raise Refusal(f"{file.where}: no checksum of its weights; run it again")
+        raise Refusal(f"{file.where}: the record has no checksum of the weights. Run it again.")
     return initial, final
 
 
@@ -164,7 +182,8 @@ def _steps(file: RecordFile, reference: RecordFile) -> tuple[float | None, float
     steps, reference_steps = (steps_of(run_file) for run_file in (file, reference))
     if [line["step"] for line in steps] != [line["step"] for line in reference_steps]:
         raise Refusal(
-            f"{file.where}: {len(steps)} steps, {reference.where} has {len(reference_steps)}; run the shorter one again"
+            f"{file.where}: {len(steps)} steps, {reference.where} has {len(reference_steps)}. Run the shorter one "
+            "again."
         )
     pairs = list(zip(steps, reference_steps, strict=True))
     loss, grad_norm = (_largest([(a[key], b[key]) for a, b in pairs]) for key in ("loss", "grad_norm"))
@@ -225,4 +244,4 @@ def _learned_by(file: RecordFile) -> list[str]:
     ]
 
 
-PARITY = View("parity", "Does the strategy change what is trained?", EXPLANATION, _sections)
+PARITY = View("parity", "Losses and weights compared with DDP", EXPLANATION, _sections)

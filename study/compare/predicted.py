@@ -1,6 +1,6 @@
-"""What theory predicts of recorded runs, beside what they measured: states, messages, peaks, FLOP/s; predicted records.
+"""Join recorded runs with predictions of theory: model states, messages, peaks and FLOP/s.
 
-The only module of this room that imports `study.theory`. `with_theory` joins its columns to the tidy table.
+This is the only module of this folder that imports `study.theory`. `with_theory` adds its columns to the tidy table.
 """
 
 from __future__ import annotations

@@ -1,19 +1,25 @@
-"""Short summaries: the view `short`, which has one line for each run, and the last lines that one run prints.
+"""Short summaries: the view `short`, a table with one row per strategy, and the last lines that one run prints.
 
-`table`: each run beside the plainest of its group: the loss, the peak of memory, the time of a step.
-`of_run`: of one run that ended well its proof, losses, model states, messages and step time.
+`table`: the loss, the peak memory and the time per step of each strategy, relative to a control.
+`of_run`: the proof, losses, model states, messages and step time of one run that ended well.
 """
 
 from __future__ import annotations
 
+import json
+import re
+import statistics
 import textwrap
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from itertools import groupby
 from pathlib import Path
+from typing import Any, NamedTuple
 
-from study import formatting
+from study import formatting, terminal
 from study.compare import facts, parity, predicted, view
 from study.compare.facts import proven
+from study.config import OF_THE_PROCESS
 from study.errors import Refusal
 from study.records import find as records
 from study.records import schema
@@ -21,80 +27,341 @@ from study.records.find import RecordFile
 from study.records.schema import Proof, Record
 from study.records.steps import read_steps
 
-HEAD = ["strategy", "ranks", "loss", "", "peak", "", "s/step", ""]
 LEGEND = f"""\
-Each row is compared with the first of its block, "vs".
-loss: of the last step. same: no step's loss differs by more than {parity.WITHIN:g};
-  a number: the largest relative difference; masks, steps: the runs drew other
-  dropout masks, or took other steps, so that their losses cannot be compared.
-peak: of the tensors of the fullest rank.
-More: --view differences, parity, parts, model-states or communication."""
+Ratios are relative to the first row of each block ("vs").
+loss: the loss of the last step. "same": the loss of every step agrees within
+  {parity.WITHIN:g}. A number: the largest relative difference of a step's loss.
+  "masks", "steps", "seeds": the losses cannot be compared, because the runs
+  drew different dropout masks, took different steps, or have different seeds.
+peak: the largest number of bytes that the tensors of one rank occupied."""
+REPEATS = """\
+Each row shows the median of its runs. If they differ, the line below it shows
+the range. Ratios compare medians. To list every run: zero-study compare --each"""
+MORE = "Other tables: --view differences, parity, parts, model-states, communication."
 WIDTH = 80  # of a terminal, in columns
 MOST_GROUPS = 8  # that are shown
+MOST_NAMES = 4  # in a sentence
 
 
-def table(folders: Sequence[Path]) -> str:
-    """Make the text: a block for each group of runs that train the same."""
+def table(folders: Sequence[Path], each: bool = False) -> str:
+    """Make the text: a block for each group of runs that train the same, with one row per strategy.
+
+    Runs that differ only in seed and repeat share a row. With `each`, every run has a row of its own.
+    """
     files = records.find(folders)
-    runs = sorted(view.finished(files), key=parity.same_training)
-    groups = [sorted(members, key=parity.order) for _, members in groupby(runs, key=parity.same_training)]
+    block_of: Callable[[RecordFile], str] = parity.same_training if each else parity.same_training_of_any_seed
+    runs = sorted(view.finished(files), key=block_of)
+    groups = [sorted(members, key=parity.order) for _, members in groupby(runs, key=block_of)]
     groups.sort(key=len, reverse=True)
     several_machines = len({file.record.box for file in runs}) > 1
-    lines = [line for group in groups[:MOST_GROUPS] for line in _block(group, several_machines)]
+    blocks = [_rows(group, each) for group in groups[:MOST_GROUPS]]
+    lines = [line for rows in blocks for line in _block(rows, several_machines, each)]
+    if not lines:
+        return "\n".join(["No run here ended well.", *view.not_ok(files)])
     if len(groups) > MOST_GROUPS:
-        lines += [f"{len(groups) - MOST_GROUPS} more groups of runs that train the same; name fewer folders."]
-    return "\n".join([*lines, LEGEND if lines else "No run here ended well.", *view.not_ok(files)])
+        more = f"{len(groups) - MOST_GROUPS} more groups of runs that train the same are not shown."
+        lines += [f"{more} Name fewer folders.", ""]
+    notes = [LEGEND, *([REPEATS] if any(len(row.files) > 1 for rows in blocks for row in rows) else []), MORE]
+    return "\n".join([*lines, *notes, *view.not_ok(files)])
 
 
-def _block(group: list[RecordFile], several_machines: bool) -> list[str]:
-    """The heading and the table of runs that train the same, and why some of their times are in parentheses."""
-    first = group[0].record
-    rows = [_row(file, group[0]) for file in group]
-    columns = len(HEAD) if any(row[6] for row in rows) else 6  # without times if none was taken
-    ratio = f"vs {first.strategy if len(first.strategy) <= len('ddp') else '1st'}"
-    machine = f", {first.box}" if several_machines else ""
-    reasons = dict.fromkeys(row[-1] for row in rows if row[-1])
+# ---------------------------------------------------------------- the rows of a block
+
+
+class _Row(NamedTuple):
+    """The runs of one strategy with one configuration, which share a row."""
+
+    name: str
+    files: list[RecordFile]
+
+    @property
+    def first(self) -> Record:
+        return self.files[0].record
+
+    @property
+    def losses(self) -> list[float]:
+        """The final loss of each seed: of several runs with that seed, the median, so that every seed counts once."""
+        by_seed: dict[int, list[float]] = {}
+        for file in self.files:
+            if file.record.final_loss is not None:
+                by_seed.setdefault(file.record.seed, []).append(file.record.final_loss)
+        return [statistics.median(losses) for losses in by_seed.values()]
+
+    @property
+    def peaks(self) -> list[float]:
+        return [peak for file in self.files if (peak := _peak(file.record)) is not None]
+
+    @property
+    def comparable_seconds(self) -> list[float]:
+        """The times per step of the runs whose times measure the strategy."""
+        seconds = (_seconds(file.record) for file in self.files if facts.why_untimed(file.record) is None)
+        return [value for value in seconds if value is not None]
+
+    @property
+    def seconds(self) -> list[float]:
+        """The comparable times per step, or all if none is comparable."""
+        every = (_seconds(file.record) for file in self.files)
+        return self.comparable_seconds or [value for value in every if value is not None]
+
+    @property
+    def why_untimed(self) -> list[str]:
+        """The reasons why times of these runs do not measure the strategy."""
+        timed = [file.record for file in self.files if _seconds(file.record) is not None]
+        return [reason for r in timed if (reason := facts.why_untimed(r))]
+
+
+def _rows(group: Sequence[RecordFile], each: bool) -> list[_Row]:
+    """Divide the runs of a block into rows, in the order of their first runs."""
+    members: dict[str, list[RecordFile]] = {}
+    for number, file in enumerate(group):
+        members.setdefault(str(number) if each else _configuration(file.record), []).append(file)
+    rows = [_Row(files[0].record.strategy, files) for files in members.values()]
+    return [row._replace(name=row.name + _qualifier(row, rows, each)) for row in rows]
+
+
+def _settings(r: Record) -> dict[str, Any]:
+    settings = {name: value for name, value in r.config.items() if name not in OF_THE_PROCESS | {"seed"}}
+    return settings | {"micro_batch_size": proven(r).micro_batch_size}
+
+
+def _configuration(r: Record) -> str:
+    """Describe all that must be equal for two runs to be repeats of one another."""
+    mixed = (r.mixed_code, r.mixed_processors)
+    return json.dumps([r.strategy, r.world_size, r.strategy_file, mixed, _settings(r)], sort_keys=True)
+
+
+def _qualifier(row: _Row, rows: Sequence[_Row], each: bool) -> str:
+    """Say what distinguishes a row from other rows of the same strategy and number of ranks."""
+    words = ["mixed code"] if row.first.mixed_code else []
+    if not each:
+        alike = [
+            row_alike
+            for row_alike in rows
+            if row_alike.name == row.name and row_alike.first.world_size == row.first.world_size
+        ]
+        settings = _settings(row.first)
+        differing = [
+            key
+            for key, value in settings.items()
+            if any(_settings(row_alike.first).get(key) != value for row_alike in alike)
+        ]
+        words += [f"{key.removesuffix('_size').replace('_', ' ')} {settings[key]}" for key in sorted(differing)]
+    return f" ({', '.join(words)})" if words else ""
+
+
+# ---------------------------------------------------------------- a block
+
+
+def _block(rows: list[_Row], several_machines: bool, each: bool) -> list[str]:
+    """Make the heading, the answer and the table of runs that train the same, and say which times do not count."""
+    control = rows[0]
+    reference = control.first.strategy if len(control.first.strategy) <= len("zero1") else "1st"
+    seeds = sorted({file.record.seed for row in rows for file in row.files})
+    machine = f", {control.first.box}" if several_machines else ""
+    heading = formatting.shown(parity.heading(control.first, seeds) + machine)
+    lines = [*_wrapped(heading), *_wrapped(" ".join(_other_control(rows) if each else _answer(rows))), ""]
+    lines += [_fitting(*_cells(rows, f"vs {reference}")), ""]
+    reasons = Counter(reason for row in rows for reason in row.why_untimed)
+    for reason, count in reasons.items():
+        times = "The time of 1 run does" if count == 1 else f"The times of {count} runs do"
+        lines += _wrapped(f"{times} not count: {reason}.")
+    if any(row.seconds and not row.comparable_seconds for row in rows):
+        lines += _wrapped("Times in parentheses do not count and are not compared.")
+    return [*lines, *([""] if reasons else [])]
+
+
+def _wrapped(text: str) -> list[str]:
+    return textwrap.wrap(text, WIDTH, break_on_hyphens=False)
+
+
+def _answer(rows: Sequence[_Row]) -> list[str]:
+    """Name the control if it is not DDP, then the rows with the lowest peak and the shortest step, and the losses."""
+    control, others = rows[0], rows[1:]
+    sentences = _other_control(rows)
+    if not others:
+        return sentences
+    names = _names_in_sentences(rows)
+    measures: tuple[tuple[str, Callable[[_Row], list[float]]], ...] = (
+        ("peak", lambda row: row.peaks),
+        ("step", lambda row: row.comparable_seconds),
+    )
+    for noun, values_of in measures:
+        measured = [row for row in rows if values_of(row)]
+        if len(measured) > 1:
+            least = min(measured, key=lambda row: statistics.median(values_of(row)))
+            adjective = "lowest" if noun == "peak" else "shortest"
+            claim = f"{names[rows.index(least)]} has the {adjective} {noun}"
+            ratio = _ratio(values_of(least), values_of(control)).removesuffix("x")
+            if least is control or not ratio:
+                sentences.append(f"{claim}.")
+            elif ratio == "1.00":
+                sentences.append(f"The {adjective} {noun} is less than 1 % below that of {names[0]}.")
+            else:
+                sentences.append(f"{claim}: {ratio} times that of {names[0]}.")
+    return [*sentences, *_answer_on_losses(rows, names)]
+
+
+def _other_control(rows: Sequence[_Row]) -> list[str]:
+    """If the control is not DDP, say so, and say which row takes its place."""
+    if rows[0].first.strategy == "ddp":
+        return []
+    if any(row.first.strategy == "ddp" for row in rows):
+        lack = "The DDP runs here are no control, because parts of them ran with different code or on other processors."
+    else:
+        lack = "There is no DDP run here to compare with."
+    return [lack, *([f"The rows are compared with {rows[0].name} instead."] if len(rows) > 1 else [])]
+
+
+def _names_in_sentences(rows: Sequence[_Row]) -> list[str]:
+    """Return a name for each row that no other row has."""
+    counts = Counter(row.name for row in rows)
+    ranks = [f"{row.first.world_size} rank{'s'[: row.first.world_size > 1]}" for row in rows]
     return [
-        textwrap.fill(formatting.shown(parity.heading(first) + machine), WIDTH),
-        "",
-        _fitting([row[:columns] for row in rows], [name or ratio for name in HEAD[:columns]]),
-        "",
-        *(textwrap.fill(f"(): {reason}", WIDTH) for reason in reasons),
+        row.name if counts[row.name] == 1 else f"{row.name} ({rank})" for row, rank in zip(rows, ranks, strict=True)
     ]
 
 
-def _fitting(rows: Sequence[Sequence[str]], head: Sequence[str]) -> str:
-    """Make a table that fits into the terminal: a long name of a strategy goes on in the next line."""
-    columns = [*zip(head, *rows, strict=True)]
-    widths = [max(map(len, column)) for column in columns]
-    widths[0] = max(len(head[0]), min(widths[0], WIDTH - sum(2 + width for width in widths[1:])))
-    lines = []
-    for name, *remaining in (head, *rows):
-        first, *more = textwrap.wrap(name, widths[0])
-        cells = [f"{cell:<{width}}" for cell, width in zip((first, *remaining), widths, strict=True)]
-        lines += ["  ".join(cells).rstrip(), *more]
+def _answer_on_losses(rows: Sequence[_Row], names: Sequence[str]) -> list[str]:
+    verdicts = {name: _loss_difference(row, rows[0]) for row, name in zip(rows[1:], names[1:], strict=True)}
+    same = [name for name, verdict in verdicts.items() if verdict == "same"]
+    different = [name for name, verdict in verdicts.items() if verdict[0].isdigit()]
+    if len(same) == len(rows) - 1:
+        return [f"All losses are the same as those of {names[0]}."]
+    sentences = [f"The losses of {_counted(same)} are the same as those of {names[0]}."] if same else []
+    return [
+        *sentences,
+        *([f"The losses of {_counted(different)} differ from those of {names[0]}."] if different else []),
+    ]
+
+
+def _counted(names: Sequence[str]) -> str:
+    """Name a few strategies; of many, only say how many they are."""
+    if len(names) > MOST_NAMES:
+        return f"{len(names)} rows"
+    return f"{', '.join(names[:-1])} and {names[-1]}" if len(names) > 1 else names[0]
+
+
+Cell = tuple[str, str]  # the value, and below it the range
+
+
+def _cells(rows: Sequence[_Row], comparison: str) -> tuple[list[list[Cell]], list[str]]:
+    """Make the cells of a block and their heads, without columns that say nothing."""
+    control = rows[0]
+    columns: list[tuple[str, list[Cell]]] = [
+        ("strategy", [(row.name, "") for row in rows]),
+        ("ranks", [(str(row.first.world_size), "") for row in rows]),
+        ("runs", [(str(len(row.files)), "") for row in rows]),
+        ("loss", [_median(row.losses, "{:.4f}".format) for row in rows]),
+        (comparison, [("" if row is control else _loss_difference(row, control), "") for row in rows]),
+        ("peak", [_median(row.peaks, formatting.bytes_text) for row in rows]),
+        (comparison, [("" if row is control else _ratio(row.peaks, control.peaks), "") for row in rows]),
+        ("s/step", [_time_cell(row) for row in rows]),
+        (comparison, [_time_ratio(row, control) for row in rows]),
+    ]
+    if all(len(row.files) == 1 for row in rows):
+        columns = [column for column in columns if column[0] != "runs"]
+    if not any(row.seconds for row in rows):
+        columns = columns[:-2]
+    heads, cells = zip(*columns, strict=True)
+    return [list(row) for row in zip(*cells, strict=True)], list(heads)
+
+
+def _fitting(rows: Sequence[Sequence[Cell]], heads: Sequence[str]) -> str:
+    """Make a table that fits into the terminal: a long name of a strategy continues in the next line."""
+    widths = [
+        max(len(head), *(len(value) for value, _ in column))
+        for head, column in zip(heads, zip(*rows, strict=True), strict=True)
+    ]
+    # A range stands below its value and may extend into the empty place below the comparison.
+    for place in range(len(heads) - 1):
+        longest = max(len(extent) for _, extent in (row[place] for row in rows))
+        widths[place] = max(widths[place], longest - (2 + widths[place + 1] if heads[place + 1][:2] == "vs" else 0))
+    widths[0] = max(len(heads[0]), min(widths[0], WIDTH - sum(2 + width for width in widths[1:])))
+    lines = [_line(heads, widths)]
+    for (name, _), *remaining in rows:
+        first, *more = _wrapped_name(name, widths[0])
+        ranges = [extent for _, extent in remaining]
+        lines.append(_line([first, *(value for value, _ in remaining)], widths))
+        if more or any(ranges):
+            lines.append(_line([more[0] if more else "", *ranges], widths))
+        lines += more[1:]
     return "\n".join(lines)
 
 
-def _row(file: RecordFile, first: RecordFile) -> list[str]:
-    """The cells of a run, and why its time is no measure of its strategy; empty if it is one."""
-    r = file.record
-    is_first = file is first
-    peak, first_peak = _peak(r), _peak(first.record)
-    seconds, first_seconds = _seconds(r), _seconds(first.record)
-    why_untimed = facts.why_untimed(r) if seconds else None
-    are_comparable = not why_untimed and not facts.why_untimed(first.record)
-    return [
-        r.strategy + (" (mixed code)" if r.mixed_code else ""),
-        str(r.world_size),
-        "" if r.final_loss is None else f"{r.final_loss:.4f}",
-        "" if is_first else _same(file, first),
-        "" if peak is None else formatting.bytes_text(peak),
-        "" if is_first else _times(peak, first_peak),
-        _seconds_text(seconds, why_untimed is not None),
-        "" if is_first or not are_comparable else _times(seconds, first_seconds),
-        why_untimed or "",
-    ]
+def _wrapped_name(name: str, width: int) -> list[str]:
+    """Wrap a name between its words, which underscores or spaces separate; a longer word is broken."""
+    lines = [""]
+    for word in re.findall(r"[^_ ]*[_ ]?", name):
+        if len(lines[-1]) + len(word.rstrip()) <= width:
+            lines[-1] += word
+        else:
+            lines += [word[start : start + width] for start in range(0, len(word), width)]
+    return [line.strip() for line in lines if line.strip()]
+
+
+def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
+    """Align cells; a longer one takes the place of the empty one that follows it."""
+    line, end = "", 0
+    for cell, width in zip(cells, widths, strict=True):
+        if cell:
+            line = f"{line:<{end}}{cell}"
+        end += width + 2
+    return line.rstrip()
+
+
+def _median(values: Sequence[float], text: Callable[[float], str]) -> Cell:
+    """The median, and the range if the values differ as they are shown."""
+    if not values:
+        return "", ""
+    lowest, highest = text(min(values)), text(max(values))
+    if lowest == highest:
+        return text(statistics.median(values)), ""
+    unit = lowest.partition(" ")[2]
+    lowest = lowest.removesuffix(f" {unit}") if highest.endswith(f" {unit}") else lowest
+    return text(statistics.median(values)), f"{lowest}-{highest}"
+
+
+def _time_cell(row: _Row) -> Cell:
+    value, extent = _median(row.seconds, "{:.3g}".format)
+    return (value, extent) if row.comparable_seconds or not value else (f"({value})", f"({extent})" if extent else "")
+
+
+def _time_ratio(row: _Row, control: _Row) -> Cell:
+    return ("" if row is control else _ratio(row.comparable_seconds, control.comparable_seconds)), ""
+
+
+def _ratio(values: Sequence[float], control_values: Sequence[float]) -> str:
+    """The ratio of the medians."""
+    if not values or not control_values or not (reference := statistics.median(control_values)):
+        return ""
+    return f"{statistics.median(values) / reference:.2f}x"
+
+
+def _loss_difference(row: _Row, control: _Row) -> str:
+    """Compare the losses of each run with those of the control's run that has the same seed."""
+    references = {file.record.seed: file for file in reversed(control.files)}
+    verdicts, differences = set(), []
+    for file in row.files:
+        reference = references.get(file.record.seed)
+        verdict = _difference(file, reference) if reference else "seeds"
+        if isinstance(verdict, str):
+            verdicts.add(verdict)
+        else:
+            differences.append(verdict)
+    if verdicts:
+        return next(word for word in ("masks", "steps", "unknown", "seeds") if word in verdicts)
+    return "same" if max(differences) <= parity.WITHIN else f"{max(differences):.1e}"
+
+
+def _difference(file: RecordFile, reference: RecordFile) -> float | str:
+    """Return the largest relative difference of a step's loss, or one word that says why there is none."""
+    if parity.incomparable(file.record, reference.record):
+        return "masks"
+    try:
+        difference = parity.largest_loss_difference(file, reference)
+    except Refusal:
+        return "steps"
+    return "unknown" if difference is None else difference
 
 
 def _peak(r: Record) -> float | None:
@@ -107,36 +374,13 @@ def _seconds(r: Record) -> float | None:
     return r.timing.median_seconds if r.timing else None
 
 
-def _seconds_text(seconds: float | None, is_disturbed: bool) -> str:
-    if seconds is None:
-        return ""
-    return f"({seconds:.3g})" if is_disturbed else f"{seconds:.3g}"
-
-
-def _same(file: RecordFile, first: RecordFile) -> str:
-    if parity.incomparable(file.record, first.record):
-        return "masks"
-    try:
-        difference = parity.largest_loss_difference(file, first)
-    except Refusal:
-        return "steps"
-    if difference is None:
-        return "unknown"
-    return "same" if difference <= parity.WITHIN else f"{difference:.1e}"
-
-
-def _times(value: float | None, reference: float | None) -> str:
-    """How many times the first one's."""
-    return "" if value is None or not reference else f"{value / reference:.2f} x"
-
-
 # ---------------------------------------------------------------- one run
 
 ENGINE_NAMES = {"MULTI_GPU": "DDP", "MULTI_CPU": "DDP", "NO": "no distribution", "FSDP": "FSDP2"}
 
 
 def of_run(folder: Path) -> str:
-    """Say of a run that is ok what was proven, learned, held, sent, and how long a step took; and what to do next."""
+    """Summarize a run that ended well: engine, losses, memory, traffic and time; where its record is; the next step."""
     record = schema.read(folder)
     first_loss = read_steps(folder)[0]["loss"]
     lines = [
@@ -149,15 +393,16 @@ def of_run(folder: Path) -> str:
     next_strategy = "zero2" if record.strategy == "ddp" else "ddp"
     lines.append(f"record    {folder / 'record.json'}")
     lines.append(
-        f"next      zero-study train --strategy {next_strategy}; then both: zero-study compare {folder.parent}"
+        f"next      To compare with another strategy: zero-study train --strategy {next_strategy}, then zero-study "
+        f"compare {folder.parent}"
     )
-    return "\n".join(lines)
+    return "\n".join(terminal.wrapped(line, later_indent=" " * 10) for line in lines)
 
 
 def _proof_line(record: Record) -> str:
     proof = proven(record)
     processes = "1 process" if record.world_size == 1 else f"{record.world_size} processes"
-    return f"proven    {record.strategy}: {_engine(proof)}, {processes} on {proof.device}, {proof.precision}"
+    return f"verified  {record.strategy}: {_engine(proof)}, {processes} on {proof.device}, {proof.precision}"
 
 
 def _engine(proof: Proof) -> str:
@@ -169,24 +414,24 @@ def _engine(proof: Proof) -> str:
 
 
 def _learning_line(record: Record, first_loss: float) -> str:
-    line = f"learned   loss {first_loss:.4f} at first, {record.final_loss:.4f} after {record.steps_done} steps"
+    line = f"loss      {first_loss:.4f} at first, {record.final_loss:.4f} after {record.steps_done} steps"
     line += " of synthetic text" if record.config["data"] == "bundled" else ""
     if not record.evaluation:
         return line
     last = {name: value for name, value in record.evaluation[-1].items() if name != "step"}
-    return f"{line}; held out: " + ", ".join(
-        f"{name} {'beyond a float' if value is None else f'{value:.4g}'}" for name, value in last.items()
+    return f"{line}; on held-out examples: " + ", ".join(
+        f"{name} {'overflow' if value is None else f'{value:.4g}'}" for name, value in last.items()
     )
 
 
 def _states_line(record: Record) -> str:
     if record.model_state_bytes is None or record.num_params is None:
-        return "held      not measured (--no-measure)"
+        return "memory    not measured (--no-measure)"
     fullest = max(rank.model_states for rank in record.model_state_bytes) / record.num_params
     buffers = max(rank.communication_buffers for rank in record.model_state_bytes)
     paper = predicted.paper_states(record, "stepping").total / record.num_params
     return (
-        f"held      {fullest:.2f} bytes of model states per parameter on the fullest rank (arXiv:1910.02054: "
+        f"memory    {fullest:.2f} bytes of model states per parameter on the fullest rank (arXiv:1910.02054: "
         f"{paper:.2f}), and {buffers / 1e9:.3g} GB of the engine's buffers"
     )
 
@@ -197,14 +442,14 @@ def _messages_line(record: Record) -> str:
     line = f"sent      {sent.measured:.2f} times the parameters' bytes per step and rank"
     line += f" (arXiv:1910.02054: {sent.paper:.2f})"
     more = proven(record).backend == "gloo" and sent.by_gloo != sent.measured
-    return line + (f"; over gloo, as it ran, {sent.by_gloo:.2f}" if more else "")
+    return line + (f"; gloo, which this run used, sends {sent.by_gloo:.2f}" if more else "")
 
 
 def _time_line(record: Record) -> str:
     timing = record.timing
     if timing is None or timing.median_seconds is None:
-        return "took      too few steps to time one"
-    line = f"took      {timing.median_seconds:.3g} s a step, median of {timing.num_steps}"
+        return "time      not measured, because there were too few steps"
+    line = f"time      {timing.median_seconds:.3g} s per step, median of {timing.num_steps} steps"
     if timing.lower_quartile_seconds is None or timing.upper_quartile_seconds is None:
         return line
     return f"{line} (quartiles {timing.lower_quartile_seconds:.3g} to {timing.upper_quartile_seconds:.3g})"

@@ -161,7 +161,9 @@ def check_control(table: pd.DataFrame, control: str) -> None:
     """Raise Refusal where no run is of the strategy that others are to be compared with."""
     names = in_order(table["strategy"])
     if control not in names:
-        raise Refusal(f"--control {control}: no run of it here; the strategies are {', '.join(names)}")
+        raise Refusal(
+            f"--control {control}: there is no run of this strategy here. The strategies are: {', '.join(names)}"
+        )
 
 
 def steps(table: pd.DataFrame) -> pd.DataFrame:

@@ -1,9 +1,10 @@
-"""Permutation test, equivalence (BCa bootstrap) and exact interval of partings, of a study that was fixed in advance.
+"""The statistics of a study with a protocol: a permutation test, an equivalence test (BCa bootstrap), exact intervals.
 
-A start has the control's run and the null: runs of the control's training that differ from it in rounding alone. Of
-each arm is asked: is its held-out loss further from the control's than the null's are (a test that exchanges runs
-within each start)? Is the mean difference within the margin? In how many starts is it further away than any run of the
-null? Arms that are wrong on purpose are asked the same; where one is not flagged, the test could not have failed.
+Each seed has a run of the control, and runs of the null: the control's training with other rounding errors. Three
+questions are asked of each arm. Is its held-out loss further from the control's than the null's is (by a test that
+exchanges runs within each seed)? Is the mean difference within the margin? For how many seeds is it further away than
+every run of the null? Arms that are wrong on purpose are tested in the same way. If one of them is not detected, the
+test could not have failed, and there is no verdict.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ def _null_of(differences: Mapping[str, dict[int, float]], protocol: Protocol) ->
     null = {name: differences[name] for name in protocol.variants if name in differences}
     if missing := set(protocol.variants) - null.keys():
         raise Refusal(
-            f"no run of the null {min(missing)!r} is here; the tests need all of {', '.join(protocol.variants)}"
+            f"no run of the null {min(missing)!r} is here. The tests need all of: {', '.join(protocol.variants)}"
         )
     return null
 
@@ -148,8 +149,8 @@ def require_whole(missing: Sequence[str]) -> None:
     """Raise Refusal where a planned run has no outcome yet: who looks before can stop where it pleases."""
     if missing:
         raise Refusal(
-            f"{len(missing)} planned runs have no outcome yet, {missing[0]} among them; a study that was fixed in "
-            "advance is judged when it is whole"
+            f"{len(missing)} planned runs have no outcome yet, {missing[0]} among them. A study with a protocol is "
+            "judged only when all of its runs have ended."
         )
 
 

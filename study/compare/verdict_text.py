@@ -1,4 +1,4 @@
-"""The page of a study that was fixed in advance: its answer, a table of arms, and what these rest on."""
+"""The page of a study with a protocol: its answer, a table of arms, and the evidence behind them."""
 
 from __future__ import annotations
 
@@ -181,16 +181,16 @@ def basis(decided: Decided) -> list[str]:
     """When, by which code and under which text the runs were made; what was left out; the pilot; what deviated."""
     runs, protocol, name = decided.runs, decided.study.protocol, decided.study.name
     assert protocol is not None
-    history = parse_yaml(DEVIATIONS.read_text()).get(name, {"committed": "nobody has noted which commit"})
+    history = parse_yaml(DEVIATIONS.read_text()).get(name, {"committed": "an unknown commit"})
     first, last = (choose(run.started_at for run in runs.taken) for choose in (min, max))
     commits = ", ".join(f"{commit[:10]} ({n})" for commit, n in Counter(run.commit for run in runs.taken).most_common())
     return [
-        f"{len(runs.taken)} of {runs.num_planned} planned runs, begun between {first} and {last}.",
-        f"Commits of the code that ran, and how many: {commits}.",
+        f"{len(runs.taken)} of {runs.num_planned} planned runs, started between {first} and {last}.",
+        f"Commits of the code, with the number of runs: {commits}.",
         f"The protocol is `study/studies/{name}.yaml`, fixed on {protocol.fixed_on} by {history['committed']}. "
-        "Each of these runs was begun under this text: its outcome has the file's digest.",
-        f"Pilot, not among them: {protocol.pilot}",
+        "Each of these runs was started with this text: its outcome has the digest of the file.",
+        f"Pilot runs, which do not count: {protocol.pilot}",
         *(f"Left out by the protocol: {rule}" for rule in protocol.exclusions),
         *(f"Left out: {run_id}, {reason}" for run_id, reason in sorted(runs.left_out.items())),
-        *(f"Deviates from what was fixed: {deviation}" for deviation in history.get("deviations", ())),
+        *(f"Deviation from the protocol: {deviation}" for deviation in history.get("deviations", ())),
     ]

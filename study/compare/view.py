@@ -1,4 +1,5 @@
-"""The frame of all pages of `zero-study compare`: title, explanation, tables, runs without a result, command."""
+"""The frame that all pages of `zero-study compare` share: title, explanation, tables, runs without a result, "
+"command."""
 
 from __future__ import annotations
 
@@ -45,7 +46,7 @@ def page(
 
     `option`: of `zero-study compare`, which makes the page. `record_files`: those without a result are listed.
     """
-    name = f"compare {option}".rstrip()
+    name = f"compare {option}".rstrip() + " --markdown"
     folder_names = ", ".join(path.name for path in folders if path.name not in ("", "records"))
     head = f"# {title} ({folder_names})" if folder_names else f"# {title}"
     made_by = f"Made by `{command(name, folders)}`."

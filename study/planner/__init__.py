@@ -1,4 +1,4 @@
-"""Strategies for a model and a box before anybody rents GPUs: what `zero-study advise` answers."""
+"""Choose a strategy for a model before renting GPUs (`zero-study advise`)."""
 
 from study.planner.choose import advise, fewest_gpus, largest_models
 from study.planner.request import Request

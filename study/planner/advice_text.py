@@ -1,7 +1,8 @@
-"""Advice as tables of text, as JSON, and as an accelerate file."""
+"""Print advice as sentences and tables, or as JSON, and write it as an accelerate file."""
 
 from __future__ import annotations
 
+import dataclasses
 import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -10,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from tabulate import tabulate
 
-from study import files
+from study import files, terminal
 from study.errors import Refusal
-from study.planner.choose import gib
+from study.planner.choose import EQUALLY_FAST, gib
 from study.planner.request import CHECKPOINTED
 from study.strategy import file
 from study.theory import hardware, model_states, peaks
-from study.theory.prediction import ALLOCATOR_SLACK, RESERVED
+from study.theory.prediction import ALLOCATOR_SLACK, RESERVED, predict
 
 if TYPE_CHECKING:
     from study.planner.choose import Advice, FewestGpus, LargestModels, Option
@@ -25,62 +26,112 @@ if TYPE_CHECKING:
     from study.theory.hardware import Box
     from study.theory.shapes import ModelShape
 
-LINE, NARROW = 120, 80  # characters
+NARROW = 80  # characters
 ROWS = 5  # of the table that comes first
 KERNELS_IN_WORDS: dict[Kernels, str] = {"fused": "fused kernels", "transformers": "transformers' own kernels"}
 FAMILIAR = ("ddp", "zero1", "zero2", "zero3", "fsdp2")
-ROOM = 1 - (1 + ALLOCATOR_SLACK) / RESERVED  # of a GPU that is free, where the allocator can take what it takes
+ROOM = 1 - (1 + ALLOCATOR_SLACK) / RESERVED  # the free share of a GPU that the allocator needs to reserve as usual
 
 
 def text(advice: Advice) -> str:
-    """Say what to take, and a few rows of a table in 80 columns."""
-    box = advice.box
-    answer = (
-        f"{advice.shape.name} on {box.num_gpus} x {box.gpu.name}, {advice.request.sequence_length:,} tokens a sequence"
-    )
-    lines = [
-        f"{answer}. {_basis(advice)}.",
-        "",
-        f"Take {advice.reason}." if advice.recommended else advice.reason,
-    ]
-    lines += _careful(advice)
+    """Return the answer in sentences, a short table in 80 columns, and what its columns mean."""
+    lines = [*_answer(advice), "", f"{_setting(advice)}. {_basis(advice)}."]
     chosen = _few(advice)
     places = (0, 2, 3, 4, 5, 7, -1 if advice.is_traced else 8)  # both are too much for 80 columns
     rows = [["strategy", "fits", "GiB", "free", "batch", "s/step", HEAD[places[-1]]]]
     rows += [[cells[place] for place in places] for cells in map(_row, chosen)]
     more = f"{len(advice.options) - len(chosen)} more strategies, " if len(advice.options) > len(chosen) else ""
-    notes = f", {len(advice.notes)} note{'s'[: len(advice.notes) > 1]}" if advice.notes else ""
-    last = f"--all: {more}where a GPU's bytes are, on which errors the times rest{notes}."
-    return "\n".join([*_wrapped(lines), "", *_aligned(rows), "", *_wrapped([last])])
+    notes = f", and {len(advice.notes)} note{'s'[: len(advice.notes) > 1]}" if advice.notes else ""
+    legend = "GiB, free: memory needed and left per GPU. batch: micro batch x accumulation steps"
+    legend += "; c: with activation checkpointing." if any(" c" in row[4] for row in rows) else "."
+    legend += " s/step: predicted seconds per optimizer step, with the interval of the prediction."
+    last = f"--all shows {more}the parts of the memory and the evidence behind the times{notes}."
+    return "\n".join([*_wrapped(lines), "", *_aligned(rows), "", *_wrapped([legend, last])])
 
 
 def _wrapped(lines: Iterable[str]) -> list[str]:
-    return [part for line in lines for part in textwrap.wrap(line, NARROW) or [""]]
+    return [part for line in lines for part in textwrap.wrap(line, NARROW, break_on_hyphens=False) or [""]]
 
 
-def _careful(advice: Advice) -> list[str]:
-    """Warn where less is free than a whole card was found to hold beyond what is predicted."""
-    if advice.recommended is None:
-        return []
-    free = _free(advice.recommended)
-    if free >= ROOM:
-        return []
-    warning = (
-        f"Careful: {free:.0%} of a GPU is free; where there is room, torch takes {RESERVED:.1f} times what tensors do."
+def _setting(advice: Advice) -> str:
+    box, length = advice.box, advice.request.sequence_length
+    return f"{advice.shape.name} on {box.num_gpus} x {box.gpu.name}, {length:,} tokens per sequence"
+
+
+def _answer(advice: Advice) -> list[str]:
+    """Say which strategy to use, how much memory stays free, and why; and warn if that is little."""
+    option = advice.recommended
+    if option is None:
+        nearest = max(advice.options, key=lambda option: option.free_bytes)
+        lacking = nearest.prediction.lacking or f"{gib(-nearest.free_bytes)} GiB per GPU"
+        return [f"No strategy fits. {nearest.strategy.name} comes nearest: it lacks {lacking}. Use more GPUs."]
+    prediction = option.prediction
+    how = "traced" if option.traced_bytes is not None else "predicted"
+    free = f"{gib(option.free_bytes)} GiB ({_free(option):.0%}) of each GPU".replace("%)", " %)")
+    first = (
+        f"Use {option.strategy.name} with a micro batch of {prediction.job.micro_batch_size}: a step is predicted to "
+        "take "
+        f"{prediction.step.total:.3g} s, and by the {how} memory {free} stay free."
     )
-    roomy = [option for option in advice.options if option.fits and _free(option) >= ROOM]
-    if not roomy:
-        return [f"{warning} No strategy leaves so much here."]
-    fastest = max(roomy, key=lambda option: float(option.prediction.tokens_per_second_per_gpu))
-    return [f"{warning} The fastest that leaves so much is {fastest.strategy.name}."]
+    fastest = max((o for o in advice.options if o.fits), key=_speed)
+    if fastest is option:
+        second = "It is predicted to be the fastest of the strategies that fit."
+    else:
+        ahead = 100 * (1 - _speed(option) / _speed(fastest))
+        second = (
+            f"It is the simplest strategy within {100 * EQUALLY_FAST:.0f} % of the fastest, which is "
+            f"{fastest.strategy.name} ({ahead:.1f} % faster)."
+        )
+    return [f"{first} {second}", *_warning(advice)]
 
 
-def _free(option: Option) -> float:  # as a share
+def _speed(option: Option) -> float:
+    return float(option.prediction.tokens_per_second_per_gpu)
+
+
+def _warning(advice: Advice) -> list[str]:
+    """Warn if less memory is free than PyTorch's allocator was found to reserve beyond what is predicted."""
+    if advice.recommended is None or _free(advice.recommended) >= ROOM:
+        return []
+    free = f"{100 * max(0.0, _free(advice.recommended)):.0f} %"
+    warning = (
+        f"Little headroom: only {free} of the GPU stays free, and PyTorch's allocator often reserves more than the "
+        f"tensors need ({RESERVED:.1f} times as much in published runs)."
+    )
+    return [f"{warning} If you run out of memory, {_remedy(advice, advice.recommended)}."]
+
+
+def _remedy(advice: Advice, option: Option) -> str:
+    """Say what to do if the recommended strategy runs out of memory."""
+    prediction = option.prediction
+    job = prediction.job
+    if job.micro_batch_size % 2 == 0:
+        smaller = dataclasses.replace(
+            job,
+            micro_batch_size=job.micro_batch_size // 2,
+            gradient_accumulation_steps=2 * job.gradient_accumulation_steps,
+        )
+        half = predict(advice.shape, prediction.engine, smaller, advice.box)
+        free, slower = float(half.free_bytes) / half.usable_bytes, float(half.step.total / prediction.step.total) - 1
+        time = f"take {slower:.0%} longer".replace("%", " %") if slower >= 0.005 else "take no longer"
+        return (
+            f"reduce the micro batch to {smaller.micro_batch_size}, which is predicted to leave {100 * free:.0f} % "
+            "free "
+            f"and to {time}"
+        )
+    roomy = [candidate for candidate in advice.options if candidate.fits and _free(candidate) >= ROOM]
+    if roomy:
+        return f"use {max(roomy, key=_speed).strategy.name}, the fastest strategy that leaves more"
+    return "use more GPUs, because no strategy leaves more here"
+
+
+def _free(option: Option) -> float:
+    """The share of a GPU that stays free."""
     return float(option.free_bytes) / option.prediction.usable_bytes
 
 
 def _basis(advice: Advice) -> str:
-    return "Memory is traced or predicted, all else predicted" if advice.is_traced else "Predicted, not measured"
+    return "Memory is traced or predicted, the rest is predicted" if advice.is_traced else "Predicted, not measured"
 
 
 def _few(advice: Advice) -> list[Option]:
@@ -93,48 +144,62 @@ def _few(advice: Advice) -> list[Option]:
 
 
 def text_of_all(advice: Advice) -> str:
-    """Say all of it in tables of plain text."""
+    """Return the answer, every strategy, the parts of its memory, and the evidence, within the terminal's width."""
     request, box, shape = advice.request, advice.box, advice.shape
-    nodes = f", {box.num_nodes} nodes" if box.num_nodes > 1 else ""
+    nodes = f" in {box.num_nodes} nodes" if box.num_nodes > 1 else ""
     usable = gib(advice.options[0].prediction.usable_bytes)
     lines = [
-        f"{shape.name}: {_size(shape)}; {box.num_gpus} x {box.gpu.name}{nodes}, {usable} GiB usable of each; "
-        f"{request.sequence_length:,} tokens a sequence",
+        *_answer(advice),
+        "",
+        f"{_setting(advice)}{nodes}. The model has {_size(shape)}. {usable} GiB of each GPU are usable.",
         f"Assumed: {assumed(request, box, _groups(advice))}.",
-        f"{_basis(advice)}; what the intervals of times rest on stands under the table.",
+        f"{_basis(advice)}.",
         *(f"Note: {note}." for note in advice.notes),
-        "",
     ]
-    lines += _aligned([row if advice.is_traced else row[:-1] for row in (HEAD, *map(_row, advice.options))])
-    lines += [
-        "",
-        f"GiB a GPU: tensors at the highest moment, and {100 * ALLOCATOR_SLACK:.0f} % that the allocator adds. batch: "
-        "micro batch x accumulation, c: activation checkpointing, s: selective.",
-        "largest: micro batch that fits. sent: by a rank in a step. host, disk: of a node. Two precisions are two "
-        "arithmetics:",
-        "autocast over fp32 parameters, and 16-bit compute with fp32 masters, DeepSpeed's and FSDP2's.",
-        *_evidence(advice),
-        f"Where a GPU's bytes are, in GiB{', as predicted' * advice.is_traced}:",
-        "",
+    rows = [row if advice.is_traced else row[:-1] for row in map(_row, advice.options)]
+    meanings = [
+        f"GiB a GPU: the tensors at the peak, and {100 * ALLOCATOR_SLACK:.0f} % for the allocator.",
+        "batch: micro batch x accumulation steps; c: activation checkpointing; s: selective checkpointing.",
+        "largest: the largest micro batch that fits. sent: by one rank per step. host, disk: per node.",
+        "precision: autocast keeps fp32 parameters. The other 16-bit rows compute in 16 bits with fp32 master "
+        "weights, as "
+        "DeepSpeed and FSDP2 do.",
     ]
     parts = [part for part in peaks.PEAK_PARTS if any(option.prediction.peak.parts[part] for option in advice.options)]
-    rows = [["strategy", *(part.replace("_", " ") for part in parts), "highest"]]
-    for option in advice.options:
-        peak = option.prediction.peak
-        moment = peaks.PEAK_MOMENTS[int(peak.moment)]
-        rows.append([option.strategy.name, *(gib(peak.parts[part]) for part in parts), moment])
-    lines += _aligned(rows)
-    return "\n".join([*lines, "", f"Recommended: {advice.reason}."])
+    head = ["strategy", *(part.replace("_", " ") for part in parts), "peak at"]
+    memory = [
+        [
+            option.strategy.name,
+            *(gib(option.prediction.peak.parts[part]) for part in parts),
+            peaks.PEAK_MOMENTS[int(option.prediction.peak.moment)],
+        ]
+        for option in advice.options
+    ]
+    return "\n".join(
+        [
+            *map(terminal.wrapped, lines),
+            "",
+            *terminal.table(HEAD[: len(rows[0])], rows),
+            "",
+            *map(terminal.wrapped, meanings),
+            "",
+            f"Parts of a GPU's memory at its peak, in GiB{', as predicted' * advice.is_traced}:",
+            "",
+            *terminal.table(head, memory),
+            "",
+            "Evidence behind the times:",
+            *map(terminal.wrapped, _evidence(advice)),
+        ]
+    )
 
 
 def _evidence(advice: Advice) -> list[str]:
-    """Say which errors the intervals rest on, once for the strategies that share them."""
+    """Describe the errors behind the intervals, once for the strategies that share them."""
     names: dict[str, list[str]] = {}
     for option in advice.options:
         if not option.is_short:  # of which a note says that none is known
             names.setdefault(option.prediction.step.evidence.sentence, []).append(option.strategy.name)
-    lines = [f"s/step of {', '.join(sharing)}: {sentence}." for sentence, sharing in names.items()]
-    return [part for line in lines for part in textwrap.wrap(line, LINE)]
+    return [f"s/step of {', '.join(sharing)}: {sentence}." for sentence, sharing in names.items()]
 
 
 def _size(shape: ModelShape) -> str:
@@ -314,17 +379,21 @@ def _whole(value: Numbers) -> int:
 def check_free(path: Path) -> None:
     """Raise Refusal where an accelerate file cannot be written."""
     if path.suffix == ".json":
-        raise Refusal(f"--write {path}: accelerate would read it as JSON, and it is YAML; end the name in .yaml")
+        raise Refusal(
+            f"--write {path}: accelerate would read a file of this name as JSON, but it is YAML. Use a name that "
+            "ends in "
+            ".yaml."
+        )
     if path.exists():
-        raise Refusal(f"--write {path}: is there already; name another file")
+        raise Refusal(f"--write {path}: the file already exists. Use another name.")
     if not path.parent.is_dir():
-        raise Refusal(f"--write {path}: no folder {path.parent}; make it first")
+        raise Refusal(f"--write {path}: the folder {path.parent} does not exist. Create it first.")
 
 
 def write(advice: Advice, path: Path) -> None:
     """Write the recommended strategy as an accelerate file for this box. Raises Refusal where there is none."""
     if advice.recommended is None:
-        raise Refusal(f"--write {path}: nothing to write, since {advice.reason}")
+        raise Refusal(f"--write {path}: there is nothing to write. {' '.join(_answer(advice))}")
     check_free(path)
     option, box = advice.recommended, advice.box
     precision = option.prediction.engine.precision
@@ -335,7 +404,7 @@ def write(advice: Advice, path: Path) -> None:
         content["parallelism_config"] = {**content["parallelism_config"], **sizes}
     elif replicas > 1:
         raise Refusal(
-            f"--write {path}: DeepSpeed splits stages 1 and 2 over all GPUs only; leave --shard-group-size out"
+            f"--write {path}: DeepSpeed can only shard stages 1 and 2 over all GPUs. Leave --shard-group-size out."
         )
     comments = [
         f"{option.strategy.name} for {advice.shape.name} on {box.num_gpus} x {box.gpu.name}, by `zero-study advise`.",
@@ -352,7 +421,9 @@ def write(advice: Advice, path: Path) -> None:
             content["deepspeed_config"] = {**content["deepspeed_config"], "deepspeed_multinode_launcher": "standard"}
     json_path = path.with_suffix(".json")  # which DDP's file cannot name
     if option.strategy.distributed_type == "MULTI_GPU" and json_path.exists():  # it would take part unasked
-        raise Refusal(f"--write {json_path}: is there already; name another file")
+        raise Refusal(
+            f"--write {path}: {json_path} already exists, and DDP would read it with this file. Use another name."
+        )
     if option.strategy.ddp_json is not None:
         in_a_program = "(In your own program: DistributedDataParallelKwargs.)"
         comments.append(f"{json_path.name} beside it belongs to it. {in_a_program}")
@@ -362,7 +433,7 @@ def write(advice: Advice, path: Path) -> None:
             files.write_json(json_path, option.strategy.ddp_json)
         files.write_whole(path, commented.encode())
     except OSError as error:
-        raise Refusal(f"--write {path}: {error.strerror}; name another file") from None
+        raise Refusal(f"--write {path}: the file cannot be written ({error.strerror}). Use another name.") from None
 
 
 def _flags(advice: Advice, option: Option) -> list[str]:
@@ -384,7 +455,7 @@ def text_of_largest(largest: LargestModels) -> str:
     for name, shape in largest.shapes.items():
         rows.append([name, *((shape.name, f"{shape.num_params / 1e9:.3g}") if shape else ("none", ""))])
     request = largest.request
-    head = f"The largest GPT (width x layers, as GPT-3's are) on {request.num_gpus} x {request.box().gpu.name}"
+    head = f"Largest GPT on {request.num_gpus} x {request.box().gpu.name} (width x layers, in the proportions of GPT-3)"
     return "\n".join([*_with_conditions(head, request, request.box(), largest.shapes), "", *_aligned(rows)])
 
 
@@ -406,14 +477,14 @@ def content_of_largest(largest: LargestModels) -> dict[str, Any]:
 
 def text_of_fewest(fewest: FewestGpus) -> str:
     """Say how many GPUs a model takes."""
-    rows = [["strategy", "GPUs", "GiB of each to spare"]]
+    rows = [["strategy", "GPUs", "GiB free per GPU"]]
     for name, fitting in sorted(fewest.fewest.items(), key=lambda item: item[1] or (1 << 30, 0)):
         beyond = "never" if name in fewest.unsharded else f"more than {fewest.most}"
         rows.append([name, str(fitting[0]), gib(fitting[1])] if fitting else [name, beyond, ""])
     shape, request = fewest.shape, fewest.request
-    head = f"The fewest {request.box(1).gpu.name} for {shape.name} ({_size(shape)}), of powers of two"
+    head = f"Smallest number of {request.box(1).gpu.name} for {shape.name} ({_size(shape)}), among powers of two"
     notes = [f"Note: {note}." for note in fewest.notes]
-    never = ["", "never: it does not shard, so that every GPU holds all of the model."]
+    never = ["", "never: the strategy does not shard, so every GPU needs memory for all of it."]
     foot = never if any(row[1] == "never" for row in rows) else []
     return "\n".join(
         [*_with_conditions(head, request, request.box(1), fewest.fewest), *notes, "", *_aligned(rows), *foot]
@@ -439,15 +510,22 @@ def content_of_fewest(fewest: FewestGpus) -> dict[str, Any]:
 def _assumed_of_memory(request: Request, box: Box, names: Iterable[str]) -> str:
     """The same where strategies are asked on several numbers of GPUs, or models."""
     size, hybrids = request.shard_group_size, [name for name in names if file.read_by_name(name).mesh]
-    groups = f"{', '.join(hybrids)} with one copy of the states a node, in a single node two" if hybrids else ""
+    groups = (
+        f"{', '.join(hybrids)} with one copy of the model states per node (in a single node two copies)"
+        if hybrids
+        else ""
+    )
     return assumed(request, box, f"groups of {size}" if size else groups)
 
 
 def _with_conditions(head: str, request: Request, box: Box, names: Iterable[str]) -> list[str]:
-    checkpointed = {"none": "", "selective": ", selectively checkpointed"}.get(
-        request.activation_checkpointing or "full", ", checkpointed"
+    checkpointed = {"none": "", "selective": " and selective activation checkpointing"}.get(
+        request.activation_checkpointing or "full", " and activation checkpointing"
     )
     return [
-        f"{head}, one sequence of {request.sequence_length:,} tokens a GPU{checkpointed}; predicted, not measured.",
-        f"Assumed: {_assumed_of_memory(request, box, names)}.",
+        terminal.wrapped(
+            f"{head}, with one sequence of {request.sequence_length:,} tokens per GPU{checkpointed}. Predicted, not "
+            "measured."
+        ),
+        terminal.wrapped(f"Assumed: {_assumed_of_memory(request, box, names)}."),
     ]

@@ -1,4 +1,4 @@
-"""Every strategy on a box, and the one to take; the largest model of a box; the fewest GPUs of a model."""
+"""Choose a strategy for a model and GPUs, the largest model for GPUs, or the smallest number of GPUs for a model."""
 
 from __future__ import annotations
 
@@ -239,7 +239,9 @@ def fewest_gpus(model: str, request: Request) -> FewestGpus:
     job = _smallest_job(request, "--gpus")
     counts = [count for count in GPU_COUNTS if request.could_run(count)]
     if not counts:
-        raise Refusal(f"--strategy {request.strategy}: runs on no power of two up to {GPU_COUNTS[-1]}; add --gpus")
+        raise Refusal(
+            f"--strategy {request.strategy}: does not run on any power of two up to {GPU_COUNTS[-1]}. Add --gpus."
+        )
     fewest: dict[str, tuple[int, float] | None] = {}
     for num_gpus in counts:
         for chosen in request.strategies(num_gpus):
@@ -260,7 +262,7 @@ def _smallest_job(request: Request, missing: str) -> Job:
     for name in ("global_batch_size", "micro_batch_size", "gradient_accumulation_steps"):
         if getattr(request, name) is not None:
             flag = f"--{name.replace('_', '-')}"
-            raise Refusal(f"{flag} goes with both --model and --gpus; add {missing}, or leave {flag} out")
+            raise Refusal(f"{flag} needs both --model and --gpus. Add {missing}, or leave {flag} out.")
     return dataclasses.replace(request, activation_checkpointing=request.activation_checkpointing or "full").job()
 
 
@@ -271,7 +273,10 @@ def _peak(shape: ModelShape, request: Request, chosen: Strategy, job: Job, box: 
 def engine_for(shape: ModelShape, request: Request, chosen: Strategy, num_gpus: int) -> Engine:
     engine = in_theory.advised_engine(chosen, shape.hidden, num_gpus, request.chosen_precision)
     if request.strategy is not None and engine.kind == "deepspeed" and request.optimizer_kernel != "fused":
-        raise Refusal(f"--optimizer-kernel {request.optimizer_kernel}: {chosen.name} has DeepSpeed's own; leave it out")
+        raise Refusal(
+            f"--optimizer-kernel {request.optimizer_kernel}: {chosen.name} uses DeepSpeed's own optimizer kernel. "
+            "Leave --optimizer-kernel out."
+        )
     return dataclasses.replace(
         engine,
         optimizer=request.optimizer,

@@ -1,4 +1,4 @@
-"""Published runs beside what theory predicts of them: step times, memory, and the errors under cross-validation."""
+"""Compare predictions with published runs: step times, memory, and the errors under cross-validation."""
 
 from __future__ import annotations
 

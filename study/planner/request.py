@@ -1,4 +1,4 @@
-"""What is asked of the planner: GPUs, batch, strategies; refused where it makes no sense."""
+"""A request to the planner: GPUs, batch and strategies, validated."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Request:
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
                 raise Refusal(f"{name}={value!r}: must be a whole number of at least 1")
         if self.num_gpus > MOST_GPUS:
-            raise Refusal(f"num_gpus={self.num_gpus}: is more than anybody has; {MOST_GPUS:,} is the most")
+            raise Refusal(f"num_gpus={self.num_gpus}: must be at most {MOST_GPUS:,}")
         if self.network_gbps is not None and not 0 < self.network_gbps < math.inf:
             raise Refusal(f"network_gbps={self.network_gbps!r}: must be a number above 0, in Gbit/s of a node")
         for name, values in _CHOICES.items():
@@ -107,13 +107,13 @@ class Request:
         precision = self.precision or ("bf16" if "bf16" in has else "fp16")
         kind = precision.removeprefix("pure-").removesuffix("-autocast")
         if kind not in has:
-            raise Refusal(f"--precision {precision}: {self.box(1).gpu.name} cannot multiply in it; take fp16 or fp32")
+            raise Refusal(f"--precision {precision}: {self.box(1).gpu.name} does not support it. Use fp16 or fp32.")
         return precision
 
     def strategies(self, num_gpus: int) -> list[Strategy]:
         """The one asked for, or all that train on this many GPUs."""
         if self.shard_group_size is not None and self.strategy is None:
-            raise Refusal(f"--shard-group-size goes with --strategy {_IN_GROUPS}; add one of them")
+            raise Refusal(f"--shard-group-size goes with --strategy {_IN_GROUPS}. Add one of them.")
         if self.strategy is not None:
             chosen = file.read_by_name(self.strategy)
             if self.shard_group_size is None and not chosen.could_run(num_gpus):
@@ -142,7 +142,7 @@ class Request:
             nodes = self.box(num_gpus).num_nodes
             return nodes if 1 < nodes < num_gpus else chosen.mesh[0]
         if chosen.mesh is None and chosen.zero_stage not in (1, 2):
-            raise Refusal(f"--shard-group-size {size}: {chosen.name} has no groups; take --strategy {_IN_GROUPS}")
+            raise Refusal(f"--shard-group-size {size}: {chosen.name} has no groups. Use --strategy {_IN_GROUPS}.")
         if size == 1 or num_gpus % size:
             raise Refusal(
                 f"--shard-group-size {size}: --gpus {num_gpus} must be a multiple of it, and it of two or more"
@@ -158,7 +158,9 @@ class Request:
             self._check_product(micro, accumulation)
             return micro * accumulation, micro, accumulation
         if accumulation is not None and self.global_batch_size is None:
-            raise Refusal("--gradient-accumulation-steps goes with --micro-batch-size or --global-batch-size; add one")
+            raise Refusal(
+                "--gradient-accumulation-steps needs --micro-batch-size or --global-batch-size. Add one of them."
+            )
         sequences = self._sequences_per_gpu()
         if micro is not None:
             return sequences, micro, self._divide(sequences, micro, "--micro-batch-size")
@@ -172,8 +174,8 @@ class Request:
         if self.global_batch_size not in (None, product):
             raise Refusal(
                 f"--global-batch-size {self.global_batch_size} is not --micro-batch-size {micro} x "
-                f"--gradient-accumulation-steps {accumulation} x --gpus {self.num_gpus} = {product}; leave one of them "
-                "out"
+                f"--gradient-accumulation-steps {accumulation} x --gpus {self.num_gpus} = {product}. Leave one of "
+                "them out."
             )
 
     def _sequences_per_gpu(self) -> int:
@@ -182,8 +184,8 @@ class Request:
         sequences, remainder = divmod(self.global_batch_size, self.num_gpus)
         if remainder or sequences == 0:
             raise Refusal(
-                f"--global-batch-size {self.global_batch_size} does not divide over --gpus {self.num_gpus}; change one "
-                "of them"
+                f"--global-batch-size {self.global_batch_size} cannot be divided equally among --gpus "
+                f"{self.num_gpus}. Change one of them."
             )
         return sequences
 
@@ -194,7 +196,7 @@ class Request:
             total = self.global_batch_size or sequences * self.num_gpus
             raise Refusal(
                 f"--global-batch-size {total} on --gpus {self.num_gpus} is {sequences} sequences per GPU, which "
-                f"{flag} {factor} does not divide; change one of them"
+                f"{flag} {factor} does not divide. Change one of them."
             )
         return quotient
 

@@ -1,14 +1,14 @@
-"""Compare traced peaks of memory with predicted ones, and let the choice of a strategy rest on the traced ones."""
+"""Trace the peak memory of strategies, compare it with predictions, and base the choice of a strategy on it."""
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Callable, Sequence
 
+from study import terminal
 from study.dryrun.traced import Part, Traced
 from study.errors import Refusal, RunFailed
 from study.formatting import gib
-from study.planner.advice_text import LINE, MARKS
+from study.planner.advice_text import MARKS
 from study.planner.choose import Option, option_of, splits
 from study.planner.request import Request
 from study.theory.engine import Engine, Job
@@ -24,14 +24,15 @@ GROUPS: dict[str, tuple[tuple[Part, ...], tuple[PeakPart, ...]]] = {
 }
 Tracer = Callable[[ModelShape, Engine, Job], Traced]  # study.dryrun.trace.trace, which needs torch
 SHOWN = 0.01  # of the traced peak: parts that differ by less are not listed
-HEAD = """Traced, not measured: a step of transformers' modules over fake tensors; of DeepSpeed, as one rank of many.
-Predicted: what is expected of the same modules (--kernels transformers). Tensors of one GPU, in GiB.
+HEAD = """\
+Traced, not measured: one step of the model of transformers over fake tensors, on one of the ranks.
+Predicted: the same model without a trace (--kernels transformers). All sizes are tensors of one GPU, in GiB.
 """
 
 
 def trace_options(tracer: Tracer, shape: ModelShape, request: Request, options: Sequence[Option]) -> list[Option]:
     """Trace the options that can be traced, and return all; print a line for each trace, and why others have none."""
-    print(HEAD)
+    print(terminal.wrapped(HEAD))
     by_name = {option.strategy.name: option for option in options}
     not_traced: dict[str, list[str]] = {}
     # DeepSpeed's ranks are forks, in whose process no backward pass may have started threads.
@@ -42,7 +43,7 @@ def trace_options(tracer: Tracer, shape: ModelShape, request: Request, options: 
         except (Refusal, RunFailed) as stopped:  # an engine that stops at one file says nothing of the others
             not_traced.setdefault(str(stopped), []).append(name)
     for reason, names in not_traced.items():
-        print(textwrap.fill(f"Not traced, but predicted: {', '.join(names)}: {reason}.", LINE))
+        print(terminal.wrapped(f"Not traced, only predicted: {', '.join(names)}. Reason: {reason}"))
     print()
     return list(by_name.values())
 
@@ -52,24 +53,24 @@ def _trace(tracer: Tracer, shape: ModelShape, request: Request, option: Option) 
 
     A split should fit if its predicted peak does, made larger by what the last trace was larger than its prediction.
     """
-    chosen, others = option.prediction, list(splits(shape, request, option.prediction))
+    chosen, candidates = option.prediction, list(splits(shape, request, option.prediction))
     while True:
         traced = tracer(shape, chosen.engine, chosen.job)
         option = option_of(shape, option.strategy, chosen, traced)
-        print(_line(option, traced), flush=True)
-        slower = [other for other in others if other.step.total > chosen.step.total]
+        print(terminal.wrapped(_line(option, traced), later_indent="  "), flush=True)
+        slower = [candidate for candidate in candidates if candidate.step.total > chosen.step.total]
         ratio = traced.total / chosen.peak.total
-        others = [other for other in slower if other.needed_bytes * ratio <= other.usable_bytes]
-        if option.fits or not others:
+        candidates = [candidate for candidate in slower if candidate.needed_bytes * ratio <= candidate.usable_bytes]
+        if option.fits or not candidates:
             return option
-        chosen = min(others, key=lambda other: other.step.total)
+        chosen = min(candidates, key=lambda candidate: candidate.step.total)
 
 
 def _line(option: Option, traced: Traced) -> str:
     job, predicted = option.prediction.job, option.prediction.peak
     total = float(predicted.total)
     reserved = "" if traced.reserved_bytes is None else f"reserved {gib(traced.reserved_bytes)}; "
-    differences = "its parts are not told apart"
+    differences = "parts unknown"
     if traced.parts:
         differences = _differences(traced, predicted, option.prediction.engine)
     collectives = ", ".join(f"{each['count']} {each['kind']} ({gib(each['bytes'])})" for each in traced.collectives)
@@ -79,7 +80,7 @@ def _line(option: Option, traced: Traced) -> str:
         f"{MARKS[job.activation_checkpointing]}: traced {gib(traced.total)}, predicted {gib(total)}, "
         f"residual {(traced.total - total) / 2**30:+.2f} ({100 * (traced.total / total - 1):+.1f} %): {reserved}"
         f"{differences}; {sent}"
-        f"{'fits' if option.fits else 'does not fit'} by what was traced; {traced.seconds:.0f} s"
+        f"{'fits' if option.fits else 'does not fit'} according to the trace; {traced.seconds:.0f} s"
     )
 
 

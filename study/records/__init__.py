@@ -1,1 +1,1 @@
-"""What do runs leave behind, where does it lie, and how does it get from one box to another?"""
+"""The records that runs leave: their schema, how to find them, and how to move them to another machine."""

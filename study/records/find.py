@@ -1,8 +1,8 @@
-"""The records that lie below folders, in run directories and among collected lines alike, checked as they are read.
+"""Find the records below folders, in run directories and in collected files, and check them as they are read.
 
-A run directory holds a file for record, steps and outcome. In a folder that is committed many runs lie in three files:
-each has a line in records.jsonl, steps.jsonl and outcomes.jsonl, which begins with its id and holds what its file held.
-They are compressed there (records.jsonl.gz), and read as they are, too.
+A run directory has one file each for record, steps and outcome. A folder that is committed holds many runs in three
+files: each run has a line in records.jsonl, steps.jsonl and outcomes.jsonl, which begins with its id. These files may
+be compressed (records.jsonl.gz).
 """
 
 from __future__ import annotations
@@ -97,7 +97,9 @@ def find_runs(folders: Iterable[Path]) -> Iterator[RecordedRun]:
     empty = True
     for folder in folders:
         if not folder.is_dir():
-            raise Refusal(f"{folder}: no such folder; pass a folder of run directories or of collected records")
+            raise Refusal(
+                f"{folder}: this folder does not exist. Name a folder of run directories or of collected records."
+            )
         places = sorted({path.parent for path in folder.rglob("*.json*") if path.name in _OF_RUNS})
         runs = [run for place in places for run in (read_run(place), *_collected(place)) if run]
         empty = empty and not runs
@@ -132,9 +134,12 @@ def _check_tied(place: Path | str, content: bytes | None, key: str, record: Reco
     digest = getattr(record, key)
     if content is None and (digest is not None or record.status == "ok"):
         reason = f"{its_place} says ok" if record.status == "ok" else f"{key} in {its_place} names it"
-        raise Refusal(f"{place}: not there, though {reason}; restore it, or run it again")
+        raise Refusal(f"{place}: the file is missing, although {reason}. Restore it, or run it again.")
     if content is not None and digest not in (None, hashlib.sha256(content).hexdigest()):
-        raise Refusal(f"{place}: not what {key} in {its_place} names; restore it, or run it again")
+        raise Refusal(
+            f"{place}: the file was changed, because its digest is not the {key} in {its_place}. Restore it, or run "
+            "it again."
+        )
 
 
 def _content(path: Path) -> bytes | None:
@@ -187,7 +192,10 @@ def _where(path: Path, run_id: str) -> str:
 
 
 def _none_below(folders: Iterable[Path]) -> Refusal:
-    return Refusal(f"{' '.join(map(str, folders))}: no record below; `zero-study run STUDY` makes some")
+    return Refusal(
+        f"{' '.join(map(str, folders))}: there is no record in this folder or below it. `zero-study run STUDY` makes "
+        "records."
+    )
 
 
 # ---------------------------------------------------------------- lines
@@ -200,7 +208,7 @@ def read_lines(path: Path) -> dict[str, bytes]:
     """
     packed = path.with_name(path.name + COMPRESSED)
     if packed.exists() and path.exists():
-        raise Refusal(f"{path}: {packed.name} is beside it, and holds the same runs; take one of them away")
+        raise Refusal(f"{path}: {packed.name} is in the same folder and contains the same runs. Remove one of them.")
     if not packed.exists() and not path.exists():
         return {}
     with files.reading(packed if packed.exists() else path, "lines of runs"):
@@ -210,10 +218,10 @@ def read_lines(path: Path) -> dict[str, bytes]:
     for number, line in enumerate(text.split(b"\n") if text else (), 1):
         start = _START.match(line)
         if start is None:
-            raise Refusal(f"{path}: line {number} does not begin with a run_id; restore it, or collect its run again")
+            raise Refusal(f"{path}: line {number} does not begin with a run_id. Restore it, or collect its run again.")
         run_id = start[1].decode()
         if run_id in lines:
-            raise Refusal(f"{path}: line {number} is the second one of {run_id}; take the one not wanted away")
+            raise Refusal(f"{path}: line {number} is the second line of {run_id}. Remove one of them.")
         lines[run_id] = line
     return lines
 
@@ -247,7 +255,7 @@ def line_of_steps(run_id: str, steps: bytes) -> bytes:
     """The line of a run's steps. Raises Refusal where the same bytes could not be had from it."""
     line = b"%s%s]}" % (_start_of_steps(run_id), b", ".join(steps.split(b"\n")[:-1]))
     if steps_in(run_id, line) != steps:
-        raise Refusal(f"{run_id}: its steps.jsonl is not as a run writes it, a step a line; run it again")
+        raise Refusal(f"{run_id}: its steps.jsonl does not have one step per line. Run it again.")
     return line
 
 

@@ -1,7 +1,7 @@
-"""From where are libraries imported, and are they what was installed? Recorded, and refused where shadowed.
+"""Record where libraries are imported from, and refuse libraries that shadow the installed ones.
 
-PYTHONPATH, files in the current folder, `sitecustomize` and `.pth` files come before what a run imports, and can change
-it without a trace in any version.
+PYTHONPATH, files in the current folder, `sitecustomize` and `.pth` files can change what a run imports without a trace
+in any version.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def check(program: Path) -> None:
     """
     if program.name == "train.py" and not program.samefile(Path(__file__).parents[1] / "train.py"):
         raise Refusal(
-            f"{program} was started, and imports the study from {Path(__file__).parents[2]}; start that one's, or "
-            "install this one: pip install -e ."
+            f"{program} was started, but Python imports the project from {Path(__file__).parents[2]}. Start the "
+            "program of that folder, or install this one: pip install -e ."
         )
     names = sys.stdlib_module_names | {*_CUSTOMIZES}
     imported = {getattr(module, "__file__", None) for module in [*sys.modules.values()]}
@@ -56,8 +56,8 @@ def check(program: Path) -> None:
             continue
         if not Path(spec.origin).is_relative_to(Path(str(installed.locate_file("")))):
             raise Refusal(
-                f"{name}: would be imported from {spec.origin}, and not from where it is installed "
-                f"({installed.locate_file('')}); rename that folder, or unset PYTHONPATH"
+                f"{name}: would be imported from {spec.origin} and not from its installation "
+                f"({installed.locate_file('')}). Rename that file or folder, or unset PYTHONPATH."
             )
 
 

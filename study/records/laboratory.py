@@ -1,4 +1,4 @@
-"""The network rate of a laboratory: machines that one computer pretends to be (tools/laboratory.py)."""
+"""The network rate of a laboratory: several machines that one computer simulates (tools/laboratory.py)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""On what did the run take place? Hardware, library versions, commit; nothing private."""
+"""Describe the machine of a run: hardware, library versions and commit, but nothing private."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records on their way: into a folder to commit, or into one file that says what it holds and is checked on arrival."""
+"""Collect records in a folder to commit, or pack them into one file whose contents are checked when it is merged."""
 
 from __future__ import annotations
 
@@ -64,7 +64,10 @@ def find(folders: Iterable[Path]) -> list[Kept]:
     folders = list(folders)
     runs = [kept for run in records.find_runs(folders) if (kept := _keep(run)).lines]
     if not runs:
-        raise Refusal(f"{' '.join(map(str, folders))}: no finished run below; `zero-study run STUDY` makes some")
+        raise Refusal(
+            f"{' '.join(map(str, folders))}: there is no finished run in this folder or below it. `zero-study run "
+            "STUDY` makes runs."
+        )
     return runs
 
 
@@ -76,7 +79,7 @@ def put(runs: Sequence[Kept], folder: Path, replace: bool) -> list[str]:
     """
     new_runs = distinct(runs)
     if folder.exists() and not folder.is_dir():
-        raise Refusal(f"{folder}: not a folder; name another")
+        raise Refusal(f"{folder}: this is not a folder. Name another one.")
     lines = {name: records.read_lines(folder / name) for name in records.NAMES}
     messages, changed_files = [], set()
     for run in new_runs:
@@ -123,7 +126,7 @@ def _keep(run: RecordedRun) -> Kept:
     """What is kept of a run, once its parts belong together."""
     file, outcome = run.record, run.outcome
     if file and file.record.status in schema.CUT_OFF:
-        print(f"left out {file.where}: {file.record.status}, so no result")
+        print(f"left out {file.where}: the run has no result, because its status is {file.record.status}")
         file = None
     lines = {}
     run_id = file.record.run_id if file else outcome.run_id if outcome else ""
@@ -131,7 +134,7 @@ def _keep(run: RecordedRun) -> Kept:
         lines[records.STEPS] = records.line_of_steps(run_id, file.steps)
     if outcome:
         if outcome.status == "ok" and file is None:
-            raise Refusal(f"{run.place}: outcome ok, but no record is beside it; run it again")
+            raise Refusal(f"{run.place}: the outcome is ok, but the record is missing. Run it again.")
         lines[records.OUTCOMES] = records.line_of(run.contents[records.OUTCOMES])
     if file:
         lines[records.RECORDS] = records.line_of(run.contents[records.RECORDS])
@@ -139,7 +142,7 @@ def _keep(run: RecordedRun) -> Kept:
 
 
 def _differ(first: str, second: str) -> Refusal:
-    return Refusal(f"{first} and {second} differ; take another folder, or take away the one not wanted")
+    return Refusal(f"{first} and {second} are different records of one run. Use another folder, or remove one of them.")
 
 
 # ---------------------------------------------------------------- one file
@@ -167,7 +170,7 @@ def pack(folders: Sequence[Path], file: Path, replace: bool = False) -> int:
     where the file is there, unless it is to be replaced.
     """
     if file.exists() and not replace:
-        raise Refusal(f"{file}: is there already; name another file, or delete it")
+        raise Refusal(f"{file}: the file already exists. Use another name, or delete it.")
     runs = find(folders)
     origin = _origin(runs, folders)
     results = _results(folders)
@@ -187,7 +190,7 @@ def pack(folders: Sequence[Path], file: Path, replace: bool = False) -> int:
             archive.writestr(entry, member)
     file.parent.mkdir(parents=True, exist_ok=True)
     files.write_whole(file, packed.getvalue())
-    print(f"packed {manifest.num_runs} runs on {manifest.box} into {file}")
+    print(f"Packed {manifest.num_runs} runs on {manifest.box} into {file}")
     return manifest.num_runs
 
 
@@ -219,7 +222,7 @@ def merge(file: Path, folder: Path) -> int:
             raise Refusal(str(refusal).replace(unpacked, str(file))) from None
     for name in results:
         files.write_whole(folder / name, members[name])
-    print("\n".join([*messages, f"merged {manifest.num_runs} runs on {manifest.box} into {folder}"]))
+    print("\n".join([*messages, f"Merged {manifest.num_runs} runs on {manifest.box} into {folder}"]))
     return manifest.num_runs
 
 
@@ -234,7 +237,7 @@ def _files_of(runs: Sequence[Kept]) -> dict[str, bytes]:
 
 def _results(folders: Sequence[Path]) -> dict[str, bytes]:
     """The results of benchmarks below the folders, by name. Raises Refusal where two of one name differ."""
-    found: dict[str, tuple[Path, bytes]] = {}
+    results_by_name: dict[str, tuple[Path, bytes]] = {}
     for path in (path for folder in folders for path in sorted(folder.rglob("*.json")) if path.is_file()):
         with files.reading(path, "JSON"):
             text = files.read_whole(path)
@@ -243,10 +246,10 @@ def _results(folders: Sequence[Path]) -> dict[str, bytes]:
         content = files.load(path, "JSON")
         if isinstance(content, dict) and "benchmark" in content:  # as `machine.header` begins it
             files.check_name(path.stem, f"{path}: a result's name")
-            other, its_text = found.setdefault(path.name, (path, text))
-            if its_text != text:
-                raise Refusal(f"{other} and {path} differ; pack them apart")
-    return {name: text for name, (_, text) in found.items()}
+            first_path, first_text = results_by_name.setdefault(path.name, (path, text))
+            if first_text != text:
+                raise Refusal(f"{first_path} and {path} are different results with one name. Pack them separately.")
+    return {name: text for name, (_, text) in results_by_name.items()}
 
 
 def _origin(runs: Sequence[Kept], folders: Sequence[Path]) -> dict[str, Any]:
@@ -254,8 +257,12 @@ def _origin(runs: Sequence[Kept], folders: Sequence[Path]) -> dict[str, Any]:
     run_records = [run.record for run in runs if run.record is not None]
     boxes = sorted({box for record in run_records for box in record.boxes})
     if len(boxes) != 1:
-        problem = f"records of {len(boxes)} boxes ({'; '.join(boxes)})" if boxes else "no record, so no box"
-        raise Refusal(f"{' '.join(map(str, folders))}: {problem}; pack one box's folders at a time")
+        problem = (
+            f"there are records of {len(boxes)} machines ({'; '.join(boxes)})"
+            if boxes
+            else "there is no record, so the machine is unknown"
+        )
+        raise Refusal(f"{' '.join(map(str, folders))}: {problem}. Pack the folders of one machine at a time.")
     return {
         "num_runs": len({run.run_id for run in runs}),
         "box": boxes[0],
@@ -289,20 +296,20 @@ def _read(file: Path) -> tuple[Manifest, dict[str, bytes]]:
     except Refusal:
         raise
     except FileNotFoundError:
-        raise Refusal(f"{file}: no such file; name one that `zero-study pack` wrote") from None
+        raise Refusal(f"{file}: this file does not exist. Name a file that `zero-study pack` wrote.") from None
     # Damage shows in many ways: a digest of zip's own, a broken stream, flags that say encryption or another method.
     except (OSError, EOFError, RuntimeError, ValueError, struct.error, zipfile.BadZipFile, zlib.error) as error:
-        raise Refusal(f"{file}: cannot be read as a pack ({error}); take it from its box again") from None
+        raise Refusal(f"{file}: cannot be read as a pack ({error}). Copy it from its machine again.") from None
     for name in members:
         if name not in (MANIFEST, *records.NAMES):
             files.check_name(name.removesuffix(".json"), f"{file}: member {name!r}: the name")
     manifest = _manifest(file, members.pop(MANIFEST, b""))
     for name in sorted(set(members) ^ set(manifest.sha256)):
         state = "missing" if name in manifest.sha256 else "not in its manifest"
-        raise Refusal(f"{file}: {name} is {state}; take it from its box again")
+        raise Refusal(f"{file}: {name} is {state}. Copy it from its machine again.")
     for name, member in members.items():
         if hashlib.sha256(member).hexdigest() != manifest.sha256[name]:
-            raise Refusal(f"{file}: {name} is not the file that its manifest names; take it from its box again")
+            raise Refusal(f"{file}: {name} is not the file that its manifest names. Copy it from its machine again.")
     return manifest, members
 
 
@@ -316,7 +323,8 @@ def _manifest(file: Path, text: bytes) -> Manifest:
     for key, fits in (("format_version", FORMAT_VERSION), ("schema_version", schema.SCHEMA_VERSION)):
         if content.get(key) != fits:
             raise Refusal(
-                f"{file}: {key} {content.get(key)}, this version reads {fits}; pack and merge with one version"
+                f"{file}: {key} {content.get(key)}, but this version reads {fits}. Pack and merge with the same "
+                "version."
             )
     try:
         return Manifest.model_validate(content, strict=True)

@@ -1,7 +1,8 @@
-"""What does a run leave behind? The schema of record.json, written atomically and read strictly.
+"""The schema of record.json and outcome.json, which are written atomically and read strictly.
 
-A record holds raw facts of one run and nothing derived from several; what is unknown is null. `steps.jsonl` beside it
-has one line per optimizer step; its digest is in the record. Collected runs have a line each instead (`find.py`).
+A record holds raw facts of one run and nothing that is derived from several runs. Unknown values are null.
+`steps.jsonl`, in the same folder, has one line per optimizer step, and the record has its digest. Collected runs have
+one line each instead (`find.py`).
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ def _make(notebooks: Mapping[str, tuple[str, Mapping[str, Any]]], output: Path) 
     refuses its parameters. Raises RuntimeError if a cell fails, and keeps the partly executed notebook in `output`.
     """
     if output.exists() and not output.is_dir():
-        raise Refusal(f"--output {output}: is not a folder; name another one")
+        raise Refusal(f"--output {output}: this is not a folder. Use another one.")
     output.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{output.name}-", dir=output.parent) as scratch:
         for name, (notebook, parameters) in notebooks.items():

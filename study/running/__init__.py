@@ -1,1 +1,1 @@
-"""How is a study run to its end: its runs, the plan, one launch after another, and how each one ended?"""
+"""Run a study from start to end: its runs, the plan, the launches, and how each run ended."""

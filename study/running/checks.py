@@ -1,4 +1,4 @@
-"""The checks before a run: what cannot run here as asked is refused before anything is started or written."""
+"""Check a run before it starts: refuse what cannot run here as requested, before anything is started or written."""
 
 from __future__ import annotations
 
@@ -51,37 +51,37 @@ def _check_strategy(run: Run) -> None:
     config, strategy, where = run.config, run.strategy, run.strategy.path
     if strategy.distributed_type == "NO" and run.world_size != 1:
         raise Refusal(
-            f"{where}: distributed_type NO runs one process, the run asks for {run.world_size}; take another strategy"
+            f"{where}: distributed_type NO runs one process, but {run.world_size} are requested. Use another strategy."
         )
     if strategy.mesh is not None and math.prod(strategy.mesh) != run.world_size:
         replicas, shards = strategy.mesh
         raise Refusal(
-            f"{where}: parallelism_config makes {replicas} replicas of {shards} shards, the run asks for "
-            f"{run.world_size} processes; pass --num_processes {replicas * shards}, or change it"
+            f"{where}: parallelism_config makes {replicas} replicas of {shards} shards, but the run requests "
+            f"{run.world_size} processes. Use --num_processes {replicas * shards}, or change the file."
         )
     strategy.check_json_is_seen()
     if run.world_size % strategy.secondary_partition_size:
         raise Refusal(
             f"{where}: zero_hpz_partition_size {strategy.secondary_partition_size} does not divide the run's "
-            f"{run.world_size} process(es); pass --num_processes {strategy.secondary_partition_size}, or a multiple"
+            f"{run.world_size} process(es). Use --num_processes {strategy.secondary_partition_size}, or a multiple."
         )
     if strategy.gradient_clipping not in (None, config.gradient_clipping):
         raise Refusal(
             f"{where}: gradient_clipping {strategy.gradient_clipping} differs from the run's "
-            f"{config.gradient_clipping}; write 'auto' and pass --gradient-clipping"
+            f"{config.gradient_clipping}. Write 'auto', and use --gradient-clipping."
         )
     shards = strategy.distributed_type in ("DEEPSPEED", "FSDP")
-    asked = config.precision if shards else config.precision.replace("-autocast", "")  # DDP's 16 bits are autocast
-    if strategy.mixed_precision not in (None, asked):
+    requested = config.precision if shards else config.precision.replace("-autocast", "")  # DDP's 16 bits are autocast
+    if strategy.mixed_precision not in (None, requested):
         means = strategy.mixed_precision + ("" if shards else "-autocast")
         raise Refusal(
-            f"{where}: asks for {strategy.mixed_precision}, the run for --precision {config.precision}; pass "
-            f"--precision {means}, or leave it out of the file"
+            f"{where}: requests {strategy.mixed_precision}, but the run requests --precision {config.precision}. Use "
+            f"--precision {means}, or remove it from the file."
         )
     if strategy.gradient_accumulation_steps not in (None, run.gradient_accumulation_steps):
         raise Refusal(
             f"{where}: gradient_accumulation_steps {strategy.gradient_accumulation_steps} differs from the run's "
-            f"{run.gradient_accumulation_steps}; remove it and pass --micro-batch-size"
+            f"{run.gradient_accumulation_steps}. Remove it, and use --micro-batch-size."
         )
 
 
@@ -100,24 +100,26 @@ def _check_fp64(run: Run) -> None:
     config, strategy = run.config, run.strategy
     if config.precision == "fp64" and strategy.distributed_type == "DEEPSPEED":
         raise Refusal(
-            f"--precision fp64: DeepSpeed keeps its masters in fp32, so that {strategy.name} would train in fp32; use "
-            "ddp, single or an FSDP2 strategy"
+            f"--precision fp64: DeepSpeed keeps master weights in fp32, so {strategy.name} would train in fp32. Use "
+            "ddp, single or an FSDP2 strategy."
         )
     if config.precision == "fp64" and config.measure:
-        raise Refusal("--precision fp64 is there to compare weights: no theory has its bytes; add --no-measure")
+        raise Refusal(
+            "--precision fp64 is meant for comparing weights, and its memory is not predicted. Add --no-measure."
+        )
 
 
 def _check_precision_of_fsdp(run: Run) -> None:
     config, strategy = run.config, run.strategy
     if config.precision not in ("fp64", "fp32", "bf16"):
         raise Refusal(
-            f"--precision {config.precision}: {strategy.name} computes in fp32, or in bf16 of fp32 shards; use "
-            "--precision bf16"
+            f"--precision {config.precision}: {strategy.name} computes in fp32, or in bf16 with fp32 shards. Use "
+            "--precision bf16."
         )
     if config.accumulation_dtype != "fp32":
         raise Refusal(
-            f"--accumulation-dtype {config.accumulation_dtype}: {strategy.name} adds gradients up in fp32, its "
-            "shards' type; use --accumulation-dtype fp32"
+            f"--accumulation-dtype {config.accumulation_dtype}: {strategy.name} adds gradients in fp32, the type of "
+            "its shards. Use --accumulation-dtype fp32."
         )
 
 
@@ -126,12 +128,12 @@ def _check_16_bit_parameters(run: Run) -> None:
     if strategy.zero_stage is None:
         raise Refusal(
             f"--precision {config.precision} (16-bit parameters with fp32 masters) needs DeepSpeed, which "
-            f"{strategy.name} does not use; use --precision {config.precision}-autocast"
+            f"{strategy.name} does not use. Use --precision {config.precision}-autocast."
         )
     if strategy.zero_stage == 0:
         raise Refusal(
-            f"--precision {config.precision} at ZeRO stage 0 takes a dummy Adam step as the engine is built, so it "
-            f"cannot be a baseline; use --precision {config.precision}-autocast"
+            f"--precision {config.precision} at ZeRO stage 0 makes an extra Adam step when the engine is built, so "
+            f"it cannot be a baseline. Use --precision {config.precision}-autocast."
         )
 
 
@@ -139,7 +141,7 @@ def _check_accumulation_dtype(run: Run) -> None:
     dtype, precision = run.config.accumulation_dtype, run.config.precision
     if dtype not in ("fp32", precision):
         raise Refusal(
-            f"--accumulation-dtype {dtype} needs --precision {dtype}, the run has {precision}; change one of them"
+            f"--accumulation-dtype {dtype} needs --precision {dtype}, but the run has {precision}. Change one of them."
         )
 
 
@@ -147,11 +149,11 @@ def _check_fp16(run: Run) -> None:
     config = run.config
     if config.precision == "fp16" and run.strategy.offloads_to_nvme and config.checkpoint_every:
         raise Refusal(
-            f"--checkpoint-every {config.checkpoint_every}: of fp16 under NVMe offload the loss scaler is not saved; "
-            "use --precision bf16, or leave checkpoints out"
+            f"--checkpoint-every {config.checkpoint_every}: the loss scaler of fp16 is not saved under NVMe offload, "
+            "so the run could not be resumed exactly. Use --precision bf16, or leave checkpoints out."
         )
     if config.precision.startswith("fp16") and not _num_gpus():
-        raise Refusal(f"--precision {config.precision} needs a GPU; use bf16 or bf16-autocast on a CPU")
+        raise Refusal(f"--precision {config.precision} needs a GPU. On a CPU, use bf16 or bf16-autocast.")
 
 
 def _check_perturb(run: Run) -> None:
@@ -160,9 +162,14 @@ def _check_perturb(run: Run) -> None:
     if perturb in (None, "bad-release"):
         return
     if strategy.distributed_type != "MULTI_GPU":
-        raise Refusal(f"--perturb {perturb}: is done to DDP alone, the run is of {strategy.name}; use ddp.yaml")
+        raise Refusal(
+            f"--perturb {perturb}: only DDP can be changed on purpose, but the strategy is {strategy.name}. Use ddp."
+        )
     if perturb == "dropped-micro-batch" and run.gradient_accumulation_steps == 1:
-        raise Refusal("--perturb dropped-micro-batch: a step has one micro batch; lower --micro-batch-size")
+        raise Refusal(
+            "--perturb dropped-micro-batch: a step has only one micro batch, so none can be dropped. Lower "
+            "--micro-batch-size."
+        )
 
 
 def _check_fixed_order(run: Run) -> None:
@@ -172,10 +179,11 @@ def _check_fixed_order(run: Run) -> None:
         return
     if strategy.offloads_to_nvme:
         raise Refusal(
-            f"--fixed-order: {strategy.name} keeps its gradients on a disk, where no order is fixed; leave it out"
+            f"--fixed-order: {strategy.name} keeps its gradients on a disk, where the order cannot be fixed. Leave "
+            "--fixed-order out."
         )
     if config.compile:
-        raise Refusal("--fixed-order: --compile lets torch order additions by itself; leave one of the two out")
+        raise Refusal("--fixed-order: with --compile, torch chooses the order of additions. Leave one of the two out.")
 
 
 def _check_devices(run: Run) -> None:
@@ -185,23 +193,23 @@ def _check_devices(run: Run) -> None:
         each = f" on this one of {run.num_machines} machines" if run.num_machines > 1 else ""
         found = "1 GPU is" if num_gpus == 1 else f"{num_gpus} GPUs are"
         raise Refusal(
-            f"the run asks for {run.world_size} processes, {found} found{each}; pass --num_processes "
-            f"{num_gpus * run.num_machines}, or --share-device"
+            f"the run requests {run.world_size} processes, but only {found} found{each}. Use --num_processes "
+            f"{num_gpus * run.num_machines}, or --share-device."
         )
     if run.strategy.distributed_type == "FSDP" and run.strategy.offload_param_device == "cpu" and not num_gpus:
         raise Refusal(
-            f"{run.strategy.name} needs a GPU: PyTorch's CPUOffloadPolicy moves shards between a GPU and the host, and "
-            "without a GPU there is nothing to move them from; take fsdp2"
+            f"{run.strategy.name} needs a GPU, because PyTorch's CPUOffloadPolicy moves shards between a GPU and the "
+            "host. Use fsdp2."
         )
 
 
 def _check_packages(run: Run) -> None:
     """Refuse what needs a package that is not installed."""
     if run.strategy.distributed_type == "DEEPSPEED" and importlib.util.find_spec("deepspeed") is None:
-        raise Refusal(f"{run.strategy.name} needs deepspeed, which is not installed; run: make setup")
+        raise Refusal(f"{run.strategy.name} needs deepspeed, which is not installed. Run: make setup")
     tracker = run.config.log_with
     if tracker != "none" and importlib.util.find_spec(tracker) is None:
-        raise Refusal(f"--log-with {tracker}: the package is not installed; run: pip install {tracker}")
+        raise Refusal(f"--log-with {tracker}: the package is not installed. Run: pip install {tracker}")
 
 
 def _check_release(run: Run) -> None:
@@ -227,11 +235,11 @@ def _check_swap_dir(run: Run) -> None:
     if swap_dir is None:
         return
     if not run.strategy.offloads_to_nvme:
-        raise Refusal(f"--swap-dir {swap_dir}: {run.strategy.name} does not offload to NVMe; remove the flag")
+        raise Refusal(f"--swap-dir {swap_dir}: {run.strategy.name} does not offload to NVMe. Remove the option.")
     if not swap_dir.is_dir():
-        raise Refusal(f"--swap-dir {swap_dir}: the folder does not exist; make it on the disk to be measured")
+        raise Refusal(f"--swap-dir {swap_dir}: the folder does not exist. Create it on the disk that you want to use.")
     if reason := why_not_writable(swap_dir):
-        raise Refusal(f"--swap-dir {swap_dir}: cannot be written ({reason}); choose another folder")
+        raise Refusal(f"--swap-dir {swap_dir}: the folder cannot be written ({reason}). Use another folder.")
 
 
 def check_folder(run: Run) -> None:
@@ -241,17 +249,17 @@ def check_folder(run: Run) -> None:
         status = files.load(folder / "record.json", "a record").get("status")
         status = RENAMED.get(status, status)
         if status not in (*CUT_OFF, "failed", "out_of_memory"):
-            raise Refusal(f"{folder} already holds a finished run; pass another --output-dir, or delete it")
+            raise Refusal(f"{folder} already holds a finished run. Use another --output-dir, or delete the folder.")
         if status not in CUT_OFF:
             raise Refusal(
-                f"{folder} already holds a run that ended {status}; pass another --output-dir, or delete the "
-                "record.json there to do it again"
+                f"{folder} already holds a run that ended with {status}. Use another --output-dir, or delete its "
+                "record.json to run it again."
             )
     for path in (folder, run.checkpoints_folder):
         if os.path.lexists(path) and not path.is_dir():  # a file, or a link that leads nowhere
-            raise Refusal(f"{path} is not a folder; pass another --output-dir, or delete it")
+            raise Refusal(f"{path} is not a folder. Use another --output-dir, or delete it.")
     if run.config.save_model and run.model_folder.exists():
-        raise Refusal(f"{run.model_folder} is there already; pass another --output-dir, or delete it")
+        raise Refusal(f"{run.model_folder} already exists. Use another --output-dir, or delete it.")
     parent = next(p for p in [folder, *folder.absolute().parents] if p.exists())
     if reason := why_not_writable(parent):
-        raise Refusal(f"{folder} cannot be written ({reason}); pass another --output-dir")
+        raise Refusal(f"{folder} cannot be written ({reason}). Use another --output-dir.")

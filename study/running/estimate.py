@@ -1,4 +1,4 @@
-"""What will a run need, before it is started: how long, by the runs before it, and how much memory for model states?"""
+"""Estimate, before a run starts, how long it takes (from earlier runs) and how much memory its model states need."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ class Estimate(NamedTuple):
 
     def __str__(self) -> str:
         if not self.num_earlier_runs:
-            return f"about {duration(self.seconds)}, a guess"
-        return f"about {duration(self.seconds)}, from {counted(self.num_earlier_runs, 'earlier run')}"
+            return f"{duration(self.seconds)} (a guess)"
+        return f"{duration(self.seconds)} ({counted(self.num_earlier_runs, 'earlier run')})"
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
-"""How does one run become processes, and how did they end?
+"""Launch one run with `accelerate launch`, wait for it, and classify how it ended.
 
-A run is `accelerate launch` in a process group of its own, which lives no longer than the process that started it.
-Whatever happens to it, the answer is an LaunchResult.
+The run has a process group of its own, which does not outlive the process that started it. Every launch returns a
+LaunchResult, whatever happens to the run.
 """
 
 from __future__ import annotations
@@ -240,7 +240,7 @@ def end_left_over(folder: Path) -> None:
     while left_over := [process for process in psutil.process_iter() if _works_below(folder.resolve(), process)]:
         if time.monotonic() > deadline:
             raise Refusal(
-                f"{folder}: process {left_over[0].pid} of an earlier call does not end; end it, then try again"
+                f"{folder}: process {left_over[0].pid} of an earlier call does not end. End it, then try again."
             )
         for process in left_over:
             with suppress(psutil.NoSuchProcess):

@@ -1,8 +1,8 @@
-"""Keep a folder to one writer at a time, by a lock that the kernel releases when its holder ends.
+"""Keep a folder to one writer at a time, with a lock that the kernel releases when its holder ends.
 
-The lock is filelock's. What its holder has started is let in by a random token in its environment: process numbers say
-nothing across containers, where every first process is number 1. Where a network's file system locks nothing, a run
-notices another writer by its own files (`training/journal.py`).
+The lock is filelock's. Processes that the holder started are recognized by a random token in their environment, because
+process numbers mean nothing across containers. If a network file system does not lock, a run notices another writer by
+its own files (`training/journal.py`).
 """
 
 from __future__ import annotations

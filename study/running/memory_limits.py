@@ -1,4 +1,4 @@
-"""What a process may hold, and what its allocator keeps: a cap of its own, and glibc's thresholds fixed."""
+"""Limit the memory of a process, and fix the thresholds of glibc's allocator."""
 
 from __future__ import annotations
 
@@ -74,7 +74,10 @@ def cap(num_bytes: int, run_folder: Path, rank: int) -> None:
     try:
         resource.setrlimit(resource.RLIMIT_DATA, (num_bytes, num_bytes))
     except (OSError, ValueError) as error:
-        raise Refusal(f"--memory-cap {num_bytes / GIB:g}: no control group and no limit can be set ({error})") from None
+        raise Refusal(
+            f"--memory-cap {num_bytes / GIB:g}: the limit cannot be set, neither by a control group nor by "
+            f"RLIMIT_DATA ({error}). Leave --memory-cap out."
+        ) from None
     described["memory_cap"] = "RLIMIT_DATA"
 
 

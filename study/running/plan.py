@@ -1,6 +1,6 @@
-"""What will a study's runs do here: which are finished, which cannot run and why, and how long do the others take?
+"""Plan a study's runs on this machine: which are finished, which cannot run and why, and how long the others take.
 
-Only `checks.check` needs torch; where that is missing, a plan says what it could not look at.
+Only `checks.check` needs torch. If torch is not installed, the plan says what it could not check.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from study import files
+from study import files, terminal
 from study.config import OF_THE_PROCESS, RunConfig
 from study.engines import this_machine
 from study.engines.this_machine import Machine
@@ -76,8 +76,9 @@ class Plan:
         return whole._replace(seconds=min(whole.seconds, self.timeout_seconds))
 
     def in_words(self, planned: Planned) -> str:
+        """Say how long a run takes, and whether that is more than its time limit."""
         whole = self.history.estimate(planned.run)
-        limit = f"; --timeout would end it after {duration(self.timeout_seconds)}"
+        limit = f". --timeout ends it after {duration(self.timeout_seconds)}"
         return f"{whole}{limit if whole.seconds > self.timeout_seconds else ''}"
 
 
@@ -95,10 +96,16 @@ def select(
     """List a study's runs whose id contains `only` and does not contain `skip`. Raises Refusal if there is none."""
     chosen = [run for run in studies.runs(study, data_dir, folder, checkpoint_every) if only in run.run_id]
     if not chosen:
-        raise Refusal(f"--only {only}: no run of study {study.name!r} has that in its id")
+        raise Refusal(
+            f"--only {only}: no run of the study {study.name!r} has this text in its id. "
+            "`zero-study plan` lists the ids."
+        )
     remaining = [run for run in chosen if skip is None or skip not in run.run_id]
     if not remaining:
-        raise Refusal(f"--skip {skip}: every chosen run of study {study.name!r} has that in its id, so none is left")
+        raise Refusal(
+            f"--skip {skip}: every selected run of the study {study.name!r} has this text in its id, so no run is "
+            "left. Use a longer text."
+        )
     return remaining
 
 
@@ -109,13 +116,13 @@ def select_one(
     for run in studies.runs(study, data_dir, folder, checkpoint_every):
         if run.run_id == run_id:
             return run
-    raise Refusal(f"study {study.name!r} has no run {run_id}; zero-study plan lists them")
+    raise Refusal(f"The study {study.name!r} has no run {run_id}. `zero-study plan` lists its runs.")
 
 
 def spread(runs: Iterable[Run], per_machine: int | None) -> list[Run]:
-    """Put so many processes at most on one machine, and the others of a run on further ones; None: as it stands.
+    """Distribute runs over machines with at most `per_machine` processes each; None: as the study says.
 
-    Raises Refusal where machines would have different numbers.
+    Raises Refusal if machines would have different numbers of processes.
     """
     if per_machine is None:
         return list(runs)
@@ -124,17 +131,17 @@ def spread(runs: Iterable[Run], per_machine: int | None) -> list[Run]:
         num_machines, remainder = divmod(run.world_size, per_machine)
         if num_machines and remainder:
             raise Refusal(
-                f"--per-machine {per_machine}: {run.run_id} has {run.world_size} processes, and every machine is to "
-                "have as many; pass a divisor, or leave it out with --only"
+                f"--per-machine {per_machine}: {run.run_id} has {run.world_size} processes, which cannot be divided "
+                "equally among machines. Use a divisor of that number, or exclude the run with --skip."
             )
         spread.append(replace(run, num_machines=max(run.num_machines, num_machines)))
     return spread
 
 
 def make(study: Study, runs: Iterable[Run], folder: Path, timeout_seconds: float, retry: bool = True) -> Plan:
-    """Look at what is there and at this machine; writes nothing. With `retry`, what failed is to run again.
+    """Plan the runs by their folders and by this machine, without writing anything.
 
-    Raises Refusal where a run directory holds the record of a run with other flags.
+    `retry`: run again what failed earlier. Raises Refusal if a folder holds the record of a run with other flags.
     """
     machine = this_machine.find()
     planned: list[Planned] = []
@@ -162,10 +169,11 @@ def make(study: Study, runs: Iterable[Run], folder: Path, timeout_seconds: float
 
 
 def finished(run: Run, timeout_seconds: float, retry: bool = True) -> OutcomeStatus | None:
-    """Say how a run ended earlier where that is a result: a whole record, out of memory, or no less time than now.
+    """Return the status of an earlier run in the same folder if that is a result, or None if it has to run again.
 
-    Everything else is run again, and where a record's files are damaged a line says so; what was started and failed,
-    only with `retry`. Raises Refusal where the record is of a run with other flags.
+    Results are a complete record, a run that was out of memory, and a run that had at least as much time as now. What
+    failed is run again only with `retry`. A damaged record is reported, and run again. Raises Refusal if the record is
+    of a run with other flags.
     """
     outcome = read_outcome(run.folder)
     path = run.folder / "record.json"
@@ -176,7 +184,7 @@ def finished(run: Run, timeout_seconds: float, retry: bool = True) -> OutcomeSta
             try:
                 records.read_run(run.folder)
             except Refusal as damage:  # as every command that reads it says
-                print(f"{run.run_id} is not kept: {damage}")
+                print(terminal.wrapped(f"{run.run_id} will run again, because its record is damaged. {damage}"))
                 return None
             is_late = record.status == "ok" and outcome and outcome.status == "crashed"
             return "crashed" if is_late else record.status
@@ -207,15 +215,17 @@ def _check_same(run: Run, record: Record, path: Path) -> None:
     difference = None
     if name := _differing(run, record.config):
         planned = run.config.model_dump(mode="json")
-        difference = f"with {name}={record.config.get(name)!r}, the study plans {planned[name]!r}"
+        difference = f"with {name}={record.config.get(name)!r}, but the study plans {planned[name]!r}"
     elif ranks is not None and len(ranks) != run.num_machines:
-        difference = f"of {counted(len(ranks), 'machine')}, {run.num_machines} are planned"
+        difference = f"on {counted(len(ranks), 'machine')}, but {run.num_machines} are planned"
     elif run.laboratory and rate not in (None, run.laboratory):
-        difference = f"on a network of {rate}, the study plans {run.laboratory}"
+        difference = f"on a network with a rate of {rate}, but the study plans {run.laboratory}"
     elif record.strategy_file and (key := _differing_strategy(run.strategy.written, record.strategy_file)):
-        difference = f"of {run.strategy.name} whose file had another {key}"
+        difference = f"of {run.strategy.name}, whose file had a different {key} then"
     if difference:
-        raise Refusal(f"{path}: holds a run {difference}; pass another --runs-dir, or delete it")
+        raise Refusal(
+            f"{path}: this is the record of a run {difference}. Use another --runs-dir, or delete the record."
+        )
 
 
 def _differing_strategy(now: dict[str, Any], then: dict[str, Any]) -> str | None:
@@ -272,7 +282,7 @@ def too_large_batch(run: Run, exhausted: Iterable[Run]) -> str | None:
         alike = alike and all(getattr(run.config, key) == getattr(exhausted_run.config, key) for key in DECIDES_MEMORY)
         smaller = exhausted_run.config.global_batch_size < run.config.global_batch_size
         if alike and smaller and exhausted_run.micro_batch_size <= run.micro_batch_size:
-            return f"{exhausted_run.run_id} ran out of memory, with a smaller batch"
+            return f"{exhausted_run.run_id} ran out of memory with a smaller batch"
     return None
 
 
@@ -292,18 +302,18 @@ def implied_by_ladder(run: Run, ended: Iterable[tuple[Run, OutcomeStatus]]) -> s
         if not alike or ended_run.config.model_dump(exclude=elsewhere) != run.config.model_dump(exclude=elsewhere):
             continue
         if status == "ok" and ended_run.rung[1] > place:
-            return f"{ended_run.run_id} fits, and is larger"
+            return f"{ended_run.run_id} is larger and fits"
         if status == "out_of_memory" and ended_run.rung[1] < place:
-            return f"{ended_run.run_id} ran out of memory, and is smaller"
+            return f"{ended_run.run_id} is smaller and ran out of memory"
     return None
 
 
 def missing_resources(study: Study, run: Run, machine: Machine) -> str | None:
     """Say which GPUs, or how much memory, this machine lacks for a run."""
     if run.laboratory and os.environ.get(LABORATORY) != run.laboratory:
-        return f"is of a laboratory's machines on a network of {run.laboratory} (docs/machines.md)"
+        return f"needs a simulated network with a rate of {run.laboratory} (docs/machines.md)"
     if run.num_machines > 1 and run.main_process_ip is None:
-        return f"is of {run.num_machines} machines: start it on each of them (docs/machines.md), or by plan --slurm"
+        return f"needs {run.num_machines} machines: start it on each of them (docs/machines.md), or use plan --slurm"
     num_local = run.world_size if run.laboratory else run.num_local_ranks
     present = len(machine.gpu_memory_bytes)
     num_gpus = 1 if run.config.share_device else num_local
@@ -325,7 +335,7 @@ def _blind_torch(study: Study) -> str | None:
         return None
     import torch
 
-    return None if torch.cuda.device_count() else "the installed torch sees no GPU; install its build for CUDA"
+    return None if torch.cuda.device_count() else "the installed PyTorch finds no GPU; install its build for CUDA"
 
 
 def _too_large(what: str, rank_bytes: float, num_ranks: int, where: str, available_bytes: int) -> str | None:
@@ -333,7 +343,7 @@ def _too_large(what: str, rank_bytes: float, num_ranks: int, where: str, availab
         return None
     times = f" x {num_ranks} ranks" if num_ranks > 1 else ""
     return (
-        f"{what} alone are {rank_bytes / 1e9:.1f} GB a rank{times} by the paper's formula, the {where} has "
+        f"the {what} need {rank_bytes / 1e9:.1f} GB per rank{times} by the paper's formula, but the {where} has only "
         f"{available_bytes / 1e9:.1f} GB"
     )
 
@@ -342,35 +352,49 @@ def _too_large(what: str, rank_bytes: float, num_ranks: int, where: str, availab
 
 
 def show(plan: Plan) -> str:
-    """Say what each run will do, and how long all of it takes."""
+    """Return a summary of the plan, and below it a line for each run."""
     digits = len(str(len(plan.runs)))
-    width = max(len(planned.run.run_id) for planned in plan.runs)
+    longest = max(len(planned.run.run_id) for planned in plan.runs)
     lines = []
     for number, planned in enumerate(plan.runs, 1):
         if planned.to_run:
             action, reason = "run", plan.in_words(planned)
         else:
             action, reason = ("keep", planned.kept) if planned.kept else ("skip", planned.skipped or "")
-        lines.append(f"{number:{digits}}  {action:4}  {planned.run.run_id:{width}}  {reason}")
-    return "\n".join([heading(plan), "", *lines, "", summary(plan)])
+        line = f"{number:{digits}}  {action:4}  {planned.run.run_id:{longest}}  {reason}"
+        if len(line) > terminal.width():  # then the reason follows below
+            indent = " " * (digits + 8)
+            line = f"{line[: digits + 8]}{planned.run.run_id}\n{terminal.wrapped(reason, indent)}"
+        lines.append(line)
+    return "\n".join([heading(plan), "", *lines])
 
 
 def heading(plan: Plan) -> str:
-    return f"{plan.study.name}: {plan.study.question}\n{len(plan.runs)} runs in {plan.folder}; here: {plan.box}"
+    """Return the study's question, what its runs will do here, and where."""
+    lines = [f"{plan.study.name}: {plan.study.question}", summary(plan)]
+    lines += [f"Folder of the runs: {plan.folder}. This machine: {plan.box}."]
+    return "\n".join(map(terminal.wrapped, lines))
 
 
 def summary(plan: Plan) -> str:
-    """Say how many runs will do what, for how long, and what could not be looked at."""
+    """Say how many runs will do what, for how long, and what could not be checked."""
     estimates = [plan.estimate(planned) for planned in plan.runs if planned.to_run]
     num_kept = sum(planned.kept is not None for planned in plan.runs)
     text = f"{len(estimates)} to run, {num_kept} kept, {len(plan.runs) - num_kept - len(estimates)} skipped"
     if estimates:
         guesses = sum(not estimate.num_earlier_runs for estimate in estimates)
-        basis = "a guess" if guesses == len(estimates) else f"{guesses} of them a guess" if guesses else ""
-        basis = basis or "from earlier runs"
-        text += f"; about {duration(sum(estimate.seconds for estimate in estimates))}, {basis}"
+        text += f"; about {duration(sum(estimate.seconds for estimate in estimates))}"
+        if guesses == len(estimates):
+            text += ", a guess, because there is no similar earlier run"
+        else:
+            text += (
+                f", estimated from earlier runs (for {counted(guesses, 'run')} a guess)"
+                if guesses
+                else (", estimated from earlier runs")
+            )
+    text += "."
     if any(planned.run.rung for planned in plan.runs):
-        text += "\nmost will not be run: the largest that trains is looked for by halving, which decides the others"
+        text += "\nMost runs will be skipped: bisection finds the largest that trains, which decides the others."
     if not plan.checked:
-        text += "\nnot checked, because torch is not installed here: DeepSpeed's extensions, data, packages"
+        text += "\nNot checked, because torch is not installed: DeepSpeed's extensions, data, packages."
     return text

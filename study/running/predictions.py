@@ -1,4 +1,4 @@
-"""Predicted records of a study: what theory expects on a box that nobody here has, apart from measured ones."""
+"""Predict the runs of a study on GPUs that are not available here, and write predicted records."""
 
 from __future__ import annotations
 
@@ -115,15 +115,17 @@ def predict_study(study: studies.Study, gpu: str, num_gpus: int) -> PredictedStu
                 continue
             config = build_config(**{**part.flags, **cell, "data": data})
             chosen = file.read_by_name(name)
-            asked = _asked(config, chosen, world_size)
-            if (key := tuple(asked.values())) in predicted:  # parts that differ in what is trained on, or for how long
+            configuration = _asked(config, chosen, world_size)
+            if (
+                key := tuple(configuration.values())
+            ) in predicted:  # parts that differ in what is trained on, or for how long
                 continue
             try:
-                predicted[key] = PredictedRun(**asked, **_expected(config, chosen, world_size, card))
+                predicted[key] = PredictedRun(**configuration, **_expected(config, chosen, world_size, card))
             except ValueError as why:
-                predicted[key] = UnpredictedRun(**asked, why=str(why))
+                predicted[key] = UnpredictedRun(**configuration, why=str(why))
     if not predicted:
-        raise Refusal(f"study {study.name!r}: every run takes more GPUs than {num_gpus}; raise --gpus")
+        raise Refusal(f"study {study.name!r}: every run needs more than {num_gpus} GPUs. Raise --gpus.")
     return PredictedStudy(
         study=study.name,
         box=PredictedBox(gpu=card.name, num_gpus=num_gpus),
@@ -204,7 +206,9 @@ def write(folder: Path, predictions: PredictedStudy) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         files.write_whole(path, _text(predictions).encode())
     except OSError as error:
-        raise Refusal(f"--output {folder}: {error.strerror}; name another folder") from None
+        raise Refusal(
+            f"--output {folder}: the folder cannot be written ({error.strerror}). Use another folder."
+        ) from None
     return path
 
 

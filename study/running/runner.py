@@ -1,6 +1,6 @@
-"""How is a whole study run, interrupted and taken up again? One run after another, each with an outcome.
+"""Run a study: one run after another, each with an outcome, and resume it if it was interrupted.
 
-One runner at a time has a study's folder; whatever kills it, what is finished stays, and the next call goes on.
+Only one runner at a time works in a study's folder. If it is killed, finished runs stay, and the next call continues.
 """
 
 from __future__ import annotations
@@ -8,7 +8,9 @@ from __future__ import annotations
 import datetime
 import math
 import shutil
+import textwrap
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,8 +18,10 @@ from pathlib import Path
 
 from tabulate import tabulate
 
+from study import terminal
 from study.errors import Refusal
 from study.files import redact_paths, why_not_writable, write_json
+from study.progress import after_two_seconds
 from study.records import schema
 from study.records.schema import Outcome
 from study.run import Run
@@ -30,8 +34,11 @@ from study.running.studies import Study
 # The exit status of `run`, as its help says it.
 ALL_OK, SOME_NOT_OK, SOME_WITHOUT_OUTCOME = 0, 1, 3
 
-ROW = ["workload", "strategy", "processes", "final loss", "model states", "collectives", "s/step", "record"]
-LEGEND = "model states: MiB per rank as the optimizer steps; collectives: MiB per rank and step, all-reduces twice"
+ROW = ["workload", "strategy", "ranks", "outcome", "loss", "states", "sent", "s/step"]
+OUTCOME_WIDTH = 9  # so that the table fits 80 columns
+LEGEND = """\
+states: MiB of model states per rank when the optimizer steps.
+sent: MiB of collectives per rank and step; an all-reduce counts twice."""
 
 
 @dataclass
@@ -62,8 +69,10 @@ def run(
     slot = slot or Slot()
     with lock.locked_study(folder):
         launch.end_left_over(folder)
-        study_plan = plan.make(study, runs, folder, min(timeout_seconds, slot.seconds), retry=math.isinf(slot.seconds))
-        print(f"{plan.heading(study_plan)}\n{plan.summary(study_plan)}", flush=True)
+        limit = min(timeout_seconds, slot.seconds)
+        with after_two_seconds("Reading earlier runs and checking this machine"):
+            study_plan = plan.make(study, runs, folder, limit, retry=math.isinf(slot.seconds))
+        print(plan.heading(study_plan), flush=True)
         outcomes: list[Outcome] = []
         try:
             # Shorter, where the slot ends before them.
@@ -73,16 +82,17 @@ def run(
                     break
         except KeyboardInterrupt:
             slot.interrupted = True
-            print("interrupted", flush=True)
+            print("Interrupted. Finished runs are kept.", flush=True)
         missing = sum(not planned.kept for planned in study_plan.runs[len(outcomes) :])
         return _conclude(study_plan.runs, outcomes, missing)
 
 
 def _conclude(runs: Sequence[Planned], outcomes: Sequence[Outcome], num_missing: int) -> int:
     """Print the table of those that have an outcome, how many have none, and return the exit status."""
-    print(f"\n{table(runs, outcomes)}\n{LEGEND}")
+    print(f"\n{_result(runs, outcomes, num_missing)}\n\n{table(runs, outcomes)}\n{LEGEND}")
+    if reasons := _reasons(runs, outcomes):
+        print("\n".join(["", "Runs without a result:", *reasons]))
     if num_missing:
-        print(f"{num_missing} of {len(runs)} runs have no outcome yet; the same command goes on with them")
         return SOME_WITHOUT_OUTCOME
     return ALL_OK if all(outcome.status in ("ok", "skipped") for outcome in outcomes) else SOME_NOT_OK
 
@@ -140,7 +150,11 @@ def _start(study_plan: Plan, index: int, position: int, head: str, slot: Slot) -
     seconds_left = slot.seconds_left
     if not slot.first_runs_regardless and study_plan.estimate(planned).seconds > seconds_left:
         expected = duration(study_plan.history.estimate(planned.run).seconds)
-        print(f"{head}: not started; it takes about {expected}, the slot has {duration(seconds_left)} left", flush=True)
+        print(
+            f"{head}: not started, because it takes about {expected} and only {duration(seconds_left)} of --minutes "
+            "are left",
+            flush=True,
+        )
         return None
     try:
         checks.provide_extensions(planned.run, partial(_say, head))
@@ -152,7 +166,7 @@ def _start(study_plan: Plan, index: int, position: int, head: str, slot: Slot) -
     # The first has the whole slot, whatever this call has needed until here.
     outcome = _launch(study_plan, index, position, head, math.inf if slot.first_runs_regardless else seconds_left)
     if outcome is None:
-        print(f"{head}: ended with the slot", flush=True)
+        print(f"{head}: ended, because the time of --minutes is over; the next call runs it again", flush=True)
         return None
     slot.first_runs_regardless = False
     if outcome.status == "ok":
@@ -281,31 +295,56 @@ def _write_outcome(
 
 
 def table(runs: Iterable[Planned], outcomes: Iterable[Outcome]) -> str:
-    """One row per run that has an outcome; what has no result says so where others have their loss."""
+    """Return a table with one row per run that has an outcome."""
     rows = [_row(planned.run, outcome) for planned, outcome in zip(runs, outcomes, strict=False)]
-    text: str = tabulate(rows, headers=ROW, tablefmt="simple", disable_numparse=True)
+    text: str = tabulate(rows, headers=ROW, tablefmt="plain", disable_numparse=True)
     return text
 
 
+def _result(runs: Sequence[Planned], outcomes: Sequence[Outcome], num_missing: int) -> str:
+    """Say how the runs ended, where their records are, and what to do next."""
+    counts = Counter(outcome.status for outcome in outcomes)
+    ends = ", ".join(f"{counts[status]} {status.replace('_', ' ')}" for status in sorted(counts, key=_ok_first))
+    text = f"{len(outcomes)} of {len(runs)} runs have an outcome: {ends}." if outcomes else "No run has an outcome."
+    if num_missing:
+        text += f" {num_missing} of {len(runs)} runs have no outcome yet. To continue, run the same command again."
+    folder = runs[0].run.folder.parent
+    text += f" Records: {folder}/RUN/record.json."
+    if counts["ok"]:
+        text += f" To compare the runs: zero-study compare {folder}"
+    return terminal.wrapped(text)
+
+
+def _ok_first(status: str) -> tuple[bool, str]:
+    return status != "ok", status
+
+
+def _reasons(runs: Sequence[Planned], outcomes: Sequence[Outcome]) -> list[str]:
+    """Say of each run that is not ok how it ended."""
+    pairs = zip(runs, outcomes, strict=False)
+    lines = [f"{planned.run.run_id}: {o.status}, {o.message}" for planned, o in pairs if o.status != "ok"]
+    return [terminal.wrapped(line, later_indent="  ") for line in lines]
+
+
 def _row(run: Run, outcome: Outcome) -> list[str]:
-    start = [run.config.workload, run.strategy.name, str(run.world_size)]
-    ended_badly = [*start, outcome.status, "", "", "", outcome.message]
+    status = "\n".join(textwrap.wrap(outcome.status.replace("_", " "), OUTCOME_WIDTH))
+    row = [run.config.workload, run.strategy.name, str(run.world_size), status]
+    without_result = [*row, "", "", "", ""]
     if outcome.status not in ("ok", "crashed"):
-        return ended_badly
+        return without_result
     try:
         record = schema.read(run.folder)
-    except Refusal as refusal:  # removed since it ended, say
-        return ended_badly if outcome.status == "crashed" else [*start, "ok", "", "", "", str(refusal)]
+    except Refusal:  # removed since it ended, for instance
+        return without_result if outcome.status == "crashed" else [*row[:-1], "no record", "", "", "", ""]
     if record.status != "ok":
-        return ended_badly
+        return without_result
     states = [rank.model_states for rank in record.model_state_bytes or []]
     collectives = [collective.moved_bytes for collective in record.collectives_per_step or []]
     seconds = record.timing.median_seconds if record.timing else None
     return [
-        *start,
+        *row,
         f"{record.final_loss:.4f}",
         f"{max(states) / 2**20:.2f}" if record.model_state_bytes else "",
         f"{sum(collectives) / 2**20:.2f}" if record.collectives_per_step is not None else "",
         "" if seconds is None else f"{seconds:.3f}",
-        str(run.folder / "record.json") + ("" if outcome.status == "ok" else f" ({outcome.status})"),
     ]

@@ -1,7 +1,7 @@
-"""Which script submits a study to Slurm? One `sbatch --array` for all of its runs that take the same nodes.
+"""Write the shell script that submits a study to Slurm: one `sbatch --array` for all runs that need the same nodes.
 
-Slurm queues, places and requeues; each task of an array is one run, by `zero-study job`. What is finished is left out,
-so that the same command, once the queue is empty, prints what is missing.
+Slurm queues, places and requeues the tasks. Each task of an array is one run (`zero-study job`). Finished runs are left
+out, so that the same command submits only the missing runs after the queue is empty.
 """
 
 from __future__ import annotations
@@ -58,12 +58,15 @@ def script(study: Study, runs: Sequence[Run], folder: Path, timeout_seconds: flo
     """
     for text in (str(folder), str(Path.cwd()), *command):
         if "\n" in text or "\r" in text:  # it would end the script of a task, which stands in lines of the whole script
-            raise Refusal(f"{text!r}: a line break cannot stand in a script of Slurm; take a name without one")
+            raise Refusal(f"{text!r}: a Slurm script cannot contain a name with a line break. Use another name.")
     shapes: dict[_Shape, list[Run]] = {}
     for run in unfinished(runs, timeout_seconds):
         shapes.setdefault(_shape(run, study.device == "gpu"), []).append(run)
     if not shapes:
-        raise Refusal(f"study {study.name!r}: every run is finished; zero-study compare shows them")
+        raise Refusal(
+            f"study {study.name!r}: every run is finished, so there is nothing to submit. `zero-study compare` shows "
+            "the runs."
+        )
     num_runs = sum(map(len, shapes.values()))
     head = HEAD.format(
         study=study.name,

@@ -1,4 +1,4 @@
-"""Which runs does a study consist of, and in which order? A study is plain data: one YAML file."""
+"""Read a study, which is one YAML file, and list its runs in the order in which they are made."""
 
 from __future__ import annotations
 
@@ -76,30 +76,32 @@ class Part(files.StrictModel):
             raise ValueError(f"flags.{name} is not a part's: {_NOT_FLAGS[name]}")
         for flag, values in (("global_batch_size", self.global_batch_sizes), ("size", self.sizes)):
             if values and flag in self.flags:
-                raise ValueError(f"flags.{flag} and {flag}s: write one of them")
+                raise ValueError(f"flags.{flag} and {flag}s cannot both be given. Remove one of them.")
         if self.largest and not getattr(self, self.largest):
-            raise ValueError(f"largest: {self.largest}: list {self.largest} in this part, smallest first")
+            raise ValueError(f"largest: {self.largest}: this part has no list {self.largest}. Add it, smallest first.")
         if self.rate is not None and (self.machines == 1 or bits_per_second(self.rate) is None):
             raise ValueError(
-                f"rate: {self.rate}: write machines: 2 or more beside it, and a rate as 200mbit or unlimited"
+                f"rate: {self.rate}: a rate needs `machines: 2` or more, and has the form 200mbit or unlimited."
             )
 
     def _check_lists(self) -> None:
         uneven = next((size for size in self.world_sizes if size % self.machines), None)
         if uneven:
-            raise ValueError(f"world_sizes: {uneven} processes are not as many on each of {self.machines} machines")
+            raise ValueError(
+                f"world_sizes: {uneven} processes cannot be divided equally among {self.machines} machines."
+            )
         if not self.strategies:
-            raise ValueError("strategies is empty; leave it out for every strategy")
+            raise ValueError("strategies is empty. Leave it out for every strategy.")
         for key in ("strategies", "world_sizes", "global_batch_sizes", "sizes", "seeds"):
             value, count = Counter(getattr(self, key) or (None,)).most_common(1)[0]
             if count > 1:
-                raise ValueError(f"{key}: {value} is there twice; for the same run several times write repeats: 2")
+                raise ValueError(f"{key}: {value} is listed twice. To repeat runs, write repeats: 2.")
 
     def _check_flags(self) -> None:
         unknown_flags = set(self.flags) - {"preset", *RunConfig.model_fields}
         if unknown_flags:
             name = min(unknown_flags)
-            raise ValueError(f"flags.{name} is not a flag of train.py; `zero-study train --help` lists them")
+            raise ValueError(f"flags.{name} is not an option of training. `zero-study train --help` lists them.")
         for name, value in self.flags.items():
             is_switch = name in _SWITCHES
             if value is not None and isinstance(value, bool) != is_switch:
@@ -213,11 +215,11 @@ class Study(files.StrictModel):
         num_runs = sum(part.most_runs for part in self.parts)
         if num_runs > MOST_RUNS:
             raise ValueError(
-                f"{num_runs:,} runs are planned, at most {MOST_RUNS:,} are run; make several studies of it"
+                f"{num_runs:,} runs are planned, but a study has at most {MOST_RUNS:,}. Divide it into several studies."
             )
         shipped_or_planned = {*file.names(), *(read_by_name(name).name for name in self._strategies)}
         if self.control not in shipped_or_planned:
-            raise ValueError(f"control {self.control!r} is unknown; it is a strategy, by default 'ddp'")
+            raise ValueError(f"control {self.control!r} is not one of the strategies. By default it is 'ddp'.")
         self._check_configurations()
         self._check_protocol()
         return self
@@ -241,7 +243,7 @@ class Study(files.StrictModel):
         arms = {part.label for part in self.parts} | self._strategies
         missing_arms = {*self.protocol.variants, *self.protocol.broken} - arms
         if missing_arms:
-            raise ValueError(f"protocol: no part has the label {min(missing_arms)!r}, and none that strategy")
+            raise ValueError(f"protocol: no part has the label or the strategy {min(missing_arms)!r}.")
 
 
 def names() -> list[str]:
@@ -258,7 +260,10 @@ def find(name: str) -> Study:
     own = {"name": path.stem, "sha256": files.sha256(path)}
     reserved = min(own.keys() & content.keys(), default=None)
     if reserved:
-        raise Refusal(f"{path}: {reserved} is not a key; the file's own {reserved} is the study's")
+        raise Refusal(
+            f"{path}: {reserved} is not a key of a study, because the study takes its {reserved} from the file. "
+            "Remove it."
+        )
     try:
         return Study.model_validate({**own, **content})
     except ValidationError as error:
@@ -281,7 +286,9 @@ def runs(
     if study.text == "real":
         common = {"data": "files", "data_dir": data_dir} if data_dir else {"data": "hub"}
     elif data_dir:
-        raise Refusal(f"--data-dir {data_dir}: study {study.name!r} trains on the bundled sample; leave it out")
+        raise Refusal(
+            f"--data-dir {data_dir}: study {study.name!r} trains on the bundled sample. Leave --data-dir out."
+        )
     if checkpoint_every:
         common["checkpoint_every"] = checkpoint_every
     planned: dict[str, Run] = {}
@@ -295,7 +302,9 @@ def runs(
                 chosen = read_by_name(name)
                 run_id = _run_id(part, config, chosen, world_size, cell, repeat)
                 if run_id in planned:
-                    raise Refusal(f"study {study.name!r}: two runs are called {run_id}; give a part another label")
+                    raise Refusal(
+                        f"study {study.name!r}: two runs have the id {run_id}. Give one of the parts another label."
+                    )
                 planned[run_id] = Run(
                     config,
                     chosen,

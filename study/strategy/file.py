@@ -97,7 +97,8 @@ class Strategy:
     def check_json_is_seen(self, folder: Path = Path()) -> None:
         """Raise Refusal if the launcher, started in this folder, would not find the JSON that the file names."""
         if self.deepspeed_json is not None:
-            _check_is_seen(self.path, folder / self.content["deepspeed_config"]["deepspeed_config_file"])
+            name = self.content["deepspeed_config"]["deepspeed_config_file"]
+            _check_is_seen(self.path, _base_of_json(self.path, folder) / name)
 
     @property
     def needed_extensions(self) -> set[str]:
@@ -138,16 +139,25 @@ def find_strategy(name: str) -> Path:
 def read_by_name(name: str) -> Strategy:
     """Read a strategy by its name or path without launching it, from any current folder. Raises Refusal."""
     path = find_strategy(name)
-    return read_strategy(path, CONFIGS.parent if path.is_relative_to(CONFIGS) else Path())
+    return read_strategy(path)
+
+
+def _base_of_json(path: Path, folder: Path) -> Path:
+    """Return the folder that the path of a JSON file starts from.
+
+    Accelerate starts from the folder of the launch. The project's own files name their JSON as seen from the clone, and
+    the trainer reads it itself, so that they work from every folder.
+    """
+    return CONFIGS.parent if path.absolute().is_relative_to(CONFIGS) else folder
 
 
 def read_strategy(path: Path, folder: Path = Path()) -> Strategy:
     """Read an accelerate file strictly.
 
-    The path of its JSON is relative to `folder`; in a launch, that is the current folder.
-
-    Raises Refusal naming the file, the key and the remedy.
+    `folder`: the folder that the path of its JSON is relative to, by default the current one. The project's own files
+    do not depend on it. Raises Refusal naming the file, the key and the remedy.
     """
+    folder = _base_of_json(path, folder)
     content = read_yaml(path, CONFIGS)
     settings = {key: value for key, value in content.items() if key not in _SECTIONS or value not in _EMPTY}
     json_name = _json_named(settings)

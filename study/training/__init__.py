@@ -1,1 +1,1 @@
-"""What does a run observe of itself, prove and leave behind?"""
+"""Instrument one training run: verify the engine, measure memory and time, write the record."""

@@ -1,6 +1,6 @@
-"""How does a run that is cut off go on as if it had not been? It writes what another process needs, and loads it.
+"""Write and load checkpoints, so that a resumed run continues as if it had not been interrupted.
 
-A checkpoint is written beside, and renamed once it is on the disk.
+A checkpoint is written under another name, and renamed once it is on the disk.
 """
 
 from __future__ import annotations

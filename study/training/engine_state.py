@@ -1,8 +1,8 @@
-"""What does an engine need to go on exactly where another process stopped? Saved by itself, but for two gaps of it.
+"""Save and restore what an engine needs to resume exactly where another process stopped, including two gaps.
 
-By DeepSpeed 0.19.8's sources: what it saves under NVMe offload lacks the moments that were swapped, and
-the states of groups that are too small to be; and its Adam on the CPU, asked to go on from step k, computes the powers
-of beta by `pow`, where step by step it multiplied them, which differs in the last bit.
+According to its sources, DeepSpeed 0.19.8 does not save the moments that were swapped under NVMe offload, nor the
+states of groups that are too small to be swapped. Its Adam for CPUs, resumed at step k, computes the powers of beta
+with `pow`, where an uninterrupted run multiplies them step by step, which differs in the last bit.
 """
 
 from __future__ import annotations

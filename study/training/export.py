@@ -1,6 +1,6 @@
-"""What did a run train? Its model, whole and in fp32, from a checkpoint: as `from_pretrained` loads it, on any machine.
+"""Export the model of a run from a checkpoint: unsharded and in fp32, for `from_pretrained` on any machine.
 
-Every engine lays its state out in another way; none of them is needed to put it together again, and no GPU.
+Every engine lays out its state in another way. To put it together again, neither the engine nor a GPU is needed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def export(checkpoint: Checkpoint, folder: Path) -> PreTrainedModel:
     import transformers
 
     if folder.exists():
-        raise Refusal(f"{folder}: is there already; name another folder, or delete it")
+        raise Refusal(f"{folder}: the folder already exists. Use another one, or delete it.")
     described = transformers.AutoConfig.from_pretrained(checkpoint.folder / MODEL, local_files_only=True)
     with weights.unpartitioned():
         model: PreTrainedModel = getattr(transformers, described.architectures[0])(described)
@@ -107,7 +107,7 @@ def _subgroups(folder: Path) -> dict[str, torch.Tensor]:
 def check(model: PreTrainedModel, checkpoint: Checkpoint, data_dir: Path | None) -> str:
     """Evaluate an exported model on the run's held-out examples, and say its loss beside the run's own."""
     own = next((line["loss"] for line in _evaluations(checkpoint) if line["step"] == checkpoint.manifest.step), None)
-    comparison = "the run has none of this step" if own is None else f"the run's own is {own:.6f}"
+    comparison = "the run recorded none at this step" if own is None else f"the run recorded {own:.6f}"
     try:
         return f"loss on the held-out examples {held_out_loss(model, checkpoint, data_dir):.6f}, {comparison}"
     except Refusal as refusal:
@@ -142,4 +142,4 @@ def newest(folder: Path) -> Checkpoint:
             return manifest.whole(path)
         except Refusal as refusal:
             print(f"not taken: {refusal}", flush=True)
-    raise Refusal(f"{folder}: no checkpoint there; train with --checkpoint-every, or with --save-model")
+    raise Refusal(f"{folder}: there is no checkpoint. Train with --checkpoint-every, or with --save-model.")

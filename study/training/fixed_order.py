@@ -1,4 +1,4 @@
-"""Which orders of additions, and which kernels, are fixed, so that strategies of one arithmetic train the same bits?
+"""Fix the order of additions and the kernels, so that strategies with the same arithmetic train the same bits.
 
 A sum of floating-point numbers depends on the order of its terms. Engines add in different orders, and some of them
 compute a few elements by another kernel. Each pin takes one such difference away. `--fixed-order all` sets every pin,

@@ -1,11 +1,11 @@
-"""Which checkpoint is whole, and whose is it? What its manifest says, and the one that a run goes on from.
+"""Find the complete checkpoints of a run by their manifests, and the one to resume from.
 
-A checkpoint is a folder: what the engine saves of model and optimizer, what the run has told and seen so far, each
-rank's random state, and last of all a manifest with the digest of every other file. A folder without a manifest, or
-with another digest, is none.
+A checkpoint is a folder: the engine's state of model and optimizer, the progress of the run, the random state of each
+rank, and finally a manifest with the digest of every other file. A folder without a manifest, or with another digest,
+is no checkpoint.
 
-Engines pickle, and loading a pickle runs what is in it. Digests tell damage and mistakes, not malice: `auto` loads only
-from the run's own folder, and `--resume PATH` trusts PATH as one trusts a program.
+Engines use pickle, and loading a pickle runs the code in it. Digests detect damage and mistakes, not malice: `auto`
+loads only from the run's own folder, and `--resume PATH` trusts PATH as one trusts a program.
 """
 
 from __future__ import annotations
@@ -217,14 +217,14 @@ def whole(folder: Path) -> Checkpoint:
     if _NAME.fullmatch(folder.name) and _step(folder) != manifest.step:
         raise Refusal(f"{folder}: its {MANIFEST} is of step {manifest.step}; name the folder that was written")
     # Engines load whatever file has a fitting name.
-    held = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_symlink() or not path.is_dir()}
-    if strange := held - {MANIFEST, *manifest.files}:
+    existing = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_symlink() or not path.is_dir()}
+    if strange := existing - {MANIFEST, *manifest.files}:
         raise Refusal(f"{folder}: damaged, {min(strange)} is not one of the files that were written; name another")
     for name, (size, digest) in manifest.files.items():
         path = folder / name
         with files.reading(path, "what was written"):  # a disk may fail
-            is_it = name in held and path.stat().st_size == size and files.sha256(path) == digest
-        if not is_it:
+            is_unchanged = name in existing and path.stat().st_size == size and files.sha256(path) == digest
+        if not is_unchanged:
             raise Refusal(f"{folder}: damaged, {name} is not the file that was written; name another")
     return Checkpoint(folder, manifest)
 

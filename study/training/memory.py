@@ -1,4 +1,4 @@
-"""How many bytes does a rank hold: exact model states, peaks per phase, traffic to the swap folder?"""
+"""Measure the memory of a rank: exact model states, peaks per phase, and traffic to the swap folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What does one run see of itself, step by step, without disturbing what it times?"""
+"""Observe a run step by step, without disturbing the steps that are timed."""
 
 from __future__ import annotations
 

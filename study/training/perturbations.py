@@ -1,6 +1,6 @@
-"""Positive controls, and rounding noise: what a run does otherwise on purpose, so that a test of trainings can fail.
+"""Change a training on purpose: with planted faults, which a test of trainings must detect, or with rounding noise.
 
-`--perturb` names one, of DDP alone (running/checks.py).
+`--perturb` names the change. Only DDP can be changed (running/checks.py).
 """
 
 from __future__ import annotations

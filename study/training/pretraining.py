@@ -1,8 +1,8 @@
-"""What does fine-tuning start from, where no published weights can be had? A body that the project trains itself.
+"""Pretrain the weights that a fine-tuning study starts from, if no published weights are available.
 
-`zero-study run STUDY` first trains the bodies that its runs start from (`--weights`): BERT's on masked words, GPT's on
-next tokens, of the part of the same text that none of the runs draws. Labels are not used. One process, one seed: the
-same command gives the same weights on the same machine, and every record has their digest.
+`zero-study run STUDY` first pretrains the models that its runs start from (`--weights`): BERT on masked words, GPT on
+next tokens, on the part of the text that none of the runs uses. Labels are not used. There is one process and one seed:
+the same command gives the same weights on the same machine, and every record has their digest.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ def train_missing(runs: Sequence[Run], study: Sequence[Run]) -> None:
 
 def _train_missing(folder: Path, configs: Sequence[RunConfig]) -> None:
     config = max(configs, key=lambda config: config.num_train_examples)
-    for other in configs:
-        if _settings(other) | {"num_train_examples": config.num_train_examples} != _settings(config):
+    for candidate in configs:
+        if _settings(candidate) | {"num_train_examples": config.num_train_examples} != _settings(config):
             raise Refusal(f"{folder}: runs of several models, splits or lengths name it; give each a folder of its own")
     if not (folder / sources.WEIGHTS).exists():
         print(f"{folder}: training the body that runs start from ...", flush=True)

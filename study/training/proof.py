@@ -1,6 +1,6 @@
-"""Prove that a run is what was asked for: the engine, read back after `prepare`, compared with the request.
+"""Verify that a run is what was requested: read the engine's settings after `prepare`, and compare them.
 
-Runs that silently were something else are the commonest fault of published comparisons.
+Runs that silently were something else are the most common fault of published comparisons.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Are all machines there that a run takes place on, and do they run the same? Asked before anything is built.
+"""Check, before anything is built, that all machines of a run are present and run the same code and flags.
 
-Without it a machine whose ranks refuse, or one with other versions or flags, shows as a time-out of minutes deep in the
-backend, or not at all. That as many machines came as were asked, each with a rank of its own, torchrun's agents have
-seen to by then. The machines meet in the store of the agent on machine 0, which outlives its ranks.
+Otherwise, a machine that refuses, or that has other versions or flags, shows as a time-out of minutes deep in the
+backend, or not at all. By then, torchrun's agents have ensured that the requested number of machines is present, each
+with a rank of its own. The machines meet in the store of the agent on machine 0, which outlives its ranks.
 """
 
 from __future__ import annotations

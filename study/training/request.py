@@ -1,4 +1,4 @@
-"""What was the launcher asked for? Read from the command line of the `accelerate launch` above this process."""
+"""Read what was requested from the command line of the `accelerate launch` above this process."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def requested_run(config: RunConfig) -> Run:
             allowed.check_rank(os.environ, run.world_size, strategy.distributed_type != "NO")
             return run
     raise Refusal(
-        "no accelerate file: start it as `accelerate launch --config_file accelerate_configs/zero3.yaml "
-        "study/train.py`, or as `zero-study train --strategy zero3`"
+        "the launcher was given no accelerate file. Start the training as `accelerate launch --config_file "
+        "accelerate_configs/zero3.yaml study/train.py`, or as `zero-study train --strategy zero3`"
     )
 
 
@@ -75,8 +75,8 @@ def check_as_launched(strategy: Strategy, environment: Mapping[str, str]) -> Non
         then = environment.get(name)
         if str(then).lower() != str(value).lower():
             raise Refusal(
-                f"{strategy.path}: was edited while the run began: the launcher has read {name}={then}, now it is "
-                f"{value}; start it again"
+                f"{strategy.path}: the file was changed while the run started: the launcher read {name}={then}, but "
+                f"now it is {value}. Start the run again."
             )
 
 

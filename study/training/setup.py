@@ -1,4 +1,4 @@
-"""With what does a run train? Model, optimizer and batches, prepared by the engine and proven to be what was asked."""
+"""Build model, optimizer and batches of a run, let the engine prepare them, and verify the result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What does a person see of a run? The warnings of libraries go to a log, and the cause of an end to the launcher."""
+"""Send the warnings of libraries to a log, and report the cause of a failure to the launcher."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""With which weights does a run start, and with which does it end? The same start for every strategy, provably."""
+"""Set the initial weights of a run, equal under every strategy, and take checksums of initial and final weights."""
 
 from __future__ import annotations
 

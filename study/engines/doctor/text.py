@@ -24,14 +24,14 @@ VERDICTS: dict[Effect, str] = {
 
 
 def text(examined: Examined, everything: bool = False, release: str | None = None) -> str:
-    """Return the findings for a terminal: the summary, then the findings grouped by their verdicts.
+    """Return the findings for a terminal: known faults of the release, the summary, then the findings by verdict.
 
     Harmless findings are only counted, unless `everything` is set. `release`: the one for which known faults were
     looked up.
     """
     visible = [f for f in examined.findings if everything or f.matters or f.effect == "not examined"]
     of_release = [finding for finding in visible if finding.is_about_release]
-    lines = [terminal.wrapped(_summary(examined)), *(_release_lines(release, of_release) if release else ())]
+    lines = [*(_release_lines(release, of_release) if release else ()), terminal.wrapped(_summary(examined))]
     for effect, verdict in VERDICTS.items():
         of_verdict = [f for f in visible if f.effect == effect and not f.is_about_release]
         if of_verdict:
@@ -39,7 +39,10 @@ def text(examined: Examined, everything: bool = False, release: str | None = Non
         for finding in sorted(of_verdict, key=lambda f: not f.matters):
             lines += _finding_lines(finding, examined.path)
     if hidden := [finding for finding in examined.findings if finding not in visible]:
-        lines += ["", terminal.wrapped(_hidden_summary(hidden))]
+        if len(hidden) + len(of_release) == len(examined.findings):  # then one sentence says it all
+            lines[-1] = terminal.wrapped(f"{examined.path}: {_hidden_summary(hidden)}")
+        else:
+            lines += ["", terminal.wrapped(_hidden_summary(hidden))]
     return "\n".join(lines)
 
 
@@ -82,7 +85,7 @@ def _release_lines(release: str, findings: Sequence[Finding]) -> list[str]:
     if findings[0].effect == "not examined":
         return [terminal.wrapped(f"{release} was not checked: {findings[0].message}.")]
     lines = [terminal.wrapped(f"{release} trains this configuration wrongly:")]
-    return lines + [terminal.wrapped(finding.message, "  - ", "    ") for finding in findings]
+    return [*lines, *(terminal.wrapped(finding.message, "  - ", "    ") for finding in findings), ""]
 
 
 def _finding_lines(finding: Finding, path: Path) -> list[str]:
