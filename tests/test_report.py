@@ -242,8 +242,10 @@ def test_crossings_name_each_strategy_with_its_size():
     measured = ["from the smallest", "27m", "not up to the largest", "from the smallest"]
     rows = pd.DataFrame({"strategy": ["fsdp2", "ddp_tuned", "zero3", "zero3_tuned"], "measured": measured})
     every, larger, none = sentences.crossings(rows, "ddp").removesuffix(".").split(". ")
-    assert every.endswith("fsdp2 and zero3_tuned") and "27m" in larger
-    assert larger.endswith("ddp_tuned") and none.endswith("zero3")
+    assert every.endswith("fsdp2 and zero3_tuned")
+    assert "27m" in larger
+    assert larger.endswith("ddp_tuned")
+    assert none.endswith("zero3")
 
 
 def test_neighbouring_equal_rows_are_merged():
@@ -254,7 +256,14 @@ def test_neighbouring_equal_rows_are_merged():
 def test_releases_and_crashes_in_words():
     counts = pd.DataFrame({"wrong": [0, 3, 1], "crashed": [0, 2, 0]}, index=["0.1", "0.2", "0.3"])
     said = sentences.releases("deepspeed", counts, 112)
-    for part in ("3 releases", "In 2 of them", "In 1 of them", "112 cases", "0.3, 1 trains wrongly.", "0.2: there, 3 "):
+    for part in (
+        "3 releases",
+        "In 2 of them",
+        "In 1 of them",
+        "112 cases",
+        "0.3, 1 case trains wrongly.",
+        "0.2: there, 3 ",
+    ):
         assert part in said
     assert sentences.engines_of(["zero0/bf16/a", "zero0/bf16/b"]).endswith("use zero0 in bf16.")
     assert "- 0.1 to 0.2, 2 crashes in total: `E`" in sentences.crashes({"E": ["0.1", "0.2"]})

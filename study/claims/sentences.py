@@ -14,8 +14,11 @@ from study.errors import Refusal
 
 # The answers on a source, and which of its keys has each.
 ON_TOP = (
-    ("Can I believe this source?", "believe"), ("Trust", "trust"), ("Do not trust", "distrust"), ("Not known", "unknown"),
-)  # fmt: skip
+    ("Can I believe this source?", "believe"),
+    ("Trust", "trust"),
+    ("Do not trust", "distrust"),
+    ("Not known", "unknown"),
+)
 
 
 # The bases in the words of a sentence.

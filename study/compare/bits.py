@@ -34,15 +34,18 @@ ROUNDINGS = {
     "BERT's attention. With these nodes, the contributions to the gradient of such a tensor are added in another "
     "order.",
     "norm": "With clipping, each engine adds the squares of the global gradient norm in another order.",
-    "order of ranks": "With more than two processes, the order in which gloo adds the values of an element depends on the "
+    "order of ranks": "With more than two processes, the order in which gloo adds the values of an element depends "
+    "on the "
     "element's position in the buffer. Each strategy arranges its buffers differently.",
-    "division by 3": "If the number of processes, N, is not a power of two, a division by N has to be rounded. The result "
+    "division by 3": "If the number of processes, N, is not a power of two, a division by N has to be rounded. The "
+    "result "
     "then depends on whether gradients are divided before or after the sum, and on whether they are divided by N or "
     "multiplied by 1/N.",
     "micro batches": "With several micro batches, ZeRO-2, ZeRO-3 and FSDP2 add over the ranks after each micro batch. "
     "DDP, ZeRO-0 and ZeRO-1 add the micro batches first.",
     "16 bits": "In bf16, FSDP2 reduces gradients in fp32, and the ZeRO stages reduce them in bf16.",
-    "missed gradients": "This cause is not rounding, but a fault of DeepSpeed: with offload to a disk, DeepSpeed can leave "
+    "missed gradients": "This cause is not rounding, but a fault of DeepSpeed: with offload to a disk, DeepSpeed can "
+    "leave "
     "out some gradients.",
 }
 # The pin of --fixed-order that removes a cause; what has none is a decision of the engine, or a fault.
@@ -448,15 +451,27 @@ def _expectations(files: Sequence[RecordFile]) -> list[str]:
     lines = [
         "## Expectations",
         "",
-        fulfilled("repeated", "not repeated", "Pairs of runs that repeat the same training and are identical in every bit",
-                  "No training was repeated"),
-        fulfilled("same", "broken", "Pairs of strategies that were expected to be identical and are identical",
-                  "No two strategies were expected to be identical"),
-        f"- Pairs of strategies that differ, and for which a difference with a named cause was expected: "
+        fulfilled(
+            "repeated",
+            "not repeated",
+            "Pairs of runs that repeat the same training and are identical in every bit",
+            "No training was repeated",
+        ),
+        fulfilled(
+            "same",
+            "broken",
+            "Pairs of strategies that were expected to be identical and are identical",
+            "No two strategies were expected to be identical",
+        ),
+        f"- Pairs of strategies that differ, and for which a cause of a difference was named before: "
         f"{len(pairs['named'])}.",
-        fulfilled("seen", "not seen", "Runs with a planted fault that differ from the correct run",
-                  "No run had a planted fault"),
-    ]  # fmt: skip
+        fulfilled(
+            "seen",
+            "not seen",
+            "Runs with a planted fault that differ from the correct run",
+            "No run had a planted fault",
+        ),
+    ]
     for kind, meaning in (
         ("not repeated", "different bits when the same training was repeated"),
         ("broken", "different bits without a known cause"),

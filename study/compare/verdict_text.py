@@ -122,9 +122,11 @@ def answer(decided: Decided) -> str:
     faults = "the planted fault" if num_faults == 1 else f"all {num_faults} planted faults"
     seeds = f"at most {parted} of {starts} seeds" if parted else f"none of {starts} seeds"
     return (
-        f"The test detected {faults}. It did not flag any of the strategies: {names}. The mean held-out loss of each "
+        f"The test detected {faults}. It flagged none of the tested strategies ({names}). The mean held-out loss of "
+        f"each "
         f"strategy differs from {control}'s by less than {percent(margin)}. With {seeds}, a strategy's final loss is "
-        f"further from {control}'s than the final loss of any {control} training that differs only in rounding. With so "
+        f"further from {control}'s than the final loss of any {control} training that differs only in rounding. With "
+        f"so "
         f"few seeds, the true share of such seeds could be as high as {percent(most)} (95 % confidence)."
     )
 

@@ -86,7 +86,8 @@ def memory(peaks: pd.DataFrame, control: str) -> str:
     if ratios.empty:
         return text
     text += (
-        f" Of the {len(ratios)} other strategies, {(ratios < 1).sum()} use less than {control}. The tensor memory of all "
+        f" Of the {len(ratios)} other strategies, {(ratios < 1).sum()} use less than {control}. The tensor memory of "
+        f"all "
         f"of them is {least_and_most(ratios)} that of {control}."
     )
     whole = (peaks["peak_process_gib"] / own["peak_process_gib"]).drop(control).dropna()
@@ -101,6 +102,8 @@ def memory(peaks: pd.DataFrame, control: str) -> str:
 def crossings(rows: pd.DataFrame, control: str) -> str:
     """Say from which model size on each strategy uses less memory than the control, in the runs of one setting."""
     by_size = rows.groupby("measured", sort=False)["strategy"].agg(joined)
+    places = {"from the smallest": 0, "not up to the largest": 2}  # in between: with larger models
+    by_size = by_size.loc[sorted(by_size.index, key=lambda size: places.get(size, 1))]
     lines = []
     for size, names in by_size.items():
         if size == "not up to the largest":
@@ -108,9 +111,9 @@ def crossings(rows: pd.DataFrame, control: str) -> str:
                 f"With the largest tested model, these still use at least as much memory as {control}: {names}."
             )
         elif size == "from the smallest":
-            lines.append(f"With every tested model, these use less memory than {control}: {names}.")
+            lines.append(f"With every tested model, these strategies use less memory than {control}: {names}.")
         else:
-            lines.append(f"With the model {size} and all larger tested models, these use less than {control}: {names}.")
+            lines.append(f"With the {size} model and all larger tested models, these use less as well: {names}.")
     return " ".join(lines)
 
 
@@ -144,18 +147,25 @@ def releases(package: str, counts: pd.DataFrame, cells: int) -> str:
     """Say in how many releases a case trains wrongly or crashes. `counts`: a row per release, oldest first."""
     bad = counts["wrong"] + counts["crashed"]
     wrong, crashed = ((counts[result] > 0).sum() for result in ("wrong", "crashed"))
+
+    def all_or(number: int) -> str:
+        return f"all {number}" if number == len(bad) else str(number)
+
     newest, worst = (_failures(counts.loc[name]) for name in (bad.index[-1], bad.idxmax()))
     return (
-        f"**This project examined {len(bad)} releases of {package}. In {wrong} of them, at least one case trains "
-        f"wrongly without an error message. In {crashed} of them, at least one case crashes.** "
+        f"**This project examined {len(bad)} releases of {package}. In {all_or(wrong)} of them, at least one case "
+        f"trains "
+        f"wrongly without an error message. In {all_or(crashed)} of them, at least one case crashes.** "
         f"Every release was tested with the same {cells} cases. In the newest release, {bad.index[-1]}, {newest}. "
         f"The release with the most failures is {bad.idxmax()}: there, {worst}."
     )
 
 
 def _failures(counts: pd.Series) -> str:
-    words = {"wrong": "trains wrongly" if counts["wrong"] == 1 else "train wrongly",
-             "crashed": "crashes" if counts["crashed"] == 1 else "crash"}  # fmt: skip
+    words = {
+        "wrong": "case trains wrongly" if counts["wrong"] == 1 else "cases train wrongly",
+        "crashed": "case crashes" if counts["crashed"] == 1 else "cases crash",
+    }
     failures = [f"{counts[result]} {word}" for result, word in words.items() if counts[result]]
     return " and ".join(failures) or "no case fails"
 

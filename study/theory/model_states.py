@@ -35,21 +35,27 @@ REASONS: dict[str, str] = {
     "`gradient_as_bucket_view` is off by default.",
     "ddp-buckets-stay": "DistributedDataParallel's buckets stay allocated between steps, also where the gradients are "
     "views of them (`gradient_as_bucket_view`).",
-    "master-copy": "DeepSpeed keeps a master copy of every partition, even if the parameters are already in fp32. Therefore, "
-    "in fp32, the optimizer states take 12 bytes per parameter before sharding, and not 8. (Stage 3 is meant to use the "
-    "parameters themselves as the master copy. But its check compares a device object with a device name, and therefore "
+    "master-copy": "DeepSpeed keeps a master copy of every partition, even if the parameters are already in fp32. "
+    "Therefore, "
+    "in fp32, the optimizer states take 12 bytes per parameter before sharding, and not 8. (Stage 3 is meant to use "
+    "the "
+    "parameters themselves as the master copy. But its check compares a device object with a device name, and "
+    "therefore "
     "always fails.)",
-    "stage1-partition": "At stages 1 and 2, a DeepSpeed process has already freed the gradients outside its own partition "
+    "stage1-partition": "At stages 1 and 2, a DeepSpeed process has already freed the gradients outside its own "
+    "partition "
     "when the optimizer's step begins. In the paper, stage 1 keeps all gradients.",
-    "fp32-gradients": "Gradients are accumulated in fp32 (`accumulation_dtype`), which takes 4 bytes per parameter. The "
+    "fp32-gradients": "Gradients are accumulated in fp32 (`accumulation_dtype`), which takes 4 bytes per parameter. "
+    "The "
     "paper counts 2.",
-    "bf16-optimizer": "Stage 1 with bf16 parameters and fp32 accumulation is another engine (`BF16_Optimizer`): it "
-    "keeps fp32 gradients of the whole model for good, beside the bf16 ones.",
+    "bf16-optimizer": "Stage 1 with bf16 parameters and fp32 accumulation is another engine (`BF16_Optimizer`). It "
+    "permanently keeps fp32 gradients of the whole model, in addition to the bf16 gradients.",
     "fp32-gradient-copy": "The optimizer steps on an fp32 copy of the first group's 16-bit gradients.",
     "gradient-buffer": "Stages 1 and 2 flatten the first parameter group's gradients into a copy, while views of the "
     "second group keep alive the buffer with all gradients of the rank; a parameter that crosses the edge of a "
     "partition is in it whole.",
-    "flat-gradient-copy": "At stage 3, DeepSpeed copies the gradients of the parameter group that it is updating into one "
+    "flat-gradient-copy": "At stage 3, DeepSpeed copies the gradients of the parameter group that it is updating "
+    "into one "
     "flat tensor. This copy exists in addition to the gradient buffer.",
     "offload-gradients-stay": "If the optimizer is offloaded, the fp32 gradient buffer on the host stays allocated.",
     "offload-second-gradients": "If the optimizer is offloaded, gradients are stored twice: in the place where they "
@@ -58,13 +64,17 @@ REASONS: dict[str, str] = {
     "the rank's partition, in part or whole, once more on the host, whole and for good (`accumulated_grads_in_cpu`); "
     "not where 16-bit gradients are accumulated in fp32.",
     "stage3-gradients-stay": "Stage 3 keeps the buffer of its partition's gradients between steps.",
-    "on-disk": "Shards of at least 1 MiB are swapped to NVMe, and are then not in memory. The exception is the parameter "
+    "on-disk": "Shards of at least 1 MiB are swapped to NVMe, and are then not in memory. The exception is the "
+    "parameter "
     "group that is updated next: it has already been read back into memory.",
-    "swap-buffers": "Shards that are read back from NVMe are stored in buffers as large as the largest parameter group, even "
+    "swap-buffers": "Shards that are read back from NVMe are stored in buffers as large as the largest parameter "
+    "group, even "
     "if the group is smaller.",
-    "reduce-bucket": "Stage 3 permanently allocates a buffer of `reduce_bucket_size` elements. The default is 5e8 elements "
+    "reduce-bucket": "Stage 3 permanently allocates a buffer of `reduce_bucket_size` elements. The default is 5e8 "
+    "elements "
     "for every model.",
-    "persistent-parameters": "Between steps, stage 3 keeps parameters of at most `param_persistence_threshold` elements "
+    "persistent-parameters": "Between steps, stage 3 keeps parameters of at most `param_persistence_threshold` "
+    "elements "
     "unsharded, in addition to their shards.",
     "fsdp-masters": "FSDP2's fp32 shards are parameters and masters in one, and gradients are reduced to fp32 shards: "
     "4, 4 and 8 bytes, where the paper counts 2, 2 and 12.",
