@@ -154,8 +154,7 @@ def releases(package: str, counts: pd.DataFrame, cells: int) -> str:
     newest, worst = (_failures(counts.loc[name]) for name in (bad.index[-1], bad.idxmax()))
     return (
         f"**This project examined {len(bad)} releases of {package}. In {all_or(wrong)} of them, at least one case "
-        f"trains "
-        f"wrongly without an error message. In {all_or(crashed)} of them, at least one case crashes.** "
+        f"trains wrongly without an error message. In {all_or(crashed)} of them, at least one case crashes.** "
         f"Every release was tested with the same {cells} cases. In the newest release, {bad.index[-1]}, {newest}. "
         f"The release with the most failures is {bad.idxmax()}: there, {worst}."
     )
