@@ -70,6 +70,13 @@ def test_what_to_take_comes_first_in_80_columns(capsys):
     assert ("Little headroom" in none, none.startswith("No strategy fits.")) == (False, True)
 
 
+def test_a_smaller_micro_batch_is_named_only_if_it_frees_memory(capsys):
+    # Half of this micro batch needs a buffer for accumulated gradients, and so more memory.
+    answer = printed(capsys, "--model", "llama-3.1-8b", "--gpu", "a100-80gb", "--gpus", "1").partition("\n\n")[0]
+    assert "Little headroom" in answer
+    assert "reduce the micro batch" not in answer
+
+
 def test_every_strategy_is_shown_within_the_width(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     for words in (("--gpus", "8", "--all"), ("--gpus", "8"), ()):

@@ -17,7 +17,7 @@ from study.planner.choose import EQUALLY_FAST, gib
 from study.planner.request import CHECKPOINTED
 from study.strategy import file
 from study.theory import hardware, model_states, peaks
-from study.theory.prediction import ALLOCATOR_SLACK, RESERVED, predict
+from study.theory.prediction import ALLOCATOR_SLACK, RESERVED, Prediction, predict
 
 if TYPE_CHECKING:
     from study.planner.choose import Advice, FewestGpus, LargestModels, Option
@@ -70,11 +70,12 @@ def _answer(advice: Advice) -> list[str]:
     free = f"{gib(option.free_bytes)} GiB ({_free(option):.0%}) of each GPU".replace("%)", " %)")
     first = (
         f"Use {option.strategy.name} with a micro batch of {prediction.job.micro_batch_size}: a step is predicted to "
-        "take "
-        f"{prediction.step.total:.3g} s, and by the {how} memory {free} stay free."
+        f"take {prediction.step.total:.3g} s, and by the {how} memory {free} stay free."
     )
     fastest = max((o for o in advice.options if o.fits), key=_speed)
-    if fastest is option:
+    if len(advice.options) == 1:
+        second = "No other strategy was requested."
+    elif fastest is option:
         second = "It is predicted to be the fastest of the strategies that fit."
     else:
         ahead = 100 * (1 - _speed(option) / _speed(fastest))
@@ -103,26 +104,35 @@ def _warning(advice: Advice) -> list[str]:
 
 def _remedy(advice: Advice, option: Option) -> str:
     """Say what to do if the recommended strategy runs out of memory."""
-    prediction = option.prediction
-    job = prediction.job
-    if job.micro_batch_size % 2 == 0:
-        smaller = dataclasses.replace(
-            job,
-            micro_batch_size=job.micro_batch_size // 2,
-            gradient_accumulation_steps=2 * job.gradient_accumulation_steps,
-        )
-        half = predict(advice.shape, prediction.engine, smaller, advice.box)
-        free, slower = float(half.free_bytes) / half.usable_bytes, float(half.step.total / prediction.step.total) - 1
+    if half := _with_half_the_micro_batch(advice, option):
+        free = float(half.free_bytes) / half.usable_bytes
+        slower = float(half.step.total / option.prediction.step.total) - 1
         time = f"take {slower:.0%} longer".replace("%", " %") if slower >= 0.005 else "take no longer"
         return (
-            f"reduce the micro batch to {smaller.micro_batch_size}, which is predicted to leave {100 * free:.0f} % "
-            "free "
-            f"and to {time}"
+            f"reduce the micro batch to {half.job.micro_batch_size}, which is predicted to leave {100 * free:.0f} % "
+            f"free and to {time}"
         )
     roomy = [candidate for candidate in advice.options if candidate.fits and _free(candidate) >= ROOM]
     if roomy:
         return f"use {max(roomy, key=_speed).strategy.name}, the fastest strategy that leaves more"
     return "use more GPUs, because no strategy leaves more here"
+
+
+def _with_half_the_micro_batch(advice: Advice, option: Option) -> Prediction | None:
+    """Predict an option with half its micro batch; None if it cannot be halved, or if that does not free memory.
+
+    It can need more memory, because gradients that are accumulated over micro batches may need buffers of their own.
+    """
+    job = option.prediction.job
+    if job.micro_batch_size % 2:
+        return None
+    smaller = dataclasses.replace(
+        job,
+        micro_batch_size=job.micro_batch_size // 2,
+        gradient_accumulation_steps=2 * job.gradient_accumulation_steps,
+    )
+    half = predict(advice.shape, option.prediction.engine, smaller, advice.box)
+    return half if half.free_bytes > option.free_bytes else None
 
 
 def _free(option: Option) -> float:
