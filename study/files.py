@@ -113,7 +113,7 @@ def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     content = dict(pairs)
     if len(content) < len(pairs):
         keys = [key for key, _ in pairs]
-        raise ValueError(f"{_short(next(key for key in keys if keys.count(key) > 1))} is there twice")
+        raise ValueError(f"{_short(next(key for key in keys if keys.count(key) > 1))} is listed twice")
     return content
 
 
@@ -178,9 +178,9 @@ def decompressed(content: bytes) -> bytes:
     except zlib.error as error:
         raise ValueError(f"no gzip file: {error}") from None
     if len(text) > LARGEST_FILE:
-        raise ValueError(f"it holds more than {LARGEST_FILE >> 20} MiB")
+        raise ValueError(f"it contains more than {LARGEST_FILE >> 20} MiB")
     if not reader.eof or reader.unused_data:
-        raise ValueError("a gzip file that is cut off, or followed by something else")
+        raise ValueError("the gzip file is truncated, or has other data after its end")
     return text
 
 
@@ -195,7 +195,7 @@ def parse_json(text: bytes | str, section: Section = _each_once) -> Any:
             text, object_pairs_hook=section, parse_int=_whole, parse_float=_finite, parse_constant=_finite
         )
     except RecursionError:
-        raise ValueError(f"it is nested deeper than {DEEPEST}") from None
+        raise ValueError(f"it is nested more deeply than {DEEPEST}") from None
     _check_depth(content)
     if "\\ud" in text.lower():
         json.dumps(content, ensure_ascii=False).encode()  # half a character is a UnicodeEncodeError
@@ -214,7 +214,7 @@ def _check_depth(content: Any) -> None:
         level = list({id(child): child for child in children if isinstance(child, (dict, list))}.values())
         if not level:
             return
-    raise _TooDeep(f"it is nested deeper than {DEEPEST}")
+    raise _TooDeep(f"it is nested more deeply than {DEEPEST}")
 
 
 def _whole(text: str) -> int:
@@ -226,7 +226,7 @@ def _whole(text: str) -> int:
 def _finite(text: str) -> float:
     value = float(text)
     if not math.isfinite(value):
-        raise ValueError(f"{text[:20]} is no number")
+        raise ValueError(f"{text[:20]} is not a number")
     return value
 
 
@@ -243,7 +243,10 @@ def parse_yaml(text: str) -> Any:
     """
     if strange := _STRANGE.search(text):
         line = text.count("\n", 0, strange.start()) + 1
-        raise ValueError(f"line {line}: {strange[0]!a} is read differently by YAML's libraries; write spaces and lines")
+        raise ValueError(
+            f"line {line}: {strange[0]!a} is read differently by different YAML libraries. Use plain spaces and line"
+            " breaks"
+        )
     _check_nesting(text)
     loader = _LOADER(text)
     try:
@@ -254,7 +257,9 @@ def parse_yaml(text: str) -> Any:
         content = loader.construct_document(root)
         _check_depth(content)
     except (RecursionError, _TooDeep):  # the text itself is not, as was checked
-        raise ValueError(f"its aliases (*) nest it deeper than {DEEPEST}, or within itself; write them out") from None
+        raise ValueError(
+            f"its aliases (*) nest it more deeply than {DEEPEST}, or within itself. Write the aliased parts out"
+        ) from None
     finally:
         loader.dispose()
     return content
@@ -268,7 +273,7 @@ def _check_nesting(text: str) -> None:
             depth += 1
             if depth > DEEPEST:
                 line = event.start_mark.line + 1
-                raise ValueError(f"line {line}: it is nested deeper than {DEEPEST}")
+                raise ValueError(f"line {line}: it is nested more deeply than {DEEPEST}")
         elif isinstance(event, yaml.CollectionEndEvent):
             depth -= 1
 
@@ -303,19 +308,21 @@ def _kind(node: yaml.Node) -> str:
 def _check_tag(loader: Any, node: yaml.Node) -> None:
     implicit = (not node.style, bool(node.style)) if isinstance(node, yaml.ScalarNode) else True
     if node.tag != loader.resolve(type(node), node.value, implicit):
-        raise ValueError(f"{_line_of(node)}{_short(node.tag)} is a tag; leave it out")
+        raise ValueError(f"{_line_of(node)}{_short(node.tag)} is a YAML tag. Remove it")
 
 
 def _check_keys(loader: Any, mapping: yaml.MappingNode) -> None:
     keys = set()
     for key, _ in mapping.value:
         if not isinstance(key, yaml.ScalarNode):
-            raise ValueError(f"{_line_of(key)}a key is a list or has keys itself; write a word")
+            raise ValueError(f"{_line_of(key)}a key is a list or a mapping. Use a word")
         _check_tag(loader, key)
         if _kind(key) not in ("str", "merge"):
-            raise ValueError(f"{_line_of(key)}{_short(key.value)} is no word, so no key; write it in quotes")
+            raise ValueError(
+                f"{_line_of(key)}{_short(key.value)} is not a word, so it cannot be a key. Put it in quotes"
+            )
         if key.value in keys:
-            raise ValueError(f"{_line_of(key)}{_short(key.value)} is there twice")
+            raise ValueError(f"{_line_of(key)}{_short(key.value)} is listed twice")
         keys.add(key.value)
 
 
@@ -324,11 +331,12 @@ def _check_scalar(node: yaml.Node) -> None:
     if kind in ("int", "float"):
         if not (_WHOLE if kind == "int" else _FRACTION).fullmatch(node.value):
             raise ValueError(
-                f"{_line_of(node)}{quoted} is a number that YAML reads otherwise; write its digits, or quotes"
+                f"{_line_of(node)}{quoted} is a number that YAML reads differently. Write its digits, or put it in"
+                " quotes"
             )
         _whole(node.value) if kind == "int" else _finite(node.value)
     elif kind == "timestamp":
-        raise ValueError(f"{_line_of(node)}{quoted} is a date in YAML; write it in quotes")
+        raise ValueError(f"{_line_of(node)}{quoted} is a date in YAML. Put it in quotes")
 
 
 def sync_folder(folder: Path) -> None:

@@ -165,7 +165,7 @@ def test_any_class_of_transformers_is_run(
     words = ["dry-run", "--world", "4", "--ranks", "3", "--sequence-length", "16", "--model", str(config), strategy]
     if said is None:
         assert cli.run(words) == 0
-        assert "it is built and run as transformers has it" in capsys.readouterr().out
+        assert "it is built and run by transformers" in capsys.readouterr().out
     else:
         with pytest.raises(Refusal, match=said):
             cli.run(words)
@@ -223,7 +223,7 @@ def test_a_model_that_does_not_fit_here_is_run_without_memory(
     assert "reserved by CUDA's allocator" in printed
     assert ("all_reduce" in printed) == (world_size > 1)
     assert ("reduce_scatter" in printed) == (strategy == "fsdp2")
-    with pytest.raises(Refusal, match="name a smaller model, or a file without offload"):
+    with pytest.raises(Refusal, match="Name a smaller model, or a file without offload"):
         cli.run(["dry-run", "--world", "2", "--model", "bert-tiny", "zero2_cpu_offload"])
 
 

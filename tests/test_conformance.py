@@ -309,7 +309,7 @@ def test_a_known_fault_hides_no_larger_one(before, now, is_new):
             ["--release", "torch==2.9.1", "--release", "torch==2.8.0"],
             "--release torch==2.8.0: torch==2.9.1 is requested",
         ),
-        (["--output", "nowhere/matrix.json"], "there is no folder nowhere; make it"),
+        (["--output", "nowhere/matrix.json"], "the folder nowhere does not exist"),
         (
             ["--release", "deepspeed==0.18.2", "--ranks", "2"],
             "--ranks 2: another release is always checked on two processes",

@@ -18,21 +18,21 @@ from study.strategy import file
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("a: 1\nb: 2\na: 3", "line 3: 'a' is there twice"),
-        ('{a: 1, "a": 2}', "line 1: 'a' is there twice"),
-        ("<<: {a: 1}\n<<: {b: 1}", "line 2: '<<' is there twice"),
+        ("a: 1\nb: 2\na: 3", "line 3: 'a' is listed twice"),
+        ('{a: 1, "a": 2}', "line 1: 'a' is listed twice"),
+        ("<<: {a: 1}\n<<: {b: 1}", "line 2: '<<' is listed twice"),
         *((f"a: {number}", f"'{number}' is a number that YAML") for number in ("010", "0x10", "1:30", "1_000", ".inf")),
         ("a: 2026-02-30", "'2026-02-30' is a date in YAML"),
         ("a: " + "1" * 5000, "has more than 19 digits"),
-        ("a: " + "[" * 3000 + "]" * 3000, "nested deeper than 40"),
-        (f"x: &x {'[' * 20}1{']' * 20}\ny: {'[' * 20}*x{']' * 20}", "nest it deeper than 40"),
-        ("- " * 200_000, "line 1: it is nested deeper than 40"),  # libyaml would use up the stack
+        ("a: " + "[" * 3000 + "]" * 3000, "nested more deeply than 40"),
+        (f"x: &x {'[' * 20}1{']' * 20}\ny: {'[' * 20}*x{']' * 20}", "nest it more deeply than 40"),
+        ("- " * 200_000, "line 1: it is nested more deeply than 40"),  # libyaml would use up the stack
         ("a: 1\nb: \ufeff", r"line 2: '\ufeff' is read differently"),
-        ("a: &a [*a]", "or within itself; write them out"),
-        ("yes: 1", "'yes' is no word, so no key"),
-        ("[a]: 1", "a key is a list or has keys itself"),
-        ("a: !!int '1'", "is a tag"),
-        ("a:\t1", r"line 1: '\t' is read differently by YAML's libraries"),
+        ("a: &a [*a]", "or within itself. Write the aliased"),
+        ("yes: 1", "'yes' is not a word, so it cannot be a key"),
+        ("[a]: 1", "a key is a list or a mapping"),
+        ("a: !!int '1'", "is a YAML tag"),
+        ("a:\t1", r"line 1: '\t' is read differently by different YAML libraries"),
     ],
 )
 def test_what_yaml_would_read_otherwise_is_refused(tmp_path, text, message):
@@ -46,11 +46,11 @@ def test_what_yaml_would_read_otherwise_is_refused(tmp_path, text, message):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('{"a": [{"b": 1, "b": 2}]}', "'b' is there twice"),
-        ("[" * 41 + "]" * 41, "nested deeper than 40"),
+        ('{"a": [{"b": 1, "b": 2}]}', "'b' is listed twice"),
+        ("[" * 41 + "]" * 41, "nested more deeply than 40"),
         ("1" * 5000, "has more than 19 digits"),
-        ("1e999", "1e999 is no number"),
-        ("[NaN]", "NaN is no number"),
+        ("1e999", "1e999 is not a number"),
+        ("[NaN]", "NaN is not a number"),
         ('"\\ud800"', "surrogates not allowed"),
         ("\ufeff1", "Unexpected UTF-8 BOM"),
         ("", "Expecting value"),

@@ -124,7 +124,7 @@ def test_a_token_goes_to_the_hub_and_to_no_other_host(kept_in, server, home, mon
         ((404, b""), "no such model"),
         ((500, b""), "HTTP status 500"),
         ((200, b"<html>"), "not JSON"),
-        ((200, b"[]"), "no object"),
+        ((200, b"[]"), "does not contain a JSON object"),
         ((200, b" " * (hub.LARGEST_BYTES + 1)), "bytes"),
     ],
 )

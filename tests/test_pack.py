@@ -141,7 +141,7 @@ def test_what_is_no_pack_is_refused(tmp_path):
             archive.writestr("a.json", "{}")
             if manifest is not None:
                 archive.writestr(pack.MANIFEST, manifest)
-        refused(file, target, r"box\.zip: no pack, its manifest\.json says no format_version")
+        refused(file, target, r"box\.zip: this file is not a pack, because its manifest\.json has no format_version")
 
 
 @pytest.mark.parametrize(
@@ -151,10 +151,10 @@ def test_what_is_no_pack_is_refused(tmp_path):
         ({"schema_version": 0}, r"schema_version 0, but this version reads 1"),
         ({"box": None}, r"manifest\.json: box=None"),
         ({"boxes": []}, r"manifest\.json: unknown key 'boxes'"),
-        ({"box": "8 x NVIDIA H100"}, r"manifest says box 8 x NVIDIA H100, its records Synthetic CPU"),
-        ({"git_commits": ["1" * 40]}, r"manifest says git_commits \['1+'\], its records \['0+'\]"),
-        ({"libraries": {"torch": ["9.0"]}}, r"manifest says libraries \{'torch': \['9\.0'\]\}, its records"),
-        ({"num_runs": 9}, r"manifest says num_runs 9, its records \d"),
+        ({"box": "8 x NVIDIA H100"}, r"manifest says box 8 x NVIDIA H100, but its records say Synthetic CPU"),
+        ({"git_commits": ["1" * 40]}, r"manifest says git_commits \['1+'\], but its records say \['0+'\]"),
+        ({"libraries": {"torch": ["9.0"]}}, r"manifest says libraries \{'torch': \['9\.0'\]\}, but its records"),
+        ({"num_runs": 9}, r"manifest says num_runs 9, but its records say \d"),
     ],
 )
 def test_a_manifest_that_does_not_fit_is_refused(packed, tmp_path, facts, match):
@@ -173,7 +173,7 @@ def test_members_that_are_not_the_manifests_are_refused(packed, tmp_path):
     refused(packed, target, r"box\.zip: more\.json is not in its manifest")
     with zipfile.ZipFile(packed, "a") as archive:
         archive.writestr("more.json", b"{}")
-    refused(packed, target, r"box\.zip: two members of one name")
+    refused(packed, target, r"box\.zip: two members have the same name")
 
 
 @pytest.mark.parametrize("name", ["../out.json", "/out.json", "C:out.json"])
@@ -201,14 +201,16 @@ def drop(found: dict[str, bytes], name: str, run_id: str) -> None:
          r"/steps\.jsonl, RUN: the file was changed, .* steps_sha256 in .*box\.zip/records\.jsonl, RUN"),
         (lambda found, run_id: drop(found, "steps.jsonl", run_id), r"/steps\.jsonl, RUN: the file is missing"),
         (lambda found, run_id: edit(found, "records.jsonl", '"schema_version": 1', '"schema_version": 2'),
-         r"/records\.jsonl, RUN: schema_version 2"),
+         r"/records\.jsonl, RUN: the record has schema_version 2"),
         (lambda found, run_id: edit(found, "records.jsonl", '"world_size": 2', '"world_size": "two"'),
          r"/records\.jsonl, RUN: world_size='two'"),
         (lambda found, run_id: drop(found, "records.jsonl", run_id), r"/outcomes\.jsonl, RUN: the outcome is ok, but"),
         (lambda found, run_id: edit(found, "steps.jsonl", "{", '{"run_id": "more", "steps": []}\n{'),
-         r": steps\.jsonl is not of finished runs alone"),
-        (lambda found, run_id: edit(found, "records.jsonl", "\n", "\r\n"), r": records\.jsonl is not of finished"),
-        (lambda found, run_id: found.update({"notes.txt": b"private"}), r": notes\.txt is not of finished"),
+         r": steps\.jsonl is not a file of finished runs"),
+        (lambda found, run_id: edit(found, "records.jsonl", "\n", "\r\n"),
+         r": records\.jsonl is not a file of finished runs"),
+        (lambda found, run_id: found.update({"notes.txt": b"private"}),
+         r": notes\.txt is not a file of finished runs"),
         (lambda found, run_id: edit(found, "outcomes.jsonl", '"status": "ok"', '"status": ["ok"]'),
          r"/outcomes\.jsonl, RUN: status=\['ok'\]"),
         (lambda found, run_id: found.update({name: m.replace(run_id.encode(), b"../out") for name, m in found.items()}),

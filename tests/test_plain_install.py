@@ -105,7 +105,8 @@ def _run_all(folder: Path) -> None:
 def test_a_command_works_or_names_the_extra(line, extra, plain_install):
     status, out, err = plain_install[line]
     if extra is None:
-        assert (status, err) == (0, "")
+        assert status == 0
+        assert all(line.endswith(" ...") for line in err.splitlines()), err  # what a slow command is doing
         assert out
     else:
         package = r"[\w-]+"
@@ -117,7 +118,7 @@ def test_a_command_works_or_names_the_extra(line, extra, plain_install):
 def test_a_plan_says_what_it_could_not_check(plain_install):
     _, out, _ = plain_install["plan smoke"]
     assert "single-1x-seed0 " in out
-    assert out.splitlines()[-1].startswith("not checked, because torch is not installed here: ")
+    assert "Not checked, because torch is not installed: " in out
 
 
 def test_every_command_is_tried():

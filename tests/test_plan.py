@@ -409,8 +409,14 @@ def find(tmp_path):
         (QUESTION + "parts: [{world_sizes: [true]}]\n", "parts.0.world_sizes.0=True: input should be a valid integer"),
         (QUESTION + "parts: [{seeds: [4294967296]}]\n", "parts.0.seeds.0=4294967296: input should be less than or"),
         (QUESTION + "parts: [{flags: {max_steps: 10000000000}}]\n", "parts.0: max_steps 10000000000 is more than 1,0"),
-        (QUESTION + "parts: [{flags: {seed: 1}}]\n", "parts.0: flags.seed is not a part's: list it under seeds"),
-        (QUESTION + "parts: [{flags: {data: hub}}]\n", "parts.0: flags.data is not a part's: write text: real, or"),
+        (
+            QUESTION + "parts: [{flags: {seed: 1}}]\n",
+            "parts.0: flags.seed is not an option of a part: list it under seeds",
+        ),
+        (
+            QUESTION + "parts: [{flags: {data: hub}}]\n",
+            "parts.0: flags.data is not an option of a part: write text: real, or",
+        ),
         (QUESTION + "parts: [{flags: {measure: 'no'}}]\n", "parts.0: flags.measure='no': write true or false"),
         (QUESTION + "parts: [{flags: {max_steps: true}}]\n", "parts.0: flags.max_steps=True: write a value"),
         (QUESTION + "parts: [{seeds: 3}]\n", "parts.0.seeds=3: input should be a valid tuple"),

@@ -31,6 +31,7 @@ from torch.optim.swa_utils import AveragedModel
 from study.engines import prove, scripts, torch_locks
 from study.engines.doctor import checkup
 from study.engines.hooks import before_updates
+from study.engines.prove import findings as prove_findings
 from study.engines.prove.__main__ import main
 from study.engines.prove.checksums import checksums, first_difference
 from study.engines.prove.demands import by_json, by_launcher
@@ -817,6 +818,21 @@ def test_strict_fails_where_a_request_cannot_be_checked_and_says_it_otherwise(na
     model, optimizer = make()
     prove.watch(model, optimizer, asked=UNCHECKED[name])
     assert re.search("not checked |NOT AS REQUESTED", capsys.readouterr().out)
+
+
+def test_strict_fails_if_faults_of_the_step_could_not_be_checked(monkeypatch):
+    def fails(*_: object) -> None:
+        raise OSError("planted")
+
+    monkeypatch.setattr(prove_findings, "not_trained", fails)
+    model, optimizer = make()
+    prove.watch(model, optimizer, strict=True)
+    with pytest.raises(prove.NotChecked, match=r"faults of the step .*planted"):
+        train(model, optimizer, 4)
+    model, optimizer = make()
+    prove.watch(model, optimizer)
+    train(model, optimizer, 4)
+    assert any("faults of the step" in note for note in proof()["notes"])
 
 
 @pytest.mark.parametrize("asked", [{"fp16": {"enabled": True}}, {"bf16": {"enabled": True}}])

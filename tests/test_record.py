@@ -116,9 +116,9 @@ def test_no_number_that_json_has_not(tmp_path):
 
 def test_what_is_no_record_of_this_version_is_not_read(tmp_path):
     path = schema.write(tmp_path, Record(**LEAST))
-    for version in (0, schema.SCHEMA_VERSION + 1, None, "1"):
+    for version in (0, schema.SCHEMA_VERSION + 1, None, "1", "a\u2028b", True):
         synthetic.change(path, schema_version=version)
-        said = f"{path}: schema_version {version}, this version reads {schema.SCHEMA_VERSION}"
+        said = f"{path}: the record has schema_version {version!r}, but"
         assert refusal(schema.read, path).startswith(said)
     for content in (b"", b"{", b"[]", b"\xff", b"null"):
         path.write_bytes(content)
@@ -298,11 +298,11 @@ def test_a_name_that_is_no_files_is_refused(run_dir, where, run_id):
         ({"steps_done": 10**19}, "has more than 19 digits"),
         ({"num_params": -5}, "num_params=-5: input should be greater than or equal to 0"),
         ({"steps_done": True}, "steps_done=True: input should be a valid integer"),
-        ({"world_size": 3}, "model_state_bytes is of 2 ranks, world_size is 3"),
-        ({"seed": 7}, "seed=7, its config has 0"),
+        ({"world_size": 3}, "model_state_bytes has 2 ranks, but world_size is 3"),
+        ({"seed": 7}, "seed is 7, but the config has 0"),
         ({"proof": None}, "status ok, but proof is missing"),
-        ({"evaluation": [{"accuracy": 1.0}]}, "an entry without step and loss"),
-        ({"status": "failed"}, "status failed, but failure is missing"),
+        ({"evaluation": [{"accuracy": 1.0}]}, "an entry has no step or no loss"),
+        ({"status": "failed"}, "the status is failed, but failure is missing"),
         ({"machine": {"gpus": "many"}}, "machine: gpus='many'"),
         *(({"machine": {"cpu": cpu}}, "machine: .*: string should match") for cpu in ("<b>", "a\nb")),
         ({"machine": {"gpus": [{"name": "a|b", "memory_bytes": 1}]}}, "machine: .*: string should match"),
@@ -344,9 +344,12 @@ def test_what_any_table_needs_is_asked_of_every_record(run_dir, at, value):
         (lambda lines: [*lines[:3], lines[3].replace('"loss"', '"loos"'), *lines[4:]], "line 4 is not step 4, with"),
         (lambda lines: [*lines[:3], lines[4], lines[3], *lines[5:]], "line 4 is not step 4"),
         (lambda lines: [lines[0].replace("1", '"1"', 1), *lines[1:]], "line 1 is not step 1"),
-        (lambda lines: [lines[0].replace('"loss": ', '"loss": "0", "x": '), *lines[1:]], "a value that is no number"),
+        (
+            lambda lines: [lines[0].replace('"loss": ', '"loss": "0", "x": '), *lines[1:]],
+            "a value that is not a number",
+        ),
         (lambda lines: ["[" * 1000, *lines[1:]], "cannot be read as steps"),
-        (lambda lines: [*lines[:2], lines[2] + "," + lines[3], *lines[4:]], "39 lines hold 40 steps"),
+        (lambda lines: [*lines[:2], lines[2] + "," + lines[3], *lines[4:]], "39 lines contain 40 steps"),
     ],
 )
 def test_steps_are_those_of_the_record_whatever_its_digest_says(run_dir, spoil, match):
@@ -367,7 +370,7 @@ def test_a_result_whose_name_no_merge_would_take_is_not_packed(run_dir):
 
 @pytest.mark.parametrize(
     ("claimed", "match"),
-    [(160 << 20, "holds 503,316,480 bytes; a pack has at most 268,435,456"), (3, "cannot be read as a pack")],
+    [(160 << 20, "has 503,316,480 bytes, but a pack has at most 268,435,456"), (3, "cannot be read as a pack")],
 )
 def test_a_pack_is_weighed_before_it_is_read_and_gives_no_more_than_it_says(run_dir, claimed, match):
     with zipfile.ZipFile("box.zip", "w") as archive:

@@ -326,13 +326,28 @@ def test_fsdp_wraps_the_layers_of_every_model(workload, size, expected, monkeypa
 @pytest.mark.parametrize(
     ("changed", "expected"),
     [
-        ({"units": {"BertForSequenceClassification": 1}}, "units: the run asks for 2 of BertLayer, the engine has"),
-        ({"unsharded_parameters": 41}, "unsharded_parameters: the run asks for 0, the engine has 41; change "),
-        ({"mesh": [1, 2]}, "mesh: the run asks for [2], the engine has [1, 2]; change parallelism_config in "),
-        ({"reshard_after_forward": False}, "reshard_after_forward: the run asks for True, the engine has False;"),
-        ({"compute_dtypes": ["bfloat16"]}, "compute_dtypes: the run asks for ['float32'], the engine has ['bfloat16'"),
-        ({"reduce_dtypes": ["bfloat16"]}, "reduce_dtypes: the run asks for ['float32'], the engine has ['bfloat16'];"),
-        ({"offloads": True}, "offloads: the run asks for False, the engine has True; change fsdp_offload_params in "),
+        ({"units": {"BertForSequenceClassification": 1}}, "units: the run requests 2 of BertLayer, but the engine has"),
+        (
+            {"unsharded_parameters": 41},
+            "unsharded_parameters: the run requests 0, but the engine has 41. To correct this, change ",
+        ),
+        (
+            {"mesh": [1, 2]},
+            "mesh: the run requests [2], but the engine has [1, 2]. To correct this, change parallelism_config in ",
+        ),
+        ({"reshard_after_forward": False}, "reshard_after_forward: the run requests True, but the engine has False."),
+        (
+            {"compute_dtypes": ["bfloat16"]},
+            "compute_dtypes: the run requests ['float32'], but the engine has ['bfloat16'",
+        ),
+        (
+            {"reduce_dtypes": ["bfloat16"]},
+            "reduce_dtypes: the run requests ['float32'], but the engine has ['bfloat16'].",
+        ),
+        (
+            {"offloads": True},
+            "offloads: the run requests False, but the engine has True. To correct this, change fsdp_offload_params",
+        ),
     ],
 )
 def test_what_was_sharded_otherwise_is_refused(changed, expected):
@@ -448,7 +463,9 @@ def verify(found: Proof, **flags) -> None:
 )
 def test_whatever_differs_is_refused(name, value, remedy):
     message = refusal(verify, FOUND.model_copy(update={name: value}))
-    assert message.startswith(f"{name}: the run asks for {getattr(FOUND, name)}, the engine has {value}; change ")
+    assert message.startswith(
+        f"{name}: the run requests {getattr(FOUND, name)}, but the engine has {value}. To correct this, change "
+    )
     assert remedy in message
 
 
@@ -459,7 +476,9 @@ def test_a_ddp_without_the_views_that_were_asked_for_is_refused():
     found = FOUND.model_copy(update={**of_ddp, **dict.fromkeys(of_deepspeed), "gradient_as_bucket_view": True})
     proof.verify(found, run)
     said = refusal(proof.verify, found.model_copy(update={"gradient_as_bucket_view": False}), run)
-    assert said.startswith("gradient_as_bucket_view: the run asks for True, the engine has False; change ")
+    assert said.startswith(
+        "gradient_as_bucket_view: the run requests True, but the engine has False. To correct this, change "
+    )
     assert said.endswith("ddp_tuned.json")
 
 
@@ -468,7 +487,7 @@ def test_ranks_that_share_a_gpu_speak_through_gloo(monkeypatch):
     on_gpus = {backend: FOUND.model_copy(update={"device": "cuda", "backend": backend}) for backend in ("gloo", "nccl")}
     verify(on_gpus["nccl"])
     verify(on_gpus["gloo"], share_device=True)
-    with pytest.raises(Refusal, match=r"^backend: the run asks for gloo, the engine has nccl"):
+    with pytest.raises(Refusal, match=r"^backend: the run requests gloo, but the engine has nccl"):
         verify(on_gpus["nccl"], share_device=True)
 
 
@@ -476,23 +495,27 @@ def test_ranks_are_on_as_many_gpus_as_asked():
     assert proof.verify_gpus([None, None], asked()) is None  # a CPU
     assert proof.verify_gpus(["a", "b"], asked()) == 2
     assert proof.verify_gpus(["a", "a"], asked(share_device=True)) == 1
-    with pytest.raises(Refusal, match=r"^num_gpus: the run asks for 2, its 2 ranks are on 1; change --share-device$"):
+    with pytest.raises(
+        Refusal, match=r"^num_gpus: the run requests 2, but its 2 ranks are on 1. Change --share-device$"
+    ):
         proof.verify_gpus(["a", "a"], asked())
-    with pytest.raises(Refusal, match=r"^num_gpus: the run asks for 1, its 2 ranks are on 2"):
+    with pytest.raises(Refusal, match=r"^num_gpus: the run requests 1, but its 2 ranks are on 2"):
         proof.verify_gpus(["a", "b"], asked(share_device=True))
 
 
 def test_masters_of_sixteen_bits():
     found = {"precision": "bf16", "parameter_dtypes": ["bfloat16"], "accumulation_dtype": "bfloat16"}
-    with pytest.raises(Refusal, match=r"^accumulation_dtype: .* float32, .* bfloat16; change"):
+    with pytest.raises(Refusal, match=r"^accumulation_dtype: .* float32, .* bfloat16. To correct this, change"):
         verify(FOUND.model_copy(update=found), precision="bf16")
     found |= {"accumulation_dtype": "float32", "master_dtypes": ["bfloat16"]}
-    with pytest.raises(Refusal, match=r"^master_dtypes: the run asks for \['float32'\], the engine has \['bfloat16'\]"):
+    with pytest.raises(
+        Refusal, match=r"^master_dtypes: the run requests \['float32'\], but the engine has \['bfloat16'\]"
+    ):
         verify(FOUND.model_copy(update=found), precision="bf16")
 
 
 def test_stage_3_that_shards_nothing():
-    with pytest.raises(Refusal, match=r"^partitioned_parameters: .* 100000 elements; change --size"):
+    with pytest.raises(Refusal, match=r"^partitioned_parameters: .* 100000 elements. Change --size"):
         verify(FOUND.model_copy(update={"partitioned_parameters": 0}))
 
 
@@ -560,7 +583,9 @@ def test_an_engine_with_another_setting_is_refused(content, key, wanted, actual,
     found = FOUND.model_copy(update={"zero_stage": 2, "partitioned_parameters": None, "settings": everything})
     proof.verify(found, run)
     said = refusal(proof.verify, found.model_copy(update={"settings": {**everything, key: actual}}), run)
-    assert said.startswith(f"{key}: the run asks for {wanted}, the engine has {actual}; change the JSON of ")
+    assert said.startswith(
+        f"{key}: the run requests {wanted}, but the engine has {actual}. To correct this, change the JSON of "
+    )
 
 
 ENGINE = """
@@ -597,9 +622,9 @@ def test_a_real_engine_is_held_against_what_others_would_have_asked(tmp_path):
     done = launching.script(script, tmp_path, strategy="zero2")
     said = [line for line in done.stdout.splitlines() if line.startswith(("REFUSED", "AS ASKED"))]
     assert [line.partition(";")[0] for line in said] == [
-        "REFUSED zero_stage: the run asks for 1, the engine has 2",
-        "REFUSED offload_optimizer_device: the run asks for cpu, the engine has none",
-        "REFUSED gradient_accumulation_steps: the run asks for 2, the engine has 1",
+        "REFUSED zero_stage: the run requests 1, but the engine has 2",
+        "REFUSED offload_optimizer_device: the run requests cpu, but the engine has none",
+        "REFUSED gradient_accumulation_steps: the run requests 2, but the engine has 1",
         "AS ASKED",
     ], done.stderr
 

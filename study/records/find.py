@@ -176,7 +176,7 @@ def _checked(
         outcome = schema.parse(places[OUTCOMES], contents[OUTCOMES], Outcome)
         if record and outcome.run_id != record.record.run_id:
             neighbor = f"the record beside it is {record.record.run_id!r}"
-            raise Refusal(f"{places[OUTCOMES]}: run_id {outcome.run_id!r}, {neighbor}; take one away")
+            raise Refusal(f"{places[OUTCOMES]}: run_id {outcome.run_id!r}, {neighbor}. Remove one of them")
     place = places[RECORDS if record else OUTCOMES]
     return RecordedRun(record, outcome, path.parent, place, contents)
 

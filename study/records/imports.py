@@ -47,8 +47,8 @@ def check(program: Path) -> None:
             is_in_use = not is_current or not imported.isdisjoint({str(path), str(path / "__init__.py")})
             if is_in_use and path.stem.partition(".")[0] in names:
                 raise Refusal(
-                    f"PYTHONPATH: {path} is imported in place of Python's own, in every process of the run; rename "
-                    "it, or unset PYTHONPATH"
+                    f"PYTHONPATH: every process of the run would import {path} instead of Python's own module. Rename "
+                    "it, or unset PYTHONPATH."
                 )
     for name in LIBRARIES:
         spec, installed = importlib.util.find_spec(name), _distribution(name)

@@ -212,11 +212,14 @@ def merge(file: Path, folder: Path) -> int:
             merged = _files_of(runs)
             for name in sorted(set(members) - set(results)):
                 if members[name] != merged.get(name):
-                    raise Refusal(f"{file}: {name} is not of finished runs alone; pack the records again")
+                    raise Refusal(
+                        f"{file}: {name} is not a file of finished runs as `zero-study pack` writes it. Pack the"
+                        " records again"
+                    )
             for key, value in _origin(runs, [Path(unpacked)]).items():
                 if getattr(manifest, key) != value:
                     says = f"its manifest says {key} {getattr(manifest, key)}"
-                    raise Refusal(f"{file}: {says}, its records {value}; pack them again")
+                    raise Refusal(f"{file}: {says}, but its records say {value}. Pack them again")
             messages = put(runs, folder, replace=False)
         except Refusal as refusal:
             raise Refusal(str(refusal).replace(unpacked, str(file))) from None
@@ -288,11 +291,14 @@ def _read(file: Path) -> tuple[Manifest, dict[str, bytes]]:
             entries = archive.infolist()
             num_bytes = sum(entry.file_size for entry in entries)
             if num_bytes > MOST_BYTES:
-                raise Refusal(f"{file}: holds {num_bytes:,} bytes; a pack has at most {MOST_BYTES:,}")
+                raise Refusal(f"{file}: the file has {num_bytes:,} bytes, but a pack has at most {MOST_BYTES:,}")
             # Not more is read of a member than its entry says.
             members = {entry.filename: archive.read(entry) for entry in entries}
             if len(members) != len(entries):
-                raise Refusal(f"{file}: two members of one name; `zero-study pack` writes no such file")
+                raise Refusal(
+                    f"{file}: two members have the same name. `zero-study pack` does not write such a file, so copy it"
+                    " from its machine again"
+                )
     except Refusal:
         raise
     except FileNotFoundError:
@@ -319,7 +325,10 @@ def _manifest(file: Path, text: bytes) -> Manifest:
     except ValueError:
         content = None
     if not isinstance(content, dict) or "format_version" not in content:
-        raise Refusal(f"{file}: no pack, its {MANIFEST} says no format_version; `zero-study pack` makes one")
+        raise Refusal(
+            f"{file}: this file is not a pack, because its {MANIFEST} has no format_version. `zero-study pack` makes"
+            " packs"
+        )
     for key, fits in (("format_version", FORMAT_VERSION), ("schema_version", schema.SCHEMA_VERSION)):
         if content.get(key) != fits:
             raise Refusal(

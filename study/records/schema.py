@@ -39,7 +39,7 @@ Kind = TypeVar("Kind", bound=Facts)
 
 def _moment(text: str) -> str:
     if datetime.datetime.fromisoformat(text).tzinfo is None:
-        raise ValueError(f"started_at={text!r} has no zone, so that it cannot be held against another")
+        raise ValueError(f"started_at={text!r} has no time zone, so it cannot be compared with another time")
     return text
 
 
@@ -476,7 +476,7 @@ class Record(Facts):
         for name in _PER_RANK:
             ranks = getattr(self, name)
             if ranks is not None and len(ranks) != self.world_size:
-                raise ValueError(f"{name} is of {len(ranks)} ranks, world_size is {self.world_size}")
+                raise ValueError(f"{name} has {len(ranks)} ranks, but world_size is {self.world_size}")
 
     def _check_config(self) -> None:
         """Check that the record and its proof say what the run's configuration says."""
@@ -490,26 +490,26 @@ class Record(Facts):
             pairs["proof.world_size"] = self.proof.world_size, self.world_size
         for name, (recorded, configured) in pairs.items():
             if recorded != configured:
-                raise ValueError(f"{name}={recorded!r}, its config has {configured!r}")
+                raise ValueError(f"{name} is {recorded!r}, but the config has {configured!r}")
 
     def _check_measurements(self) -> None:
         if any(not {"step", "loss"} <= entry.keys() for entry in self.evaluation):
-            raise ValueError("evaluation: an entry without step and loss")
+            raise ValueError("evaluation: an entry has no step or no loss")
         if self.timing and self.timing.median_seconds is not None:
             for name in ("samples_per_second", "tokens_per_second", "data_wait_median_seconds"):
                 if getattr(self.timing, name) is None:
-                    raise ValueError(f"timing.{name} is missing, though there is a median step")
+                    raise ValueError(f"timing.{name} is missing, although there is a median step")
 
     def _check_status(self) -> None:
         """Check that a failed run says why, and that a run that ended well left all of its results."""
         if self.status != "ok":
             if self.failure is None:
-                raise ValueError(f"status {self.status}, but failure is missing")
+                raise ValueError(f"the status is {self.status}, but failure is missing")
             return
         missing = [name for name in _OF_RESULTS if getattr(self, name) is None]
         missing += [name for name in ("steps_done", "evaluation") if not getattr(self, name)]
         if missing:
-            raise ValueError(f"status ok, but {missing[0]} is missing: no run that ended well leaves that")
+            raise ValueError(f"status ok, but {missing[0]} is missing, although every run with this status has it")
 
 
 OutcomeStatus = Literal[
@@ -576,12 +576,18 @@ def read_outcome(path: Path) -> Outcome:
 
 def parse(place: Path | str, content: Any, schema: type[Kind]) -> Kind:
     """Check what a file or a line holds against a schema. Raises Refusal naming where, and the key."""
-    if not isinstance(content, dict) or content.get("schema_version") != SCHEMA_VERSION:
-        version = content.get("schema_version") if isinstance(content, dict) else None
-        raise Refusal(f"{place}: schema_version {version}, this version reads {SCHEMA_VERSION}; run it again")
+    version = content.get("schema_version") if isinstance(content, dict) else None
+    if version != SCHEMA_VERSION or isinstance(version, bool):  # True equals 1
+        raise Refusal(
+            f"{place}: the record has schema_version {version!r}, but this version of zero-study reads "
+            f"{SCHEMA_VERSION}. Run it again."
+        )
     facts = {key: value for key, value in content.items() if key != DIGEST or schema is not Record}
     with refusing(str(place)):
         parsed = schema.model_validate(facts, strict=True, context=READ)
         if len(facts) < len(content) and content[DIGEST] != _digest(facts):
-            raise ValueError(f"not what {DIGEST} in it names: changed since it was written; restore it, or delete it")
+            raise ValueError(
+                f"the content does not agree with its {DIGEST}, so it was changed after it was written. Restore it, or"
+                " delete it"
+            )
         return parsed

@@ -22,7 +22,9 @@ def steps_of(file: RecordFile) -> list[dict[str, float]]:
             f"{record.steps_done} and {record.final_loss}; restore them, or run it again"
         )
     if record.status == "ok" and any(line["loss"] is None for line in steps):
-        raise Refusal(f"{file.steps_where}: a loss that is no number, though {file.where} says ok; run it again")
+        raise Refusal(
+            f"{file.steps_where}: a loss is not a number, although the status in {file.where} is ok. Run it again"
+        )
     return steps
 
 
@@ -46,7 +48,7 @@ def parse_steps(place: Path | str, steps: bytes) -> list[dict[str, float]]:
             if not isinstance(line, dict) or not line.keys() >= STEP_KEYS or line["step"] != number:
                 raise ValueError(f"line {number} is not step {number}, with {', '.join(sorted(STEP_KEYS))}")
             if not {type(value) for value in line.values()} <= NUMBERS:
-                raise ValueError(f"line {number} has a value that is no number")
+                raise ValueError(f"line {number} has a value that is not a number")
         if len(parsed) != len(lines):
-            raise ValueError(f"{len(lines)} lines hold {len(parsed)} steps")
+            raise ValueError(f"{len(lines)} lines contain {len(parsed)} steps")
     return parsed

@@ -46,10 +46,10 @@ def locked(folder: Path, doing: str, remedy: str) -> Iterator[str]:
     except Timeout:
         if not is_ours(folder):
             holder_name = _holder(folder).partition(" ")[2] or "another process"
-            raise Refusal(f"{folder}: {holder_name} is {doing} there; wait for it, end it, or {remedy}") from None
+            raise Refusal(f"{folder}: {holder_name} is {doing} there. Wait for it, end it, or {remedy}") from None
     except OSError as error:
         _let_go(folder, lock, created)
-        raise Refusal(f"{folder}: cannot be written or locked ({error.strerror}); {remedy}") from None
+        raise Refusal(f"{folder}: cannot be written or locked ({error.strerror}). To continue, {remedy}") from None
     try:
         yield token
     finally:

@@ -171,16 +171,18 @@ def _expected(config: RunConfig, chosen: Strategy, world_size: int, gpu: Gpu) ->
 def _check(config: RunConfig, chosen: Strategy) -> None:
     """Refuse what a run's checks refuse on every box (study/running/checks.py needs torch), and shared GPUs."""
     if config.share_device:  # the models have a GPU for each rank
-        raise Refusal("ranks that share a GPU are not predicted")
+        raise Refusal("runs whose ranks share a GPU are not predicted")
     if config.precision == "fp64":  # no GPU is asked for its rate, and no formula has eight bytes a number
         raise Refusal("fp64 is not predicted")
     if chosen.distributed_type == "FSDP" and config.precision not in ("fp32", "bf16"):
         raise Refusal(
-            f"{config.precision} under {chosen.name} is refused: it computes in fp32, or in bf16 of fp32 shards"
+            f"{config.precision} under {chosen.name} is refused, because it computes in fp32, or in bf16 with fp32"
+            " shards"
         )
     if in_theory.precision_class(chosen, config.precision) != config.precision:
         raise Refusal(
-            f"{config.precision} under {chosen.name} is refused: fp32 masters have ZeRO's stages 1 to 3, and FSDP2"
+            f"{config.precision} under {chosen.name} is refused, because only ZeRO-1 to ZeRO-3 and FSDP2 keep fp32"
+            " master weights"
         )
 
 

@@ -73,7 +73,7 @@ class Part(files.StrictModel):
         misplaced = _NOT_FLAGS.keys() & self.flags.keys()
         if misplaced:
             name = min(misplaced)
-            raise ValueError(f"flags.{name} is not a part's: {_NOT_FLAGS[name]}")
+            raise ValueError(f"flags.{name} is not an option of a part: {_NOT_FLAGS[name]}")
         for flag, values in (("global_batch_size", self.global_batch_sizes), ("size", self.sizes)):
             if values and flag in self.flags:
                 raise ValueError(f"flags.{flag} and {flag}s cannot both be given. Remove one of them.")

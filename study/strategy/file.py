@@ -287,6 +287,6 @@ def _read_ddp_json(file: Path) -> dict[str, Any] | None:
 def _check_is_seen(yaml_path: Path, path: Path) -> None:
     if not path.is_file():
         raise Refusal(
-            f"{yaml_path}: deepspeed_config_file {path} does not exist as seen from {Path.cwd()}; start in the folder "
-            "that it is relative to"
+            f"{yaml_path}: deepspeed_config_file {path} does not exist in {Path.cwd()}. Start the command in the "
+            "folder to which this path is relative."
         )

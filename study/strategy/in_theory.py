@@ -108,7 +108,7 @@ def advised_engine(chosen: Strategy, hidden: int, world_size: int, precision: Pr
     Raises Refusal for fp8 under an engine other than FSDP2, about which nothing is known.
     """
     if precision == "fp8" and chosen.distributed_type != "FSDP":
-        raise Refusal("fp8 is predicted under FSDP2 only; take another precision or strategy")
+        raise Refusal("fp8 is predicted only for FSDP2. Use another precision or strategy")
     return engine_of_strategy(chosen, hidden, world_size, precision_class(chosen, precision))
 
 

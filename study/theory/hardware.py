@@ -163,7 +163,7 @@ def find_gpu(text: str) -> Gpu:
     near = [name for name in GPUS if spelling and name.startswith(spelling)]  # a100: which of them?
     near = near or list(dict.fromkeys(names[name].name for name in difflib.get_close_matches(spelling, names, n=3)))
     hint = f"near are {', '.join(near)}" if near else f"known are {', '.join(GPUS)}"
-    raise ValueError(f"unknown GPU {text!r}: {hint}; give one of these")
+    raise ValueError(f"unknown GPU {text!r}: {hint}. Use one of these")
 
 
 def find(torch_name: str) -> Gpu | None:
@@ -201,7 +201,9 @@ def product_flops_per_second(gpu: Gpu, precision: str) -> float:
     """Return the peak for a precision class, for fp32 without TF32. Raises ValueError if the GPU has none."""
     peak = peak_flops_per_second(gpu, precision, tf32=False)
     if peak is None:
-        raise ValueError(f"{precision}: {gpu.name} has no unit for it; it has {', '.join(gpu.peak_flops_per_second)}")
+        raise ValueError(
+            f"{precision}: {gpu.name} does not support it. It supports {', '.join(gpu.peak_flops_per_second)}"
+        )
     return peak
 
 
@@ -236,11 +238,11 @@ class Box:
 
     def __post_init__(self) -> None:
         if self.num_gpus < 1:
-            raise ValueError(f"{self.num_gpus} GPUs: there must be at least one; change the number of GPUs")
+            raise ValueError(f"{self.num_gpus} GPUs: at least one is needed. Change the number of GPUs")
         if self.num_gpus > self.gpus_per_node and self.num_gpus % self.gpus_per_node:
             raise ValueError(
-                f"{self.num_gpus} GPUs do not fill nodes of {self.gpus_per_node}; "
-                f"take a multiple of {self.gpus_per_node} or change the GPUs per node"
+                f"{self.num_gpus} GPUs do not fill nodes of {self.gpus_per_node}. "
+                f"Use a multiple of {self.gpus_per_node}, or change the GPUs per node."
             )
 
     @property

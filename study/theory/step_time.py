@@ -137,7 +137,8 @@ def seconds(
     """
     if engine.world_size != box.num_gpus:
         raise ValueError(
-            f"world_size {engine.world_size} on a box of {box.num_gpus} GPUs: they must be equal; change one of them"
+            f"world_size {engine.world_size} on a machine with {box.num_gpus} GPUs: the two must be equal. Change one"
+            " of them"
         )
     speed = _Speed.of(engine, box, constants or FITTED[nearest_generations(generation_of(box.gpu))[0]])
     compute = _compute(shape, engine, job, speed)
@@ -467,7 +468,7 @@ def _pcie(shape: ModelShape, engine: Engine, job: Job, box: Box) -> _Pcie:
 def _host_step(num_owned: float, engine: Engine, box: Box, thread_bandwidth: float) -> float:
     """Seconds of the optimizer step in host memory, and of the transfer of the new parameters to the GPU."""
     if box.host_memory_bandwidth is None or box.host_cores is None:
-        raise ValueError(f"{box.gpu.name}: nothing is known of its host; give host_memory_bandwidth and host_cores")
+        raise ValueError(f"{box.gpu.name}: its host is not known. Set host_memory_bandwidth and host_cores")
     ranks = min(engine.world_size, box.gpus_per_node)
     by_memory = ranks * num_owned * HOST_STEP_BYTES / (HOST_MEMORY_EFFICIENCY * box.host_memory_bandwidth)
     threads = max(1, box.host_cores // ranks)
@@ -482,7 +483,7 @@ def _disk(shape: ModelShape, engine: Engine, box: Box, num_gathers: Numbers) -> 
     if "nvme" not in (engine.offload_optimizer, engine.offload_param):
         return 0.0
     if not box.disk_read_bandwidth or not box.disk_write_bandwidth:
-        raise ValueError(f"{box.gpu.name}: no local disk is known; give disk_read_bandwidth and disk_write_bandwidth")
+        raise ValueError(f"{box.gpu.name}: no local disk is known. Set disk_read_bandwidth and disk_write_bandwidth")
     share = shape.num_params * min(engine.world_size, box.gpus_per_node) / engine.num_shards
     read: Numbers = 0.0
     written = 0.0

@@ -78,7 +78,8 @@ class Checkpoints:
         ):
             if theirs != ours:
                 raise Refusal(
-                    f"{checkpoint.folder}: its {description} are {theirs}, this run's {ours}; pass --resume never"
+                    f"{checkpoint.folder}: its {description} are {theirs}, but those of this run are {ours}. To start"
+                    " from the first step, add --resume never"
                 )
 
     @staticmethod

@@ -41,7 +41,9 @@ def export(checkpoint: Checkpoint, folder: Path) -> PreTrainedModel:
     own_names = {name for name, _ in model.named_parameters()}  # a tied one counts once
     if unknown or own_names & {*missing}:
         names = ", ".join(sorted({*unknown, *(own_names & {*missing})}))
-        raise Refusal(f"{checkpoint.folder}: holds another model, by its parameters {names}; name another")
+        raise Refusal(
+            f"{checkpoint.folder}: contains another model, as its parameters {names} show. Use another checkpoint"
+        )
     part = folder.with_name(folder.name + ".part")
     shutil.rmtree(part, ignore_errors=True)
     model.save_pretrained(part)

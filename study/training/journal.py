@@ -130,7 +130,9 @@ class Journal:
             try:
                 self._file = open(self.run.folder / "steps.jsonl", "xb", buffering=0)  # noqa: SIM115 - for the whole run
             except FileExistsError:
-                raise Refusal(f"{self.run.folder}: another run has begun there; pass another --output-dir") from None
+                raise Refusal(
+                    f"{self.run.folder}: another run has started in this folder. Use another --output-dir"
+                ) from None
             files.write_json(self.run.folder / "config.json", self._configuration)
             # Of a writer that has just lost its steps to this one; it leaves alone what is written from now on.
             (self.run.folder / "record.json").unlink(missing_ok=True)

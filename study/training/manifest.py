@@ -153,7 +153,7 @@ def _choose(run: Run) -> Checkpoint | None:
     if run.config.resume not in ("auto", "never"):
         requested = whole(Path(run.config.resume))
         if difference := _difference(requested.manifest, run, is_named=True):
-            raise Refusal(f"{requested.folder}: cannot be gone on from: {difference}; name another")
+            raise Refusal(f"{requested.folder}: cannot be resumed: {difference}. Use another checkpoint")
         _check_code(requested, run)
         _say_what_rounds_otherwise(requested)
         return replace(requested, is_exact=requested.manifest.identity == identity_of(run))
@@ -165,7 +165,7 @@ def _choose(run: Run) -> Checkpoint | None:
         try:
             candidate = whole(path)
             if difference := _difference(candidate.manifest, run):
-                raise Refusal(f"{path}: a checkpoint of another run: {difference}")
+                raise Refusal(f"{path}: this checkpoint belongs to another run: {difference}")
         except Refusal as refusal:
             print(f"not taken: {refusal}", flush=True)
             continue
@@ -204,28 +204,38 @@ def _check_code(checkpoint: Checkpoint, run: Run) -> None:
 def read_manifest(folder: Path) -> Manifest:
     """Read what a checkpoint says it is. Raises Refusal where there is none, or a part of one."""
     if not (folder / MANIFEST).is_file():
-        raise Refusal(f"{folder}: no checkpoint, or one that was not finished: it has no {MANIFEST}; name another")
+        raise Refusal(f"{folder}: this is not a finished checkpoint, because it has no {MANIFEST}. Use another one")
     try:
         return Manifest.model_validate(files.load(folder / MANIFEST, "a checkpoint's manifest"))
     except ValidationError as error:
-        raise Refusal(f"{folder / MANIFEST}: not of this version ({error.error_count()} keys); name another") from None
+        raise Refusal(
+            f"{folder / MANIFEST}: was written by another version of zero-study ({error.error_count()} keys differ)."
+            " Use another checkpoint"
+        ) from None
 
 
 def whole(folder: Path) -> Checkpoint:
     """Read a checkpoint whose files are all as they were written. Raises Refusal for any other."""
     manifest = read_manifest(folder)
     if _NAME.fullmatch(folder.name) and _step(folder) != manifest.step:
-        raise Refusal(f"{folder}: its {MANIFEST} is of step {manifest.step}; name the folder that was written")
+        raise Refusal(
+            f"{folder}: its {MANIFEST} belongs to step {manifest.step}, so the folder was renamed. Restore its name"
+        )
     # Engines load whatever file has a fitting name.
     existing = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_symlink() or not path.is_dir()}
     if strange := existing - {MANIFEST, *manifest.files}:
-        raise Refusal(f"{folder}: damaged, {min(strange)} is not one of the files that were written; name another")
+        raise Refusal(
+            f"{folder}: the checkpoint is damaged: {min(strange)} is not one of the files that were written. Use"
+            " another checkpoint"
+        )
     for name, (size, digest) in manifest.files.items():
         path = folder / name
         with files.reading(path, "what was written"):  # a disk may fail
             is_unchanged = name in existing and path.stat().st_size == size and files.sha256(path) == digest
         if not is_unchanged:
-            raise Refusal(f"{folder}: damaged, {name} is not the file that was written; name another")
+            raise Refusal(
+                f"{folder}: the checkpoint is damaged: {name} is not the file that was written. Use another checkpoint"
+            )
     return Checkpoint(folder, manifest)
 
 

@@ -46,7 +46,10 @@ def _train_missing(folder: Path, configs: Sequence[RunConfig]) -> None:
     config = max(configs, key=lambda config: config.num_train_examples)
     for candidate in configs:
         if _settings(candidate) | {"num_train_examples": config.num_train_examples} != _settings(config):
-            raise Refusal(f"{folder}: runs of several models, splits or lengths name it; give each a folder of its own")
+            raise Refusal(
+                f"{folder}: runs with different models, splits or lengths use this folder. Give each of them a folder"
+                " of its own"
+            )
     if not (folder / sources.WEIGHTS).exists():
         print(f"{folder}: training the body that runs start from ...", flush=True)
         facts = train(config, folder)
@@ -55,7 +58,9 @@ def _train_missing(folder: Path, configs: Sequence[RunConfig]) -> None:
     facts = files.load(folder / FACTS, "JSON") if (folder / FACTS).exists() else {}  # of a model of the user's own
     if facts.get("settings", _settings(config)) != _settings(config):
         there = facts["settings"]
-        raise Refusal(f"{folder}: holds a body of other settings, {there}; move it away, or name another folder")
+        raise Refusal(
+            f"{folder}: contains pretrained weights with other settings, {there}. Move them, or use another folder"
+        )
 
 
 def _settings(config: RunConfig) -> dict[str, Any]:

@@ -105,8 +105,8 @@ def _environment(launcher: psutil.Process) -> dict[str, str]:
         return dict(launcher.environ())
     except psutil.Error:
         raise Refusal(
-            f"process {launcher.pid}: its environment cannot be read, so what it changes cannot be known; start it as "
-            "this user"
+            f"process {launcher.pid}: its environment cannot be read, so its effect on the run is unknown. Start the "
+            "launcher as the same user."
         ) from None
 
 

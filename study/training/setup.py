@@ -121,8 +121,8 @@ def start(run: Run) -> Accelerator:
     accelerator = build_accelerator(run)
     if accelerator.num_processes != run.world_size:
         raise Refusal(
-            f"world_size: the run asks for {run.world_size}, the engine has {accelerator.num_processes}; "
-            f"change distributed_type in {run.strategy.path}"
+            f"world_size: the run requests {run.world_size}, but the engine has {accelerator.num_processes}. "
+            f"Change distributed_type in {run.strategy.path}"
         )
     if run.strategy.offloads_to_nvme:
         workarounds.align_swapped_gradients()

@@ -115,8 +115,8 @@ def build_model(config: RunConfig, splits: Splits) -> PreTrainedModel:
         return BertForSequenceClassification(settings)
     if splits.vocab_size != PRETRAINED_VOCABULARY:
         raise Refusal(
-            f"the tokenizer has {splits.vocab_size} entries and the published weights {PRETRAINED_VOCABULARY}; correct "
-            "--data-dir or use --init scratch"
+            f"the tokenizer has {splits.vocab_size} entries, but the published weights have {PRETRAINED_VOCABULARY}."
+            " Correct --data-dir, or use --init scratch."
         )
     name = PRETRAINED[config.size]
     return sources.from_hub(

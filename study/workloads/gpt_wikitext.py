@@ -146,8 +146,8 @@ def build_model(config: RunConfig, splits: Splits) -> PreTrainedModel:
     published = GPT_J_VOCABULARY if config.size == "6b" else PRETRAINED_VOCABULARY
     if splits.vocab_size != published:
         raise Refusal(
-            f"the tokenizer has {splits.vocab_size} entries and the published weights {published}; correct --data-dir "
-            "or use --init scratch"
+            f"the tokenizer has {splits.vocab_size} entries, but the published weights have {published}. Correct"
+            " --data-dir or use --init scratch."
         )
     name = PRETRAINED[config.size]
     model = sources.from_hub(

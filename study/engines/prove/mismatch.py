@@ -273,13 +273,14 @@ def of_findings(
     return [_line(word, text) for word, texts in words.items() for text in texts]
 
 
-def of_result(number: int, num_faults: int, num_differences: int) -> str:
-    """Return the line that says whether something was found in the counted step."""
+def of_result(number: int, num_faults: int, num_differences: int, is_complete: bool) -> str:
+    """Return the line that says whether something was found in the counted step, and if everything was checked."""
     faults = {0: "no fault", 1: "1 fault"}.get(num_faults, f"{num_faults} faults")
     differences = {0: "", 1: " and 1 difference from the request"}.get(
         num_differences, f" and {num_differences} differences from the request"
     )
-    return _line("result", f"{faults}{differences} found in optimizer step {number}")
+    incomplete = "" if is_complete else ", but not everything could be checked"
+    return _line("result", f"{faults}{differences} found in optimizer step {number}{incomplete}")
 
 
 def of_step(step: dict[str, Any], precision: str, num_params: int) -> list[str]:

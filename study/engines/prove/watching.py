@@ -177,8 +177,6 @@ class StepWatcher:
         lines = [*mismatch.of_built(self._facts), mismatch.of_asked(sources, comparison.num_agreed)]
         self._loaders.listen()
         self._tell(lines, comparison.differences, notes, self._content["known_wrong"])
-        if self._strict and unchecked:
-            raise NotChecked("; ".join(unchecked))
 
     def _listen(self) -> None:
         """Wait for the updates of the model's optimizer."""
@@ -318,8 +316,11 @@ class StepWatcher:
         }
         lines = mismatch.of_step(counted, facts["precision"] or "an unknown precision", facts["num_params"])
         differences = [*comparison.differences, *differences]
-        result = mismatch.of_result(self._steps, len(self._content["findings"]), len(differences))
-        self._tell([result], differences, [*comparison.notes, *notes, *remarks], lines_after=lines)
+        notes = [*comparison.notes, *notes, *remarks]
+        is_complete = not any(note.startswith(mismatch.NOT_CHECKED) for note in notes)
+        num_faults = len(self._content["findings"])
+        result = mismatch.of_result(self._steps, num_faults, len(differences), is_complete)
+        self._tell([result], differences, notes, lines_after=lines)
 
     def _precision_of(self, step: Step) -> str:
         if step.autocast_dtype is None:
@@ -402,8 +403,9 @@ class StepWatcher:
         wrong: Sequence[str] = (),
         lines_after: Sequence[str] = (),
     ) -> None:
-        """Print and write the proof on rank 0; if it is strict, raise TrainsWrong or NotAsAsked on every rank.
+        """Print and write the proof on rank 0; if it is strict, raise TrainsWrong, NotAsAsked or NotChecked.
 
+        Every rank raises the same.
         `lines_after`: what is printed below the findings.
         """
         findings = self._content["findings"]
@@ -425,6 +427,9 @@ class StepWatcher:
             raise TrainsWrong(" ".join(findings))
         if self._strict and differences:
             raise NotAsAsked("; ".join(differences))
+        unchecked = [note.removeprefix(mismatch.NOT_CHECKED) for note in notes if note.startswith(mismatch.NOT_CHECKED)]
+        if self._strict and unchecked:
+            raise NotChecked("; ".join(unchecked))
 
     def _let_go(self) -> None:
         """Remove everything except a hook that has no effect any more: torch fails if a hook removes itself."""

@@ -124,8 +124,10 @@ COUNTED = {"type_vocab_size": 2, "add_cross_attention": False, "attention_bias":
 REFUSED = {
     "t5": "an encoder and a decoder, which are not counted",
     "modernbert": "an encoder whose blocks differ, which is not counted",
-    "gemma3": "text and images in one model, which is not counted; its text alone is: make a config.json of its "
-    'text_config, with model_type "gemma3_text"',
+    "gemma3": (
+        "text and images in one model, which is not counted; its text alone is: make a config.json of its "
+        'text_config, with model_type "gemma3_text"'
+    ),
 }
 LARGEST_WIDTH = 100_000_000  # of anything that a config.json counts, positions included
 MOST_LAYERS = 10_000
@@ -165,15 +167,17 @@ def from_config(content: dict[str, Any], source: str) -> ModelShape:
     experts, experts_per_token = number_or("experts", 0), number_or("experts_per_token", 0)
     if experts_per_token > experts:
         raise ValueError(
-            f"{source}: {keys['experts_per_token']} {experts_per_token} is more than {keys['experts']} {experts}; "
-            "correct one"
+            f"{source}: {keys['experts_per_token']} {experts_per_token} is more than {keys['experts']} {experts}. "
+            "Correct one of them."
         )
     head, labels = _head(content, model_type, source)
     tied, activation = settings[keys["tied"]], settings[keys["activation"]]
     if not isinstance(tied, bool):
-        raise ValueError(f"{source}: {keys['tied']} is {tied!r}; give true or false")
+        raise ValueError(f"{source}: {keys['tied']} is {tied!r}. Use true or false")
     if not isinstance(activation, str):
-        raise ValueError(f'{source}: {keys["activation"]} is {activation!r}; give its name, such as "gelu"')
+        raise ValueError(
+            f'{source}: {keys["activation"]} is {activation!r}. Use the name of a function, such as "gelu"'
+        )
     return ModelShape(
         name=source,
         architecture=model_type.architecture,
@@ -197,7 +201,7 @@ def from_config(content: dict[str, Any], source: str) -> ModelShape:
 
 def _check_multiple(key: str, divisor_key: str, remainder: int, source: str) -> None:
     if remainder:
-        raise ValueError(f"{source}: {key} is not a multiple of {divisor_key}; correct one")
+        raise ValueError(f"{source}: {key} is not a multiple of {divisor_key}. Correct one of them")
 
 
 def _model_type(content: dict[str, Any], source: str) -> ModelType:
@@ -207,7 +211,7 @@ def _model_type(content: dict[str, Any], source: str) -> ModelType:
     stated = "no model_type" if name is None else f"model_type {name!r}"
     if isinstance(name, str) and name in REFUSED:
         raise ValueError(f"{source}: {stated} is {REFUSED[name]}")
-    raise ValueError(f"{source}: {stated}; give a config.json of {', '.join(MODEL_TYPES)}")
+    raise ValueError(f"{source}: {stated}. Use a config.json of {', '.join(MODEL_TYPES)}")
 
 
 def _check_counted(settings: dict[str, Any], model_type: ModelType, source: str) -> None:
@@ -217,7 +221,9 @@ def _check_counted(settings: dict[str, Any], model_type: ModelType, source: str)
         counted_values["word_embed_proj_dim"] = settings["hidden_size"]
     for key, counted in counted_values.items():
         if (value := settings.get(key, counted)) != counted and not (counted == [] and value is None):
-            raise ValueError(f"{source}: {key} is {value!r}, which is not counted; only {counted} is")
+            raise ValueError(
+                f"{source}: {key} is {value!r}, which this project cannot count. Only {counted} is supported"
+            )
 
 
 def _head(content: dict[str, Any], model_type: ModelType, source: str) -> tuple[Head, int]:
@@ -225,15 +231,16 @@ def _head(content: dict[str, Any], model_type: ModelType, source: str) -> tuple[
     classes = content.get("architectures") or [next(iter(model_type.classes))]
     if not isinstance(classes, list) or len(classes) != 1 or classes[0] not in [*model_type.classes]:
         raise ValueError(
-            f"{source}: architectures is {classes!r}, which is not counted; give one of {', '.join(model_type.classes)}"
+            f"{source}: architectures is {classes!r}, which this project cannot count. Use one of"
+            f" {', '.join(model_type.classes)}"
         )
     names = content.get("id2label")
     if names is not None and not isinstance(names, dict):
-        raise ValueError(f"{source}: id2label is {names!r}; give an object of names, or leave it out")
+        raise ValueError(f"{source}: id2label is {names!r}. Use an object of names, or remove it")
     labels = content.get("num_labels")
     labels = len(names or {}) or 2 if labels is None else _number(labels, f"{source}: num_labels", LARGEST_WIDTH)
     if names and len(names) != labels:
-        raise ValueError(f"{source}: num_labels is {labels}, id2label names {len(names)}; leave one out")
+        raise ValueError(f"{source}: num_labels is {labels}, but id2label has {len(names)} names. Remove one of them")
     return model_type.classes[classes[0]], labels
 
 
@@ -262,13 +269,13 @@ def _in_own_words(content: dict[str, Any], own_names: dict[str, str], source: st
     for usual, own in own_names.items():
         if usual in content and content[usual] != content.get(own, content[usual]):
             conflict = f"{own} is {content[own]!r} and {usual} {content[usual]!r}"
-            raise ValueError(f"{source}: {conflict}, which are one setting; leave one out")
+            raise ValueError(f"{source}: {conflict}, which are the same setting. Remove one of them")
     return {own_names.get(key, key): value for key, value in content.items()}
 
 
 def _number(value: Any, name: str, most: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"{name} is {value!r}; give a whole number of at least 1")
+        raise ValueError(f"{name} is {value!r}. Use a whole number of at least 1")
     if value > most:
-        raise ValueError(f"{name} is {value}, more than any model's; correct it")
+        raise ValueError(f"{name} is {value}, which is more than any model has. Correct it")
     return value

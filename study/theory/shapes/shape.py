@@ -298,7 +298,7 @@ def parameter_sizes(
     vocabulary, remainder = divmod(num_params - no_words, one_word - no_words)
     if remainder or vocabulary < 1:
         raise ValueError(
-            f"{num_params} parameters: not those of {architecture}, {layers} layers of hidden size {hidden}"
+            f"{num_params} parameters do not fit {architecture} with {layers} layers of hidden size {hidden}"
         )
     return with_vocabulary(architecture, layers, hidden, positions, vocabulary)
 
