@@ -210,30 +210,42 @@ def test_ratios_to_the_control_and_their_sentences(folder):
     assert ratios.loc["zero3", "step time"] == pytest.approx(1.6, rel=0.02)
     assert tables.lowest(ratios, "step time", "ddp") == f"{ratios.loc['zero2', 'step time']:.2f}x (zero2)"
     said = sentences.comparison(rows, "ddp")
-    assert f"{ratios.loc['zero3', 'step time']:.2f} (zero3) times as long" in said
+    assert f"{ratios.loc['zero3', 'step time']:.2f} times (zero3) as long" in said
     assert "After 40 steps" in said
     assert "Only ddp" in sentences.comparison(plots.only(rows, strategy="ddp"), "ddp")
 
 
 def test_losses_say_after_how_many_steps_and_which_strategy():
     differences = pd.Series({"zero2": 1e-7, "zero3": 0.0})
-    assert "After 3 steps" in (said := sentences.losses(differences, 3, "ddp"))
-    assert "at most 1e-7 (zero2)" in said
+    assert "3 steps" in (said := sentences.losses(differences, 3, "ddp"))
+    assert "1e-7 (zero2)" in said
     assert "are equal to ddp's" in sentences.losses(differences * 0, 3, "ddp")
     assert sentences.losses(differences * float("nan"), 3, "ddp") == ""
     by_seed = pd.DataFrame({"zero2": [1e-4, 0.1]}, index=[0, 1])
     assert "1e-4 with seed 0 and 1e-1 with seed 1" in sentences.losses_by_seed("BERT", by_seed, 160, "ddp")
+    assert "1e-4 with each of 2 seeds" in sentences.losses_by_seed("BERT", by_seed.assign(zero2=1e-4), 160, "ddp")
 
 
 def test_memory_and_processes_in_words():
     peaks = pd.DataFrame({"peak_gib": [2.0, 3.0, 1.0], "peak_process_gib": [4.0, 5.0, None]}, ["ddp", "zero2", "fsdp2"])
     said = sentences.memory(peaks, "ddp")
-    assert "1 of the 2 other strategies use less: 0.50 (fsdp2) to 1.50 (zero2) times" in said
-    assert "1.25 (zero2) times" in said  # of whole processes, where it is known
+    assert "Of the 2 other strategies, 1 use" in said
+    assert "between 0.50 times (fsdp2) and 1.50 times (zero2)" in said
+    assert "1.25 times (zero2)" in said  # of whole processes, where it is known
     falling = pd.DataFrame({2: [2.0, 4.0], 4: [2.0, 1.0]}, index=["ddp", "zero3"])
     assert "75 % under zero3" in (said := sentences.more_processes(falling))
     assert "0 % under ddp" in said
     assert "No strategy" in sentences.more_processes(falling[[2]])
+
+
+def test_crossings_name_each_strategy_with_its_size():
+    measured = ["from the smallest", "27m", "not up to the largest", "from the smallest"]
+    rows = pd.DataFrame({"strategy": ["fsdp2", "ddp_tuned", "zero3", "zero3_tuned"], "measured": measured})
+    every, larger, none = sentences.crossings(rows, "ddp").removesuffix(".").split(". ")
+    assert every.endswith("fsdp2 and zero3_tuned")
+    assert "27m" in larger
+    assert larger.endswith("ddp_tuned")
+    assert none.endswith("zero3")
 
 
 def test_neighbouring_equal_rows_are_merged():
@@ -244,9 +256,17 @@ def test_neighbouring_equal_rows_are_merged():
 def test_releases_and_crashes_in_words():
     counts = pd.DataFrame({"wrong": [0, 3, 1], "crashed": [0, 2, 0]}, index=["0.1", "0.2", "0.3"])
     said = sentences.releases("deepspeed", counts, 112)
-    for part in ("2 of 3", "112 cases", "1 fail in the newest release, 0.3", "0.2, in which 5 fail"):
+    for part in (
+        "3 releases",
+        "In 2 of them",
+        "In 1 of them",
+        "112 cases",
+        "0.3, 1 case trains wrongly.",
+        "0.2: there, 3 ",
+    ):
         assert part in said
-    assert "- 0.1 to 0.2, 2 crashes: `E`" in sentences.crashes({"E": ["0.1", "0.2"]})
+    assert sentences.engines_of(["zero0/bf16/a", "zero0/bf16/b"]).endswith("use zero0 in bf16.")
+    assert "- 0.1 to 0.2, 2 crashes in total: `E`" in sentences.crashes({"E": ["0.1", "0.2"]})
     assert sentences.crashes({}) == "No case crashed."
 
 

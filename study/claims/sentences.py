@@ -14,8 +14,19 @@ from study.errors import Refusal
 
 # The answers on a source, and which of its keys has each.
 ON_TOP = (
-    ("Can I believe it?", "believe"), ("Trust", "trust"), ("Do not trust", "distrust"), ("Not known", "unknown"),
-)  # fmt: skip
+    ("Can I believe this source?", "believe"),
+    ("Trust", "trust"),
+    ("Do not trust", "distrust"),
+    ("Not known", "unknown"),
+)
+
+
+# The bases in the words of a sentence.
+_BASES_IN_WORDS = {
+    "our runs": "this project's runs", "today's engines": "executions with current engines",
+    "others' runs": "runs of others", "what it cites": "sources that are cited", "a known fact": "known facts",
+    "its own numbers": "the source's own numbers",
+}  # fmt: skip
 
 
 class JudgedClaim(NamedTuple):
@@ -140,8 +151,12 @@ def rested(sentences: Sequence[JudgedSentence]) -> str:
     """Say how many sentences are decided, and by what kinds of evidence."""
     counted = [judged for judged in sentences if judged.counts]
     by_basis = Counter(judged.by for judged in counted if judged.conclusion.is_decided)
-    behind = ", ".join(f"{name} for {by_basis[name]}" for name in BASES.values() if by_basis[name])
+    behind = ", ".join(
+        f"{_BASES_IN_WORDS.get(name, name)} ({by_basis[name]})" for name in BASES.values() if by_basis[name]
+    )
     num_slips = len(sentences) - len(counted)
-    slips = f" Not counted: {num_slips} slips that mislead nobody." if num_slips else ""
-    decided = f"{sum(by_basis.values())} of {len(counted)} sentences are decided."
-    return f"{decided} The decisions rest on: {behind or 'nothing'}.{slips}"
+    sentence = "1 more sentence has" if num_slips == 1 else f"{num_slips} more sentences have"
+    slips = f" {sentence} a small mistake that misleads nobody, and are not counted." if num_slips else ""
+    slips = slips.replace("and are", "and is") if num_slips == 1 else slips
+    decided = f"{sum(by_basis.values())} of {len(counted)} sentences have a definite verdict."
+    return f"{decided} These verdicts rest on: {behind or 'nothing'}.{slips}"

@@ -37,27 +37,41 @@ class Conclusion(Enum):
     AGREES = (
         "our small runs agree",
         "yes",
-        "this project's runs agree (small models on a CPU, or the printed code given to today's engines)",
+        "this project's runs agree: trainings of small models on a CPU, or the source's code executed with current "
+        "engines",
     )
     AGREES_UNRUN = (
         "agrees, not run",
         "yes",
-        "theory, runs of others, its cited sources or its own numbers agree; this project ran nothing",
+        "theory, runs of others, the sources that it cites or its own numbers agree; this project ran nothing",
     )
     CONTRADICTED = (
         "contradicted",
         "no",
-        "this project's runs, today's engines, runs of others, its cited sources, theory or a known fact disagree",
+        "this project's runs, current engines, runs of others, the sources that it cites, theory or a known fact "
+        "contradict the sentence",
     )
-    CONTRADICTS_ITSELF = ("contradicts itself", "no", "its own numbers disagree with it")
-    IN_PART = ("in part", "part", "one plain reading of it agrees, and another one is contradicted")
-    OPEN = ("open", "open", "the evidence neither agrees nor disagrees, or this project has no way to test it")
+    CONTRADICTS_ITSELF = ("contradicts itself", "no", "the source's own numbers contradict the sentence")
+    IN_PART = (
+        "in part",
+        "part",
+        "the sentence can be read in two ways; the evidence agrees with one and contradicts the other",
+    )
+    OPEN = (
+        "open",
+        "open",
+        "the evidence neither supports nor contradicts the sentence, or this project cannot test it",
+    )
     NEEDS_HARDWARE = (
         "needs hardware",
         "open",
-        "not tested: a command of this project would decide it on GPUs that it does not have",
+        "not tested: a command of this project could decide it, but on GPUs that this project does not have",
     )
-    NEEDS_SOURCE = ("needs its source", "open", "not tested: the information that would decide it is not published")
+    NEEDS_SOURCE = (
+        "needs its source",
+        "open",
+        "not tested: the source does not publish the information that would decide it",
+    )
 
     def __init__(self, word: str, standing: Standing, meaning: str) -> None:
         self.word, self.standing, self.meaning = word, standing, meaning

@@ -107,7 +107,7 @@ def answer(decided: Decided) -> str:
     """State the verdict in sentences."""
     result = decided.verdict
     if result.lacks:
-        return f"No verdict: {'; '.join(result.lacks)}."
+        return f"No verdict, because a condition of the protocol is not met: {'; '.join(result.lacks)}."
     arms = [arm for arm in result.arms if not arm.is_broken]
     further = [arm.name for arm in arms if arm.is_further or not arm.is_within]
     starts = min(len(arm.differences) for arm in arms)
@@ -120,12 +120,14 @@ def answer(decided: Decided) -> str:
     names = ", ".join(arm.name for arm in arms)
     num_faults = sum(arm.is_broken for arm in result.arms)
     faults = "the planted fault" if num_faults == 1 else f"all {num_faults} planted faults"
-    beyond = f"the runs of at most {parted} of {starts} seeds end" if parted else "no run ends"
+    seeds = f"at most {parted} of {starts} seeds" if parted else f"none of {starts} seeds"
     return (
-        f"The test detected {faults} and flagged no strategy ({names}). The mean held-out loss of each strategy is "
-        f"within {percent(margin)} of {control}'s. For each strategy, {beyond} further from {control} than all of "
-        f"{control}'s own variations. Among all possible seeds, this share could be up to {percent(most)} "
-        "(95 % confidence)."
+        f"The test detected {faults}. It flagged none of the tested strategies ({names}). The mean held-out loss of "
+        f"each "
+        f"strategy differs from {control}'s by less than {percent(margin)}. With {seeds}, a strategy's final loss is "
+        f"further from {control}'s than the final loss of any {control} training that differs only in rounding. With "
+        f"so "
+        f"few seeds, the true share of such seeds could be as high as {percent(most)} (95 % confidence)."
     )
 
 

@@ -11,9 +11,12 @@ from typing import Any
 import pandas as pd
 
 MEASURED = "Measured by this project."
-LINE_AND_BARS = "Short line and number: measured by this project. Bars: predicted by theory, part by part."
+LINE_AND_BARS = (
+    "The short line and the number show the peak that this project measured. The bars show the peak that theory "
+    "predicts, divided into its parts."
+)
 PREDICTED = "Predicted, not measured."
-PUBLISHED = "Times: measured and published by others. Predictions: by this project."
+PUBLISHED = "Others measured and published the times. This project made the predictions."
 FAMILIES = {"bert-imdb": "BERT", "gpt-wikitext": "GPT"}  # by workload
 
 

@@ -89,7 +89,7 @@ def peak_by_part(runs: pd.DataFrame, control: str = "ddp") -> Figure:
         axes.text(max(peaks[name], start[name]), place, f"  {peaks[name]:.2f}{relative}", va="center")
     axes.invert_yaxis()
     axes.margins(x=0.22)
-    axes.set(xlabel="peak memory of tensors, fullest process (GiB)")
+    axes.set(xlabel="peak tensor memory of the process that uses the most (GiB)")
     return finished(figure, axes)
 
 

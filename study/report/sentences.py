@@ -28,10 +28,10 @@ def percent(share: float) -> str:
 
 
 def least_and_most(ratios: pd.Series) -> str:
-    """Name the smallest and the largest ratio and their strategies: "0.56 (fsdp2) to 1.57 (zero3) times"."""
+    """Name the smallest and the largest ratio: "between 0.56 times (fsdp2) and 1.57 times (zero3)"."""
     ordered = ratios.dropna().sort_values()
-    ends = [f"{ordered.iloc[at]:.2f} ({ordered.index[at]})" for at in (0, -1)]
-    return f"{' to '.join(dict.fromkeys(ends))} times"
+    ends = list(dict.fromkeys(f"{ordered.iloc[at]:.2f} times ({ordered.index[at]})" for at in (0, -1)))
+    return f"between {ends[0]} and {ends[1]}" if len(ends) == 2 else ends[0]
 
 
 def comparison(rows: pd.DataFrame, control: str) -> str:
@@ -43,10 +43,15 @@ def comparison(rows: pd.DataFrame, control: str) -> str:
     lines = []
     if "peak memory" in others and others["peak memory"].notna().any():
         times = least_and_most(others["peak memory"])
-        lines.append(f"The other strategies use {times} the peak tensor memory of {control}.")
+        lines.append(f"The peak tensor memory of the other strategies is {times} that of {control}.")
     if "step time" in others and others["step time"].notna().any():
-        lines.append(f"A step takes {least_and_most(others['step time'])} as long as under {control}.")
+        lines.append(step_time(others["step time"], control))
     return " ".join([*lines, losses(others["loss difference"], rows["steps"].max(), control)])
+
+
+def step_time(ratios: pd.Series, control: str) -> str:
+    """Say how long a step of the other strategies takes, relative to the control."""
+    return f"A step takes {least_and_most(ratios)} as long as a step under {control}."
 
 
 def losses(differences: pd.Series, steps: float, control: str) -> str:
@@ -54,16 +59,19 @@ def losses(differences: pd.Series, steps: float, control: str) -> str:
     differences = differences.dropna()
     if differences.empty:
         return ""
-    after = f"After {steps:.0f} steps"
+    after = f"After {'only ' if steps <= 10 else ''}{steps:.0f} steps"
     if differences.max() == 0:
         return f"{after}, the training losses of all strategies are equal to {control}'s."
     furthest = f"{small(differences.max())} ({differences.idxmax()})"
-    return f"{after}, the training losses differ from {control}'s by at most {furthest}, in relative terms."
+    return f"{after}, the largest relative difference from {control}'s training loss is {furthest}."
 
 
 def losses_by_seed(name: str, differences: pd.DataFrame, steps: float, control: str) -> str:
     """Say how far losses are from the control's, seed by seed. `differences`: a row per seed, a column per strategy."""
-    worst = joined(f"{small(row.max())} with seed {seed}" for seed, row in differences.iterrows())
+    by_seed = {seed: small(row.max()) for seed, row in differences.iterrows()}
+    worst = joined(f"{value} with seed {seed}" for seed, value in by_seed.items())
+    if len(by_seed) > 1 and len(set(by_seed.values())) == 1:
+        worst = f"{next(iter(by_seed.values()))} with each of {len(by_seed)} seeds"
     return (
         f"**{name}.** After {steps:.0f} steps, the largest relative difference of a strategy's training loss from "
         f"{control}'s is {worst}."
@@ -74,14 +82,39 @@ def memory(peaks: pd.DataFrame, control: str) -> str:
     """Compare peaks with the control's. `peaks`: a row per strategy, GiB of tensors and of whole processes."""
     own = peaks.loc[control]
     ratios = (peaks["peak_gib"] / own["peak_gib"]).drop(control).dropna()
-    text = f"At the peak of a step, a process under {control} uses {own['peak_gib']:.2f} GiB for tensors."
+    text = f"Under {control}, a process uses at most {own['peak_gib']:.2f} GiB for tensors during a step."
     if ratios.empty:
         return text
-    text += f" {(ratios < 1).sum()} of the {len(ratios)} other strategies use less: {least_and_most(ratios)} as much."
+    text += (
+        f" Of the {len(ratios)} other strategies, {(ratios < 1).sum()} use less than {control}. The tensor memory of "
+        f"all "
+        f"of them is {least_and_most(ratios)} that of {control}."
+    )
     whole = (peaks["peak_process_gib"] / own["peak_process_gib"]).drop(control).dropna()
     if len(whole):
-        text += f" A whole process, with Python and its libraries, uses {least_and_most(whole)} as much."
+        text += (
+            f" The memory of a whole process, with Python and its libraries, is {least_and_most(whole)} that of a "
+            f"process under {control}."
+        )
     return text
+
+
+def crossings(rows: pd.DataFrame, control: str) -> str:
+    """Say from which model size on each strategy uses less memory than the control, in the runs of one setting."""
+    by_size = rows.groupby("measured", sort=False)["strategy"].agg(joined)
+    places = {"from the smallest": 0, "not up to the largest": 2}  # in between: with larger models
+    by_size = by_size.loc[sorted(by_size.index, key=lambda size: places.get(size, 1))]
+    lines = []
+    for size, names in by_size.items():
+        if size == "not up to the largest":
+            lines.append(
+                f"With the largest tested model, these still use at least as much memory as {control}: {names}."
+            )
+        elif size == "from the smallest":
+            lines.append(f"With every tested model, these strategies use less memory than {control}: {names}.")
+        else:
+            lines.append(f"With the {size} model and all larger tested models, these use less as well: {names}.")
+    return " ".join(lines)
 
 
 def more_processes(peaks: pd.DataFrame) -> str:
@@ -92,8 +125,8 @@ def more_processes(peaks: pd.DataFrame) -> str:
         return "No strategy was run on two different numbers of processes."
     least, best = (f"{percent(falls.iloc[at])} under {falls.index[at]}" for at in (0, -1))
     return (
-        f"From {fewest} to {most} processes, with the same batch, the peak memory of a process falls by {best} (the "
-        f"largest reduction) and by {least} (the smallest)."
+        f"If {most} processes instead of {fewest} share the same batch, the peak memory of a process falls by {best}, "
+        f"which is the largest reduction, and by {least}, which is the smallest."
     )
 
 
@@ -111,14 +144,35 @@ def headroom(usable_bytes: SupportsFloat) -> str:
 
 
 def releases(package: str, counts: pd.DataFrame, cells: int) -> str:
-    """Say how many releases have a case that trains wrongly or crashes. `counts`: a row per release, oldest first."""
+    """Say in how many releases a case trains wrongly or crashes. `counts`: a row per release, oldest first."""
     bad = counts["wrong"] + counts["crashed"]
+    wrong, crashed = ((counts[result] > 0).sum() for result in ("wrong", "crashed"))
+
+    def all_or(number: int) -> str:
+        return f"all {number}" if number == len(bad) else str(number)
+
+    newest, worst = (_failures(counts.loc[name]) for name in (bad.index[-1], bad.idxmax()))
     return (
-        f"**In {(bad > 0).sum()} of {len(bad)} examined releases of {package}, at least one case trains wrongly "
-        "without an error, or crashes.** "
-        f"Of the {cells} cases that every release was tested with, {bad.iloc[-1]} fail in the newest release, "
-        f"{bad.index[-1]}. The worst release is {bad.idxmax()}, in which {bad.max()} fail."
+        f"**This project examined {len(bad)} releases of {package}. In {all_or(wrong)} of them, at least one case "
+        f"trains wrongly without an error message. In {all_or(crashed)} of them, at least one case crashes.** "
+        f"Every release was tested with the same {cells} cases. In the newest release, {bad.index[-1]}, {newest}. "
+        f"The release with the most failures is {bad.idxmax()}: there, {worst}."
     )
+
+
+def _failures(counts: pd.Series) -> str:
+    words = {
+        "wrong": "case trains wrongly" if counts["wrong"] == 1 else "cases train wrongly",
+        "crashed": "case crashes" if counts["crashed"] == 1 else "cases crash",
+    }
+    failures = [f"{counts[result]} {word}" for result, word in words.items() if counts[result]]
+    return " and ".join(failures) or "no case fails"
+
+
+def engines_of(names: Collection[str]) -> str:
+    """Say which engines and precisions these cases of conformance have: "All of these cases use zero0 in bf16."."""
+    used = sorted({" in ".join(name.split("/")[:2]) for name in names})
+    return f"All cases that fail in the newest release use {joined(used)}." if used else ""
 
 
 def crashes(versions: Mapping[str, Collection[str]]) -> str:
@@ -126,14 +180,16 @@ def crashes(versions: Mapping[str, Collection[str]]) -> str:
     lines = []
     for message, of in versions.items():
         names = " to ".join(dict.fromkeys([next(iter(of)), [*of][-1]]))
-        lines.append(f"{names}, {len(of)} crashes: `{message}`")
-    return f"Error messages of the crashes:\n\n{bullets(lines)}" if lines else "No case crashed."
+        lines.append(f"{names}, {len(of)} crashes in total: `{message}`")
+    return f"The crashes in the figure have these error messages:\n\n{bullets(lines)}" if lines else "No case crashed."
 
 
 def untimed(reasons: pd.Series) -> str:
-    """List why runs have no value, most frequent reason first."""
-    lines = [f"{count} rows: {reason}" for reason, count in reasons.value_counts().items()]
-    return f"Rows without a value, and why:\n\n{bullets(lines)}" if lines else ""
+    """List why combinations of model and strategy have no value, most frequent reason first."""
+    lines = [f"{count} combinations: {reason}" for reason, count in reasons.value_counts().items()]
+    return (
+        f"Combinations of a model and a strategy without a value, and the reason:\n\n{bullets(lines)}" if lines else ""
+    )
 
 
 def by_strategy(names: Iterable[str], text: str) -> str:

@@ -35,33 +35,47 @@ REASONS: dict[str, str] = {
     "`gradient_as_bucket_view` is off by default.",
     "ddp-buckets-stay": "DistributedDataParallel's buckets stay allocated between steps, also where the gradients are "
     "views of them (`gradient_as_bucket_view`).",
-    "master-copy": "DeepSpeed keeps a master of every partition also where the parameters have its type already: in "
-    "fp32 optimizer states take 12 bytes instead of 8. (Stage 3 means to alias them, but compares a device with its "
-    "name.)",
-    "stage1-partition": "At stage 1, as at stage 2, DeepSpeed has let go of the gradients outside its own partition "
-    "when the optimizer steps; in the paper stage 1 keeps all.",
-    "fp32-gradients": "Gradients are accumulated in fp32 (`accumulation_dtype`), where the paper counts 2 bytes.",
-    "bf16-optimizer": "Stage 1 with bf16 parameters and fp32 accumulation is another engine (`BF16_Optimizer`): it "
-    "keeps fp32 gradients of the whole model for good, beside the bf16 ones.",
+    "master-copy": "DeepSpeed keeps a master copy of every partition, even if the parameters are already in fp32. "
+    "Therefore, "
+    "in fp32, the optimizer states take 12 bytes per parameter before sharding, and not 8. (Stage 3 is meant to use "
+    "the "
+    "parameters themselves as the master copy. But its check compares a device object with a device name, and "
+    "therefore "
+    "always fails.)",
+    "stage1-partition": "At stages 1 and 2, a DeepSpeed process has already freed the gradients outside its own "
+    "partition "
+    "when the optimizer's step begins. In the paper, stage 1 keeps all gradients.",
+    "fp32-gradients": "Gradients are accumulated in fp32 (`accumulation_dtype`), which takes 4 bytes per parameter. "
+    "The "
+    "paper counts 2.",
+    "bf16-optimizer": "Stage 1 with bf16 parameters and fp32 accumulation is another engine (`BF16_Optimizer`). It "
+    "permanently keeps fp32 gradients of the whole model, in addition to the bf16 gradients.",
     "fp32-gradient-copy": "The optimizer steps on an fp32 copy of the first group's 16-bit gradients.",
     "gradient-buffer": "Stages 1 and 2 flatten the first parameter group's gradients into a copy, while views of the "
     "second group keep alive the buffer with all gradients of the rank; a parameter that crosses the edge of a "
     "partition is in it whole.",
-    "flat-gradient-copy": "Stage 3 flattens the gradients of the group that it updates into a copy beside its gradient "
-    "buffer.",
-    "offload-gradients-stay": "With the optimizer offloaded, the host's fp32 gradient buffer is allocated for good.",
-    "offload-second-gradients": "With the optimizer offloaded, gradients are in two places: where they were "
-    "accumulated, and in the host's fp32 buffer.",
+    "flat-gradient-copy": "At stage 3, DeepSpeed copies the gradients of the parameter group that it is updating "
+    "into one "
+    "flat tensor. This copy exists in addition to the gradient buffer.",
+    "offload-gradients-stay": "If the optimizer is offloaded, the fp32 gradient buffer on the host stays allocated.",
+    "offload-second-gradients": "If the optimizer is offloaded, gradients are stored twice: in the place where they "
+    "were accumulated, and in an fp32 buffer on the host.",
     "offload-accumulated": "Under accumulation, stage 2 with the optimizer offloaded keeps each gradient that lies in "
     "the rank's partition, in part or whole, once more on the host, whole and for good (`accumulated_grads_in_cpu`); "
     "not where 16-bit gradients are accumulated in fp32.",
     "stage3-gradients-stay": "Stage 3 keeps the buffer of its partition's gradients between steps.",
-    "on-disk": "What is swapped to NVMe, shards of at least 1 MiB, is not in memory. The group about to be updated has "
-    "been swapped in.",
-    "swap-buffers": "What is swapped in lies in buffers as large as the largest group, also where it is a smaller one.",
-    "reduce-bucket": "Stage 3 allocates `reduce_bucket_size` elements for good, by default 5e8 whatever the model.",
-    "persistent-parameters": "Stage 3 holds parameters of at most `param_persistence_threshold` elements whole between "
-    "steps, beside their shards.",
+    "on-disk": "Shards of at least 1 MiB are swapped to NVMe, and are then not in memory. The exception is the "
+    "parameter "
+    "group that is updated next: it has already been read back into memory.",
+    "swap-buffers": "Shards that are read back from NVMe are stored in buffers as large as the largest parameter "
+    "group, even "
+    "if the group is smaller.",
+    "reduce-bucket": "Stage 3 permanently allocates a buffer of `reduce_bucket_size` elements. The default is 5e8 "
+    "elements "
+    "for every model.",
+    "persistent-parameters": "Between steps, stage 3 keeps parameters of at most `param_persistence_threshold` "
+    "elements "
+    "unsharded, in addition to their shards.",
     "fsdp-masters": "FSDP2's fp32 shards are parameters and masters in one, and gradients are reduced to fp32 shards: "
     "4, 4 and 8 bytes, where the paper counts 2, 2 and 12.",
     "uneven-rows": "FSDP2 shards by rows. Where they do not divide, ranks hold unequal shares of gradients and of "
