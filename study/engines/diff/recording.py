@@ -327,7 +327,9 @@ class Recorder:
                 torch.save(self._kept, self._folder / f"rank-{rank()}.pt")
             written = json.dumps(content, separators=(",", ":"))
             write_whole(self._folder / f"rank-{rank()}.json.gz", gzip.compress(written.encode(), mtime=0))
-            print(f"Recorded {completed} optimizer step(s) in {self._folder}.", flush=True)
+            if rank() == 0:
+                steps = "1 optimizer step" if completed == 1 else f"{completed} optimizer steps"
+                print(f"Recorded {steps} in {self._folder}.", flush=True)
         self._has_ended = True
 
 
