@@ -65,14 +65,13 @@ class RunConfig(BaseModel):
         None,
         ge=0,
         description="Move every initial weight to a neighboring number, up or down by this seed. This shows how far "
-        "the "
-        "smallest change carries a training. [default: no weight is moved]",
+        "the smallest change carries a training. [default: no weight is moved]",
     )
     perturb: Literal["rounding", "scaled-gradient", "lost-moment", "dropped-micro-batch", "bad-release"] | None = Field(
         None,
-        description="Change the training of ddp on purpose: rounding adds rounding noise to every step, and the others "
-        "are faults that a comparison of trainings must find. bad-release: the fault is that of the "
-        "installed DeepSpeed release. [default: nothing is changed]",
+        description="Change the training of ddp on purpose. rounding adds harmless rounding noise to every step. All "
+        "other values plant a fault, which a comparison of trainings must find. bad-release uses the known fault of "
+        "the installed DeepSpeed release. [default: nothing is changed]",
     )
     num_train_examples: int = Field(
         256, ge=1, description="Number of examples (reviews or blocks of text) for training."

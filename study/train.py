@@ -100,7 +100,7 @@ def run(arguments: list[str]) -> None:
     """Check, build, train, evaluate, record. Raises Refusal with nothing left behind."""
     is_launched = any(name.startswith("ACCELERATE_") for name in os.environ)
     if is_launched and os.environ.get("RANK", "0") == "0" and not {"--help", "-h"} & {*arguments}:
-        print("loading PyTorch and the engine: some 10 seconds, once ...", file=sys.stderr, flush=True)
+        print("Loading PyTorch and the engine, which takes about 10 seconds ...", file=sys.stderr, flush=True)
     imports.check(Path(sys.argv[0]))
     extensions.use_own_folder()
     os.environ.update(QUIET_ENVIRONMENT | caches.outside_home() | dict(os.environ))

@@ -306,6 +306,12 @@ def test_a_number_is_what_the_records_say(number):
         assert "uperseded by" not in study.read_text(encoding="utf-8")
 
 
+def test_the_predictions_at_the_top_are_those_of_the_table():
+    zero3, ddp = re.search(r"ZeRO-3 needs (\d+) GiB per GPU.*?DDP needs (\d+) GiB", README, re.DOTALL).groups()
+    sentence = f"ZeRO-3 needs {zero3} GiB per GPU and DDP needs {ddp} GiB."
+    assert sentence in docs_tables.between("README.md", "sizes")
+
+
 @pytest.mark.slow
 def test_the_try_prints_what_it_shows(tmp_path):
     commands, shown = re.search(r"```sh\n(zero-study train.*?)```\n\n```text\n(.*?)```", README, re.DOTALL).groups()

@@ -234,7 +234,7 @@ REFUSED_JSON = [
 REFUSED_DDP = [
     ([], "no keys"),
     ("{", "cannot be read as JSON"),
-    ({}, "write gradient_as_bucket_view"),
+    ({}, "Allowed: gradient_as_bucket_view"),
     ({"gradient_as_bucket_view": "yes"}, "false, true"),
     ({"gradient_as_bucket_view": True, "static_graph": True}, "'static_graph'"),
 ]

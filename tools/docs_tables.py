@@ -794,6 +794,7 @@ def learned_bits() -> str:
 
 MEASURED_STRATEGIES = {
     "ddp": "DDP",
+    "zero2": "ZeRO-2, default buffers",
     "zero2_tuned": "ZeRO-2, smaller buffers",
     "zero3": "ZeRO-3, default buffers",
     "zero3_tuned": "ZeRO-3, smaller buffers",

@@ -43,13 +43,13 @@ class Conclusion(Enum):
     AGREES_UNRUN = (
         "agrees, not run",
         "yes",
-        "theory, runs of others, the sources that it cites or its own numbers agree; this project ran nothing",
+        "theory, runs of others, cited sources or the source's own numbers agree; this project ran nothing",
     )
     CONTRADICTED = (
         "contradicted",
         "no",
-        "this project's runs, current engines, runs of others, the sources that it cites, theory or a known fact "
-        "contradict the sentence",
+        "something contradicts the sentence: this project's runs, current engines, runs of others, the sources that it "
+        "cites, theory, or a known fact",
     )
     CONTRADICTS_ITSELF = ("contradicts itself", "no", "the source's own numbers contradict the sentence")
     IN_PART = (

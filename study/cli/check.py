@@ -37,8 +37,8 @@ def _doctor(
     With FILE, the command says what each of its keys really does with the supported versions of accelerate and
     DeepSpeed. Without FILE, it checks this machine for everything that would stop a run.
 
-    Exit status: 0 if every key works as written, or if nothing would stop a run; 1 otherwise; 2 if the file cannot be
-    read.
+    Exit status with a file: 0 if no key needs a change, 1 if one does, 2 if the file cannot be read. Without a file:
+    0 if nothing on this machine would stop a run, 1 otherwise.
     """
     if file is None:
         about_a_file = {"--all": everything, "--fix": fix, "--for": release}

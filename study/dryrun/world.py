@@ -107,7 +107,7 @@ def _check_supported(file: Path, world_size: int, variables: Environment) -> Non
     if config_file := variables.get("ACCELERATE_DEEPSPEED_CONFIG_FILE"):
         present = [str(place) for place in (Path(config_file), files.ROOT / config_file) if place.is_file()]
         if not present:
-            raise Refusal(f"{file}: the file names {config_file}, which does not exist.")
+            raise Refusal(f"{file}: this file refers to {config_file}, which does not exist.")
         variables["ACCELERATE_DEEPSPEED_CONFIG_FILE"] = present[0]
     mesh = _parallelism(variables)
     if mesh is not None and mesh.total_size != world_size:

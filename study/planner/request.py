@@ -145,7 +145,7 @@ class Request:
             raise Refusal(f"--shard-group-size {size}: {chosen.name} has no groups. Use --strategy {_IN_GROUPS}.")
         if size == 1 or num_gpus % size:
             raise Refusal(
-                f"--shard-group-size {size}: --gpus {num_gpus} must be a multiple of it, and it of two or more"
+                f"--shard-group-size {size}: the size must be at least 2, and --gpus {num_gpus} a multiple of it."
             )
         return num_gpus // size
 

@@ -280,7 +280,8 @@ def _read_ddp_json(file: Path) -> dict[str, Any] | None:
             f"{key}: {', '.join(json.dumps(allowed_value) for allowed_value in values)}"
             for key, values in OF_DDP.items()
         )
-        raise Refusal(f"{path}: holds {', '.join(map(repr, wrong)) or 'no key'}; write {allowed}")
+        problem = f"unknown keys or values: {', '.join(map(repr, wrong))}" if wrong else "the file has no keys"
+        raise Refusal(f"{path}: {problem}. Allowed: {allowed}.")
     return content
 
 
