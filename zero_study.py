@@ -1,10 +1,10 @@
-"""Import the package `study` under a name that other projects do not use.
+"""Provide the package `study` under a second name, `zero_study`, that other projects do not use.
 
     from zero_study import diff, prove
     python -m zero_study.prove train.py
 
-A script may have a package `study` of its own: whatever is imported through this name uses relative imports, and so
-never imports `study`.
+A user's script may have a package of its own that is called `study`. The modules that are imported through this name
+use only relative imports. They therefore never import the user's package by mistake.
 """
 
 from importlib import import_module

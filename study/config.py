@@ -1,7 +1,7 @@
 """The configuration of one run: every option with its unit, default and validation, and the batch arithmetic.
 
-A run is defined by this configuration, a strategy (an accelerate file) and a number of processes. Nothing here imports
-torch.
+A run is defined by this configuration, a strategy (an accelerate file) and a number of processes. This module does not
+import torch.
 """
 
 from __future__ import annotations
@@ -37,7 +37,11 @@ LARGEST_SEED = 2**32 - 1  # that numpy takes
 
 
 class RunConfig(BaseModel):
-    """Every option of one run. The number of processes comes from the launcher, and the strategy from its file."""
+    """All options of one run.
+
+    The number of processes and the strategy are not options: the launcher sets the first, and the strategy's file
+    describes the second.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
 
@@ -258,7 +262,10 @@ class RunConfig(BaseModel):
 
     @property
     def num_steps(self) -> int:
-        """The number of optimizer steps of the whole run, without the incomplete last global batch of an epoch."""
+        """The number of optimizer steps of the whole run.
+
+        If the number follows from the epochs, the incomplete last global batch of each epoch is not counted.
+        """
         return self.max_steps or self.epochs * (self.num_train_examples // self.global_batch_size)
 
     @property
@@ -270,7 +277,7 @@ class RunConfig(BaseModel):
     def batches(self, world_size: int) -> tuple[int, int]:
         """Return (micro_batch_size, gradient_accumulation_steps) for a number of processes.
 
-        Raises Refusal if the batch cannot be divided without rounding.
+        Raises Refusal if the global batch cannot be divided equally.
         """
         micro = self.micro_batch_size
         if micro is None:
@@ -291,9 +298,10 @@ class RunConfig(BaseModel):
         return micro, steps
 
     def learning_rate_at(self, step: int) -> float:
-        """Learning rate of optimizer step `step` (1-based), a function of the step alone and so of no world size.
+        """Return the learning rate of optimizer step `step`, counted from 1.
 
-        Written out because a scheduler given to accelerate's `prepare` advances once per process.
+        The rate depends only on the step, not on the number of processes. It is computed here because a scheduler that
+        is passed to accelerate's `prepare` advances once per process.
         """
         if step <= self.warmup_steps:
             return self.learning_rate * step / self.warmup_steps
@@ -326,7 +334,10 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 def build_config(preset: str = "smoke", **overrides: Any) -> RunConfig:
-    """Build a RunConfig from a preset and what the user changed. Raises Refusal naming the key and the remedy."""
+    """Build a RunConfig from a preset and the values that override it.
+
+    Raises Refusal if a value is invalid. The message names the key and the remedy.
+    """
     if preset not in list(PRESETS):  # a study's file may say a list, which no key of a dict can be
         raise Refusal(unknown_name_message("preset", preset, PRESETS, "--preset takes"))
     with refusing():
@@ -334,7 +345,7 @@ def build_config(preset: str = "smoke", **overrides: Any) -> RunConfig:
 
 
 class Command(click.Command):
-    """A command that is named in every error about its options."""
+    """A click command whose name appears in every error about its options."""
 
     def parse_args(self, context: click.Context, words: list[str]) -> list[str]:
         with augment_usage_errors(context):
@@ -359,7 +370,7 @@ def _options() -> list[click.Parameter]:
 
 
 def _metavar(annotation: Any) -> str:
-    """Return the placeholder of a value in the help: its choices, or its type."""
+    """Return the placeholder for an option's value in the help: its choices, or its type."""
     if get_origin(annotation) is not Literal:  # X | None is X
         annotation = next((kind for kind in get_args(annotation) if kind is not NoneType), annotation)
     if get_origin(annotation) is Literal:
@@ -375,9 +386,9 @@ _FLAGS = Command(
 
 
 def parse_flags(arguments: Sequence[str]) -> dict[str, Any]:
-    """Return the flags that are given, by the names of RunConfig's fields.
+    """Return the options that the command line sets: field name of RunConfig -> value.
 
-    Raises Refusal, and SystemExit once it has printed what --help asks for.
+    Raises Refusal if the command line is invalid. Raises SystemExit after --help has printed its text.
     """
     try:
         return given(_FLAGS.make_context(_FLAGS.name, list(arguments)).params)
@@ -388,5 +399,5 @@ def parse_flags(arguments: Sequence[str]) -> dict[str, Any]:
 
 
 def given(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options that have a value. An option that the command line leaves out is None."""
+    """Return the options that have a value. An option that is missing on the command line has the value None."""
     return {name: value for name, value in options.items() if value is not None}

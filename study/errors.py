@@ -14,13 +14,17 @@ from pydantic import ValidationError
 
 
 class Refusal(ValueError):
-    """A request that the study refuses: one line for the user, exit status 2, nothing started."""
+    """The error for a request that the study refuses.
+
+    The message is one line, the exit status is 2, and nothing is started.
+    """
 
 
 def unknown_name_message(kind: str, name: object, valid_names: Iterable[str], accepts: str) -> str:
-    """Return one line for a name that does not exist: with the most similar names, or with all if none is similar.
+    """Return a one-line message for an unknown name.
 
-    `accepts` begins the list of all names, for instance "--size takes".
+    It suggests the most similar names, or lists all valid names if none is similar. `accepts` is the text before that
+    list, for instance "--size takes".
     """
     names = list(valid_names)
     similar = difflib.get_close_matches(str(name), names, n=2)
@@ -29,39 +33,45 @@ def unknown_name_message(kind: str, name: object, valid_names: Iterable[str], ac
 
 
 class Failed(RuntimeError):
-    """The run did not train to a result: a loss that is NaN or infinite, parameters that did not move."""
+    """The error for a run that did not train, for instance because the loss became NaN or no parameter changed."""
 
 
 class Stalled(Failed):
-    """A rank did not come to a collective in time."""
+    """The error for a collective operation that a rank did not join in time."""
 
 
 class PeerLost(Failed):
-    """The connection to another rank is gone: what ended that one is the cause."""
+    """The error for a lost connection to another rank. The cause is whatever ended that rank."""
 
 
 class MachineLost(Failed):
-    """Ranks of another machine have gone without a word."""
+    """The error for ranks on another machine that disappeared without a report."""
 
 
 class OutputFailed(Failed):
-    """The run's folder was removed, or its disk takes nothing more."""
+    """The error for a run directory that was removed or can no longer be written to, for instance on a full disk."""
 
 
 class OffloadFailed(Failed):
-    """The folder that is swapped to was removed, or its disk takes nothing more."""
+    """The error for a swap folder that was removed or can no longer be written to, for instance on a full disk."""
 
 
 class Interrupted(BaseException):
-    """SIGTERM or SIGINT arrived."""
+    """The exception that the signals SIGTERM and SIGINT raise."""
 
 
 class RunFailed(RuntimeError):
-    """A process that a program of the study started did not end well; its message says which, and how."""
+    """The error for a failed process that a program of the study started.
+
+    The message says which process failed, and how.
+    """
 
 
 class refusing:
-    """Turn a ValueError, pydantic's too, into a Refusal, whose message begins with the place if one is given."""
+    """Turn a ValueError of the `with` block, including pydantic's ValidationError, into a Refusal.
+
+    If `place` is given, the message begins with it.
+    """
 
     def __init__(self, place: str = "") -> None:
         self._place = place
@@ -79,7 +89,7 @@ _UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")  # of a model, and
 
 
 def describe(error: ValidationError, place: str = "") -> str:
-    """Return one line for a pydantic error: the place, the key, and what is wrong with its value."""
+    """Return a one-line message for a pydantic error: the place, the key, and what is wrong with its value."""
     # A misspelt key causes two errors: one key is missing, and another is unknown.
     first = min(error.errors(), key=lambda e: e["type"] not in _UNKNOWN)
     message = _describe(first)
@@ -103,7 +113,7 @@ def _describe(error: Any) -> str:
 
 
 def describe_usage(error: click.UsageError) -> str:
-    """Return one line for a command line that click refuses: the flag, what is wrong with it, and where its help is."""
+    """Return a one-line message for an invalid command line: the option, what is wrong with it, and how to get help."""
     option = getattr(error, "param", None)
     flag = option.opts[0] if isinstance(option, click.Option) else option and option.human_readable_name
     if isinstance(error, click.MissingParameter):
@@ -119,7 +129,12 @@ def describe_usage(error: click.UsageError) -> str:
 
 
 def describe_missing(error: ModuleNotFoundError) -> str | None:
-    """Return one line for a missing package of an extra of the project; None for any other package."""
+    """Return a one-line message for a missing package that an extra of the project installs.
+
+    None for any other package.
+
+    If the project itself is not installed, the message for a missing library is to run `make setup` in the clone.
+    """
     missing = (error.name or "").partition(".")[0]
     try:
         required = importlib.metadata.requires("zero-study") or []
@@ -135,7 +150,10 @@ def describe_missing(error: ModuleNotFoundError) -> str | None:
 
 
 def run_command(command: click.Command) -> None:
-    """Run the command line of a module: a refusal is printed in one line and ends with exit status 2."""
+    """Run the command line of a module and exit with its status.
+
+    An invalid command line and a Refusal print one line and exit with status 2. RunFailed exits with status 1.
+    """
     try:
         status, message = command(standalone_mode=False) or 0, ""
     except click.UsageError as error:

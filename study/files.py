@@ -1,6 +1,8 @@
-"""Read and write files: written completely or not at all, read strictly, and shown without folders of this machine.
+"""Read and write files safely.
 
-`load` and `read_yaml` read a file strictly: each key once, and every value as it is written.
+A file is written completely or not at all. `load` and `read_yaml` are strict: a repeated key is an error, and so is a
+value that a library would read differently from how it is written. `redact_paths` removes the folders of this machine
+from a text.
 """
 
 from __future__ import annotations
@@ -38,7 +40,10 @@ _HOST = re.compile(r"^(\s+host\s+: ).+", re.MULTILINE)
 
 
 def require_clone(what: str) -> None:
-    """Raise Refusal if the project is installed without its repository. `what`: the files that are only there."""
+    """Raise Refusal if the project is installed without its repository.
+
+    `what` names the files that only a clone of the repository has.
+    """
     if not (ROOT / "pyproject.toml").is_file():
         raise Refusal(
             f"{what} are only part of a clone of the project. Clone it, and run in the clone: pip install -e ."
@@ -46,13 +51,13 @@ def require_clone(what: str) -> None:
 
 
 class StrictModel(BaseModel):
-    """A model of a file that people write by hand: unknown keys, values of another type and NaN are errors."""
+    """A model of a file that people write by hand. Unknown keys, values of the wrong type and NaN are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write a file so that it is there whole or not at all."""
+    """Write a file atomically. If writing fails, the file keeps its old content."""
     scratch = path.with_name(path.name + ".part")
     try:
         with open_new(scratch, "wb") as file:
@@ -69,27 +74,31 @@ def write_whole(path: Path, content: bytes) -> None:
 
 
 def open_new(path: Path, mode: str) -> IO[Any]:
-    """Open a file to write, in place of what has its name.
+    """Open a new file for writing, and delete the file that has its name.
 
-    A link there is removed and not followed: who may write into a run's folder could name any other file by it.
+    A symbolic link of that name is deleted and not followed. Otherwise, anybody who may write into a run's folder could
+    make the study overwrite any other file.
     """
     path.unlink(missing_ok=True)
     return open(path, mode.replace("w", "x"))
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write a JSON file so that it is there whole or not at all."""
+    """Write a JSON file atomically. If writing fails, the file keeps its old content."""
     write_whole(path, (json.dumps(content, indent=1, allow_nan=False) + "\n").encode())
 
 
 def require_folder(output: Path) -> None:
-    """Raise Refusal if the folder that a file is to be written to does not exist."""
+    """Raise Refusal if the folder of an output file does not exist."""
     if not output.absolute().parent.is_dir():
         raise Refusal(f"--output {output}: the folder {output.parent} does not exist. Create it.")
 
 
 def check_name(name: str, what: str) -> str:
-    """Return a name of a run, a strategy or a study. Raises Refusal if it cannot be the name of a file."""
+    """Return `name` if it can be the name of a run, a strategy or a study.
+
+    Raises Refusal if it cannot be a file name. `what` describes the name in the message.
+    """
     quoted = repr(name if len(name) <= LONGEST_NAME else name[:LONGEST_NAME] + "...")
     if len(name) > LONGEST_NAME:
         raise Refusal(f"{what} {quoted} has {len(name)} characters. Use at most {LONGEST_NAME}.")
@@ -123,7 +132,10 @@ def _short(text: str) -> str:
 
 @contextlib.contextmanager
 def reading(place: Path | str, what: str) -> Iterator[None]:
-    """Raise Refusal if a file, or a part of one, cannot be read; `what` says what it should have been."""
+    """Turn errors of the `with` block into a Refusal: OSError, ValueError and YAMLError.
+
+    `place` is the file, or the part of a file, that is read. `what` says which format or content was expected.
+    """
     try:
         yield
     except (OSError, ValueError, yaml.YAMLError) as error:
@@ -131,18 +143,20 @@ def reading(place: Path | str, what: str) -> Iterator[None]:
 
 
 def load(path: Path, what: str, section: Section = _each_once) -> Any:
-    """Read a JSON file strictly. Raises Refusal as `reading` does.
+    """Read a JSON file strictly. Raises Refusal if it cannot be read.
 
-    `section` makes a mapping of its keys and values, where a key may be there twice.
+    `section` turns the list of (key, value) pairs of each JSON object into a dict. By default, a repeated key is an
+    error.
     """
     with reading(path, what):
         return parse_json(read_whole(path), section)
 
 
 def read_yaml(path: Path, examples: Path) -> dict[str, Any]:
-    """Read a file of keys strictly, YAML or, by its name, JSON. Raises Refusal where it is none.
+    """Read a mapping from a YAML file strictly, or from a JSON file if the name ends in .json.
 
-    `examples` is a folder of some that are.
+    Raises Refusal if the file cannot be read or has no keys. `examples` is a folder with valid files; the message names
+    it.
     """
     with reading(path, "JSON" if path.suffix == ".json" else "YAML"):
         text = read_whole(path)
@@ -153,7 +167,10 @@ def read_yaml(path: Path, examples: Path) -> dict[str, Any]:
 
 
 def open_regular(path: Path) -> io.BufferedReader:
-    """Open a file to read. Raises OSError for what is none, such as a named pipe, of which a reader waits for ever."""
+    """Open a regular file for reading.
+
+    Raises OSError for anything else, such as a named pipe, because reading from it could block forever.
+    """
     file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | getattr(os, "O_NONBLOCK", 0)))  # noqa: SIM115
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
@@ -162,7 +179,7 @@ def open_regular(path: Path) -> io.BufferedReader:
 
 
 def read_whole(path: Path) -> bytes:
-    """Read a file. Raises OSError, and ValueError for one that is larger than any of the study's."""
+    """Read a file. Raises OSError if it cannot be read, and ValueError if it is larger than LARGEST_FILE bytes."""
     with open_regular(path) as file:
         content = file.read(LARGEST_FILE + 1)
     if len(content) > LARGEST_FILE:
@@ -171,7 +188,11 @@ def read_whole(path: Path) -> bytes:
 
 
 def decompressed(content: bytes) -> bytes:
-    """Decompress a gzip file. Raises ValueError if it is none, is cut off, or has more than LARGEST_FILE bytes."""
+    """Return the content of a gzip file.
+
+    Raises ValueError if the data is not valid gzip, is truncated, or has more than LARGEST_FILE bytes when
+    decompressed.
+    """
     reader = zlib.decompressobj(16 + zlib.MAX_WBITS)
     try:
         text = reader.decompress(content, LARGEST_FILE + 1)
@@ -185,9 +206,10 @@ def decompressed(content: bytes) -> bytes:
 
 
 def parse_json(text: bytes | str, section: Section = _each_once) -> Any:
-    """Read JSON: no key twice, no NaN, no number beyond 64 bits or a float, nothing nested without end.
+    """Parse JSON strictly. Raises ValueError if the text is invalid.
 
-    Raises ValueError.
+    These are also errors: repeated keys, NaN, numbers that are too large for a float, integers with more than
+    MOST_DIGITS digits, and nesting deeper than DEEPEST levels.
     """
     text = text if isinstance(text, str) else text.decode()  # JSON in UTF-16 is not what engines read
     try:
@@ -207,7 +229,7 @@ class _TooDeep(ValueError):
 
 
 def _check_depth(content: Any) -> None:
-    """Raise _TooDeep for collections in collections, more than DEEPEST of them; also for one that contains itself."""
+    """Raise _TooDeep if lists and dicts are nested deeper than DEEPEST levels, or if one contains itself."""
     level = [content] if isinstance(content, (dict, list)) else []
     for _ in range(DEEPEST):
         children = (child for parent in level for child in (parent.values() if isinstance(parent, dict) else parent))
@@ -237,9 +259,10 @@ _FRACTION = re.compile(r"[-+]?(?:[0-9]+\.[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?")
 
 
 def parse_yaml(text: str) -> Any:
-    """Read YAML: as `parse_json`, and nothing that YAML 1.1 reads otherwise than it is written (010, 1:30, a date).
+    """Parse YAML strictly. Raises ValueError or YAMLError if the text is invalid.
 
-    Raises ValueError, and YAMLError.
+    All restrictions of `parse_json` apply. Values that YAML 1.1 reads differently from how they are written are errors
+    too, such as 010, 1:30 and dates.
     """
     if strange := _STRANGE.search(text):
         line = text.count("\n", 0, strange.start()) + 1
@@ -266,7 +289,10 @@ def parse_yaml(text: str) -> Any:
 
 
 def _check_nesting(text: str) -> None:
-    """Refuse deep nesting before nodes are composed, for which libyaml calls itself until the process crashes."""
+    """Raise ValueError if the text is nested too deeply, before PyYAML builds its nodes.
+
+    Building them is recursive in libyaml, so deep nesting would crash the process.
+    """
     depth = 0
     for event in yaml.parse(text, Loader=_LOADER):
         if isinstance(event, yaml.CollectionStartEvent):
@@ -279,7 +305,7 @@ def _check_nesting(text: str) -> None:
 
 
 def _check_nodes(loader: Any, root: yaml.Node) -> None:
-    """Refuse tags, repeated keys, and scalars that YAML reads otherwise than they are written."""
+    """Raise ValueError for tags, repeated keys, and values that YAML reads differently from how they are written."""
     pending, checked = [root], set[int]()  # what an alias repeats is checked once
     while pending:
         node = pending.pop()
@@ -301,7 +327,7 @@ def _line_of(node: yaml.Node) -> str:
 
 
 def _kind(node: yaml.Node) -> str:
-    """Return the last word of a node's tag: str, int, float, bool, null, timestamp, merge ..."""
+    """Return the last word of a node's tag, such as str, int, float, bool, null, timestamp or merge."""
     return str(node.tag.rpartition(":")[2])
 
 
@@ -340,7 +366,7 @@ def _check_scalar(node: yaml.Node) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Wait until the names in a folder are on the disk."""
+    """Wait until the file names in a folder are stored on the disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -354,9 +380,10 @@ def sha256(path: Path) -> str:
 
 
 def why_not_writable(folder: Path, num_bytes: int = 1 << 16) -> str | None:
-    """Say in the kernel's words why a folder takes no file of so many bytes; None: it does.
+    """Return the operating system's reason why a folder cannot take a file of `num_bytes` bytes.
 
-    A file without a name is written, because permissions do not tell enough, least of all for root.
+    Returns None if the folder can. The function writes an unnamed temporary file, because permissions do not show a
+    full disk, and root ignores them.
     """
     try:
         with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
@@ -368,13 +395,13 @@ def why_not_writable(folder: Path, num_bytes: int = 1 << 16) -> str | None:
 
 
 def can_be_written(folder: Path) -> bool:
-    """Say whether a folder can be written, or can be created; nothing is left there."""
+    """Return whether a folder can be written to or can be created. The check leaves nothing behind."""
     existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     return existing.is_dir() and why_not_writable(existing, 1) is None
 
 
 def is_removed(*descriptors: int) -> bool:
-    """Say whether one of these open files or folders has been removed."""
+    """Return whether one of these open files or folders has been removed. `descriptors` are file descriptors."""
     try:
         return not all(os.fstat(descriptor).st_nlink for descriptor in descriptors)
     except OSError:  # a network's file system forgets it
@@ -382,12 +409,12 @@ def is_removed(*descriptors: int) -> bool:
 
 
 def missing_folders(run_dir: Path) -> list[Path]:
-    """Return the folders that creating a run directory would create, innermost first."""
+    """Return the folders that have to be created for a run directory to exist, innermost first."""
     return [folder for folder in (run_dir, *run_dir.parents) if not folder.exists()]
 
 
 def remove_empty(folders: Sequence[Path]) -> None:
-    """Remove folders, innermost first, as far as they are empty."""
+    """Remove folders, innermost first, and stop at the first one that is not empty."""
     for folder in folders:
         try:
             folder.rmdir()
@@ -396,16 +423,19 @@ def remove_empty(folders: Sequence[Path]) -> None:
 
 
 def relative_to_cwd(path: Path) -> str:
-    """Return a path relative to the current folder; only the name of a path elsewhere, so that pages show no more."""
+    """Return a path relative to the current folder.
+
+    Only the name is returned for a path outside the current folder, so that published pages do not show other folders.
+    """
     absolute = path.absolute()
     return str(absolute.relative_to(Path.cwd())) if absolute.is_relative_to(Path.cwd()) else absolute.name
 
 
 def redact_paths(text: str) -> str:
-    """Return a text without this machine's folders and name.
+    """Return a text without this machine's folders and host name.
 
-    The current folder and the project's become `.`, the user's home becomes `~`. The machine's name is in torchrun's
-    report. Control characters, which a terminal would obey, are written out.
+    The current folder and the project's folder become `.`, and the user's home becomes `~`. The host name appears in
+    the reports of torchrun. Control characters are escaped, because a terminal would act on them.
     """
     text = "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in text)
     text = _HOST.sub(r"\1(this machine)", text)

@@ -1,4 +1,4 @@
-"""Which sizes and vocabularies have the models that the study trains? The one place for them."""
+"""The sizes and vocabularies of the models that the study trains. No other module defines them."""
 
 from __future__ import annotations
 
@@ -46,12 +46,15 @@ LARGEST_VOCABULARY = 50_432
 
 
 def swap_buffer_size(hidden: int, world_size: int) -> int:
-    """Elements that a rank's shard of the largest parameter has at most: NVMe offload swaps through such buffers."""
+    """Return an upper bound of the number of elements in a rank's shard of one parameter.
+
+    NVMe offload uses swap buffers of this size.
+    """
     return -(-LARGEST_VOCABULARY * hidden // world_size)
 
 
 def suited_buckets(hidden: int) -> dict[str, int]:
-    """Sizes, in elements, that accelerate's `prepare` writes for "auto" to a model of this hidden size."""
+    """Return the sizes, in elements, that accelerate's `prepare` sets for "auto" if the model has this hidden size."""
     return {
         "reduce_bucket_size": hidden**2,
         "stage3_prefetch_bucket_size": int(0.9 * hidden**2),

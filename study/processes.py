@@ -1,6 +1,6 @@
-"""Start processes and return their results, or one line that says why there is none.
+"""Start processes and return their results, or raise an error whose message is one line.
 
-Linux's kernel ends these processes as soon as this process ends, for whatever reason.
+On Linux, the kernel kills these processes as soon as this process ends, for whatever reason.
 """
 
 from __future__ import annotations
@@ -36,17 +36,19 @@ _WITH_PARENT_DEATH_SIGNAL = (
 
 
 def with_parent_death_signal(command: Sequence[str]) -> list[str]:
-    """Return the command that starts a program which the kernel kills when this process ends. Linux only.
+    """Return a command that runs `command`, which the kernel kills when this process ends.
 
-    The first word of `command` is the program's path.
+    The first word of `command` is the path of the program. Only Linux kills the program; other systems let it run on.
     """
     return [sys.executable, "-I", "-S", "-c", _WITH_PARENT_DEATH_SIGNAL, str(os.getpid()), *command]
 
 
 def die_with_parent() -> None:
-    """Ask the kernel to kill this process as soon as its parent ends. Linux only; elsewhere it does nothing.
+    """Ask the kernel to kill this process as soon as its parent ends.
 
-    A parent that has ended already goes unnoticed: whoever calls this looks for it afterwards.
+    This works only on Linux, and does nothing elsewhere.
+
+    A parent that ended before the call is not noticed. The caller must check for that afterwards.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, ctypes.c_ulong(signal.SIGKILL))
@@ -69,7 +71,7 @@ class Rank:
 
 
 def send_result(content: Any) -> None:
-    """In a rank: send a result, which JSON can hold, to the process that started it."""
+    """Send a result from a rank to the process that started it. `content` must be serializable as JSON."""
     files.write_json(Path(os.environ[RESULT_FILE]), content)
 
 
@@ -81,11 +83,12 @@ def run(
     environment: Mapping[str, str] = os.environ,
     folder: Path | None = None,
 ) -> list[Rank]:
-    """Run a program of Python, as so many ranks of one world, until all have ended; return the outcome of each.
+    """Run a Python program as the ranks of one process group, wait for all of them, and return the outcome of each.
 
-    `program`: what follows `python`: `-m MODULE ...`, `-c CODE ...` or a file. `folder`: in which they are started.
-    Several ranks, and one whose `environment` has a WORLD_SIZE, get the variables that torchrun sets. After the time
-    limit all are killed, with the processes that they have started. Raises RunFailed then.
+    `program` has the arguments that follow `python`: `-m MODULE ...`, `-c CODE ...` or a file. `folder` is the working
+    directory of the ranks. The ranks get the variables that torchrun sets if there are several of them, or if
+    `environment` has a WORLD_SIZE. Raises RunFailed if a rank is not done after `timeout_seconds`. Then all ranks that
+    still run are killed, together with the processes that they started.
     """
     with tempfile.TemporaryDirectory(prefix="zero-study-") as scratch, ExitStack() as logs:
         result_files = [Path(scratch) / f"{rank}.json" for rank in range(num_ranks)]
@@ -119,10 +122,11 @@ def run(
 
 
 def run_ranks(program: Sequence[str], subject: str, *, remedy: str = "", **options: Any) -> list[Any]:
-    """Run a program as ranks, with the options of `run`, and return the result of each.
+    """Run a Python program as several ranks, with the options of `run`, and return the result of each rank.
 
-    `subject` begins the line of an error, and `remedy` ends the line that says that time is up. Raises Refusal if a
-    rank refused, and RunFailed if one sent no result, with the first exception that was raised.
+    `subject` is the beginning of an error's message. `remedy` is appended to the message if the time is up. Raises
+    Refusal if a rank refused. Raises RunFailed if a rank sent no result; the message has the first exception in the
+    ranks' logs.
     """
     try:
         ranks = run(program, **options)
@@ -139,7 +143,7 @@ def run_ranks(program: Sequence[str], subject: str, *, remedy: str = "", **optio
 
 
 def end(process: subprocess.Popen[Any]) -> None:
-    """Kill a process and all that it has started, and wait for it."""
+    """Kill a process and all processes that it has started, and wait for it to end."""
     if process.poll() is None:
         for child in psutil.Process(process.pid).children(recursive=True):
             try:
@@ -171,7 +175,7 @@ def _wait(started: Iterable[subprocess.Popen[bytes]], timeout_seconds: float) ->
 
 
 class Raised(NamedTuple):
-    """One exception of a traceback."""
+    """One exception from a traceback."""
 
     text: str  # type and message
     file: str  # in which it was raised; empty: not known
@@ -189,7 +193,10 @@ _OF_LAUNCHERS = {"ChildFailedError", "CalledProcessError", "SignalException"}
 
 
 def raised_in(errors: Iterable[str]) -> list[Raised]:
-    """Return the exceptions whose tracebacks are in a log, in its order, without the launchers' own."""
+    """Return the exceptions whose tracebacks are in a log, in the order of the log.
+
+    The exceptions of the launchers are left out, because they only say that a process ended.
+    """
     raised, file = [], ""
     for line in errors:
         line = _RANK.sub("", line)
@@ -203,7 +210,7 @@ def raised_in(errors: Iterable[str]) -> list[Raised]:
 
 
 def lines_of(log: bytes) -> list[str]:
-    """Return the lines of a log that are not empty, as a terminal shows them: the last state of a progress bar."""
+    """Return the nonempty lines of a log as a terminal shows them: of a progress bar, only the last state is kept."""
     lines = []
     for line in log.decode(errors="replace").split("\n"):
         drawn = [part for part in line.split("\r") if part.strip()]

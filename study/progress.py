@@ -1,4 +1,4 @@
-"""Print a line of progress for work that takes longer than a reader expects."""
+"""Print a progress line for work that takes longer than two seconds."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SECONDS = 2.0
 
 
 def at_once(activity: str) -> None:
-    """Print on standard error what a command is doing, for work that always takes longer than two seconds.
+    """Print to stderr what a command is doing. Use it for work that always takes longer than two seconds.
 
     It starts no thread, so the process can be forked afterwards.
     """
@@ -20,10 +20,10 @@ def at_once(activity: str) -> None:
 
 @contextmanager
 def after_two_seconds(activity: str) -> Iterator[None]:
-    """Print on standard error what a command is doing, if the work in the block takes longer than two seconds.
+    """Print to stderr what a command is doing, if the work in the `with` block takes longer than two seconds.
 
-    `activity`: what is being done, for instance "Reading 600 records". Quicker work prints nothing.
-    The timer is a thread: use `at_once` if the work forks this process.
+    `activity` names the work, for instance "Reading 600 records". Nothing is printed if the work is quicker. The timer
+    is a thread: use `at_once` if the work forks this process.
     """
     timer = threading.Timer(SECONDS, lambda: print(f"{activity} ...", file=sys.stderr, flush=True))
     timer.daemon = True

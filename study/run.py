@@ -1,4 +1,4 @@
-"""One run: a configuration under a strategy, on a number of processes, in a folder of its own."""
+"""Describe one run: its configuration, strategy, number of processes and folder."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from study.strategy.file import Strategy
 
 @dataclass(frozen=True)
 class Run:
-    """One run: what is trained, how it is distributed, and where it leaves what it found."""
+    """One run: the training configuration, the strategy, the processes and machines, and the run directory."""
 
     config: RunConfig
     strategy: Strategy
@@ -42,23 +42,35 @@ class Run:
 
     @property
     def micro_batch_size(self) -> int:
-        """Sequences per rank and forward pass. Raises Refusal where the batches do not divide."""
+        """The number of sequences per rank and forward pass.
+
+        Raises Refusal if the global batch cannot be divided equally.
+        """
         return self.config.batches(self.world_size)[0]
 
     @property
     def gradient_accumulation_steps(self) -> int:
-        """Micro steps per optimizer step. Raises Refusal where the batches do not divide."""
+        """The number of micro steps per optimizer step.
+
+        Raises Refusal if the global batch cannot be divided equally.
+        """
         return self.config.batches(self.world_size)[1]
 
     def arguments(self) -> list[str]:
-        """The flags of this run as train.py takes them: what differs from train.py's defaults, and the folder."""
+        """Return the command-line flags that make train.py do this run.
+
+        They set the run directory and every option whose value differs from train.py's default.
+        """
         defaults = build_config()
         changed = {name: value for name, value in self.config if value != getattr(defaults, name)}
         return as_words({**changed, "output_dir": self.folder})
 
     @property
     def num_local_ranks(self) -> int:
-        """Ranks on each machine. Raises Refusal where the machines cannot have as many each."""
+        """The number of ranks on each machine.
+
+        Raises Refusal if the ranks cannot be divided equally among the machines.
+        """
         if self.world_size % self.num_machines:
             raise Refusal(
                 f"{self.world_size} processes on {self.num_machines} machines: every machine needs the same number, "
@@ -68,7 +80,7 @@ class Run:
         return self.world_size // self.num_machines
 
     def check_machines(self) -> None:
-        """Refuse a machine that is none of the run's, and machines that cannot have as many processes each."""
+        """Raise Refusal if this machine's number is invalid, or if the ranks do not divide equally among machines."""
         if self.num_local_ranks and not 0 <= self.machine_rank < self.num_machines:
             raise Refusal(
                 f"machine_rank {self.machine_rank} of {self.num_machines} machine(s) does not exist, because "
@@ -76,26 +88,31 @@ class Run:
             )
 
     def is_first_of_machine(self, rank: int) -> bool:
-        """Say whether a rank does for its machine what is to be done once there."""
+        """Return whether a rank is the first one of its machine.
+
+        This rank does the work that each machine needs only once.
+        """
         return rank % self.num_local_ranks == 0
 
     def machine_of(self, rank: int) -> str:
-        """Name a rank with its machine, where there are several."""
+        """Return a rank's number as text, followed by its machine's number if there are several machines."""
         return f"{rank} (machine {rank // self.num_local_ranks})" if self.num_machines > 1 else str(rank)
 
     @property
     def own_folder(self) -> Path:
-        """Where this machine keeps what is its own: the run directory on machine 0, a folder in it on every other.
+        """The folder for files that belong to this machine only.
 
-        So machines work alike whether they share a disk or not.
+        It is the run directory on machine 0, and a subfolder of it on every other machine. The layout is the same
+        whether or not the machines share a disk.
         """
         return self.folder / f"machine{self.machine_rank}" if self.machine_rank else self.folder
 
     @property
     def swap_folder(self) -> Path:
-        """Where NVMe offload swaps to: a folder of this run alone, because DeepSpeed empties it.
+        """The folder that NVMe offload swaps to. No other run may use it, because DeepSpeed empties it.
 
-        In a folder that runs share its name tells the run's place and machine: two runs may have one name.
+        Several runs with the same name may share one --swap-dir. The name of the folder therefore includes a hash of
+        the machine's name and the run directory.
         """
         chosen = self.config.swap_dir
         place = f"{socket.gethostname()}:{self.own_folder.resolve()}"
@@ -112,26 +129,27 @@ class Run:
 
     @property
     def model_folder(self) -> Path:
-        """Where --save-model writes."""
+        """The folder that --save-model writes to."""
         return self.folder / "model"
 
     def remove_scratch(self) -> None:
-        """Delete what only a process that goes on needs, and give its disk back."""
+        """Delete the temporary files that only a running process needs, to free their disk space."""
         for folder in (self.initial_weights_folder, *self.checkpoints_folder.glob("*.part")):
             shutil.rmtree(folder, ignore_errors=True)
         self.remove_swap_folder()
 
     def remove_swap_folder(self) -> None:
-        """Delete what NVMe offload left on the disk, once no rank steps any more."""
+        """Delete the files of NVMe offload. Call this only after the last step of every rank."""
         if self.strategy.offloads_to_nvme:
             shutil.rmtree(self.swap_folder, ignore_errors=True)
 
 
 def make_run(config: RunConfig, strategy: Strategy, world_size: int, num_machines: int = 1, **machine: Any) -> Run:
-    """Make a run that belongs to no study: in --output-dir, else in runs/, in a folder named after what it is.
+    """Return a run that does not belong to a study.
 
-    `machine`: which of several this one is, and where the first is, by the names of Run's fields; of one machine
-    accelerate leaves them aside.
+    The run directory is `config.output_dir`. If that is None, it is a folder in runs/ whose name describes the run.
+    `machine` has further fields of Run: which machine this is, and how to reach the first one. It is ignored if there
+    is only one machine, as accelerate does.
     """
     where = f"{world_size}x" + (f"-{num_machines}machines" if num_machines > 1 else "")
     folder = (
@@ -141,7 +159,11 @@ def make_run(config: RunConfig, strategy: Strategy, world_size: int, num_machine
 
 
 def as_words(flags: Mapping[str, Any]) -> list[str]:
-    """Write flags as train.py takes them: {"max_steps": 8, "measure": False} is --max-steps 8 --no-measure."""
+    """Return options as command-line words for train.py.
+
+    For example, {"max_steps": 8, "measure": False} becomes --max-steps 8 --no-measure. Options that are None are left
+    out.
+    """
     words: list[str] = []
     for name, value in flags.items():
         flag = "--" + name.replace("_", "-")

@@ -1,4 +1,4 @@
-"""Format text for a terminal: its width, and lines that are wrapped between words."""
+"""Format text and tables to the width of the terminal."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ _NUMBER = re.compile(r"[-+\N{MINUS SIGN}.<(]*\d[-+\d.,:e\N{MINUS SIGN}]*( ?(%|x|
 
 
 def width() -> int:
-    """Return the number of columns of the terminal; 80 if it is unknown. The variable COLUMNS sets it."""
+    """Return the number of columns of the terminal, or 80 if it is unknown. The variable COLUMNS overrides it."""
     return max(NARROWEST, shutil.get_terminal_size((DEFAULT_WIDTH, 24)).columns)
 
 
 def wrapped(text: str, indent: str = "", later_indent: str | None = None, columns: int | None = None) -> str:
-    """Return text wrapped to the terminal's width; words, paths and JSON snippets are not broken.
+    """Return text wrapped to the width of the terminal. Words, paths and JSON snippets are not broken.
 
-    `indent` begins the first line, and `later_indent` the others (by default the same). Line breaks in `text` stay.
+    `indent` begins the first line, and `later_indent` begins the others (by default the same). Line breaks in `text`
+    are kept.
     """
     later = indent if later_indent is None else later_indent
     lines: list[str] = []
@@ -49,7 +50,7 @@ def wrapped(text: str, indent: str = "", later_indent: str | None = None, column
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[Any]], columns: int | None = None) -> list[str]:
-    """Return the lines of a table that fits the terminal. Columns that do not fit follow in a table of their own."""
+    """Return the lines of a table that fits the terminal. Columns that do not fit follow in further tables."""
     width_of_all = columns or width()
     texts = [[str(cell) for cell in row] for row in (head, *rows)]
     lines: list[str] = []
@@ -59,7 +60,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[Any]], columns: int | Non
 
 
 def _groups(columns: list[list[str]], width: int) -> Iterator[list[list[str]]]:
-    """Divide columns into groups that fit the width; the first column is in all of them."""
+    """Divide columns into groups that fit the width. The first column is repeated in every group."""
     first, *others = columns
     group = [first]
     for column in others:
@@ -71,7 +72,7 @@ def _groups(columns: list[list[str]], width: int) -> Iterator[list[list[str]]]:
 
 
 def _aligned(columns: Sequence[Sequence[str]], width: int) -> list[str]:
-    """Pad the cells of columns, the numbers to the right, and wrap the longest."""
+    """Return the lines of a table. Columns of numbers are aligned to the right, and long cells are wrapped."""
     widths = _widths(columns, width)
     if widths is None:  # a single word is too long, and is broken
         name = min(max(map(len, columns[0])), width // 2)
@@ -89,7 +90,10 @@ def _aligned(columns: Sequence[Sequence[str]], width: int) -> list[str]:
 
 
 def _widths(columns: Sequence[Sequence[str]], width: int) -> list[int] | None:
-    """Return the widths of columns, the widest narrowed until all fit; None if words would have to be broken."""
+    """Return the width of each column. The widest columns are narrowed until all fit.
+
+    None if they fit only with broken words.
+    """
     widths = [max(map(len, column)) for column in columns]
     longest_words = [max((len(word) for cell in column for word in cell.split()), default=0) for column in columns]
     bodies = [max((len(cell) for cell in column[1:]), default=0) for column in columns]

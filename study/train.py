@@ -2,7 +2,7 @@
 
     accelerate launch --config_file accelerate_configs/zero3.yaml study/train.py [--preset paper] [--seed 1] ...
 
-Exit status: 0 if the run is ok; 1 if it failed, which the record describes; 2 if the request was refused.
+Exit status: 0 if the run succeeded, 1 if it failed (the record describes the failure), 2 if the request was refused.
 """
 
 from __future__ import annotations
@@ -49,7 +49,10 @@ if TYPE_CHECKING:
 
 
 def main() -> None:
-    """Run, and end in a way that cannot turn a finished run into a failed one."""
+    """Run the training of the command line and exit the process with its status.
+
+    The process exits without Python's finalization, which could otherwise turn a finished run into a failed one.
+    """
     processes.die_with_parent()  # where the launcher has ended before, `requested_run` finds none and refuses
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _interrupt)
@@ -86,7 +89,7 @@ def main() -> None:
 
 
 def _say(cause: str) -> None:
-    """Print to stderr, which may be a file on a full disk."""
+    """Print a line to stderr. An OSError is ignored, because stderr may be a file on a full disk."""
     with suppress(OSError):
         print(cause, file=sys.stderr)
 
@@ -97,7 +100,10 @@ def _interrupt(number: int, _: Any) -> None:
 
 
 def run(arguments: list[str]) -> None:
-    """Check, build, train, evaluate, record. Raises Refusal with nothing left behind."""
+    """Check the request, then build, train and evaluate the model, and write the record.
+
+    Raises Refusal if the request cannot be run. A refused run leaves no files behind.
+    """
     is_launched = any(name.startswith("ACCELERATE_") for name in os.environ)
     if is_launched and os.environ.get("RANK", "0") == "0" and not {"--help", "-h"} & {*arguments}:
         print("Loading PyTorch and the engine, which takes about 10 seconds ...", file=sys.stderr, flush=True)
@@ -153,7 +159,7 @@ def _run(requested: Run, library_warnings: LibraryWarnings, store: Store | None)
 
 
 def train(built: Built, journal: Journal, checkpoints: Checkpoints) -> None:
-    """Train all steps: the study's only training loop."""
+    """Train all steps. This is the only training loop of the study."""
     import torch
     from tqdm.auto import tqdm
 
@@ -230,7 +236,10 @@ def train(built: Built, journal: Journal, checkpoints: Checkpoints) -> None:
 
 
 def evaluate(built: Built) -> dict[str, float]:
-    """Evaluate on the held-out examples; the samples that fill up the last batch are dropped. Collective."""
+    """Return the metrics of the model on the held-out examples: metric name -> value, with the mean loss as "loss".
+
+    The samples that pad the last batch are dropped. Collective: every rank must call this.
+    """
     import torch
 
     from study.training import accelerators
@@ -256,7 +265,10 @@ def evaluate(built: Built) -> dict[str, float]:
 
 
 def finish(built: Built, journal: Journal, checkpoints: Checkpoints) -> None:
-    """Check that the run trained, gather every rank's facts, and write the record on rank 0. Collective."""
+    """Check that the model was trained, gather the measurements of every rank, and write the record on rank 0.
+
+    Collective: every rank must call this.
+    """
     from accelerate.utils import gather_object
 
     from study.training import weights
@@ -283,7 +295,7 @@ def finish(built: Built, journal: Journal, checkpoints: Checkpoints) -> None:
 
 
 def check_trained(built: Built, journal: Journal, final: Checksum) -> None:
-    """Raise Failed if the parameters did not move, or if the run trained on other tokens than planned."""
+    """Raise Failed if no parameter changed, or if the number of trained tokens is not the planned one."""
     if final.sha256 == built.initial_parameters.sha256:
         raise Failed(f"the parameters did not move in {built.run.config.num_steps} steps")
     tokens = journal.total("tokens")
@@ -292,9 +304,10 @@ def check_trained(built: Built, journal: Journal, final: Checksum) -> None:
 
 
 def complete_proof(built: Built, proof: Proof, ranks: list[Observed]) -> Proof:
-    """Return the proof with what only a finished training shows: the bytes that the ranks swapped, if they offload.
+    """Return the proof together with the bytes that each rank swapped, if the strategy offloads to NVMe.
 
-    Raises Failed if the moments have other types than the study's AdamW keeps, or if nothing was swapped.
+    The proof is returned unchanged for other strategies. Raises Failed if Adam's moments do not have the type that the
+    study's AdamW uses, or if a rank of an NVMe strategy swapped nothing.
     """
     moment_dtype = "float64" if built.run.config.precision == "fp64" else "float32"
     if proof.moment_dtypes not in (None, [moment_dtype]):
@@ -316,7 +329,7 @@ def write_record(
     ranks: list[Observed],
     machines: list[dict[str, Any]] | None,
 ) -> None:
-    """Write the record of a run that is ok. On rank 0."""
+    """Write the record of a successful run. Only rank 0 calls this."""
     from study.training import optimizer_steps, weights
 
     config, observer = built.run.config, journal.observer
@@ -345,7 +358,10 @@ def write_record(
 
 
 def measured_memory(ranks: list[Observed], is_measured: bool) -> dict[str, Any]:
-    """Return the record's fields of memory, each with a value per rank; None if the run does not measure."""
+    """Return the memory fields of the record.
+
+    Each field has one value per rank, or is None if the run does not measure.
+    """
     if not is_measured:
         return {"model_state_bytes": None, "resting_state_bytes": None, "peak_memory": None}
     return {
