@@ -1,4 +1,4 @@
-"""Build the Accelerator of a run, from the strategy's file and from what must agree between strategies."""
+"""Build the Accelerator of a run from the strategy's file and from the settings that all strategies share."""
 
 from __future__ import annotations
 
@@ -23,16 +23,20 @@ if TYPE_CHECKING:
 
 
 def build_accelerator(run: Run) -> Accelerator:
-    """Make the Accelerator: the strategy from its file, everything that must agree between strategies from the run.
+    """Return the Accelerator of a run.
 
-    Collective: every rank calls it.
+    The strategy's settings come from its file. The settings that must be the same under all strategies come from the
+    run. Collective: every rank must call this.
     """
     import torch
     from accelerate import Accelerator
     from accelerate.utils import DataLoaderConfiguration, GradientAccumulationPlugin, TorchDynamoPlugin
 
     class Replicas(Accelerator):  # type: ignore[misc]
-        """Accelerate's own leaves out DDP, and its no_sync, where a GPU's process is the only one."""
+        """An Accelerator that uses DDP, with its no_sync, for a single process on a GPU too.
+
+        Accelerate's own class does not.
+        """
 
         @property
         def use_distributed(self) -> bool:
@@ -84,7 +88,10 @@ def build_accelerator(run: Run) -> Accelerator:
 
 
 def _handlers(run: Run, on_cpu: bool) -> list[Any] | None:
-    """What accelerate is to do otherwise: over which backend ranks talk, and how DDP keeps its gradients."""
+    """Return accelerate's handlers for the communication backend and the options of DDP.
+
+    None without a process group.
+    """
     from accelerate.utils import DistributedDataParallelKwargs, InitProcessGroupKwargs
 
     strategy = run.strategy
@@ -97,7 +104,10 @@ def _handlers(run: Run, on_cpu: bool) -> list[Any] | None:
 
 
 def _mixed_precision(run: Run) -> str:
-    """What accelerate is to know of the precision: nothing where the engine, or FSDP2's policy, has it from us."""
+    """Return the precision that accelerate applies.
+
+    It is "no" for fp32 and fp64. It is also "no" if DeepSpeed's configuration or FSDP2's policy sets the precision.
+    """
     precision, kind = run.config.precision, run.strategy.distributed_type
     if precision in ("fp32", "fp64") or kind == "FSDP" or (kind == "DEEPSPEED" and precision.endswith("-autocast")):
         return "no"
@@ -105,9 +115,10 @@ def _mixed_precision(run: Run) -> str:
 
 
 def _wait_at_most(seconds: int) -> None:
-    """Set the time that a collective may take, in the groups that are there and in those that engines make.
+    """Set the time limit of collectives in seconds, for the existing process groups and for those created later.
 
-    Engines name none for their groups, which then have torch's default; DeepSpeed names 30 minutes for the first one.
+    Engines create most groups without a limit, so that torch's default applies. DeepSpeed sets 30 minutes for its first
+    group.
     """
     import torch
     from torch.distributed import distributed_c10d
@@ -119,19 +130,25 @@ def _wait_at_most(seconds: int) -> None:
 
 
 def uses_gloo(config: RunConfig, on_cpu: bool) -> bool:
-    """Say which runs communicate through the host: NCCL is for GPUs, and refuses two ranks on one."""
+    """Return whether a run communicates with gloo instead of NCCL.
+
+    NCCL needs GPUs, and refuses two ranks on one GPU.
+    """
     return on_cpu or config.share_device
 
 
 def _share_device() -> None:
-    """Put this rank on the first GPU, in a group of gloo's, before anything else chooses a GPU or a backend.
+    """Put this rank on the first GPU and create a gloo process group, before other code chooses a GPU or a backend.
 
-    By the sources (torch 2.13, accelerate 1.15, deepspeed 0.19.8), for no GPU has run it yet: DDP and DeepSpeed's
-    engine take the GPU from LOCAL_RANK. DeepSpeed would bind its group to a GPU, which gloo cannot; a group that is
-    there it takes as it is. gloo moves CUDA tensors through the host in what DDP and the stages call: broadcast,
-    reduce, all-reduce, all-gather. Its reduce-scatter, stage 3's, is the all-reduce of a copy on the GPU: up to a
-    reduce bucket more at the peak than under NCCL, whose own buffers there are none of. Only what gathers several
-    tensors in one call would fail, and no strategy here does.
+    This follows from the sources of torch 2.13, accelerate 1.15 and deepspeed 0.19.8. It has not been run on a GPU yet.
+
+    * DDP and DeepSpeed's engine take the GPU from LOCAL_RANK.
+    * DeepSpeed would bind its own group to a GPU, which gloo does not support. It uses an existing group unchanged.
+    * gloo copies CUDA tensors through the host in the operations that DDP and the ZeRO stages call: broadcast, reduce,
+      all-reduce and all-gather.
+    * gloo's reduce-scatter, which stage 3 uses, is an all-reduce of a copy on the GPU. Compared with NCCL, this adds up
+      to one reduce bucket to the peak. In return, NCCL's own buffers do not exist.
+    * An operation that gathers several tensors in one call would fail. No strategy of the study uses one.
     """
     import torch
 
@@ -142,10 +159,10 @@ def _share_device() -> None:
 
 
 def _deepspeed_plugin(run: Run) -> Any:
-    """Make accelerate's DeepSpeed plugin and set what the run says: after it, no value is left to a default unseen.
+    """Return accelerate's DeepSpeed plugin with every value that the run sets.
 
-    It has the strategy as it was read, which the record keeps. By itself it would take the launcher's variables, and
-    read the JSON once more: files that may have been edited meanwhile.
+    The plugin gets the strategy as it was read, which is also what the record contains. By default the plugin would use
+    the launcher's environment variables and read the JSON file again, although it may have been edited since.
     """
     from accelerate.utils import DeepSpeedPlugin
 
@@ -196,12 +213,16 @@ def _deepspeed_plugin(run: Run) -> Any:
 
 
 def make_fsdp_plugin(run: Run) -> FullyShardedDataParallelPlugin:
-    """Make accelerate's FSDP plugin from the strategy's file: what is left out would be read from the environment.
+    """Return accelerate's FSDP plugin for the strategy's file.
 
-    The unit is named, because accelerate takes transformers' `_no_split_modules` otherwise: BERT's name its embeddings
-    too (5.23), whose table accelerate then shards twice, which ends in a TypeError. In 16 bits parameters and their
-    shards stay fp32, what is gathered and computed is bf16, and gradients are reduced in fp32: accelerate's own policy
-    would reduce them in bf16, and return the model's output in it.
+    All fields are set, so that none is read from the environment.
+
+    The class of the sharded unit is named explicitly. Otherwise accelerate uses transformers' `_no_split_modules`,
+    which for BERT includes the embeddings (transformers 5.23). Accelerate then shards the embedding table twice, which
+    ends in a TypeError.
+
+    In bf16, parameters and their shards stay fp32, parameters are gathered and used as bf16, and gradients are reduced
+    in fp32. Accelerate's own policy would reduce the gradients in bf16 and return the model's output as bf16.
     """
     import torch
     from accelerate.utils import FullyShardedDataParallelPlugin
@@ -228,9 +249,10 @@ def make_fsdp_plugin(run: Run) -> FullyShardedDataParallelPlugin:
 
 
 def make_mesh(run: Run) -> ParallelismConfig | None:
-    """Make accelerate's mesh of replicas and shards, where the strategy's file has one.
+    """Return accelerate's mesh of replicas and shards. None if the strategy's file has none.
 
-    What the launcher says of it is taken back: beside replicas and shards it may name ranks that get equal batches.
+    The launcher's environment variable for the mesh is removed, because it may also enable dimensions other than
+    replicas and shards, whose ranks get equal batches.
     """
     from accelerate import ParallelismConfig
 
@@ -242,7 +264,10 @@ def make_mesh(run: Run) -> ParallelismConfig | None:
 
 
 def reshard(model: torch.nn.Module) -> None:
-    """Reshard what FSDP2 keeps gathered after a forward pass without a backward: the root's parameters."""
+    """Free the full parameters that FSDP2 still holds after a forward pass without a backward pass.
+
+    These are the parameters of the root module.
+    """
     from torch.distributed.fsdp import FSDPModule
 
     for module in model.modules():

@@ -1,6 +1,6 @@
 """Write and load checkpoints, so that a resumed run continues as if it had not been interrupted.
 
-A checkpoint is written under another name, and renamed once it is on the disk.
+A checkpoint is written to a temporary folder, which gets its final name once all files are on the disk.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ from study.workloads import sources
 
 
 class RankState(Facts):
-    """What a rank has beside the engine's state."""
+    """The state of one rank that the engine does not save."""
 
     random: dict[str, str]  # device -> state of torch's generator, as hexadecimal digits
     observed: Observed
 
 
 class Checkpoints:
-    """Writes a run's checkpoints, and loads the one that it goes on from."""
+    """The checkpoints of one run: writes new ones, and loads the one that the run resumes from."""
 
     def __init__(self, built: Built, journal: Journal) -> None:
         self._built = built
@@ -67,7 +67,7 @@ class Checkpoints:
         )
 
     def check(self) -> None:
-        """Raise Refusal where the text or the initial weights are not those of the checkpoint to go on from."""
+        """Raise Refusal if the run has other data or other initial weights than the checkpoint that it resumes from."""
         built, checkpoint = self._built, self._built.checkpoint
         if checkpoint is None:
             return
@@ -87,9 +87,10 @@ class Checkpoints:
         return Progress.model_validate_json((folder / "progress.json").read_bytes())
 
     def load(self) -> int:
-        """Load the checkpoint that the run goes on from; return the steps that are done, 0 without one. Collective.
+        """Load the checkpoint that the run resumes from and return its step, or 0 if there is none.
 
-        To be called once the first batch is drawn, which takes random numbers.
+        Call this after the first batch has been drawn, because drawing it uses random numbers. Collective: every rank
+        must call this.
         """
         built, checkpoint = self._built, self._built.checkpoint
         if checkpoint is None:
@@ -130,7 +131,10 @@ class Checkpoints:
         return manifest.step
 
     def write_where_due(self, step: int) -> None:
-        """Write a checkpoint after every so many steps, and after the last. Collective."""
+        """Write a checkpoint if one is due after this step: every --checkpoint-every steps, and after the last step.
+
+        Collective: every rank must call this.
+        """
         config = self._built.run.config
         is_due = self._every is not None and step % self._every == 0
         if is_due or (step == config.num_steps and (self._every is not None or config.save_model)):
@@ -193,9 +197,10 @@ class Checkpoints:
         sources.load_tokenizer(built.run.config).save_pretrained(folder)
 
     def export(self) -> None:
-        """Write the model of the last step's checkpoint to model/; where none was asked for, that goes. On rank 0.
+        """Write the model of the last step's checkpoint to model/. Only rank 0 calls this.
 
-        Raises Failed where it cannot be written; the checkpoint stays then.
+        If the run did not request checkpoints, they are deleted afterwards. Raises Failed if the model cannot be
+        written; the checkpoint is kept in that case.
         """
         from study.training import export
 
@@ -211,7 +216,11 @@ class Checkpoints:
                 files.remove_empty([run.checkpoints_folder])
 
     def _digests(self, folder: Path) -> dict[str, tuple[int, str]]:
-        """Size and digest of every file, once it is on the disk; each rank takes its share. Collective."""
+        """Return the size in bytes and the SHA-256 digest of every file in a folder, once the files are on the disk.
+
+        The ranks divide the files among themselves. Raises Failed if the ranks do not see the same files. Collective:
+        every rank must call this.
+        """
         accelerator = self._built.accelerator
         names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
         mine = {}
@@ -234,5 +243,8 @@ class Checkpoints:
 
 
 def _generator_module(device: str) -> Any:
-    """Where the state of torch's generator for a kind of device is read and set: this process's own GPU."""
+    """Return the torch module that reads and sets the random state of a kind of device.
+
+    For "cuda", it is the current GPU's.
+    """
     return torch.cuda if device == "cuda" else torch

@@ -1,4 +1,4 @@
-"""Counters of the kernel and of NVML: processor time of others, bytes of a machine's interfaces, a GPU's energy."""
+"""Read counters of the kernel and of NVML: processor time, bytes of the network interfaces, and the energy of a GPU."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STAT = Path("/proc/stat")
 
 
 class CounterReading(NamedTuple):
-    """What these processors had done until a moment, in seconds."""
+    """The processor time, in seconds, that the processors of this process have counted up to one moment."""
 
     at: float
     busy: float  # of all processes; waiting for a disk is not
@@ -44,15 +44,17 @@ def moment() -> CounterReading:
 
 
 def own_seconds() -> float:
-    """Processor seconds of this process and its threads, and of its children that have ended."""
+    """Return the processor seconds of this process with all its threads, and of its child processes that have ended."""
     times = os.times()
     return times.user + times.system + times.children_user + times.children_system
 
 
 def between(first: CounterReading, last: CounterReading, own: float) -> Load:
-    """The load between two moments, in which the run's processes on this box took `own` seconds.
+    """Return the processor load between two readings.
 
-    Of processors of which a control group leaves the run a part, others may have the rest.
+    `own` is the processor time in seconds that the run's processes on this machine used. If a control group limits the
+    run to a part of its processors' time, other processes may use the rest without slowing the run. This rest is not
+    counted as their load.
     """
     seconds, allowed = last.at - first.at, len(this_machine.allowed_processors())
     usable = min(allowed, this_machine.quota() or allowed)
@@ -70,9 +72,10 @@ Counters = dict[str, tuple[int, int]]  # of an interface -> bytes sent and recei
 
 
 class Traffic:
-    """Counts from the start of the first steady step to the start of the last: whole steps, with what is between them.
+    """The network traffic from the start of the first steady step to the start of the last step.
 
-    An edge of a step would not do: a rank may have received all that it needs while its own bytes are still queued.
+    The count covers whole steps and the time between them. Counting at the end of a step would be wrong: a rank may
+    have received all that it needs while its own bytes are still queued.
     """
 
     def __init__(self, first_step: int) -> None:
@@ -81,13 +84,13 @@ class Traffic:
         self._last: tuple[int, Counters] | None = None
 
     def begin_step(self, number: int, nth: int) -> None:
-        """Note that a step begins, the nth of this process."""
+        """Read the counters at the start of a step. `nth` counts the steps of this process from 1."""
         if nth >= self._from:
             self._last = (number, _counters())
             self._first = self._first or self._last
 
     def network(self) -> Network | None:
-        """What was carried; None: there was no whole step."""
+        """Return the traffic that was counted. None if there was no complete step."""
         if self._first is None or self._last is None or self._first[0] == self._last[0]:
             return None
         (first_step, before), (last_step, after) = self._first, self._last
@@ -104,13 +107,16 @@ class Traffic:
 
 
 def _counters() -> Counters:
-    """Bytes sent and received by each interface since the machine has it; the loopback is left out."""
+    """Return the bytes that each interface has sent and received so far. The loopback interface is left out."""
     each = psutil.net_io_counters(pernic=True, nowrap=False)
     return {name: (count.bytes_sent, count.bytes_recv) for name, count in each.items() if name != "lo"}
 
 
 def _rate(interfaces: Container[str]) -> int | None:
-    """The least to which a bucket of tokens holds one of them, bits per second; None: to none, or it is not known."""
+    """Return the lowest rate limit of these interfaces in bits per second, as set by a token bucket filter (tc).
+
+    None if there is no limit, or if it is unknown.
+    """
     try:
         shown = json.loads(machine.said("tc", "-j", "qdisc", "show") or "[]")
     except ValueError:
@@ -120,9 +126,11 @@ def _rate(interfaces: Container[str]) -> int | None:
 
 
 def energy_joules(device: torch.device) -> float | None:
-    """Joules that the whole GPU has used since its driver was loaded (NVML); None where there is no such counter.
+    """Return the energy in joules that the whole GPU has used since its driver was loaded.
 
-    To be read before and after what is measured. Other processes on the same GPU count too.
+    None if NVML has no such counter.
+
+    Read it before and after the measured work, and subtract. Other processes on the same GPU are included.
     """
     if device.type != "cuda":
         return None

@@ -1,8 +1,11 @@
-"""Save and restore what an engine needs to resume exactly where another process stopped, including two gaps.
+"""Save and restore the state that an engine needs to resume exactly where another process stopped.
 
-According to its sources, DeepSpeed 0.19.8 does not save the moments that were swapped under NVMe offload, nor the
-states of groups that are too small to be swapped. Its Adam for CPUs, resumed at step k, computes the powers of beta
-with `pow`, where an uninterrupted run multiplies them step by step, which differs in the last bit.
+Two gaps of DeepSpeed 0.19.8, found in its source code, are closed here.
+
+* Under NVMe offload, DeepSpeed saves neither the moments that were swapped nor the states of the groups that are too
+  small to be swapped.
+* When DeepSpeed's CPU Adam resumes at step k, it computes the powers of beta with `pow`. A run without interruption
+  multiplies them step by step, which differs in the last bit.
 """
 
 from __future__ import annotations
@@ -30,9 +33,10 @@ STATES = "pytorch_model"  # DeepSpeed's folder, as accelerate names it
 
 
 def kind_of(run: Run) -> str:
-    """Name how a run's engine lays its states out: `plain`, `fsdp`, `zero3 offload` ...
+    """Return the name of the layout of the engine's saved states, such as `plain`, `fsdp` or `zero3 offload`.
 
-    Between two runs of one kind they can be laid out anew for other ranks, but for `subgroups`.
+    Two runs with the same layout can use each other's states, even with different numbers of ranks. The exception is
+    `subgroups`.
     """
     strategy = run.strategy
     if strategy.offloads_to_nvme:
@@ -44,12 +48,12 @@ def kind_of(run: Run) -> str:
 
 
 def is_universal(kind: str) -> bool:
-    """Whether other ranks take such states by way of DeepSpeed's universal checkpoint."""
+    """Return whether another number of ranks can load this layout, through DeepSpeed's universal checkpoint."""
     return kind.startswith(("zero1-2", "zero3"))
 
 
 def save(accelerator: Accelerator, model: Any, optimizer: Any, run: Run, folder: Path) -> None:
-    """Write model and optimizer into a folder. Collective."""
+    """Write the states of model and optimizer to a folder. Collective: every rank must call this."""
     if kind_of(run) == "subgroups":
         _save_subgroups(model, model.optimizer, folder, accelerator)
     else:
@@ -57,9 +61,10 @@ def save(accelerator: Accelerator, model: Any, optimizer: Any, run: Run, folder:
 
 
 def load(accelerator: Accelerator, model: Any, optimizer: Any, run: Run, folder: Path, step: int, anew: bool) -> None:
-    """Read model and optimizer from a folder, into an engine that has not stepped. Collective.
+    """Load the states of model and optimizer from a folder into an engine that has not made a step.
 
-    `anew`: they are another run's, perhaps of other ranks.
+    `anew` is True if the states belong to another run, which may have had other ranks. Collective: every rank must call
+    this.
     """
     if kind_of(run) == "subgroups":
         _load_subgroups(model.optimizer, folder, accelerator)
@@ -89,12 +94,12 @@ def load(accelerator: Accelerator, model: Any, optimizer: Any, run: Run, folder:
 
 
 def expect_universal(accelerator: Accelerator) -> None:
-    """Tell DeepSpeed, before it builds its engine, that it will load a universal checkpoint."""
+    """Make DeepSpeed expect a universal checkpoint. Call this before DeepSpeed builds its engine."""
     accelerator.state.deepspeed_plugin.deepspeed_config["checkpoint"] = {"load_universal": True}
 
 
 def _make_universal(folder: Path, target: Path) -> None:
-    """Convert a checkpoint of DeepSpeed's stages to its universal format, in this process; it prints as it goes."""
+    """Convert a checkpoint of a ZeRO stage to DeepSpeed's universal format. The converter's output is not printed."""
     from deepspeed.checkpoint import ds_to_universal
 
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -112,7 +117,10 @@ def _make_universal(folder: Path, target: Path) -> None:
 
 
 def _count_to(step: int, adam: Any) -> None:
-    """Let DeepSpeed's Adam on the CPU count its steps from 1 on, as it did, on one number that nobody needs."""
+    """Advance the step counter of DeepSpeed's CPU Adam from 1 to `step`, by updates of a dummy parameter.
+
+    The counter then has exactly the state that it has in a run without interruption.
+    """
     group = adam.param_groups[0]
     number, gradient, first, second = (torch.zeros(1) for _ in range(4))
     for n in range(1, step + 1):
@@ -124,7 +132,7 @@ def _count_to(step: int, adam: Any) -> None:
 
 
 def _save_subgroups(engine: Any, optimizer: Any, folder: Path, accelerator: Accelerator) -> None:
-    """Write masters and moments of every sub-group of this rank, and which parameters a group is made of."""
+    """Write the master weights and moments of each of this rank's sub-groups, and the parameters in each sub-group."""
     folder.mkdir(parents=True, exist_ok=True)
     for index, master in enumerate(optimizer.fp32_partitioned_groups_flat):
         with _in_memory(optimizer, index):
@@ -161,7 +169,7 @@ def _load_subgroups(optimizer: Any, folder: Path, accelerator: Accelerator) -> N
 
 @contextmanager
 def _in_memory(optimizer: Any, index: int) -> Iterator[None]:
-    """Have a sub-group's states in memory inside a `with` block; they are not written back."""
+    """Load a sub-group's states into memory for the `with` block. Changes to them are not written back."""
     if not optimizer._swappable_optimizer_subgroup(index):
         yield
         return

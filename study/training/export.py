@@ -1,6 +1,6 @@
-"""Export the model of a run from a checkpoint: unsharded and in fp32, for `from_pretrained` on any machine.
+"""Export the model of a run from a checkpoint, unsharded and in fp32, for `from_pretrained` on any machine.
 
-Every engine lays out its state in another way. To put it together again, neither the engine nor a GPU is needed.
+Every engine has a different layout for its states. Reading them needs neither the engine nor a GPU.
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ if TYPE_CHECKING:
 
 
 def export(checkpoint: Checkpoint, folder: Path) -> PreTrainedModel:
-    """Write a checkpoint's model, with its tokenizer, into a folder; return it. Raises Refusal where that is there."""
+    """Write the model of a checkpoint and its tokenizer to a folder, and return the model.
+
+    Raises Refusal if the folder exists already, or if the checkpoint contains another model.
+    """
     import transformers
 
     if folder.exists():
@@ -55,7 +58,10 @@ def export(checkpoint: Checkpoint, folder: Path) -> PreTrainedModel:
 
 
 def read_parameters(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
-    """The parameters of the unsharded model, in fp32 the masters where the engine has any: name -> tensor."""
+    """Return the parameters of the unsharded model as fp32: name -> tensor.
+
+    They are the master weights if the engine has any.
+    """
     readers = {"plain": _plain, "fsdp": _fsdp, "zero": _deepspeed, "subgroups": _subgroups}
     reader = next(reader for kind, reader in readers.items() if checkpoint.manifest.engine.startswith(kind))
     state = reader(checkpoint.folder / ENGINE)
@@ -86,7 +92,10 @@ def _deepspeed(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def _subgroups(folder: Path) -> dict[str, torch.Tensor]:
-    """Of every sub-group, what the ranks have of each parameter, put together in their order."""
+    """Return the whole parameters of a checkpoint that has states per sub-group: name -> tensor.
+
+    The parts of each parameter are joined in the order of the ranks.
+    """
     parameters = {}
     for index, group in enumerate(json.loads((folder / LAYOUT).read_text())):
         ranks = sorted(
@@ -107,7 +116,7 @@ def _subgroups(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def check(model: PreTrainedModel, checkpoint: Checkpoint, data_dir: Path | None) -> str:
-    """Evaluate an exported model on the run's held-out examples, and say its loss beside the run's own."""
+    """Return a text that compares the exported model's loss on the held-out examples with the loss of the run."""
     own = next((line["loss"] for line in _evaluations(checkpoint) if line["step"] == checkpoint.manifest.step), None)
     comparison = "the run recorded none at this step" if own is None else f"the run recorded {own:.6f}"
     try:
@@ -122,7 +131,10 @@ def _evaluations(checkpoint: Checkpoint) -> list[dict[str, Any]]:
 
 
 def held_out_loss(model: PreTrainedModel, checkpoint: Checkpoint, data_dir: Path | None) -> float:
-    """Evaluate an exported model on the run's held-out examples, in fp32. Raises Refusal where they are not there."""
+    """Return the loss of an exported model on the run's held-out examples, in fp32.
+
+    Raises Refusal if the examples are not available.
+    """
     config = build_config(**{**checkpoint.manifest.identity.config, "data_dir": data_dir})  # whose texts are there now
     workload = WORKLOADS[config.workload]
     splits: Splits = workload.load(config)
@@ -136,7 +148,12 @@ def held_out_loss(model: PreTrainedModel, checkpoint: Checkpoint, data_dir: Path
 
 
 def newest(folder: Path) -> Checkpoint:
-    """The newest whole checkpoint of a run directory, or the one that a folder is. Raises Refusal without one."""
+    """Return the newest complete checkpoint of a run directory.
+
+    If `folder` is itself a checkpoint, that one is returned.
+
+    Raises Refusal if there is none.
+    """
     if (folder / manifest.MANIFEST).exists():
         return manifest.whole(folder)
     for path in reversed(manifest.in_order(folder / "checkpoints")):

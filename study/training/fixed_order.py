@@ -1,19 +1,21 @@
-"""Fix the order of additions and the kernels, so that strategies with the same arithmetic train the same bits.
+"""Fix the order of additions and the kernels, so that strategies with the same arithmetic train bit-identical weights.
 
-A sum of floating-point numbers depends on the order of its terms. Engines add in different orders, and some of them
-compute a few elements by another kernel. Each pin takes one such difference away. `--fixed-order all` sets every pin,
-`--fixed-order optimizer,norm` sets two. No pin replaces what an engine does with gradients: the order of a sum over
-ranks is fixed beneath the engine, in torch.distributed, and the engine still decides what is sent, and what is
-divided, sliced and kept.
+The result of a floating-point sum depends on the order of its terms. Engines add in different orders, and some of them
+compute a few elements with another kernel. Each pin removes one such difference. `--fixed-order all` sets every pin,
+and `--fixed-order optimizer,norm` sets two of them. No pin replaces an engine's treatment of gradients: the pin
+"collectives" changes torch.distributed below the engine. The engine still decides what is sent, divided, sliced and
+kept.
 
-optimizer    AdamW tensor by tensor, with torch's basic operations. torch's fused AdamW rounds the last elements of a
-             tensor, which fill no vector register, in another way, and a flat partition of ZeRO's ends elsewhere than
-             a parameter does. Under offload to the host it stands in for DeepSpeed's own CPU Adam.
-linear       torch's linear layer under stage 3, in place of DeepSpeed's, which adds the bias in its own operation.
-grouping     Every module's tensors pass through a node that does nothing, as stage 3 puts it around modules for its
-             hooks. Where a tensor is used several times, autograd then groups the terms of its gradient in one way.
-norm         The global gradient norm is summed in fp64 and rounded to fp32 once, over the gradients as the engine
-             holds them. The engine still computes its own, which may differ from this one by rounding alone.
+optimizer    AdamW updates tensor by tensor, with torch's basic operations. torch's fused AdamW rounds the last
+             elements of a tensor, which do not fill a vector register, in another way. A flat partition of ZeRO ends
+             at other elements than a parameter does. With optimizer offload to the host, this AdamW also replaces
+             DeepSpeed's CPU Adam.
+linear       Stage 3 uses torch's linear layer instead of DeepSpeed's, which adds the bias in a separate operation.
+grouping     The tensors of every module pass through an autograd node that does nothing. Stage 3 inserts such nodes
+             for its hooks. If a tensor is used several times, autograd then groups the terms of its gradient in the
+             same way under every strategy.
+norm         The squares of the engine's gradients are summed in fp64, and the global norm is rounded to fp32 once. The
+             engine still computes its own norm, which may differ from this one only by rounding.
 collectives  Sums over ranks are added in the order of the ranks.
 """
 
@@ -44,7 +46,7 @@ def pins(config: RunConfig) -> frozenset[str]:
 
 
 class _Done:
-    """The handle of a collective that has ended."""
+    """The handle of a collective operation that has already ended."""
 
     def wait(self, *_: Any) -> bool:
         return True
@@ -54,7 +56,7 @@ class _Done:
 
 
 def sum_in_rank_order(pieces: Iterable[torch.Tensor]) -> torch.Tensor:
-    """Add tensors one after another, the first rank's first."""
+    """Return the sum of the tensors, added one after another, starting with the first rank's."""
     first, *parts = pieces
     total = first.clone()
     for piece in parts:
@@ -63,9 +65,11 @@ def sum_in_rank_order(pieces: Iterable[torch.Tensor]) -> torch.Tensor:
 
 
 def fix_collectives() -> None:
-    """Let every sum of torch.distributed over ranks be added in rank order. To be called before an engine is built.
+    """Make every floating-point sum over ranks in torch.distributed add in rank order.
 
-    What DDP sums inside C++ does not pass here; `fix_ddp` does the same for it.
+    Call this before building an engine.
+
+    DDP sums in C++, which this does not change. `fix_ddp` does the same for DDP.
     """
     originals = {name: getattr(dist, name) for name in ("all_reduce", "reduce", "reduce_scatter_single")}
 
@@ -113,7 +117,10 @@ def fix_collectives() -> None:
 
 
 def fix_ddp(model: torch.nn.parallel.DistributedDataParallel) -> None:
-    """Let DDP's buckets be summed in rank order. DDP multiplies by 1 / ranks before it sums, and so does this."""
+    """Make DDP sum its buckets in rank order.
+
+    As in DDP itself, gradients are divided by the number of ranks before the sum.
+    """
 
     def hook(state: None, bucket: Any) -> torch.futures.Future[torch.Tensor]:
         del state
@@ -132,7 +139,7 @@ def fix_ddp(model: torch.nn.parallel.DistributedDataParallel) -> None:
 
 
 class _Nothing(torch.autograd.Function):
-    """A node of autograd's graph that returns what it is given, in both directions."""
+    """An autograd node that returns its input unchanged, in the forward and in the backward pass."""
 
     @staticmethod
     def forward(tensor: torch.Tensor) -> torch.Tensor:
@@ -148,7 +155,10 @@ class _Nothing(torch.autograd.Function):
 
 
 def _through_nothing(value: Any) -> Any:
-    """Pass the tensors in a value through such a node: as DeepSpeed goes through inputs and outputs of modules."""
+    """Pass the floating-point tensors in a value through `_Nothing`.
+
+    Tuples, lists and dicts are searched, as DeepSpeed searches the inputs and outputs of modules.
+    """
     if isinstance(value, torch.Tensor):
         return _Nothing.apply(value) if value.is_floating_point() else value  # type: ignore[no-untyped-call]
     if isinstance(value, tuple | list):
@@ -161,7 +171,10 @@ def _through_nothing(value: Any) -> Any:
 
 
 def fix_grouping(model: torch.nn.Module) -> None:
-    """Put such nodes around every module of a model that is not stage 3's, which has them."""
+    """Pass the inputs and outputs of every module through `_Nothing`.
+
+    Do not use it for stage 3, which has such nodes itself.
+    """
     for module in model.modules():
         module.register_forward_pre_hook(lambda _module, given: _through_nothing(given))
         module.register_forward_hook(lambda _module, _given, returned: _through_nothing(returned))
@@ -171,9 +184,11 @@ def fix_grouping(model: torch.nn.Module) -> None:
 
 
 def exact_norm(pieces: Iterable[torch.Tensor], group: Any = None, is_sharded: bool = True) -> torch.Tensor:
-    """Return the 2-norm of all ranks' pieces together: squares are summed in fp64, and rounded once, to fp32.
+    """Return the 2-norm of the pieces of all ranks together.
 
-    Where the pieces are fp64, nothing is rounded. Collective, if they are sharded.
+    The squares are summed in fp64, and the norm is rounded to fp32.
+
+    If the pieces are fp64, the norm stays fp64. If they are sharded, the call is collective: every rank must make it.
     """
     pieces = list(pieces)
     square = torch.zeros((), dtype=torch.float64, device=pieces[0].device)
@@ -185,9 +200,9 @@ def exact_norm(pieces: Iterable[torch.Tensor], group: Any = None, is_sharded: bo
 
 
 def fix_norm_of_zero(optimizer: Any, stage: int) -> None:
-    """Let stages 1 to 3 clip by the exact norm of the gradients that they hold, and report that one.
+    """Make ZeRO stages 1 to 3 clip by the exact norm of their gradients, and report that norm.
 
-    Raises Failed, as it steps, if the engine's own norm is not near it.
+    The optimizer's step raises Failed if the engine's own norm differs from it by more than NORM_TOLERANCE.
     """
     name = "_get_norm_groups" if stage == 3 else "scaled_global_norm"
     compute, clip = getattr(optimizer, name), optimizer.unscale_and_clip_grads
@@ -210,7 +225,7 @@ def fix_norm_of_zero(optimizer: Any, stage: int) -> None:
 
 
 def _gradients_held(optimizer: Any, stage: int) -> list[torch.Tensor]:
-    """List the gradients that this rank's partition has as a step begins; padding is zeros."""
+    """Return the gradients in this rank's partition at the start of an optimizer step. Padding elements are zero."""
     if getattr(optimizer, "offload_optimizer" if stage == 3 else "cpu_offload"):
         masters = optimizer.fp32_partitioned_groups_flat if stage == 3 else optimizer.single_partition_of_fp32_groups
         return [master.grad for master in masters]
@@ -226,19 +241,22 @@ def _check_norm(own: float, exact: float) -> None:
 
 
 def before_engine(config: RunConfig) -> None:
-    """Set the pins that have to be there before an engine is built."""
+    """Set the pins that must be set before an engine is built."""
     if "collectives" in pins(config):
         fix_collectives()
 
 
 def before_prepare(model: torch.nn.Module, config: RunConfig, stage: int | None) -> None:
-    """Set the pins of a model that no engine has wrapped yet."""
+    """Set the pins of a model that is not yet wrapped by an engine."""
     if "grouping" in pins(config) and stage != 3:
         fix_grouping(model)
 
 
 def after_prepare(model: Any, optimizer: Any, config: RunConfig, stage: int | None) -> None:
-    """Set the pins of what `prepare` has built: `optimizer` is the engine's."""
+    """Set the pins of the model and optimizer that accelerate's `prepare` has returned.
+
+    `optimizer` is the engine's own optimizer.
+    """
     if "collectives" in pins(config) and isinstance(model, torch.nn.parallel.DistributedDataParallel):
         fix_ddp(model)
     if "norm" in pins(config) and stage:

@@ -1,4 +1,4 @@
-"""Keep what a run reports. On rank 0 it becomes steps.jsonl and record.json, however the run ends."""
+"""Collect the results of a run. Rank 0 writes them to steps.jsonl and record.json, however the run ends."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ SMALLEST_SWAP_BYTES = 1 << 20
 
 
 class Progress(schema.Facts):
-    """What a run has told until a checkpoint."""
+    """The results of a run up to a checkpoint."""
 
     steps: list[dict[str, Any]]  # as in steps.jsonl
     evaluation: list[dict[str, float | None]]
@@ -51,7 +51,7 @@ class Progress(schema.Facts):
 
 
 class Journal:
-    """What a run has to tell so far; on rank 0 it becomes steps.jsonl and record.json, however the run ends."""
+    """The results of a run so far. Rank 0 writes them to steps.jsonl and record.json, however the run ends."""
 
     def __init__(self, run: Run, store: Store | None = None) -> None:
         self.run = run
@@ -87,7 +87,10 @@ class Journal:
         }
 
     def open(self, built: Built) -> None:
-        """Begin the run directory, once the proof holds."""
+        """Create the files of the run directory. Call this after the strategy has been verified.
+
+        Raises Refusal if another run has started in the folder.
+        """
         from study.training import weights
         from study.training.observer import Observer
         from study.workloads import sources
@@ -138,7 +141,7 @@ class Journal:
             (self.run.folder / "record.json").unlink(missing_ok=True)
 
     def go_on(self, progress: Progress) -> None:
-        """Take over what the process before this one had to tell."""
+        """Continue with the results of the process that wrote the checkpoint."""
         self.lines, self.evaluation = progress.steps, progress.evaluation
         self._started -= progress.wall_seconds
         self._facts |= {"resumed_at": progress.resumed_at, "continues": progress.continues}
@@ -147,17 +150,20 @@ class Journal:
 
     @property
     def elapsed_seconds(self) -> float:
-        """Seconds of training until the last step, in all processes that took some; 0 before the first."""
+        """Seconds of training up to the last step, summed over all processes of a resumed run.
+
+        It is 0 before the first step.
+        """
         return self.lines[-1]["elapsed_seconds"] if self.lines else 0.0
 
     @property
     def code(self) -> schema.Code:
-        """The code and the processor of this process. On rank 0."""
+        """The version of the code and the processor of this process. Only rank 0 has it."""
         code: schema.Code = self._facts["code"][-1]
         return code
 
     def progress(self) -> Progress:
-        """What another process needs to go on from here."""
+        """Return the results that another process needs to resume the run from here."""
         return Progress(
             steps=self.lines,
             evaluation=self.evaluation,
@@ -170,9 +176,10 @@ class Journal:
         )
 
     def add(self, line: dict[str, Any]) -> None:
-        """Append one step. Raises Failed where it is not one of a run that trains; all ranks see the same line.
+        """Append the results of one step. All ranks pass the same line.
 
-        Raises OutputFailed where the run's folder was removed, or its disk takes nothing more.
+        Raises Failed if the loss is not finite, or if the gradient norm is zero or not finite. Raises OutputFailed if
+        the run directory was removed or cannot be written to.
         """
         if self._is_removed():
             raise rank_failures.removed_folder(self.run.own_folder)
@@ -187,7 +194,10 @@ class Journal:
         self._accelerator.log({k: v for k, v in finite.items() if v is not None}, step=line["step"])
 
     def _append(self, lines: list[dict[str, Any]]) -> None:
-        """Write whole lines or none, on rank 0. Raises OutputFailed."""
+        """Write complete lines to steps.jsonl on rank 0. Raises OutputFailed if the disk cannot take all of them.
+
+        In that case none of the lines remains in the file.
+        """
         if self._file is None:
             return
         whole = self._file.tell()
@@ -205,18 +215,24 @@ class Journal:
         return self._folder is not None and files.is_removed(self._folder, *handles)
 
     def add_evaluation(self, step: int, result: dict[str, float]) -> None:
-        """Append one evaluation. Raises Failed where its loss is no number; a perplexity may be too large for one."""
+        """Append the results of one evaluation. Raises Failed if the loss is not finite.
+
+        Other metrics that are not finite become None, for instance a perplexity that is too large.
+        """
         finite = {name: value if math.isfinite(value) else None for name, value in result.items()}
         self.evaluation.append({"step": step, **finite})
         if finite["loss"] is None:
             raise Failed(f"step {step}: the evaluation loss is {result['loss']}")
 
     def total(self, name: Literal["tokens", "samples"]) -> int:
-        """Return the sum of a whole number over all steps."""
+        """Return the sum of one field over all steps."""
         return sum(line[name] for line in self.lines)
 
     def other_machines(self) -> list[dict[str, Any]] | None:
-        """Describe the machines that rank 0 is not on, in their order; None where there is none. Collective."""
+        """Return the descriptions of all machines except that of rank 0, in the order of the machines.
+
+        None if there is only one machine. Collective: every rank must call this.
+        """
         if self.run.num_machines == 1:
             return None
         from accelerate.utils import gather_object
@@ -248,9 +264,10 @@ class Journal:
         )
 
     def fail(self, error: BaseException) -> BaseException:
-        """Record a run that did not end well; return the error, or what stands behind it.
+        """Record a run that failed, and return the error that caused the failure.
 
-        Rank-local: nothing here waits for another rank, but for some seconds.
+        The returned error differs from `error` if its cause is known to be another one, such as a full disk or a
+        missing rank. This is not collective: it waits only a few seconds for reports of other ranks.
         """
         # The launcher ends every rank as soon as one has ended; what there is to tell is told all the same.
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -275,7 +292,10 @@ class Journal:
         return error
 
     def _with_others(self, error: BaseException, at: float) -> BaseException:
-        """Tell the other ranks; return the error, or what all know together. Raises OSError of a full disk."""
+        """Report the error to the other ranks, and return the cause that the reports of all ranks show together.
+
+        Raises OSError if the report cannot be written, for instance because the disk is full.
+        """
         several = self.run.num_machines > 1
         if self.rank or several or isinstance(error, Stalled):
             self._reports.post(self.rank, self._own(error, at))
@@ -292,12 +312,15 @@ class Journal:
         return error
 
     def _own(self, error: BaseException, at: float) -> dict[str, Any]:
-        """What this rank reports of its end."""
+        """Return this rank's report of its failure."""
         message = files.redact_paths(f"{type(error).__name__}: {error}"[:2000])
         return {"at": at, "status": _status(error), "step": self.step, "error": message}
 
     def _record(self, own: dict[str, Any]) -> None:
-        """Write the record, by the rank that failed first; this one may only have lost its peer."""
+        """Write the record with the failure of the rank that failed first.
+
+        The error of this rank may only be a consequence.
+        """
         time.sleep(2 if self._facts["world_size"] > 1 else 0)
         reports = self._reports.read().values()
         # Of those that waited in vain, this one has gathered who they are.
@@ -307,7 +330,10 @@ class Journal:
         self._reports.remove()
 
     def discard(self) -> None:
-        """Remove what a refused run left, on the first rank of each machine; what was there before stays."""
+        """Remove the files of a refused run. Files that existed before the run are kept.
+
+        Only the first rank of each machine removes files.
+        """
         if not self.run.is_first_of_machine(self.rank) or not self.run.folder.exists():
             return
         self.run.remove_scratch()
@@ -315,7 +341,7 @@ class Journal:
 
 
 def _failure(report: Mapping[str, Any]) -> schema.Failure:
-    """What a record says of the rank that failed first."""
+    """Return the record's description of the failure, from the report of the rank that failed first."""
     memory = memory_of(report["error"]) if report["status"] == "out_of_memory" else None
     return schema.Failure(step=report["step"], error=report["error"], memory=memory)
 
@@ -337,9 +363,12 @@ def _status(error: BaseException) -> str:
 def digests_of_files(
     folder: Path, lines: list[dict[str, Any]], configuration: dict[str, Any] | None, is_result: bool
 ) -> dict[str, str | None]:
-    """Return the digests by which a record names its steps and its configuration; None: not there.
+    """Return the SHA-256 digests of steps.jsonl and config.json for the record.
 
-    `lines` and `configuration` are what this run wrote. Raises Failed where the files of a result are others.
+    A digest is None if the file is missing.
+
+    `lines` and `configuration` are the content that this run wrote. If `is_result`, Failed is raised if the files
+    contain something else.
     """
     steps, config = _content(folder / "steps.jsonl"), _content(folder / "config.json")
     if is_result:
@@ -356,13 +385,16 @@ def digests_of_files(
 
 
 def _further_steps(folder: Path, num_known: int) -> list[dict[str, Any]]:
-    """The steps in the file, in whole lines, beyond those that are known."""
+    """Return the complete lines of steps.jsonl that follow the first `num_known` lines."""
     lines = (_content(folder / "steps.jsonl") or b"").splitlines(keepends=True)[num_known:]
     return [json.loads(line) for line in lines if line.endswith(b"\n")]
 
 
 def _is_of_another_run(folder: Path, configuration: dict[str, Any] | None) -> bool:
-    """Say whether another run has written its configuration over this run's; None: this one wrote none."""
+    """Return whether another run has replaced this run's config.json.
+
+    False if this run wrote none (`configuration` is None).
+    """
     content: Any = None
     with suppress(ValueError):
         content = json.loads(_content(folder / "config.json") or b"null")
@@ -376,7 +408,7 @@ def _content(path: Path) -> bytes | None:
 
 
 def _check(path: Path, content: bytes | None, written: list[Any]) -> None:
-    """Raise Failed unless a file of one or more JSON values holds what was written."""
+    """Raise Failed unless a file contains the JSON values that this run wrote."""
     if content is None:
         raise Failed(f"{path}: not there any more, though this run wrote it; something else has removed it")
     try:

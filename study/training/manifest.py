@@ -1,11 +1,12 @@
-"""Find the complete checkpoints of a run by their manifests, and the one to resume from.
+"""Find the complete checkpoints of a run by their manifests, and choose the one to resume from.
 
-A checkpoint is a folder: the engine's state of model and optimizer, the progress of the run, the random state of each
-rank, and finally a manifest with the digest of every other file. A folder without a manifest, or with another digest,
-is no checkpoint.
+A checkpoint is a folder with the engine's state of model and optimizer, the results of the run so far, and the random
+state of each rank. Its manifest is written last and has the digest of every other file. A folder without a manifest, or
+with a file whose digest differs, is not a checkpoint.
 
-Engines use pickle, and loading a pickle runs the code in it. Digests detect damage and mistakes, not malice: `auto`
-loads only from the run's own folder, and `--resume PATH` trusts PATH as one trusts a program.
+Engines use pickle, and loading a pickle runs the code in it. The digests detect damage and mistakes, but not
+manipulation. `--resume auto` loads only from the run's own folder. Use `--resume PATH` only with a folder that you
+trust as you trust a program.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ _NAME = re.compile(r"step-([0-9]{8,})")  # of a checkpoint's folder, as `folder_
 
 
 class Identity(Facts):
-    """Whose state a checkpoint is: what must be equal for another process to go on from it."""
+    """The settings that must be equal for another process to resume a checkpoint exactly."""
 
     strategy: str
     strategy_sha256: str  # of the strategy's file, with its JSON
@@ -53,7 +54,7 @@ class Identity(Facts):
 
 
 class Manifest(Facts):
-    """What a checkpoint is of, and every file in it."""
+    """The description of a checkpoint: which run and step it belongs to, and the digest of every file in it."""
 
     format_version: Literal[1] = 1
     run_id: str
@@ -68,7 +69,7 @@ class Manifest(Facts):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A whole checkpoint that a run is to go on from."""
+    """A complete checkpoint that a run can resume from."""
 
     folder: Path
     manifest: Manifest
@@ -94,25 +95,29 @@ def identity_of(run: Run) -> Identity:
 
 
 def folder_of(folder: Path, step: int) -> Path:
-    """Where a run's checkpoint of a step lies, or is to."""
+    """Return the folder of the checkpoint of a step, whether or not it exists."""
     return folder / f"step-{step:08d}"
 
 
 def in_order(folder: Path) -> list[Path]:
-    """What bears a checkpoint's name in a folder, the oldest first; what is named otherwise is nobody's."""
+    """Return the folders in `folder` that are named like a checkpoint, the oldest step first.
+
+    Other names are ignored.
+    """
     return sorted((path for path in folder.glob("step-*") if _NAME.fullmatch(path.name)), key=_step)
 
 
 def _step(folder: Path) -> int:
-    """The step that a checkpoint's name says."""
+    """Return the step number in the name of a checkpoint's folder."""
     return int(folder.name.removeprefix("step-"))
 
 
 def set_aside(folder: Path, resumed_step: int) -> None:
-    """Rename what was not taken, before the first one is written: another run's, or damaged.
+    """Rename the checkpoints of later steps than the resumed one. They are damaged or belong to another run.
 
-    It would be taken for this run's newest, and those that this run writes would be the old ones.
-    `resumed_step`: the step of the checkpoint that the run resumes from; 0: it resumes from none.
+    Without this, a later start would choose them as this run's newest checkpoints, and the run's own checkpoints would
+    be deleted as the oldest ones. `resumed_step` is the step of the checkpoint that the run resumed from, or 0 if it
+    did not resume.
     """
     for path in in_order(folder):
         if _step(path) > resumed_step:
@@ -124,14 +129,18 @@ def set_aside(folder: Path, resumed_step: int) -> None:
 
 
 def remove(folder: Path) -> None:
-    """Delete a checkpoint, or a file in its place; of a link the link alone. Raises OSError."""
+    """Delete a checkpoint's folder, or a file of that name. Only the link is deleted if it is a symbolic link.
+
+    Raises OSError if it cannot be deleted.
+    """
     shutil.rmtree(folder) if folder.is_dir() and not folder.is_symlink() else folder.unlink()
 
 
 def choose(run: Run, accelerator: Accelerator) -> Checkpoint | None:
-    """Return the checkpoint that a run goes on from; None: it begins anew. Collective.
+    """Return the checkpoint that a run resumes from. None if the run starts from the first step.
 
-    With `auto` each that does not do is named, and the one before it taken. Raises Refusal for a PATH that does not do.
+    With `--resume auto`, unusable checkpoints are printed and skipped. Raises Refusal if `--resume PATH` names an
+    unusable one. Collective: every rank must call this.
     """
     chosen: list[Any] = [None]
     if accelerator.is_main_process:
@@ -177,9 +186,10 @@ def _choose(run: Run) -> Checkpoint | None:
 
 
 def _say_what_rounds_otherwise(checkpoint: Checkpoint) -> None:
-    """Print that sums are rounded otherwise from here on, if the processor or its threads are others than before.
+    """Print a warning if the processor or the number of threads differs from that of the checkpoint.
 
-    A run on a GPU says it too: what it offloads is updated on the processor.
+    Sums are then rounded differently from here on. The warning also applies to a run on a GPU, because offloaded states
+    are updated on the processor.
     """
     before = (checkpoint.manifest.processor, checkpoint.manifest.num_threads)
     now = (machine.cpu_model(), torch.get_num_threads())
@@ -193,7 +203,10 @@ def _say_what_rounds_otherwise(checkpoint: Checkpoint) -> None:
 
 
 def _check_code(checkpoint: Checkpoint, run: Run) -> None:
-    """Refuse a checkpoint that other code has written, unless that is asked for: what it trained may be another run."""
+    """Raise Refusal if another version of the code wrote the checkpoint, unless --resume-with-other-code is given.
+
+    Another version may have trained something else.
+    """
     if checkpoint.manifest.code_sha256 != machine.code_sha256() and not run.config.resume_with_other_code:
         raise Refusal(
             f"{checkpoint.folder}: other code of the study has written it; go back to that, pass "
@@ -202,7 +215,10 @@ def _check_code(checkpoint: Checkpoint, run: Run) -> None:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Read what a checkpoint says it is. Raises Refusal where there is none, or a part of one."""
+    """Return the manifest of a checkpoint.
+
+    Raises Refusal if it is missing or incomplete, or if another version wrote it.
+    """
     if not (folder / MANIFEST).is_file():
         raise Refusal(f"{folder}: this is not a finished checkpoint, because it has no {MANIFEST}. Use another one")
     try:
@@ -215,7 +231,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def whole(folder: Path) -> Checkpoint:
-    """Read a checkpoint whose files are all as they were written. Raises Refusal for any other."""
+    """Return a checkpoint after verifying that none of its files has changed. Raises Refusal if one has."""
     manifest = read_manifest(folder)
     if _NAME.fullmatch(folder.name) and _step(folder) != manifest.step:
         raise Refusal(
@@ -240,10 +256,10 @@ def whole(folder: Path) -> Checkpoint:
 
 
 def _difference(manifest: Manifest, run: Run, is_named: bool = False) -> str | None:
-    """Say in what a checkpoint's run is not this one; None: it is.
+    """Return the first difference between a checkpoint's run and this run, as text. None if there is none.
 
-    One that is named may be of other ranks, another strategy and other libraries, where its engine's states can be
-    laid out anew.
+    `is_named` is True if the user chose the checkpoint with --resume PATH. Then ranks, strategy and libraries may
+    differ, provided that the engine's states can be converted.
     """
     theirs, ours = manifest.identity, identity_of(run)
     if is_named:

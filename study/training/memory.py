@@ -1,4 +1,4 @@
-"""Measure the memory of a rank: exact model states, peaks per phase, and traffic to the swap folder."""
+"""Measure the memory of a rank: exact model states, peaks per phase, and the traffic to the swap folder."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ from study.records.schema import ModelStateBytes, PeakMemory
 def model_state_bytes(
     model: Any, optimizer: Any, swap_folder: Path | None, bucket_bytes: int | None = None
 ) -> ModelStateBytes:
-    """Count the bytes of model states that this rank holds at this moment.
+    """Return the bytes of the model states that this rank holds now.
 
-    `bucket_bytes`: of DDP's buckets, as `BucketBytes` measured them; None: not DDP, or its buckets are not asked for.
+    `bucket_bytes` is the size of DDP's buckets, as measured by `BucketBytes`. None if the engine is not DDP, or if the
+    buckets were not measured.
     """
     return ModelStateBytes(
         **count_states(model, optimizer, bucket_bytes),
@@ -33,13 +34,13 @@ def model_state_bytes(
 
 
 def swap_traffic() -> tuple[int, int]:
-    """Bytes that this process has read from and written to disks so far, by the kernel's count (/proc/self/io)."""
+    """Return the bytes that this process has read from disks and written to disks so far (/proc/self/io)."""
     counters = psutil.Process().io_counters()
     return counters.read_bytes, counters.write_bytes
 
 
 def _live_tensor_bytes() -> int:
-    """Bytes of all CPU storages that Python can reach."""
+    """Return the bytes of all CPU storages that Python can reach."""
     gc.collect()
     counter = StorageCounter()
     # Exact types, because isinstance wakes lazy module proxies that gc also holds.
@@ -48,7 +49,7 @@ def _live_tensor_bytes() -> int:
 
 
 def _changes(trace: profile) -> list[int]:
-    """What a CPU's allocator gave out (positive) and took back (negative) while it was profiled, in bytes, in order."""
+    """Return the changes of allocated CPU memory in a profile, in bytes and in order. Releases are negative."""
     assert trace.kineto_results is not None  # of a profile that has ended
     events: list[Any] = trace.kineto_results.events()
     changes = (
@@ -60,11 +61,12 @@ def _changes(trace: profile) -> list[int]:
 
 
 class BucketBytes:
-    """Bytes that DDP's reducer allocates as it is built inside a `with` block: its buckets.
+    """The bytes of the gradient buckets that DDP's reducer allocates in a `with` block.
 
-    They are C++ tensors, which no tensor of Python's reaches. The whole of `prepare` cannot be measured so: gloo's
-    threads let go of what DDP broadcasts, and the profiler does not see it. A GPU's bytes are those requested, which
-    its allocator rounds up. In the second step DDP arranges its buckets anew, in as many bytes.
+    Python cannot reach the buckets, because they are C++ tensors. Only the reducer's construction is measured, and not
+    all of `prepare`: threads of gloo release DDP's broadcast tensors there, which the profiler does not see. On a GPU,
+    these are the requested bytes, before the allocator rounds them up. DDP rearranges its buckets in the second step,
+    but their total size stays the same.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -95,10 +97,12 @@ class BucketBytes:
 
 
 class CpuPeak:
-    """Peak bytes of live CPU tensors inside a `with` block: those before it, plus what the allocator reports.
+    """The peak bytes of live CPU tensors in a `with` block.
 
-    What a thread of gloo's is the last to let go of, no profiler reports: such bytes are alive to the end, here. So
-    `CollectiveProbe` waits for these threads, and `unreleased_bytes` says how much was missed nevertheless.
+    They are the bytes before the block plus the changes that the allocator reports in it. The profiler does not report
+    a release by a gloo thread. Such bytes count as alive until the end of the block, so the peak may be too large.
+    `CollectiveProbe` therefore waits for these threads. `unreleased_bytes` says how many bytes were missed
+    nevertheless.
     """
 
     def __init__(self) -> None:
@@ -121,9 +125,9 @@ class CpuPeak:
 
 
 class PhaseMemory:
-    """Peaks of this rank per phase: one phase begins where the one before it ends, and peaks are reset there.
+    """The memory peaks of this rank in each phase. A phase begins when the previous one ends, and resets the peaks.
 
-    A phase that is taken up again, after an evaluation between steps, keeps the larger of its peaks.
+    If a phase begins again, for instance after an evaluation between steps, the larger peak is kept.
     """
 
     def __init__(self, device: torch.device, enabled: bool) -> None:
@@ -135,7 +139,7 @@ class PhaseMemory:
         self._is_reset = False  # the peak of a process on a CPU, as the current phase began
 
     def begin(self, name: str | None) -> None:
-        """End the current phase and begin the next; None ends the last."""
+        """End the current phase and begin the phase `name`. None ends the last phase."""
         if not self._enabled:
             return
         if self.current is not None:
@@ -150,7 +154,7 @@ class PhaseMemory:
             self._is_reset = _reset_resident_peak()
 
     def go_on(self, earlier: dict[str, PeakMemory]) -> None:
-        """Keep the larger of the peaks of this process and of the one before it."""
+        """Include the peaks of the process before a resumption: the larger peak of each phase is kept."""
         for name, peak in earlier.items():
             self._update(name, **peak.model_dump(exclude_none=True))
 
@@ -181,9 +185,9 @@ class PhaseMemory:
 
 
 def _reset_resident_peak() -> bool:
-    """Set the kernel's high-water mark of this process back to what is resident now (proc(5), clear_refs).
+    """Reset the kernel's peak of this process's resident memory to the current value (proc(5), clear_refs).
 
-    False: some containers do not permit it, and the mark is of more than what comes now.
+    Returns False if this is not permitted, as in some containers. The peak then also covers earlier phases.
     """
     with suppress(OSError), open("/proc/self/clear_refs", "w") as file:
         return file.write("5") > 0
@@ -197,7 +201,7 @@ def _resident_peak() -> int | None:
 
 
 def nvml_handle(device: torch.device) -> Any:
-    """NVML's handle of a GPU, whatever CUDA_VISIBLE_DEVICES calls it. Raises pynvml.NVMLError."""
+    """Return NVML's handle of a GPU, independent of CUDA_VISIBLE_DEVICES. Raises pynvml.NVMLError."""
     import pynvml
 
     pynvml.nvmlInit()
@@ -206,7 +210,7 @@ def nvml_handle(device: torch.device) -> Any:
 
 
 class _ProcessMemorySampler(threading.Thread):
-    """Samples NVML's memory of this process, CUDA context and all, every 100 ms."""
+    """A thread that samples the GPU memory of this process with NVML every 100 ms. It includes the CUDA context."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(daemon=True)

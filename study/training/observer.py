@@ -1,4 +1,4 @@
-"""Observe a run step by step, without disturbing the steps that are timed."""
+"""Measure a run step by step, without disturbing the steps that are timed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ STEADY_FROM = 4
 
 
 class Observed(Facts):
-    """What one rank has seen of itself until now, in the process that was cut off before it too."""
+    """The measurements of one rank so far.
+
+    They include the processes before a resumption, except in the fields that say otherwise.
+    """
 
     probed_steps: list[int]
     model_states: ModelStateBytes | None  # as the probed step is about to update
@@ -39,9 +42,10 @@ class Observed(Facts):
 
 
 class Observer:
-    """Probes one designated step for collectives, model states and live tensors, and tells the phases apart.
+    """The measurements of this rank: one step is probed for collectives, model states and live tensors.
 
-    Probes slow their step down, so timing leaves it out; every other step runs without any.
+    Probes slow their step down. The probed step therefore does not count for the timing, and all other steps run
+    without probes. The observer also begins the memory phases of the training steps.
     """
 
     def __init__(
@@ -75,9 +79,9 @@ class Observer:
         self.begin()
 
     def go_on(self, steps_done: int, earlier: Observed | None) -> None:
-        """Go on from what the process before this one saw; None: it was another run's.
+        """Continue with the measurements of the process before a resumption. `earlier` is None if that was another run.
 
-        A step that it has probed is not probed again; else a steady one of this process is.
+        A step that was already probed is not probed again. Otherwise, a steady step of this process is probed.
         """
         self._steps_done, self._earlier = steps_done, earlier
         if earlier is not None:
@@ -92,12 +96,12 @@ class Observer:
         self.proof = self.proof.model_copy(update=dtypes)
 
     def begin(self) -> None:
-        """Count what is read, written and used from now on: all is there, and steps begin."""
+        """Start counting disk traffic, energy and processor time. Call this just before the first step."""
         self._traffic, self._energy = swap_traffic(), energy_joules(self._memory.device)
         self._processor, self._box = counters.own_seconds(), counters.moment()
 
     def observed(self) -> Observed:
-        """What this rank has seen until now. Rank-local."""
+        """Return the measurements of this rank so far. This is not collective."""
         bytes_read, bytes_written = (now - then for now, then in zip(swap_traffic(), self._traffic, strict=True))
         energy = _sum(energy_joules(self._memory.device), self._energy, sign=-1)
         if self._earlier is not None:
@@ -122,14 +126,20 @@ class Observer:
         )
 
     def load(self, ranks: Sequence[Observed]) -> Load | None:
-        """How busy others were on this machine, whose ranks are the first; None: an earlier process saw a part."""
+        """Return the processor load of other processes on this machine, whose ranks are the first ones in `ranks`.
+
+        None if an earlier process trained a part of this run, because this process did not measure that part.
+        """
         local_ranks = ranks[: int(os.environ.get("LOCAL_WORLD_SIZE", "1"))]
         own = sum(rank.processor_seconds for rank in local_ranks)
         return None if self._earlier is not None else counters.between(self._box, counters.moment(), own)
 
     @contextmanager
     def step(self, number: int) -> Iterator[None]:
-        """Surround one optimizer step. Raises Failed where what was compiled is not what was asked."""
+        """Measure one optimizer step in a `with` block.
+
+        Raises Failed if torch.compile was requested but compiled nothing, or compiled something without a request.
+        """
         if self._traffic_of_network is not None:
             self._traffic_of_network.begin_step(number, number - self._steps_done)
         with self._phase(number):
@@ -165,7 +175,7 @@ class Observer:
             self._memory.note_tensors("steady_steps", peak)
 
     def _before_update(self, *_: Any) -> None:
-        """Look at gradients and states when all are there: just before the optimizer's arithmetic."""
+        """Measure gradients and states just before the optimizer's update, when all of them exist."""
         if self.model_states is None:  # DeepSpeed steps once per group or sub-group; the first time is enough
             self.model_states = self._states()
             self.proof = read_optimizer_dtypes(self.proof, self._model, self._optimizer)
@@ -176,5 +186,5 @@ class Observer:
 
 
 def _sum(first: float | None, second: float | None, sign: int = 1) -> float | None:
-    """Their sum, or difference; unknown where one of them is."""
+    """Return first + sign * second. None if one of them is None."""
     return None if first is None or second is None else first + sign * second

@@ -24,10 +24,11 @@ if TYPE_CHECKING:
 
 
 class TrainingOrder(Sampler[int]):
-    """The indices of a whole run: one seeded permutation per epoch, its incomplete last global batch left out.
+    """The order of all training examples of a run: one seeded permutation per epoch.
 
-    It covers all epochs at once, so that consecutive micro batches, dealt to the ranks in turn, make up exactly the
-    global batches, whatever the world size and the accumulation. It begins after the steps that are done.
+    The incomplete last global batch of each epoch is left out. One sampler covers all epochs, and its consecutive micro
+    batches go to the ranks in turn. They therefore form the same global batches for every number of processes and every
+    accumulation. A resumed run begins after its first `steps_done` steps.
     """
 
     def __init__(
@@ -51,12 +52,13 @@ class TrainingOrder(Sampler[int]):
 
 
 def global_norm(tensors: Iterable[torch.Tensor], is_exact: bool = False) -> torch.Tensor:
-    """2-norm of all tensors together, as exact as DeepSpeed's stages 1 to 3 have it, which sum in fp64.
+    """Return the 2-norm of all tensors together, as exact as in DeepSpeed's stages 1 to 3, which sum in fp64.
 
-    `is_exact`: all squares are summed in fp64, and the norm is rounded once.
+    If `is_exact`, all squares are summed in fp64 and the norm is rounded once.
 
-    On a CPU torch adds up the squares of a whole tensor in fp32: its norm of 31 million gradients is 1.7e-3 too small.
-    Row by row, and the rows in fp64, it is right to 1e-7 and no slower. GPUs add in a tree, which is exact enough.
+    On a CPU, torch sums the squares of a whole tensor in fp32, so its norm of 31 million gradients is 1.7e-3 too small.
+    This function sums each row in fp32 and the rows in fp64, which is correct to 1e-7 and takes no longer. GPUs sum in
+    a tree, which is exact enough.
     """
     tensors = list(tensors)
     sharded = [tensor for tensor in tensors if isinstance(tensor, DTensor)]  # FSDP2's
@@ -77,7 +79,7 @@ def _norm_type(tensors: list[torch.Tensor]) -> torch.dtype:
 
 
 def _norm(tensors: list[torch.Tensor]) -> torch.Tensor:
-    """2-norm of what this rank holds, in double precision."""
+    """Return the 2-norm of this rank's tensors in double precision."""
     if tensors[0].device.type != "cpu":
         return torch.nn.utils.get_total_norm(tensors).double()
     rows = [torch.linalg.vector_norm(tensor, dim=-1).flatten() for tensor in tensors]
@@ -86,9 +88,10 @@ def _norm(tensors: list[torch.Tensor]) -> torch.Tensor:
 
 
 def gradient_norm_reader(accelerator: Accelerator, model: Any, config: RunConfig) -> Callable[[], Any]:
-    """Return a function that clips where the engine has not, and returns the global gradient norm before clipping.
+    """Return a function that returns the global gradient norm before clipping, and clips if the engine has not.
 
-    To be called between backward and the optimizer's step; DeepSpeed clips and steps inside accelerate's backward.
+    Call the function between the backward pass and the optimizer's step. DeepSpeed clips and steps inside accelerate's
+    `backward`.
     """
     is_exact = "norm" in fixed_order.pins(config)
     if accelerator.distributed_type.value != "DEEPSPEED":
@@ -127,7 +130,7 @@ def gradient_norm_reader(accelerator: Accelerator, model: Any, config: RunConfig
 
 
 def make_clock(device: torch.device) -> Callable[[], float]:
-    """Return a function that waits for the device and returns the time in seconds, for the edges of a step."""
+    """Return a function that waits for the device to finish and then returns the time in seconds."""
     if device.type != "cuda":
         return time.perf_counter
 
@@ -144,9 +147,10 @@ def summarize(
     probed_steps: Sequence[int],
     resumed_at: Sequence[int] = (),
 ) -> Timing:
-    """Summarize step times without probed steps and the first `num_warmup_steps` of each process that took some.
+    """Return the statistics of the step times.
 
-    `resumed_at`: the steps after which another process went on. Null where no step is left.
+    Probed steps do not count, nor do the first `num_warmup_steps` steps of each process. `resumed_at` has the steps
+    after which a new process resumed the run. Fields are None if no step is left.
     """
     excluded = {start + n for start in (0, *resumed_at) for n in range(1, num_warmup_steps + 1)} | {*probed_steps}
     timed = [s for s in steps if s["step"] not in excluded]
@@ -167,13 +171,15 @@ def summarize(
 
 
 def model_flops_per_sequence(workload: ModuleType, config: RunConfig, splits: Splits) -> int:
-    """Count forward and backward of one sequence: matrix products, a multiply-add as two; nothing that is recomputed.
+    """Return the FLOPs of the forward and backward pass of one sequence.
 
-    A sequence has `config.sequence_length` tokens, padding included, because the model multiplies it all the same.
+    Only matrix products count, with two operations per multiply-add. Recomputed activations do not count. A sequence
+    has `config.sequence_length` tokens, including padding, because the model computes the padding too.
 
-    Counted by `torch.utils.flop_counter` on a copy of the model without storage, so it costs no memory and is the same
-    for every strategy. Attention is the eager one: the counter has no formula for the CPU's fused kernel, and a
-    causal mask counts in full. The word "model FLOPs" is that of arXiv:2204.02311, appendix B.
+    `torch.utils.flop_counter` counts on a copy of the model without storage. The copy takes no memory, and the result
+    is the same for every strategy. Attention is the eager implementation, because the counter has no formula for the
+    CPU's fused kernel. Masked positions of causal attention count. "Model FLOPs" is a term of arXiv:2204.02311,
+    appendix B.
     """
     plain = config.model_copy(update={"attention": "eager", "init": "scratch", "weights": None})
     with FakeTensorMode():

@@ -1,6 +1,6 @@
-"""Change a training on purpose: with planted faults, which a test of trainings must detect, or with rounding noise.
+"""Change a training on purpose: plant a fault that a comparison of trainings must detect, or add rounding noise.
 
-`--perturb` names the change. Only DDP can be changed (running/checks.py).
+`--perturb` names the change. Only DDP can be changed; see running/checks.py.
 """
 
 from __future__ import annotations
@@ -17,11 +17,15 @@ SCALE = 0.98  # of the first block's gradients
 
 
 def perturb(model: torch.nn.Module, optimizer: torch.optim.Optimizer, run: Run) -> None:
-    """Arrange what the run's `perturb` asks for, before the engine wraps the model and the optimizer.
+    """Set up the change that the run's `perturb` option requests.
 
-    rounding: after every step each weight moves by one unit in its last place, up or down by a coin that is the same on
-    every rank. scaled-gradient: the first block's gradients x 0.98. lost-moment: halfway, the first block loses Adam's
-    second moment. dropped-micro-batch: after a quarter of the steps one step's last micro batch leaves no gradient.
+    Call this before the engine wraps model and optimizer.
+
+    * rounding: after every step, each weight moves by one unit in its last place. A random generator that is the same
+      on every rank decides the direction.
+    * scaled-gradient: the gradients of the first block are multiplied by 0.98.
+    * lost-moment: after half of the steps, the second moments of the first block are set to zero.
+    * dropped-micro-batch: after a quarter of the steps, the gradients of one step's last micro batch are set to zero.
     """
     config, kind = run.config, run.config.perturb
     if kind == "rounding":
@@ -39,7 +43,7 @@ def perturb(model: torch.nn.Module, optimizer: torch.optim.Optimizer, run: Run) 
 
 
 def move_by_one_unit(model: torch.nn.Module, coin: torch.Generator) -> None:
-    """Move every weight that is not 0 by one unit in its last place, up or down as the coin falls."""
+    """Move every nonzero weight by one unit in its last place. A random generator decides the direction."""
     with torch.no_grad():
         for _, parameter in sorted(model.named_parameters()):
             heads = torch.rand(parameter.shape, generator=coin) < 0.5
@@ -48,7 +52,7 @@ def move_by_one_unit(model: torch.nn.Module, coin: torch.Generator) -> None:
 
 
 class _DroppedOnce:
-    """A gradient hook that drops one backward pass of a parameter's."""
+    """A gradient hook that sets a parameter's gradient to zero in one backward pass."""
 
     def __init__(self, dropped: int) -> None:
         self._left = dropped  # passes until then

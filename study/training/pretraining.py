@@ -1,8 +1,8 @@
 """Pretrain the weights that a fine-tuning study starts from, if no published weights are available.
 
-`zero-study run STUDY` first pretrains the models that its runs start from (`--weights`): BERT on masked words, GPT on
-next tokens, on the part of the text that none of the runs uses. Labels are not used. There is one process and one seed:
-the same command gives the same weights on the same machine, and every record has their digest.
+`zero-study run STUDY` first pretrains the models that its runs start from (`--weights`). BERT is trained on masked
+words and GPT on next tokens, without labels, on the part of the text that none of the runs uses. There is one process
+and one seed, so that the same command gives the same weights on the same machine. Every record has their digest.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ FACTS = "body.json"  # beside the weights: how they were made
 
 
 def train_missing(runs: Sequence[Run], study: Sequence[Run]) -> None:
-    """Train the bodies that these runs of a study start from and that are not there, for runs that have no record yet.
+    """Train the missing pretrained weights that these runs of a study start from. Runs that have a record are skipped.
 
-    `study`: all of its runs. Another process that needs the same body waits. Raises Refusal where a folder holds a body
-    of other settings.
+    `study` has all runs of the study. If another process is training the same weights, this function waits for it.
+    Raises Refusal if a folder contains weights with other settings.
     """
     for folder in dict.fromkeys(run.config.weights for run in runs if not (run.folder / "record.json").exists()):
         if folder is not None:
@@ -64,15 +64,16 @@ def _train_missing(folder: Path, configs: Sequence[RunConfig]) -> None:
 
 
 def _settings(config: RunConfig) -> dict[str, Any]:
-    """What a body is of."""
+    """Return the settings that identify pretrained weights."""
     names = {"workload", "size", "data", "split_seed", "num_train_examples", "num_eval_examples", "sequence_length"}
     return config.model_dump(mode="json", include=names)
 
 
 def train(config: RunConfig, folder: Path) -> dict[str, Any]:
-    """Train one body on what runs of this configuration leave of their text, write it to `folder`, say how.
+    """Train pretrained weights on the text that runs of this configuration do not use, and write them to `folder`.
 
-    Raises Refusal where the text is not there or nothing of it is left.
+    Returns a description of the training: settings, digests and loss. Raises Refusal if the text is missing, or if too
+    little of it is left.
     """
     import torch
     from transformers import Trainer, TrainingArguments, set_seed

@@ -1,6 +1,6 @@
 """Verify that a run is what was requested: read the engine's settings after `prepare`, and compare them.
 
-Runs that silently were something else are the most common fault of published comparisons.
+Runs that silently differ from their description are the most common fault of published comparisons.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from study.workloads import WORKLOADS
 
 
 def read_back(accelerator: Accelerator, model: Any, optimizer: Any, run: Run) -> Proof:
-    """Read what `prepare` built from the engine itself. Rank-local: no collective."""
+    """Return the settings that are read from the prepared engine itself. This is not collective."""
     engine = facts.uncompiled(model)  # torch.compile wraps DDP once more
     block_class = WORKLOADS[run.config.workload].block_class(run.config)
     built = facts.read_back(engine, optimizer, device=accelerator.device, block_class=block_class, is_strict=True)
@@ -60,7 +60,7 @@ def read_back(accelerator: Accelerator, model: Any, optimizer: Any, run: Run) ->
 
 
 def _sizes_of_zero(engine: Any) -> dict[str, Any]:
-    """The sizes of buckets and parts, in elements, that the ZeRO optimizer of stages 1 to 3 has; of stage 0 none."""
+    """Return the sizes of buckets and partitions, in elements, of the ZeRO optimizer. Empty for stage 0."""
     optimizer, stage = engine.optimizer, engine.zero_optimization_stage()
     if not stage:
         return {}
@@ -82,14 +82,14 @@ def _sizes_of_zero(engine: Any) -> dict[str, Any]:
 
 
 def _shown(folder: Path | None) -> str | None:
-    """A folder as it stands in a record: below the current directory without the part that is this machine's."""
+    """Return the path of a folder for the record: relative to the current folder if it is inside it."""
     if folder is None:
         return None
     return str(folder.relative_to(Path.cwd())) if folder.is_relative_to(Path.cwd()) else str(folder)
 
 
 def _swap_folder_in_use(optimizer: Any, parameters: list[Any]) -> Path | None:
-    """The folder that the engine's swappers were given; None where no swapper was built."""
+    """Return the folder that the engine's swappers use. None if there is no swapper."""
     swapper = getattr(optimizer, "optimizer_swapper", None)
     if swapper is not None:
         return Path(swapper.swap_config.nvme_path)
@@ -103,7 +103,10 @@ def _swap_folder_in_use(optimizer: Any, parameters: list[Any]) -> Path | None:
 
 
 def verify(proof: Proof, run: Run) -> None:
-    """Raise Refusal naming the first thing that is not as asked, and what to change."""
+    """Raise Refusal if the engine has another setting than the run requests.
+
+    The message names the first such setting and what to change.
+    """
     demands = [*_demands_of_run(run), *_demands_of_strategy(proof, run), *_demands_of_fsdp(run), *_demands_of_json(run)]
     sharding = {} if proof.sharding is None else proof.sharding.model_dump()
     for judged in compare(demands, proof.model_dump() | sharding):
@@ -123,12 +126,15 @@ def verify(proof: Proof, run: Run) -> None:
 
 
 def _is_met(judged: Judged) -> bool:
-    """Whether the engine is as asked. What is nowhere to be read agrees with a request for nothing."""
+    """Return whether the engine does what was requested.
+
+    A setting that cannot be read satisfies only a request for None.
+    """
     return judged.outcome == "agreed" or (judged.outcome == "unread" and judged.demand.value is None)
 
 
 def _verify_units(sharding: Sharding, run: Run) -> None:
-    """Raise Refusal unless every block is a unit of its own."""
+    """Raise Refusal unless every transformer block is a sharding unit of its own."""
     config = run.config
     block, layers = WORKLOADS[config.workload].block_class(config), SIZES[config.workload][config.size]["layers"]
     if sharding.units.get(block) != layers:
@@ -143,7 +149,7 @@ def _demand(name: str, value: Any, remedy: str) -> Demand:
 
 
 def _demands_of_run(run: Run) -> list[Demand]:
-    """What configuration, strategy and world size ask for, whichever engine runs."""
+    """Return the demands of the configuration, the strategy and the world size. They are the same for every engine."""
     config, strategy, path = run.config, run.strategy, run.strategy.path
     on_gpu = torch.cuda.is_available()
     kind: str = strategy.distributed_type
@@ -191,9 +197,10 @@ def _demands_of_run(run: Run) -> list[Demand]:
 
 
 def _parameter_dtype(run: Run) -> str:
-    """The type of the prepared model's parameters: 16 bits only under DeepSpeed, whose masters are copies.
+    """Return the type of the prepared model's parameters.
 
-    FSDP2's parameters are the masters themselves, and lowered as they are gathered.
+    It has 16 bits only under DeepSpeed, which keeps separate fp32 master weights. FSDP2's parameters are the master
+    weights themselves, and are converted when they are gathered.
     """
     precision = run.config.precision
     if precision.endswith("-autocast") or (run.strategy.distributed_type == "FSDP" and precision != "fp64"):
@@ -202,7 +209,7 @@ def _parameter_dtype(run: Run) -> str:
 
 
 def _demands_of_strategy(proof: Proof, run: Run) -> list[Demand]:
-    """What the strategy's kind implies for the engine."""
+    """Return the demands on the engine that follow from the kind of strategy."""
     strategy, path = run.strategy, run.strategy.path
     classes = {"MULTI_GPU": "DistributedDataParallel", "DEEPSPEED": "DeepSpeedEngine"}
     backend = None
@@ -224,7 +231,10 @@ def _demands_of_strategy(proof: Proof, run: Run) -> list[Demand]:
 
 
 def _demands_of_fsdp(run: Run) -> list[Demand]:
-    """What an FSDP2 strategy's file and the run's precision imply for how the model is sharded; else nothing."""
+    """Return the demands on sharding that follow from an FSDP2 strategy and the precision.
+
+    Empty for other strategies.
+    """
     strategy, path = run.strategy, run.strategy.path
     if strategy.distributed_type != "FSDP":
         return []
@@ -246,7 +256,7 @@ def _demands_of_fsdp(run: Run) -> list[Demand]:
 
 
 def _demands_of_json(run: Run) -> list[Demand]:
-    """What the strategy's DeepSpeed JSON asks for, key by key."""
+    """Return the demands of the strategy's DeepSpeed JSON, one per key."""
     remedy = f"change the JSON of {run.strategy.path}"
     return [_demand(key, value, remedy) for key, value in engine_settings.requested(run.strategy.deepspeed_json or {})]
 
@@ -255,14 +265,15 @@ def _demands_of_json(run: Run) -> list[Demand]:
 
 
 def gpu_of(device: torch.device) -> str | None:
-    """Name the GPU that a rank is on, whatever CUDA_VISIBLE_DEVICES calls it; None for a CPU."""
+    """Return the UUID of a rank's GPU, which does not depend on CUDA_VISIBLE_DEVICES. None for a CPU."""
     return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else None
 
 
 def verify_gpus(gpus: list[str | None], run: Run) -> int | None:
-    """Return on how many GPUs the ranks were; `gpus` has each rank's by its UUID, or None on a CPU.
+    """Return the number of GPUs that the ranks use. None on a CPU.
 
-    Raises Refusal where ranks share a GPU that should not, or do not that should.
+    `gpus` has the UUID of each rank's GPU. Raises Refusal if ranks share a GPU without --share-device, or do not share
+    one with it.
     """
     if None in gpus:
         return None
@@ -276,9 +287,10 @@ def verify_gpus(gpus: list[str | None], run: Run) -> int | None:
 
 
 def verify_machines(machines: list[int], run: Run) -> list[int]:
-    """Return how many ranks each machine has; `machines` has the machine of each rank, as torchrun told it.
+    """Return the number of ranks on each machine.
 
-    Raises Refusal where the ranks are spread otherwise than asked.
+    `machines` has the machine number of each rank, from torchrun. Raises Refusal if the ranks are distributed
+    differently from the request.
     """
     ranks_by_machine = [machines.count(machine) for machine in range(max(machines) + 1)]
     if ranks_by_machine != [run.num_local_ranks] * run.num_machines:
@@ -290,7 +302,7 @@ def verify_machines(machines: list[int], run: Run) -> list[int]:
 
 
 def verify_alike(fact: str, digests: list[str | None], run: Run) -> None:
-    """Raise Refusal where a rank has read other content than rank 0; `digests` has that of each rank's."""
+    """Raise Refusal if a rank has read other content than rank 0. `digests` has the digest of each rank's content."""
     for rank, digest in enumerate(digests):
         if digest != digests[0]:
             raise Refusal(
@@ -300,7 +312,7 @@ def verify_alike(fact: str, digests: list[str | None], run: Run) -> None:
 
 
 def read_optimizer_dtypes(proof: Proof, model: Any, optimizer: Any) -> Proof:
-    """Add the types of gradients and moments, which exist only as the optimizer steps."""
+    """Return the proof with the types of gradients and moments. Call this during an optimizer step, when they exist."""
     gradients = {g.dtype for g in engine_tensors(model, engine_optimizer(model, optimizer))["gradients"]}
     states = base_optimizer(optimizer).state.values()
     moments = {s[k].dtype for s in states for k in ("exp_avg", "exp_avg_sq") if isinstance(s.get(k), torch.Tensor)}
@@ -310,9 +322,10 @@ def read_optimizer_dtypes(proof: Proof, model: Any, optimizer: Any) -> Proof:
 
 
 def prove_compiled(proof: Proof, is_asked: bool) -> Proof:
-    """Say how many graphs TorchDynamo has made so far, to be called after a step.
+    """Return the proof with the number of graphs that TorchDynamo has compiled so far. Call this after a step.
 
-    Raises Failed where there are some and the run is not to be compiled, or none and it is. Rank-local.
+    Raises Failed if the run requests compilation and nothing was compiled, or if the reverse is true. This is not
+    collective.
     """
     dynamo = sys.modules.get("torch._dynamo.utils")  # which torch imports when something asks for it
     graphs = 0 if dynamo is None else int(dynamo.counters["stats"]["unique_graphs"])

@@ -1,6 +1,7 @@
-"""The failures of ranks: which rank or folder causes an error that does not name it, and each rank's report.
+"""Find the cause of a failure among the ranks: the rank or folder behind an error, and the report of each rank.
 
-Each rank writes its report into a file on its machine and, if there are several machines, into their store.
+Each rank writes its report to a file on its machine. If there are several machines, it also writes the report to their
+shared store.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def removed_folder(folder: Path) -> OutputFailed:
 
 @contextmanager
 def explain_write_errors(folder: Path) -> Iterator[None]:
-    """Name the run's folder where its disk takes nothing more. Raises OutputFailed."""
+    """Turn an error that a full or broken disk causes in a `with` block into an OutputFailed that names the folder."""
     try:
         yield
     except Exception as error:
@@ -53,9 +54,12 @@ def explain_write_errors(folder: Path) -> Iterator[None]:
 
 
 def cause_of(error: BaseException, run: Run, is_removed: bool) -> BaseException:
-    """Return the rank or the folder that stands behind a library's error; where there is none, the error itself.
+    """Return an error that names the kind of failure or the folder behind a library's error.
 
-    `is_removed`: whether the run's folder was. Which rank it is that did not come, the ranks say together.
+    If none is known, return `error`.
+
+    `is_removed` is True if the run directory was removed. The error does not name a missing rank, because only the
+    reports of all ranks together show which one is missing.
     """
     text = str(error)
     if isinstance(error, (Failed, Refusal, Interrupted)) or not isinstance(error, Exception):
@@ -75,7 +79,7 @@ def cause_of(error: BaseException, run: Run, is_removed: bool) -> BaseException:
 
 
 def stalled_by(missing: list[int], run: Run) -> Stalled:
-    """Say which ranks kept the others waiting."""
+    """Return the error that names the ranks for which the others waited in vain."""
     seconds = run.config.collective_timeout
     if not missing:
         return Stalled(
@@ -85,7 +89,7 @@ def stalled_by(missing: list[int], run: Run) -> Stalled:
 
 
 def lost_ranks(missing: list[int], run: Run) -> MachineLost:
-    """Say which ranks have gone without a word."""
+    """Return the error that names the ranks that disappeared without a report."""
     return MachineLost(
         f"the connection to {_named(missing, run)} is gone, and nothing is heard from there; look at that machine"
     )
@@ -100,7 +104,7 @@ def _was_swapping(error: BaseException) -> bool:
 
 
 def _lacks(folder: Path, error: Exception) -> str:
-    """Say what is wrong with a folder: what the kernel says of it now, or else the error that was met there."""
+    """Return what is wrong with a folder: the operating system's current reason, or else the message of `error`."""
     if not folder.is_dir():
         return f"{folder} {REMOVED}"
     message = _line(str(error))
@@ -118,20 +122,23 @@ def _line(text: str) -> str:
 
 
 class RankReports:
-    """The reports of a run's ranks, by rank. Nothing here waits long for another machine."""
+    """The failure reports of a run's ranks. No method waits long for another machine."""
 
     def __init__(self, run: Run, store: Store | None = None) -> None:
         self._run = run
         self._store = store
 
     def post(self, rank: int, report: dict[str, Any]) -> None:
-        """Tell this machine and the others. Raises OSError where the folder takes nothing more."""
+        """Make a rank's report available on this machine and on the others.
+
+        Raises OSError if the folder cannot be written to.
+        """
         if (store := self._store) is not None:
             _in_time(lambda: store.set(f"failure/{rank}", json.dumps(report)))
         files.write_json(self._run.own_folder / f"failure-rank{rank}.json", report)
 
     def read(self) -> dict[int, dict[str, Any]]:
-        """Those that are there by now."""
+        """Return the reports that exist now: rank -> report."""
         reports = {}
         for rank in range(self._run.world_size):
             with suppress(OSError):
@@ -139,7 +146,7 @@ class RankReports:
         return reports | (_in_time(self._of_store) or {})
 
     def missing(self) -> list[int]:
-        """Wait a little for the ranks that came to a collective; return those of which there is no word."""
+        """Wait up to WAIT_SECONDS for reports, and return the ranks that have not reported."""
         deadline = time.monotonic() + WAIT_SECONDS
         while True:
             present = self.read()
@@ -149,7 +156,7 @@ class RankReports:
             time.sleep(0.1)
 
     def remove(self) -> None:
-        """Remove the files, once a record says what they say."""
+        """Delete the report files. Call this after the record has been written."""
         for path in self._run.own_folder.glob("failure-rank*.json"):
             path.unlink()
 
@@ -161,7 +168,10 @@ class RankReports:
 
 
 def _in_time(ask: Callable[[], Any]) -> Any:
-    """What is answered, None where that takes too long or fails; the thread that waits on is left behind."""
+    """Return the result of `ask`. None if it fails or takes longer than ANSWER_SECONDS.
+
+    In the second case, the thread that waits for the answer keeps running.
+    """
     answer: list[Any] = []
 
     def run() -> None:

@@ -1,8 +1,9 @@
-"""Check, before anything is built, that all machines of a run are present and run the same code and flags.
+"""Check, before anything is built, that all machines of a run are present and run the same code and options.
 
-Otherwise, a machine that refuses, or that has other versions or flags, shows as a time-out of minutes deep in the
-backend, or not at all. By then, torchrun's agents have ensured that the requested number of machines is present, each
-with a rank of its own. The machines meet in the store of the agent on machine 0, which outlives its ranks.
+Without this check, a machine that refuses the run or has other versions or options would cause a timeout of minutes
+inside the backend, or no error at all. At this point, torchrun's agents have already ensured that the requested number
+of machines is present and that each has its own rank. The machines exchange their data in the store of the agent on
+machine 0, which outlives the ranks.
 """
 
 from __future__ import annotations
@@ -34,10 +35,10 @@ VERDICT_SECONDS = 10.0  # that machine 0 has to tell the others, once its patien
 
 
 def meet(run: Run) -> Store | None:
-    """Wait for all machines; return the store that they share, None where there is one machine. Collective.
+    """Wait for all machines and return the store that they share. None if there is only one machine.
 
-    Raises Refusal, the same on every machine that is there, which names the machine that did not come within
-    --collective-timeout, or what two machines have otherwise.
+    Raises the same Refusal on every machine that is present. It names a machine that did not come within
+    --collective-timeout, or a setting in which two machines differ. Collective: every rank must call this.
     """
     if run.num_machines == 1:
         return None
@@ -71,7 +72,10 @@ def meet(run: Run) -> Store | None:
 
 
 def decline(run: Run, refusal: Refusal) -> None:
-    """Tell the others why this machine does not come; those that have not come yet either say why themselves."""
+    """Report to the other machines that this machine refuses the run, and why.
+
+    A machine that has not reached the rendezvous yet finds its own reason for refusing.
+    """
     if run.num_machines == 1:
         return
     with suppress(Refusal, RuntimeError):  # machine 0 has gone, and has said why itself
@@ -97,7 +101,7 @@ def _store(seconds: int) -> Store:
 
 
 def own_address(peer: str) -> str:
-    """The address from which this machine reaches another; empty: there is no way, or no address of the other."""
+    """Return the address from which this machine reaches `peer`. Empty if there is no route, or if `peer` is empty."""
     with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         if peer:  # else it would be this machine
             probe.connect((peer, 9))  # sends nothing
@@ -106,9 +110,10 @@ def own_address(peer: str) -> str:
 
 
 def talk_from(address: str) -> None:
-    """Name the interface of an address to gloo, which else takes the one that the host name says.
+    """Make gloo use the network interface that has this address. By default, gloo uses the one of the host name.
 
-    On Debian that is the loopback, where no other machine is. What the user has set stays.
+    On Debian, the default is the loopback interface, which other machines cannot reach. A GLOO_SOCKET_IFNAME that the
+    user has set is kept.
     """
     for name, addresses in psutil.net_if_addrs().items():
         if any(each.family == socket.AF_INET and each.address == address for each in addresses):
@@ -116,7 +121,7 @@ def talk_from(address: str) -> None:
 
 
 def _facts(run: Run) -> dict[str, Any]:
-    """What every machine must have as the others have it."""
+    """Return the settings that must be the same on all machines."""
     return {
         **run.config.model_dump(mode="json", exclude={"output_dir", "data_dir", "swap_dir", "weights"}),
         "strategy's file": {key: run.strategy.written[key] for key in ("yaml", "json")},
@@ -132,7 +137,10 @@ def _facts(run: Run) -> dict[str, Any]:
 
 
 def _shares_folder(store: Store, run: Run) -> bool:
-    """Whether this machine sees what machine 0 writes into the run directory; not looked at where nothing asks."""
+    """Return whether this machine sees the files that machine 0 writes to the run directory.
+
+    True without a check if the run writes neither checkpoints nor a model, because only these need a shared folder.
+    """
     if not (run.config.checkpoint_every or run.config.save_model):
         return True
     if run.machine_rank == 0:
@@ -145,7 +153,12 @@ def _shares_folder(store: Store, run: Run) -> bool:
 
 
 def _verdict(store: Store, run: Run, seconds: int) -> str:
-    """Wait for every machine's facts and hold them against those of this one; empty: all have the same."""
+    """Wait for the settings of all machines and compare them with those of machine 0.
+
+    Return the reason to refuse the run.
+
+    Empty if all machines have the same settings.
+    """
     keys = {rank: f"machine/{rank}" for rank in range(run.num_machines)}
     deadline = time.monotonic() + seconds
     while missing := [rank for rank, key in keys.items() if not store.check([key])]:

@@ -1,4 +1,4 @@
-"""Read what was requested from the command line of the `accelerate launch` above this process."""
+"""Read the request from the command line of the `accelerate launch` process above this process."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ RECORDERS = {
 
 
 def requested_run(config: RunConfig) -> Run:
-    """Return the run that the `accelerate launch` above this process was asked for.
+    """Return the run that the `accelerate launch` process above this process requests.
 
-    Accelerate hands its children flags, not the name of the file they came from; the launcher's own command line,
-    found among this process's ancestors, has it. Raises Refusal where there is none, and where the launcher was given
-    a flag or a variable that a run may not have.
+    Accelerate passes settings to its child processes, but not the name of the strategy's file. The launcher is
+    therefore searched for among the parent processes, and its command line is read. Raises Refusal if there is no
+    launcher, or if it has an option or an environment variable that a run must not have.
     """
     if (launcher := _launcher()) is not None:
         parent, flags, command = launcher
@@ -60,9 +60,9 @@ def requested_run(config: RunConfig) -> Run:
 
 
 def check_as_launched(strategy: Strategy, environment: Mapping[str, str]) -> None:
-    """Refuse a strategy's file that is no longer what the launcher has read of it, seconds before.
+    """Raise Refusal if the strategy's file has changed since the launcher read it, a few seconds earlier.
 
-    `environment`: what the launcher has made for this rank.
+    `environment` is the environment that the launcher has set for this rank.
     """
     content = strategy.content
     handed_on = known_keys.read()["handed_on"]
@@ -81,13 +81,16 @@ def check_as_launched(strategy: Strategy, environment: Mapping[str, str]) -> Non
 
 
 def launcher_command() -> list[str] | None:
-    """The whole command of the `accelerate launch` above this process; None where there is none."""
+    """Return the command of the `accelerate launch` process above this process. None if there is no such process."""
     launcher = _launcher()
     return None if launcher is None else launcher[2]
 
 
 def _launcher() -> tuple[psutil.Process, dict[str, Any], list[str]] | None:
-    """The `accelerate launch` above this process, the flags that it was given, by its own names, and its command."""
+    """Return the `accelerate launch` process above this process, its options by accelerate's names, and its command.
+
+    None if there is no such process.
+    """
     for parent in psutil.Process().parents():
         try:
             command = parent.cmdline()
@@ -100,7 +103,10 @@ def _launcher() -> tuple[psutil.Process, dict[str, Any], list[str]] | None:
 
 
 def _environment(launcher: psutil.Process) -> dict[str, str]:
-    """The environment that a launcher was started with: what it sets for its children is not among it."""
+    """Return the environment that a launcher was started with.
+
+    It does not have the variables that it sets for its children.
+    """
     try:
         return dict(launcher.environ())
     except psutil.Error:
@@ -112,7 +118,7 @@ def _environment(launcher: psutil.Process) -> dict[str, str]:
 
 @cache
 def _parser() -> argparse.ArgumentParser:
-    """The launcher's own parser, without its defaults."""
+    """Return accelerate's parser for the launcher's arguments, without default values."""
     from accelerate.commands.launch import launch_command_parser
 
     parser: argparse.ArgumentParser = launch_command_parser()
@@ -122,14 +128,17 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def given_flags(words: Sequence[str]) -> dict[str, Any]:
-    """The flags among the arguments of `accelerate launch`, by its own names for them; none by default."""
+    """Return the options among the arguments of `accelerate launch`: accelerate's name -> value.
+
+    Options that are not given are left out.
+    """
     flags = vars(_parser().parse_args(list(words)))
     own = {"training_script", "training_script_args", "nondefault"}  # not flags: the program's, and the parser's own
     return {name: value for name, value in flags.items() if name not in own}
 
 
 def _launch_arguments(command: list[str]) -> int | None:
-    """Index of the first argument of `accelerate launch` in a command line, None where it is another program's."""
+    """Return the index of the first argument of `accelerate launch` in a command line. None for any other program."""
     for index, word in enumerate(command[:4]):
         base = os.path.basename(word)
         if base == "accelerate-launch" or word == "accelerate.commands.launch":

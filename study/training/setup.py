@@ -1,4 +1,4 @@
-"""Build model, optimizer and batches of a run, let the engine prepare them, and verify the result."""
+"""Build the model, the optimizer and the batches of a run, let the engine prepare them, and verify the result."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Built:
-    """What a run trains with, prepared and proven."""
+    """Everything that a run trains with, prepared by the engine and verified."""
 
     run: Run
     accelerator: Accelerator
@@ -48,7 +48,10 @@ class Built:
 
 
 def build(run: Run, accelerator: Accelerator) -> Built:
-    """Build everything, and refuse to go on unless the engine is what was asked for. Collective."""
+    """Build and prepare everything that the run trains with. Collective: every rank must call this.
+
+    Raises Refusal if the engine is not what was requested.
+    """
     import torch
     from torch.utils.data import DataLoader
 
@@ -110,9 +113,9 @@ def build(run: Run, accelerator: Accelerator) -> Built:
 
 
 def start(run: Run) -> Accelerator:
-    """Make the Accelerator, with which all ranks meet, and print the batch arithmetic. Collective.
+    """Return the Accelerator of a run and print the arithmetic of its batches. Collective: every rank must call this.
 
-    Raises Refusal where it has another world size.
+    All ranks connect here. Raises Refusal if their number is not the run's world size.
     """
     import transformers
 
@@ -137,7 +140,7 @@ def start(run: Run) -> Accelerator:
 
 
 def _remove_stale(run: Run) -> None:
-    """Remove what an unfinished run left in the folder: it is not this one's."""
+    """Remove the files that an earlier, unfinished run left in the folder."""
     names = ("steps.jsonl", "record.json", "warnings.log")
     for stale in [*(run.own_folder / name for name in names), *run.own_folder.glob("failure-rank*.json")]:
         stale.unlink(missing_ok=True)
@@ -146,7 +149,10 @@ def _remove_stale(run: Run) -> None:
 
 
 def _prove(accelerator: Accelerator, model: Any, optimizer: Any, splits: Splits, run: Run) -> Proof:
-    """Read back what `prepare` built and hold it against the request. Collective. Raises Refusal."""
+    """Return the settings that are read back from the prepared engine, after comparing them with the request.
+
+    Raises Refusal if they differ. Collective: every rank must call this.
+    """
     from accelerate.utils import gather_object
 
     from study.training import manifest, proof

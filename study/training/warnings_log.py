@@ -1,4 +1,4 @@
-"""Send the warnings of libraries to a log, and report the cause of a failure to the launcher."""
+"""Write the warnings of libraries to a log file, and report the cause of a failure to the launcher."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TextIO
 
 
 class LibraryWarnings:
-    """Keeps the warnings of libraries from the screen, from now on: for warnings.log, once there is a run directory."""
+    """The warnings of libraries, which are not printed from now on. They are kept until warnings.log can be written."""
 
     def __init__(self) -> None:
         self._early: list[str] = []
@@ -20,7 +20,10 @@ class LibraryWarnings:
         warnings.showwarning = self._note
 
     def write_to(self, folder: Path) -> None:
-        """Write what there was, and from now on each as it comes; every rank appends to the same file."""
+        """Write all warnings so far to warnings.log in a folder, and append later ones to it.
+
+        All ranks append to the same file.
+        """
         folder.mkdir(parents=True, exist_ok=True)
         self._path = folder / "warnings.log"
         self._append(self._path, "".join(self._early))
@@ -50,9 +53,10 @@ class LibraryWarnings:
 
 
 def tell_launcher(cause: str) -> None:
-    """Give torchrun the cause in the file that it asks for, so that its own last lines name it; no other launcher asks.
+    """Write the cause of a failure to the file that torchrun provides, so that torchrun's last lines name the cause.
 
-    The earliest rank's is what it shows. The format is that of torch.distributed.elastic's error handler.
+    Other launchers provide no such file. If several ranks report a cause, torchrun shows the earliest one. The format
+    is that of torch.distributed.elastic's error handler.
     """
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if path is None:
@@ -62,10 +66,10 @@ def tell_launcher(cause: str) -> None:
 
 
 def tidy_launcher() -> None:
-    """Remove the folder that torchrun made for this process in that for temporary files, where torchrun leaves it.
+    """Remove the temporary folder that torchrun creates for this process and does not delete.
 
-    The last of its processes removes the folder that they share. One that holds a file, as a log that was asked for,
-    stays, and so does one that was named (--log_dir).
+    The last process removes the folders that the processes share. A folder that contains a file is kept, for instance
+    one with logs that the user requested. A folder that the user named with --log_dir is kept too.
     """
     folders = list(Path(os.environ.get("TORCHELASTIC_ERROR_FILE", "")).parents)[:4]  # rank, attempt, launch, torchrun
     if folders and folders[-1].name.startswith("torchelastic_"):

@@ -1,4 +1,4 @@
-"""Set the initial weights of a run, equal under every strategy, and take checksums of initial and final weights."""
+"""Set the same initial weights under every strategy, and compute checksums of initial and final weights."""
 
 from __future__ import annotations
 
@@ -25,10 +25,13 @@ _SUMMED_AT_ONCE = 1 << 24  # elements: a table of words as fp64, whole, would be
 
 
 def build_model(accelerator: Accelerator, workload: ModuleType, splits: Splits, run: Run) -> torch.nn.Module:
-    """Build the model so that equal seeds give equal weights under every strategy. Collective.
+    """Return a model whose initial weights depend only on the seed, not on the strategy.
 
-    Building under zero.Init draws other random numbers than building whole. So where the strategy wants a partitioned
-    model, one rank of each machine builds it whole and all there load those weights partitioned.
+    Collective: every rank must call this.
+
+    Building under zero.Init draws other random numbers than building the whole model. If the strategy partitions the
+    model as it is built, one rank of each machine therefore builds the whole model. All ranks of the machine then load
+    its weights in partitions.
     """
     config = run.config
     set_seed(config.seed)  # for a published model's new head too
@@ -63,13 +66,19 @@ def _whole(workload: ModuleType, splits: Splits, config: RunConfig) -> torch.nn.
 
 
 def _round_to_bf16(model: torch.nn.Module) -> None:
-    """Let FSDP2's masters begin as DeepSpeed's do, which copies them from parameters of 16 bits."""
+    """Round the parameters to bf16, so that FSDP2's master weights start like those of DeepSpeed.
+
+    DeepSpeed copies its master weights from 16-bit parameters.
+    """
     for parameter in model.parameters():
         parameter.data = parameter.data.bfloat16().float()
 
 
 class unpartitioned:
-    """Keep transformers from building under zero.Init, which it does at stage 3 whatever zero3_init_flag says."""
+    """Keep transformers from using zero.Init in a `with` block.
+
+    At stage 3, transformers would otherwise use it, whatever zero3_init_flag says.
+    """
 
     def __enter__(self) -> None:
         import transformers.integrations.deepspeed as integration
@@ -82,7 +91,7 @@ class unpartitioned:
 
 
 def make_optimizer(model: torch.nn.Module, config: RunConfig) -> torch.optim.AdamW:
-    """The optimizer of every run; an engine that steps on the host puts its own in its place."""
+    """Return the AdamW optimizer of a run. An engine that updates the weights on the host replaces it with its own."""
     is_pinned = "optimizer" in fixed_order.pins(config)
     return torch.optim.AdamW(
         parameter_groups(model, config.weight_decay),
@@ -95,7 +104,10 @@ def make_optimizer(model: torch.nn.Module, config: RunConfig) -> torch.optim.Ada
 
 
 def parameter_groups(model: torch.nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Two AdamW groups: matrices decay; biases and norms (one dimension) do not."""
+    """Return two AdamW parameter groups: matrices with weight decay, and biases and norms without.
+
+    Biases and norms are the parameters with one dimension.
+    """
 
     def dimensions(parameter: Any) -> int:
         return len(getattr(parameter, "ds_shape", parameter.shape))  # a partitioned parameter is empty
@@ -108,17 +120,20 @@ def parameter_groups(model: torch.nn.Module, weight_decay: float) -> list[dict[s
 
 
 def num_params(model: torch.nn.Module) -> int:
-    """Parameters of the unsharded model, tied ones counted once (the paper's Psi)."""
+    """Return the number of parameters of the unsharded model, with tied ones counted once (Psi in the ZeRO paper)."""
     return sum(getattr(p, "ds_numel", p.numel()) for p in model.parameters())
 
 
 def plain_name(name: str) -> str:
-    """Return a parameter's name without what torch.compile and an engine put before it."""
+    """Return a parameter's name without the prefixes of torch.compile and of the engine."""
     return name.replace("_orig_mod.", "").removeprefix("module.")
 
 
 def full_parameters(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield every parameter whole, gathered one at a time, in the order of their names. Collective."""
+    """Yield the name and the unsharded tensor of every parameter, in the order of their names.
+
+    Parameters are gathered one at a time. Collective: every rank must call this.
+    """
     parameter: Any  # an engine adds attributes to some
     for name, parameter in sorted(model.named_parameters()):
         name = plain_name(name)
@@ -134,9 +149,9 @@ def full_parameters(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]
 
 
 def checksum(model: torch.nn.Module) -> Checksum:
-    """Sum and hash all parameters of the unsharded model as fp32, or fp64 if they are that.
+    """Return the sums and the hash of all parameters of the unsharded model, as fp32 (fp64 parameters as fp64).
 
-    Collective; the same on every rank.
+    The result is the same on every rank. Collective: every rank must call this.
     """
     digest = hashlib.sha256()
     absolute = square = 0.0
@@ -152,7 +167,10 @@ def checksum(model: torch.nn.Module) -> Checksum:
 
 
 def digest_states(step: int, model: Any, optimizer: Any) -> StepDigest:
-    """Digest all weights and both of Adam's moments, in full, after a step. Collective; the same on every rank."""
+    """Return digests of all weights and of Adam's two moments after a step, all unsharded.
+
+    The result is the same on every rank. Collective: every rank must call this.
+    """
     named = sorted(
         (plain_name(name), parameter) for name, parameter in model.named_parameters() if parameter.requires_grad
     )
@@ -175,7 +193,10 @@ def digest_states(step: int, model: Any, optimizer: Any) -> StepDigest:
 
 
 def _digest(tensors: list[tuple[str, Any]], read_tensor: Callable[[Any], torch.Tensor | None]) -> str | None:
-    """Digest what is read of each parameter; None: of one there is nothing, or it is not of its shape."""
+    """Return the digest of one tensor per parameter, which `read_tensor` reads.
+
+    None if the tensor of a parameter is missing or does not have as many elements as the parameter.
+    """
     digest, is_complete = hashlib.sha256(), True
     for name, parameter in tensors:
         tensor = read_tensor(parameter)  # on every rank, also after one that lacks it
