@@ -22,7 +22,7 @@ from study.models import OWN_SIZES, SIZES
 # Options that do not change the record: where files are, and how processes and checkpoints are managed.
 OF_THE_PROCESS = {"output_dir", "data_dir", "swap_dir", "checkpoint_every", "keep", "resume", "resume_with_other_code"}
 OF_THE_PROCESS |= {"collective_timeout"}
-# Options that do not change any trained number, but what the record contains.
+# Options that do not change any trained number. Some of them change what the record contains.
 NOT_TRAINED = OF_THE_PROCESS | {"memory_cap", "measure", "timing_warmup_steps", "log_with", "save_model"}
 NOT_TRAINED |= {"digest_every"}
 
@@ -33,7 +33,7 @@ PINS = ("optimizer", "linear", "grouping", "norm", "collectives")
 
 
 LARGEST_NUMBER = 1_000_000_000
-LARGEST_SEED = 2**32 - 1  # that numpy takes
+LARGEST_SEED = 2**32 - 1  # the largest seed of numpy
 
 
 class RunConfig(BaseModel):
@@ -87,7 +87,7 @@ class RunConfig(BaseModel):
         0.1, ge=0, lt=1, description="Dropout probability in hidden layers, embeddings and attention."
     )
 
-    # How long, and in which batches
+    # Length and batches
     max_steps: int | None = Field(
         None, ge=1, description="Number of optimizer steps. [default: as many as --epochs gives]"
     )
@@ -148,7 +148,7 @@ class RunConfig(BaseModel):
         "group or RLIMIT_DATA. [default: no limit]",
     )
 
-    # What is observed and left behind
+    # Measurements and files
     digest_every: int | None = Field(
         None,
         ge=1,
@@ -325,7 +325,8 @@ _PAPER = {
     "global_batch_size": 8,
 }
 
-# `paper` is the a100-replication protocol: its appendix's data, lengths and batch, and the five epochs of its figure 1.
+# `paper` is the protocol of a100-replication: the data, lengths and batch of its appendix, and the five epochs of its
+# figure 1.
 PRESETS: dict[str, dict[str, Any]] = {
     "smoke": {"learning_rate": 1e-3},
     "paper": _PAPER,
@@ -338,7 +339,7 @@ def build_config(preset: str = "smoke", **overrides: Any) -> RunConfig:
 
     Raises Refusal if a value is invalid. The message names the key and the remedy.
     """
-    if preset not in list(PRESETS):  # a study's file may say a list, which no key of a dict can be
+    if preset not in list(PRESETS):  # a study's file may contain a list here, which is not hashable
         raise Refusal(unknown_name_message("preset", preset, PRESETS, "--preset takes"))
     with refusing():
         return RunConfig(**{**PRESETS[preset], **overrides})
@@ -371,14 +372,14 @@ def _options() -> list[click.Parameter]:
 
 def _metavar(annotation: Any) -> str:
     """Return the placeholder for an option's value in the help: its choices, or its type."""
-    if get_origin(annotation) is not Literal:  # X | None is X
+    if get_origin(annotation) is not Literal:  # read X | None as X
         annotation = next((kind for kind in get_args(annotation) if kind is not NoneType), annotation)
     if get_origin(annotation) is Literal:
         return f"[{'|'.join(get_args(annotation))}]"
     return {int: "INTEGER", float: "NUMBER", Path: "PATH"}.get(annotation, "NAME")
 
 
-# The flags of a run, one for each field of RunConfig: click knows their names, pydantic checks their values.
+# The options of a run, one for each field of RunConfig. click parses their names, and pydantic checks their values.
 OPTIONS = _options()
 _FLAGS = Command(
     "study/train.py", params=OPTIONS, help="Train one model, as a process that `accelerate launch` starts."

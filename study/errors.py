@@ -85,7 +85,7 @@ class refusing:
             raise Refusal(f"{self._place}: {error}" if self._place else str(error)) from None
 
 
-_UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")  # of a model, and of a dataclass
+_UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")  # error types of a model and of a dataclass
 
 
 def describe(error: ValidationError, place: str = "") -> str:
@@ -103,7 +103,7 @@ def _key(error: Any) -> str:
 
 
 def _describe(error: Any) -> str:
-    if error["type"] == "value_error":  # ours: it already says everything, with what was written in its place
+    if error["type"] == "value_error":  # raised by the study's validators, with a complete message
         return " ".join(str(error["ctx"]["error"]).split())
     if error["type"] in _UNKNOWN:
         return f"unknown key {_key(error)!r}"
@@ -138,7 +138,7 @@ def describe_missing(error: ModuleNotFoundError) -> str | None:
     missing = (error.name or "").partition(".")[0]
     try:
         required = importlib.metadata.requires("zero-study") or []
-    except importlib.metadata.PackageNotFoundError:  # a clone that is not installed
+    except importlib.metadata.PackageNotFoundError:  # run from a clone that is not installed
         is_ours = missing in ("", "study", "zero_study")
         return None if is_ours else f"{missing} is not installed; in the clone run: make setup"
     for line in required:

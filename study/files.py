@@ -26,15 +26,15 @@ from pydantic import BaseModel, ConfigDict
 
 from .errors import Refusal
 
-ROOT = Path(__file__).resolve().parents[1]  # of the project, where it is installed in place
+ROOT = Path(__file__).resolve().parents[1]  # folder of the project in an editable installation
 
-LARGEST_FILE = 256 << 20  # bytes; a file with a million steps has that many
-DEEPEST = 40  # collections in collections; nothing that the study reads has ten
-MOST_DIGITS = 19  # of a whole number: as many as 64 bits have, which DeepSpeed writes for "no limit"
+LARGEST_FILE = 256 << 20  # bytes; the size of a file with a million steps
+DEEPEST = 40  # levels of nesting; files of the study have fewer than ten
+MOST_DIGITS = 19  # of an integer; DeepSpeed writes the largest one of 64 bits for "no limit"
 
-LONGEST_NAME = 128  # half of what a file system allows, because suffixes are added
+LONGEST_NAME = 128  # half of a file system's limit, because suffixes are added
 _NAME = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_-])?")
-_RESERVED = {"config", "manifest", "outcome", "record", "steps"}  # files in a run directory or a pack
+_RESERVED = {"config", "manifest", "outcome", "record", "steps"}  # names of files in a run directory or a pack
 
 _HOST = re.compile(r"^(\s+host\s+: ).+", re.MULTILINE)
 
@@ -66,7 +66,7 @@ def write_whole(path: Path, content: bytes) -> None:
             os.fsync(file.fileno())
         os.replace(scratch, path)
     except OSError as error:
-        error.filename = str(path)  # which a full disk does not say
+        error.filename = str(path)  # missing in the error of a full disk
         error.filename2 = None
         raise
     finally:
@@ -211,7 +211,7 @@ def parse_json(text: bytes | str, section: Section = _each_once) -> Any:
     These are also errors: repeated keys, NaN, numbers that are too large for a float, integers with more than
     MOST_DIGITS digits, and nesting deeper than DEEPEST levels.
     """
-    text = text if isinstance(text, str) else text.decode()  # JSON in UTF-16 is not what engines read
+    text = text if isinstance(text, str) else text.decode()  # only UTF-8, because engines cannot read UTF-16
     try:
         content = json.loads(
             text, object_pairs_hook=section, parse_int=_whole, parse_float=_finite, parse_constant=_finite
@@ -220,7 +220,7 @@ def parse_json(text: bytes | str, section: Section = _each_once) -> Any:
         raise ValueError(f"it is nested more deeply than {DEEPEST}") from None
     _check_depth(content)
     if "\\ud" in text.lower():
-        json.dumps(content, ensure_ascii=False).encode()  # half a character is a UnicodeEncodeError
+        json.dumps(content, ensure_ascii=False).encode()  # raises UnicodeEncodeError for half a character
     return content
 
 
@@ -252,8 +252,8 @@ def _finite(text: str) -> float:
     return value
 
 
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, where libyaml is there
-_STRANGE = re.compile("[\t\ufeff\x85\u2028\u2029]|\r(?!\n)")  # a tab, a byte order mark, lines that end otherwise
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # with libyaml, ten times as fast
+_STRANGE = re.compile("[\t\ufeff\x85\u2028\u2029]|\r(?!\n)")  # tab, byte order mark, unusual line ends
 _WHOLE = re.compile(r"[-+]?(?:0|[1-9][0-9]*)")
 _FRACTION = re.compile(r"[-+]?(?:[0-9]+\.[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?")
 
@@ -279,7 +279,7 @@ def parse_yaml(text: str) -> Any:
         _check_nodes(loader, root)
         content = loader.construct_document(root)
         _check_depth(content)
-    except (RecursionError, _TooDeep):  # the text itself is not, as was checked
+    except (RecursionError, _TooDeep):  # caused by aliases: the text's own nesting was checked
         raise ValueError(
             f"its aliases (*) nest it more deeply than {DEEPEST}, or within itself. Write the aliased parts out"
         ) from None
@@ -306,7 +306,7 @@ def _check_nesting(text: str) -> None:
 
 def _check_nodes(loader: Any, root: yaml.Node) -> None:
     """Raise ValueError for tags, repeated keys, and values that YAML reads differently from how they are written."""
-    pending, checked = [root], set[int]()  # what an alias repeats is checked once
+    pending, checked = [root], set[int]()  # a node that aliases repeat is checked once
     while pending:
         node = pending.pop()
         if id(node) in checked:
@@ -388,7 +388,7 @@ def why_not_writable(folder: Path, num_bytes: int = 1 << 16) -> str | None:
     try:
         with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
             file.write(bytes(num_bytes))
-            file.write(b"x")  # one that fits in part is written in part
+            file.write(b"x")  # if only a part fits, write() does not raise an error
     except OSError as error:
         return error.strerror
     return None
@@ -404,7 +404,7 @@ def is_removed(*descriptors: int) -> bool:
     """Return whether one of these open files or folders has been removed. `descriptors` are file descriptors."""
     try:
         return not all(os.fstat(descriptor).st_nlink for descriptor in descriptors)
-    except OSError:  # a network's file system forgets it
+    except OSError:  # network file systems forget removed files
         return True
 
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-# The study's own GPTs between those that are published, by layers and hidden size, in the order of their size: a ladder
-# for what fits.
+# GPTs of this study, with sizes between the published ones: (layers, hidden size), from small to large. They show which
+# size still fits into memory.
 _LADDER = {
     "11m": (2, 192), "15m": (2, 256), "19m": (2, 320), "27m": (4, 384), "36m": (3, 512), "45m": (6, 512),
     "62m": (6, 640), "82m": (6, 768), "110m": (10, 768), "139m": (14, 768), "162m": (12, 896), "181m": (14, 896),
     "204m": (12, 1024), "229m": (14, 1024), "254m": (16, 1024), "304m": (20, 1024), "400m": (17, 1280),
     "459m": (20, 1280), "538m": (24, 1280), "617m": (28, 1280),
 }  # fmt: skip
-OWN_SIZES = {"tiny", "mini", *_LADDER}  # of GPTs, for which nobody has published weights
+OWN_SIZES = {"tiny", "mini", *_LADDER}  # GPT sizes without published weights
 
-# The shapes that each workload can take: everything about a model that a check needs before one is built.
+# The shapes of each workload's models. Checks use them before a model is built.
 SIZES: dict[str, dict[str, dict[str, int]]] = {
     # Devlin et al., arXiv:1810.04805, and its miniatures, Turc et al., arXiv:1908.08962.
     "bert-imdb": {
@@ -41,7 +41,7 @@ SIZES: dict[str, dict[str, dict[str, int]]] = {
     },
 }
 
-# Rows of the largest embedding among the workloads, rounded up: it bounds the largest single parameter.
+# Rows of the largest embedding of all workloads, rounded up. It limits the size of the largest parameter.
 LARGEST_VOCABULARY = 50_432
 
 
@@ -62,6 +62,6 @@ def suited_buckets(hidden: int) -> dict[str, int]:
     }
 
 
-# Rows of the embedding: of the bundled sample's tokenizers, and of the published ones.
-BUNDLED_VOCABULARY = 8192  # an embedding large enough for NVMe offload to swap, even of a tiny model
+# Rows of the embedding for the tokenizers of the bundled sample, and for the published tokenizers.
+BUNDLED_VOCABULARY = 8192  # large enough that NVMe offload swaps the embedding of a tiny model
 VOCABULARY = {"bert": 30522, "gpt2": 50257, "gpt-neo": 50257, "gpt-j": 50400}

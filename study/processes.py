@@ -25,10 +25,11 @@ import psutil
 from . import files
 from .errors import Refusal, RunFailed
 
-RESULT_FILE = "ZERO_STUDY_ANSWER"  # in a rank's environment: the file for its result
+RESULT_FILE = "ZERO_STUDY_ANSWER"  # environment variable of a rank with the file for its result
 MESSAGE_LENGTH = 300
 
-# Replaces this interpreter by a program; quick, because it comes before every launch. 1: PR_SET_PDEATHSIG.
+# Python code that replaces its interpreter by another program. It must be quick, because it runs before every launch.
+# The 1 is PR_SET_PDEATHSIG, and the 9 is SIGKILL.
 _WITH_PARENT_DEATH_SIGNAL = (
     "import ctypes, os, sys; sys.platform == 'linux' and ctypes.CDLL(None).prctl(1, ctypes.c_ulong(9)); "
     "os.getppid() == int(sys.argv[1]) and os.execv(sys.argv[2], sys.argv[2:])"
@@ -61,9 +62,9 @@ def die_with_parent() -> None:
 class Rank:
     """The outcome of one process."""
 
-    returncode: int  # negative: the number of the signal that ended it
+    returncode: int  # negative if a signal ended it: minus the signal's number
     errors: list[str]  # the lines of its stderr
-    result: Any  # the JSON that it sent; None: it sent none
+    result: Any  # the result that it sent; None if it sent none
 
     @property
     def has_result(self) -> bool:
@@ -134,7 +135,7 @@ def run_ranks(program: Sequence[str], subject: str, *, remedy: str = "", **optio
         raise RunFailed("; ".join(filter(None, (f"{subject}: {late}", remedy)))) from None
     if not all(rank.has_result for rank in ranks):
         raised = [error for rank in ranks for error in raised_in(rank.errors)]
-        for error in raised:  # a refusal may have been raised from another error
+        for error in raised:  # an earlier error may have caused a refusal
             if error.type == Refusal.__name__:
                 raise Refusal(error.text.partition(": ")[2])
         status = next((rank.returncode for rank in ranks if rank.returncode), 0)
@@ -178,7 +179,7 @@ class Raised(NamedTuple):
     """One exception from a traceback."""
 
     text: str  # type and message
-    file: str  # in which it was raised; empty: not known
+    file: str  # the file in which it was raised; empty if unknown
 
     @property
     def type(self) -> str:
@@ -186,9 +187,9 @@ class Raised(NamedTuple):
 
 
 _EXCEPTION = re.compile(r"(?:\w+\.)*\w*(?:Error|Exception|Interrupt|Refusal)(?::|$)")
-_RANK = re.compile(r"^(?:\[\w+\]:)+ ?")  # torch's [rank0]: and torchrun's [default0]: before a line
+_RANK = re.compile(r"^(?:\[\w+\]:)+ ?")  # prefixes of lines: [rank0]: (torch) and [default0]: (torchrun)
 _FRAME = re.compile(r'\s+File "([^"]+)", line \d+')
-# The launchers' own, which say only that a process ended.
+# Exceptions of the launchers, which only say that a process ended.
 _OF_LAUNCHERS = {"ChildFailedError", "CalledProcessError", "SignalException"}
 
 

@@ -22,16 +22,17 @@ class Run:
 
     config: RunConfig
     strategy: Strategy
-    world_size: int  # processes, over all machines
+    world_size: int  # number of processes on all machines
     folder: Path  # the run directory
     num_machines: int = 1
-    round: int = 0  # of its study's rotation, from 0
-    machine_rank: int = 0  # of the machine that this process is on
-    main_process_ip: str | None = None  # where machine 0 is reached; None: there is one machine
-    main_process_port: int = 0  # 0: any that is free, on one machine
-    # The knob whose largest value that trains is looked for, and this run's place on its ladder; None: none is.
+    round: int = 0  # round of the study in which this run is done, from 0
+    machine_rank: int = 0  # number of the machine that this process is on
+    main_process_ip: str | None = None  # address of machine 0; None if there is only one machine
+    main_process_port: int = 0  # 0 for any free port, if there is only one machine
+    # If a study searches for the largest value of an option that still trains: the option, and the position of this
+    # run's value among its values. Otherwise None.
     rung: tuple[str, int] | None = None
-    laboratory: str | None = None  # the rate of the network that its machines are made on; None: they are there
+    laboratory: str | None = None  # network rate of the simulated machines; None for real machines
 
     def __post_init__(self) -> None:
         check_name(self.run_id, f"{self.folder}: the run's name")
@@ -169,6 +170,6 @@ def as_words(flags: Mapping[str, Any]) -> list[str]:
         flag = "--" + name.replace("_", "-")
         if isinstance(value, bool):
             words.append(flag if value else flag.replace("--", "--no-", 1))
-        elif value is not None:  # None is unset, as YAML's null says it
+        elif value is not None:  # None, or null in YAML, means that the option is not set
             words += [flag, str(value)]
     return words

@@ -9,13 +9,13 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-# What is not broken at its spaces: a snippet of JSON to paste, and a command in backticks.
+# Text that is not broken at its spaces: a JSON snippet to paste, or a command in backticks.
 _WHOLE = re.compile(r"""("[^"\s]+": )?\{[^{}]{1,60}\}|\[[^\[\]]{1,40}\]|"[^"\s]+": [^\s{]+|`[^`]{1,60}`""")
 _KEPT_SPACE = "\N{NO-BREAK SPACE}"  # textwrap does not break lines here
 
 DEFAULT_WIDTH = 80
 NARROWEST = 40
-WRAPPED_FROM = 16  # characters: shorter cells of a table are not wrapped
+WRAPPED_FROM = 16  # characters; shorter cells of a table are not wrapped
 
 _NUMBER = re.compile(r"[-+\N{MINUS SIGN}.<(]*\d[-+\d.,:e\N{MINUS SIGN}]*( ?(%|x|GiB|MiB|KiB|s))?\)?")
 
@@ -74,7 +74,7 @@ def _groups(columns: list[list[str]], width: int) -> Iterator[list[list[str]]]:
 def _aligned(columns: Sequence[Sequence[str]], width: int) -> list[str]:
     """Return the lines of a table. Columns of numbers are aligned to the right, and long cells are wrapped."""
     widths = _widths(columns, width)
-    if widths is None:  # a single word is too long, and is broken
+    if widths is None:  # a single word is too long and has to be broken
         name = min(max(map(len, columns[0])), width // 2)
         widths = [name, width - 2 - name][: len(columns)]
     sides = ["<", *(">" if all(map(_NUMBER.fullmatch, filter(None, column[1:]))) else "<" for column in columns[1:])]

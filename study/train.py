@@ -11,8 +11,8 @@ import os
 import sys
 
 if __name__ == "__main__":
-    # Nothing but the study is imported from where it lies and where it is started: Python puts the first, accelerate's
-    # launcher of DeepSpeed the second before the modules of Python itself.
+    # Remove this file's folder and the current folder from the search path, so that no file there replaces a standard
+    # module. Python adds the first one, and accelerate's DeepSpeed launcher the second one.
     _own = os.path.dirname(os.path.abspath(__file__))
     sys.path[:] = [path for path in sys.path if os.path.abspath(path) not in (_own, os.getcwd())]
     sys.path.append(os.path.dirname(_own))
@@ -53,16 +53,17 @@ def main() -> None:
 
     The process exits without Python's finalization, which could otherwise turn a finished run into a failed one.
     """
-    processes.die_with_parent()  # where the launcher has ended before, `requested_run` finds none and refuses
+    processes.die_with_parent()  # `requested_run` refuses if the launcher has ended already
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _interrupt)
     status, cause = 0, None
-    local_rank = os.environ.get("LOCAL_RANK", "0")  # as it was launched
+    local_rank = os.environ.get("LOCAL_RANK", "0")  # as the launcher set it
     try:
         run(sys.argv[1:])
     except Refusal as refusal:
         if local_rank != "0":
-            # Rank 0 has the word, and the launcher ends all ranks once one has ended; unless only this one refuses.
+            # Only rank 0 should print the message. If rank 0 refuses too, the launcher ends this rank within two
+            # seconds. Otherwise, this rank prints the message itself.
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             time.sleep(2)
         status, cause = 2, f"{REFUSED}{refusal}"
@@ -83,8 +84,8 @@ def main() -> None:
             tidy_launcher()
         sys.stdout.flush()
         sys.stderr.flush()
-    # A gloo worker thread that meets the finalising interpreter aborts it, one run in five (pytorch #190489): by now
-    # every file is closed and every rank has passed the last barrier, so there is nothing left to finalise.
+    # Skip Python's finalization, in which a gloo worker thread aborts the process in one of five runs (pytorch
+    # #190489). Nothing is lost: every file is closed, and every rank has passed the last barrier.
     os._exit(status)
 
 
@@ -115,10 +116,11 @@ def run(arguments: list[str]) -> None:
     memory_limits.apply(requested, rank=int(os.environ.get("RANK", "0")))
     check_as_launched(requested.strategy, os.environ)
     checks.check_folder(requested)
-    # Rank 0 writes for all; a launch of this program has locked the folder before.
+    # Only rank 0 needs the lock, because it writes for all ranks. If zero-study launched the run, it has locked the
+    # folder already.
     with lock.locked_run(requested.folder) if os.environ.get("RANK", "0") == "0" else nullcontext():
         try:
-            checks.check_folder(requested)  # another run may just have finished there
+            checks.check_folder(requested)  # another run may have finished there in the meantime
             checks.check(requested)
             is_first_here = os.environ.get("LOCAL_RANK", "0") == "0"
             checks.provide_extensions(requested, extensions.say_on_stderr if is_first_here else lambda line: None)
@@ -134,7 +136,7 @@ def _run(requested: Run, library_warnings: LibraryWarnings, store: Store | None)
         accelerator = start(requested)
         journal.has_folder = True
         if accelerator.is_main_process:
-            checks.check_folder(requested)  # where nothing locks, another run may have ended there meanwhile
+            checks.check_folder(requested)  # without a lock, another run may have ended there
         built = build(requested, accelerator)
         from study.training.checkpoints import Checkpoints
 
@@ -150,7 +152,7 @@ def _run(requested: Run, library_warnings: LibraryWarnings, store: Store | None)
     except BaseException as error:
         cause = journal.fail(error)
         with suppress(OSError):
-            # A rank that ended because another one refused makes no folder, and writes into no other run's.
+            # If another rank refused, this rank must not create the folder, nor write into the folder of another run.
             if requested.own_folder.exists() and journal.has_folder:
                 library_warnings.write_to(requested.own_folder)
         if cause is error:
@@ -204,12 +206,12 @@ def train(built: Built, journal: Journal, checkpoints: Checkpoints) -> None:
                 tokens += batch["attention_mask"].sum()
                 samples += len(batch["labels"])
                 wait_began = time.perf_counter()
-                batch = next(batches, None)  # its copy runs while a GPU still computes; None after the last
+                batch = next(batches, None)  # copied while the GPU still computes; None after the last
                 waited += time.perf_counter() - wait_began
             seconds = now() - start
 
         norm = float(gradient_norm)
-        overflowed = config.precision.startswith("fp16") and not math.isfinite(norm)  # its loss scaler skips the update
+        overflowed = config.precision.startswith("fp16") and not math.isfinite(norm)  # the loss scaler skips it
         skipped = overflowed or accelerator.optimizer_step_was_skipped
         each = torch.stack([loss_sum / accumulation, tokens, *loss_sum.new_tensor([samples, seconds, waited])])
         every = accelerator.gather(each.unsqueeze(0)).double().cpu()  # (world_size, 5)
@@ -219,8 +221,8 @@ def train(built: Built, journal: Journal, checkpoints: Checkpoints) -> None:
                 "loss": every[:, 0].mean().item(),
                 "learning_rate": learning_rate,
                 "grad_norm": None if skipped else norm,
-                "seconds": every[:, 3].max().item(),  # the step is over when its slowest rank is
-                "elapsed_seconds": time.perf_counter() - began,  # of training, all between steps included
+                "seconds": every[:, 3].max().item(),  # a step ends when its slowest rank ends
+                "elapsed_seconds": time.perf_counter() - began,  # since training began, with the time between steps
                 "data_wait_seconds": every[:, 4].max().item(),
                 "tokens": int(every[:, 1].sum()),
                 "samples": int(every[:, 2].sum()),
@@ -285,7 +287,7 @@ def finish(built: Built, journal: Journal, checkpoints: Checkpoints) -> None:
     if built.run.is_first_of_machine(built.accelerator.process_index):
         built.run.remove_swap_folder()
     if built.accelerator.is_main_process:
-        from study.compare import summary  # the analysis of records: training does not need it, nor do other ranks
+        from study.compare import summary  # imported here because only rank 0 needs it
 
         write_record(built, journal, checkpoints, proof, final, ranks, machines)
         print(summary.of_run(built.run.folder), flush=True)

@@ -50,7 +50,7 @@ def build_accelerator(run: Run) -> Accelerator:
     is_fsdp = strategy.distributed_type == "FSDP"
     is_deepspeed = strategy.distributed_type == "DEEPSPEED"
     if on_cpu:
-        os.environ.setdefault("DS_ACCELERATOR", "cpu")  # DeepSpeed would find it too, and warn each time
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")  # DeepSpeed would find it itself, but with a warning
     if is_deepspeed:
         extensions.use_built()
     _wait_at_most(config.collective_timeout)
@@ -60,11 +60,14 @@ def build_accelerator(run: Run) -> Accelerator:
     mesh = make_mesh(run)
     multiplies_in_tf32 = torch.backends.cuda.matmul.allow_tf32
     accelerator = (Replicas if strategy.distributed_type == "MULTI_GPU" else Accelerator)(
-        # Without a GPU, DDP needs to be told so; DeepSpeed must not be, or accelerate drops it.
+        # On a CPU, DDP needs this flag. With DeepSpeed it must not be set, because accelerate would then not use
+        # DeepSpeed.
         cpu=on_cpu and not is_deepspeed,
         mixed_precision=_mixed_precision(run),
-        dataloader_config=DataLoaderConfiguration(non_blocking=True),  # from pinned memory, while the GPU computes
-        # FSDP reduces in every micro step, too: kept whole, gradients would undo what sharding saves.
+        # copies from pinned memory while the GPU computes
+        dataloader_config=DataLoaderConfiguration(non_blocking=True),
+        # Under FSDP, gradients are reduced in every micro step. Otherwise they would be kept unsharded, and would use
+        # up the memory that sharding saves.
         gradient_accumulation_plugin=GradientAccumulationPlugin(
             num_steps=run.gradient_accumulation_steps, sync_each_batch=is_fsdp
         ),
@@ -83,7 +86,7 @@ def build_accelerator(run: Run) -> Accelerator:
         total = torch.cuda.get_device_properties(accelerator.device).total_memory
         torch.cuda.set_per_process_memory_fraction(min(1.0, config.memory_cap * GIB / total), accelerator.device)
         memory_limits.described["memory_cap"] = "torch's allocator"
-    torch.backends.cuda.matmul.allow_tf32 = multiplies_in_tf32  # accelerate allows it, where a model is compiled
+    torch.backends.cuda.matmul.allow_tf32 = multiplies_in_tf32  # accelerate sets it to True for a compiled model
     return accelerator
 
 
@@ -183,7 +186,8 @@ def _deepspeed_plugin(run: Run) -> Any:
     engine = plugin.deepspeed_config
     hidden = SIZES[config.workload][config.size]["hidden"]
     zero = engine["zero_optimization"]
-    # An absent, "auto" or zero clipping in accelerate's own fields means 1.0 to the engine; a number put here does not.
+    # If accelerate's own field for clipping is missing, "auto" or zero, the engine clips at 1.0. A number that is set
+    # here is used as it is.
     engine["gradient_clipping"] = config.gradient_clipping
     engine["gradient_accumulation_steps"] = run.gradient_accumulation_steps
     engine["train_micro_batch_size_per_gpu"] = run.micro_batch_size
@@ -198,7 +202,7 @@ def _deepspeed_plugin(run: Run) -> Any:
         zero["memory_efficient_linear"] = False
     if "optimizer" in fixed_order.pins(config):
         engine.update(zero_force_ds_cpu_optimizer=False, zero_allow_untested_optimizer=True)
-    for key, value in suited_buckets(hidden).items():  # now, because zero.Init reads the config before `prepare`
+    for key, value in suited_buckets(hidden).items():  # set here, because zero.Init reads them before `prepare`
         if zero.get(key) == "auto":
             zero[key] = value
     if zero.get("offload_param", {}).get("buffer_size") == "auto":
@@ -238,7 +242,8 @@ def make_fsdp_plugin(run: Run) -> FullyShardedDataParallelPlugin:
         reshard_after_forward=run.strategy.reshard_after_forward,
         cpu_offload=run.strategy.offload_param_device == "cpu",
         state_dict_type="SHARDED_STATE_DICT",
-        activation_checkpointing=False,  # accelerate's draws other dropout masks; the run has its own
+        # accelerate's would draw other dropout masks; the run uses transformers' instead
+        activation_checkpointing=False,
         activation_checkpointing_offload=False,
         cpu_ram_efficient_loading=False,
         ignored_modules=[],

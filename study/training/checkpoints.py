@@ -40,7 +40,7 @@ from study.workloads import sources
 class RankState(Facts):
     """The state of one rank that the engine does not save."""
 
-    random: dict[str, str]  # device -> state of torch's generator, as hexadecimal digits
+    random: dict[str, str]  # device -> state of torch's random generator, in hexadecimal digits
     observed: Observed
 
 
@@ -115,7 +115,7 @@ class Checkpoints:
             for device, digits in state.random.items():
                 _generator_module(device).set_rng_state(torch.frombuffer(bytearray.fromhex(digits), dtype=torch.uint8))
             observed = state.observed
-        else:  # other ranks draw other dropout masks
+        else:  # another number of ranks draws other dropout masks
             torch.manual_seed(
                 (built.run.config.seed * 1_000_003 + manifest.step) * 1_003 + built.accelerator.process_index
             )
@@ -141,7 +141,7 @@ class Checkpoints:
             began = time.perf_counter()
             memory = self._built.memory
             phase = memory.current
-            memory.begin("checkpoint")  # what is copied to be written is no peak of a step
+            memory.begin("checkpoint")  # the copies that writing needs must not count as a step's peak
             with rank_failures.explain_write_errors(self._built.run.folder):
                 self._write(step)
             memory.begin(phase)
@@ -192,7 +192,7 @@ class Checkpoints:
         built = self._built
         model = built.accelerator.unwrap_model(built.model)
         described = copy.deepcopy(model.config)
-        described.architectures = [type(model).__name__.removeprefix("FSDP")]  # which `fully_shard` puts before it
+        described.architectures = [type(model).__name__.removeprefix("FSDP")]  # `fully_shard` adds this prefix
         described.save_pretrained(folder)
         sources.load_tokenizer(built.run.config).save_pretrained(folder)
 

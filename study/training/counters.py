@@ -24,8 +24,8 @@ class CounterReading(NamedTuple):
     """The processor time, in seconds, that the processors of this process have counted up to one moment."""
 
     at: float
-    busy: float  # of all processes; waiting for a disk is not
-    stolen: float  # in which a hypervisor ran something else
+    busy: float  # processor time of all processes, without waiting for disks
+    stolen: float  # time in which a hypervisor ran another machine
 
 
 def moment() -> CounterReading:
@@ -37,7 +37,7 @@ def moment() -> CounterReading:
         if name[:3] == "cpu" and name != "cpu"
     }
     allowed = {f"cpu{number}" for number in this_machine.allowed_processors()}
-    counted = allowed if allowed <= times.keys() else times.keys()  # a container may number its own anew
+    counted = allowed if allowed <= times.keys() else times.keys()  # a container may use other numbers
     user, nice, system, _, _, irq, softirq, stolen, *_ = map(sum, zip(*(times[name] for name in counted), strict=True))
     ticks = os.sysconf("SC_CLK_TCK")
     return CounterReading(time.perf_counter(), (user + nice + system + irq + softirq) / ticks, stolen / ticks)
@@ -68,7 +68,7 @@ def between(first: CounterReading, last: CounterReading, own: float) -> Load:
     )
 
 
-Counters = dict[str, tuple[int, int]]  # of an interface -> bytes sent and received
+Counters = dict[str, tuple[int, int]]  # name of an interface -> bytes sent and received
 
 
 class Traffic:
@@ -79,7 +79,7 @@ class Traffic:
     """
 
     def __init__(self, first_step: int) -> None:
-        self._from = first_step  # of this process
+        self._from = first_step  # counted from the first step of this process
         self._first: tuple[int, Counters] | None = None
         self._last: tuple[int, Counters] | None = None
 
@@ -94,7 +94,7 @@ class Traffic:
         if self._first is None or self._last is None or self._first[0] == self._last[0]:
             return None
         (first_step, before), (last_step, after) = self._first, self._last
-        there = [name for name in before if name in after]  # of containers they come and go
+        there = [name for name in before if name in after]  # interfaces of containers appear and disappear
         carried = {name: [now - then for now, then in zip(after[name], before[name], strict=True)] for name in there}
         used = {name: counters for name, counters in carried.items() if any(counters)}
         return Network(
@@ -139,5 +139,5 @@ def energy_joules(device: torch.device) -> float | None:
     try:
         millijoules: int = pynvml.nvmlDeviceGetTotalEnergyConsumption(nvml_handle(device))
         return millijoules / 1000
-    except pynvml.NVMLError:  # not on this GPU, or not permitted: unknown
+    except pynvml.NVMLError:  # this GPU has no such counter, or reading it is not permitted
         return None

@@ -29,7 +29,7 @@ from study.run import Run
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 LAYOUT = "layout.json"
-STATES = "pytorch_model"  # DeepSpeed's folder, as accelerate names it
+STATES = "pytorch_model"  # accelerate's name for DeepSpeed's folder
 
 
 def kind_of(run: Run) -> str:
@@ -79,7 +79,8 @@ def load(accelerator: Accelerator, model: Any, optimizer: Any, run: Run, folder:
         accelerator.wait_for_everyone()
         if accelerator.is_main_process:
             shutil.rmtree(scratch)
-        # Stage 3 gives the first group's settings to all, weight decay too, and one step counter (DeepSpeed 0.19.8).
+        # DeepSpeed 0.19.8, stage 3, gives all groups the settings of the first one, including its weight decay. It also
+        # gives all parameters the same step counter.
         for group, own in zip(groups, settings, strict=True):
             group.update(own)
         for state in base_optimizer(optimizer).state.values():
@@ -88,7 +89,7 @@ def load(accelerator: Accelerator, model: Any, optimizer: Any, run: Run, folder:
     else:
         accelerator.load_state(str(folder))
     if anew:
-        accelerator.step = 0  # micro steps, which other ranks count otherwise
+        accelerator.step = 0  # micro steps, whose number depends on the number of ranks
     if hasattr(base_optimizer(optimizer), "ds_opt_adam"):
         _count_to(step, base_optimizer(optimizer))
 
@@ -164,7 +165,7 @@ def _load_subgroups(optimizer: Any, folder: Path, accelerator: Accelerator) -> N
         optimizer._reassign_or_swap_out_partitioned_parameters(index)
         if is_swapped:
             optimizer._optimizer_states_and_gradient_swap_out(index)
-    optimizer.checkpoint_event_epilogue()  # gathers what is kept whole
+    optimizer.checkpoint_event_epilogue()  # gathers the parameters that are kept unsharded
 
 
 @contextmanager

@@ -41,7 +41,7 @@ def export(checkpoint: Checkpoint, folder: Path) -> PreTrainedModel:
         model: PreTrainedModel = getattr(transformers, described.architectures[0])(described)
     missing, unknown = model.load_state_dict(read_parameters(checkpoint), strict=False)
     model.tie_weights()
-    own_names = {name for name, _ in model.named_parameters()}  # a tied one counts once
+    own_names = {name for name, _ in model.named_parameters()}  # tied parameters appear once
     if unknown or own_names & {*missing}:
         names = ", ".join(sorted({*unknown, *(own_names & {*missing})}))
         raise Refusal(
@@ -85,7 +85,7 @@ def _deepspeed(folder: Path) -> dict[str, torch.Tensor]:
     from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
 
     states = folder / STATES
-    if not any(states.glob("*zero_pp_rank_*optim_states.pt")):  # stage 0 keeps the model whole
+    if not any(states.glob("*zero_pp_rank_*optim_states.pt")):  # stage 0 does not shard the model
         whole = torch.load(states / "mp_rank_00_model_states.pt", weights_only=False, map_location="cpu")["module"]
         return {name: tensor for name, tensor in whole.items() if tensor.is_floating_point()}
     return dict(get_fp32_state_dict_from_zero_checkpoint(str(folder), STATES))
@@ -135,7 +135,8 @@ def held_out_loss(model: PreTrainedModel, checkpoint: Checkpoint, data_dir: Path
 
     Raises Refusal if the examples are not available.
     """
-    config = build_config(**{**checkpoint.manifest.identity.config, "data_dir": data_dir})  # whose texts are there now
+    # the texts may be in another folder now
+    config = build_config(**{**checkpoint.manifest.identity.config, "data_dir": data_dir})
     workload = WORKLOADS[config.workload]
     splits: Splits = workload.load(config)
     model.train(False)

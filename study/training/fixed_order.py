@@ -31,7 +31,8 @@ import torch.distributed as dist
 from study.config import PINS, RunConfig
 from study.errors import Failed
 
-# By how much an engine's own norm may differ from the exact one, relatively: fp32 sums of millions of squares.
+# The largest allowed relative difference of an engine's own norm from the exact one. Engines sum millions of squares in
+# fp32.
 NORM_TOLERANCE = 2e-3
 
 
@@ -131,7 +132,7 @@ def fix_ddp(model: torch.nn.parallel.DistributedDataParallel) -> None:
         future.set_result(tensor)
         return future
 
-    hook.__annotations__ = {}  # of which DDP reads those that are no strings
+    hook.__annotations__ = {}  # DDP checks annotations, and here they are strings
     model.register_comm_hook(None, hook)
 
 
@@ -209,7 +210,7 @@ def fix_norm_of_zero(optimizer: Any, stage: int) -> None:
     latest: list[torch.Tensor] = []
 
     def compute_both() -> Any:
-        own = compute()  # of stage 3 the norms of its groups of parameters
+        own = compute()  # under stage 3, a list with one norm per parameter group
         norms = own if stage == 3 else [own]
         exact = exact_norm(_gradients_held(optimizer, stage))
         _check_norm(math.hypot(*map(float, norms)), float(exact))

@@ -33,18 +33,18 @@ from study.training.setup import Built
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
-# DeepSpeed swaps tensors of at least this size; a process that wrote less to disks only wrote its own records.
+# DeepSpeed swaps tensors of at least this size. A process that wrote fewer bytes has only written records.
 SMALLEST_SWAP_BYTES = 1 << 20
 
 
 class Progress(schema.Facts):
     """The results of a run up to a checkpoint."""
 
-    steps: list[dict[str, Any]]  # as in steps.jsonl
+    steps: list[dict[str, Any]]  # the lines of steps.jsonl
     evaluation: list[dict[str, float | None]]
     wall_seconds: float
     resumed_at: list[int]
-    code: list[schema.Code] = Field(default_factory=list)  # empty: from before 2026-11-23
+    code: list[schema.Code] = Field(default_factory=list)  # empty in checkpoints from before 2026-11-23
     continues: schema.Continued | None
     initial_sha256: str
     data: dict[str, Any]
@@ -57,18 +57,19 @@ class Journal:
         self.run = run
         self.rank = int(os.environ.get("RANK", "0"))
         self._reports = RankReports(run, store)
-        self.step: int | None = None  # the last one begun
+        self.step: int | None = None  # the last step that was begun
         self.lines: list[dict[str, Any]] = []
         self.evaluation: list[dict[str, float | None]] = []
         self.observer: Any = None
-        # Rank 0 has locked the folder; where no launch of the study's has, the others know of it once all have met.
+        # Rank 0 has locked the folder. If the study's launcher did not lock it before, the other ranks learn of it
+        # after all ranks have connected.
         self.has_folder = self.rank == 0 or lock.is_ours(run.own_folder)
         self._file: Any = None
-        self._folder: int | None = None  # held open, to see it removed
+        self._folder: int | None = None  # an open handle, to notice if the folder is removed
         self._accelerator: Any = None
         self._created = missing_folders(run.own_folder)
         self._started = time.perf_counter()
-        self._configuration: dict[str, Any] | None = None  # as config.json has it; None: not written
+        self._configuration: dict[str, Any] | None = None  # content of config.json; None if it was not written
         config, launcher = run.config, launcher_command()
         self._facts: dict[str, Any] = {
             "run_id": run.run_id,
@@ -83,7 +84,7 @@ class Journal:
             "config": config.model_dump(mode="json"),
             "strategy_file": run.strategy.written,
             "launcher": None if launcher is None else shown_command(launcher),
-            "code": [machine.code()] if self.rank == 0 else [],  # as it is when the process begins
+            "code": [machine.code()] if self.rank == 0 else [],  # read when the process starts
         }
 
     def open(self, built: Built) -> None:
@@ -96,7 +97,7 @@ class Journal:
         from study.workloads import sources
 
         config, accelerator, strategy = self.run.config, built.accelerator, self.run.strategy
-        # A steady step: after warm-up, or the last one of a run that is all warm-up.
+        # Probe the first step after warm-up, or the last step if the run ends before.
         probed = min(config.timing_warmup_steps + 1, config.num_steps) if config.measure else None
         folder = self.run.swap_folder if strategy.offloads_to_nvme else None
         self.observer = Observer(
@@ -128,7 +129,7 @@ class Journal:
                 "config": self._facts["config"],
                 "strategy": self._facts["strategy_file"],
                 "proof": built.proof.model_dump(mode="json"),
-                "writer": secrets.token_hex(16),  # by which another writer of the same configuration is told apart
+                "writer": secrets.token_hex(16),  # identifies this writer, even among equal runs
             }
             try:
                 self._file = open(self.run.folder / "steps.jsonl", "xb", buffering=0)  # noqa: SIM115 - for the whole run
@@ -137,7 +138,8 @@ class Journal:
                     f"{self.run.folder}: another run has started in this folder. Use another --output-dir"
                 ) from None
             files.write_json(self.run.folder / "config.json", self._configuration)
-            # Of a writer that has just lost its steps to this one; it leaves alone what is written from now on.
+            # Delete the record of a run whose steps.jsonl this run has just replaced. That run notices the new
+            # config.json and writes nothing more.
             (self.run.folder / "record.json").unlink(missing_ok=True)
 
     def go_on(self, progress: Progress) -> None:
@@ -241,14 +243,15 @@ class Journal:
         return [machine_described for machine_described in described if machine_described][1:]
 
     def write(self, status: str, **facts: Any) -> None:
-        file, self._file = self._file, None  # this may be cut off, and `fail` write once more
+        file, self._file = self._file, None  # if this is interrupted, `fail` calls it again
         if file:
             with file:
-                os.fsync(file.fileno())  # a record that outlives a power cut names steps that do, too
-            if status != "ok":  # what cut it off may have come between a step's line and its place here
+                os.fsync(file.fileno())  # after a power cut, the steps of a record exist too
+            if status != "ok":  # the run may have ended after writing a line, before appending it here
                 self.lines += _further_steps(self.run.folder, len(self.lines))
         tied = digests_of_files(self.run.folder, self.lines, self._configuration, is_result=status == "ok")
-        if status == "ok" and (self.run.folder / "record.json").exists():  # an earlier attempt's is gone by now
+        # one of an earlier attempt was deleted before
+        if status == "ok" and (self.run.folder / "record.json").exists():
             raise Failed(f"{self.run.folder}: another run has left its record there meanwhile")
         earlier = {**self._facts, **tied, **facts, "status": status}
         schema.write(
@@ -269,13 +272,14 @@ class Journal:
         The returned error differs from `error` if its cause is known to be another one, such as a full disk or a
         missing rank. This is not collective: it waits only a few seconds for reports of other ranks.
         """
-        # The launcher ends every rank as soon as one has ended; what there is to tell is told all the same.
+        # The launcher ends all ranks as soon as one has ended. Ignore its signals, so that this rank can still write
+        # its report.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_IGN)
-        if (self.run.folder / "record.json").exists():  # the result is there, whatever came after it
+        if (self.run.folder / "record.json").exists():  # the run succeeded; the error came later
             return error
         if self.rank and self.observer is None and isinstance(error, Interrupted):
-            return error  # nothing had begun: rank 0 says why, and where it has refused nothing is to be left
+            return error  # nothing had begun; rank 0 reports why, and a refused run must leave no files
         if not self.has_folder or _is_of_another_run(self.run.folder, self._configuration):
             return error
         at, error = time.time(), rank_failures.cause_of(error, self.run, self._is_removed())
@@ -285,7 +289,7 @@ class Journal:
             error = self._with_others(error, at)
             if self.rank == 0:
                 self._record(self._own(error, at))
-        except OSError as unwritten:  # what is left is to say so
+        except OSError as unwritten:  # the record cannot be written, so report that instead
             if not isinstance(error, OutputFailed):
                 message = f"{unwritten.strerror}, as it was to record {type(error).__name__}: {error}"
                 error = OutputFailed(f"{self.run.folder}: {message}")
@@ -302,7 +306,7 @@ class Journal:
         if isinstance(error, Stalled):
             missing = self._reports.missing()
             error = rank_failures.stalled_by(missing, self.run)
-        elif isinstance(error, PeerLost) and several:  # on one machine the launcher tells who was ended, and how
+        elif isinstance(error, PeerLost) and several:  # on one machine, the launcher reports which rank ended
             missing = self._reports.missing()
             error = rank_failures.lost_ranks(missing, self.run) if missing else error
         else:
@@ -323,7 +327,7 @@ class Journal:
         """
         time.sleep(2 if self._facts["world_size"] > 1 else 0)
         reports = self._reports.read().values()
-        # Of those that waited in vain, this one has gathered who they are.
+        # If several ranks waited in vain, use this rank's report, which names the missing ranks.
         others = [report for report in reports if (report["status"], own["status"]) != ("stalled", "stalled")]
         first = min([own, *others], key=lambda report: report["at"])
         self.write(first["status"], failure=_failure(first))

@@ -35,22 +35,23 @@ from study.run import Run
 from study.training import engine_state
 
 MANIFEST = "manifest.json"
-ENGINE = "engine"  # the folder with what accelerate and the engine save
-MODEL = "model"  # the folder with transformers' description of the model, and the tokenizer
+ENGINE = "engine"  # folder for the files that accelerate and the engine save
+MODEL = "model"  # folder for the model's configuration (transformers) and the tokenizer
 
-_NAME = re.compile(r"step-([0-9]{8,})")  # of a checkpoint's folder, as `folder_of` makes it
+_NAME = re.compile(r"step-([0-9]{8,})")  # name of a checkpoint's folder, as `folder_of` returns it
 
 
 class Identity(Facts):
     """The settings that must be equal for another process to resume a checkpoint exactly."""
 
     strategy: str
-    strategy_sha256: str  # of the strategy's file, with its JSON
+    strategy_sha256: str  # digest of the strategy's file with its JSON
     world_size: int
-    device: str  # the GPU's name, or cpu: another has other arithmetic, and other random numbers
+    device: str  # the GPU's name, or cpu; other devices compute and draw other numbers
     config: dict[str, Any]
     libraries: dict[str, str]
-    arithmetic: dict[str, Any] = Field(default_factory=dict)  # as machine.arithmetic says it of the variables
+    # settings from environment variables, by machine.arithmetic
+    arithmetic: dict[str, Any] = Field(default_factory=dict)
 
 
 class Manifest(Facts):
@@ -58,13 +59,13 @@ class Manifest(Facts):
 
     format_version: Literal[1] = 1
     run_id: str
-    step: int  # the last one done
-    engine: str  # as engine_state.kind_of names it
+    step: int  # the last completed step
+    engine: str  # layout of the states, by engine_state.kind_of
     identity: Identity
-    code_sha256: str | None = None  # of the study's modules; None: from before 2026-11-23
-    processor: str | None = None  # its model; None: not known, or from before 2026-11-26
-    num_threads: int | None = None  # of each process; None: from before 2026-11-26
-    files: dict[str, tuple[int, str]]  # path in the folder -> bytes, SHA-256
+    code_sha256: str | None = None  # digest of the study's modules; None before 2026-11-23
+    processor: str | None = None  # model name; None if unknown, or before 2026-11-26
+    num_threads: int | None = None  # threads of each process; None before 2026-11-26
+    files: dict[str, tuple[int, str]]  # path in the folder -> size in bytes, SHA-256
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ class Checkpoint:
 
     folder: Path
     manifest: Manifest
-    is_exact: bool = False  # the run can go on bit by bit: same ranks, same strategy, same device, same libraries
+    is_exact: bool = False  # True if the run can continue bit by bit: same ranks, strategy, device and libraries
 
 
 def identity_of(run: Run) -> Identity:
@@ -237,7 +238,7 @@ def whole(folder: Path) -> Checkpoint:
         raise Refusal(
             f"{folder}: its {MANIFEST} belongs to step {manifest.step}, so the folder was renamed. Restore its name"
         )
-    # Engines load whatever file has a fitting name.
+    # An unknown file is an error, because engines load any file with a matching name.
     existing = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_symlink() or not path.is_dir()}
     if strange := existing - {MANIFEST, *manifest.files}:
         raise Refusal(
@@ -246,7 +247,7 @@ def whole(folder: Path) -> Checkpoint:
         )
     for name, (size, digest) in manifest.files.items():
         path = folder / name
-        with files.reading(path, "what was written"):  # a disk may fail
+        with files.reading(path, "what was written"):  # reading may fail on a defective disk
             is_unchanged = name in existing and path.stat().st_size == size and files.sha256(path) == digest
         if not is_unchanged:
             raise Refusal(

@@ -43,14 +43,14 @@ def _live_tensor_bytes() -> int:
     """Return the bytes of all CPU storages that Python can reach."""
     gc.collect()
     counter = StorageCounter()
-    # Exact types, because isinstance wakes lazy module proxies that gc also holds.
+    # Compare exact types: isinstance would trigger the imports of lazy module proxies, which gc also returns.
     kinds = (torch.Tensor, torch.nn.Parameter)
     return counter.claim(o for o in gc.get_objects() if type(o) in kinds and o.device.type == "cpu")[0]
 
 
 def _changes(trace: profile) -> list[int]:
     """Return the changes of allocated CPU memory in a profile, in bytes and in order. Releases are negative."""
-    assert trace.kineto_results is not None  # of a profile that has ended
+    assert trace.kineto_results is not None  # it has results after it has ended
     events: list[Any] = trace.kineto_results.events()
     changes = (
         (event.start_ns(), event.nbytes())
@@ -107,7 +107,7 @@ class CpuPeak:
 
     def __init__(self) -> None:
         self.tensor_bytes: int | None = None
-        self.unreleased_bytes: int | None = None  # by as much is `tensor_bytes` too large, at most
+        self.unreleased_bytes: int | None = None  # the most by which `tensor_bytes` can be too large
 
     def __enter__(self) -> CpuPeak:
         self._before = _live_tensor_bytes()
@@ -136,7 +136,7 @@ class PhaseMemory:
         self._phases: dict[str, PeakMemory] = {}
         self.current: str | None = None
         self._sampler: _ProcessMemorySampler | None = None
-        self._is_reset = False  # the peak of a process on a CPU, as the current phase began
+        self._is_reset = False  # on a CPU: whether the process's peak was reset when the phase began
 
     def begin(self, name: str | None) -> None:
         """End the current phase and begin the phase `name`. None ends the last phase."""
@@ -174,7 +174,7 @@ class PhaseMemory:
     def _peaks(self) -> dict[str, int | None]:
         if self.device.type != "cuda":
             return {"resident_bytes": _resident_peak() if self._is_reset else None}
-        assert self._sampler is not None  # as a phase has begun
+        assert self._sampler is not None  # begin() has started it
         peak, average = self._sampler.stop()
         return {
             "allocated_bytes": torch.cuda.max_memory_allocated(self.device),
@@ -229,7 +229,7 @@ class _ProcessMemorySampler(threading.Thread):
                         self._samples.append(process.usedGpuMemory)
                 if self._done.wait(0.1):
                     return
-        except pynvml.NVMLError:  # no such permission, or a container that hides processes: unknown
+        except pynvml.NVMLError:  # not permitted, or the container hides processes
             self._samples.clear()
 
     def stop(self) -> tuple[int | None, int | None]:

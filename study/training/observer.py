@@ -28,17 +28,17 @@ class Observed(Facts):
     """
 
     probed_steps: list[int]
-    model_states: ModelStateBytes | None  # as the probed step is about to update
+    model_states: ModelStateBytes | None  # just before the update of the probed step
     resting_states: ModelStateBytes | None  # after the probed step
     collectives: list[Collective] | None
     gradient_dtypes: list[str] | None
     moment_dtypes: list[str] | None
     peaks: dict[str, PeakMemory]
-    swap_bytes_read: int  # while steps were trained
+    swap_bytes_read: int  # during the training steps
     swap_bytes_written: int
-    energy_joules: float | None  # of the GPU while steps were trained
-    processor_seconds: float  # since steps began, in this process alone
-    network: Network | None = None  # of this rank's machine, by its first rank, in this process alone
+    energy_joules: float | None  # of the GPU during the training steps
+    processor_seconds: float  # since the first step, only in this process
+    network: Network | None = None  # traffic of the machine, measured by its first rank, only in this process
 
 
 class Observer:
@@ -65,15 +65,15 @@ class Observer:
         self.model_states: ModelStateBytes | None = None
         self.resting_states: ModelStateBytes | None = None
         self.collectives: list[Collective] | None = None
-        self.proof = proof  # with the types of gradients and moments, once they exist
+        self.proof = proof  # gets the types of gradients and moments once they exist
         self._model = model
         self._optimizer = optimizer
         self._memory = memory
         self._swap_folder = swap_folder
-        self._bucket_bytes = bucket_bytes  # of DDP, as measured when it was built
-        self._is_compiled = is_compiled  # as asked
+        self._bucket_bytes = bucket_bytes  # measured while DDP was built
+        self._is_compiled = is_compiled  # whether the run requests compilation
         self._num_steps = num_steps
-        self._steps_done = 0  # before this process
+        self._steps_done = 0  # steps of the processes before this one
         self._earlier: Observed | None = None
         self._traffic_of_network = Traffic(STEADY_FROM) if counts_network else None
         self.begin()
@@ -148,11 +148,11 @@ class Observer:
 
     @contextmanager
     def _phase(self, number: int) -> Iterator[None]:
-        nth = number - self._steps_done  # of this process
+        nth = number - self._steps_done  # counted from the start of this process
         steady = [STEADY_FROM, *(probed - self._steps_done for probed in self.probed_steps)]
         if number == 1:
             self._memory.begin("first_step")
-        elif nth == min(start for start in steady if start > 0):  # a run too short to be steady: its last step
+        elif nth == min(start for start in steady if start > 0):  # in a run that is too short, this is the last step
             self._memory.begin("steady_steps")
         elif number == 2 or nth == 1:
             self._memory.begin("settling_steps")
@@ -176,7 +176,7 @@ class Observer:
 
     def _before_update(self, *_: Any) -> None:
         """Measure gradients and states just before the optimizer's update, when all of them exist."""
-        if self.model_states is None:  # DeepSpeed steps once per group or sub-group; the first time is enough
+        if self.model_states is None:  # DeepSpeed calls this once per group or sub-group
             self.model_states = self._states()
             self.proof = read_optimizer_dtypes(self.proof, self._model, self._optimizer)
 

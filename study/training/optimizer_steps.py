@@ -61,12 +61,12 @@ def global_norm(tensors: Iterable[torch.Tensor], is_exact: bool = False) -> torc
     a tree, which is exact enough.
     """
     tensors = list(tensors)
-    sharded = [tensor for tensor in tensors if isinstance(tensor, DTensor)]  # FSDP2's
+    sharded = [tensor for tensor in tensors if isinstance(tensor, DTensor)]  # under FSDP2
     if not sharded:
         return fixed_order.exact_norm(tensors, is_sharded=False) if is_exact else _norm(tensors).to(_norm_type(tensors))
     shards = [tensor.to_local() for tensor in sharded]
     mesh = sharded[0].device_mesh
-    group = mesh.get_group(mesh.ndim - 1)  # replicas hold the same
+    group = mesh.get_group(mesh.ndim - 1)  # sum over the shards only, because all replicas have the same gradients
     if is_exact:
         return fixed_order.exact_norm(shards, group)
     square = _norm([shard for shard in shards if shard.numel()] or shards).square()
@@ -98,7 +98,7 @@ def gradient_norm_reader(accelerator: Accelerator, model: Any, config: RunConfig
         parameters = [p for p in model.parameters() if p.requires_grad]
 
         def clip() -> torch.Tensor:
-            accelerator.unscale_gradients()  # fp16-autocast's; does nothing otherwise
+            accelerator.unscale_gradients()  # needed for fp16-autocast; does nothing otherwise
             norm = global_norm((p.grad for p in parameters), is_exact)
             if config.gradient_clipping:
                 torch.nn.utils.clip_grads_with_norm_(parameters, config.gradient_clipping, norm)
@@ -108,7 +108,8 @@ def gradient_norm_reader(accelerator: Accelerator, model: Any, config: RunConfig
     if model.zero_optimization_stage():
         norm: Callable[[], Any] = model.get_global_grad_norm
         return norm
-    # Stage 0 keeps no norm; its gradients are whole and averaged when it steps, so the norm is taken just before it.
+    # Stage 0 does not store the norm. Its gradients are unsharded and averaged when the engine steps, so the norm is
+    # computed just before that.
     latest: list[torch.Tensor] = []
     take_step = model.step
 
@@ -122,7 +123,7 @@ def gradient_norm_reader(accelerator: Accelerator, model: Any, config: RunConfig
         torch.nn.utils.clip_grads_with_norm_(model.module.parameters(), config.gradient_clipping, latest[0])
 
     model.step = note_norm_and_step
-    model.clip_fp32_gradients = clip_by_noted_norm  # the engine's own clips by torch's inexact norm
+    model.clip_fp32_gradients = clip_by_noted_norm  # the engine's own function clips by torch's inexact norm
     return lambda: latest[0]
 
 

@@ -13,7 +13,7 @@ import torch
 from study.config import RunConfig
 from study.run import Run
 
-SCALE = 0.98  # of the first block's gradients
+SCALE = 0.98  # factor for the gradients of the first block
 
 
 def perturb(model: torch.nn.Module, optimizer: torch.optim.Optimizer, run: Run) -> None:
@@ -55,7 +55,7 @@ class _DroppedOnce:
     """A gradient hook that sets a parameter's gradient to zero in one backward pass."""
 
     def __init__(self, dropped: int) -> None:
-        self._left = dropped  # passes until then
+        self._left = dropped  # backward passes before the dropped one
 
     def __call__(self, gradient: torch.Tensor) -> torch.Tensor:
         self._left -= 1

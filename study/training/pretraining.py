@@ -23,10 +23,10 @@ from study.workloads import sources
 
 SEED = 0
 BATCH_SIZE = 32  # windows of the runs' sequence length
-LEARNING_RATE = 1e-3  # for models of some millions of parameters
+LEARNING_RATE = 1e-3  # suits models with a few million parameters
 WARMUP_SHARE = 0.05
 EPOCHS = {"bert-imdb": 2, "gpt-wikitext": 1}
-FACTS = "body.json"  # beside the weights: how they were made
+FACTS = "body.json"  # describes how the weights were trained; in the same folder
 
 
 def train_missing(runs: Sequence[Run], study: Sequence[Run]) -> None:
@@ -55,7 +55,8 @@ def _train_missing(folder: Path, configs: Sequence[RunConfig]) -> None:
         facts = train(config, folder)
         print(f"{folder}: {facts['num_steps']} steps, loss {facts['last_loss']:.3f}, {facts['sha256']}", flush=True)
         return
-    facts = files.load(folder / FACTS, "JSON") if (folder / FACTS).exists() else {}  # of a model of the user's own
+    # empty for a model that the user provided
+    facts = files.load(folder / FACTS, "JSON") if (folder / FACTS).exists() else {}
     if facts.get("settings", _settings(config)) != _settings(config):
         there = facts["settings"]
         raise Refusal(
@@ -80,7 +81,7 @@ def train(config: RunConfig, folder: Path) -> dict[str, Any]:
 
     from study.workloads import WORKLOADS
 
-    # Small models that begin at random learn nothing for long under dropout.
+    # With dropout, small randomly initialized models take long until they learn anything.
     config = config.model_copy(update={"dropout": 0.0, "weights": None, "init": "scratch"})
     workload = WORKLOADS[config.workload]
     examples = workload.left_over(config)

@@ -29,19 +29,21 @@ from study.workloads import WORKLOADS
 
 def read_back(accelerator: Accelerator, model: Any, optimizer: Any, run: Run) -> Proof:
     """Return the settings that are read from the prepared engine itself. This is not collective."""
-    engine = facts.uncompiled(model)  # torch.compile wraps DDP once more
+    engine = facts.uncompiled(model)  # torch.compile adds a wrapper around DDP's
     block_class = WORKLOADS[run.config.workload].block_class(run.config)
     built = facts.read_back(engine, optimizer, device=accelerator.device, block_class=block_class, is_strict=True)
     kind = built["engine"]
     proven = {
-        # DeepSpeed reads back these three itself. Elsewhere the study's loop and accelerate do what they say.
+        # Under DeepSpeed, these three values are read from the engine below. Under the other engines, the study's
+        # training loop and accelerate apply them directly.
         "gradient_clipping": run.config.gradient_clipping,
         "gradient_accumulation_steps": accelerator.gradient_accumulation_steps,
         "micro_batch_size": run.config.batches(accelerator.num_processes)[0],
         "settings": {},
         **{name: value for name, value in built.items() if name in Proof.model_fields and value is not None},
         "distributed_type": accelerator.distributed_type.value,
-        "gradient_as_bucket_view": getattr(engine, "gradient_as_bucket_view", None),  # of DDP
+        # an attribute of DDP; None for other engines
+        "gradient_as_bucket_view": getattr(engine, "gradient_as_bucket_view", None),
     }
     if kind == "DeepSpeed":
         proven |= _sizes_of_zero(engine)
@@ -154,7 +156,7 @@ def _demands_of_run(run: Run) -> list[Demand]:
     on_gpu = torch.cuda.is_available()
     kind: str = strategy.distributed_type
     if kind == "MULTI_GPU" and not on_gpu:
-        kind = "MULTI_CPU"  # accelerate names DDP by where it runs
+        kind = "MULTI_CPU"  # accelerate's name for DDP on a CPU
     return [
         _demand("world_size", run.world_size, f"change num_processes in {path}, or --num_processes"),
         _demand("distributed_type", kind, f"change distributed_type in {path}"),
@@ -327,7 +329,7 @@ def prove_compiled(proof: Proof, is_asked: bool) -> Proof:
     Raises Failed if the run requests compilation and nothing was compiled, or if the reverse is true. This is not
     collective.
     """
-    dynamo = sys.modules.get("torch._dynamo.utils")  # which torch imports when something asks for it
+    dynamo = sys.modules.get("torch._dynamo.utils")  # torch imports this module only when something uses it
     graphs = 0 if dynamo is None else int(dynamo.counters["stats"]["unique_graphs"])
     if is_asked != bool(graphs):
         wish = "is to be compiled, and nothing was" if is_asked else f"is not to be compiled, and {graphs} graphs were"

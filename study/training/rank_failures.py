@@ -24,13 +24,13 @@ from study.running.outcome import REMOVED
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
-WAIT_SECONDS = 5.0  # for which the ranks that came to a collective wait for one another's word of it
-ANSWER_SECONDS = 2.0  # that the store has to answer in: it may be behind the link that is cut
-# gloo's words, of its operations and of its store.
-# Of two operations that wait for one rank, gloo ends the second with the connection that the first has given up.
+WAIT_SECONDS = 5.0  # how long the ranks that reached a collective wait for each other's reports
+ANSWER_SECONDS = 2.0  # time limit of the store's answer; the broken link may be the one to the store
+# Error messages of gloo's operations and of its store. If two operations wait for the same rank, the first one times
+# out and closes the connection, and the second one fails with a message about the closed connection.
 _TIMED_OUT = re.compile(r"Timed out waiting|Application timeout caused pair closure|wait timeout after|Socket Timeout")
 _PEER_LOST = re.compile(r"Connection (?:closed|reset) by peer|Broken pipe")
-# The kernel's words, and those of torch's writer of archives, which passes none on.
+# Error messages of the kernel, and of torch's archive writer, which does not pass on the kernel's message.
 _NO_ROOM = re.compile(
     r"No space left on device|Disk quota exceeded|Read-only file system|Stale file handle|Input/output error|"
     r"file write failed|unexpected pos \d+"
@@ -64,7 +64,7 @@ def cause_of(error: BaseException, run: Run, is_removed: bool) -> BaseException:
     text = str(error)
     if isinstance(error, (Failed, Refusal, Interrupted)) or not isinstance(error, Exception):
         return error
-    is_of_collective = isinstance(error, RuntimeError)  # and no socket's or pipe's of another kind
+    is_of_collective = isinstance(error, RuntimeError)  # excludes OSErrors of other sockets and pipes
     if is_of_collective and _TIMED_OUT.search(text):
         return Stalled(_line(text))
     if is_of_collective and _PEER_LOST.search(text):
@@ -175,7 +175,7 @@ def _in_time(ask: Callable[[], Any]) -> Any:
     answer: list[Any] = []
 
     def run() -> None:
-        with suppress(RuntimeError):  # torch's, of a store that is gone
+        with suppress(RuntimeError):  # torch raises it if the store no longer exists
             answer.append(ask())
 
     thread = threading.Thread(target=run, daemon=True)

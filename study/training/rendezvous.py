@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 POLL_SECONDS = 0.1
 DECLINE_SECONDS = 3
-VERDICT_SECONDS = 10.0  # that machine 0 has to tell the others, once its patience is at an end
+VERDICT_SECONDS = 10.0  # extra time for machine 0 to report its verdict after its own time limit
 
 
 def meet(run: Run) -> Store | None:
@@ -61,12 +61,13 @@ def meet(run: Run) -> Store | None:
             f"machine 0 was reached at {os.environ['MASTER_ADDR']}, and its rank 0 did not come within {seconds} s "
             "(--collective-timeout), or has gone; look at what it says there"
         )
-        with suppress(RuntimeError):  # should it come yet
+        with suppress(RuntimeError):  # in case machine 0 is only late
             store.set("refused", f"machine {run.machine_rank} has not waited any longer")
         raise Refusal(late) from None
     if verdict:
         raise Refusal(verdict)
-    # On Debian the own name of machine 0, if it is given by that, leads it to its loopback; another machine does not.
+    # On Debian, a machine's own host name resolves to its loopback address. If MASTER_ADDR is the host name of machine
+    # 0, machine 0 must therefore use the route to another machine to find its own address.
     talk_from(own if run.machine_rank else own_address(store.get("address/1").decode()))
     return store
 
@@ -78,12 +79,12 @@ def decline(run: Run, refusal: Refusal) -> None:
     """
     if run.num_machines == 1:
         return
-    with suppress(Refusal, RuntimeError):  # machine 0 has gone, and has said why itself
+    with suppress(Refusal, RuntimeError):  # machine 0 has ended and has printed its own reason
         store = _store(DECLINE_SECONDS)
         store.set("refused", f"machine {run.machine_rank}: {refusal}")
         if os.environ.get("RANK", "0") == "0":
             store.set("verdict", f"machine 0: {refusal}")
-            time.sleep(DECLINE_SECONDS)  # its agent ends with it, and takes the store along
+            time.sleep(DECLINE_SECONDS)  # when this rank ends, its agent ends too, and with it the store
 
 
 def _store(seconds: int) -> Store:
@@ -103,8 +104,8 @@ def _store(seconds: int) -> Store:
 def own_address(peer: str) -> str:
     """Return the address from which this machine reaches `peer`. Empty if there is no route, or if `peer` is empty."""
     with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        if peer:  # else it would be this machine
-            probe.connect((peer, 9))  # sends nothing
+        if peer:  # an empty address would mean this machine
+            probe.connect((peer, 9))  # chooses the route without sending anything
             return str(probe.getsockname()[0])
     return ""
 

@@ -17,7 +17,7 @@ from study.errors import Refusal
 from study.run import Run, make_run
 from study.strategy.file import Strategy, read_strategy
 
-# Modules of this project that run a script as it is, and write down what it does.
+# Modules of this project that run a user's script unchanged and record what it does.
 RECORDERS = {
     f"{package}.{name}"
     for package in ("study", "zero_study")
@@ -34,7 +34,7 @@ def requested_run(config: RunConfig) -> Run:
     """
     if (launcher := _launcher()) is not None:
         parent, flags, command = launcher
-        if RECORDERS & {*command}:  # the program that is run within them is the trainer still
+        if RECORDERS & {*command}:  # the training script still follows these modules
             flags.pop("module", None)
         if "config_file" in flags:
             allowed.check_flags(flags)
@@ -94,7 +94,7 @@ def _launcher() -> tuple[psutil.Process, dict[str, Any], list[str]] | None:
     for parent in psutil.Process().parents():
         try:
             command = parent.cmdline()
-        except psutil.Error:  # a parent that ended or is not ours
+        except psutil.Error:  # the parent has ended, or belongs to another user
             continue
         if (start := _launch_arguments(command)) is not None:
             words = ["accelerate", "launch", *command[start:]]
@@ -133,7 +133,7 @@ def given_flags(words: Sequence[str]) -> dict[str, Any]:
     Options that are not given are left out.
     """
     flags = vars(_parser().parse_args(list(words)))
-    own = {"training_script", "training_script_args", "nondefault"}  # not flags: the program's, and the parser's own
+    own = {"training_script", "training_script_args", "nondefault"}  # these are not options of the launcher
     return {name: value for name, value in flags.items() if name not in own}
 
 

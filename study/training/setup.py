@@ -37,13 +37,13 @@ class Built:
     optimizer: Any
     train_batches: DataLoader
     eval_batches: DataLoader
-    metric: EvaluationModule | None  # on rank 0
+    metric: EvaluationModule | None  # only on rank 0
     memory: PhaseMemory
-    bucket_bytes: int | None  # of this rank's DDP; None: not DDP, or not measured
+    bucket_bytes: int | None  # size of this rank's DDP buckets; None: not DDP, or not measured
     proof: Proof
     initial_parameters: Checksum
-    planned_tokens: int  # of all steps, without padding, world total
-    checkpoint: Checkpoint | None  # that the run goes on from
+    planned_tokens: int  # tokens of all steps and ranks, without padding
+    checkpoint: Checkpoint | None  # the one that the run resumes from
     digests: list[StepDigest] = field(default_factory=list)
 
 
@@ -91,7 +91,7 @@ def build(run: Run, accelerator: Accelerator) -> Built:
     fixed_order.after_prepare(model, optimizer.optimizer, config, run.strategy.zero_stage)
     proof = _prove(accelerator, model, optimizer, splits, run)
     memory.begin(None)
-    # Dropout's stream starts here, whatever random numbers building the model took.
+    # Seed dropout here, so that it does not depend on the random numbers that were used to build the model.
     torch.manual_seed(config.seed * 1_000_003 + accelerator.process_index)
     return Built(
         run=run,

@@ -47,7 +47,8 @@ class LibraryWarnings:
     @staticmethod
     def _append(path: Path, text: str) -> None:
         if text:
-            # A library warns in the middle of a training: that a disk is full, the run's own files say.
+            # A library may warn in the middle of training, where an OSError would end the run. Writing the run's own
+            # files detects a full disk anyway.
             with suppress(OSError), open(path, "a") as log:
                 log.write(text)
 
@@ -71,7 +72,8 @@ def tidy_launcher() -> None:
     The last process removes the folders that the processes share. A folder that contains a file is kept, for instance
     one with logs that the user requested. A folder that the user named with --log_dir is kept too.
     """
-    folders = list(Path(os.environ.get("TORCHELASTIC_ERROR_FILE", "")).parents)[:4]  # rank, attempt, launch, torchrun
+    # the folders of the rank, the attempt, the launch and torchrun
+    folders = list(Path(os.environ.get("TORCHELASTIC_ERROR_FILE", "")).parents)[:4]
     if folders and folders[-1].name.startswith("torchelastic_"):
         with suppress(OSError):
             for folder in folders:

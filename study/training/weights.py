@@ -21,7 +21,7 @@ from study.training import fixed_order, perturbations
 from study.workloads.sources import Splits
 
 DIGEST_DIGITS = 16  # hexadecimal digits of a step's digests
-_SUMMED_AT_ONCE = 1 << 24  # elements: a table of words as fp64, whole, would be the highest moment of a sharded run
+_SUMMED_AT_ONCE = 1 << 24  # elements; a whole embedding table in fp64 would be the memory peak of a sharded run
 
 
 def build_model(accelerator: Accelerator, workload: ModuleType, splits: Splits, run: Run) -> torch.nn.Module:
@@ -34,7 +34,7 @@ def build_model(accelerator: Accelerator, workload: ModuleType, splits: Splits, 
     its weights in partitions.
     """
     config = run.config
-    set_seed(config.seed)  # for a published model's new head too
+    set_seed(config.seed)  # also determines the new head of a published model
     if not (run.strategy.zero_stage == 3 and run.strategy.zero3_init):
         with unpartitioned():
             model = _whole(workload, splits, config)
@@ -47,7 +47,7 @@ def build_model(accelerator: Accelerator, workload: ModuleType, splits: Splits, 
     if builds:
         with unpartitioned():
             whole: Any = _whole(workload, splits, config)
-            whole.should_save_on_this_rank = lambda _: True  # transformers else writes on rank 0 alone (5.23)
+            whole.should_save_on_this_rank = lambda _: True  # otherwise transformers 5.23 writes on rank 0 only
             whole.save_pretrained(folder)
             del whole
     accelerator.wait_for_everyone()
@@ -110,7 +110,7 @@ def parameter_groups(model: torch.nn.Module, weight_decay: float) -> list[dict[s
     """
 
     def dimensions(parameter: Any) -> int:
-        return len(getattr(parameter, "ds_shape", parameter.shape))  # a partitioned parameter is empty
+        return len(getattr(parameter, "ds_shape", parameter.shape))  # the shape of a partitioned parameter is empty
 
     parameters = [p for p in model.parameters() if p.requires_grad]
     return [
@@ -134,7 +134,7 @@ def full_parameters(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]
 
     Parameters are gathered one at a time. Collective: every rank must call this.
     """
-    parameter: Any  # an engine adds attributes to some
+    parameter: Any  # engines add attributes to some parameters
     for name, parameter in sorted(model.named_parameters()):
         name = plain_name(name)
         if hasattr(parameter, "ds_id"):
@@ -199,7 +199,7 @@ def _digest(tensors: list[tuple[str, Any]], read_tensor: Callable[[Any], torch.T
     """
     digest, is_complete = hashlib.sha256(), True
     for name, parameter in tensors:
-        tensor = read_tensor(parameter)  # on every rank, also after one that lacks it
+        tensor = read_tensor(parameter)  # collective: read on every rank, even after an incomplete parameter
         if tensor is None or tensor.numel() != getattr(parameter, "ds_numel", parameter.numel()):
             is_complete = False
             continue
