@@ -185,7 +185,7 @@ def _print_text(advice: Any, text: Callable[[Any], str], _: Callable[[Any], dict
 
 
 def _advise_by_traces(model: str, request: Request) -> Advice:
-    """Choose by traces of the model over fake tensors, whose modules are those of transformers."""
+    """Return advice that is based on traces of the model in transformers, run with fake tensors."""
     from study import planner
     from study.dryrun.trace import trace as trace_step
     from study.planner.trace import trace_options

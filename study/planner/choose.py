@@ -34,7 +34,10 @@ GPU_COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 @dataclass(frozen=True)
 class Option:
-    """One strategy, at its best or as asked."""
+    """A strategy with its prediction.
+
+    The prediction is for the requested split of the batch, or for the fastest split that fits if none is requested.
+    """
 
     strategy: Strategy
     prediction: Prediction
@@ -44,12 +47,15 @@ class Option:
 
     @property
     def traced_bytes(self) -> int | None:
-        """The peak of its tensors, if it was traced."""
+        """The traced peak of the tensors on one GPU. None if the option was not traced."""
         return None if self.traced is None else self.traced.total
 
     @property
     def needed_bytes(self) -> Numbers:
-        """Of one GPU: the traced peak, or else the predicted one, and what the allocator adds to either."""
+        """The bytes that one GPU needs: the peak of its tensors and a margin for the allocator.
+
+        The peak is the traced one if there is a trace, else the predicted one.
+        """
         # One margin: published peaks of tensors are no nearer to traces than to predictions (reports/dry_run).
         return prediction.needed_bytes(self.prediction.peak.total if self.traced_bytes is None else self.traced_bytes)
 
@@ -68,7 +74,7 @@ class Option:
 
 @dataclass(frozen=True)
 class Advice:
-    """Every strategy on one box, and the one to take."""
+    """The predictions of all strategies for a model on given GPUs, and the recommended strategy."""
 
     shape: ModelShape
     request: Request
@@ -87,7 +93,13 @@ Trace = Callable[[ModelShape, Request, Sequence[Option]], list[Option]]  # the s
 
 
 def advise(model: str, request: Request, trace: Trace | None = None) -> Advice:
-    """Predict every strategy for a model on a box, each at its fastest split of the batch that fits, or as asked."""
+    """Predict every strategy for a model on the requested GPUs, and recommend one.
+
+    Each strategy is predicted with the requested split of the batch. If none is requested, the fastest split that fits
+    is used. `trace` replaces predicted memory by traced memory.
+
+    Raises Refusal if the model is unknown, or if the request cannot be satisfied.
+    """
     shape, request, notes = find_model(model, request)
     box = request.box()
     request.batch()  # what is wrong with it is wrong for every strategy
@@ -137,7 +149,10 @@ def option_of(shape: ModelShape, chosen: Strategy, best: Prediction, traced: Tra
 
 
 def _short(options: Sequence[Option]) -> list[str]:
-    """Say which steps are shorter than those that intervals are known of."""
+    """Return a warning about steps that are shorter than the published steps on which the intervals are based.
+
+    The list is empty if there are no such steps.
+    """
     short = [option for option in options if option.is_short]
     if not short:
         return []
@@ -176,7 +191,10 @@ def _speed(option: Option | Choice) -> float:
 
 
 def _complexity(option: Option) -> tuple:
-    """What there is to configure and to go wrong: offload, then sharding, then files with sizes of their own."""
+    """Return a sort key for how much of a strategy has to be configured and can go wrong.
+
+    Offload counts first, then the ZeRO stage, then whether the strategy has a file with buffer sizes.
+    """
     engine, chosen = option.prediction.engine, option.strategy
     offloaded = (engine.offload_optimizer, engine.offload_param)
     return (
@@ -192,7 +210,7 @@ def _complexity(option: Option) -> tuple:
 
 @dataclass(frozen=True)
 class LargestModels:
-    """The largest GPT that each strategy holds on a box; None: not even the smallest."""
+    """The largest GPT that each strategy can train on given GPUs. None if not even the smallest GPT fits."""
 
     request: Request
     shapes: dict[str, ModelShape | None]
@@ -200,7 +218,10 @@ class LargestModels:
 
 @dataclass(frozen=True)
 class FewestGpus:
-    """The fewest GPUs on which each strategy trains a model, and bytes left of one; None: not on `most` of them."""
+    """For each strategy, the smallest number of GPUs that trains a model, and the free bytes of one GPU.
+
+    The value is None if the model does not fit on `most` GPUs.
+    """
 
     request: Request
     shape: ModelShape
@@ -211,13 +232,20 @@ class FewestGpus:
 
 
 def gpt(hidden: int, positions: int) -> ModelShape:
-    """Make a GPT of this width, with about the layers of GPT-3's models of that width (arXiv:2005.14165, table 2.1)."""
+    """Return the shape of a GPT with this width.
+
+    The number of layers is about that of GPT-3's models of the same width (arXiv:2005.14165, table 2.1).
+    """
     layers = max(24 if hidden >= 1024 else 12, hidden // 128)
     return shapes.plain(f"GPT {hidden} x {layers}", "gpt2", layers, hidden, hidden // 64, positions, 50257)
 
 
 def largest_models(request: Request) -> LargestModels:
-    """Find the largest GPT by strategy, with one sequence a GPU, and checkpointed unless that is refused."""
+    """Find the largest GPT that each strategy can train on the requested GPUs.
+
+    Each GPU has one sequence. Full activation checkpointing is assumed unless the request has another setting. Raises
+    Refusal if the request has a batch.
+    """
     length = request.sequence_length or DEFAULT_LENGTH
     request = dataclasses.replace(request, sequence_length=length)
     box, job = request.box(), _smallest_job(request, "--model")
@@ -234,7 +262,11 @@ def largest_models(request: Request) -> LargestModels:
 
 
 def fewest_gpus(model: str, request: Request) -> FewestGpus:
-    """Find the fewest GPUs, a power of two, by strategy, with one sequence a GPU and checkpointed unless refused."""
+    """Find the smallest number of GPUs, among powers of two, on which each strategy can train a model.
+
+    Each GPU has one sequence. Full activation checkpointing is assumed unless the request has another setting. Raises
+    Refusal if the request has a batch.
+    """
     shape, request, notes = find_model(model, request)
     job = _smallest_job(request, "--gpus")
     counts = [count for count in GPU_COUNTS if request.could_run(count)]
@@ -258,7 +290,10 @@ def fewest_gpus(model: str, request: Request) -> FewestGpus:
 
 
 def _smallest_job(request: Request, missing: str) -> Job:
-    """One sequence a GPU; a batch would be ignored, and is refused."""
+    """Return a job with one sequence per GPU, and with activation checkpointing by default.
+
+    Raises Refusal if the request has a batch, because it would have no effect.
+    """
     for name in ("global_batch_size", "micro_batch_size", "gradient_accumulation_steps"):
         if getattr(request, name) is not None:
             flag = f"--{name.replace('_', '-')}"
@@ -289,14 +324,17 @@ def engine_for(shape: ModelShape, request: Request, chosen: Strategy, num_gpus: 
 
 
 class Choice(NamedTuple):
-    """One way to run a strategy."""
+    """One way to run a strategy: its name, and the prediction for one split of the batch."""
 
     strategy: str
     prediction: Prediction
 
 
 def choices(advice: Advice) -> list[Choice]:
-    """Predict every strategy at every split of the batch, with and without activation checkpointing, or as asked."""
+    """Predict every strategy at every split of the batch, with and without activation checkpointing.
+
+    If the request sets the micro batch or activation checkpointing, only that setting is predicted.
+    """
     shape, request = advice.shape, advice.request
     return [
         Choice(option.strategy.name, split)
@@ -306,7 +344,10 @@ def choices(advice: Advice) -> list[Choice]:
 
 
 def splits(shape: ModelShape, request: Request, best: Prediction) -> Iterator[Prediction]:
-    """Yield the same at every split of the batch, with and without activation checkpointing, or as asked."""
+    """Yield predictions of one strategy at every split of the batch, with and without activation checkpointing.
+
+    If the request sets the micro batch or activation checkpointing, only that setting is predicted.
+    """
     sequences, micro, _ = request.batch()
     checkpointing = request.activation_checkpointing
     for checkpointed in (False, True) if checkpointing is None else (CHECKPOINTED[checkpointing],):
@@ -318,7 +359,10 @@ def splits(shape: ModelShape, request: Request, best: Prediction) -> Iterator[Pr
 
 
 def pareto(choices: list[Choice]) -> list[Choice]:
-    """Keep those that fit and that no other one that fits beats in both memory and speed; the smallest first."""
+    """Return the choices that fit and that no other choice beats in both memory and speed.
+
+    They are sorted by memory, the smallest first.
+    """
     front: list[Choice] = []
     fitting = [choice for choice in choices if choice.prediction.fits]
     for choice in sorted(fitting, key=lambda candidate: (candidate.prediction.peak.total, -_speed(candidate))):

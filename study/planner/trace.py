@@ -1,4 +1,4 @@
-"""Trace the peak memory of strategies, compare it with predictions, and base the choice of a strategy on it."""
+"""Trace the peak memory of strategies, and compare it with the predictions."""
 
 from __future__ import annotations
 
@@ -31,7 +31,10 @@ Predicted: the same model without a trace (--kernels transformers). All sizes ar
 
 
 def trace_options(tracer: Tracer, shape: ModelShape, request: Request, options: Sequence[Option]) -> list[Option]:
-    """Trace the options that can be traced, and return all; print a line for each trace, and why others have none."""
+    """Trace all options that can be traced, and return all options.
+
+    Prints one line per trace, and the reason why an option could not be traced.
+    """
     print(terminal.wrapped(HEAD))
     by_name = {option.strategy.name: option for option in options}
     not_traced: dict[str, list[str]] = {}
@@ -49,9 +52,10 @@ def trace_options(tracer: Tracer, shape: ModelShape, request: Request, options: 
 
 
 def _trace(tracer: Tracer, shape: ModelShape, request: Request, option: Option) -> Option:
-    """Trace an option's split of the batch. If it does not fit, trace the fastest split that should.
+    """Trace an option. If the traced split of the batch does not fit, trace the fastest split that should fit.
 
-    A split should fit if its predicted peak does, made larger by what the last trace was larger than its prediction.
+    A split should fit if its predicted peak does, after multiplying it by the ratio of the last trace to its
+    prediction.
     """
     chosen, candidates = option.prediction, list(splits(shape, request, option.prediction))
     while True:
@@ -85,7 +89,10 @@ def _line(option: Option, traced: Traced) -> str:
 
 
 def _differences(traced: Traced, predicted: Peak, engine: Engine) -> str:
-    """Name the groups of parts that differ, the largest difference first; all groups add up to the residual."""
+    """Return the groups of memory parts in which trace and prediction differ, the largest difference first.
+
+    Groups that differ by less than `SHOWN` of the traced peak are left out.
+    """
     expected_parts = dict(predicted.parts)
     if engine.kind == "fsdp" and PEAK_MOMENTS[int(predicted.moment)] == "end of backward":
         # What a unit's gradients are flattened into is temporary then, and in every other moment a buffer.

@@ -1,8 +1,8 @@
-"""The schema of record.json and outcome.json, which are written atomically and read strictly.
+"""The schema of record.json and outcome.json. These files are written atomically and read strictly.
 
-A record holds raw facts of one run and nothing that is derived from several runs. Unknown values are null.
-`steps.jsonl`, in the same folder, has one line per optimizer step, and the record has its digest. Collected runs have
-one line each instead (`find.py`).
+A record holds raw facts of one run, and nothing that is derived from several runs. Unknown values are null.
+`steps.jsonl`, in the same folder, has one line per optimizer step, and the record holds the digest of that file. In a
+folder of collected runs, each run is one line of a file instead (`find.py`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ DIGEST = "record_sha256"  # key of a record.json: of all its other facts; record
 
 
 class Facts(BaseModel):
-    """What a program of the study writes into a JSON file, read strictly: no unknown key, no NaN."""
+    """The base class of everything that the study writes to a JSON file. Unknown keys and NaN are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -50,7 +50,7 @@ Name = Annotated[str, AfterValidator(lambda name: files.check_name(name, "the na
 
 
 class Sharding(Facts):
-    """How PyTorch sharded a model (FSDP2), read from the modules that it sharded."""
+    """How PyTorch sharded a model (FSDP2), as read from the sharded modules."""
 
     units: dict[str, int]  # classes of the modules that are gathered together, joined by + -> how many such groups
     reshard_after_forward: bool  # the blocks let go of what they gathered as forward leaves them
@@ -63,7 +63,10 @@ class Sharding(Facts):
 
 
 class Proof(Facts):
-    """What the engine really is, read back after `prepare`; bytes are in `Record.model_state_bytes`."""
+    """The settings that the engine really uses, read back after `prepare`.
+
+    The bytes of model states are in `Record.model_state_bytes`.
+    """
 
     world_size: int
     distributed_type: str
@@ -110,7 +113,7 @@ class Proof(Facts):
 
 
 class ModelStateBytes(Facts):
-    """Bytes that one rank holds in memory, storages counted once (arXiv:1910.02054, sec. 3.1)."""
+    """The bytes that one rank holds in memory. Shared storage counts once (arXiv:1910.02054, sec. 3.1)."""
 
     parameters: int
     gradients: int
@@ -121,7 +124,7 @@ class ModelStateBytes(Facts):
 
     @property
     def model_states(self) -> int:
-        """What the paper counts: everything but the communication buffers."""
+        """The bytes that the paper counts: parameters, gradients and optimizer states, without buffers."""
         return self.parameters + self.gradients + self.optimizer_states
 
 
@@ -134,12 +137,12 @@ class Collective(Facts):
 
     @property
     def moved_bytes(self) -> int:
-        """What is sent; an all-reduce sends its bytes twice (arXiv:1910.02054, sec. 7.1), and so NCCL does."""
+        """The bytes that are sent. An all-reduce sends its bytes twice (arXiv:1910.02054, sec. 7.1), also in NCCL."""
         return self.bytes * (2 if self.kind.endswith("all_reduce") else 1)
 
 
 class PeakMemory(Facts):
-    """Peaks of one rank in one phase."""
+    """The peak memory of one rank in one phase of the run."""
 
     tensor_bytes: int | None = None  # CPU: live tensors that Python sees, of the probed step at its highest
     unreleased_bytes: int | None = None  # CPU: by so much tensor_bytes is too large, at most; None: not asked then
@@ -151,7 +154,7 @@ class PeakMemory(Facts):
 
 
 class Timing(Facts):
-    """Seconds per optimizer step, the slowest rank of each step, without warm-up and probed steps."""
+    """Seconds per optimizer step. Each step has the time of its slowest rank. Warm-up and probed steps are left out."""
 
     num_steps: int
     num_warmup_steps: int
@@ -165,7 +168,10 @@ class Timing(Facts):
 
 
 class Load(Facts):
-    """Time of the processors that a run might use on rank 0's machine, while it trained, evaluated and saved."""
+    """Processor time on rank 0's machine while the run trained, evaluated and saved.
+
+    Only the processors that the run might use are counted.
+    """
 
     seconds: float
     num_processors: int
@@ -175,9 +181,9 @@ class Load(Facts):
 
 
 class Network(Facts):
-    """What a machine's interfaces carried in steady steps and between them; the loopback is none of them.
+    """The traffic of a machine's network interfaces, without the loopback, in and between steady steps.
 
-    Headers, acknowledgements and what others sent are among it.
+    It includes headers, acknowledgements and the traffic of other programs.
     """
 
     interfaces: list[str]  # that carried something
@@ -188,7 +194,7 @@ class Network(Facts):
 
 
 class Code(Facts):
-    """The study's code and the processor, as one process of a run had them."""
+    """The study's code and the processor that one process of a run used."""
 
     commit: str | None  # None: not in a clone
     is_dirty: bool | None  # whether the clone had changes
@@ -199,7 +205,7 @@ class Code(Facts):
 
 
 class Continued(Facts):
-    """Another run's checkpoint, with which a run began."""
+    """The checkpoint of another run from which this run started."""
 
     run_id: str
     strategy: str
@@ -208,7 +214,7 @@ class Continued(Facts):
 
 
 class Checkpointing(Facts):
-    """What checkpoints cost in the process that ended the run."""
+    """The costs of checkpoints in the process that ended the run."""
 
     count: int
     seconds: float  # of training, while they were written
@@ -217,7 +223,7 @@ class Checkpointing(Facts):
 
 
 class Checksum(Facts):
-    """All parameters of the unsharded model in the order of their names, as fp32."""
+    """The checksum of all parameters of the unsharded model, in the order of their names and as fp32."""
 
     absolute_sum: float  # in double precision
     square_sum: float
@@ -225,7 +231,11 @@ class Checksum(Facts):
 
 
 class StepDigest(Facts):
-    """What a step left, whole and in the order of the parameters' names; the first 16 hexadecimal digits of SHA-256."""
+    """Digests of the weights and the optimizer's moments after a step, to compare two runs.
+
+    They are computed from unsharded tensors in the order of the parameters' names. Each digest is the first 16
+    hexadecimal digits of SHA-256.
+    """
 
     step: int
     weights: str  # in 16 bits the fp32 masters, where the engine has them
@@ -277,7 +287,7 @@ class _Imports(BaseModel):
 
 
 class _Machine(BaseModel):
-    """What tables read of a machine, whose other facts are free."""
+    """The facts about a machine that tables read. Other facts are not checked."""
 
     cpu: _Shown | None = None
     num_cores: Count | None = None
@@ -294,7 +304,7 @@ class _Machine(BaseModel):
 
 
 class _Data(BaseModel):
-    """What tables read of the data."""
+    """The facts about the data that tables read. Other facts are not checked."""
 
     digest: str | None = None
     num_train_examples: Count = 0
@@ -302,7 +312,7 @@ class _Data(BaseModel):
 
 
 def _holds(kind: type[BaseModel]) -> AfterValidator:
-    """Refuse, as a record is read, facts that are free but for those of a model."""
+    """Return a validator that checks a dictionary against `kind` when a record is read. Other keys are allowed."""
 
     def check(facts: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
         if info.context == READ:
@@ -319,7 +329,10 @@ _NEVER_NEW = ("workload", "size", "seed", "global_batch_size", "sequence_length"
 
 
 def _whole_config(config: dict[str, Any]) -> dict[str, Any]:
-    """A run's configuration, with the default of each knob that it is from before. Raises ValueError."""
+    """Return a run's configuration, completed with the defaults of knobs that did not exist when it was written.
+
+    Raises ValueError if the configuration is not valid.
+    """
     if lacking := next((name for name in _NEVER_NEW if name not in config), None):
         raise ValueError(f"config.{lacking} is missing")
     with refusing("config"):
@@ -332,7 +345,7 @@ _OF_RESULTS = ("proof", "final_loss", "steps_sha256", "initial_parameters", "fin
 
 
 class Record(Facts):
-    """The raw facts of one run."""
+    """The raw facts of one run: the content of record.json."""
 
     schema_version: Literal[1] = SCHEMA_VERSION
     run_id: Name
@@ -386,7 +399,10 @@ class Record(Facts):
 
     @property
     def mixed_code(self) -> str | None:
-        """Say that different code trained parts of the run; None if one code trained all that is known of it."""
+        """A message that parts of the run were trained by different code.
+
+        None if only one version of the code is known to have trained it.
+        """
         parts = {part.sha256: part for part in self.code or ()}
         if len(parts) < 2:
             return None
@@ -395,7 +411,7 @@ class Record(Facts):
 
     @property
     def mixed_processors(self) -> str | None:
-        """Say that parts of the run were trained on another processor, or by another number of threads; else None."""
+        """A message that parts of the run used different processors or numbers of threads. None if they did not."""
         parts = [(part.processor, part.num_threads) for part in self.code or () if part.num_threads is not None]
         if len(set(parts)) < 2:
             return None
@@ -404,7 +420,7 @@ class Record(Facts):
 
     @property
     def commits(self) -> set[str]:
-        """The commits of all code that trained a part of the run; -dirty: with changes."""
+        """The commits of all code that trained a part of the run. The suffix -dirty means uncommitted changes."""
         commits_of_parts = {part.commit + "-dirty" * bool(part.is_dirty) for part in self.code or () if part.commit}
         of_machine = self.machine.get("git_commit")
         return commits_of_parts | (
@@ -413,21 +429,24 @@ class Record(Facts):
 
     @property
     def device(self) -> str:
-        """The device that the run trained on, or would have: "cuda" or "cpu"."""
+        """The device that the run trained on, or would have trained on: "cuda" or "cpu"."""
         return self.proof.device if self.proof else "cuda" if self.machine.get("gpus") else "cpu"
 
     @property
     def usable_cores(self) -> float | None:
-        """The cores that the run might use of its first machine; all of them in records that do not say."""
+        """The number of cores of the first machine that the run was allowed to use.
+
+        Older records do not hold it. For them it is the number of all cores.
+        """
         usable: float | None = self.machine.get("usable_cores")
         return self.machine.get("num_cores") if usable is None else usable
 
     @property
     def boxes(self) -> list[str]:
-        """The name of each machine's GPUs, or of the first machine's CPU if the run trained without a GPU.
+        """The names of each machine's GPUs, or of the first machine's CPU if the run trained without a GPU.
 
-        A run that did not end records only how many other machines it had. They count as equal to the first,
-        because all machines need the same model of GPU to train at all.
+        A run that did not end records only how many other machines it had. They are assumed to equal the first machine,
+        because a run trains only if all machines have the same model of GPU.
         """
         if self.device == "cpu":
             cores, usable = self.machine.get("num_cores"), self.usable_cores
@@ -443,18 +462,18 @@ class Record(Facts):
     def box(self) -> str:
         """The hardware of the run: "8 x NVIDIA H200", "2 x 8 x NVIDIA H200" for two machines, or a CPU and its cores.
 
-        Without a GPU it is the first machine's, because the machines of a laboratory are one computer. A run that
-        might not use all cores counts as run on other hardware: "1 of 8 cores".
+        Without a GPU it is the hardware of the first machine, because the machines of a laboratory are one computer. A
+        run that was not allowed to use all cores counts as a run on other hardware: "1 of 8 cores".
         """
         counts = Counter(self.boxes)
         return " + ".join(name if count == 1 else f"{count} x {name}" for name, count in sorted(counts.items()))
 
     @property
     def network_rate(self) -> float | None:
-        """The rate of the run's slowest machine in bits per second, each way; None if a machine's rate is unknown.
+        """The rate of the run's slowest machine in bits per second in each direction. None if a rate is unknown.
 
-        Infinite means that a laboratory did not limit the network. A machine for which `tc` shows no limit has an
-        unknown rate unless a laboratory set it.
+        Infinity means that a laboratory did not limit the network. If `tc` shows no limit for a machine, its rate is
+        unknown unless a laboratory set it.
         """
         laboratory = bits_per_second(str(self.machine.get("environment", {}).get(LABORATORY)))
         limits = [each.rate_bits_per_second for each in self.network or []] or [None]
@@ -464,7 +483,10 @@ class Record(Facts):
 
     @model_validator(mode="after")
     def _is_one_run(self, info: ValidationInfo) -> Record:
-        """Refuse, as a record is read, parts that are not of one run: tables join them without a look."""
+        """Raise ValueError if parts of a record that is read from a file contradict each other.
+
+        Tables combine these parts without further checks.
+        """
         if info.context == READ:
             self._check_ranks()
             self._check_config()
@@ -479,7 +501,7 @@ class Record(Facts):
                 raise ValueError(f"{name} has {len(ranks)} ranks, but world_size is {self.world_size}")
 
     def _check_config(self) -> None:
-        """Check that the record and its proof say what the run's configuration says."""
+        """Raise ValueError if the record or its proof contradicts the run's configuration."""
         config = RunConfig.model_validate(self.config)
         pairs = {name: (getattr(self, name), getattr(config, name)) for name in ("workload", "size", "seed")}
         batches = config.batches(self.world_size)
@@ -501,7 +523,7 @@ class Record(Facts):
                     raise ValueError(f"timing.{name} is missing, although there is a median step")
 
     def _check_status(self) -> None:
-        """Check that a failed run says why, and that a run that ended well left all of its results."""
+        """Raise ValueError if a failed run has no reason, or if a run with status ok lacks a result."""
         if self.status != "ok":
             if self.failure is None:
                 raise ValueError(f"the status is {self.status}, but failure is missing")
@@ -526,7 +548,10 @@ OutcomeStatus = Literal[
 
 
 class Outcome(Facts):
-    """What the runner saw of one planned run: outcome.json in its run directory, whether or not there is a record."""
+    """The outcome of one planned run as the runner saw it: outcome.json in the run directory.
+
+    A run has an outcome even if it left no record.
+    """
 
     schema_version: Literal[1] = SCHEMA_VERSION
     study: Name
@@ -552,7 +577,7 @@ class Outcome(Facts):
 
 
 def write(run_dir: Path, record: Record) -> Path:
-    """Write record.json, last of all that a run writes."""
+    """Write record.json to a run directory, and return its path. It is the last file that a run writes."""
     path = run_dir / "record.json"
     content = record.model_dump(mode="json")
     files.write_json(path, {**content, DIGEST: _digest(content)})
@@ -564,18 +589,28 @@ def _digest(facts: dict[str, Any]) -> str:
 
 
 def read(path: Path) -> Record:
-    """Read a record.json, or the one in a run directory. Raises Refusal naming the file and the key."""
+    """Read a record.json, given its path or its run directory.
+
+    Raises Refusal, which names the file and the key, if the content is not valid.
+    """
     path = path / "record.json" if path.is_dir() else path
     return parse(path, files.load(path, "a record"), Record)
 
 
 def read_outcome(path: Path) -> Outcome:
-    """Read an outcome.json. Raises Refusal naming the file and the key."""
+    """Read an outcome.json.
+
+    Raises Refusal, which names the file and the key, if the content is not valid.
+    """
     return parse(path, files.load(path, "an outcome"), Outcome)
 
 
 def parse(place: Path | str, content: Any, schema: type[Kind]) -> Kind:
-    """Check what a file or a line holds against a schema. Raises Refusal naming where, and the key."""
+    """Return the content of a file or a line as an object of a schema.
+
+    `place` names the source in messages. Raises Refusal, which names the place and the key, if the content is not
+    valid.
+    """
     version = content.get("schema_version") if isinstance(content, dict) else None
     if version != SCHEMA_VERSION or isinstance(version, bool):  # True equals 1
         raise Refusal(

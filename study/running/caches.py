@@ -1,4 +1,4 @@
-"""Choose where libraries keep caches if the home folder cannot be written, as on some clusters and in containers."""
+"""Choose cache folders for libraries if the home folder is not writable, as on some clusters and in containers."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ _VARIABLES = {
 
 
 def outside_home(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return variables that send caches to the temporary folder; none if the home folder's cache can be written.
+    """Return environment variables that move the caches of libraries to the temporary folder.
 
-    What `environment` sets itself stays as it is.
+    The result is empty if the cache in the home folder can be written. Variables that `environment` already sets are
+    left out, so that the user's values stay in effect.
     """
     home = Path(environment.get("HOME") or "~").expanduser()
     cache = Path(

@@ -1,4 +1,4 @@
-"""Estimate, before a run starts, how long it takes (from earlier runs) and how much memory its model states need."""
+"""Estimate, before a run starts, how long it takes (from earlier runs) and how much memory it needs."""
 
 from __future__ import annotations
 
@@ -34,9 +34,10 @@ UNRECORDED_SECONDS = 8.0  # from the launch to where a record's wall_seconds beg
 
 
 def model_state_bytes(run: Run) -> tuple[float, float]:
-    """Predict one rank's model states by the paper on its device, and those offloaded to the host.
+    """Return the predicted bytes of one rank's model states: on its device, and offloaded to the host.
 
-    No buffer is counted, so what does not fit by this does not fit.
+    The prediction is the paper's formula (`theory/model_states.py`). It leaves out buffers and activations, so a run
+    that does not fit by this prediction cannot fit.
     """
     shape, engine = in_theory.of_run(run.config, run.strategy, run.world_size)
     placed = model_states.paper_bytes_by_place(engine, shape.num_params)
@@ -44,7 +45,10 @@ def model_state_bytes(run: Run) -> tuple[float, float]:
 
 
 def needed_bytes(config: RunConfig, strategy: str, world_size: int) -> float:
-    """What a rank on a CPU is predicted to hold at its highest, everything included. Raises Refusal and ValueError."""
+    """Return the predicted peak bytes of one rank on a CPU, including the Python process itself.
+
+    Raises Refusal or ValueError if the configuration cannot be predicted.
+    """
     chosen = file.read_by_name(strategy)
     shape, engine = in_theory.of_run(config, chosen, world_size)
     peak = peaks.peak(shape, engine, in_theory.job_of(config, world_size, "cpu"))
@@ -66,7 +70,7 @@ class Estimate(NamedTuple):
 
 @dataclass(frozen=True)
 class _Past:
-    """How long an earlier run took."""
+    """The duration of an earlier run, and the properties by which similar runs are found."""
 
     workload: str
     size: str
@@ -88,7 +92,10 @@ _LIKENESS = (
 
 @dataclass
 class History:
-    """The earlier runs by which the time of others is estimated: this study folder's, and those of reports."""
+    """Earlier runs, from which the duration of planned runs is estimated.
+
+    They are the runs in the folder of this study and the runs in `reports/`.
+    """
 
     on_gpu: bool
     gpu: Gpu | None = None  # which, where theory knows it
@@ -97,7 +104,10 @@ class History:
     _medians: dict[tuple[Any, ...], tuple[float, float, int]] = field(default_factory=dict)  # by what was asked
 
     def add(self, record: Record, outcome: Outcome | None, of_report: bool = False) -> None:
-        """Take in a run; one that is not ok, or not of this kind of device, tells nothing."""
+        """Add an earlier run to the history.
+
+        The run is ignored if its status is not ok, or if it ran on the other kind of device (CPU or GPU).
+        """
         if record.status != "ok" or record.proof is None or (record.proof.device != "cpu") != self.on_gpu:
             return
         whole = record.wall_seconds + UNRECORDED_SECONDS
@@ -120,7 +130,10 @@ class History:
         self._medians.clear()
 
     def estimate(self, run: Run) -> Estimate:
-        """Estimate how long a run takes: by the medians of the runs most like it, scaled by tokens."""
+        """Estimate how long a run takes, from the medians of the most similar earlier runs.
+
+        The part of the time that depends on the number of tokens is scaled to the tokens of this run.
+        """
         config = run.config
         wanted = {name: getattr(config, name) for name in ("workload", "size", "share_device")}
         wanted |= {"strategy": run.strategy.name, "world_size": run.world_size}
@@ -132,7 +145,10 @@ class History:
         return Estimate(fixed + each * tokens, number) if number else Estimate(self._guess(run), 0)
 
     def _most_alike(self, knobs: dict[str, Any]) -> tuple[float, float, int]:
-        """Median seconds that are fixed and per token of the earlier runs most like it, and their number."""
+        """Return the median fixed seconds and seconds per token of the most similar earlier runs, and their number.
+
+        All three are 0 if there is no similar run.
+        """
         for keys in _LIKENESS:
             for past in (self._own, self._of_reports):
                 alike = [earlier for earlier in past if all(getattr(earlier, key) == knobs[key] for key in keys)]
@@ -143,7 +159,7 @@ class History:
         return 0.0, 0.0, 0
 
     def _guess(self, run: Run) -> float:
-        """Seconds of a run by its model and its tokens; nothing of its kind has been run."""
+        """Guess the seconds that a run takes from its model and its tokens, because there is no similar earlier run."""
         config, size = run.config, in_theory.shape_of(run.config).num_params
         fixed = GPU_LAUNCH_SECONDS if self.on_gpu else LAUNCH_SECONDS
         fixed += SECONDS_PER_PARAMETER * size + (COMPILE_SECONDS if config.compile else 0.0)
@@ -161,14 +177,17 @@ class History:
 
 
 def _step_seconds(run: Run, gpu: Gpu) -> float:
-    """What theory predicts of a step on such GPUs. Raises ValueError where it cannot."""
+    """Return the predicted seconds per optimizer step on such GPUs.
+
+    Raises ValueError if the theory cannot predict the step.
+    """
     shape, engine = in_theory.of_run(run.config, run.strategy, run.world_size)
     job = in_theory.job_of(run.config, run.world_size, "gpu")
     return float(prediction.predict(shape, engine, job, hardware.typical_box(gpu, run.world_size)).step.total)
 
 
 def duration(seconds: float) -> str:
-    """Say seconds as people do: 35 s, 41 min, 3 h 20 min."""
+    """Format a number of seconds for people: 35 s, 41 min, 3 h 20 min."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)

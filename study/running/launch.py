@@ -1,7 +1,7 @@
 """Launch one run with `accelerate launch`, wait for it, and classify how it ended.
 
 The run has a process group of its own, which does not outlive the process that started it. Every launch returns a
-LaunchResult, whatever happens to the run.
+LaunchResult, no matter how the run ended.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ FIRST_WORD_SECONDS = 60.0  # for the ranks here, which know more of what has hap
 
 @dataclass(frozen=True)
 class LaunchResult:
-    """What came of one launch. Its texts are as `redact_paths` makes them."""
+    """The result of one launch. `redact_paths` has been applied to its texts."""
 
     status: OutcomeStatus
     message: str  # for people: one line
@@ -69,7 +69,10 @@ class LaunchResult:
 
 
 def command(run: Run) -> list[str]:
-    """The command of one run on this machine; port 0 lets the rendezvous pick a free one."""
+    """Return the command that launches a run on this machine.
+
+    With port 0, the rendezvous picks a free port.
+    """
     launcher = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(run.strategy.path)]
     processes = ["--num_processes", str(run.world_size), "--main_process_port", str(run.main_process_port)]
     if run.num_machines > 1:
@@ -80,7 +83,10 @@ def command(run: Run) -> list[str]:
 
 
 def _started(run: Run) -> list[str]:
-    """The command as it is started: what torchrun keeps is in the run directory, and not in /tmp for good."""
+    """Return the command that is really started: it also tells torchrun to keep its files in the run directory.
+
+    By default, torchrun would leave them in /tmp.
+    """
     words = command(run)
     at = words.index(str(TRAIN)) if str(TRAIN) in words else len(words)  # a test's own program
     return [*words[:at], "--log_dir", str(run.own_folder / TORCHRUN), *words[at:]] if words[at:] else words
@@ -89,11 +95,14 @@ def _started(run: Run) -> list[str]:
 def launch(
     run: Run, timeout_seconds: float | None = None, progress: Callable[[str], None] = lambda line: None
 ) -> LaunchResult:
-    """Start one run, wait for it, and type how it ended. Its output goes to stdout.log and stderr.log.
+    """Start one run, wait for it, and classify how it ended.
 
-    `progress` is called every few seconds with one line. A time-out and Ctrl-C end its whole process group; where this
-    process is killed, Linux kills the run too. A refused run leaves nothing behind. Raises Refusal where another launch
-    is writing into the run's folder, and for a variable that a run may not have.
+    The output of the run goes to stdout.log and stderr.log. `progress` receives one line every few seconds. If the time
+    limit is reached or the user presses Ctrl-C, the whole process group is ended. If this process is killed, Linux
+    kills the run too. A run that is refused leaves no files behind.
+
+    Raises Refusal if another launch is writing to the run's folder, or if an environment variable is set that a run
+    must not have.
     """
     allowed.check_variables(os.environ)
     with lock.locked_run(run.own_folder) as token:
@@ -163,7 +172,10 @@ def _launch(
 
 
 def _what_became_of(folder: Path, log: int) -> str | None:
-    """Say that a run's folder, with this open log, was removed, or takes nothing more; None: neither."""
+    """Return what is wrong with a run's folder after the run: it was removed, or it cannot be written any more.
+
+    `log` is the file descriptor of a log in the folder. None if nothing is wrong.
+    """
     if is_removed(log):
         return f"{folder} {REMOVED}"
     reason = why_not_writable(folder)
@@ -171,7 +183,10 @@ def _what_became_of(folder: Path, log: int) -> str | None:
 
 
 def _what_became_of_swap(run: Run) -> str | None:
-    """Say what a swap folder lacks, before it is removed; None: the run does not swap."""
+    """Return the most likely problem with the folder of swapped states, before the folder is removed.
+
+    The caller uses the text only if the run crashed while it swapped. None if the run does not offload to NVMe.
+    """
     folder = run.swap_folder
     if not run.strategy.offloads_to_nvme:
         return None
@@ -181,7 +196,7 @@ def _what_became_of_swap(run: Run) -> str | None:
 
 
 def _let_agree(path: Path, end: Exit) -> None:
-    """Let the record of a run that is not ok say how it ended, where its ranks could not know."""
+    """Correct the status in a failed run's record if the launcher knows better than the ranks how the run ended."""
     record = schema.read(path)
     right = of_record(end)
     if record.status in ("ok", right):
@@ -194,9 +209,10 @@ def _let_agree(path: Path, end: Exit) -> None:
 
 
 def _environment(run: Run) -> dict[str, str]:
-    """This process's environment, with the run's own threads and the mark by which `end_left_over` knows it.
+    """Return the environment for a run: that of this process, with the run's thread count and run folder added.
 
-    Without what another launch has left in it: accelerate's launcher of one process would pass on who that was.
+    `end_left_over` recognizes the processes of the run by the run folder. Variables that name a rank are removed,
+    because accelerate's launcher of one process would pass on those of another launch.
     """
     num_ranks = run.world_size if run.laboratory else run.num_local_ranks  # the laboratory's machines share processors
     threads = os.environ.get("OMP_NUM_THREADS") or str(this_machine.threads_of_each(num_ranks))
@@ -213,7 +229,10 @@ def _wait(
     timeout_seconds: float | None,
     progress: Callable[[str], None],
 ) -> float | None:
-    """Wait until a run ends, or the others have given it up; return the time limit where it reached that first."""
+    """Wait until a run ends, reaches its time limit, or has lost machine 0.
+
+    Returns the time limit if it was reached, else None.
+    """
     started = time.monotonic()
     while process.poll() is None:
         seconds = HEARTBEAT_SECONDS
@@ -231,9 +250,10 @@ def _wait(
 
 
 def end_left_over(folder: Path) -> None:
-    """End what an earlier call left running on run directories in or below a folder: this user's processes only.
+    """End the processes that an earlier call left running for run directories in or below a folder.
 
-    To be called where nothing else may work there. Raises Refusal where a process does not end.
+    Only processes of this user are ended. Call this only if no other program may be working in the folder. Raises
+    Refusal if a process does not end.
     """
     deadline = time.monotonic() + LEFT_OVER_SECONDS
     # Again and again, because one that is about to be killed may just have started another.
@@ -249,7 +269,7 @@ def end_left_over(folder: Path) -> None:
 
 
 def _works_below(folder: Path, process: psutil.Process) -> bool:
-    """Say whether a process of this user works for a run below a folder."""
+    """Return whether a process of this user belongs to a run in or below a folder."""
     try:
         run_folder = process.environ().get(RUN_FOLDER)  # none of a process that has ended and is not waited for
         is_own = process.uids().real == os.getuid() and process.pid != os.getpid()
@@ -268,10 +288,11 @@ def _progress(run_dir: Path, seconds: float) -> str:
 
 
 def _end_group(process: subprocess.Popen[bytes]) -> None:
-    """End the run and everything it started: ask first, so that torchrun's ranks can record themselves, then insist.
+    """End the run and every process that it started: first by SIGTERM, then by SIGKILL.
 
-    torchrun starts its ranks in sessions of their own, so they are not of the launcher's process group; asked to end,
-    it gives them 30 s, and has 45. Accelerate's launcher of one process ends at once, and its process with it.
+    SIGTERM lets the ranks of torchrun record their end. torchrun starts its ranks in sessions of their own, so they are
+    not in the launcher's process group. After SIGTERM, torchrun gives its ranks 30 s, so it is given 45 s here.
+    Accelerate's launcher of one process ends at once, together with its process.
     """
     started = psutil.Process(process.pid).children(recursive=True)
     with suppress(ProcessLookupError):
@@ -287,10 +308,11 @@ def _end_group(process: subprocess.Popen[bytes]) -> None:
 
 
 def _out_of_memory_kills(of_capped_ranks: int = 0) -> dict[Memory, int]:
-    """How many processes the kernel has ended so far for want of memory; what it does not say is left out.
+    """Count the processes that the kernel has killed so far because memory ran out.
 
-    host: on the whole machine. cap: of those, in this process's control groups, which limit what it may have, or in
-    those that ranks have made for themselves.
+    "host" counts the kills on the whole machine. "cap" counts the kills in this process's control groups, which limit
+    its memory, and in the control groups that ranks made for themselves (`of_capped_ranks`). A count is left out if the
+    kernel does not report it.
     """
     counts: dict[Memory, int] = {"cap": of_capped_ranks} if of_capped_ranks else {}
     with suppress(OSError):
@@ -303,7 +325,10 @@ def _out_of_memory_kills(of_capped_ranks: int = 0) -> dict[Memory, int]:
 
 
 def _short_memory(before: dict[Memory, int], after: dict[Memory, int]) -> Memory | Literal["none"] | None:
-    """For want of which memory the kernel has ended a process between two counts; None: it does not say."""
+    """Return which memory ran out if the kernel killed a process between two counts.
+
+    "none" if it killed no process. None if the kernel does not report kills.
+    """
     for memory in ("cap", "host"):
         if after.get(memory, 0) > before.get(memory, 0):
             return memory
@@ -314,10 +339,11 @@ def _short_memory(before: dict[Memory, int], after: dict[Memory, int]) -> Memory
 
 
 class _MainMachine:
-    """Machine 0, as another machine of a run sees it, whose own launcher would wait for it for ever.
+    """Machine 0, as another machine of the run sees it.
 
-    torchrun's agent ends when its ranks do. A rank that is stopped, or in a call that never returns, does not; and that
-    the other machines have given the run up, nobody tells its agent.
+    The launcher on another machine would wait for machine 0 forever: torchrun's agent ends only when all of its ranks
+    do. A rank that is stopped, or that is blocked in a call, does not end, and nobody tells the agent of machine 0 that
+    the other machines have given up.
     """
 
     def __init__(self, run: Run) -> None:
@@ -327,7 +353,7 @@ class _MainMachine:
         self.says: str | None = None  # why the run is ended; None: it is not
 
     def has_gone(self) -> bool:
-        """Whether it was there, and has not answered since, for longer than ranks wait for one another."""
+        """Return whether machine 0 answered once, but has not answered for longer than ranks wait for each other."""
         if self._address is None:
             return False
         with suppress(OSError), socket.create_connection(self._address, timeout=ANSWER_SECONDS):

@@ -34,7 +34,10 @@ DIGITS = 4  # significant: more than a prediction is worth, and enough to see it
 
 
 class _Asked(Facts):
-    """One configuration of a study, whatever its seed, its repeat and its length; what memory and time depend on."""
+    """The part of a study's configuration that memory and time per step depend on.
+
+    It leaves out seed, repeat and number of steps.
+    """
 
     workload: str
     size: str
@@ -50,7 +53,7 @@ class _Asked(Facts):
 
 
 class PredictedRun(_Asked):
-    """What theory expects of one configuration: no run stands behind it."""
+    """What the theory predicts for one configuration. No run was measured for it."""
 
     micro_batch_size: int
     gradient_accumulation_steps: int
@@ -73,7 +76,7 @@ class PredictedRun(_Asked):
 
 
 class UnpredictedRun(_Asked):
-    """A configuration of which theory expects nothing."""
+    """A configuration that the theory cannot predict, with the reason."""
 
     why: str
 
@@ -84,7 +87,7 @@ class PredictedBox(Facts):
 
 
 class PredictedStudy(Facts):
-    """What theory expects of a study on a box: the predicted records of one file."""
+    """The predictions for a study on one kind of machine: the content of one file of predicted records."""
 
     schema_version: Literal[1] = SCHEMA_VERSION
     status: Literal["predicted"] = "predicted"
@@ -97,10 +100,13 @@ class PredictedStudy(Facts):
 
 
 def predict_study(study: studies.Study, gpu: str, num_gpus: int) -> PredictedStudy:
-    """Predict every configuration of a study that takes at most this many GPUs; seeds and repeats are one.
+    """Predict every configuration of a study that needs at most `num_gpus` GPUs.
 
-    A run of fewer GPUs has their share of a node's host and disks. What the study would refuse, and what theory cannot
-    say, is left out with the reason. Raises Refusal for an unknown GPU, and where no run takes so few.
+    Runs that differ only in seed, repeat or number of steps count as one configuration. A run with fewer GPUs gets a
+    proportional share of a node's host memory and disks. Configurations that the study would refuse, or that the theory
+    cannot predict, are listed with the reason.
+
+    Raises Refusal if the GPU is unknown, or if every run needs more GPUs.
     """
     with refusing():
         card = hardware.find_gpu(gpu)
@@ -141,7 +147,10 @@ def _asked(config: RunConfig, chosen: Strategy, world_size: int) -> dict[str, An
 
 
 def _expected(config: RunConfig, chosen: Strategy, world_size: int, gpu: Gpu) -> dict[str, Any]:
-    """What a prediction has beside what was asked. Raises ValueError, which a Refusal is too, where there is none."""
+    """Return the predicted fields of a `PredictedRun`, without those of the configuration.
+
+    Raises ValueError (Refusal is a subclass) if there is no prediction.
+    """
     _check(config, chosen)
     shape, engine = in_theory.of_run(config, chosen, world_size)
     job = in_theory.job_of(config, world_size, "gpu")
@@ -169,7 +178,10 @@ def _expected(config: RunConfig, chosen: Strategy, world_size: int, gpu: Gpu) ->
 
 
 def _check(config: RunConfig, chosen: Strategy) -> None:
-    """Refuse what a run's checks refuse on every box (study/running/checks.py needs torch), and shared GPUs."""
+    """Raise Refusal for what a run's checks refuse on every machine, and for ranks that share a GPU.
+
+    This repeats some rules of study/running/checks.py, which needs torch.
+    """
     if config.share_device:  # the models have a GPU for each rank
         raise Refusal("runs whose ranks share a GPU are not predicted")
     if config.precision == "fp64":  # no GPU is asked for its rate, and no formula has eight bytes a number
@@ -198,9 +210,9 @@ def _whole(value: Numbers) -> int:
 
 
 def write(folder: Path, predictions: PredictedStudy) -> Path:
-    """Write FOLDER/<gpu>-<n>x/<study>.json, a line for each prediction, and return its path.
+    """Write predictions to FOLDER/<gpu>-<n>x/<study>.json, one line per prediction, and return the path.
 
-    What is as the schema has it by default is left out.
+    Fields with their default values are left out. Raises Refusal if the folder cannot be written.
     """
     box = predictions.box
     path = folder / f"{box.gpu}-{box.num_gpus}x" / f"{predictions.study}.json"
@@ -215,7 +227,7 @@ def write(folder: Path, predictions: PredictedStudy) -> Path:
 
 
 def write_all(folder: Path) -> list[Path]:
-    """Write the predicted records that the project ships."""
+    """Write the predicted records that the project ships, and return their paths."""
     return [
         write(folder, predict_study(studies.find(name), gpu, num_gpus)) for gpu, num_gpus in BOXES for name in STUDIES
     ]

@@ -1,4 +1,4 @@
-"""Run a study: one run after another, each with an outcome, and resume it if it was interrupted.
+"""Run a study: one run after another, each with an outcome. Continue a study that was interrupted.
 
 Only one runner at a time works in a study's folder. If it is killed, finished runs stay, and the next call continues.
 """
@@ -43,7 +43,10 @@ sent: MiB of collectives per rank and step; an all-reduce counts twice."""
 
 @dataclass
 class Slot:
-    """The time of one call, from now on: nothing is started that is not expected to end in it."""
+    """The time that one call has. It begins when the object is made.
+
+    A run is not started if it is expected to take longer than the time that is left.
+    """
 
     seconds: float = math.inf
     # The first is started whatever is expected of it, and has the whole slot: what does not end in that is a result.
@@ -59,12 +62,13 @@ class Slot:
 def run(
     study: Study, runs: list[Run], folder: Path, timeout_seconds: float, fail_fast: bool, slot: Slot | None = None
 ) -> int:
-    """Run what is not finished, print progress and a table, and return the exit status.
+    """Run all runs of a study that are not finished, print progress and a table, and return the exit status.
 
-    An interrupted run has no outcome, and the next call does it again. With `fail_fast` nothing more is started after
-    one of this call that is neither ok nor out of memory. Within a slot what failed is not run again: it would be the
-    first of every slot. Raises Refusal where another runner has the folder, or where a finished run is there that has
-    another's name.
+    An interrupted run has no outcome, and the next call runs it again. With `fail_fast`, no further run is started
+    after a run of this call whose status is neither ok nor out of memory. With a limited slot, runs that failed are not
+    run again, because they would be the first of every slot.
+
+    Raises Refusal if another runner works in the folder, or if a run directory holds a finished run with other flags.
     """
     slot = slot or Slot()
     with lock.locked_study(folder):
@@ -88,7 +92,7 @@ def run(
 
 
 def _conclude(runs: Sequence[Planned], outcomes: Sequence[Outcome], num_missing: int) -> int:
-    """Print the table of those that have an outcome, how many have none, and return the exit status."""
+    """Print the results, the table and how many runs have no outcome, and return the exit status."""
     print(f"\n{_result(runs, outcomes, num_missing)}\n\n{table(runs, outcomes)}\n{LEGEND}")
     if reasons := _reasons(runs, outcomes):
         print("\n".join(["", "Runs without a result:", *reasons]))
@@ -98,9 +102,9 @@ def _conclude(runs: Sequence[Planned], outcomes: Sequence[Outcome], num_missing:
 
 
 def run_one(study: Study, run: Run, folder: Path, timeout_seconds: float, is_first_machine: bool = True) -> int:
-    """Run one run of a study, whatever else of it runs elsewhere, and return the exit status.
+    """Run one run of a study, and return the exit status. Other runs of the study may run elsewhere meanwhile.
 
-    Of several machines, the first writes the outcome.
+    If the run uses several machines, the first machine writes the outcome.
     """
     study_plan = plan.make(study, [run], folder, timeout_seconds)
     if not is_first_machine and not study_plan.runs[0].to_run:
@@ -116,9 +120,10 @@ def run_one(study: Study, run: Run, folder: Path, timeout_seconds: float, is_fir
 
 
 def _outcomes(study_plan: Plan, slot: Slot) -> Iterator[Outcome]:
-    """Bring every run to an outcome, in the plan's order, and say so; what is kept or skipped takes no time.
+    """Yield an outcome for every run in the plan's order, and print it.
 
-    Ends where the next run is not expected to end within the slot, and where one did not.
+    A run that is kept or skipped takes no time. The iteration ends when the next run is not expected to end within the
+    slot, or when a run did not.
     """
     position = 1 + max(
         (schema.read_outcome(path).position for path in study_plan.folder.glob("*/outcome.json")), default=0
@@ -145,7 +150,11 @@ def _outcomes(study_plan: Plan, slot: Slot) -> Iterator[Outcome]:
 
 
 def _start(study_plan: Plan, index: int, position: int, head: str, slot: Slot) -> Outcome | None:
-    """Run one if the slot has time for it, and return its outcome; None if the slot ends before it does."""
+    """Run one run if the slot has time for it, and return its outcome.
+
+    If an extension of DeepSpeed cannot be built, the outcome is "skipped". None if the run was not started, or was
+    ended, because the slot is over.
+    """
     planned = study_plan.runs[index]
     seconds_left = slot.seconds_left
     if not slot.first_runs_regardless and study_plan.estimate(planned).seconds > seconds_left:
@@ -175,7 +184,7 @@ def _start(study_plan: Plan, index: int, position: int, head: str, slot: Slot) -
 
 
 def _summary(study_plan: Plan, index: int, outcome: Outcome, is_started: bool) -> str:
-    """Say how a run ended, how long it took, and how long the rest will take."""
+    """Describe how a run ended, how long it took, and how long the remaining runs will take."""
     kept = "kept, " if study_plan.runs[index].kept else ""
     took = f" ({duration(outcome.wall_seconds or 0.0)})" if is_started else ""
     seconds_left = _seconds_left(study_plan, index + 1)
@@ -188,12 +197,15 @@ def _say(head: str, line: str) -> None:
 
 
 def _seconds_left(study_plan: Plan, start: int) -> float:
-    """Estimate the runs from this index on."""
+    """Estimate the total seconds of the runs from index `start` on."""
     return sum(study_plan.estimate(planned).seconds for planned in study_plan.runs[start:] if planned.to_run)
 
 
 def _launch(study_plan: Plan, index: int, position: int, head: str, seconds_left: float) -> Outcome | None:
-    """Run one, and write what came of it; None where it was ended because the slot did, and so has no outcome."""
+    """Launch one run, and write and return its outcome.
+
+    None if the run was ended because the slot was over. Then it has no outcome.
+    """
     planned = study_plan.runs[index]
     run = planned.run
     expected, later = study_plan.estimate(planned).seconds, _seconds_left(study_plan, index + 1)
@@ -224,14 +236,17 @@ def _launch(study_plan: Plan, index: int, position: int, head: str, seconds_left
 
 
 def _clear(folder: Path) -> None:
-    """Remove what an attempt without a result left: it would be taken for this one's."""
+    """Remove the files of an earlier attempt without a result, so that they are not mistaken for those of this run."""
     for name in ("outcome.json", "record.json", "config.json", "steps.jsonl", "failure-rank*.json", "*.part"):
         for stale in folder.glob(name):
             shutil.rmtree(stale) if stale.is_dir() else stale.unlink()  # of a model, and of a file
 
 
 def _kept_outcome(study: Study, planned: Planned, position: int) -> Outcome:
-    """Return what an earlier call wrote; write it where that was killed after the record and before."""
+    """Return the outcome that an earlier call wrote for a run.
+
+    If that call was killed after the record was written and before the outcome was, the outcome is written now.
+    """
     run = planned.run
     outcome = plan.read_outcome(run.folder)
     if outcome and outcome.status == planned.kept:
@@ -302,7 +317,7 @@ def table(runs: Iterable[Planned], outcomes: Iterable[Outcome]) -> str:
 
 
 def _result(runs: Sequence[Planned], outcomes: Sequence[Outcome], num_missing: int) -> str:
-    """Say how the runs ended, where their records are, and what to do next."""
+    """Describe how the runs ended, where their records are, and what to do next."""
     counts = Counter(outcome.status for outcome in outcomes)
     ends = ", ".join(f"{counts[status]} {status.replace('_', ' ')}" for status in sorted(counts, key=_ok_first))
     text = f"{len(outcomes)} of {len(runs)} runs have an outcome: {ends}." if outcomes else "No run has an outcome."
@@ -320,7 +335,7 @@ def _ok_first(status: str) -> tuple[bool, str]:
 
 
 def _reasons(runs: Sequence[Planned], outcomes: Sequence[Outcome]) -> list[str]:
-    """Say of each run that is not ok how it ended."""
+    """Return one line for each run that is not ok, with its status and message."""
     pairs = zip(runs, outcomes, strict=False)
     lines = [f"{planned.run.run_id}: {o.status}, {o.message}" for planned, o in pairs if o.status != "ok"]
     return [terminal.wrapped(line, later_indent="  ") for line in lines]

@@ -43,7 +43,7 @@ ARRAY
 
 
 class _Shape(NamedTuple):
-    """What a run takes of a cluster."""
+    """The nodes, ranks and GPUs that a run takes of a cluster."""
 
     nodes: int
     ranks: int  # on each node
@@ -51,10 +51,12 @@ class _Shape(NamedTuple):
 
 
 def script(study: Study, runs: Sequence[Run], folder: Path, timeout_seconds: float, command: Sequence[str]) -> str:
-    """Write the shell script that submits the runs of a study that are not finished.
+    """Return the shell script that submits the unfinished runs of a study.
 
-    `folder`: of the study. `command`: the words that run one of them, before its id. Raises Refusal where all are
-    finished, where a run directory holds the record of a run with other flags, and where a name has a line break.
+    `folder` is the folder of the study. `command` has the words that run one run, without its id.
+
+    Raises Refusal if all runs are finished, if a run directory holds the record of a run with other flags, or if a name
+    contains a line break.
     """
     for text in (str(folder), str(Path.cwd()), *command):
         if "\n" in text or "\r" in text:  # it would end the script of a task, which stands in lines of the whole script
@@ -81,9 +83,10 @@ def script(study: Study, runs: Sequence[Run], folder: Path, timeout_seconds: flo
 
 
 def unfinished(runs: Iterable[Run], timeout_seconds: float) -> list[Run]:
-    """List the runs that have no result, nor one that shows that they would run out of memory.
+    """List the runs without a result, except those that would run out of memory as a finished run shows.
 
-    What a node lacks for a run, its job finds. Raises Refusal as `script` does.
+    Whether a node lacks resources for a run is checked by its job. Raises Refusal if a run directory holds the record
+    of a run with other flags.
     """
     kept = [(run, plan.finished(run, timeout_seconds)) for run in runs]
     exhausted = [run for run, status in kept if status == "out_of_memory"]

@@ -1,4 +1,4 @@
-"""Read a study, which is one YAML file, and list its runs in the order in which they are made."""
+"""Read a study from its YAML file, and list its runs in the order in which they are run."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ Sizes = Annotated[tuple[Annotated[int, Field(ge=1, le=MOST_PROCESSES)], ...], A_
 
 
 class Part(files.StrictModel):
-    """A block of runs: every combination of its lists, with the same flags."""
+    """A block of runs: every combination of its lists, all with the same flags."""
 
     flags: dict[str, Any] = Field(default_factory=dict)  # train.py's, by the names of RunConfig's fields
     # Names, or paths of accelerate files.
@@ -61,7 +61,7 @@ class Part(files.StrictModel):
 
     @model_validator(mode="after")
     def _check(self) -> Part:
-        """Refuse what no run could be made of. Each check raises ValueError, which Refusal is as well."""
+        """Raise ValueError (Refusal is a subclass) if the part cannot be turned into runs."""
         self._check_keys_have_one_place()
         self._check_lists()
         self._check_flags()
@@ -118,10 +118,11 @@ class Part(files.StrictModel):
         return [{**size, **batch} for size in sizes for batch in batches]
 
     def round(self, index: int) -> Iterator[tuple[str, int, dict[str, Any]]]:
-        """Yield (strategy, processes, batch) of one round, block by block of equal work.
+        """Yield (strategy, processes, cell) for each run of one round, grouped into blocks of equal work.
 
-        From block to block and from round to round the strategies start elsewhere, and every other round goes through
-        them backwards. So none always runs first, when a box is cold, or always after the same one.
+        A cell has the model size and the global batch size if the part lists them. The first strategy changes from
+        block to block and from round to round, and every other round goes through the strategies backwards. So no
+        strategy always runs first, when a machine is cold, or always after the same other strategy.
         """
         step = max(1, len(self.strategies) // self.num_rounds)
         blocks = [(world_size, cell) for world_size in self.world_sizes for cell in self._cells()]
@@ -134,7 +135,10 @@ class Part(files.StrictModel):
                     yield name, fixed or world_size, cell
 
     def rung(self, config: RunConfig) -> tuple[str, int] | None:
-        """The knob whose largest value is looked for, and the place of a run on its ladder; None: none is."""
+        """Return the knob whose largest value is searched, and the position of a run on this ladder of values.
+
+        None if the part searches no largest value.
+        """
         if self.largest == "sizes":
             return "size", (self.sizes or ()).index(config.size)
         return ("global_batch_size", config.global_batch_size) if self.largest else None
@@ -145,13 +149,13 @@ class Part(files.StrictModel):
 
     @property
     def most_runs(self) -> int:
-        """Runs if every strategy ran on every number of processes."""
+        """The number of runs if every strategy ran on every number of processes."""
         num_cells = len(self.global_batch_sizes or (None,)) * len(self.sizes or (None,))
         return self.num_rounds * len(self.strategies) * len(self.world_sizes) * num_cells
 
 
 def bisecting(rungs: list[Rung]) -> list[Rung]:
-    """Sort a ladder in the order of bisection: the middle first, then the middles of both halves."""
+    """Sort a ladder in the order of bisection: the middle first, then the middles of both halves, and so on."""
     order: list[Rung] = []
     segments = [rungs]
     while segments:
@@ -168,7 +172,7 @@ def bisecting(rungs: list[Rung]) -> list[Rung]:
 
 
 def _day(text: str) -> str:
-    """A day as ISO 8601 writes it."""
+    """Return a date in ISO 8601 format. Raises ValueError if the text is not such a date."""
     return datetime.date.fromisoformat(text).isoformat()
 
 
@@ -177,7 +181,7 @@ Share = Annotated[float, Field(gt=0, lt=1)]
 
 
 class Protocol(files.StrictModel):
-    """What was fixed about a study before its first run: endpoint, margin, null, positive controls, gates."""
+    """What was fixed about a study before its first run: endpoint, margin, null variants, positive controls, gates."""
 
     fixed_on: Annotated[str, AfterValidator(_day)]  # the day on which it was committed
     pilot: str = Field(min_length=1)  # what was run before, and is not in the result
@@ -198,7 +202,7 @@ class Protocol(files.StrictModel):
 
 
 class Study(files.StrictModel):
-    """A question and the runs that answer it."""
+    """A question, and the runs that answer it."""
 
     name: str  # the file's
     question: str = Field(min_length=1)
@@ -247,12 +251,15 @@ class Study(files.StrictModel):
 
 
 def names() -> list[str]:
-    """The studies that the project ships."""
+    """List the names of the studies that the project ships."""
     return sorted(path.stem for path in STUDIES.glob("*.yaml"))
 
 
 def find(name: str) -> Study:
-    """Read a shipped study by its name, or a user's own by its path. Raises Refusal naming file and key."""
+    """Read a shipped study by its name, or a user's own study by the path of its YAML file.
+
+    Raises Refusal, which names the file and the key, if the study does not exist or is not valid.
+    """
     path = Path(name) if name.endswith((".yaml", ".yml")) else STUDIES / f"{name}.yaml"
     if not path.is_file():
         raise Refusal(unknown_name_message("study", name, names(), "name a YAML file or one of"))
@@ -276,10 +283,10 @@ def find(name: str) -> Study:
 def runs(
     study: Study, data_dir: Path | None = None, folder: Path | None = None, checkpoint_every: int | None = None
 ) -> list[Run]:
-    """List a study's runs in the order in which they are to be run: round by round, so repeats are interleaved.
+    """List a study's runs in the order in which they are run: round by round, so that repeats are interleaved.
 
-    Each has a run directory of its own in the study's folder, by default runs/NAME. Raises Refusal where the file of
-    a strategy cannot be read, and where two runs are called the same.
+    Each run has its own run directory in the study's folder, which is runs/NAME by default. Raises Refusal if the file
+    of a strategy cannot be read, or if two runs have the same id.
     """
     folder = folder or Path("runs") / study.name
     common: dict[str, Any] = {"data": "bundled"}  # whatever a preset says
