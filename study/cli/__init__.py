@@ -24,7 +24,7 @@ class _Group(NamedTuple):
     note: str = ""
 
 
-# What `zero-study` alone lists.
+# The groups of commands that `zero-study` lists if it is called without arguments.
 GROUPS = {
     "Train": _Group(train.COMMANDS, "zero-study run smoke"),
     "Compare": _Group(compare.COMMANDS, "zero-study compare runs"),

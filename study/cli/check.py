@@ -101,7 +101,8 @@ def _prove(strict: bool, allow_known_bad: bool, script: Path, arguments: tuple[s
         raise Refusal(f"{script}: no such file. Name a script, and then its arguments.")
     options = [flag for flag, is_set in (("--strict", strict), ("--allow-known-bad", allow_known_bad)) if is_set]
     sys.stdout.flush()
-    # A new interpreter: the script may import a package `study` of its own, and this process has imported ours.
+    # A new interpreter is needed, because the script may import its own package `study`, and this process has already
+    # imported the project's.
     words = [sys.executable, "-m", "zero_study.prove", *options, str(script), *arguments]
     os.execv(sys.executable, words)
 

@@ -16,7 +16,7 @@ import click
 from study import config
 from study.errors import Refusal
 
-# What every run imports. Whether DeepSpeed is required depends on the strategy.
+# The packages that every run imports. DeepSpeed is needed only for some strategies.
 TRAINING = (
     "torch", "accelerate", "transformers", "datasets", "evaluate", "huggingface_hub", "pyarrow", "safetensors",
     "tokenizers", "tqdm",

@@ -199,7 +199,7 @@ def _run(
     chosen = studies.find(study)
     folder = runs_dir / chosen.name
     runs = plan.select(chosen, data_dir, only, folder, checkpoint_every, skip)
-    require(*TRAINING)  # a plan does without it, no run does
+    require(*TRAINING)  # `plan` works without these packages, but a run does not
     pretraining.train_missing(runs, studies.runs(chosen, data_dir, folder))
     return runner.run(chosen, runs, folder, timeout, fail_fast, runner.Slot(60.0 * minutes if minutes else math.inf))
 

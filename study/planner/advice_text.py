@@ -27,17 +27,18 @@ if TYPE_CHECKING:
     from study.theory.shapes import ModelShape
 
 NARROW = 80  # characters
-ROWS = 5  # of the table that comes first
+ROWS = 5  # of the short table
 KERNELS_IN_WORDS: dict[Kernels, str] = {"fused": "fused kernels", "transformers": "transformers' own kernels"}
 FAMILIAR = ("ddp", "zero1", "zero2", "zero3", "fsdp2")
-ROOM = 1 - (1 + ALLOCATOR_SLACK) / RESERVED  # the free share of a GPU that the allocator needs to reserve as usual
+# The share of a GPU that has to be free, so that the allocator can reserve as much as usual.
+ROOM = 1 - (1 + ALLOCATOR_SLACK) / RESERVED
 
 
 def text(advice: Advice) -> str:
     """Return the advice as a short text of 80 columns: the answer, a table, and the meaning of its columns."""
     lines = [*_answer(advice), "", f"{_setting(advice)}. {_basis(advice)}."]
     chosen = _few(advice)
-    places = (0, 2, 3, 4, 5, 7, -1 if advice.is_traced else 8)  # both are too much for 80 columns
+    places = (0, 2, 3, 4, 5, 7, -1 if advice.is_traced else 8)  # 80 columns have space for only one of the two
     rows = [["strategy", "fits", "GiB", "free", "batch", "s/step", HEAD[places[-1]]]]
     rows += [[cells[place] for place in places] for cells in map(_row, chosen)]
     more = f"{len(advice.options) - len(chosen)} more strategies, " if len(advice.options) > len(chosen) else ""
@@ -221,7 +222,7 @@ def _evidence(advice: Advice) -> list[str]:
     """Return the evidence behind the intervals of the times, one line for all strategies that share it."""
     names: dict[str, list[str]] = {}
     for option in advice.options:
-        if not option.is_short:  # of which a note says that none is known
+        if not option.is_short:  # a note says that no evidence is known for short steps
             names.setdefault(option.prediction.step.evidence.sentence, []).append(option.strategy.name)
     return [f"s/step of {', '.join(sharing)}: {sentence}." for sentence, sharing in names.items()]
 
@@ -259,7 +260,8 @@ def assumed(request: Request, box: Box, groups: str = "") -> str:
     """Return the assumptions of a prediction that its table does not show, in the words of the options."""
     job = request.job()
     kernels = "compiled" if request.compile else KERNELS_IN_WORDS[request.kernels]
-    # FlashAttention-2 takes 16-bit types, on cards since Ampere; elsewhere PyTorch has another kernel without scores.
+    # FlashAttention-2 needs 16-bit types and a GPU since Ampere. Otherwise PyTorch uses another kernel that does not
+    # store the scores.
     has_flash = hardware.generation_of(box.gpu) not in ("Volta", "Turing") and "32" not in request.chosen_precision
     attention = {
         "sdpa": f"sdpa ({'FlashAttention-2' if has_flash else 'memory-efficient'})",
@@ -450,10 +452,12 @@ def write(advice: Advice, path: Path) -> None:
         comments.append(
             "On every machine: its own machine_rank, and the first one's main_process_ip and main_process_port."
         )
-        if "deepspeed_config" in content:  # started by hand on each machine, not by pdsh, which is accelerate's default
+        # The launcher is started by hand on each machine, and not by pdsh, which is accelerate's default.
+        if "deepspeed_config" in content:
             content["deepspeed_config"] = {**content["deepspeed_config"], "deepspeed_multinode_launcher": "standard"}
-    json_path = path.with_suffix(".json")  # which DDP's file cannot name
-    if option.strategy.distributed_type == "MULTI_GPU" and json_path.exists():  # it would take part unasked
+    json_path = path.with_suffix(".json")  # DDP's YAML file cannot name a JSON file, so it is found by its name
+    # It would be read without being requested.
+    if option.strategy.distributed_type == "MULTI_GPU" and json_path.exists():
         raise Refusal(
             f"--write {path}: {json_path} already exists, and DDP would read it with this file. Use another name."
         )

@@ -22,11 +22,12 @@ from study.theory.peaks import Peak
 from study.theory.prediction import Prediction
 from study.theory.shapes import DEFAULT_LENGTH, ModelShape
 
-# Strategies this close to the fastest are taken for equally fast: then the simplest is recommended.
+# Strategies that are this close to the fastest count as equally fast. Then the simplest one is recommended.
 EQUALLY_FAST = 0.03
-gib = functools.partial(formatting.gib, digits=1)  # bytes, as all of the planner's tables show them
-# Seconds that a GPU computes for a layer in a micro step: no published time that an interval rests on has less than
-# this, but for one with offload, whose host is slower still. Others took 1.1 to 5.4 times what is predicted.
+gib = functools.partial(formatting.gib, digits=1)  # formats bytes for all tables of the planner
+# Computing seconds per layer and micro step, below which a step counts as short. The published times behind the
+# intervals are all longer, except one with offload, where the host limits the speed. Shorter steps took 1.1 to 5.4
+# times the predicted time.
 SHORTEST = 4e-3
 LARGEST_HIDDEN = 1 << 17
 GPU_COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
@@ -42,7 +43,7 @@ class Option:
     strategy: Strategy
     prediction: Prediction
     largest_micro_batch: int
-    is_short: bool  # too short a step for its interval
+    is_short: bool  # whether the step is shorter than all steps behind its interval
     traced: Traced | None = None
 
     @property
@@ -56,7 +57,8 @@ class Option:
 
         The peak is the traced one if there is a trace, else the predicted one.
         """
-        # One margin: published peaks of tensors are no nearer to traces than to predictions (reports/dry_run).
+        # Traces and predictions have the same margin, because traces are no closer to the published peaks of tensors
+        # than predictions are (reports/dry_run).
         return prediction.needed_bytes(self.prediction.peak.total if self.traced_bytes is None else self.traced_bytes)
 
     @property
@@ -89,7 +91,8 @@ class Advice:
         return any(option.traced_bytes for option in self.options)
 
 
-Trace = Callable[[ModelShape, Request, Sequence[Option]], list[Option]]  # the same options, those that can be traced so
+# Returns the same options, with a trace if they can be traced.
+Trace = Callable[[ModelShape, Request, Sequence[Option]], list[Option]]
 
 
 def advise(model: str, request: Request, trace: Trace | None = None) -> Advice:
@@ -102,7 +105,7 @@ def advise(model: str, request: Request, trace: Trace | None = None) -> Advice:
     """
     shape, request, notes = find_model(model, request)
     box = request.box()
-    request.batch()  # what is wrong with it is wrong for every strategy
+    request.batch()  # an error in the batch concerns every strategy
     _ = request.chosen_precision
     options, strategies_by_refusal = [], dict[str, list[str]]()
     for chosen in request.strategies(request.num_gpus):
@@ -135,7 +138,7 @@ def _option(shape: ModelShape, box: Box, request: Request, chosen: Strategy) -> 
                 predictions.append(prediction.best_split(shape, engine, job, box, sequences))
             else:
                 predictions.append(prediction.predict(shape, engine, job, box))
-        # The fastest that fits; where none does, what misses least.
+        # The fastest one that fits. If none fits, the one that lacks the least memory.
         best = min(predictions, key=lambda p: (not p.fits, p.step.total if p.fits else -p.free_bytes))
         return option_of(shape, chosen, best)
 
@@ -227,7 +230,7 @@ class FewestGpus:
     shape: ModelShape
     notes: list[str]
     fewest: dict[str, tuple[int, float] | None]
-    unsharded: frozenset[str]  # strategies whose every GPU holds all: more of them are no help
+    unsharded: frozenset[str]  # strategies that do not shard, so that more GPUs do not help
     most: int
 
 

@@ -17,15 +17,17 @@ from study.theory import measured_by_others, peaks, prediction
 from study.theory.measured_by_others import MeasuredCase, MeasuredRow
 
 VALIDATION = ROOT / "reports" / "predicted" / "validation" / "published_throughput.json"
-COMMAND = "python tools/planner_accuracy.py"  # which writes it
+COMMAND = "python tools/planner_accuracy.py"  # the command that writes the file
 
-FOUNDRY = "LLM Foundry"  # whose rows vary sizes, lengths and counts on purpose: little is left to fit without them
-SPLITS = ("family", "model size", "GPU count", "card", "generation")  # what a fit is made without
+# Its rows vary sizes, lengths and counts on purpose, so that little is left for a fit without them.
+FOUNDRY = "LLM Foundry"
+# The properties by which rows are left out of a fit.
+SPLITS = ("family", "model size", "GPU count", "card", "generation")
 PREDICTORS = ("planner", "constant share of peak", "line per GPU")
 COMPARED = "planner, where the line predicts"
-# What a rule of thumb is held against: the planner's errors of the same times.
+# The planner's errors for the same times, with which a rule of thumb is compared.
 NINE_OF_TEN = 0.9
-DIGITS = 4  # of an error that is kept
+DIGITS = 4  # decimal places of the errors in the results
 
 
 def summarize(errors: Iterable[tuple[str, float]]) -> dict[str, Any]:
@@ -93,7 +95,7 @@ def by_deepspeed(case: MeasuredCase) -> float:
     return 4 * psi + 16 * psi / (gpus if case.engine.zero_stage else 1)
 
 
-RESERVES = np.arange(1.0, 1.61, 0.05)  # that a fit may choose from
+RESERVES = np.arange(1.0, 1.61, 0.05)  # the values among which a fit chooses
 RESERVED_OR_USED = ("peak_reserved_bytes", "used_bytes")
 
 
@@ -138,7 +140,7 @@ def without_its_source(case: MeasuredCase) -> float:
 ESTIMATORS: dict[str, Callable[[MeasuredCase], float]] = {
     "planner": without_its_source,
     "DeepSpeed's estimator": by_deepspeed,
-    # `accelerate estimate-memory`, for training with Adam: four times the parameters.
+    # `accelerate estimate-memory` assumes four times the parameters for training with Adam.
     "accelerate's estimator": lambda case: 4.0 * case.engine.parameter_bytes * case.shape.num_params,
 }
 METRICS = {
@@ -200,7 +202,7 @@ def memory() -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether a published configuration is predicted to fit, and whether it really trained."""
+    """A published configuration, with whether it is predicted to fit and whether it really trained."""
 
     case: MeasuredCase
     predicted: bool

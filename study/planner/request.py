@@ -39,7 +39,7 @@ _CHOICES: dict[str, tuple[str | None, ...]] = {
 
 _IN_GROUPS = "fsdp2_hybrid, zero1 or zero2"
 MOST_GPUS = 1_000_000
-SEQUENCES_PER_GPU = 8  # of the global batch, where none is asked for
+SEQUENCES_PER_GPU = 8  # sequences per GPU and step, if no global batch is requested
 
 
 @dataclass(frozen=True)
@@ -48,23 +48,24 @@ class Request:
 
     gpu: str
     num_gpus: int = 1
-    sequence_length: int | None = None  # None: 1,024, or as many as the model has positions
+    sequence_length: int | None = None  # None: 1,024, or the model's number of positions if that is smaller
     global_batch_size: int | None = None
-    strategy: str | None = None  # None: all of them
+    strategy: str | None = None  # None: all strategies
     micro_batch_size: int | None = None
     gradient_accumulation_steps: int | None = None
-    precision: PrecisionClass | None = None  # None: bf16 where the GPU has it, else fp16
-    activation_checkpointing: Checkpointing | None = None  # None: full, where it makes a strategy fit, or faster
+    precision: PrecisionClass | None = None  # None: bf16 if the GPU supports it, else fp16
+    activation_checkpointing: Checkpointing | None = None  # None: full, if it makes a strategy fit or faster
     kernels: Kernels = "fused"
     compile: bool = False
     attention: Attention = "sdpa"
     dropout: bool = False
-    loss_kernel: LossKernel | None = None  # None: as the other kernels
+    loss_kernel: LossKernel | None = None  # None: the same kind as the other kernels
     optimizer: Optimizer = "adamw"
     optimizer_kernel: OptimizerKernel = "fused"
-    network_gbps: float | None = None  # Gbit/s of a node to all others; None: as one rents it
+    network_gbps: float | None = None  # Gbit/s between a node and all others; None: that of typical rented machines
     gpus_per_node: int | None = None
-    shard_group_size: int | None = None  # GPUs to a copy of the states; None: a node's, where files have groups
+    # GPUs per copy of the model states; None: those of a node, for strategies with groups
+    shard_group_size: int | None = None
 
     def __post_init__(self) -> None:
         counts = ("num_gpus", "sequence_length", "global_batch_size", "micro_batch_size", "gradient_accumulation_steps")

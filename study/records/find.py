@@ -22,21 +22,23 @@ from study.records.schema import Outcome, Record
 from study.strategy import shipped
 
 RECORDS, STEPS, OUTCOMES = "records.jsonl", "steps.jsonl", "outcomes.jsonl"
-NAMES = (STEPS, OUTCOMES, RECORDS)  # as they are written: a run's record last, as the run itself does
+NAMES = (STEPS, OUTCOMES, RECORDS)  # the order in which they are written: records last, as a run itself does
 
-_START = re.compile(rb'\{"run_id": "([ !#-\[\]-~]{1,256})", ')  # what a name may be is for who reads the line
+# The reader of the line checks whether the name is valid.
+_START = re.compile(rb'\{"run_id": "([ !#-\[\]-~]{1,256})", ')
 
 _CALLED = {RECORDS: "a record", OUTCOMES: "an outcome"}
 COMPRESSED = ".gz"
-_OF_RUNS = {"record.json", "outcome.json", *_CALLED, *(name + COMPRESSED for name in _CALLED)}  # what is looked for
+# The files that `find_runs` searches for.
+_OF_RUNS = {"record.json", "outcome.json", *_CALLED, *(name + COMPRESSED for name in _CALLED)}
 
 
 class RecordFile(NamedTuple):
     """The record of a run, together with its steps."""
 
-    path: Path  # record.json, or the records.jsonl that has its line
+    path: Path  # record.json, or the records.jsonl with the line of the record
     record: Record
-    steps: bytes | None  # of steps.jsonl, as the run wrote them; None: there are none
+    steps: bytes | None  # content of steps.jsonl as the run wrote it; None: there is no such file
 
     @property
     def where(self) -> str:
@@ -56,9 +58,9 @@ class RecordedRun(NamedTuple):
 
     record: RecordFile | None
     outcome: Outcome | None
-    folder: Path  # the one that holds the study's runs, or its collected records
-    place: str  # what a message calls the file that says what became of the run
-    contents: dict[str, dict[str, Any]]  # what they hold, by the file that collected ones are in
+    folder: Path  # the folder with the study's run directories or collected records
+    place: str  # name in messages of the file that tells how the run ended
+    contents: dict[str, dict[str, Any]]  # name of the collected file -> content of the record or the outcome
 
     @property
     def identity(self) -> tuple[Any, ...]:
@@ -240,7 +242,7 @@ def write_lines(path: Path, lines: Mapping[str, bytes]) -> None:
     """Write these lines to a compressed file, which replaces the present one. Equal lines make equal bytes."""
     packed = gzip.compress(join_lines(lines), mtime=0)
     files.write_whole(path.with_name(path.name + COMPRESSED), packed)
-    path.unlink(missing_ok=True)  # as it was written before files were compressed
+    path.unlink(missing_ok=True)  # the uncompressed file of an earlier version
 
 
 def join_lines(lines: Mapping[str, bytes]) -> bytes:

@@ -22,9 +22,9 @@ from typing import Any
 from study.errors import Refusal
 from study.files import relative_to_cwd, sha256
 
-# That a run rests on.
+# The libraries that affect a run.
 LIBRARIES = ("torch", "accelerate", "deepspeed", "transformers", "datasets", "evaluate", "tokenizers", "numpy")
-_CUSTOMIZES = ("sitecustomize", "usercustomize")  # which Python imports as it starts, where there is one
+_CUSTOMIZES = ("sitecustomize", "usercustomize")  # modules that Python imports at its start if they exist
 _SUFFIXES = (".py", ".pyc", ".so")
 
 
@@ -41,7 +41,8 @@ def check(program: Path) -> None:
     names = sys.stdlib_module_names | {*_CUSTOMIZES}
     imported = {getattr(module, "__file__", None) for module in [*sys.modules.values()]}
     for folder in _python_path():
-        # accelerate adds the current one, and train.py takes it away again: what was imported from there until then
+        # accelerate adds the current folder to PYTHONPATH, and train.py removes it again. So of this folder only the
+        # modules that were already imported count.
         is_current = folder.resolve() == Path.cwd().resolve()
         for path in _modules_in(folder):
             is_in_use = not is_current or not imported.isdisjoint({str(path), str(path / "__init__.py")})

@@ -21,31 +21,32 @@ from study.records import imports
 from study.records.laboratory import LABORATORY
 from study.records.schema import Code
 
-# The variables that change speed, memory or arithmetic. What else is set may hold names or tokens, and stays out.
+# The environment variables that change speed, memory or arithmetic. Other variables may hold names or tokens, and are
+# not recorded.
 _FAMILIES = (
     "ACCELERATE|FSDP|PARALLELISM_CONFIG|DEEPSPEED|DS|TORCH|TORCHDYNAMO|TORCHINDUCTOR|PYTORCH|NCCL|GLOO|CUDA|CUBLAS|CUDNN|"
     "OMP|GOMP|KMP|MKL|OPENBLAS|ONEDNN|DNNL|ATEN|MALLOC|TRITON|FLASH_ATTENTION|HF|TRANSFORMERS"
 )
-# Of them those that change in which order and type numbers are added: with others two runs do not train the same. None
-# is OpenBLAS's, with which torch's builds for x86 do not multiply.
+# The variables among them that change the order or the type of additions: two runs with different values do not train
+# alike. OpenBLAS has none here, because PyTorch's builds for x86 do not multiply with it.
 _ARITHMETIC = re.compile(
     "ATEN_CPU_CAPABILITY|MKL_(ENABLE_INSTRUCTIONS|CBWR|DEBUG_CPU_TYPE)|"
     "(ONEDNN|DNNL)_(MAX_CPU_ISA|CPU_ISA_HINTS|DEFAULT_FPMATH_MODE)|NVIDIA_TF32_OVERRIDE|CUBLAS_(WORKSPACE_CONFIG|EMU.*)|"
     "TORCH_(ALLOW_TF32_CUBLAS_OVERRIDE|BLAS_PREFER_.*|LINALG_PREFER_.*|CUDNN_.*)|CUDNN_(CONV|DETERMINISTIC).*|"
     "FLASH_ATTENTION_.*|TRITON_F32_DEFAULT|NCCL_(ALGO|PROTO|NVLS_ENABLE)"
 )
-# Where things lie changes no result.
+# Names of folders are left out, because they change no result.
 _PLACE = re.compile(r"_(DIR|HOME)$")
 _RECORDED = re.compile(
     rf"({_FAMILIES})_\w+|NVIDIA_(TF32_OVERRIDE|VISIBLE_DEVICES)|USE_HUB_KERNELS|LD_PRELOAD|{LABORATORY}"
 )
 _SECRET = re.compile("TOKEN|KEY|SECRET|PASSW|CREDENTIAL|AUTH")
-_IN_ADDRESS = re.compile(r"(?<=://)[^/@\s]+@")  # a name and a password
+_IN_ADDRESS = re.compile(r"(?<=://)[^/@\s]+@")  # a user name and a password in an address
 _PATH = re.compile(r"(?<![\w.~/])/(?!/)(?:[^\s:;,=/]+/)*([^\s:;,=/]*)")
 _LONGEST_VALUE = 200
 _STUDY = Path(__file__).resolve().parents[1]
 
-# What two machines must share for results of both to stand in one file.
+# The facts that must agree between two machines whose results are in one file.
 SAME = ("cpu", "num_cores", "gpus", "python", "libraries")
 
 

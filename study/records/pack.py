@@ -24,11 +24,11 @@ from study.records.schema import Record
 MANIFEST = "manifest.json"
 FORMAT_VERSION = 2
 
-# Of every member, so that equal records make equal bytes. 1980 is where zip's time begins.
+# The time of every member, so that equal records make equal bytes. Times in zip files begin in 1980.
 TIME = (1980, 1, 1, 0, 0, 0)
 REGULAR_FILE = 0o100644 << 16
 
-MOST_BYTES = files.LARGEST_FILE  # uncompressed, for all of it is held in memory; a thousand runs have 24 MiB
+MOST_BYTES = files.LARGEST_FILE  # uncompressed, because all of it is kept in memory; a thousand runs have 24 MiB
 
 
 # ---------------------------------------------------------------- what is kept of runs
@@ -38,9 +38,9 @@ class Kept(NamedTuple):
     """The record, steps and outcome of one run, as lines of the collected files."""
 
     run_id: str
-    record: Record | None  # None: the run left none that is a result
-    lines: dict[str, bytes]  # name among collected files -> the run's line there
-    place: str  # of the file that says what became of the run
+    record: Record | None  # None: the run has no record that is a result
+    lines: dict[str, bytes]  # name of the collected file -> the run's line in it
+    place: str  # name in messages of the file that tells how the run ended
 
 
 def collect(folders: Iterable[Path], folder: Path) -> int:
@@ -163,7 +163,7 @@ class Manifest(BaseModel):
     schema_version: int  # of the records
     box: str
     num_runs: int
-    git_commits: list[str]  # of the study's code that made them; -dirty: with changes
+    git_commits: list[str]  # commits of the study's code that made the records; -dirty: with changes
     libraries: dict[str, list[str]]  # name -> versions
     sha256: dict[str, str]  # name of every other member -> digest
 
@@ -259,7 +259,7 @@ def _results(folders: Sequence[Path]) -> dict[str, bytes]:
         if b"benchmark" not in text:
             continue
         content = files.load(path, "JSON")
-        if isinstance(content, dict) and "benchmark" in content:  # as `machine.header` begins it
+        if isinstance(content, dict) and "benchmark" in content:  # `machine.header` writes this key
             files.check_name(path.stem, f"{path}: a result's name")
             first_path, first_text = results_by_name.setdefault(path.name, (path, text))
             if first_text != text:
@@ -307,7 +307,7 @@ def _read(file: Path) -> tuple[Manifest, dict[str, bytes]]:
             num_bytes = sum(entry.file_size for entry in entries)
             if num_bytes > MOST_BYTES:
                 raise Refusal(f"{file}: the file has {num_bytes:,} bytes, but a pack has at most {MOST_BYTES:,}")
-            # Not more is read of a member than its entry says.
+            # zipfile reads no more of a member than its entry declares.
             members = {entry.filename: archive.read(entry) for entry in entries}
             if len(members) != len(entries):
                 raise Refusal(
@@ -318,7 +318,8 @@ def _read(file: Path) -> tuple[Manifest, dict[str, bytes]]:
         raise
     except FileNotFoundError:
         raise Refusal(f"{file}: this file does not exist. Name a file that `zero-study pack` wrote.") from None
-    # Damage shows in many ways: a digest of zip's own, a broken stream, flags that say encryption or another method.
+    # A damaged file can raise any of these errors, for instance for a wrong checksum, a broken stream, or flags that
+    # mean encryption or another compression method.
     except (OSError, EOFError, RuntimeError, ValueError, struct.error, zipfile.BadZipFile, zlib.error) as error:
         raise Refusal(f"{file}: cannot be read as a pack ({error}). Copy it from its machine again.") from None
     for name in members:

@@ -23,9 +23,9 @@ from study.errors import Refusal, refusing
 from study.records.laboratory import LABORATORY, bits_per_second
 
 SCHEMA_VERSION: Literal[1] = 1
-UNKNOWN_BOX = "unknown box"  # the name of hardware of which a record does not say enough
-READ = "read"  # pydantic's context, where facts come from a file
-DIGEST = "record_sha256"  # key of a record.json: of all its other facts; records from before 2026-11-23 lack it
+UNKNOWN_BOX = "unknown box"  # the name of hardware that a record does not describe
+READ = "read"  # pydantic's validation context if the facts come from a file
+DIGEST = "record_sha256"  # a key of record.json: the digest of all its other facts; records before 2026-11-23 lack it
 
 
 class Facts(BaseModel):
@@ -43,7 +43,7 @@ def _moment(text: str) -> str:
     return text
 
 
-Timestamp = Annotated[str, AfterValidator(_moment)]  # as ISO 8601 writes it, with its zone
+Timestamp = Annotated[str, AfterValidator(_moment)]  # in ISO 8601 format, with a time zone
 Count = Annotated[int, Field(ge=0)]
 Amount = Annotated[float, Field(ge=0)]
 Name = Annotated[str, AfterValidator(lambda name: files.check_name(name, "the name"))]
@@ -52,20 +52,21 @@ Name = Annotated[str, AfterValidator(lambda name: files.check_name(name, "the na
 class Sharding(Facts):
     """How PyTorch sharded a model (FSDP2), as read from the sharded modules."""
 
-    units: dict[str, int]  # classes of the modules that are gathered together, joined by + -> how many such groups
-    reshard_after_forward: bool  # the blocks let go of what they gathered as forward leaves them
+    units: dict[str, int]  # classes of the modules that are gathered together, joined by "+" -> number of such groups
+    reshard_after_forward: bool  # whether blocks free their gathered parameters after the forward pass
     sharded_parameters: int  # number of parameters that are shards over the mesh
     unsharded_parameters: int
-    mesh: list[int]  # ranks: [shards], or [replicas, shards]
-    compute_dtypes: list[str]  # of what is gathered and multiplied
-    reduce_dtypes: list[str]  # in which gradients are reduced
-    offloads: bool  # shards, their gradients and the optimizer's states lie on the host
+    mesh: list[int]  # numbers of ranks: [shards], or [replicas, shards]
+    compute_dtypes: list[str]  # dtypes of the gathered parameters that are multiplied
+    reduce_dtypes: list[str]  # dtypes in which gradients are reduced
+    offloads: bool  # whether shards, their gradients and the optimizer's states are on the host
 
 
 class Proof(Facts):
-    """The settings that the engine really uses, read back after `prepare`.
+    """The settings of the engine, read back from it after `prepare`.
 
-    The bytes of model states are in `Record.model_state_bytes`.
+    They show what the engine really does, whatever was requested. The bytes of model states are in
+    `Record.model_state_bytes`.
     """
 
     world_size: int
@@ -74,23 +75,25 @@ class Proof(Facts):
     device: str
     engine_class: str
     optimizer_class: str  # the optimizer that does the arithmetic, inside all wrappers
-    zero_optimizer_class: str | None = None  # DeepSpeed's own around it; None: stage 0, or not DeepSpeed
+    zero_optimizer_class: str | None = None  # DeepSpeed's optimizer that wraps it; None: stage 0, or not DeepSpeed
     zero_stage: int | None = None  # None: not DeepSpeed
     sharding: Sharding | None = None  # None: not FSDP2
     offload_optimizer_device: OffloadDevice = "none"
     offload_param_device: OffloadDevice = "none"
     swap_folder: str | None = None
-    gradient_clipping: float  # 0: no clipping; outside DeepSpeed the study's loop clips, and this is what it does
+    # 0: no clipping; outside DeepSpeed, the study's training loop clips, and this is its value
+    gradient_clipping: float
     gradient_accumulation_steps: int
     micro_batch_size: int
     precision: str
     autocast_dtype: str | None = None
-    accumulation_dtype: str | None = None  # of gradients over micro batches, by DeepSpeed; None: the gradients' own
+    # Dtype in which DeepSpeed accumulates gradients over micro batches; None: the gradients' own dtype.
+    accumulation_dtype: str | None = None
     parameter_dtypes: list[str]
     gradient_dtypes: list[str] | None = None  # of the gradients that the optimizer reads
-    master_dtypes: list[str] | None = None  # None: the parameters are their own masters
+    master_dtypes: list[str] | None = None  # None: there are no separate master weights
     moment_dtypes: list[str] | None = None
-    gradient_as_bucket_view: bool | None = None  # None: not DDP, or from before its buckets were measured
+    gradient_as_bucket_view: bool | None = None  # None: not DDP, or a record from before DDP's buckets were measured
     overlap_comm: bool | None = None
     reduce_bucket_size: int | None = None  # elements
     allgather_bucket_size: int | None = None  # elements
@@ -100,14 +103,16 @@ class Proof(Facts):
     max_reuse_distance: int | None = None  # elements
     use_multi_rank_bucket_allreduce: bool | None = None
     sub_group_size: int | None = None  # elements; records from before 2026-11-20 lack it
-    secondary_partition_size: int | None = None  # ranks that share a second copy of the parameters; 1: there is none
+    # Number of ranks that share a second copy of the parameters; 1: there is no second copy.
+    secondary_partition_size: int | None = None
     partitioned_parameters: int | None = None  # number of parameters that are really sharded; None: not stage 3
-    # Every key that a DeepSpeed JSON may hold -> what the engine has; empty: not DeepSpeed. Records from before
-    # 2026-11-21 have neither this nor the next.
+    # Every key that a DeepSpeed JSON file may hold -> the value in the engine. Empty: not DeepSpeed. Records from
+    # before 2026-11-21 have neither this field nor the next one.
     settings: dict[str, bool | int | float | str | None] | None = None
-    compiled_graphs: int | None = None  # that TorchDynamo made, rank 0's; 0: nothing was compiled
-    num_gpus: int | None = None  # that the ranks are on; None: a CPU, or a record from before it was looked at
-    ranks_of_machines: list[int] | None = None  # on each machine, by its rank; None: from before 2026-11-22
+    compiled_graphs: int | None = None  # number of graphs that TorchDynamo compiled on rank 0; 0: nothing was compiled
+    num_gpus: int | None = None  # number of GPUs that the ranks use; None: a CPU, or an old record that does not say
+    # Number of ranks on each machine, by machine rank; None: a record from before 2026-11-22.
+    ranks_of_machines: list[int] | None = None
     swap_bytes_written: list[int] | None = None  # per rank, whole training
     swap_bytes_read: list[int] | None = None
 
@@ -118,9 +123,10 @@ class ModelStateBytes(Facts):
     parameters: int
     gradients: int
     optimizer_states: int  # moments, step counts and fp32 masters
-    communication_buffers: int  # buckets that no gradient is in, and what gradients keep of them; not in the paper
+    # Buckets that hold no gradient, and storage that gradients keep alive beyond their own bytes; not in the paper.
+    communication_buffers: int
     swapped: int | None = None  # bytes of this rank's files in the swap folder; None: nothing is offloaded to NVMe
-    by_device: dict[str, int]  # the same bytes by where they are: cpu, cuda
+    by_device: dict[str, int]  # the same bytes by device: cpu, cuda
 
     @property
     def model_states(self) -> int:
@@ -131,7 +137,7 @@ class ModelStateBytes(Facts):
 class Collective(Facts):
     """One kind of collective in one steady optimizer step of rank 0."""
 
-    kind: str  # subgroup_ before it: among some of the ranks only
+    kind: str  # the prefix subgroup_ means a collective among some of the ranks
     count: int
     bytes: int  # of the whole tensor: the input of all-reduce and reduce-scatter, the output of all-gather
 
@@ -144,12 +150,13 @@ class Collective(Facts):
 class PeakMemory(Facts):
     """The peak memory of one rank in one phase of the run."""
 
-    tensor_bytes: int | None = None  # CPU: live tensors that Python sees, of the probed step at its highest
-    unreleased_bytes: int | None = None  # CPU: by so much tensor_bytes is too large, at most; None: not asked then
+    tensor_bytes: int | None = None  # CPU: peak of the live tensors that Python sees, in the probed step
+    # CPU: the largest possible error of tensor_bytes, which may be too large; None: not measured then
+    unreleased_bytes: int | None = None
     resident_bytes: int | None = None  # CPU: high-water mark of the process's resident set since the phase began
-    allocated_bytes: int | None = None  # GPU: torch's allocator, reset at the phase's start
+    allocated_bytes: int | None = None  # GPU: peak of PyTorch's allocator, reset at the phase's start
     reserved_bytes: int | None = None
-    process_bytes: int | None = None  # GPU: NVML's figure for the process, sampled
+    process_bytes: int | None = None  # GPU: memory of the process according to NVML, sampled
     process_average_bytes: int | None = None
 
 
@@ -162,7 +169,7 @@ class Timing(Facts):
     median_seconds: Amount | None
     lower_quartile_seconds: Amount | None
     upper_quartile_seconds: Amount | None
-    data_wait_median_seconds: float | None  # of the host, for the next batch; a GPU computes meanwhile
+    data_wait_median_seconds: float | None  # how long the host waits for the next batch; a GPU computes meanwhile
     samples_per_second: float | None  # world total, at the median
     tokens_per_second: float | None  # world total, padding not counted
 
@@ -175,9 +182,9 @@ class Load(Facts):
 
     seconds: float
     num_processors: int
-    own_seconds: float  # of this run's processes there
-    other_seconds: float  # of all others, the kernel's own threads among them
-    stolen_seconds: float  # that a hypervisor gave to others
+    own_seconds: float  # used by the processes of this run on this machine
+    other_seconds: float  # used by all other processes, including threads of the kernel
+    stolen_seconds: float  # time that a hypervisor gave to other virtual machines
 
 
 class Network(Facts):
@@ -186,9 +193,9 @@ class Network(Facts):
     It includes headers, acknowledgements and the traffic of other programs.
     """
 
-    interfaces: list[str]  # that carried something
-    rate_bits_per_second: int | None  # the least to which `tc` holds one; None: to none, or not known
-    num_steps: int  # whole ones
+    interfaces: list[str]  # the interfaces that carried traffic
+    rate_bits_per_second: int | None  # the lowest limit that `tc` sets for one of them; None: no limit, or unknown
+    num_steps: int  # number of complete steps
     sent_bytes: int
     received_bytes: int
 
@@ -196,12 +203,12 @@ class Network(Facts):
 class Code(Facts):
     """The study's code and the processor that one process of a run used."""
 
-    commit: str | None  # None: not in a clone
+    commit: str | None  # None: the code is not in a clone
     is_dirty: bool | None  # whether the clone had changes
-    sha256: str  # of all modules
-    # Records from before 2026-11-26 lack what follows.
-    processor: str | None = None  # its model; None: the system does not say
-    num_threads: int | None = None  # of the process, as torch uses them
+    sha256: str  # digest of all modules
+    # Records from before 2026-11-26 lack the following fields.
+    processor: str | None = None  # the model of the processor; None: unknown
+    num_threads: int | None = None  # number of threads that PyTorch uses in the process
 
 
 class Continued(Facts):
@@ -217,15 +224,16 @@ class Checkpointing(Facts):
     """The costs of checkpoints in the process that ended the run."""
 
     count: int
-    seconds: float  # of training, while they were written
-    last_bytes: int | None  # of the last one's files; None: there was none
-    load_seconds: float | None = None  # of taking up the one it began from; None: none, or not noted
+    seconds: float  # how long training waited while they were written
+    last_bytes: int | None  # bytes of the last checkpoint's files; None: there was no checkpoint
+    # Time to load the checkpoint from which the process resumed; None: no resumption, or not recorded.
+    load_seconds: float | None = None
 
 
 class Checksum(Facts):
     """The checksum of all parameters of the unsharded model, in the order of their names and as fp32."""
 
-    absolute_sum: float  # in double precision
+    absolute_sum: float  # sum of absolute values, in double precision
     square_sum: float
     sha256: str
 
@@ -238,21 +246,22 @@ class StepDigest(Facts):
     """
 
     step: int
-    weights: str  # in 16 bits the fp32 masters, where the engine has them
-    first_moments: str | None  # Adam's, which are made of the gradients; None: the engine does not show them
+    weights: str  # in 16-bit training those of the fp32 master weights, if the engine has them
+    # Adam's first moments, which reflect the gradients; None: the engine does not expose them
+    first_moments: str | None
     second_moments: str | None
 
 
-Memory = Literal["device", "host", "cap"]  # the GPU's, the machine's, or what a process may have of that
+Memory = Literal["device", "host", "cap"]  # GPU memory, the machine's memory, or a limit on the memory of a process
 
 
 class Failure(Facts):
-    step: int | None  # the last step begun; None: before the first
+    step: int | None  # the last step that began; None: no step began
     error: str
-    memory: Memory | None = None  # None: not out of memory, or a record from before 2026-11-24
+    memory: Memory | None = None  # which memory ran out; None: no memory did, or a record from before 2026-11-24
 
 
-# How an end was called before 2026-11-24, when there were more words for it.
+# The former names of statuses, from before 2026-11-24, and the present names.
 RENAMED = {
     "build_failed": "crashed",
     "offload_failed": "crashed",
@@ -263,12 +272,14 @@ RENAMED = {
 }
 _Renamed = BeforeValidator(lambda status: RENAMED.get(status, status) if isinstance(status, str) else status)
 
-# Ended from outside, which is no result; the same command goes on from the last checkpoint.
+# Statuses of runs that were ended from outside. They are no results: the same command resumes the run from its last
+# checkpoint.
 CUT_OFF = frozenset({"interrupted", "killed", "timed_out", "stalled"})
 RecordStatus = Literal["ok", "out_of_memory", "failed", "interrupted", "killed", "timed_out", "stalled"]
 
 
-# Of hardware and versions, which head pages: on one line, no HTML, no cell of a table, nothing that turns the text.
+# Text on hardware and versions that is shown at the top of pages. It has no line breaks, no HTML, no table separators
+# and no control characters.
 _Shown = Annotated[str, Field(pattern=r"^[^<>|\p{C}\p{Zl}\p{Zp}]*$")]
 
 
@@ -325,7 +336,8 @@ def _holds(kind: type[BaseModel]) -> AfterValidator:
 
 Machine = Annotated[dict[str, Any], _holds(_Machine)]
 
-_NEVER_NEW = ("workload", "size", "seed", "global_batch_size", "sequence_length")  # knobs of every record's config
+# Knobs that the config of every record has, even of the oldest.
+_NEVER_NEW = ("workload", "size", "seed", "global_batch_size", "sequence_length")
 
 
 def _whole_config(config: dict[str, Any]) -> dict[str, Any]:
@@ -360,42 +372,46 @@ class Record(Facts):
     world_size: int = Field(ge=1)
     seed: int
     init: Literal["pretrained", "scratch", "weights"]
-    weights_sha256: str | None = None  # of the file that a run with --weights starts from
+    weights_sha256: str | None = None  # digest of the file that a run with --weights starts from
     config: Annotated[dict[str, Any], AfterValidator(_whole_config)]
     num_params: Count | None = None
-    # Forward and backward, by torch.utils.flop_counter (training/optimizer_steps.py).
+    # Forward and backward pass, counted by torch.utils.flop_counter (training/optimizer_steps.py).
     model_flops_per_sequence: int | None = None
     data: Annotated[dict[str, Any], _holds(_Data)] | None = None
     proof: Proof | None = None
-    model_state_bytes: list[ModelStateBytes] | None = None  # one per rank, as the optimizer is about to step
+    model_state_bytes: list[ModelStateBytes] | None = None  # one per rank, just before the optimizer steps
     resting_state_bytes: list[ModelStateBytes] | None = None  # one per rank, between two steps
     peak_memory: list[dict[str, PeakMemory]] | None = None  # per rank: phase -> peaks
     collectives_per_step: list[Collective] | None = None
     initial_parameters: Checksum | None = None
     final_parameters: Checksum | None = None
-    digests: list[StepDigest] | None = None  # None: none was asked for
+    digests: list[StepDigest] | None = None  # None: no digests were requested
     steps_done: Count = 0
     final_loss: float | None = None
-    energy_joules: list[float | None] | None = None  # per rank: of its whole GPU while all steps were trained
-    tokens: Count | None = None  # trained on, padding not counted
+    energy_joules: list[float | None] | None = None  # per rank: energy of its whole GPU while all steps were trained
+    tokens: Count | None = None  # number of tokens trained on, without padding
     samples: Count | None = None
-    evaluation: list[dict[str, float | None]] = Field(default_factory=list)  # null: beyond what a float holds
+    # A value is null if it exceeds the range of a float.
+    evaluation: list[dict[str, float | None]] = Field(default_factory=list)
     timing: Timing | None = None
     machine: Machine
     steps_sha256: str | None = None
-    resumed_at: list[int] = Field(default_factory=list)  # steps after which another process took the run up again
-    continues: Continued | None = None  # None: its first step is its own
-    checkpointing: Checkpointing | None = None  # None: no checkpoint was asked for
-    # Records from before 2026-11-21 lack what follows.
-    config_sha256: str | None = None  # of config.json beside it, in a run directory
-    strategy_file: dict[str, Any] | None = None  # the strategy's YAML whole, and the JSON that belongs to it
-    launcher: list[str] | None = None  # the command of `accelerate launch`, as it was started
-    load: Load | None = None  # None: the run was taken up by another process, or the record is from before 2026-11-21
-    # Records from before 2026-11-22 lack what follows.
-    other_machines: list[Machine] | None = None  # each as `machine`, by its rank; None: one, or it did not end
-    network: list[Network] | None = None  # of each machine; None: there is one, or too few steps
-    # Records from before 2026-11-23 lack what follows.
-    code: list[Code] | None = None  # of each process that trained a part, the first before `resumed_at`'s first step
+    resumed_at: list[int] = Field(default_factory=list)  # the steps after which another process resumed the run
+    continues: Continued | None = None  # None: the run did not start from another run's checkpoint
+    checkpointing: Checkpointing | None = None  # None: no checkpoints were requested
+    # Records from before 2026-11-21 lack the following fields.
+    config_sha256: str | None = None  # digest of config.json in the same run directory
+    # The content of the strategy's YAML file, and the JSON file that belongs to it.
+    strategy_file: dict[str, Any] | None = None
+    launcher: list[str] | None = None  # the command of `accelerate launch` that was executed
+    load: Load | None = None  # None: another process resumed the run, or the record is from before 2026-11-21
+    # Records from before 2026-11-22 lack the following fields.
+    # the other machines, by machine rank; None: there is one machine, or the run did not end
+    other_machines: list[Machine] | None = None
+    network: list[Network] | None = None  # of each machine; None: there is one machine, or too few steps
+    # Records from before 2026-11-23 lack the following fields.
+    # of each process that trained a part of the run, in order; `resumed_at` has the steps between the parts
+    code: list[Code] | None = None
 
     @property
     def mixed_code(self) -> str | None:
@@ -536,14 +552,15 @@ class Record(Facts):
 
 OutcomeStatus = Literal[
     "ok",
-    "out_of_memory",  # Outcome.memory says of which
-    "killed",  # from outside: a rank or the launcher by a signal; the run's folder, its disk or its machine was gone
-    "stalled",  # a rank did not come to a collective within collective_timeout
+    "out_of_memory",  # Outcome.memory tells which memory
+    # Ended from outside: a signal ended a rank or the launcher, or the run's folder, disk or machine was lost.
+    "killed",
+    "stalled",  # a rank did not join a collective within collective_timeout
     "timed_out",
-    "misconfigured",  # refused by the program or the engine before a step was taken
-    "failed",  # it ran and did not train: a loss that is NaN or infinite
-    "crashed",  # any other error, an extension's and an offload's too; a record beside it that is ok is whole
-    "skipped",  # not started; the message says why
+    "misconfigured",  # refused by the program or the engine before the first step
+    "failed",  # it ran, but did not train: a loss is NaN or infinite
+    "crashed",  # any other error, also of an extension or of offload; a record with status ok is complete nevertheless
+    "skipped",  # not started; the message has the reason
 ]
 
 
@@ -555,24 +572,26 @@ class Outcome(Facts):
 
     schema_version: Literal[1] = SCHEMA_VERSION
     study: Name
-    study_sha256: str | None = None  # of the study's file as it was then; None: from before outcomes had it
+    # Digest of the study's file at that time; None: an outcome from before this field existed.
+    study_sha256: str | None = None
     run_id: Name
     status: Annotated[OutcomeStatus, _Renamed]
     message: str  # one line
-    memory: Memory | None = None  # that was out; None: none was, or an outcome from before 2026-11-24
+    memory: Memory | None = None  # the memory that ran out; None: no memory did, or an outcome from before 2026-11-24
     workload: str
     size: str
     strategy: Name
     world_size: int
     seed: int
     global_batch_size: int
-    config: dict[str, Any] | None = None  # the run's whole configuration; None: from before outcomes kept it
-    round: int  # of the study's rotation, from 0
-    position: int  # among all runs that this study folder ever started, from 1; skipped runs count too
+    # The run's whole configuration; None: an outcome from before this field existed.
+    config: dict[str, Any] | None = None
+    round: int  # the round of the study, counted from 0
+    position: int  # position among all runs that this study folder ever started, from 1; skipped runs count too
     started_at: Timestamp
-    wall_seconds: float | None  # launch to end; None: not started
+    wall_seconds: float | None  # from launch to end; None: not started
     returncode: int | None
-    command: list[str]  # that was started, or that would have been
+    command: list[str]  # the command that was started, or that would have been started
     stderr_tail: list[str]  # the last lines, oldest first
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from study.files import can_be_written
 
-# Variables of datasets, evaluate, Triton and Matplotlib, each with a folder of its own. Not the hub's cache of models
-# and texts: what is there already is only read.
+# Environment variables of datasets, evaluate, Triton and Matplotlib, and the folder for each. The Hugging Face Hub's
+# cache of models and texts is left out, because files that are already there are only read.
 _VARIABLES = {
     "HF_MODULES_CACHE": "modules",
     "HF_EVALUATE_CACHE": "evaluate",

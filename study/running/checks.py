@@ -71,7 +71,8 @@ def _check_strategy(run: Run) -> None:
             f"{config.gradient_clipping}. Write 'auto', and use --gradient-clipping."
         )
     shards = strategy.distributed_type in ("DEEPSPEED", "FSDP")
-    requested = config.precision if shards else config.precision.replace("-autocast", "")  # DDP's 16 bits are autocast
+    # DDP trains in 16 bits only by autocast
+    requested = config.precision if shards else config.precision.replace("-autocast", "")
     if strategy.mixed_precision not in (None, requested):
         means = strategy.mixed_precision + ("" if shards else "-autocast")
         raise Refusal(
@@ -232,7 +233,7 @@ def _check_release(run: Run) -> None:
         sums_in_fp32=config.accumulation_dtype == "fp32",
         micro_batches=run.gradient_accumulation_steps,
     )
-    if fault:  # the study's models return their loss beside their logits
+    if fault:
         raise Refusal(f"{known_bad.sentence(fault, version)}; run: pip install -c constraints.txt deepspeed")
 
 
@@ -265,7 +266,7 @@ def check_folder(run: Run) -> None:
                 "record.json to run it again."
             )
     for path in (folder, run.checkpoints_folder):
-        if os.path.lexists(path) and not path.is_dir():  # a file, or a link that leads nowhere
+        if os.path.lexists(path) and not path.is_dir():  # a file, or a broken link
             raise Refusal(f"{path} is not a folder. Use another --output-dir, or delete it.")
     if run.config.save_model and run.model_folder.exists():
         raise Refusal(f"{run.model_folder} already exists. Use another --output-dir, or delete it.")

@@ -14,20 +14,24 @@ from study.strategy import file, in_theory
 from study.theory import hardware, model_states, peaks, prediction
 from study.theory.hardware import Gpu
 
-# What a run costs beside its steps where no earlier run tells, and how fast its steps are: guesses, said to be such.
+# Guesses that are used if no similar earlier run exists: the time of a run besides its steps, and the speed of its
+# steps. The output says that they are guesses.
 LAUNCH_SECONDS = 20.0
 GPU_LAUNCH_SECONDS = 12.0  # a box with a GPU has more cores to import with
-# Building the weights on the host and taking their checksum twice, as a core here did: 17 and 2 x 11 ns a parameter.
+# Building the weights on the host takes 17 ns per parameter on a core of the development machine, and each of two
+# checksums takes 11 ns.
 SECONDS_PER_PARAMETER = 40e-9
 COMPILE_SECONDS = 40.0
 CPU_FLOPS_PER_SECOND = 5e10  # of the whole machine
-GPU_FLOPS_PER_SECOND = 2e13  # of one that theory does not know
-HOST_BYTES_PER_SECOND = 3e9  # of what ranks that share a GPU send through the host, three times their parameters each
-# What a rank holds beside its tensors at its highest: Python, the libraries, buffers of gloo. Measured before the first
-# run of `frontier` by `frontier-pilot`: the median of its ten runs without offload in `steady_steps`, 622 MiB, less
-# 150 MiB of the libraries' files, which are read into memory once for all processes and counted against no cap.
+GPU_FLOPS_PER_SECOND = 2e13  # of a GPU that the theory does not know
+# Rate at which ranks that share a GPU communicate through the host; each sends three times its parameters.
+HOST_BYTES_PER_SECOND = 3e9
+# The memory of a rank besides its tensors at the peak: Python, the libraries and gloo's buffers. It was measured in
+# `frontier-pilot`, before the first run of `frontier`: the median of its ten runs without offload in `steady_steps` is
+# 622 MiB. From this, 150 MiB of the libraries' files are subtracted, because they are in memory once for all processes
+# and count against no cap.
 PROCESS_BYTES = 470 << 20
-UNRECORDED_SECONDS = 8.0  # from the launch to where a record's wall_seconds begin
+UNRECORDED_SECONDS = 8.0  # from the launch until the time that a record's wall_seconds counts from
 
 
 # ---------------------------------------------------------------- memory
@@ -60,7 +64,8 @@ def needed_bytes(config: RunConfig, strategy: str, world_size: int) -> float:
 
 class Estimate(NamedTuple):
     seconds: float
-    num_earlier_runs: int  # that it comes from; 0: a guess, whose steps are the planner's where it knows the GPU
+    # The number of runs that the estimate is based on; 0: a guess, with the planner's step time if the GPU is known.
+    num_earlier_runs: int
 
     def __str__(self) -> str:
         if not self.num_earlier_runs:
@@ -79,10 +84,10 @@ class _Past:
     share_device: bool
     fixed_seconds: float  # launch, building, evaluation
     seconds_per_token: float
-    timed: bool  # False: too short to time its steps, so what is fixed is a guess
+    timed: bool  # False: the run was too short to time its steps, so fixed_seconds is a guess
 
 
-# In what an earlier run must equal a planned one, the most telling first.
+# The properties that an earlier run must share with a planned run. The strictest set is tried first.
 _LIKENESS = (
     ("share_device", "workload", "size", "strategy", "world_size"),
     ("share_device", "workload", "size", "strategy"),
@@ -98,10 +103,11 @@ class History:
     """
 
     on_gpu: bool
-    gpu: Gpu | None = None  # which, where theory knows it
+    gpu: Gpu | None = None  # None: a CPU, or a GPU that the theory does not know
     _own: list[_Past] = field(default_factory=list)
     _of_reports: list[_Past] = field(default_factory=list)
-    _medians: dict[tuple[Any, ...], tuple[float, float, int]] = field(default_factory=dict)  # by what was asked
+    # Cache: the properties of a run -> its medians.
+    _medians: dict[tuple[Any, ...], tuple[float, float, int]] = field(default_factory=dict)
 
     def add(self, record: Record, outcome: Outcome | None, of_report: bool = False) -> None:
         """Add an earlier run to the history.
@@ -111,7 +117,8 @@ class History:
         if record.status != "ok" or record.proof is None or (record.proof.device != "cpu") != self.on_gpu:
             return
         whole = record.wall_seconds + UNRECORDED_SECONDS
-        if outcome and outcome.wall_seconds is not None and not record.resumed_at:  # else it is of the last process
+        # After a resumption it would cover only the last process.
+        if outcome and outcome.wall_seconds is not None and not record.resumed_at:
             whole = outcome.wall_seconds
         median = record.timing.median_seconds if record.timing else None
         step = max(0.0, whole - LAUNCH_SECONDS) / record.steps_done if median is None else median
@@ -139,7 +146,7 @@ class History:
         wanted |= {"strategy": run.strategy.name, "world_size": run.world_size}
         tokens = config.num_steps * config.global_batch_size * config.sequence_length
         key = tuple(wanted.values())
-        if key not in self._medians:  # a study asks the same of hundreds of seeds
+        if key not in self._medians:  # cached, because a study may have hundreds of runs that differ only in the seed
             self._medians[key] = self._most_alike(wanted)
         fixed, each, number = self._medians[key]
         return Estimate(fixed + each * tokens, number) if number else Estimate(self._guess(run), 0)
@@ -164,7 +171,7 @@ class History:
         fixed = GPU_LAUNCH_SECONDS if self.on_gpu else LAUNCH_SECONDS
         fixed += SECONDS_PER_PARAMETER * size + (COMPILE_SECONDS if config.compile else 0.0)
         if self.gpu and not config.share_device:
-            with suppress(ValueError):  # no such precision, host or disk is known of it
+            with suppress(ValueError):  # the theory has no rate of this GPU for the precision, or of its host or disk
                 return fixed + config.num_steps * _step_seconds(run, self.gpu)
         # 6 floating-point operations per parameter and token: 2 forward, 4 backward (arXiv:2001.08361, sec. 2.1).
         flops = 6 * size * config.num_steps * config.global_batch_size * config.sequence_length

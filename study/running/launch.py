@@ -36,20 +36,22 @@ from study.running.outcome import REMOVED, Exit, RankReport, classify_exit, of_r
 
 TRAIN = Path(__file__).resolve().parents[1] / "train.py"
 
-# What torch's C++ side and the tokenizers would print otherwise, on every run; the user's own values win.
+# Variables that silence messages of PyTorch's C++ code and of the tokenizers. Values that the user has set have
+# priority.
 QUIET_ENVIRONMENT = {"TOKENIZERS_PARALLELISM": "false", "KINETO_LOG_LEVEL": "6", "TORCH_CPP_LOG_LEVEL": "ERROR"}
 
-# In the environment of everything that a run starts: its run directory.
+# The environment variable that holds the run directory, for all processes that a run starts.
 RUN_FOLDER = "ZERO_STUDY_RUN_FOLDER"
 
-TORCHRUN = "torchrun"  # the folder, in the run directory, of what torchrun keeps while a run lasts
+TORCHRUN = "torchrun"  # a folder in the run directory for torchrun's files; it is removed after the run
 
 HEARTBEAT_SECONDS = 5.0
-STDERR_LINES = 30  # kept of a run that did not end well
+STDERR_LINES = 30  # how many of the last lines are recorded for a run that is not ok
 LEFT_OVER_SECONDS = 30
 
-ANSWER_SECONDS = 2.0  # of machine 0
-FIRST_WORD_SECONDS = 60.0  # for the ranks here, which know more of what has happened, to end by themselves
+ANSWER_SECONDS = 2.0  # how long to wait for an answer of machine 0
+# Extra time for the ranks on this machine to end by themselves, because they know more about the cause.
+FIRST_WORD_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
@@ -58,14 +60,14 @@ class LaunchResult:
 
     status: OutcomeStatus
     message: str  # for people: one line
-    memory: Memory | None  # that was out
+    memory: Memory | None  # the memory that ran out; None: none did
     record_path: Path | None
     started_at: str
     wall_seconds: float
     returncode: int
     command: list[str]
     stderr_tail: list[str]
-    at_time_limit: bool  # ended there, whether or not its record was written
+    at_time_limit: bool  # the run was ended at its time limit; its record may be complete nevertheless
 
 
 def command(run: Run) -> list[str]:
@@ -88,7 +90,7 @@ def _started(run: Run) -> list[str]:
     By default, torchrun would leave them in /tmp.
     """
     words = command(run)
-    at = words.index(str(TRAIN)) if str(TRAIN) in words else len(words)  # a test's own program
+    at = words.index(str(TRAIN)) if str(TRAIN) in words else len(words)  # in tests, the program may be another one
     return [*words[:at], "--log_dir", str(run.own_folder / TORCHRUN), *words[at:]] if words[at:] else words
 
 
@@ -116,7 +118,7 @@ def _launch(
     started_at = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     started = time.monotonic()
     kills_before = _out_of_memory_kills()
-    for stale in run.own_folder.glob("failure-rank*.json"):  # an earlier attempt's
+    for stale in run.own_folder.glob("failure-rank*.json"):  # of an earlier attempt
         stale.unlink()
     logs = [run.own_folder / name for name in ("stdout.log", "stderr.log")]
     with open_new(logs[0], "w") as stdout, open_new(logs[1], "w+") as stderr:
@@ -132,7 +134,7 @@ def _launch(
         finally:
             if process.poll() is None:
                 _end_group(process)
-            if process.returncode < 0:  # then its ranks are ended by the kernel, or by this
+            if process.returncode < 0:  # a signal ended the launcher, so its ranks may still be running
                 end_left_over(run.own_folder)
             swap_problem = _what_became_of_swap(run)
             run.remove_scratch()
@@ -218,7 +220,7 @@ def _environment(run: Run) -> dict[str, str]:
     threads = os.environ.get("OMP_NUM_THREADS") or str(this_machine.threads_of_each(num_ranks))
     inherited = {name: value for name, value in os.environ.items() if not allowed.says_which_rank(name)}
     own = {"OMP_NUM_THREADS": threads, RUN_FOLDER: str(run.own_folder.resolve()), "PYTHONSAFEPATH": "1"}
-    # PYTHONSAFEPATH: no module of the current folder stands before Python's own.
+    # PYTHONSAFEPATH: modules in the current folder do not shadow Python's own.
     return inherited | caches.outside_home() | own
 
 
@@ -256,7 +258,7 @@ def end_left_over(folder: Path) -> None:
     Refusal if a process does not end.
     """
     deadline = time.monotonic() + LEFT_OVER_SECONDS
-    # Again and again, because one that is about to be killed may just have started another.
+    # Repeat this, because a process may have started another one just before it was killed.
     while left_over := [process for process in psutil.process_iter() if _works_below(folder.resolve(), process)]:
         if time.monotonic() > deadline:
             raise Refusal(
@@ -271,7 +273,8 @@ def end_left_over(folder: Path) -> None:
 def _works_below(folder: Path, process: psutil.Process) -> bool:
     """Return whether a process of this user belongs to a run in or below a folder."""
     try:
-        run_folder = process.environ().get(RUN_FOLDER)  # none of a process that has ended and is not waited for
+        # This is empty for a zombie, which is a process that has ended and was not waited for.
+        run_folder = process.environ().get(RUN_FOLDER)
         is_own = process.uids().real == os.getuid() and process.pid != os.getpid()
         return run_folder is not None and is_own and folder in (Path(run_folder), *Path(run_folder).parents)
     except (psutil.Error, OSError):
@@ -318,7 +321,7 @@ def _out_of_memory_kills(of_capped_ranks: int = 0) -> dict[Memory, int]:
     with suppress(OSError):
         counts["host"] = this_machine.out_of_memory_kills(Path("/proc/vmstat").read_text())
     for folder in this_machine.control_groups("memory"):
-        for name in ("memory.events", "memory.oom_control"):  # of version 2, and of 1
+        for name in ("memory.events", "memory.oom_control"):  # of control groups version 2 and version 1
             with suppress(OSError):
                 counts["cap"] = counts.get("cap", 0) + this_machine.out_of_memory_kills((folder / name).read_text())
     return counts
@@ -350,7 +353,7 @@ class _MainMachine:
         self._address = (run.main_process_ip, run.main_process_port) if run.machine_rank else None
         self._patience = run.config.collective_timeout + FIRST_WORD_SECONDS
         self._seen: float | None = None
-        self.says: str | None = None  # why the run is ended; None: it is not
+        self.says: str | None = None  # why the run has to end; None: it goes on
 
     def has_gone(self) -> bool:
         """Return whether machine 0 answered once, but has not answered for longer than ranks wait for each other."""

@@ -20,10 +20,10 @@ from study.errors import Refusal
 from study.files import missing_folders, remove_empty
 
 LOCK = ".lock"
-HOLDER = ".holder"  # the holder's token and its name for people; stays where it was killed
-PATIENCE_SECONDS = 1.0  # for one that is just about to let go
+HOLDER = ".holder"  # holds the holder's token and a name for messages; it stays behind if the holder was killed
+PATIENCE_SECONDS = 1.0  # how long to wait for a holder that is about to release the lock
 
-# In the environment of what a holder starts: the token that lets it in.
+# The environment variable with the token that lets the processes of a holder into its folder.
 TOKEN = "ZERO_STUDY_TOKEN"
 
 
@@ -61,8 +61,8 @@ def locked(folder: Path, doing: str, remedy: str) -> Iterator[str]:
 def _let_go(folder: Path, lock: BaseFileLock, created: Sequence[Path]) -> None:
     """Release a lock and remove its files, and remove the folders that were created and are still empty."""
     if lock.is_locked:
-        for name in (HOLDER, LOCK):  # who waits for a lock that is removed takes the next one
-            with suppress(OSError):  # it is gone, or a folder is in its place
+        for name in (HOLDER, LOCK):  # a process that waits for the removed lock creates a new one
+            with suppress(OSError):  # the file does not exist any more, or there is a folder with its name
                 (folder / name).unlink()
         lock.release()
     remove_empty([path for path in created if path.exists()])

@@ -15,11 +15,11 @@ from study.errors import Refusal
 from study.formatting import GIB
 from study.run import Run
 
-THRESHOLD = 128 * 1024  # bytes: glibc's own at the start, which it raises up to 32 MiB as blocks are freed
+THRESHOLD = 128 * 1024  # bytes: glibc's initial threshold, which it raises up to 32 MiB when blocks are freed
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 _LIMITS = {"memory.max": "control group, version 2", "memory.limit_in_bytes": "control group, version 1"}
 
-# What was done to this process, for its record.
+# The limits that were set for this process, for its record.
 described: dict[str, str] = {}
 
 
@@ -64,7 +64,7 @@ def cap(num_bytes: int, run_folder: Path, rank: int) -> None:
     for own in list(this_machine.control_groups("memory"))[:1]:
         group = own / _group(run_folder, rank)
         with suppress(OSError):
-            group.rmdir()  # an earlier run's, whose launcher was killed
+            group.rmdir()  # left over from an earlier run whose launcher was killed
         with suppress(OSError):
             group.mkdir()
             for name, kind in _LIMITS.items():
@@ -89,7 +89,7 @@ def kills(run_folder: Path) -> int:
     """Count the ranks that the kernel killed because they exceeded their caps, and remove their control groups."""
     count = 0
     for group in _groups(run_folder):
-        for name in ("memory.events", "memory.oom_control"):  # of version 2, and of 1
+        for name in ("memory.events", "memory.oom_control"):  # of control groups version 2 and version 1
             with suppress(OSError):
                 count += this_machine.out_of_memory_kills((group / name).read_text())
         with suppress(OSError):

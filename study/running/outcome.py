@@ -17,11 +17,11 @@ from study.processes import MESSAGE_LENGTH, Raised, raised_in
 from study.records import schema
 from study.records.schema import Memory, OutcomeStatus, RecordStatus
 
-# How train.py begins the one line that says why it refused, or why it failed.
+# The first words of the line in which train.py says why it refused a run, or why it failed.
 REFUSED = "zero-study: "
 FAILED = "zero-study failed: "
 
-# How a sentence on a run's folder ends that is not there any more.
+# The end of a message about a run's folder that does not exist any more.
 REMOVED = "was removed while the run wrote there"
 
 
@@ -29,8 +29,8 @@ class RankReport(NamedTuple):
     """The report of a run, or of one of its ranks, on how it ended."""
 
     status: str  # as in a record
-    step: int | None = None  # the last one begun; None: before the first
-    text: str = ""  # final loss, or type and message of the error
+    step: int | None = None  # the last step that began; None: no step began
+    text: str = ""  # the final loss, or the type and the message of the error
 
 
 class Exit(NamedTuple):
@@ -38,16 +38,17 @@ class Exit(NamedTuple):
 
     status: OutcomeStatus
     message: str  # for people: one line
-    memory: Memory | None = None  # that was out
+    memory: Memory | None = None  # the memory that ran out; None: none did
 
 
-# torchrun's report, and subprocess's in accelerate's launcher of one process.
+# From torchrun's report, or from subprocess in accelerate's launcher of one process.
 _ENDED_BY = re.compile(r"Signal \d+ \((SIG\w+)\) received by PID|died with <Signals\.(SIG\w+)")
 _RANK_OF_REPORT = re.compile(r"\s*rank\s*: (\d+) \(local_rank: \d+\)")
-# NCCL's watchdog, which ends its own process; by torch's sources, for no two GPUs have stalled here.
+# From NCCL's watchdog, which ends its own process. The pattern was written from PyTorch's sources, because no
+# collective has stalled between two GPUs here.
 _WAITED = re.compile(r"Rank (\d+)\] Watchdog caught collective operation timeout.*?Timeout\(ms\)=(\d+)\d{3}\b")
 
-# torchrun's agents, which wait for one another before there is a rank.
+# From torchrun's agents, which wait for each other before they start ranks.
 _CAME = re.compile(r"Timed out after (\d+) seconds waiting for clients\. (\d+)/(\d+) clients joined")
 _RANK_TWICE = re.compile(r"wait timeout after (\d+)000ms, keys: .*torchelastic/(?:role_info|assigned_ranks)")
 _NO_ANSWER = re.compile(
@@ -57,7 +58,7 @@ _NO_ANSWER = re.compile(
 
 _OUT_OF_MEMORY = re.compile(r"out of memory|can't allocate memory|CUBLAS_STATUS_ALLOC_FAILED", re.IGNORECASE)
 _OF_DEVICE = re.compile(r"CUDA|HIP|CUBLAS|NCCL")
-# torch.utils.cpp_extension's, and those of deepspeed/ops/op_builder/builder.py.
+# From torch.utils.cpp_extension and deepspeed/ops/op_builder/builder.py.
 _BUILD_FAILED = re.compile(
     r"Error building extension|Unable to (?:JIT )?load (?:the )?\w+ op|Ninja is required to load|"
     r"MissingCUDAException|CUDAMismatchException|version mismatch! DeepSpeed ops|"
@@ -68,14 +69,14 @@ _OFFLOAD_FAILED = re.compile(r"nothing was swapped|\baio_|swap_(?:in|out)|(?:No 
 _OFFLOAD_FILES = "/deepspeed/runtime/swap_tensor/"
 _AIO = "/deepspeed/ops/csrc/aio/"
 _CONFIG_ERRORS = {"DeepSpeedConfigError", "ValidationError"}
-# What the program itself raises once it knows the cause.
+# Exceptions that the program itself raises when it knows the cause.
 _NAMED_CAUSES: dict[str, OutcomeStatus] = {
     "Stalled": "stalled",
     "MachineLost": "killed",
     "OutputFailed": "killed",
     "OffloadFailed": "crashed",
 }
-# A rank's words for the end of another one, which is the cause.
+# Exceptions that a rank raises because another rank ended. The end of the other rank is the cause.
 _CONSEQUENCES = {"PeerLost", "Interrupted"}
 _CHECKS = {"AssertionError", "ValueError", "NotImplementedError"}
 
@@ -85,10 +86,11 @@ class Evidence:
     """Everything that is known about a run after all its processes have ended."""
 
     errors: Sequence[str]  # the lines of its stderr
-    report: RankReport | None  # what it reported itself; None: nothing
+    report: RankReport | None  # its own report; None: it reported nothing
     returncode: int  # of the launcher
-    time_limit_seconds: float | None = None  # the limit at which it was ended; None: it ended by itself
-    # The kind of memory for which the kernel killed a process meanwhile; "none": it killed no process; None: unknown.
+    time_limit_seconds: float | None = None  # the time limit at which it was ended; None: it ended by itself
+    # The kind of memory that ran out when the kernel killed a process during the run. "none": the kernel killed no
+    # process. None: unknown.
     kernel_kill: Memory | Literal["none"] | None = None
     folder_problem: str | None = None  # what is wrong with the run's folder
     swap_problem: str | None = None  # what is wrong with the folder that states are swapped to
@@ -266,7 +268,7 @@ def _first_error(run: Evidence) -> Exit:
     return Exit("crashed", f"{run.description}: {cause.text}" if run.signal else cause.text)
 
 
-# What the run reported counts more than its errors, a named cause more than a signal, and a signal more than the rest.
+# The order of priority: the run's own report, then a named cause, then a signal, then everything else.
 _RULES: tuple[Callable[[Evidence], Exit | None], ...] = (
     _record_is_ok,
     _was_at_time_limit,
@@ -366,7 +368,7 @@ def _process_and_signal(errors: Iterable[str], returncode: int) -> tuple[str, st
     if returncode < 0:
         name = next((s.name for s in signal.Signals if s == -returncode), f"signal {-returncode}")
         endings.append(("the launcher", name))
-    endings.reverse()  # torchrun's root cause is its last
+    endings.reverse()  # torchrun reports the root cause last
     killed = next((ending for ending in endings if ending[1] == "SIGKILL"), None)
     return killed or (endings[0] if endings else ("a process", None))
 

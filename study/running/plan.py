@@ -29,7 +29,7 @@ from study.running.studies import Study
 from study.strategy import shipped
 from study.theory import hardware
 
-# What of a configuration, beside the batch, decides whether a run fits into memory.
+# The knobs, besides the batch, that decide whether a run fits into memory.
 DECIDES_MEMORY = (
     "workload",
     "size",
@@ -50,8 +50,8 @@ class Planned:
     """One run, and whether it is kept, skipped or to be run."""
 
     run: Run
-    kept: OutcomeStatus | None = None  # how it ended earlier, where that is a result
-    skipped: str | None = None  # why
+    kept: OutcomeStatus | None = None  # its earlier status, if that is a result
+    skipped: str | None = None  # the reason
 
     @property
     def to_run(self) -> bool:
@@ -68,7 +68,7 @@ class Plan:
     runs: list[Planned]
     history: History
     timeout_seconds: float
-    checked: bool  # False: torch is not installed, so not everything was looked at
+    checked: bool  # False: torch is not installed, so not everything was checked
 
     def estimate(self, planned: Planned) -> Estimate:
         """Estimate how long a run takes, at most until its time limit."""
@@ -190,14 +190,14 @@ def finished(run: Run, timeout_seconds: float, retry: bool = True) -> OutcomeSta
         if record.status in ("ok", "out_of_memory"):
             try:
                 records.read_run(run.folder)
-            except Refusal as damage:  # as every command that reads it says
+            except Refusal as damage:  # with the message that every command prints when it reads the record
                 print(terminal.wrapped(f"{run.run_id} will run again, because its record is damaged. {damage}"))
                 return None
             is_late = record.status == "ok" and outcome and outcome.status == "crashed"
             return "crashed" if is_late else record.status
     if outcome is None or not _is_of(outcome, run):
         return None
-    if outcome.status in ("ok", "skipped"):  # whose record is gone, or that never started
+    if outcome.status in ("ok", "skipped"):  # the record of the run was deleted, or the run never started
         return None
     if outcome.status == "timed_out":
         return outcome.status if (outcome.wall_seconds or 0) >= timeout_seconds else None
@@ -250,7 +250,7 @@ def _differing_strategy(now: dict[str, Any], then: dict[str, Any]) -> str | None
 def _differing(run: Run, config: dict[str, Any]) -> str | None:
     """Return the first knob in which a recorded configuration differs from a run's. None if all are equal."""
     planned = run.config.model_dump(mode="json", exclude=OF_THE_PROCESS)
-    # A file from before there was such a knob has what is its default now.
+    # In a file that is older than a knob, the knob has its present default.
     defaults = {name: RunConfig.model_fields[name].default for name in planned}
     return next((name for name in sorted(planned) if config.get(name, defaults[name]) != planned[name]), None)
 
@@ -341,9 +341,9 @@ def missing_resources(study: Study, run: Run, machine: Machine) -> str | None:
     if num_gpus > present and (present or study.device == "gpu"):
         return f"needs {counted(num_gpus, 'GPU')}, found {present}"
     on_device, on_host = model_state_bytes(run)
-    if not present:  # a rank's device is the host
+    if not present:  # without a GPU, a rank's device is the host
         return _too_large("model states", on_device + on_host, num_local, "host", machine.host_memory_bytes)
-    # Where GPUs differ, the best case: the order in which CUDA counts them is not NVML's.
+    # If GPUs differ, assume the best case, because CUDA and NVML may number them differently.
     smallest = sorted(machine.gpu_memory_bytes, reverse=True)[num_gpus - 1]
     return _too_large("model states", on_device, num_local // num_gpus, "GPU", smallest) or _too_large(
         "offloaded model states", on_host, num_local, "host", machine.host_memory_bytes
@@ -386,7 +386,7 @@ def show(plan: Plan) -> str:
         else:
             action, reason = ("keep", planned.kept) if planned.kept else ("skip", planned.skipped or "")
         line = f"{number:{digits}}  {action:4}  {planned.run.run_id:{longest}}  {reason}"
-        if len(line) > terminal.width():  # then the reason follows below
+        if len(line) > terminal.width():  # the reason goes on lines of its own
             indent = " " * (digits + 8)
             line = f"{line[: digits + 8]}{planned.run.run_id}\n{terminal.wrapped(reason, indent)}"
         lines.append(line)

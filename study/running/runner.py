@@ -31,7 +31,7 @@ from study.running.outcome import Exit, classify_exit, read_report, shown_comman
 from study.running.plan import Plan, Planned
 from study.running.studies import Study
 
-# The exit status of `run`, as its help says it.
+# The exit statuses of `run`, as its help describes them.
 ALL_OK, SOME_NOT_OK, SOME_WITHOUT_OUTCOME = 0, 1, 3
 
 ROW = ["workload", "strategy", "ranks", "outcome", "loss", "states", "sent", "s/step"]
@@ -49,9 +49,10 @@ class Slot:
     """
 
     seconds: float = math.inf
-    # The first is started whatever is expected of it, and has the whole slot: what does not end in that is a result.
+    # The first run is started even if it is expected to exceed the slot, and it has the whole slot. If it does not end
+    # within the slot, that counts as its result.
     first_runs_regardless: bool = True
-    interrupted: bool = False  # by the user: nothing more is to be started
+    interrupted: bool = False  # by the user, so that nothing more is started
     _began: float = field(default_factory=lambda: time.monotonic())
 
     @property
@@ -79,7 +80,7 @@ def run(
         print(plan.heading(study_plan), flush=True)
         outcomes: list[Outcome] = []
         try:
-            # Shorter, where the slot ends before them.
+            # There are fewer outcomes than runs if the slot ends early.
             for planned, outcome in zip(study_plan.runs, _outcomes(study_plan, slot), strict=False):
                 outcomes.append(outcome)
                 if fail_fast and not planned.kept and outcome.status not in ("ok", "out_of_memory", "skipped"):
@@ -102,9 +103,10 @@ def _conclude(runs: Sequence[Planned], outcomes: Sequence[Outcome], num_missing:
 
 
 def run_one(study: Study, run: Run, folder: Path, timeout_seconds: float, is_first_machine: bool = True) -> int:
-    """Run one run of a study, and return the exit status. Other runs of the study may run elsewhere meanwhile.
+    """Run one run of a study, and return the exit status.
 
-    If the run uses several machines, the first machine writes the outcome.
+    Other runs of the study may run elsewhere at the same time. If the run uses several machines, the first machine
+    writes the outcome.
     """
     study_plan = plan.make(study, [run], folder, timeout_seconds)
     if not is_first_machine and not study_plan.runs[0].to_run:
@@ -172,7 +174,7 @@ def _start(study_plan: Plan, index: int, position: int, head: str, slot: Slot) -
         if details:
             print(details, flush=True)
         return _skipped_outcome(study_plan.study, planned.run, position, first_line)
-    # The first has the whole slot, whatever this call has needed until here.
+    # The first run has the whole slot, no matter how much time this call has already used.
     outcome = _launch(study_plan, index, position, head, math.inf if slot.first_runs_regardless else seconds_left)
     if outcome is None:
         print(f"{head}: ended, because the time of --minutes is over; the next call runs it again", flush=True)
@@ -215,14 +217,14 @@ def _launch(study_plan: Plan, index: int, position: int, head: str, seconds_left
         remaining = max(0.0, expected - (time.monotonic() - started)) + later
         print(f"{head}: {line}; about {duration(remaining)} left", flush=True)
 
-    if reason := why_not_writable(study_plan.folder):  # not even for an empty log
+    if reason := why_not_writable(study_plan.folder):  # there may be no space even for an empty log
         end = Exit("killed", redact_paths(f"{run.folder}: {reason}"))
         return _write_outcome(study_plan.study, run, position, end, wall_seconds=0.0)
     _clear(run.folder)
     limit = min(study_plan.timeout_seconds, seconds_left)
     ended = launch.launch(run, limit, progress)
     if ended.at_time_limit and limit < study_plan.timeout_seconds:
-        return None  # a record that was written counts: the next call keeps it
+        return None  # if the record was written, the next call keeps the run
     return _write_outcome(
         study_plan.study,
         run,
@@ -239,7 +241,7 @@ def _clear(folder: Path) -> None:
     """Remove the files of an earlier attempt without a result, so that they are not mistaken for those of this run."""
     for name in ("outcome.json", "record.json", "config.json", "steps.jsonl", "failure-rank*.json", "*.part"):
         for stale in folder.glob(name):
-            shutil.rmtree(stale) if stale.is_dir() else stale.unlink()  # of a model, and of a file
+            shutil.rmtree(stale) if stale.is_dir() else stale.unlink()  # a model's folder, or a file
 
 
 def _kept_outcome(study: Study, planned: Planned, position: int) -> Outcome:
@@ -254,7 +256,8 @@ def _kept_outcome(study: Study, planned: Planned, position: int) -> Outcome:
     record = schema.read(run.folder)
     end = classify_exit([], read_report(run.folder), returncode=0)
     end = end._replace(message=redact_paths(end.message))
-    unknown = study.model_copy(update={"sha256": None})  # it may have been begun under another text
+    # The run may have started with an older version of the study's file.
+    unknown = study.model_copy(update={"sha256": None})
     return _write_outcome(unknown, run, position, end, started_at=record.started_at)
 
 
@@ -301,7 +304,7 @@ def _write_outcome(
     try:
         run.folder.mkdir(parents=True, exist_ok=True)
         write_json(run.folder / "outcome.json", outcome.model_dump(mode="json"))
-    except OSError as error:  # the table says it, and the next call does the run again
+    except OSError as error:  # the table reports it, and the next call repeats the run
         print(f"{run.folder / 'outcome.json'}: not written ({error.strerror})", flush=True)
     return outcome
 
@@ -349,7 +352,7 @@ def _row(run: Run, outcome: Outcome) -> list[str]:
         return without_result
     try:
         record = schema.read(run.folder)
-    except Refusal:  # removed since it ended, for instance
+    except Refusal:  # for instance because it was deleted after the run
         return without_result if outcome.status == "crashed" else [*row[:-1], "no record", "", "", "", ""]
     if record.status != "ok":
         return without_result

@@ -20,7 +20,7 @@ from study.strategy.file import Strategy, read_by_name
 
 STUDIES = Path(__file__).resolve().parents[1] / "studies"
 
-# What a part says in lists, or somebody else for all runs; nothing of it is a flag of one part.
+# Options that are not flags of a part, and where to set them instead.
 _NOT_FLAGS = {
     "seed": "list it under seeds",
     "data": "write text: real, or text: bundled, beside parts",
@@ -31,13 +31,14 @@ _NOT_FLAGS = {
 }
 _SWITCHES = {name for name, knob in RunConfig.model_fields.items() if knob.annotation is bool}
 
-# A launch alone takes about 7 s, so this many are most of a day before the first step; the longest shipped has 270.
+# A launch takes about 7 s, so this many runs need most of a day for launches alone. The longest study that the project
+# ships has 270 runs.
 MOST_RUNS = 10_000
 MOST_PROCESSES = 1_000_000
 MOST_MACHINES = 64
 
 Rung = TypeVar("Rung")
-A_LIST = Field(min_length=1, strict=False)  # so that a list becomes a tuple
+A_LIST = Field(min_length=1, strict=False)  # not strict, so that a list becomes a tuple
 Seeds = Annotated[tuple[Annotated[int, Field(ge=0, le=LARGEST_SEED)], ...], A_LIST]
 Sizes = Annotated[tuple[Annotated[int, Field(ge=1, le=MOST_PROCESSES)], ...], A_LIST]
 
@@ -45,19 +46,21 @@ Sizes = Annotated[tuple[Annotated[int, Field(ge=1, le=MOST_PROCESSES)], ...], A_
 class Part(files.StrictModel):
     """A block of runs: every combination of its lists, all with the same flags."""
 
-    flags: dict[str, Any] = Field(default_factory=dict)  # train.py's, by the names of RunConfig's fields
-    # Names, or paths of accelerate files.
+    flags: dict[str, Any] = Field(default_factory=dict)  # options of train.py, by the names of the fields of RunConfig
+    # Names of strategies, or paths of accelerate files.
     strategies: Annotated[tuple[str, ...], Field(strict=False)] = tuple(file.names())
     world_sizes: Sizes = (2,)
-    global_batch_sizes: Sizes | None = None  # sequences per optimizer step; None: the flags', for all runs
-    sizes: Annotated[tuple[str, ...], A_LIST] | None = None  # of models, smallest first; None: the flags'
-    # The largest of these that trains is looked for by bisection: what another run of the part decides is not run.
+    global_batch_sizes: Sizes | None = None  # sequences per optimizer step; None: all runs have that of the flags
+    sizes: Annotated[tuple[str, ...], A_LIST] | None = None  # model sizes, smallest first; None: that of the flags
+    # The list whose largest value that trains is searched by bisection. A run is skipped if another run of the part
+    # already decides it.
     largest: Literal["sizes", "global_batch_sizes"] | None = None
     seeds: Seeds = (0,)
     machines: int = Field(1, ge=1, le=MOST_MACHINES)
-    rate: str | None = None  # of a laboratory's network ("200mbit", "unlimited"); None: one machine, or real ones
-    repeats: int = Field(1, ge=1)  # of every combination, with equal flags
-    label: str = Field("", pattern=r"^[a-z0-9_]*$")  # tells apart parts that differ in flags only
+    # Rate of a laboratory's network ("200mbit", "unlimited"); None: one machine, or real machines.
+    rate: str | None = None
+    repeats: int = Field(1, ge=1)  # how often every combination is repeated, with equal flags
+    label: str = Field("", pattern=r"^[a-z0-9_]*$")  # distinguishes parts that differ only in flags
 
     @model_validator(mode="after")
     def _check(self) -> Part:
@@ -131,7 +134,8 @@ class Part(files.StrictModel):
             for place in range(len(self.strategies)):
                 name = self.strategies[(first + direction * place) % len(self.strategies)]
                 fixed = read_by_name(name).fixed_processes
-                if fixed is None or world_size == self.world_sizes[0]:  # one run whatever the world
+                # Such a strategy has one run, whatever the world sizes are.
+                if fixed is None or world_size == self.world_sizes[0]:
                     yield name, fixed or world_size, cell
 
     def rung(self, config: RunConfig) -> tuple[str, int] | None:
@@ -181,21 +185,27 @@ Share = Annotated[float, Field(gt=0, lt=1)]
 
 
 class Protocol(files.StrictModel):
-    """What was fixed about a study before its first run: endpoint, margin, null variants, positive controls, gates."""
+    """The protocol of a study, which is fixed before its first run.
 
-    fixed_on: Annotated[str, AfterValidator(_day)]  # the day on which it was committed
-    pilot: str = Field(min_length=1)  # what was run before, and is not in the result
-    step: int = Field(ge=1)  # at which the held-out loss is taken: the endpoint
-    margin: float = Field(gt=0)  # within which a mean relative difference counts as none
-    # Labels of parts, or strategies: the control's training, which differs from it in rounding alone. The null.
+    It has the endpoint, the margin, the null variants, the positive controls and the gates.
+    """
+
+    fixed_on: Annotated[str, AfterValidator(_day)]  # the day on which the protocol was committed
+    pilot: str = Field(min_length=1)  # the runs that were made before, which are not part of the result
+    step: int = Field(ge=1)  # the endpoint is the held-out loss at this step
+    margin: float = Field(gt=0)  # a mean relative difference within this margin counts as no difference
+    # The null: labels of parts or strategies whose training differs from the control's only in rounding.
     variants: Names
-    broken: Names  # labels of parts whose training is wrong on purpose: where one is not flagged, there is no verdict
-    broken_study: str | None = None  # a study of one arm more of them, with other releases of the engines
-    noticed: float = Field(gt=0)  # relative: from here on a run has parted from the control's; far above rounding
-    # The gate: in every start, the control's held-out loss at `step` is at most this share of that before step 1.
+    # Labels of parts whose training is wrong on purpose; if one of them is not detected, there is no verdict.
+    broken: Names
+    broken_study: str | None = None  # another study with one more such arm, with other releases of the engines
+    # A relative difference from the control's loss, far above rounding, from which a run counts as different.
+    noticed: float = Field(gt=0)
+    # The gate: for every seed, the control's held-out loss at `step` is at most this share of the loss before step 1.
     falls_to: float = Field(gt=0, lt=1)
-    significance: Share = 0.05  # of each test; of those against the null after Holm's correction over the arms
-    exclusions: Names  # in words: which runs are left out
+    # The level of each test. p-values of tests against the null are corrected by Holm's method over the arms.
+    significance: Share = 0.05
+    exclusions: Names  # a description of the runs that are left out
 
 
 # ---------------------------------------------------------------- a study
@@ -204,14 +214,15 @@ class Protocol(files.StrictModel):
 class Study(files.StrictModel):
     """A question, and the runs that answer it."""
 
-    name: str  # the file's
+    name: str  # the name of the study's file
     question: str = Field(min_length=1)
     control: str = "ddp"  # the strategy that the others are compared with
-    text: Literal["bundled", "real"] = "bundled"  # real: from --data-dir, else from the hub
+    # Real text comes from --data-dir, or by default from the Hugging Face Hub.
+    text: Literal["bundled", "real"] = "bundled"
     device: Literal["any", "gpu"] = "any"
     parts: Annotated[tuple[Part, ...], A_LIST]
     protocol: Protocol | None = None  # None: nothing was fixed beforehand
-    sha256: str  # of the file
+    sha256: str  # digest of the study's file
 
     @model_validator(mode="after")
     def _check(self) -> Study:
@@ -275,7 +286,7 @@ def find(name: str) -> Study:
         return Study.model_validate({**own, **content})
     except ValidationError as error:
         first = error.errors()[0]
-        # Errors of our own say what is wrong, but not in which part.
+        # The project's own errors describe the problem, but not the part of the study.
         place = ".".join(map(str, first["loc"])) if first["type"] == "value_error" else ""
         raise Refusal(describe(error, f"{path}: {place}" if place else str(path))) from None
 
@@ -289,7 +300,7 @@ def runs(
     of a strategy cannot be read, or if two runs have the same id.
     """
     folder = folder or Path("runs") / study.name
-    common: dict[str, Any] = {"data": "bundled"}  # whatever a preset says
+    common: dict[str, Any] = {"data": "bundled"}  # this overrides a preset
     if study.text == "real":
         common = {"data": "files", "data_dir": data_dir} if data_dir else {"data": "hub"}
     elif data_dir:
