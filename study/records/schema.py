@@ -247,7 +247,7 @@ class StepDigest(Facts):
 
     step: int
     weights: str  # in 16-bit training those of the fp32 master weights, if the engine has them
-    # Adam's first moments, which reflect the gradients; None: the engine does not expose them
+    # Adam's first moments, which reflect the gradients; None: the engine does not expose them.
     first_moments: str | None
     second_moments: str | None
 

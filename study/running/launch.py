@@ -254,8 +254,8 @@ def _wait(
 def end_left_over(folder: Path) -> None:
     """End the processes that an earlier call left running for run directories in or below a folder.
 
-    Only processes of this user are ended. Call this only if no other program may be working in the folder. Raises
-    Refusal if a process does not end.
+    Only processes of this user are ended. Call this only while no other launch can be using the folder. Raises Refusal
+    if a process does not end.
     """
     deadline = time.monotonic() + LEFT_OVER_SECONDS
     # Repeat this, because a process may have started another one just before it was killed.

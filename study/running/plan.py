@@ -207,7 +207,7 @@ def finished(run: Run, timeout_seconds: float, retry: bool = True) -> OutcomeSta
 def read_outcome(run_dir: Path) -> Outcome | None:
     """Read the outcome that an earlier call wrote for a run.
 
-    None if the run was never started, or did not end by itself.
+    None if the run was never started, or was interrupted before it had an outcome.
     """
     path = run_dir / "outcome.json"
     return schema.read_outcome(path) if path.exists() else None

@@ -87,10 +87,11 @@ def script(study: Study, runs: Sequence[Run], folder: Path, timeout_seconds: flo
 
 
 def unfinished(runs: Iterable[Run], timeout_seconds: float) -> list[Run]:
-    """List the runs without a result, except those that would run out of memory as a finished run shows.
+    """List the runs that still have to run.
 
-    Whether a node lacks resources for a run is checked by its job. Raises Refusal if a run directory holds the record
-    of a run with other flags.
+    A run is left out if it has a result, or if another run already ran out of memory with a smaller batch. Whether a
+    node lacks resources for a run is checked by its job. Raises Refusal if a run directory holds the record of a run
+    with other flags.
     """
     kept = [(run, plan.finished(run, timeout_seconds)) for run in runs]
     exhausted = [run for run, status in kept if status == "out_of_memory"]
