@@ -1,7 +1,7 @@
-"""The command line: `parse` reads it, `run` reads and runs it.
+"""The command line of zero-study. `parse` only reads a command line, and `run` executes it.
 
-Each module has a group of commands. A command imports the modules that it needs when it is called, so that a missing
-package affects only the commands that need it.
+Each module defines a group of commands. A command imports the modules that it needs when it is called, so that a
+missing package affects only the commands that need it.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from study.errors import Refusal, describe_usage
 
 
 class _Group(NamedTuple):
-    """Commands that serve one purpose, and what the help prints below them."""
+    """A group of commands with one purpose, with the example and the note that the help prints below them."""
 
     commands: tuple[click.Command, ...]
     example: str
     note: str = ""
 
 
-# What `zero-study` alone lists.
+# The groups of commands that `zero-study` lists if it is called without arguments.
 GROUPS = {
     "Train": _Group(train.COMMANDS, "zero-study run smoke"),
     "Compare": _Group(compare.COMMANDS, "zero-study compare runs"),
@@ -63,9 +63,9 @@ for _group in GROUPS.values():
 
 
 def parse(words: list[str]) -> click.Context:
-    """Return the command that a command line names, with its options as `params`, without running it.
+    """Return the context of the command that a command line names, with its options as `params`. Nothing is executed.
 
-    Raises Refusal if the command line is wrong, and click's Exit after --help has been printed.
+    Raises Refusal if the command line is wrong, and click's Exit after --help or --version has been printed.
     """
     try:
         context = zero_study.make_context("zero-study", list(words) or ["--help"], max_content_width=120)
@@ -76,7 +76,7 @@ def parse(words: list[str]) -> click.Context:
 
 
 def run(words: list[str]) -> int:
-    """Run one command line; return the exit status. Raises Refusal."""
+    """Run one command line, and return the exit status. Raises Refusal if the command refuses the request."""
     try:
         context = parse(words)
     except click.exceptions.Exit as end:

@@ -51,7 +51,7 @@ def _doctor(
 
 
 def _check_machine(disk: Path, as_json: bool) -> int:
-    """Check this machine, print the result, and return the exit status."""
+    """Check this machine, print the result, and return the exit status: 1 if something would stop a run, else 0."""
     from study.engines.doctor import checkup
 
     with progress.after_two_seconds(
@@ -63,7 +63,10 @@ def _check_machine(disk: Path, as_json: bool) -> int:
 
 
 def _check_file(file: Path, release: str | None, fix: Path | None, everything: bool, as_json: bool) -> int:
-    """Print what the keys of a file do, write the corrected file to `fix`, and return the exit status."""
+    """Print what the keys of a file do, write the corrected file to `fix`, and return the exit status.
+
+    The exit status is 1 if a key does not work as written, else 0. `fix` is None if no file is to be written.
+    """
     from study.engines.doctor import examine, text
 
     examined = examine.examine(file, release)
@@ -98,7 +101,8 @@ def _prove(strict: bool, allow_known_bad: bool, script: Path, arguments: tuple[s
         raise Refusal(f"{script}: no such file. Name a script, and then its arguments.")
     options = [flag for flag, is_set in (("--strict", strict), ("--allow-known-bad", allow_known_bad)) if is_set]
     sys.stdout.flush()
-    # A new interpreter: the script may import a package `study` of its own, and this process has imported ours.
+    # A new interpreter is needed, because the script may import its own package `study`, and this process has already
+    # imported the project's.
     words = [sys.executable, "-m", "zero_study.prove", *options, str(script), *arguments]
     os.execv(sys.executable, words)
 

@@ -69,7 +69,10 @@ def _compare(
 
 
 def _judge(records: tuple[Path, ...], view: str, control: str, each: bool, verdict: str) -> str:
-    """Make the page that judges a study by its protocol."""
+    """Return a Markdown page that judges a study by its protocol.
+
+    Raises Refusal if the study has no protocol, or if options are given that the protocol determines.
+    """
     if (view, control, each) != (SHORT, "ddp", False):
         raise Refusal(
             f"--verdict {verdict} cannot be combined with --view, --control or --each, because the study's protocol "
@@ -88,7 +91,7 @@ def _judge(records: tuple[Path, ...], view: str, control: str, each: bool, verdi
 
 
 def _page(records: tuple[Path, ...], view: str, control: str, each: bool, markdown: bool) -> str:
-    """Make the page of a view."""
+    """Return the page of a view. Raises Refusal if the view does not support one of the options."""
     if control != "ddp" and view not in WITH_CONTROL:
         raise Refusal(
             f"--control {control}: --view {view} takes no control. Leave --control out, or add --view differences."

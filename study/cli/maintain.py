@@ -1,4 +1,4 @@
-"""The commands that move finished runs from one machine to another."""
+"""The commands that pack finished runs on one machine and merge them on another."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Building blocks of the commands: their class, the types of their options, and the options that they share.
+"""Building blocks of the commands: their class, the types of their options, and options that several commands share.
 
-A command imports what it needs when it is called. `require` refuses early if a package is not installed.
+A command imports what it needs when it is called. `require` reports a missing package before the command does any work.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import click
 from study import config
 from study.errors import Refusal
 
-# What every run imports. Whether DeepSpeed is required depends on the strategy.
+# The packages that every run imports. DeepSpeed is needed only for some strategies.
 TRAINING = (
     "torch", "accelerate", "transformers", "datasets", "evaluate", "huggingface_hub", "pyarrow", "safetensors",
     "tokenizers", "tqdm",
@@ -33,7 +33,7 @@ CHECKPOINT_EVERY = (
 
 
 class Command(config.Command):
-    """A command that parsing does not call, and whose short help is never cut."""
+    """A command that is only parsed, not called, and whose short help is shown in full."""
 
     def invoke(self, context: click.Context) -> click.Context:
         return context
@@ -46,7 +46,7 @@ command = functools.partial(click.command, cls=Command)
 
 
 class _WholeNumber(click.ParamType):
-    """A whole number from 1 to a limit that nobody reaches."""
+    """An option type: a whole number from 1 to `config.LARGEST_NUMBER`."""
 
     name = "integer"
 
@@ -82,12 +82,15 @@ MACHINES = [
 
 
 def require(*modules: str) -> None:
-    """Raise ModuleNotFoundError now if a module is missing that a process of its own would need later."""
+    """Raise ModuleNotFoundError if a module is not installed.
+
+    This is for modules that only a process that is started later would import.
+    """
     for module in modules:
         if importlib.util.find_spec(module) is None:
             raise ModuleNotFoundError(name=module)
 
 
 def choice(flag: str, kinds: Any, help: str, default: str | None = None) -> Callable[[Any], Any]:
-    """Return an option that takes one of the words of a Literal."""
+    """Return an option whose values are the words of a Literal type."""
     return click.option(flag, type=click.Choice(get_args(kinds)), default=default, help=help)

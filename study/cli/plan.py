@@ -155,7 +155,7 @@ def _advise(
     elif num_gpus is None:
         show(planner.fewest_gpus(model, request), advice_text.text_of_fewest, advice_text.content_of_fewest)
     else:
-        # What a trace prints while it works is not JSON.
+        # Progress messages of a trace are not part of the JSON output.
         diverted = contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext()
         with diverted, after_two_seconds("Looking up the model and predicting every strategy"):
             advice = _advise_by_traces(model, request) if trace else planner.advise(model, request, None)
@@ -185,7 +185,7 @@ def _print_text(advice: Any, text: Callable[[Any], str], _: Callable[[Any], dict
 
 
 def _advise_by_traces(model: str, request: Request) -> Advice:
-    """Choose by traces of the model over fake tensors, whose modules are those of transformers."""
+    """Return advice that is based on traces of the model in transformers, run with fake tensors."""
     from study import planner
     from study.dryrun.trace import trace as trace_step
     from study.planner.trace import trace_options

@@ -1,4 +1,4 @@
-"""The commands that train: one run, a study, the plan of a study, and one run of a study as a job of a scheduler."""
+"""The commands that train or plan: one run, a study, the plan of a study, and one run of a study as a job."""
 
 from __future__ import annotations
 
@@ -96,7 +96,10 @@ def _check_machine(num_machines: int, main_process_ip: str | None) -> None:
 
 
 def _of_a_study(command: Any) -> Any:
-    """Add what `plan` and `run` share: the study, and which of its runs, where and for how long."""
+    """Add the argument and the options that `plan` and `run` share.
+
+    They select the study, its runs, the folders, the time limit and the checkpoints.
+    """
     options = [
         click.argument("study", help=A_STUDY),
         click.option("--data-dir", type=PATH, help=DATA_FOLDER),
@@ -196,7 +199,7 @@ def _run(
     chosen = studies.find(study)
     folder = runs_dir / chosen.name
     runs = plan.select(chosen, data_dir, only, folder, checkpoint_every, skip)
-    require(*TRAINING)  # a plan does without it, no run does
+    require(*TRAINING)  # `plan` works without these packages, but a run does not
     pretraining.train_missing(runs, studies.runs(chosen, data_dir, folder))
     return runner.run(chosen, runs, folder, timeout, fail_fast, runner.Slot(60.0 * minutes if minutes else math.inf))
 

@@ -1,4 +1,4 @@
-"""Print advice as sentences and tables, or as JSON, and write it as an accelerate file."""
+"""Format advice as sentences and tables or as JSON, and write it as an accelerate file."""
 
 from __future__ import annotations
 
@@ -27,17 +27,18 @@ if TYPE_CHECKING:
     from study.theory.shapes import ModelShape
 
 NARROW = 80  # characters
-ROWS = 5  # of the table that comes first
+ROWS = 5  # of the short table
 KERNELS_IN_WORDS: dict[Kernels, str] = {"fused": "fused kernels", "transformers": "transformers' own kernels"}
 FAMILIAR = ("ddp", "zero1", "zero2", "zero3", "fsdp2")
-ROOM = 1 - (1 + ALLOCATOR_SLACK) / RESERVED  # the free share of a GPU that the allocator needs to reserve as usual
+# The share of a GPU that has to be free, so that the allocator can reserve as much as usual.
+ROOM = 1 - (1 + ALLOCATOR_SLACK) / RESERVED
 
 
 def text(advice: Advice) -> str:
-    """Return the answer in sentences, a short table in 80 columns, and what its columns mean."""
+    """Return the advice as a short text of 80 columns: the answer, a table, and the meaning of its columns."""
     lines = [*_answer(advice), "", f"{_setting(advice)}. {_basis(advice)}."]
     chosen = _few(advice)
-    places = (0, 2, 3, 4, 5, 7, -1 if advice.is_traced else 8)  # both are too much for 80 columns
+    places = (0, 2, 3, 4, 5, 7, -1 if advice.is_traced else 8)  # 80 columns have space for only one of the two
     rows = [["strategy", "fits", "GiB", "free", "batch", "s/step", HEAD[places[-1]]]]
     rows += [[cells[place] for place in places] for cells in map(_row, chosen)]
     more = f"{len(advice.options) - len(chosen)} more strategies, " if len(advice.options) > len(chosen) else ""
@@ -59,7 +60,7 @@ def _setting(advice: Advice) -> str:
 
 
 def _answer(advice: Advice) -> list[str]:
-    """Say which strategy to use, how much memory stays free, and why; and warn if that is little."""
+    """Return which strategy to use, how much memory stays free, and why. A warning follows if little memory is free."""
     option = advice.recommended
     if option is None:
         nearest = max(advice.options, key=lambda option: option.free_bytes)
@@ -91,7 +92,10 @@ def _speed(option: Option) -> float:
 
 
 def _warning(advice: Advice) -> list[str]:
-    """Warn if less memory is free than PyTorch's allocator was found to reserve beyond what is predicted."""
+    """Return a warning if PyTorch's allocator may need more memory than is free; else an empty list.
+
+    The threshold is how much more the allocator reserved than the tensors needed in published runs.
+    """
     if advice.recommended is None or _free(advice.recommended) >= ROOM:
         return []
     free = f"{100 * max(0.0, _free(advice.recommended)):.0f} %"
@@ -103,7 +107,7 @@ def _warning(advice: Advice) -> list[str]:
 
 
 def _remedy(advice: Advice, option: Option) -> str:
-    """Say what to do if the recommended strategy runs out of memory."""
+    """Return what to do if the recommended strategy runs out of memory."""
     if half := _with_half_the_micro_batch(advice, option):
         free = float(half.free_bytes) / half.usable_bytes
         slower = float(half.step.total / option.prediction.step.total) - 1
@@ -119,9 +123,10 @@ def _remedy(advice: Advice, option: Option) -> str:
 
 
 def _with_half_the_micro_batch(advice: Advice, option: Option) -> Prediction | None:
-    """Predict an option with half its micro batch; None if it cannot be halved, or if that does not free memory.
+    """Predict an option with half its micro batch.
 
-    It can need more memory, because gradients that are accumulated over micro batches may need buffers of their own.
+    None if the micro batch is odd, or if halving it does not free memory. Halving can even need more memory, because
+    gradients that are accumulated over micro batches may need buffers of their own.
     """
     job = option.prediction.job
     if job.micro_batch_size % 2:
@@ -136,7 +141,10 @@ def _with_half_the_micro_batch(advice: Advice, option: Option) -> Prediction | N
 
 
 def _free(option: Option) -> float:
-    """The share of a GPU that stays free."""
+    """Return the share of a GPU's usable memory that stays free, from 0 to 1.
+
+    It is negative if the option does not fit.
+    """
     return float(option.free_bytes) / option.prediction.usable_bytes
 
 
@@ -145,7 +153,11 @@ def _basis(advice: Advice) -> str:
 
 
 def _few(advice: Advice) -> list[Option]:
-    """The recommended strategy, plain DDP and the stages as shipped, or what there is: five at most, fastest first."""
+    """Return the strategies of the short table, at most five.
+
+    The recommended strategy comes first. Then come the strategies of `FAMILIAR`, before all others. In both groups,
+    strategies that fit come first, the fastest ones before slower ones.
+    """
     first = [option for option in (advice.recommended,) if option]
     remaining = [option for option in advice.options if option not in first]
     remaining.sort(key=lambda option: (option.strategy.name not in FAMILIAR, not option.fits,
@@ -154,7 +166,10 @@ def _few(advice: Advice) -> list[Option]:
 
 
 def text_of_all(advice: Advice) -> str:
-    """Return the answer, every strategy, the parts of its memory, and the evidence, within the terminal's width."""
+    """Return the advice in full, within the terminal's width.
+
+    It has the answer, all strategies, the parts of their memory, and the evidence behind the times.
+    """
     request, box, shape = advice.request, advice.box, advice.shape
     nodes = f" in {box.num_nodes} nodes" if box.num_nodes > 1 else ""
     usable = gib(advice.options[0].prediction.usable_bytes)
@@ -204,16 +219,16 @@ def text_of_all(advice: Advice) -> str:
 
 
 def _evidence(advice: Advice) -> list[str]:
-    """Describe the errors behind the intervals, once for the strategies that share them."""
+    """Return the evidence behind the intervals of the times, one line for all strategies that share it."""
     names: dict[str, list[str]] = {}
     for option in advice.options:
-        if not option.is_short:  # of which a note says that none is known
+        if not option.is_short:  # a note says that no evidence is known for short steps
             names.setdefault(option.prediction.step.evidence.sentence, []).append(option.strategy.name)
     return [f"s/step of {', '.join(sharing)}: {sentence}." for sentence, sharing in names.items()]
 
 
 def _size(shape: ModelShape) -> str:
-    """Say how many parameters, and what for where that is not a decoder's logits."""
+    """Return the number of parameters in words, with the model's head if it is not the usual one of a decoder."""
     size = f"{shape.num_params:,} parameters"
     if shape.experts:
         size += f", of which a token meets {shape.active_params:,}"
@@ -242,10 +257,11 @@ HEAD = ("strategy", "precision", "fits", "GiB a GPU", "free", "batch", "largest"
 
 
 def assumed(request: Request, box: Box, groups: str = "") -> str:
-    """Say what a prediction assumes beside the table, in the words of the options."""
+    """Return the assumptions of a prediction that its table does not show, in the words of the options."""
     job = request.job()
     kernels = "compiled" if request.compile else KERNELS_IN_WORDS[request.kernels]
-    # FlashAttention-2 takes 16-bit types, on cards since Ampere; elsewhere PyTorch has another kernel without scores.
+    # FlashAttention-2 needs 16-bit types and a GPU since Ampere. Otherwise PyTorch uses another kernel that does not
+    # store the scores.
     has_flash = hardware.generation_of(box.gpu) not in ("Volta", "Turing") and "32" not in request.chosen_precision
     attention = {
         "sdpa": f"sdpa ({'FlashAttention-2' if has_flash else 'memory-efficient'})",
@@ -265,7 +281,7 @@ def assumed(request: Request, box: Box, groups: str = "") -> str:
 
 
 def _groups(advice: Advice) -> str:
-    """Say how many GPUs share a copy of the states, where not all of them do."""
+    """Return how many GPUs share one copy of the model states. The text is empty if all GPUs do."""
     grouped = [option for option in advice.options if option.prediction.engine.replicas > 1]
     return f"{grouped[0].strategy.name} in groups of {grouped[0].prediction.engine.num_shards}" if grouped else ""
 
@@ -300,14 +316,14 @@ def _row(option: Option) -> list[str]:
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Pad columns, the first to the left and the others to the right."""
+    """Return the rows as lines of text. The first column is aligned to the left, the others to the right."""
     sides = ["left", *["right"] * (len(rows[0]) - 1)]
     text = tabulate(rows, tablefmt="plain", colalign=sides, disable_numparse=True)
     return [line.rstrip() for line in text.splitlines()]
 
 
 def content(advice: Advice) -> dict[str, Any]:
-    """Say it as plain data, in bytes and seconds."""
+    """Return the advice as plain data for JSON, in bytes and seconds."""
     gpu = advice.box.gpu
     return {
         **_model_content(advice.shape),
@@ -366,7 +382,10 @@ def _option_content(option: Option, num_params: int) -> dict[str, Any]:
 
 
 def _traced_content(option: Option) -> dict[str, Any]:
-    """What was traced of an option, in bytes of one GPU; None: it was not traced."""
+    """Return the traced memory of an option for JSON, in bytes of one GPU.
+
+    The value of the key "traced" is None if the option was not traced.
+    """
     traced = option.traced
     if traced is None:
         return {"traced": None}
@@ -387,7 +406,10 @@ def _whole(value: Numbers) -> int:
 
 
 def check_free(path: Path) -> None:
-    """Raise Refusal where an accelerate file cannot be written."""
+    """Raise Refusal if no accelerate file can be written to a path.
+
+    The path must not exist, its folder must exist, and its name must not end in .json.
+    """
     if path.suffix == ".json":
         raise Refusal(
             f"--write {path}: accelerate would read a file of this name as JSON, but it is YAML. Use a name that "
@@ -401,7 +423,10 @@ def check_free(path: Path) -> None:
 
 
 def write(advice: Advice, path: Path) -> None:
-    """Write the recommended strategy as an accelerate file for this box. Raises Refusal where there is none."""
+    """Write the recommended strategy as an accelerate file for the requested GPUs.
+
+    Raises Refusal if no strategy is recommended, or if the file cannot be written.
+    """
     if advice.recommended is None:
         raise Refusal(f"--write {path}: there is nothing to write. {' '.join(_answer(advice))}")
     check_free(path)
@@ -427,10 +452,12 @@ def write(advice: Advice, path: Path) -> None:
         comments.append(
             "On every machine: its own machine_rank, and the first one's main_process_ip and main_process_port."
         )
-        if "deepspeed_config" in content:  # started by hand on each machine, not by pdsh, which is accelerate's default
+        # The launcher is started by hand on each machine, and not by pdsh, which is accelerate's default.
+        if "deepspeed_config" in content:
             content["deepspeed_config"] = {**content["deepspeed_config"], "deepspeed_multinode_launcher": "standard"}
-    json_path = path.with_suffix(".json")  # which DDP's file cannot name
-    if option.strategy.distributed_type == "MULTI_GPU" and json_path.exists():  # it would take part unasked
+    json_path = path.with_suffix(".json")  # DDP's YAML file cannot name a JSON file, so it is found by its name
+    # It would be read without being requested.
+    if option.strategy.distributed_type == "MULTI_GPU" and json_path.exists():
         raise Refusal(
             f"--write {path}: {json_path} already exists, and DDP would read it with this file. Use another name."
         )
@@ -447,7 +474,7 @@ def write(advice: Advice, path: Path) -> None:
 
 
 def _flags(advice: Advice, option: Option) -> list[str]:
-    """What the predicted batch and precision are called by study/train.py."""
+    """Return the predicted batch, precision and checkpointing as options of study/train.py."""
     job, precision = option.prediction.job, option.prediction.engine.precision
     values = {
         "sequence-length": job.sequence_length,
@@ -460,7 +487,7 @@ def _flags(advice: Advice, option: Option) -> list[str]:
 
 
 def text_of_largest(largest: LargestModels) -> str:
-    """Say which is the largest model for a box."""
+    """Return the largest model of each strategy as a text with a table."""
     rows = [["strategy", "largest GPT", "billions of parameters"]]
     for name, shape in largest.shapes.items():
         rows.append([name, *((shape.name, f"{shape.num_params / 1e9:.3g}") if shape else ("none", ""))])
@@ -470,7 +497,7 @@ def text_of_largest(largest: LargestModels) -> str:
 
 
 def content_of_largest(largest: LargestModels) -> dict[str, Any]:
-    """Say the same as plain data."""
+    """Return the largest model of each strategy as plain data for JSON."""
     models = [
         {"strategy": name, **({"hidden": shape.hidden, "layers": shape.layers} if shape else {}),
          "num_params": shape.num_params if shape else None}
@@ -486,7 +513,7 @@ def content_of_largest(largest: LargestModels) -> dict[str, Any]:
 
 
 def text_of_fewest(fewest: FewestGpus) -> str:
-    """Say how many GPUs a model takes."""
+    """Return the smallest number of GPUs for a model, by strategy, as a text with a table."""
     rows = [["strategy", "GPUs", "GiB free per GPU"]]
     for name, fitting in sorted(fewest.fewest.items(), key=lambda item: item[1] or (1 << 30, 0)):
         beyond = "never" if name in fewest.unsharded else f"more than {fewest.most}"
@@ -502,7 +529,7 @@ def text_of_fewest(fewest: FewestGpus) -> str:
 
 
 def content_of_fewest(fewest: FewestGpus) -> dict[str, Any]:
-    """Say the same as plain data."""
+    """Return the smallest number of GPUs for a model, by strategy, as plain data for JSON."""
     strategies = [
         {"strategy": name, "num_gpus": fitting and fitting[0], "free_bytes_per_gpu": fitting and round(fitting[1])}
         for name, fitting in fewest.fewest.items()
@@ -518,7 +545,7 @@ def content_of_fewest(fewest: FewestGpus) -> dict[str, Any]:
 
 
 def _assumed_of_memory(request: Request, box: Box, names: Iterable[str]) -> str:
-    """The same where strategies are asked on several numbers of GPUs, or models."""
+    """Return the assumptions, as `assumed` does, of a prediction for several models or several numbers of GPUs."""
     size, hybrids = request.shard_group_size, [name for name in names if file.read_by_name(name).mesh]
     groups = (
         f"{', '.join(hybrids)} with one copy of the model states per node (in a single node two copies)"

@@ -22,11 +22,12 @@ from study.theory.peaks import Peak
 from study.theory.prediction import Prediction
 from study.theory.shapes import DEFAULT_LENGTH, ModelShape
 
-# Strategies this close to the fastest are taken for equally fast: then the simplest is recommended.
+# Strategies that are this close to the fastest count as equally fast. Then the simplest one is recommended.
 EQUALLY_FAST = 0.03
-gib = functools.partial(formatting.gib, digits=1)  # bytes, as all of the planner's tables show them
-# Seconds that a GPU computes for a layer in a micro step: no published time that an interval rests on has less than
-# this, but for one with offload, whose host is slower still. Others took 1.1 to 5.4 times what is predicted.
+gib = functools.partial(formatting.gib, digits=1)  # formats bytes for all tables of the planner
+# Computing seconds per layer and micro step, below which a step counts as short. The published times behind the
+# intervals are all longer, except one with offload, where the host limits the speed. Shorter steps took 1.1 to 5.4
+# times the predicted time.
 SHORTEST = 4e-3
 LARGEST_HIDDEN = 1 << 17
 GPU_COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
@@ -34,23 +35,30 @@ GPU_COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 @dataclass(frozen=True)
 class Option:
-    """One strategy, at its best or as asked."""
+    """A strategy with its prediction.
+
+    The prediction is for the requested split of the batch, or for the fastest split that fits if none is requested.
+    """
 
     strategy: Strategy
     prediction: Prediction
     largest_micro_batch: int
-    is_short: bool  # too short a step for its interval
+    is_short: bool  # whether the step is shorter than all steps behind its interval
     traced: Traced | None = None
 
     @property
     def traced_bytes(self) -> int | None:
-        """The peak of its tensors, if it was traced."""
+        """The traced peak of the tensors on one GPU. None if the option was not traced."""
         return None if self.traced is None else self.traced.total
 
     @property
     def needed_bytes(self) -> Numbers:
-        """Of one GPU: the traced peak, or else the predicted one, and what the allocator adds to either."""
-        # One margin: published peaks of tensors are no nearer to traces than to predictions (reports/dry_run).
+        """The bytes that one GPU needs: the peak of its tensors and a margin for the allocator.
+
+        The peak is the traced one if there is a trace, else the predicted one.
+        """
+        # Traces and predictions have the same margin, because traces are no closer to the published peaks of tensors
+        # than predictions are (reports/dry_run).
         return prediction.needed_bytes(self.prediction.peak.total if self.traced_bytes is None else self.traced_bytes)
 
     @property
@@ -68,7 +76,7 @@ class Option:
 
 @dataclass(frozen=True)
 class Advice:
-    """Every strategy on one box, and the one to take."""
+    """The predictions of all strategies for a model on given GPUs, and the recommended strategy."""
 
     shape: ModelShape
     request: Request
@@ -83,14 +91,21 @@ class Advice:
         return any(option.traced_bytes for option in self.options)
 
 
-Trace = Callable[[ModelShape, Request, Sequence[Option]], list[Option]]  # the same options, those that can be traced so
+# Returns the same options, with a trace if they can be traced.
+Trace = Callable[[ModelShape, Request, Sequence[Option]], list[Option]]
 
 
 def advise(model: str, request: Request, trace: Trace | None = None) -> Advice:
-    """Predict every strategy for a model on a box, each at its fastest split of the batch that fits, or as asked."""
+    """Predict every strategy for a model on the requested GPUs, and recommend one.
+
+    Each strategy is predicted with the requested split of the batch. If none is requested, the fastest split that fits
+    is used. `trace` replaces predicted memory by traced memory.
+
+    Raises Refusal if the model is unknown, or if the request cannot be satisfied.
+    """
     shape, request, notes = find_model(model, request)
     box = request.box()
-    request.batch()  # what is wrong with it is wrong for every strategy
+    request.batch()  # an error in the batch concerns every strategy
     _ = request.chosen_precision
     options, strategies_by_refusal = [], dict[str, list[str]]()
     for chosen in request.strategies(request.num_gpus):
@@ -123,7 +138,7 @@ def _option(shape: ModelShape, box: Box, request: Request, chosen: Strategy) -> 
                 predictions.append(prediction.best_split(shape, engine, job, box, sequences))
             else:
                 predictions.append(prediction.predict(shape, engine, job, box))
-        # The fastest that fits; where none does, what misses least.
+        # The fastest one that fits. If none fits, the one that lacks the least memory.
         best = min(predictions, key=lambda p: (not p.fits, p.step.total if p.fits else -p.free_bytes))
         return option_of(shape, chosen, best)
 
@@ -137,7 +152,10 @@ def option_of(shape: ModelShape, chosen: Strategy, best: Prediction, traced: Tra
 
 
 def _short(options: Sequence[Option]) -> list[str]:
-    """Say which steps are shorter than those that intervals are known of."""
+    """Return a warning about steps that are shorter than the published steps on which the intervals are based.
+
+    The list is empty if there are no such steps.
+    """
     short = [option for option in options if option.is_short]
     if not short:
         return []
@@ -176,7 +194,10 @@ def _speed(option: Option | Choice) -> float:
 
 
 def _complexity(option: Option) -> tuple:
-    """What there is to configure and to go wrong: offload, then sharding, then files with sizes of their own."""
+    """Return a sort key for how much of a strategy has to be configured and can go wrong.
+
+    Offload counts first, then the ZeRO stage, then whether the strategy has a file with buffer sizes.
+    """
     engine, chosen = option.prediction.engine, option.strategy
     offloaded = (engine.offload_optimizer, engine.offload_param)
     return (
@@ -192,7 +213,7 @@ def _complexity(option: Option) -> tuple:
 
 @dataclass(frozen=True)
 class LargestModels:
-    """The largest GPT that each strategy holds on a box; None: not even the smallest."""
+    """The largest GPT that each strategy can train on given GPUs. None if not even the smallest GPT fits."""
 
     request: Request
     shapes: dict[str, ModelShape | None]
@@ -200,24 +221,34 @@ class LargestModels:
 
 @dataclass(frozen=True)
 class FewestGpus:
-    """The fewest GPUs on which each strategy trains a model, and bytes left of one; None: not on `most` of them."""
+    """For each strategy, the smallest number of GPUs that trains a model, and the free bytes of one GPU.
+
+    The value is None if the model does not fit on `most` GPUs.
+    """
 
     request: Request
     shape: ModelShape
     notes: list[str]
     fewest: dict[str, tuple[int, float] | None]
-    unsharded: frozenset[str]  # strategies whose every GPU holds all: more of them are no help
+    unsharded: frozenset[str]  # strategies that do not shard, so that more GPUs do not help
     most: int
 
 
 def gpt(hidden: int, positions: int) -> ModelShape:
-    """Make a GPT of this width, with about the layers of GPT-3's models of that width (arXiv:2005.14165, table 2.1)."""
+    """Return the shape of a GPT with this width.
+
+    The number of layers is about that of GPT-3's models of the same width (arXiv:2005.14165, table 2.1).
+    """
     layers = max(24 if hidden >= 1024 else 12, hidden // 128)
     return shapes.plain(f"GPT {hidden} x {layers}", "gpt2", layers, hidden, hidden // 64, positions, 50257)
 
 
 def largest_models(request: Request) -> LargestModels:
-    """Find the largest GPT by strategy, with one sequence a GPU, and checkpointed unless that is refused."""
+    """Find the largest GPT that each strategy can train on the requested GPUs.
+
+    Each GPU has one sequence. Full activation checkpointing is assumed unless the request has another setting. Raises
+    Refusal if the request has a batch.
+    """
     length = request.sequence_length or DEFAULT_LENGTH
     request = dataclasses.replace(request, sequence_length=length)
     box, job = request.box(), _smallest_job(request, "--model")
@@ -234,7 +265,11 @@ def largest_models(request: Request) -> LargestModels:
 
 
 def fewest_gpus(model: str, request: Request) -> FewestGpus:
-    """Find the fewest GPUs, a power of two, by strategy, with one sequence a GPU and checkpointed unless refused."""
+    """Find the smallest number of GPUs, among powers of two, on which each strategy can train a model.
+
+    Each GPU has one sequence. Full activation checkpointing is assumed unless the request has another setting. Raises
+    Refusal if the request has a batch.
+    """
     shape, request, notes = find_model(model, request)
     job = _smallest_job(request, "--gpus")
     counts = [count for count in GPU_COUNTS if request.could_run(count)]
@@ -258,7 +293,10 @@ def fewest_gpus(model: str, request: Request) -> FewestGpus:
 
 
 def _smallest_job(request: Request, missing: str) -> Job:
-    """One sequence a GPU; a batch would be ignored, and is refused."""
+    """Return a job with one sequence per GPU, and with activation checkpointing by default.
+
+    Raises Refusal if the request has a batch, because it would have no effect.
+    """
     for name in ("global_batch_size", "micro_batch_size", "gradient_accumulation_steps"):
         if getattr(request, name) is not None:
             flag = f"--{name.replace('_', '-')}"
@@ -289,14 +327,17 @@ def engine_for(shape: ModelShape, request: Request, chosen: Strategy, num_gpus: 
 
 
 class Choice(NamedTuple):
-    """One way to run a strategy."""
+    """One way to run a strategy: its name, and the prediction for one split of the batch."""
 
     strategy: str
     prediction: Prediction
 
 
 def choices(advice: Advice) -> list[Choice]:
-    """Predict every strategy at every split of the batch, with and without activation checkpointing, or as asked."""
+    """Predict every strategy at every split of the batch, with and without activation checkpointing.
+
+    If the request sets the micro batch or activation checkpointing, only that setting is predicted.
+    """
     shape, request = advice.shape, advice.request
     return [
         Choice(option.strategy.name, split)
@@ -306,7 +347,10 @@ def choices(advice: Advice) -> list[Choice]:
 
 
 def splits(shape: ModelShape, request: Request, best: Prediction) -> Iterator[Prediction]:
-    """Yield the same at every split of the batch, with and without activation checkpointing, or as asked."""
+    """Yield predictions of one strategy at every split of the batch, with and without activation checkpointing.
+
+    If the request sets the micro batch or activation checkpointing, only that setting is predicted.
+    """
     sequences, micro, _ = request.batch()
     checkpointing = request.activation_checkpointing
     for checkpointed in (False, True) if checkpointing is None else (CHECKPOINTED[checkpointing],):
@@ -318,7 +362,10 @@ def splits(shape: ModelShape, request: Request, best: Prediction) -> Iterator[Pr
 
 
 def pareto(choices: list[Choice]) -> list[Choice]:
-    """Keep those that fit and that no other one that fits beats in both memory and speed; the smallest first."""
+    """Return the choices that fit and that no other choice beats in both memory and speed.
+
+    They are sorted by memory, the smallest first.
+    """
     front: list[Choice] = []
     fitting = [choice for choice in choices if choice.prediction.fits]
     for choice in sorted(fitting, key=lambda candidate: (candidate.prediction.peak.total, -_speed(candidate))):

@@ -17,19 +17,24 @@ from study.theory import measured_by_others, peaks, prediction
 from study.theory.measured_by_others import MeasuredCase, MeasuredRow
 
 VALIDATION = ROOT / "reports" / "predicted" / "validation" / "published_throughput.json"
-COMMAND = "python tools/planner_accuracy.py"  # which writes it
+COMMAND = "python tools/planner_accuracy.py"  # the command that writes the file
 
-FOUNDRY = "LLM Foundry"  # whose rows vary sizes, lengths and counts on purpose: little is left to fit without them
-SPLITS = ("family", "model size", "GPU count", "card", "generation")  # what a fit is made without
+# Its rows vary sizes, lengths and counts on purpose, so that little is left for a fit without them.
+FOUNDRY = "LLM Foundry"
+# The properties by which rows are left out of a fit.
+SPLITS = ("family", "model size", "GPU count", "card", "generation")
 PREDICTORS = ("planner", "constant share of peak", "line per GPU")
 COMPARED = "planner, where the line predicts"
-# What a rule of thumb is held against: the planner's errors of the same times.
+# The planner's errors for the same times, with which a rule of thumb is compared.
 NINE_OF_TEN = 0.9
-DIGITS = 4  # of an error that is kept
+DIGITS = 4  # decimal places of the errors in the results
 
 
 def summarize(errors: Iterable[tuple[str, float]]) -> dict[str, Any]:
-    """Sum up errors of named cases: median and 90th percentile of |error|; the worst has its sign."""
+    """Return statistics of the errors of named cases.
+
+    They include the median and the 90th percentile of the absolute errors. The worst error keeps its sign.
+    """
     errors = list(errors)
     sizes = np.abs([error for _, error in errors])
     worst, error = errors[int(sizes.argmax())]
@@ -49,14 +54,17 @@ def summarize(errors: Iterable[tuple[str, float]]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Validation:
-    """What the cross-validation wrote, and the published rows that it is about, in the same order."""
+    """The results of the cross-validation, and the published rows that they belong to, in the same order."""
 
     content: dict[str, Any]
     rows: list[MeasuredRow]
 
 
 def load(path: Path = VALIDATION) -> Validation:
-    """Read what the cross-validation wrote; raises Refusal where it is not there, or is of other rows."""
+    """Read the results of the cross-validation.
+
+    Raises Refusal if the file is missing or not valid, or if it belongs to other published rows.
+    """
     again = f"run {COMMAND} --write"
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -75,10 +83,11 @@ def load(path: Path = VALIDATION) -> Validation:
 
 
 def by_deepspeed(case: MeasuredCase) -> float:
-    """Estimate bytes as DeepSpeed does: states of 16-bit training; nothing of activations.
+    """Return the bytes per GPU that DeepSpeed's estimator predicts: model states of 16-bit training, no activations.
 
-    runtime/zero/stage_1_and_2.py and stage3.py, estimate_zero2_model_states_mem_needs and estimate_zero3_...; without
-    ZeRO as its stage 2 on one GPU, FSDP as stage 3.
+    The source is runtime/zero/stage_1_and_2.py and stage3.py, functions estimate_zero2_model_states_mem_needs and
+    estimate_zero3_model_states_mem_needs. Training without ZeRO is estimated as stage 2 on one GPU, and FSDP as stage
+    3.
     """
     psi, gpus = case.shape.num_params, case.engine.world_size
     if case.engine.zero_stage == 3:
@@ -86,12 +95,16 @@ def by_deepspeed(case: MeasuredCase) -> float:
     return 4 * psi + 16 * psi / (gpus if case.engine.zero_stage else 1)
 
 
-RESERVES = np.arange(1.0, 1.61, 0.05)  # that a fit may choose from
+RESERVES = np.arange(1.0, 1.61, 0.05)  # the values among which a fit chooses
 RESERVED_OR_USED = ("peak_reserved_bytes", "used_bytes")
 
 
 def _source(case: MeasuredCase) -> str:
-    """Who measured it: families of one source are kept together; torchao's rows are torchtitan's trainings."""
+    """Return who measured a case.
+
+    All families of one source have the same name. torchao's rows count as torchtitan's, because they are trainings with
+    torchtitan.
+    """
     return case.family.partition(" ")[0].replace("torchao", "torchtitan")
 
 
@@ -102,7 +115,10 @@ def _shown(case: MeasuredCase, reserve: float) -> float:
 
 @cache
 def fitted_reserve(without: str = "") -> float:
-    """`prediction.RESERVED`, as rows of grades A and B say but those of one source: each source counts alike."""
+    """Fit `prediction.RESERVED` to the rows of grades A and B, without the rows of one source.
+
+    Each source has the same weight. The empty string leaves no source out.
+    """
     cases = [case for case in amounts() if case.quantity in RESERVED_OR_USED and case.grade != "C"]
     cases = [case for case in cases if _source(case) != without]
     errors = np.array([[abs(np.log(_shown(case, reserve) / case.published)) for reserve in RESERVES] for case in cases])
@@ -112,7 +128,10 @@ def fitted_reserve(without: str = "") -> float:
 
 
 def without_its_source(case: MeasuredCase) -> float:
-    """What is predicted of a row by a fit to the rows of other sources; nothing is fitted to other quantities."""
+    """Return the predicted bytes of a case, from a fit to the rows of other sources.
+
+    Only reserved and used memory have a fitted parameter. Other quantities are predicted as usual.
+    """
     if case.quantity not in RESERVED_OR_USED:
         return float(prediction.predicted_memory(case))
     return _shown(case, fitted_reserve(_source(case)))
@@ -121,7 +140,7 @@ def without_its_source(case: MeasuredCase) -> float:
 ESTIMATORS: dict[str, Callable[[MeasuredCase], float]] = {
     "planner": without_its_source,
     "DeepSpeed's estimator": by_deepspeed,
-    # `accelerate estimate-memory`, for training with Adam: four times the parameters.
+    # `accelerate estimate-memory` assumes four times the parameters for training with Adam.
     "accelerate's estimator": lambda case: 4.0 * case.engine.parameter_bytes * case.shape.num_params,
 }
 METRICS = {
@@ -135,7 +154,10 @@ ACTIVATIONS = "of these, peaks that activations decide"
 
 
 def amounts() -> list[MeasuredCase]:
-    """List published amounts of memory; what a family measured alike in one setting twice counts once."""
+    """List the published amounts of memory.
+
+    If a family reports the same amount for settings with the same prediction, the case counts once.
+    """
     cases: dict[Any, MeasuredCase] = {}
     for case in measured_by_others.cases("memory"):
         if case.quantity != "fits":
@@ -145,14 +167,20 @@ def amounts() -> list[MeasuredCase]:
 
 
 def activations_decide(case: MeasuredCase) -> bool:
-    """Whether theory's peak is in forward or backward: in the optimizer's step states decide."""
+    """Return whether the predicted peak is in forward or backward, so that activations determine it.
+
+    In the optimizer step, model states determine the peak.
+    """
     moment = int(peaks.peak(case.shape, case.engine, case.job).moment)
     return peaks.PEAK_MOMENTS[moment] != "optimizer step"
 
 
 def memory() -> list[dict[str, Any]]:
-    """Sum up errors of predicted memory by metric and grade, and of peaks of tensors by source, these beside
-    estimators: predicted over published, less one. What is reserved is predicted without the row's own source."""
+    """Return statistics of the errors of predicted memory, by metric and grade, and by source.
+
+    An error is predicted over published bytes, minus one. For peaks of tensors, the errors of DeepSpeed's and
+    accelerate's estimators are added. Reserved and used memory are predicted without the case's own source.
+    """
     cases = amounts()
     kinds = [(name, [case for case in cases if case.quantity == quantity]) for quantity, name in METRICS.items()]
     tensors = kinds[0][1]
@@ -174,7 +202,7 @@ def memory() -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether a published configuration is predicted to fit, and whether it trained."""
+    """A published configuration, with whether it is predicted to fit and whether it really trained."""
 
     case: MeasuredCase
     predicted: bool
@@ -185,7 +213,7 @@ class Verdict:
 
 
 def fits_verdicts() -> list[Verdict]:
-    """Hold what is predicted to fit against every configuration of published.yaml: it trained, or ran out of memory."""
+    """Compare, for every published configuration, whether it is predicted to fit and whether it really trained."""
     verdicts: dict[Any, Verdict] = {}
     for case in (*measured_by_others.cases("times"), *measured_by_others.cases("memory")):
         predicted = bool(prediction.fits(peaks.peak(case.shape, case.engine, case.job), case.box))

@@ -1,4 +1,4 @@
-"""A request to the planner: GPUs, batch and strategies, validated."""
+"""A validated request to the planner: GPUs, batch and strategies."""
 
 from __future__ import annotations
 
@@ -39,32 +39,33 @@ _CHOICES: dict[str, tuple[str | None, ...]] = {
 
 _IN_GROUPS = "fsdp2_hybrid, zero1 or zero2"
 MOST_GPUS = 1_000_000
-SEQUENCES_PER_GPU = 8  # of the global batch, where none is asked for
+SEQUENCES_PER_GPU = 8  # sequences per GPU and step, if no global batch is requested
 
 
 @dataclass(frozen=True)
 class Request:
-    """What one wants to know. Raises Refusal where it makes no sense."""
+    """The question of a user to the planner. Raises Refusal if a value is not valid."""
 
     gpu: str
     num_gpus: int = 1
-    sequence_length: int | None = None  # None: 1,024, or as many as the model has positions
+    sequence_length: int | None = None  # None: 1,024, or the model's number of positions if that is smaller
     global_batch_size: int | None = None
-    strategy: str | None = None  # None: all of them
+    strategy: str | None = None  # None: all strategies
     micro_batch_size: int | None = None
     gradient_accumulation_steps: int | None = None
-    precision: PrecisionClass | None = None  # None: bf16 where the GPU has it, else fp16
-    activation_checkpointing: Checkpointing | None = None  # None: full, where it makes a strategy fit, or faster
+    precision: PrecisionClass | None = None  # None: bf16 if the GPU supports it, else fp16
+    activation_checkpointing: Checkpointing | None = None  # None: full, if it makes a strategy fit or faster
     kernels: Kernels = "fused"
     compile: bool = False
     attention: Attention = "sdpa"
     dropout: bool = False
-    loss_kernel: LossKernel | None = None  # None: as the other kernels
+    loss_kernel: LossKernel | None = None  # None: the same kind as the other kernels
     optimizer: Optimizer = "adamw"
     optimizer_kernel: OptimizerKernel = "fused"
-    network_gbps: float | None = None  # Gbit/s of a node to all others; None: as one rents it
+    network_gbps: float | None = None  # Gbit/s between a node and all others; None: that of typical rented machines
     gpus_per_node: int | None = None
-    shard_group_size: int | None = None  # GPUs to a copy of the states; None: a node's, where files have groups
+    # GPUs per copy of the model states; None: those of a node, for strategies with groups
+    shard_group_size: int | None = None
 
     def __post_init__(self) -> None:
         counts = ("num_gpus", "sequence_length", "global_batch_size", "micro_batch_size", "gradient_accumulation_steps")
@@ -88,7 +89,10 @@ class Request:
             return dataclasses.replace(box, node_bandwidth=self.network_gbps * 1e9 / 8)
 
     def job(self, micro_batch_size: int = 1, gradient_accumulation_steps: int = 1) -> Job:
-        """What a rank computes; checkpointed as asked, and not where that is left to the planner."""
+        """Return what each rank computes.
+
+        Without a requested setting, there is no activation checkpointing. The planner tries both settings then.
+        """
         return Job(
             micro_batch_size=micro_batch_size,
             sequence_length=self.sequence_length or DEFAULT_LENGTH,
@@ -111,7 +115,10 @@ class Request:
         return precision
 
     def strategies(self, num_gpus: int) -> list[Strategy]:
-        """The one asked for, or all that train on this many GPUs."""
+        """Return the requested strategy, or all shipped strategies that can train on this many GPUs.
+
+        Raises Refusal if the requested strategy cannot run on this many GPUs.
+        """
         if self.shard_group_size is not None and self.strategy is None:
             raise Refusal(f"--shard-group-size goes with --strategy {_IN_GROUPS}. Add one of them.")
         if self.strategy is not None:
@@ -127,14 +134,25 @@ class Request:
         return [chosen for chosen in shipped if chosen.could_run(num_gpus) and _makes_sense(chosen, num_gpus)]
 
     def could_run(self, num_gpus: int) -> bool:
-        """Whether what is asked for trains on this many GPUs; without a strategy some does on any number."""
+        """Return whether the requested strategy can train on this many GPUs.
+
+        True if no strategy is requested, because some strategy runs on any number. With `shard_group_size`, the number
+        of GPUs must be a multiple of it.
+        """
         if self.shard_group_size is not None:
             return num_gpus % self.shard_group_size == 0
         return self.strategy is None or file.read_by_name(self.strategy).could_run(num_gpus)
 
     def replicas(self, chosen: Strategy, num_gpus: int) -> int:
-        """How many copies of its states a strategy holds, each split over a group of GPUs: one a node where a file has
-        groups, and within a single node as many as the file has. Raises Refusal where it cannot have groups."""
+        """Return the number of copies of the model states that a strategy keeps.
+
+        Each copy is sharded over a group of GPUs.
+
+        With `shard_group_size`, there is one copy per group of this size. Without it, strategies without groups keep
+        one copy. Strategies with groups keep one copy per node, or as many as their file says on a single node.
+
+        Raises Refusal if the strategy cannot have groups, or if the size does not divide the number of GPUs.
+        """
         size = self.shard_group_size
         if size is None:
             if chosen.mesh is None:
@@ -150,7 +168,10 @@ class Request:
         return num_gpus // size
 
     def batch(self) -> tuple[int, int | None, int | None]:
-        """Sequences per GPU and step; micro batch and accumulation where they are given. Refuses to round."""
+        """Return the sequences per GPU and step, the micro batch size and the number of accumulation steps.
+
+        The last two are None if the planner is to choose them. Raises Refusal if a number does not divide another.
+        """
         micro, accumulation = self.micro_batch_size, self.gradient_accumulation_steps
         if micro is not None and accumulation is None and self.global_batch_size is None:
             accumulation = 1
@@ -169,7 +190,7 @@ class Request:
         return sequences, None, None
 
     def _check_product(self, micro: int, accumulation: int) -> None:
-        """Refuse a global batch that is not the product of its three factors."""
+        """Raise Refusal if the global batch is not the product of micro batch, accumulation steps and GPUs."""
         product = micro * accumulation * self.num_gpus
         if self.global_batch_size not in (None, product):
             raise Refusal(
@@ -190,7 +211,7 @@ class Request:
         return sequences
 
     def _divide(self, sequences: int, factor: int, flag: str) -> int:
-        """Divide a GPU's sequences by the factor that a flag gives. Raises Refusal where they do not divide."""
+        """Divide a GPU's sequences by the value of a flag. Raises Refusal if there is a remainder."""
         quotient, remainder = divmod(sequences, factor)
         if remainder or quotient == 0:
             total = self.global_batch_size or sequences * self.num_gpus
@@ -202,15 +223,20 @@ class Request:
 
 
 def _makes_sense(chosen: Strategy, num_gpus: int) -> bool:
-    """One process has nobody to average or share with, but may offload."""
+    """Return whether a strategy is useful on this many GPUs.
+
+    On one GPU there is nothing to average or to shard. Only training without an engine, DeepSpeed and parameter offload
+    are useful there.
+    """
     alone = chosen.distributed_type in ("NO", "DEEPSPEED") or chosen.offload_param_device != "none"
     return num_gpus > 1 or alone
 
 
 def find_model(name: str, asked: Request) -> tuple[ModelShape, Request, list[str]]:
-    """Find a model; return its shape, the question with the length settled, and notes on how the model is counted.
+    """Find a model by its name.
 
-    Raises Refusal for a model that is not known.
+    Returns its shape, the request with the sequence length filled in, and notes on how the model is counted. Raises
+    Refusal if the model is unknown.
     """
     with refusing():
         shape, length, notes = shapes.find_for_length(name, asked.sequence_length)

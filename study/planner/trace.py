@@ -1,4 +1,4 @@
-"""Trace the peak memory of strategies, compare it with predictions, and base the choice of a strategy on it."""
+"""Trace the peak memory of strategies, and compare it with the predictions."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from study.theory.engine import Engine, Job
 from study.theory.peaks import PEAK_MOMENTS, Peak, PeakPart
 from study.theory.shapes import ModelShape
 
-# Groups that a trace and a prediction have in common, with the parts of each: a tracker takes logits for activations.
+# Groups of memory parts, with their names in a trace and in a prediction. A trace counts logits as activations.
 GROUPS: dict[str, tuple[tuple[Part, ...], tuple[PeakPart, ...]]] = {
     "parameters": (("parameters", "buffers"), ("parameters", "gathered_parameters")),
     "gradients and their buckets": (("gradients", "communication_buffers"),) * 2,
     "optimizer states": (("optimizer_states",),) * 2,
     "activations, temporaries": (("activations", "temporary_buffers"), ("activations", "logits", "temporary_buffers")),
 }
-Tracer = Callable[[ModelShape, Engine, Job], Traced]  # study.dryrun.trace.trace, which needs torch
-SHOWN = 0.01  # of the traced peak: parts that differ by less are not listed
+Tracer = Callable[[ModelShape, Engine, Job], Traced]  # a function such as study.dryrun.trace.trace, which needs torch
+SHOWN = 0.01  # share of the traced peak below which differences are not listed
 HEAD = """\
 Traced, not measured: one step of the model of transformers over fake tensors, on one of the ranks.
 Predicted: the same model without a trace (--kernels transformers). All sizes are tensors of one GPU, in GiB.
@@ -31,16 +31,20 @@ Predicted: the same model without a trace (--kernels transformers). All sizes ar
 
 
 def trace_options(tracer: Tracer, shape: ModelShape, request: Request, options: Sequence[Option]) -> list[Option]:
-    """Trace the options that can be traced, and return all; print a line for each trace, and why others have none."""
+    """Trace all options that can be traced, and return all options.
+
+    Prints one line per trace, and the reason why an option could not be traced.
+    """
     print(terminal.wrapped(HEAD))
     by_name = {option.strategy.name: option for option in options}
     not_traced: dict[str, list[str]] = {}
-    # DeepSpeed's ranks are forks, in whose process no backward pass may have started threads.
+    # DeepSpeed comes first: its ranks are forked processes, and a process in which a backward pass has started threads
+    # must not be forked.
     for option in sorted(options, key=lambda option: option.prediction.engine.kind != "deepspeed"):
         name = option.strategy.name
         try:
             by_name[name] = _trace(tracer, shape, request, option)
-        except (Refusal, RunFailed) as stopped:  # an engine that stops at one file says nothing of the others
+        except (Refusal, RunFailed) as stopped:  # an engine that fails for one strategy may work for the others
             not_traced.setdefault(str(stopped), []).append(name)
     for reason, names in not_traced.items():
         print(terminal.wrapped(f"Not traced, only predicted: {', '.join(names)}. Reason: {reason}"))
@@ -49,9 +53,10 @@ def trace_options(tracer: Tracer, shape: ModelShape, request: Request, options: 
 
 
 def _trace(tracer: Tracer, shape: ModelShape, request: Request, option: Option) -> Option:
-    """Trace an option's split of the batch. If it does not fit, trace the fastest split that should.
+    """Trace an option. If the traced split of the batch does not fit, trace the fastest split that should fit.
 
-    A split should fit if its predicted peak does, made larger by what the last trace was larger than its prediction.
+    A split should fit if its predicted peak does, after multiplying it by the ratio of the last trace to its
+    prediction.
     """
     chosen, candidates = option.prediction, list(splits(shape, request, option.prediction))
     while True:
@@ -85,10 +90,14 @@ def _line(option: Option, traced: Traced) -> str:
 
 
 def _differences(traced: Traced, predicted: Peak, engine: Engine) -> str:
-    """Name the groups of parts that differ, the largest difference first; all groups add up to the residual."""
+    """Return the groups of memory parts in which trace and prediction differ, the largest difference first.
+
+    Groups that differ by less than `SHOWN` of the traced peak are left out.
+    """
     expected_parts = dict(predicted.parts)
     if engine.kind == "fsdp" and PEAK_MOMENTS[int(predicted.moment)] == "end of backward":
-        # What a unit's gradients are flattened into is temporary then, and in every other moment a buffer.
+        # At this moment, the flat buffer of a unit's gradients counts as temporary in the prediction. At all other
+        # moments it counts as a gradient buffer.
         expected_parts["gradients"] += expected_parts["temporary_buffers"]
         expected_parts["temporary_buffers"] = 0.0
     differences: list[tuple[float, str]] = []

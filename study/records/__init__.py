@@ -1,1 +1,1 @@
-"""The records that runs leave: their schema, how to find them, and how to move them to another machine."""
+"""The records that runs write: their schema, how to find them, and how to move them to another machine."""

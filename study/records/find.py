@@ -1,8 +1,8 @@
-"""Find the records below folders, in run directories and in collected files, and check them as they are read.
+"""Find the records of runs below folders, and check them while they are read.
 
-A run directory has one file each for record, steps and outcome. A folder that is committed holds many runs in three
-files: each run has a line in records.jsonl, steps.jsonl and outcomes.jsonl, which begins with its id. These files may
-be compressed (records.jsonl.gz).
+A run directory has separate files for the record, the steps and the outcome of one run. A folder that is committed
+collects many runs in three files: records.jsonl, steps.jsonl and outcomes.jsonl. Each run has one line in each of them,
+which begins with the run's id. These files may be compressed (records.jsonl.gz).
 """
 
 from __future__ import annotations
@@ -22,25 +22,27 @@ from study.records.schema import Outcome, Record
 from study.strategy import shipped
 
 RECORDS, STEPS, OUTCOMES = "records.jsonl", "steps.jsonl", "outcomes.jsonl"
-NAMES = (STEPS, OUTCOMES, RECORDS)  # as they are written: a run's record last, as the run itself does
+NAMES = (STEPS, OUTCOMES, RECORDS)  # the order in which they are written: records last, as a run itself does
 
-_START = re.compile(rb'\{"run_id": "([ !#-\[\]-~]{1,256})", ')  # what a name may be is for who reads the line
+# The reader of the line checks whether the name is valid.
+_START = re.compile(rb'\{"run_id": "([ !#-\[\]-~]{1,256})", ')
 
 _CALLED = {RECORDS: "a record", OUTCOMES: "an outcome"}
 COMPRESSED = ".gz"
-_OF_RUNS = {"record.json", "outcome.json", *_CALLED, *(name + COMPRESSED for name in _CALLED)}  # what is looked for
+# The files that `find_runs` searches for.
+_OF_RUNS = {"record.json", "outcome.json", *_CALLED, *(name + COMPRESSED for name in _CALLED)}
 
 
 class RecordFile(NamedTuple):
-    """A record, and the steps that lie with it."""
+    """The record of a run, together with its steps."""
 
-    path: Path  # record.json, or the records.jsonl that has its line
+    path: Path  # record.json, or the records.jsonl with the line of the record
     record: Record
-    steps: bytes | None  # of steps.jsonl, as the run wrote them; None: there are none
+    steps: bytes | None  # content of steps.jsonl as the run wrote it; None: there is no such file
 
     @property
     def where(self) -> str:
-        """What a message calls it."""
+        """The name of the record in messages: its path, and the run's id if the file holds several runs."""
         return self._shown(self.path)
 
     @property
@@ -52,17 +54,17 @@ class RecordFile(NamedTuple):
 
 
 class RecordedRun(NamedTuple):
-    """What is known of one run: its record, what the runner saw of it, or both."""
+    """Everything that is recorded about one run: its record, the outcome that the runner wrote, or both."""
 
     record: RecordFile | None
     outcome: Outcome | None
-    folder: Path  # the one that holds the study's runs, or its collected records
-    place: str  # what a message calls the file that says what became of the run
-    contents: dict[str, dict[str, Any]]  # what they hold, by the file that collected ones are in
+    folder: Path  # the folder with the study's run directories or collected records
+    place: str  # name in messages of the file that tells how the run ended
+    contents: dict[str, dict[str, Any]]  # name of the collected file -> content of the record or the outcome
 
     @property
     def identity(self) -> tuple[Any, ...]:
-        """Equal for copies of one run."""
+        """A key that is equal for copies of one run."""
         if self.record:
             return identity(self.record.record)
         assert self.outcome is not None
@@ -70,9 +72,9 @@ class RecordedRun(NamedTuple):
 
 
 def find(folders: Iterable[Path]) -> list[RecordFile]:
-    """Read every record below the folders, in the order of their paths; a run that is found twice counts once.
+    """Read every record below the folders, in the order of their paths. Copies of one run count once.
 
-    Raises Refusal as `find_runs` does, and where there is no record.
+    Raises Refusal as `find_runs` does, and if there is no record.
     """
     folders = list(folders)
     records: dict[tuple[str, str, float], RecordFile] = {}
@@ -85,13 +87,16 @@ def find(folders: Iterable[Path]) -> list[RecordFile]:
 
 
 def find_runs(folders: Iterable[Path]) -> Iterator[RecordedRun]:
-    """Read every record and every outcome below the folders; what lies together is one run. Copies are not told apart.
+    """Yield every run below the folders, with its record and its outcome. Copies of one run are yielded separately.
 
-    Runs of a folder come in one order, whether they are directories or collected: a reader who takes the first of
-    equals takes the same one.
+    The runs of a folder always come in the same order, whether they are in run directories or collected. So a reader
+    who takes the first of several equal runs always takes the same one.
 
-    Raises Refusal for one that does not hold the schema, naming file and key, where an outcome lies beside the record
-    of another run, where a record's files are not there or not those that it names, and where there is no run.
+    Raises Refusal in these cases:
+    * A record or an outcome does not follow the schema. The message names the file and the key.
+    * An outcome lies next to the record of another run.
+    * A file that belongs to a record is missing, or was changed.
+    * A folder does not exist, or there is no run.
     """
     folders = list(folders)
     empty = True
@@ -109,12 +114,15 @@ def find_runs(folders: Iterable[Path]) -> Iterator[RecordedRun]:
 
 
 def identity(record: Record) -> tuple[str, str, float]:
-    """Two boxes may start runs of one name in the same second; they do not take the same time."""
+    """Return a key that identifies a run: its id, its start and its duration.
+
+    The duration is needed because two machines may start runs with the same id in the same second.
+    """
     return record.run_id, record.started_at, record.wall_seconds
 
 
 def read_run(run_dir: Path) -> RecordedRun | None:
-    """Read the run of a run directory, as `find_runs` does; None where the folder is another."""
+    """Read the run in a run directory, as `find_runs` does. None if the folder has no record and no outcome."""
     at = {RECORDS: run_dir / "record.json", OUTCOMES: run_dir / "outcome.json"}
     contents = {name: files.load(path, _CALLED[name]) for name, path in at.items() if path.exists()}
     if not contents:
@@ -127,9 +135,10 @@ def read_run(run_dir: Path) -> RecordedRun | None:
 
 
 def _check_tied(place: Path | str, content: bytes | None, key: str, record: Record, its_place: str) -> None:
-    """Raise Refusal unless a file beside a record is there, and is what the record names by digest under this key.
+    """Raise Refusal if a file that belongs to a record is missing, or was changed.
 
-    One that ended well has its files, also where it is from before it named them.
+    `key` is the field of the record that holds the file's digest. A record with status ok must have the file even if it
+    is too old to hold the digest.
     """
     digest = getattr(record, key)
     if content is None and (digest is not None or record.status == "ok"):
@@ -148,7 +157,7 @@ def _content(path: Path) -> bytes | None:
 
 
 def _collected(folder: Path) -> Iterator[RecordedRun]:
-    """The runs that have a line in a folder's files, in the order of their names."""
+    """Yield the runs that have a line in a folder's collected files, in the order of their ids."""
     lines = {name: read_lines(folder / name) for name in _CALLED}
     if not any(lines.values()):
         return
@@ -167,7 +176,7 @@ def _collected(folder: Path) -> Iterator[RecordedRun]:
 def _checked(
     contents: dict[str, dict[str, Any]], places: dict[str, str], path: Path, steps: bytes | None
 ) -> RecordedRun:
-    """What the record and the outcome of one run say, once they hold their schemas and belong together."""
+    """Return a run from the content of its files, after checking their schemas and that they belong to one run."""
     record = outcome = None
     if RECORDS in contents:
         record = RecordFile(path, _named(schema.parse(places[RECORDS], contents[RECORDS], Record)), steps)
@@ -182,7 +191,10 @@ def _checked(
 
 
 def _named(record: Record) -> Record:
-    """A record whose strategy is called what its file's content is; an older record keeps no file, and its name."""
+    """Return the record with the name that its strategy file has today.
+
+    The name is found by the content of the file. Older records do not hold the file, and keep their name.
+    """
     name = shipped.name_of(record.strategy, record.strategy_file) if record.strategy_file else record.strategy
     return record.model_copy(update={"strategy": name})
 
@@ -202,9 +214,9 @@ def _none_below(folders: Iterable[Path]) -> Refusal:
 
 
 def read_lines(path: Path) -> dict[str, bytes]:
-    """Read a file's lines by their runs' ids; there are none where the file is not there.
+    """Read a collected file, and return its lines by run id. The result is empty if there is no such file.
 
-    What follows the id is not looked at. Raises Refusal for a line without an id, and for two of one run.
+    The rest of a line is not parsed. Raises Refusal if a line has no id, or if two lines have the same id.
     """
     packed = path.with_name(path.name + COMPRESSED)
     if packed.exists() and path.exists():
@@ -227,32 +239,36 @@ def read_lines(path: Path) -> dict[str, bytes]:
 
 
 def write_lines(path: Path, lines: Mapping[str, bytes]) -> None:
-    """Write a file of these lines, compressed, in place of what is there; equal lines make equal bytes."""
+    """Write these lines to a compressed file, which replaces the present one. Equal lines make equal bytes."""
     packed = gzip.compress(join_lines(lines), mtime=0)
     files.write_whole(path.with_name(path.name + COMPRESSED), packed)
-    path.unlink(missing_ok=True)  # as it was written before files were compressed
+    path.unlink(missing_ok=True)  # the uncompressed file of an earlier version
 
 
 def join_lines(lines: Mapping[str, bytes]) -> bytes:
-    """What a file of these lines holds."""
+    """Return the content of a file with these lines."""
     return b"".join(lines[run_id] + b"\n" for run_id in sorted(lines, key=order_of))
 
 
 def order_of(run_id: str) -> str:
-    """By what runs are sorted: what repeats or varies a run (NAME-repeat1) comes before it (NAME).
+    """Return the sort key of a run id: repeats and variations (NAME-repeat1) come before the run itself (NAME).
 
-    So were the files of single runs listed, and where `compare` takes the first of equals, it takes the same one still.
+    This is the order in which the files of single runs were listed. It is kept so that `compare`, which takes the first
+    of several equal runs, still takes the same one.
     """
     return f"{run_id}."
 
 
 def line_of(content: dict[str, Any]) -> bytes:
-    """The line of a record or an outcome, of which every key is kept."""
+    """Return the collected line of a record or an outcome. It keeps every key."""
     return json.dumps({"run_id": content["run_id"], **content}).encode()
 
 
 def line_of_steps(run_id: str, steps: bytes) -> bytes:
-    """The line of a run's steps. Raises Refusal where the same bytes could not be had from it."""
+    """Return the collected line of a run's steps.
+
+    Raises Refusal if the original bytes could not be restored from the line.
+    """
     line = b"%s%s]}" % (_start_of_steps(run_id), b", ".join(steps.split(b"\n")[:-1]))
     if steps_in(run_id, line) != steps:
         raise Refusal(f"{run_id}: its steps.jsonl does not have one step per line. Run it again.")
@@ -260,7 +276,10 @@ def line_of_steps(run_id: str, steps: bytes) -> bytes:
 
 
 def steps_in(run_id: str, line: bytes) -> bytes:
-    """What the steps.jsonl of the run held, byte for byte: steps are flat, so that their bounds are plain to see."""
+    """Return the content of a run's steps.jsonl, byte for byte, from its collected line.
+
+    This works because steps have no nested objects, so that the boundary between two steps is unambiguous.
+    """
     steps = line.removeprefix(_start_of_steps(run_id)).removesuffix(b"]}")
     return steps.replace(b"}, {", b"}\n{") + b"\n" if steps else b""
 

@@ -1,7 +1,7 @@
-"""Record where libraries are imported from, and refuse libraries that shadow the installed ones.
+"""Record where libraries are imported from, and refuse modules that shadow the installed ones.
 
-PYTHONPATH, files in the current folder, `sitecustomize` and `.pth` files can change what a run imports without a trace
-in any version.
+PYTHONPATH, files in the current folder, `sitecustomize` and `.pth` files can change what a run imports, and no version
+number shows it.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from typing import Any
 from study.errors import Refusal
 from study.files import relative_to_cwd, sha256
 
-# That a run rests on.
+# The libraries that affect a run.
 LIBRARIES = ("torch", "accelerate", "deepspeed", "transformers", "datasets", "evaluate", "tokenizers", "numpy")
-_CUSTOMIZES = ("sitecustomize", "usercustomize")  # which Python imports as it starts, where there is one
+_CUSTOMIZES = ("sitecustomize", "usercustomize")  # modules that Python imports at its start if they exist
 _SUFFIXES = (".py", ".pyc", ".so")
 
 
 def check(program: Path) -> None:
-    """Refuse modules that stand before Python's own or a library's, and another copy of the study than the program's.
+    """Raise Refusal if a module shadows one of Python or of a library, or if another copy of the study is imported.
 
-    `program`: the file that was started.
+    `program` is the file that was started. It must belong to the copy of the study that Python imports.
     """
     if program.name == "train.py" and not program.samefile(Path(__file__).parents[1] / "train.py"):
         raise Refusal(
@@ -41,7 +41,8 @@ def check(program: Path) -> None:
     names = sys.stdlib_module_names | {*_CUSTOMIZES}
     imported = {getattr(module, "__file__", None) for module in [*sys.modules.values()]}
     for folder in _python_path():
-        # accelerate adds the current one, and train.py takes it away again: what was imported from there until then
+        # accelerate adds the current folder to PYTHONPATH, and train.py removes it again. So of this folder only the
+        # modules that were already imported count.
         is_current = folder.resolve() == Path.cwd().resolve()
         for path in _modules_in(folder):
             is_in_use = not is_current or not imported.isdisjoint({str(path), str(path / "__init__.py")})
@@ -62,7 +63,10 @@ def check(program: Path) -> None:
 
 
 def describe() -> dict[str, Any]:
-    """Say from where this process has imported, with digests; of a library, those of its files that were changed."""
+    """Return from where this process imported its code, with digests.
+
+    For each library, the result lists the imported files that differ from the installed ones.
+    """
     return {
         "python_path": [relative_to_cwd(folder) for folder in _python_path()],
         "at_start": {path.name: sha256(path) for path in sorted(_run_at_start())},
@@ -75,14 +79,20 @@ def _python_path() -> list[Path]:
 
 
 def _modules_in(folder: Path) -> Iterator[Path]:
-    """The modules that a folder of the path would be imported from; a folder without __init__.py stands behind all."""
+    """Yield the modules that Python would import from a folder on its path.
+
+    Folders without __init__.py are left out, because any regular module comes before them.
+    """
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
         if path.suffix in _SUFFIXES or (path / "__init__.py").is_file():
             yield path
 
 
 def _run_at_start() -> Iterator[Path]:
-    """The files whose code Python has run as it started: modules of that name, and .pth files that import."""
+    """Yield the files whose code Python ran at its start.
+
+    They are `sitecustomize`, `usercustomize` and the .pth files that contain an import.
+    """
     for name in _CUSTOMIZES:
         if file := getattr(sys.modules.get(name), "__file__", None):
             yield Path(file)
@@ -93,9 +103,10 @@ def _run_at_start() -> Iterator[Path]:
 
 
 def _library(name: str) -> dict[str, Any]:
-    """The digest of a library as it was installed and then changed, and which of the imported files were changed.
+    """Return the digest of a library, including later changes, and the imported files that were changed.
 
-    Without a list of what was installed, as of one that is developed in place, every imported file counts as changed.
+    If there is no list of the installed files (for an editable installation, for example), every imported file counts
+    as changed.
     """
     installed = _distribution(name)
     rows = csv.reader(((installed and installed.read_text("RECORD")) or "").splitlines())

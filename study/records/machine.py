@@ -1,4 +1,4 @@
-"""Describe the machine of a run: hardware, library versions and commit, but nothing private."""
+"""Describe the machine of a run: hardware, library versions and commit, without private information."""
 
 from __future__ import annotations
 
@@ -21,36 +21,37 @@ from study.records import imports
 from study.records.laboratory import LABORATORY
 from study.records.schema import Code
 
-# The variables that change speed, memory or arithmetic. What else is set may hold names or tokens, and stays out.
+# The environment variables that change speed, memory or arithmetic. Other variables may hold names or tokens, and are
+# not recorded.
 _FAMILIES = (
     "ACCELERATE|FSDP|PARALLELISM_CONFIG|DEEPSPEED|DS|TORCH|TORCHDYNAMO|TORCHINDUCTOR|PYTORCH|NCCL|GLOO|CUDA|CUBLAS|CUDNN|"
     "OMP|GOMP|KMP|MKL|OPENBLAS|ONEDNN|DNNL|ATEN|MALLOC|TRITON|FLASH_ATTENTION|HF|TRANSFORMERS"
 )
-# Of them those that change in which order and type numbers are added: with others two runs do not train the same. None
-# is OpenBLAS's, with which torch's builds for x86 do not multiply.
+# The variables among them that change the order or the type of additions: two runs with different values do not train
+# alike. OpenBLAS has none here, because PyTorch's builds for x86 do not multiply with it.
 _ARITHMETIC = re.compile(
     "ATEN_CPU_CAPABILITY|MKL_(ENABLE_INSTRUCTIONS|CBWR|DEBUG_CPU_TYPE)|"
     "(ONEDNN|DNNL)_(MAX_CPU_ISA|CPU_ISA_HINTS|DEFAULT_FPMATH_MODE)|NVIDIA_TF32_OVERRIDE|CUBLAS_(WORKSPACE_CONFIG|EMU.*)|"
     "TORCH_(ALLOW_TF32_CUBLAS_OVERRIDE|BLAS_PREFER_.*|LINALG_PREFER_.*|CUDNN_.*)|CUDNN_(CONV|DETERMINISTIC).*|"
     "FLASH_ATTENTION_.*|TRITON_F32_DEFAULT|NCCL_(ALGO|PROTO|NVLS_ENABLE)"
 )
-# Where things lie changes no result.
+# Names of folders are left out, because they change no result.
 _PLACE = re.compile(r"_(DIR|HOME)$")
 _RECORDED = re.compile(
     rf"({_FAMILIES})_\w+|NVIDIA_(TF32_OVERRIDE|VISIBLE_DEVICES)|USE_HUB_KERNELS|LD_PRELOAD|{LABORATORY}"
 )
 _SECRET = re.compile("TOKEN|KEY|SECRET|PASSW|CREDENTIAL|AUTH")
-_IN_ADDRESS = re.compile(r"(?<=://)[^/@\s]+@")  # a name and a password
+_IN_ADDRESS = re.compile(r"(?<=://)[^/@\s]+@")  # a user name and a password in an address
 _PATH = re.compile(r"(?<![\w.~/])/(?!/)(?:[^\s:;,=/]+/)*([^\s:;,=/]*)")
 _LONGEST_VALUE = 200
 _STUDY = Path(__file__).resolve().parents[1]
 
-# What two machines must share for results of both to stand in one file.
+# The facts that must agree between two machines whose results are in one file.
 SAME = ("cpu", "num_cores", "gpus", "python", "libraries")
 
 
 def describe() -> dict[str, Any]:
-    """Describe this process's machine. Unknown is None."""
+    """Return the description of this process's machine. Unknown values are None."""
     import torch
 
     return {
@@ -76,7 +77,11 @@ def describe() -> dict[str, Any]:
 
 
 def environment(variables: Mapping[str, str]) -> dict[str, str]:
-    """The variables that a record keeps: of a path its last part, of an address no password, of a secret nothing."""
+    """Return the environment variables that a record keeps, without private information.
+
+    Of a path only the last part is kept. User names and passwords are removed from addresses. Variables whose names
+    suggest a secret are left out.
+    """
     return {
         name: _IN_ADDRESS.sub("", _PATH.sub(r".../\1", redact_paths(value)))[:_LONGEST_VALUE]
         for name, value in sorted(variables.items())
@@ -85,9 +90,10 @@ def environment(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def arithmetic(described: Mapping[str, Any]) -> dict[str, Any]:
-    """What of a machine, as a record describes it, changes the arithmetic of a run there; empty: nothing was set.
+    """Return the settings of a recorded machine that change the arithmetic of its runs. Empty if there are none.
 
-    A library whose files were changed since they were installed has other arithmetic than its version says.
+    A library whose files were changed after the installation is also listed, because its version does not tell what it
+    computes.
     """
     settings = {name: v for name, v in described.get("environment", {}).items() if _ARITHMETIC.fullmatch(name)}
     for name, imported in described.get("imports", {}).get("libraries", {}).items():
@@ -111,7 +117,7 @@ def _gpus() -> list[dict[str, Any]]:
 
 
 def devices() -> str:
-    """What a run trains on here: the models of GPU that torch sees, or "cpu"."""
+    """Return the device that a run trains on here: the models of the GPUs that PyTorch finds, or "cpu"."""
     return " + ".join(sorted({gpu["name"] for gpu in _gpus()})) or "cpu"
 
 
@@ -122,7 +128,7 @@ def _nvidia_smi(*arguments: str) -> str | None:
 
 
 def said(*command: str) -> str | None:
-    """What a program printed; None where it is not there or failed."""
+    """Return the output of a command. None if the program does not exist or fails."""
     try:
         process = subprocess.run(command, capture_output=True, text=True, timeout=20)
     except (OSError, subprocess.TimeoutExpired):
@@ -131,7 +137,7 @@ def said(*command: str) -> str | None:
 
 
 def versions() -> dict[str, str | None]:
-    """The versions of the libraries that a run rests on; None: not installed."""
+    """Return the versions of the libraries that affect a run. None for a library that is not installed."""
     return {name: _version(name) for name in imports.LIBRARIES}
 
 
@@ -143,7 +149,7 @@ def _version(name: str) -> str | None:
 
 
 def code() -> Code:
-    """The study's code and the processor as this process has them."""
+    """Return the study's code and the processor, as this process uses them."""
     import torch
 
     state = git_state()
@@ -157,7 +163,10 @@ def code() -> Code:
 
 
 def code_sha256(folder: Path = _STUDY) -> str:
-    """The digest of the study's modules as they are here; git only says whether they were changed."""
+    """Return the digest of all Python modules of the study on this machine.
+
+    It is more precise than git, which only tells whether the modules were changed.
+    """
     digest = hashlib.sha256()
     for path in sorted(folder.rglob("*.py")):
         content = path.read_bytes()
@@ -166,7 +175,7 @@ def code_sha256(folder: Path = _STUDY) -> str:
 
 
 def git_state() -> dict[str, Any]:
-    """The commit of the study's code, and whether the tree had changes."""
+    """Return the commit of the study's code, and whether the clone has uncommitted changes. None if unknown."""
     git = ("git", "-C", str(_STUDY))
     commit = said(*git, "rev-parse", "HEAD")
     changed = said(*git, "status", "--porcelain", "--", ":/study", ":/accelerate_configs")
@@ -179,7 +188,10 @@ def git_state() -> dict[str, Any]:
 
 
 def header(benchmark: str, command: str) -> dict[str, Any]:
-    """The first keys of a file of results: what was run, when and where; no path of the machine."""
+    """Return the first keys of a file of results: the benchmark, its command, the time and the machine.
+
+    `describe` makes the description of the machine.
+    """
     return {
         "benchmark": benchmark,
         "command": command,

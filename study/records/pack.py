@@ -1,4 +1,4 @@
-"""Collect records in a folder to commit, or pack them into one file whose contents are checked when it is merged."""
+"""Collect records in a folder to commit, or pack them into one file, which is checked when it is merged."""
 
 from __future__ import annotations
 
@@ -24,30 +24,30 @@ from study.records.schema import Record
 MANIFEST = "manifest.json"
 FORMAT_VERSION = 2
 
-# Of every member, so that equal records make equal bytes. 1980 is where zip's time begins.
+# The time of every member, so that equal records make equal bytes. Times in zip files begin in 1980.
 TIME = (1980, 1, 1, 0, 0, 0)
 REGULAR_FILE = 0o100644 << 16
 
-MOST_BYTES = files.LARGEST_FILE  # uncompressed, for all of it is held in memory; a thousand runs have 24 MiB
+MOST_BYTES = files.LARGEST_FILE  # uncompressed, because all of it is kept in memory; a thousand runs have 24 MiB
 
 
 # ---------------------------------------------------------------- what is kept of runs
 
 
 class Kept(NamedTuple):
-    """What is kept of one run."""
+    """The record, steps and outcome of one run, as lines of the collected files."""
 
     run_id: str
-    record: Record | None  # None: the run left none that is a result
-    lines: dict[str, bytes]  # name among collected files -> the run's line there
-    place: str  # of the file that says what became of the run
+    record: Record | None  # None: the run has no record that is a result
+    lines: dict[str, bytes]  # name of the collected file -> the run's line in it
+    place: str  # name in messages of the file that tells how the run ended
 
 
 def collect(folders: Iterable[Path], folder: Path) -> int:
-    """Take what is kept of each run below the folders into one to commit; return how many runs there are.
+    """Collect the records of all runs below the folders in one folder to commit. Return the number of runs.
 
-    A run that left no record is kept by its outcome, and one that was made again takes the place of what is there.
-    Raises Refusal as `find` and `put` do, before the first write.
+    A run without a record is kept as its outcome. A run that is already in the folder is replaced. Raises Refusal as
+    `find` and `put` do, before anything is written.
     """
     finished = find(folders)
     for message in put(finished, folder, replace=True):
@@ -56,10 +56,10 @@ def collect(folders: Iterable[Path], folder: Path) -> int:
 
 
 def find(folders: Iterable[Path]) -> list[Kept]:
-    """Read what is kept of every run below the folders, in run directories and among collected lines alike.
+    """Read the record, steps and outcome of every run below the folders, in run directories and in collected files.
 
-    An interrupted record is no result: it is left out, and a line says so. Raises Refusal as `records.find_runs` does,
-    where there is no finished run, and where record, steps and outcome do not belong together.
+    The record of an interrupted run is not a result. It is left out, and a message says so. Raises Refusal as
+    `records.find_runs` does, if there is no finished run, or if the record, steps and outcome do not belong together.
     """
     folders = list(folders)
     runs = [kept for run in records.find_runs(folders) if (kept := _keep(run)).lines]
@@ -72,10 +72,13 @@ def find(folders: Iterable[Path]) -> list[Kept]:
 
 
 def put(runs: Sequence[Kept], folder: Path, replace: bool) -> list[str]:
-    """Write what is kept of runs into a folder, each file whole or not at all; say what became of each run.
+    """Write runs to a folder of collected records, and return a message for each run.
 
-    A run's lines replace those that are there, and the lines of other runs stay as they are. Raises Refusal, before the
-    first write, where a record would give way to a run without one or, unless told to replace, to another record.
+    The lines of a run replace those that are there. The lines of other runs do not change. Each file is written
+    completely or not at all.
+
+    Raises Refusal, before anything is written, if a run without a record would replace a record. Also raises Refusal if
+    a different record would be replaced and `replace` is False.
     """
     new_runs = distinct(runs)
     if folder.exists() and not folder.is_dir():
@@ -100,7 +103,10 @@ def put(runs: Sequence[Kept], folder: Path, replace: bool) -> list[str]:
 
 
 def _lines_after(run: Kept, before: dict[str, bytes], folder: Path, replace: bool) -> dict[str, bytes]:
-    """Give the lines of a run after the merge, by file; raise Refusal if the run would replace what it must not."""
+    """Return the lines of a run after the merge, by file.
+
+    Raises Refusal if the run must not replace the lines that are there.
+    """
     if records.RECORDS not in before:
         return run.lines
     differs = any(before.get(name, line) != line for name, line in run.lines.items())
@@ -111,7 +117,7 @@ def _lines_after(run: Kept, before: dict[str, bytes], folder: Path, replace: boo
 
 
 def distinct(runs: Iterable[Kept]) -> list[Kept]:
-    """What is kept of each run, copies taken together. Raises Refusal where two runs of one name differ."""
+    """Return each run once, and combine the lines of its copies. Raises Refusal if two runs with the same id differ."""
     by_id: dict[str, Kept] = {}
     for run in runs:
         first = by_id.setdefault(run.run_id, run)
@@ -123,7 +129,7 @@ def distinct(runs: Iterable[Kept]) -> list[Kept]:
 
 
 def _keep(run: RecordedRun) -> Kept:
-    """What is kept of a run, once its parts belong together."""
+    """Return the lines to keep of a run, after checking that its parts belong together."""
     file, outcome = run.record, run.outcome
     if file and file.record.status in schema.CUT_OFF:
         print(f"left out {file.where}: the run has no result, because its status is {file.record.status}")
@@ -149,7 +155,7 @@ def _differ(first: str, second: str) -> Refusal:
 
 
 class Manifest(BaseModel):
-    """What a pack holds, and what its records say of where they come from."""
+    """The contents of a pack, and the origin of its records."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -157,17 +163,18 @@ class Manifest(BaseModel):
     schema_version: int  # of the records
     box: str
     num_runs: int
-    git_commits: list[str]  # of the study's code that made them; -dirty: with changes
+    git_commits: list[str]  # commits of the study's code that made the records; -dirty: with changes
     libraries: dict[str, list[str]]  # name -> versions
     sha256: dict[str, str]  # name of every other member -> digest
 
 
 def pack(folders: Sequence[Path], file: Path, replace: bool = False) -> int:
-    """Write what is kept of the runs below the folders into one zip file; return how many runs there are.
+    """Write the records of all runs below the folders to one zip file. Return the number of runs.
 
-    Results of benchmarks that lie there go with them. Equal records make a file of equal bytes. Raises Refusal as
-    `find` does, where two runs or results of one name differ, where the records are of several boxes, and
-    where the file is there, unless it is to be replaced.
+    Results of benchmarks in the folders are included. Equal records make equal bytes.
+
+    Raises Refusal as `find` does. Also raises Refusal if two runs or results with the same name differ, if the records
+    come from several machines, or if the file exists and `replace` is False.
     """
     if file.exists() and not replace:
         raise Refusal(f"{file}: the file already exists. Use another name, or delete it.")
@@ -195,12 +202,14 @@ def pack(folders: Sequence[Path], file: Path, replace: bool = False) -> int:
 
 
 def merge(file: Path, folder: Path) -> int:
-    """Take a pack's runs into a folder of collected records as `put` does; return how many runs there are.
+    """Copy the runs of a pack to a folder of collected records, as `put` does. Return the number of runs.
 
-    A benchmark's result there is replaced by a later one of its name.
-    Raises Refusal, before the first write, for a file that is no pack, one that is larger than any, a version that does
-    not fit, members that are not those of the manifest, records that are not whole, and a run that is there already and
-    differs.
+    The result of a benchmark replaces an earlier one with the same name.
+
+    Raises Refusal, before anything is written, in these cases:
+    * The file is not a pack, is too large, or has another version.
+    * The members do not agree with the manifest, or the records are damaged.
+    * A run is already in the folder and differs.
     """
     manifest, members = _read(file)
     with tempfile.TemporaryDirectory() as unpacked:
@@ -230,7 +239,7 @@ def merge(file: Path, folder: Path) -> int:
 
 
 def _files_of(runs: Sequence[Kept]) -> dict[str, bytes]:
-    """What a folder holds into which these runs alone are collected, by name."""
+    """Return the files of a folder that collects only these runs: name -> content."""
     distinct_runs = distinct(runs)
     lines = {
         name: {run.run_id: run.lines[name] for run in distinct_runs if name in run.lines} for name in records.NAMES
@@ -239,7 +248,10 @@ def _files_of(runs: Sequence[Kept]) -> dict[str, bytes]:
 
 
 def _results(folders: Sequence[Path]) -> dict[str, bytes]:
-    """The results of benchmarks below the folders, by name. Raises Refusal where two of one name differ."""
+    """Return the results of benchmarks below the folders: name -> content.
+
+    Raises Refusal if two results with the same name differ.
+    """
     results_by_name: dict[str, tuple[Path, bytes]] = {}
     for path in (path for folder in folders for path in sorted(folder.rglob("*.json")) if path.is_file()):
         with files.reading(path, "JSON"):
@@ -247,7 +259,7 @@ def _results(folders: Sequence[Path]) -> dict[str, bytes]:
         if b"benchmark" not in text:
             continue
         content = files.load(path, "JSON")
-        if isinstance(content, dict) and "benchmark" in content:  # as `machine.header` begins it
+        if isinstance(content, dict) and "benchmark" in content:  # `machine.header` writes this key
             files.check_name(path.stem, f"{path}: a result's name")
             first_path, first_text = results_by_name.setdefault(path.name, (path, text))
             if first_text != text:
@@ -256,7 +268,10 @@ def _results(folders: Sequence[Path]) -> dict[str, bytes]:
 
 
 def _origin(runs: Sequence[Kept], folders: Sequence[Path]) -> dict[str, Any]:
-    """What a manifest says of where runs come from, by their records. Raises Refusal unless there is one box."""
+    """Return the fields of a manifest that describe the origin of the runs, from their records.
+
+    Raises Refusal unless all records come from one machine.
+    """
     run_records = [run.record for run in runs if run.record is not None]
     boxes = sorted({box for record in run_records for box in record.boxes})
     if len(boxes) != 1:
@@ -275,7 +290,7 @@ def _origin(runs: Sequence[Kept], folders: Sequence[Path]) -> dict[str, Any]:
 
 
 def _versions(run_records: Iterable[Record]) -> dict[str, list[str]]:
-    """List each library's versions in these records."""
+    """Return the versions of each library in these records: name -> sorted versions."""
     libraries: dict[str, set[str]] = {}
     for record in run_records:
         for name, version in record.machine.get("libraries", {}).items():
@@ -285,14 +300,14 @@ def _versions(run_records: Iterable[Record]) -> dict[str, list[str]]:
 
 
 def _read(file: Path) -> tuple[Manifest, dict[str, bytes]]:
-    """The manifest and the other members of a pack, each of which is what the manifest says."""
+    """Return the manifest and the other members of a pack, after checking the members against the manifest."""
     try:
         with zipfile.ZipFile(io.BytesIO(files.read_whole(file))) as archive:
             entries = archive.infolist()
             num_bytes = sum(entry.file_size for entry in entries)
             if num_bytes > MOST_BYTES:
                 raise Refusal(f"{file}: the file has {num_bytes:,} bytes, but a pack has at most {MOST_BYTES:,}")
-            # Not more is read of a member than its entry says.
+            # zipfile reads no more of a member than its entry declares.
             members = {entry.filename: archive.read(entry) for entry in entries}
             if len(members) != len(entries):
                 raise Refusal(
@@ -303,7 +318,8 @@ def _read(file: Path) -> tuple[Manifest, dict[str, bytes]]:
         raise
     except FileNotFoundError:
         raise Refusal(f"{file}: this file does not exist. Name a file that `zero-study pack` wrote.") from None
-    # Damage shows in many ways: a digest of zip's own, a broken stream, flags that say encryption or another method.
+    # A damaged file can raise any of these errors, for instance for a wrong checksum, a broken stream, or flags that
+    # mean encryption or another compression method.
     except (OSError, EOFError, RuntimeError, ValueError, struct.error, zipfile.BadZipFile, zlib.error) as error:
         raise Refusal(f"{file}: cannot be read as a pack ({error}). Copy it from its machine again.") from None
     for name in members:

@@ -1,8 +1,8 @@
-"""The schema of record.json and outcome.json, which are written atomically and read strictly.
+"""The schema of record.json and outcome.json. These files are written atomically and read strictly.
 
-A record holds raw facts of one run and nothing that is derived from several runs. Unknown values are null.
-`steps.jsonl`, in the same folder, has one line per optimizer step, and the record has its digest. Collected runs have
-one line each instead (`find.py`).
+A record holds raw facts of one run, and nothing that is derived from several runs. Unknown values are null.
+`steps.jsonl`, in the same folder, has one line per optimizer step, and the record holds the digest of that file. In a
+folder of collected runs, each run is one line of a file instead (`find.py`).
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from study.errors import Refusal, refusing
 from study.records.laboratory import LABORATORY, bits_per_second
 
 SCHEMA_VERSION: Literal[1] = 1
-UNKNOWN_BOX = "unknown box"  # the name of hardware of which a record does not say enough
-READ = "read"  # pydantic's context, where facts come from a file
-DIGEST = "record_sha256"  # key of a record.json: of all its other facts; records from before 2026-11-23 lack it
+UNKNOWN_BOX = "unknown box"  # the name of hardware that a record does not describe
+READ = "read"  # pydantic's validation context if the facts come from a file
+DIGEST = "record_sha256"  # a key of record.json: the digest of all its other facts; records before 2026-11-23 lack it
 
 
 class Facts(BaseModel):
-    """What a program of the study writes into a JSON file, read strictly: no unknown key, no NaN."""
+    """The base class of everything that the study writes to a JSON file. Unknown keys and NaN are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -43,27 +43,31 @@ def _moment(text: str) -> str:
     return text
 
 
-Timestamp = Annotated[str, AfterValidator(_moment)]  # as ISO 8601 writes it, with its zone
+Timestamp = Annotated[str, AfterValidator(_moment)]  # in ISO 8601 format, with a time zone
 Count = Annotated[int, Field(ge=0)]
 Amount = Annotated[float, Field(ge=0)]
 Name = Annotated[str, AfterValidator(lambda name: files.check_name(name, "the name"))]
 
 
 class Sharding(Facts):
-    """How PyTorch sharded a model (FSDP2), read from the modules that it sharded."""
+    """How PyTorch sharded a model (FSDP2), as read from the sharded modules."""
 
-    units: dict[str, int]  # classes of the modules that are gathered together, joined by + -> how many such groups
-    reshard_after_forward: bool  # the blocks let go of what they gathered as forward leaves them
+    units: dict[str, int]  # classes of the modules that are gathered together, joined by "+" -> number of such groups
+    reshard_after_forward: bool  # whether blocks free their gathered parameters after the forward pass
     sharded_parameters: int  # number of parameters that are shards over the mesh
     unsharded_parameters: int
-    mesh: list[int]  # ranks: [shards], or [replicas, shards]
-    compute_dtypes: list[str]  # of what is gathered and multiplied
-    reduce_dtypes: list[str]  # in which gradients are reduced
-    offloads: bool  # shards, their gradients and the optimizer's states lie on the host
+    mesh: list[int]  # numbers of ranks: [shards], or [replicas, shards]
+    compute_dtypes: list[str]  # dtypes of the gathered parameters that are multiplied
+    reduce_dtypes: list[str]  # dtypes in which gradients are reduced
+    offloads: bool  # whether shards, their gradients and the optimizer's states are on the host
 
 
 class Proof(Facts):
-    """What the engine really is, read back after `prepare`; bytes are in `Record.model_state_bytes`."""
+    """The settings of the engine, read back from it after `prepare`.
+
+    They show what the engine really does, whatever was requested. The bytes of model states are in
+    `Record.model_state_bytes`.
+    """
 
     world_size: int
     distributed_type: str
@@ -71,23 +75,25 @@ class Proof(Facts):
     device: str
     engine_class: str
     optimizer_class: str  # the optimizer that does the arithmetic, inside all wrappers
-    zero_optimizer_class: str | None = None  # DeepSpeed's own around it; None: stage 0, or not DeepSpeed
+    zero_optimizer_class: str | None = None  # DeepSpeed's optimizer that wraps it; None: stage 0, or not DeepSpeed
     zero_stage: int | None = None  # None: not DeepSpeed
     sharding: Sharding | None = None  # None: not FSDP2
     offload_optimizer_device: OffloadDevice = "none"
     offload_param_device: OffloadDevice = "none"
     swap_folder: str | None = None
-    gradient_clipping: float  # 0: no clipping; outside DeepSpeed the study's loop clips, and this is what it does
+    # 0: no clipping; outside DeepSpeed, the study's training loop clips, and this is its value
+    gradient_clipping: float
     gradient_accumulation_steps: int
     micro_batch_size: int
     precision: str
     autocast_dtype: str | None = None
-    accumulation_dtype: str | None = None  # of gradients over micro batches, by DeepSpeed; None: the gradients' own
+    # Dtype in which DeepSpeed accumulates gradients over micro batches; None: the gradients' own dtype.
+    accumulation_dtype: str | None = None
     parameter_dtypes: list[str]
     gradient_dtypes: list[str] | None = None  # of the gradients that the optimizer reads
-    master_dtypes: list[str] | None = None  # None: the parameters are their own masters
+    master_dtypes: list[str] | None = None  # None: there are no separate master weights
     moment_dtypes: list[str] | None = None
-    gradient_as_bucket_view: bool | None = None  # None: not DDP, or from before its buckets were measured
+    gradient_as_bucket_view: bool | None = None  # None: not DDP, or a record from before DDP's buckets were measured
     overlap_comm: bool | None = None
     reduce_bucket_size: int | None = None  # elements
     allgather_bucket_size: int | None = None  # elements
@@ -97,61 +103,65 @@ class Proof(Facts):
     max_reuse_distance: int | None = None  # elements
     use_multi_rank_bucket_allreduce: bool | None = None
     sub_group_size: int | None = None  # elements; records from before 2026-11-20 lack it
-    secondary_partition_size: int | None = None  # ranks that share a second copy of the parameters; 1: there is none
+    # Number of ranks that share a second copy of the parameters; 1: there is no second copy.
+    secondary_partition_size: int | None = None
     partitioned_parameters: int | None = None  # number of parameters that are really sharded; None: not stage 3
-    # Every key that a DeepSpeed JSON may hold -> what the engine has; empty: not DeepSpeed. Records from before
-    # 2026-11-21 have neither this nor the next.
+    # Every key that a DeepSpeed JSON file may hold -> the value in the engine. Empty: not DeepSpeed. Records from
+    # before 2026-11-21 have neither this field nor the next one.
     settings: dict[str, bool | int | float | str | None] | None = None
-    compiled_graphs: int | None = None  # that TorchDynamo made, rank 0's; 0: nothing was compiled
-    num_gpus: int | None = None  # that the ranks are on; None: a CPU, or a record from before it was looked at
-    ranks_of_machines: list[int] | None = None  # on each machine, by its rank; None: from before 2026-11-22
+    compiled_graphs: int | None = None  # number of graphs that TorchDynamo compiled on rank 0; 0: nothing was compiled
+    num_gpus: int | None = None  # number of GPUs that the ranks use; None: a CPU, or an old record that does not say
+    # Number of ranks on each machine, by machine rank; None: a record from before 2026-11-22.
+    ranks_of_machines: list[int] | None = None
     swap_bytes_written: list[int] | None = None  # per rank, whole training
     swap_bytes_read: list[int] | None = None
 
 
 class ModelStateBytes(Facts):
-    """Bytes that one rank holds in memory, storages counted once (arXiv:1910.02054, sec. 3.1)."""
+    """The bytes that one rank holds in memory. Shared storage counts once (arXiv:1910.02054, sec. 3.1)."""
 
     parameters: int
     gradients: int
     optimizer_states: int  # moments, step counts and fp32 masters
-    communication_buffers: int  # buckets that no gradient is in, and what gradients keep of them; not in the paper
+    # Buckets that hold no gradient, and storage that gradients keep alive beyond their own bytes; not in the paper.
+    communication_buffers: int
     swapped: int | None = None  # bytes of this rank's files in the swap folder; None: nothing is offloaded to NVMe
-    by_device: dict[str, int]  # the same bytes by where they are: cpu, cuda
+    by_device: dict[str, int]  # the same bytes by device: cpu, cuda
 
     @property
     def model_states(self) -> int:
-        """What the paper counts: everything but the communication buffers."""
+        """The bytes that the paper counts: parameters, gradients and optimizer states, without buffers."""
         return self.parameters + self.gradients + self.optimizer_states
 
 
 class Collective(Facts):
     """One kind of collective in one steady optimizer step of rank 0."""
 
-    kind: str  # subgroup_ before it: among some of the ranks only
+    kind: str  # the prefix subgroup_ means a collective among some of the ranks
     count: int
     bytes: int  # of the whole tensor: the input of all-reduce and reduce-scatter, the output of all-gather
 
     @property
     def moved_bytes(self) -> int:
-        """What is sent; an all-reduce sends its bytes twice (arXiv:1910.02054, sec. 7.1), and so NCCL does."""
+        """The bytes that are sent. An all-reduce sends its bytes twice (arXiv:1910.02054, sec. 7.1), also in NCCL."""
         return self.bytes * (2 if self.kind.endswith("all_reduce") else 1)
 
 
 class PeakMemory(Facts):
-    """Peaks of one rank in one phase."""
+    """The peak memory of one rank in one phase of the run."""
 
-    tensor_bytes: int | None = None  # CPU: live tensors that Python sees, of the probed step at its highest
-    unreleased_bytes: int | None = None  # CPU: by so much tensor_bytes is too large, at most; None: not asked then
+    tensor_bytes: int | None = None  # CPU: peak of the live tensors that Python sees, in the probed step
+    # CPU: the largest possible error of tensor_bytes, which may be too large; None: not measured then
+    unreleased_bytes: int | None = None
     resident_bytes: int | None = None  # CPU: high-water mark of the process's resident set since the phase began
-    allocated_bytes: int | None = None  # GPU: torch's allocator, reset at the phase's start
+    allocated_bytes: int | None = None  # GPU: peak of PyTorch's allocator, reset at the phase's start
     reserved_bytes: int | None = None
-    process_bytes: int | None = None  # GPU: NVML's figure for the process, sampled
+    process_bytes: int | None = None  # GPU: memory of the process according to NVML, sampled
     process_average_bytes: int | None = None
 
 
 class Timing(Facts):
-    """Seconds per optimizer step, the slowest rank of each step, without warm-up and probed steps."""
+    """Seconds per optimizer step. Each step has the time of its slowest rank. Warm-up and probed steps are left out."""
 
     num_steps: int
     num_warmup_steps: int
@@ -159,47 +169,50 @@ class Timing(Facts):
     median_seconds: Amount | None
     lower_quartile_seconds: Amount | None
     upper_quartile_seconds: Amount | None
-    data_wait_median_seconds: float | None  # of the host, for the next batch; a GPU computes meanwhile
+    data_wait_median_seconds: float | None  # how long the host waits for the next batch; a GPU computes meanwhile
     samples_per_second: float | None  # world total, at the median
     tokens_per_second: float | None  # world total, padding not counted
 
 
 class Load(Facts):
-    """Time of the processors that a run might use on rank 0's machine, while it trained, evaluated and saved."""
+    """Processor time on rank 0's machine while the run trained, evaluated and saved.
+
+    Only the processors that the run might use are counted.
+    """
 
     seconds: float
     num_processors: int
-    own_seconds: float  # of this run's processes there
-    other_seconds: float  # of all others, the kernel's own threads among them
-    stolen_seconds: float  # that a hypervisor gave to others
+    own_seconds: float  # used by the processes of this run on this machine
+    other_seconds: float  # used by all other processes, including threads of the kernel
+    stolen_seconds: float  # time that a hypervisor gave to other virtual machines
 
 
 class Network(Facts):
-    """What a machine's interfaces carried in steady steps and between them; the loopback is none of them.
+    """The traffic of a machine's network interfaces, without the loopback, in and between steady steps.
 
-    Headers, acknowledgements and what others sent are among it.
+    It includes headers, acknowledgements and the traffic of other programs.
     """
 
-    interfaces: list[str]  # that carried something
-    rate_bits_per_second: int | None  # the least to which `tc` holds one; None: to none, or not known
-    num_steps: int  # whole ones
+    interfaces: list[str]  # the interfaces that carried traffic
+    rate_bits_per_second: int | None  # the lowest limit that `tc` sets for one of them; None: no limit, or unknown
+    num_steps: int  # number of complete steps
     sent_bytes: int
     received_bytes: int
 
 
 class Code(Facts):
-    """The study's code and the processor, as one process of a run had them."""
+    """The study's code and the processor that one process of a run used."""
 
-    commit: str | None  # None: not in a clone
+    commit: str | None  # None: the code is not in a clone
     is_dirty: bool | None  # whether the clone had changes
-    sha256: str  # of all modules
-    # Records from before 2026-11-26 lack what follows.
-    processor: str | None = None  # its model; None: the system does not say
-    num_threads: int | None = None  # of the process, as torch uses them
+    sha256: str  # digest of all modules
+    # Records from before 2026-11-26 lack the following fields.
+    processor: str | None = None  # the model of the processor; None: unknown
+    num_threads: int | None = None  # number of threads that PyTorch uses in the process
 
 
 class Continued(Facts):
-    """Another run's checkpoint, with which a run began."""
+    """The checkpoint of another run from which this run started."""
 
     run_id: str
     strategy: str
@@ -208,41 +221,47 @@ class Continued(Facts):
 
 
 class Checkpointing(Facts):
-    """What checkpoints cost in the process that ended the run."""
+    """The costs of checkpoints in the process that ended the run."""
 
     count: int
-    seconds: float  # of training, while they were written
-    last_bytes: int | None  # of the last one's files; None: there was none
-    load_seconds: float | None = None  # of taking up the one it began from; None: none, or not noted
+    seconds: float  # how long training waited while they were written
+    last_bytes: int | None  # bytes of the last checkpoint's files; None: there was no checkpoint
+    # Time to load the checkpoint from which the process resumed; None: no resumption, or not recorded.
+    load_seconds: float | None = None
 
 
 class Checksum(Facts):
-    """All parameters of the unsharded model in the order of their names, as fp32."""
+    """The checksum of all parameters of the unsharded model, in the order of their names and as fp32."""
 
-    absolute_sum: float  # in double precision
+    absolute_sum: float  # sum of absolute values, in double precision
     square_sum: float
     sha256: str
 
 
 class StepDigest(Facts):
-    """What a step left, whole and in the order of the parameters' names; the first 16 hexadecimal digits of SHA-256."""
+    """Digests of the weights and the optimizer's moments after a step, to compare two runs.
+
+    They are computed from unsharded tensors in the order of the parameters' names. Each digest is the first 16
+    hexadecimal digits of SHA-256.
+    """
 
     step: int
-    weights: str  # in 16 bits the fp32 masters, where the engine has them
-    first_moments: str | None  # Adam's, which are made of the gradients; None: the engine does not show them
+    weights: str  # in 16-bit training those of the fp32 master weights, if the engine has them
+    # Adam's first moments, which reflect the gradients; None: the engine does not expose them.
+    first_moments: str | None
     second_moments: str | None
 
 
-Memory = Literal["device", "host", "cap"]  # the GPU's, the machine's, or what a process may have of that
+Memory = Literal["device", "host", "cap"]  # GPU memory, the machine's memory, or a limit on the memory of a process
 
 
 class Failure(Facts):
-    step: int | None  # the last step begun; None: before the first
+    step: int | None  # the last step that began; None: no step began
     error: str
-    memory: Memory | None = None  # None: not out of memory, or a record from before 2026-11-24
+    memory: Memory | None = None  # which memory ran out; None: no memory did, or a record from before 2026-11-24
 
 
-# How an end was called before 2026-11-24, when there were more words for it.
+# The former names of statuses, from before 2026-11-24, and the present names.
 RENAMED = {
     "build_failed": "crashed",
     "offload_failed": "crashed",
@@ -253,12 +272,14 @@ RENAMED = {
 }
 _Renamed = BeforeValidator(lambda status: RENAMED.get(status, status) if isinstance(status, str) else status)
 
-# Ended from outside, which is no result; the same command goes on from the last checkpoint.
+# Statuses of runs that were ended from outside. They are no results: the same command resumes the run from its last
+# checkpoint.
 CUT_OFF = frozenset({"interrupted", "killed", "timed_out", "stalled"})
 RecordStatus = Literal["ok", "out_of_memory", "failed", "interrupted", "killed", "timed_out", "stalled"]
 
 
-# Of hardware and versions, which head pages: on one line, no HTML, no cell of a table, nothing that turns the text.
+# Text on hardware and versions that is shown at the top of pages. It has no line breaks, no HTML, no table separators
+# and no control characters.
 _Shown = Annotated[str, Field(pattern=r"^[^<>|\p{C}\p{Zl}\p{Zp}]*$")]
 
 
@@ -277,7 +298,7 @@ class _Imports(BaseModel):
 
 
 class _Machine(BaseModel):
-    """What tables read of a machine, whose other facts are free."""
+    """The facts about a machine that tables read. Other facts are not checked."""
 
     cpu: _Shown | None = None
     num_cores: Count | None = None
@@ -294,7 +315,7 @@ class _Machine(BaseModel):
 
 
 class _Data(BaseModel):
-    """What tables read of the data."""
+    """The facts about the data that tables read. Other facts are not checked."""
 
     digest: str | None = None
     num_train_examples: Count = 0
@@ -302,7 +323,7 @@ class _Data(BaseModel):
 
 
 def _holds(kind: type[BaseModel]) -> AfterValidator:
-    """Refuse, as a record is read, facts that are free but for those of a model."""
+    """Return a validator that checks a dictionary against `kind` when a record is read. Other keys are allowed."""
 
     def check(facts: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
         if info.context == READ:
@@ -315,11 +336,15 @@ def _holds(kind: type[BaseModel]) -> AfterValidator:
 
 Machine = Annotated[dict[str, Any], _holds(_Machine)]
 
-_NEVER_NEW = ("workload", "size", "seed", "global_batch_size", "sequence_length")  # knobs of every record's config
+# Knobs that the config of every record has, even of the oldest.
+_NEVER_NEW = ("workload", "size", "seed", "global_batch_size", "sequence_length")
 
 
 def _whole_config(config: dict[str, Any]) -> dict[str, Any]:
-    """A run's configuration, with the default of each knob that it is from before. Raises ValueError."""
+    """Return a run's configuration, completed with the defaults of knobs that did not exist when it was written.
+
+    Raises ValueError if the configuration is not valid.
+    """
     if lacking := next((name for name in _NEVER_NEW if name not in config), None):
         raise ValueError(f"config.{lacking} is missing")
     with refusing("config"):
@@ -332,7 +357,7 @@ _OF_RESULTS = ("proof", "final_loss", "steps_sha256", "initial_parameters", "fin
 
 
 class Record(Facts):
-    """The raw facts of one run."""
+    """The raw facts of one run: the content of record.json."""
 
     schema_version: Literal[1] = SCHEMA_VERSION
     run_id: Name
@@ -347,46 +372,53 @@ class Record(Facts):
     world_size: int = Field(ge=1)
     seed: int
     init: Literal["pretrained", "scratch", "weights"]
-    weights_sha256: str | None = None  # of the file that a run with --weights starts from
+    weights_sha256: str | None = None  # digest of the file that a run with --weights starts from
     config: Annotated[dict[str, Any], AfterValidator(_whole_config)]
     num_params: Count | None = None
-    # Forward and backward, by torch.utils.flop_counter (training/optimizer_steps.py).
+    # Forward and backward pass, counted by torch.utils.flop_counter (training/optimizer_steps.py).
     model_flops_per_sequence: int | None = None
     data: Annotated[dict[str, Any], _holds(_Data)] | None = None
     proof: Proof | None = None
-    model_state_bytes: list[ModelStateBytes] | None = None  # one per rank, as the optimizer is about to step
+    model_state_bytes: list[ModelStateBytes] | None = None  # one per rank, just before the optimizer steps
     resting_state_bytes: list[ModelStateBytes] | None = None  # one per rank, between two steps
     peak_memory: list[dict[str, PeakMemory]] | None = None  # per rank: phase -> peaks
     collectives_per_step: list[Collective] | None = None
     initial_parameters: Checksum | None = None
     final_parameters: Checksum | None = None
-    digests: list[StepDigest] | None = None  # None: none was asked for
+    digests: list[StepDigest] | None = None  # None: no digests were requested
     steps_done: Count = 0
     final_loss: float | None = None
-    energy_joules: list[float | None] | None = None  # per rank: of its whole GPU while all steps were trained
-    tokens: Count | None = None  # trained on, padding not counted
+    energy_joules: list[float | None] | None = None  # per rank: energy of its whole GPU while all steps were trained
+    tokens: Count | None = None  # number of tokens trained on, without padding
     samples: Count | None = None
-    evaluation: list[dict[str, float | None]] = Field(default_factory=list)  # null: beyond what a float holds
+    # A value is null if it exceeds the range of a float.
+    evaluation: list[dict[str, float | None]] = Field(default_factory=list)
     timing: Timing | None = None
     machine: Machine
     steps_sha256: str | None = None
-    resumed_at: list[int] = Field(default_factory=list)  # steps after which another process took the run up again
-    continues: Continued | None = None  # None: its first step is its own
-    checkpointing: Checkpointing | None = None  # None: no checkpoint was asked for
-    # Records from before 2026-11-21 lack what follows.
-    config_sha256: str | None = None  # of config.json beside it, in a run directory
-    strategy_file: dict[str, Any] | None = None  # the strategy's YAML whole, and the JSON that belongs to it
-    launcher: list[str] | None = None  # the command of `accelerate launch`, as it was started
-    load: Load | None = None  # None: the run was taken up by another process, or the record is from before 2026-11-21
-    # Records from before 2026-11-22 lack what follows.
-    other_machines: list[Machine] | None = None  # each as `machine`, by its rank; None: one, or it did not end
-    network: list[Network] | None = None  # of each machine; None: there is one, or too few steps
-    # Records from before 2026-11-23 lack what follows.
-    code: list[Code] | None = None  # of each process that trained a part, the first before `resumed_at`'s first step
+    resumed_at: list[int] = Field(default_factory=list)  # the steps after which another process resumed the run
+    continues: Continued | None = None  # None: the run did not start from another run's checkpoint
+    checkpointing: Checkpointing | None = None  # None: no checkpoints were requested
+    # Records from before 2026-11-21 lack the following fields.
+    config_sha256: str | None = None  # digest of config.json in the same run directory
+    # The content of the strategy's YAML file, and the JSON file that belongs to it.
+    strategy_file: dict[str, Any] | None = None
+    launcher: list[str] | None = None  # the command of `accelerate launch` that was executed
+    load: Load | None = None  # None: another process resumed the run, or the record is from before 2026-11-21
+    # Records from before 2026-11-22 lack the following fields.
+    # the other machines, by machine rank; None: there is one machine, or the run did not end
+    other_machines: list[Machine] | None = None
+    network: list[Network] | None = None  # of each machine; None: there is one machine, or too few steps
+    # Records from before 2026-11-23 lack the following fields.
+    # of each process that trained a part of the run, in order; `resumed_at` has the steps between the parts
+    code: list[Code] | None = None
 
     @property
     def mixed_code(self) -> str | None:
-        """Say that different code trained parts of the run; None if one code trained all that is known of it."""
+        """A message that parts of the run were trained by different code.
+
+        None if only one version of the code is known to have trained it.
+        """
         parts = {part.sha256: part for part in self.code or ()}
         if len(parts) < 2:
             return None
@@ -395,7 +427,7 @@ class Record(Facts):
 
     @property
     def mixed_processors(self) -> str | None:
-        """Say that parts of the run were trained on another processor, or by another number of threads; else None."""
+        """A message that parts of the run used different processors or numbers of threads. None if they did not."""
         parts = [(part.processor, part.num_threads) for part in self.code or () if part.num_threads is not None]
         if len(set(parts)) < 2:
             return None
@@ -404,7 +436,7 @@ class Record(Facts):
 
     @property
     def commits(self) -> set[str]:
-        """The commits of all code that trained a part of the run; -dirty: with changes."""
+        """The commits of all code that trained a part of the run. The suffix -dirty means uncommitted changes."""
         commits_of_parts = {part.commit + "-dirty" * bool(part.is_dirty) for part in self.code or () if part.commit}
         of_machine = self.machine.get("git_commit")
         return commits_of_parts | (
@@ -413,21 +445,24 @@ class Record(Facts):
 
     @property
     def device(self) -> str:
-        """The device that the run trained on, or would have: "cuda" or "cpu"."""
+        """The device that the run trained on, or would have trained on: "cuda" or "cpu"."""
         return self.proof.device if self.proof else "cuda" if self.machine.get("gpus") else "cpu"
 
     @property
     def usable_cores(self) -> float | None:
-        """The cores that the run might use of its first machine; all of them in records that do not say."""
+        """The number of cores of the first machine that the run was allowed to use.
+
+        Older records do not hold it. For them it is the number of all cores.
+        """
         usable: float | None = self.machine.get("usable_cores")
         return self.machine.get("num_cores") if usable is None else usable
 
     @property
     def boxes(self) -> list[str]:
-        """The name of each machine's GPUs, or of the first machine's CPU if the run trained without a GPU.
+        """The names of each machine's GPUs, or of the first machine's CPU if the run trained without a GPU.
 
-        A run that did not end records only how many other machines it had. They count as equal to the first,
-        because all machines need the same model of GPU to train at all.
+        A run that did not end records only how many other machines it had. They are assumed to equal the first machine,
+        because a run trains only if all machines have the same model of GPU.
         """
         if self.device == "cpu":
             cores, usable = self.machine.get("num_cores"), self.usable_cores
@@ -443,18 +478,18 @@ class Record(Facts):
     def box(self) -> str:
         """The hardware of the run: "8 x NVIDIA H200", "2 x 8 x NVIDIA H200" for two machines, or a CPU and its cores.
 
-        Without a GPU it is the first machine's, because the machines of a laboratory are one computer. A run that
-        might not use all cores counts as run on other hardware: "1 of 8 cores".
+        Without a GPU it is the hardware of the first machine, because the machines of a laboratory are one computer. A
+        run that was not allowed to use all cores counts as a run on other hardware: "1 of 8 cores".
         """
         counts = Counter(self.boxes)
         return " + ".join(name if count == 1 else f"{count} x {name}" for name, count in sorted(counts.items()))
 
     @property
     def network_rate(self) -> float | None:
-        """The rate of the run's slowest machine in bits per second, each way; None if a machine's rate is unknown.
+        """The rate of the run's slowest machine in bits per second in each direction. None if a rate is unknown.
 
-        Infinite means that a laboratory did not limit the network. A machine for which `tc` shows no limit has an
-        unknown rate unless a laboratory set it.
+        Infinity means that a laboratory did not limit the network. If `tc` shows no limit for a machine, its rate is
+        unknown unless a laboratory set it.
         """
         laboratory = bits_per_second(str(self.machine.get("environment", {}).get(LABORATORY)))
         limits = [each.rate_bits_per_second for each in self.network or []] or [None]
@@ -464,7 +499,10 @@ class Record(Facts):
 
     @model_validator(mode="after")
     def _is_one_run(self, info: ValidationInfo) -> Record:
-        """Refuse, as a record is read, parts that are not of one run: tables join them without a look."""
+        """Raise ValueError if parts of a record that is read from a file contradict each other.
+
+        Tables combine these parts without further checks.
+        """
         if info.context == READ:
             self._check_ranks()
             self._check_config()
@@ -479,7 +517,7 @@ class Record(Facts):
                 raise ValueError(f"{name} has {len(ranks)} ranks, but world_size is {self.world_size}")
 
     def _check_config(self) -> None:
-        """Check that the record and its proof say what the run's configuration says."""
+        """Raise ValueError if the record or its proof contradicts the run's configuration."""
         config = RunConfig.model_validate(self.config)
         pairs = {name: (getattr(self, name), getattr(config, name)) for name in ("workload", "size", "seed")}
         batches = config.batches(self.world_size)
@@ -501,7 +539,7 @@ class Record(Facts):
                     raise ValueError(f"timing.{name} is missing, although there is a median step")
 
     def _check_status(self) -> None:
-        """Check that a failed run says why, and that a run that ended well left all of its results."""
+        """Raise ValueError if a failed run has no reason, or if a run with status ok lacks a result."""
         if self.status != "ok":
             if self.failure is None:
                 raise ValueError(f"the status is {self.status}, but failure is missing")
@@ -514,45 +552,51 @@ class Record(Facts):
 
 OutcomeStatus = Literal[
     "ok",
-    "out_of_memory",  # Outcome.memory says of which
-    "killed",  # from outside: a rank or the launcher by a signal; the run's folder, its disk or its machine was gone
-    "stalled",  # a rank did not come to a collective within collective_timeout
+    "out_of_memory",  # Outcome.memory tells which memory
+    # Ended from outside: a signal ended a rank or the launcher, or the run's folder, disk or machine was lost.
+    "killed",
+    "stalled",  # a rank did not join a collective within collective_timeout
     "timed_out",
-    "misconfigured",  # refused by the program or the engine before a step was taken
-    "failed",  # it ran and did not train: a loss that is NaN or infinite
-    "crashed",  # any other error, an extension's and an offload's too; a record beside it that is ok is whole
-    "skipped",  # not started; the message says why
+    "misconfigured",  # refused by the program or the engine before the first step
+    "failed",  # it ran, but did not train: a loss is NaN or infinite
+    "crashed",  # any other error, also of an extension or of offload; a record with status ok is complete nevertheless
+    "skipped",  # not started; the message has the reason
 ]
 
 
 class Outcome(Facts):
-    """What the runner saw of one planned run: outcome.json in its run directory, whether or not there is a record."""
+    """The outcome of one planned run as the runner saw it: outcome.json in the run directory.
+
+    A run has an outcome even if it left no record.
+    """
 
     schema_version: Literal[1] = SCHEMA_VERSION
     study: Name
-    study_sha256: str | None = None  # of the study's file as it was then; None: from before outcomes had it
+    # Digest of the study's file at that time; None: an outcome from before this field existed.
+    study_sha256: str | None = None
     run_id: Name
     status: Annotated[OutcomeStatus, _Renamed]
     message: str  # one line
-    memory: Memory | None = None  # that was out; None: none was, or an outcome from before 2026-11-24
+    memory: Memory | None = None  # the memory that ran out; None: no memory did, or an outcome from before 2026-11-24
     workload: str
     size: str
     strategy: Name
     world_size: int
     seed: int
     global_batch_size: int
-    config: dict[str, Any] | None = None  # the run's whole configuration; None: from before outcomes kept it
-    round: int  # of the study's rotation, from 0
-    position: int  # among all runs that this study folder ever started, from 1; skipped runs count too
+    # The run's whole configuration; None: an outcome from before this field existed.
+    config: dict[str, Any] | None = None
+    round: int  # the round of the study, counted from 0
+    position: int  # position among all runs that this study folder ever started, from 1; skipped runs count too
     started_at: Timestamp
-    wall_seconds: float | None  # launch to end; None: not started
+    wall_seconds: float | None  # from launch to end; None: not started
     returncode: int | None
-    command: list[str]  # that was started, or that would have been
+    command: list[str]  # the command that was started, or that would have been started
     stderr_tail: list[str]  # the last lines, oldest first
 
 
 def write(run_dir: Path, record: Record) -> Path:
-    """Write record.json, last of all that a run writes."""
+    """Write record.json to a run directory, and return its path. It is the last file that a run writes."""
     path = run_dir / "record.json"
     content = record.model_dump(mode="json")
     files.write_json(path, {**content, DIGEST: _digest(content)})
@@ -564,18 +608,28 @@ def _digest(facts: dict[str, Any]) -> str:
 
 
 def read(path: Path) -> Record:
-    """Read a record.json, or the one in a run directory. Raises Refusal naming the file and the key."""
+    """Read a record.json, given its path or its run directory.
+
+    Raises Refusal, which names the file and the key, if the content is not valid.
+    """
     path = path / "record.json" if path.is_dir() else path
     return parse(path, files.load(path, "a record"), Record)
 
 
 def read_outcome(path: Path) -> Outcome:
-    """Read an outcome.json. Raises Refusal naming the file and the key."""
+    """Read an outcome.json.
+
+    Raises Refusal, which names the file and the key, if the content is not valid.
+    """
     return parse(path, files.load(path, "an outcome"), Outcome)
 
 
 def parse(place: Path | str, content: Any, schema: type[Kind]) -> Kind:
-    """Check what a file or a line holds against a schema. Raises Refusal naming where, and the key."""
+    """Return the content of a file or a line as an object of a schema.
+
+    `place` names the source in messages. Raises Refusal, which names the place and the key, if the content is not
+    valid.
+    """
     version = content.get("schema_version") if isinstance(content, dict) else None
     if version != SCHEMA_VERSION or isinstance(version, bool):  # True equals 1
         raise Refusal(

@@ -1,4 +1,4 @@
-"""The steps of a run: steps.jsonl, a line for each optimizer step."""
+"""Read the steps of a run from steps.jsonl, which has one line per optimizer step."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NUMBERS = {int, float, type(None)}
 
 
 def steps_of(file: RecordFile) -> list[dict[str, float]]:
-    """Read the steps that a record has a digest of. Raises Refusal where they are not those of its run."""
+    """Read the steps of a record. Raises Refusal if their number or last loss contradicts the record."""
     record, steps = file.record, parse_steps(file.steps_where, file.steps or b"")
     last = steps[-1]["loss"] if steps else None
     if (len(steps), last) != (record.steps_done, record.final_loss):
@@ -29,7 +29,7 @@ def steps_of(file: RecordFile) -> list[dict[str, float]]:
 
 
 def read_steps(path: Path) -> list[dict[str, float]]:
-    """Read the steps.jsonl of a run directory, or beside a record.json, as `parse_steps` does."""
+    """Read steps.jsonl from a run directory, or from the folder of a record.json, as `parse_steps` does."""
     path = (path if path.is_dir() else path.parent) / "steps.jsonl"
     with files.reading(path, "steps"):
         steps = files.read_whole(path)
@@ -37,9 +37,10 @@ def read_steps(path: Path) -> list[dict[str, float]]:
 
 
 def parse_steps(place: Path | str, steps: bytes) -> list[dict[str, float]]:
-    """Read the content of a steps.jsonl. Raises Refusal where a line is not the step of its number.
+    """Parse the content of a steps.jsonl into one dictionary per step.
 
-    Keys: step, loss, learning_rate, grad_norm, seconds, elapsed_seconds, data_wait_seconds, tokens, samples.
+    Keys: step, loss, learning_rate, grad_norm, seconds, elapsed_seconds, data_wait_seconds, tokens, samples. `place`
+    names the source in messages. Raises Refusal if a line is not the step with its number.
     """
     with files.reading(place, "steps"):
         lines = steps.decode().splitlines()

@@ -1,1 +1,1 @@
-"""Run a study from start to end: its runs, the plan, the launches, and how each run ended."""
+"""Run a study from start to end: list its runs, plan them, launch them, and classify how each run ended."""

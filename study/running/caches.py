@@ -1,4 +1,4 @@
-"""Choose where libraries keep caches if the home folder cannot be written, as on some clusters and in containers."""
+"""Choose cache folders for libraries if the home folder is not writable, as on some clusters and in containers."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 
 from study.files import can_be_written
 
-# Variables of datasets, evaluate, Triton and Matplotlib, each with a folder of its own. Not the hub's cache of models
-# and texts: what is there already is only read.
+# Environment variables of datasets, evaluate, Triton and Matplotlib, and the folder for each. The Hugging Face Hub's
+# cache of models and texts is left out, because files that are already there are only read.
 _VARIABLES = {
     "HF_MODULES_CACHE": "modules",
     "HF_EVALUATE_CACHE": "evaluate",
@@ -22,9 +22,10 @@ _VARIABLES = {
 
 
 def outside_home(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return variables that send caches to the temporary folder; none if the home folder's cache can be written.
+    """Return environment variables that move the caches of libraries to the temporary folder.
 
-    What `environment` sets itself stays as it is.
+    The result is empty if the cache in the home folder can be written. Variables that `environment` already sets are
+    left out, so that the user's values stay in effect.
     """
     home = Path(environment.get("HOME") or "~").expanduser()
     cache = Path(

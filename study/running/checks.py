@@ -1,4 +1,4 @@
-"""Check a run before it starts: refuse what cannot run here as requested, before anything is started or written."""
+"""Check a run before it starts, and refuse a run that cannot work here as requested."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from study.workloads import sources
 
 
 def check(run: Run) -> None:
-    """Refuse, before anything is started or written, what cannot run here as asked."""
+    """Raise Refusal if a run cannot work on this machine as requested. Nothing is started or written."""
     run.check_machines()
     _check_strategy(run)
     _check_precision(run)
@@ -33,9 +33,9 @@ def check(run: Run) -> None:
 
 
 def provide_extensions(run: Run, say: Callable[[str], None] = extensions.say_on_stderr) -> None:
-    """Build what the run's strategy needs of DeepSpeed's extensions, if it is not built yet, and say so.
+    """Build the DeepSpeed extensions that the run's strategy needs, if they are not built yet.
 
-    Raises Refusal if that fails.
+    `say` receives progress messages. Raises Refusal if a build fails.
     """
     extensions.provide(run.strategy.needed_extensions, run.strategy.name, say)
 
@@ -47,7 +47,7 @@ def _num_gpus() -> int:
 
 
 def _check_strategy(run: Run) -> None:
-    """Refuse a file that says otherwise than the run, or that the launcher would not find whole."""
+    """Raise Refusal if the strategy's file contradicts the run, or if the launcher would not read all of it."""
     config, strategy, where = run.config, run.strategy, run.strategy.path
     if strategy.distributed_type == "NO" and run.world_size != 1:
         raise Refusal(
@@ -71,7 +71,8 @@ def _check_strategy(run: Run) -> None:
             f"{config.gradient_clipping}. Write 'auto', and use --gradient-clipping."
         )
     shards = strategy.distributed_type in ("DEEPSPEED", "FSDP")
-    requested = config.precision if shards else config.precision.replace("-autocast", "")  # DDP's 16 bits are autocast
+    # DDP trains in 16 bits only by autocast
+    requested = config.precision if shards else config.precision.replace("-autocast", "")
     if strategy.mixed_precision not in (None, requested):
         means = strategy.mixed_precision + ("" if shards else "-autocast")
         raise Refusal(
@@ -86,7 +87,10 @@ def _check_strategy(run: Run) -> None:
 
 
 def _check_precision(run: Run) -> None:
-    """Refuse a precision class that the strategy's engine does not have, or has otherwise than the others."""
+    """Raise Refusal if the strategy's engine does not support the requested precision.
+
+    A precision is also refused if the engine would implement it differently from the other engines.
+    """
     _check_fp64(run)
     if run.strategy.distributed_type == "FSDP":
         _check_precision_of_fsdp(run)
@@ -157,7 +161,10 @@ def _check_fp16(run: Run) -> None:
 
 
 def _check_perturb(run: Run) -> None:
-    """Refuse to perturb what is not the control, and a micro batch to drop where a step has one alone."""
+    """Raise Refusal if `--perturb` is used with a strategy other than the control (DDP).
+
+    A micro batch cannot be dropped if a step has only one.
+    """
     perturb, strategy = run.config.perturb, run.strategy
     if perturb in (None, "bad-release"):
         return
@@ -173,7 +180,7 @@ def _check_perturb(run: Run) -> None:
 
 
 def _check_fixed_order(run: Run) -> None:
-    """Refuse to fix the order of what lies on a disk, and of what is compiled."""
+    """Raise Refusal for `--fixed-order` with NVMe offload or with `--compile`, where the order cannot be fixed."""
     config, strategy = run.config, run.strategy
     if config.fixed_order is None:
         return
@@ -187,7 +194,7 @@ def _check_fixed_order(run: Run) -> None:
 
 
 def _check_devices(run: Run) -> None:
-    """Refuse more ranks than GPUs, and what a CPU cannot do."""
+    """Raise Refusal if the run has more ranks than GPUs, or if it needs a GPU and there is none."""
     num_gpus = _num_gpus()
     if num_gpus and run.num_local_ranks > num_gpus and not run.config.share_device:
         each = f" on this one of {run.num_machines} machines" if run.num_machines > 1 else ""
@@ -204,7 +211,7 @@ def _check_devices(run: Run) -> None:
 
 
 def _check_packages(run: Run) -> None:
-    """Refuse what needs a package that is not installed."""
+    """Raise Refusal if the run needs a package that is not installed."""
     if run.strategy.distributed_type == "DEEPSPEED" and importlib.util.find_spec("deepspeed") is None:
         raise Refusal(f"{run.strategy.name} needs deepspeed, which is not installed. Run: make setup")
     tracker = run.config.log_with
@@ -213,7 +220,7 @@ def _check_packages(run: Run) -> None:
 
 
 def _check_release(run: Run) -> None:
-    """Refuse a release of DeepSpeed that is known to train wrongly what the run asks for, and to say nothing."""
+    """Raise Refusal if the installed DeepSpeed is known to train this run wrongly without an error message."""
     strategy, config = run.strategy, run.config
     if strategy.zero_stage is None or config.perturb == "bad-release":
         return
@@ -226,7 +233,7 @@ def _check_release(run: Run) -> None:
         sums_in_fp32=config.accumulation_dtype == "fp32",
         micro_batches=run.gradient_accumulation_steps,
     )
-    if fault:  # the study's models return their loss beside their logits
+    if fault:
         raise Refusal(f"{known_bad.sentence(fault, version)}; run: pip install -c constraints.txt deepspeed")
 
 
@@ -243,7 +250,10 @@ def _check_swap_dir(run: Run) -> None:
 
 
 def check_folder(run: Run) -> None:
-    """Refuse a folder that holds a finished run, or that a run could not end in; one that was cut off is done again."""
+    """Raise Refusal if a run cannot be written to its folder, or if the folder holds a run that has ended.
+
+    A run that was interrupted can be repeated in the same folder.
+    """
     folder = run.folder
     if (folder / "record.json").exists():
         status = files.load(folder / "record.json", "a record").get("status")
@@ -256,7 +266,7 @@ def check_folder(run: Run) -> None:
                 "record.json to run it again."
             )
     for path in (folder, run.checkpoints_folder):
-        if os.path.lexists(path) and not path.is_dir():  # a file, or a link that leads nowhere
+        if os.path.lexists(path) and not path.is_dir():  # a file, or a broken link
             raise Refusal(f"{path} is not a folder. Use another --output-dir, or delete it.")
     if run.config.save_model and run.model_folder.exists():
         raise Refusal(f"{run.model_folder} already exists. Use another --output-dir, or delete it.")

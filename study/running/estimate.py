@@ -1,4 +1,4 @@
-"""Estimate, before a run starts, how long it takes (from earlier runs) and how much memory its model states need."""
+"""Estimate, before a run starts, how long it takes (from earlier runs) and how much memory it needs."""
 
 from __future__ import annotations
 
@@ -14,29 +14,34 @@ from study.strategy import file, in_theory
 from study.theory import hardware, model_states, peaks, prediction
 from study.theory.hardware import Gpu
 
-# What a run costs beside its steps where no earlier run tells, and how fast its steps are: guesses, said to be such.
+# Guesses that are used if no similar earlier run exists: the time of a run besides its steps, and the speed of its
+# steps. The output says that they are guesses.
 LAUNCH_SECONDS = 20.0
 GPU_LAUNCH_SECONDS = 12.0  # a box with a GPU has more cores to import with
-# Building the weights on the host and taking their checksum twice, as a core here did: 17 and 2 x 11 ns a parameter.
+# Building the weights on the host takes 17 ns per parameter on a core of the development machine, and each of two
+# checksums takes 11 ns.
 SECONDS_PER_PARAMETER = 40e-9
 COMPILE_SECONDS = 40.0
 CPU_FLOPS_PER_SECOND = 5e10  # of the whole machine
-GPU_FLOPS_PER_SECOND = 2e13  # of one that theory does not know
-HOST_BYTES_PER_SECOND = 3e9  # of what ranks that share a GPU send through the host, three times their parameters each
-# What a rank holds beside its tensors at its highest: Python, the libraries, buffers of gloo. Measured before the first
-# run of `frontier` by `frontier-pilot`: the median of its ten runs without offload in `steady_steps`, 622 MiB, less
-# 150 MiB of the libraries' files, which are read into memory once for all processes and counted against no cap.
+GPU_FLOPS_PER_SECOND = 2e13  # of a GPU that the theory does not know
+# Rate at which ranks that share a GPU communicate through the host; each sends three times its parameters.
+HOST_BYTES_PER_SECOND = 3e9
+# The memory of a rank besides its tensors at the peak: Python, the libraries and gloo's buffers. It was measured in
+# `frontier-pilot`, before the first run of `frontier`: the median of its ten runs without offload in `steady_steps` is
+# 622 MiB. From this, 150 MiB of the libraries' files are subtracted, because they are in memory once for all processes
+# and count against no cap.
 PROCESS_BYTES = 470 << 20
-UNRECORDED_SECONDS = 8.0  # from the launch to where a record's wall_seconds begin
+UNRECORDED_SECONDS = 8.0  # from the launch until the time that a record's wall_seconds counts from
 
 
 # ---------------------------------------------------------------- memory
 
 
 def model_state_bytes(run: Run) -> tuple[float, float]:
-    """Predict one rank's model states by the paper on its device, and those offloaded to the host.
+    """Return the predicted bytes of one rank's model states: on its device, and offloaded to the host.
 
-    No buffer is counted, so what does not fit by this does not fit.
+    The prediction is the paper's formula (`theory/model_states.py`). It leaves out buffers and activations, so a run
+    that does not fit by this prediction cannot fit.
     """
     shape, engine = in_theory.of_run(run.config, run.strategy, run.world_size)
     placed = model_states.paper_bytes_by_place(engine, shape.num_params)
@@ -44,7 +49,10 @@ def model_state_bytes(run: Run) -> tuple[float, float]:
 
 
 def needed_bytes(config: RunConfig, strategy: str, world_size: int) -> float:
-    """What a rank on a CPU is predicted to hold at its highest, everything included. Raises Refusal and ValueError."""
+    """Return the predicted peak bytes of one rank on a CPU, including the Python process itself.
+
+    Raises Refusal or ValueError if the configuration cannot be predicted.
+    """
     chosen = file.read_by_name(strategy)
     shape, engine = in_theory.of_run(config, chosen, world_size)
     peak = peaks.peak(shape, engine, in_theory.job_of(config, world_size, "cpu"))
@@ -56,7 +64,8 @@ def needed_bytes(config: RunConfig, strategy: str, world_size: int) -> float:
 
 class Estimate(NamedTuple):
     seconds: float
-    num_earlier_runs: int  # that it comes from; 0: a guess, whose steps are the planner's where it knows the GPU
+    # The number of runs that the estimate is based on; 0: a guess, with the planner's step time if the GPU is known.
+    num_earlier_runs: int
 
     def __str__(self) -> str:
         if not self.num_earlier_runs:
@@ -66,7 +75,7 @@ class Estimate(NamedTuple):
 
 @dataclass(frozen=True)
 class _Past:
-    """How long an earlier run took."""
+    """The duration of an earlier run, and the properties by which similar runs are found."""
 
     workload: str
     size: str
@@ -75,10 +84,10 @@ class _Past:
     share_device: bool
     fixed_seconds: float  # launch, building, evaluation
     seconds_per_token: float
-    timed: bool  # False: too short to time its steps, so what is fixed is a guess
+    timed: bool  # False: the run was too short to time its steps, so fixed_seconds is a guess
 
 
-# In what an earlier run must equal a planned one, the most telling first.
+# The properties that an earlier run must share with a planned run. The strictest set is tried first.
 _LIKENESS = (
     ("share_device", "workload", "size", "strategy", "world_size"),
     ("share_device", "workload", "size", "strategy"),
@@ -88,20 +97,28 @@ _LIKENESS = (
 
 @dataclass
 class History:
-    """The earlier runs by which the time of others is estimated: this study folder's, and those of reports."""
+    """Earlier runs, from which the duration of planned runs is estimated.
+
+    They are the runs in the folder of this study and the runs in `reports/`.
+    """
 
     on_gpu: bool
-    gpu: Gpu | None = None  # which, where theory knows it
+    gpu: Gpu | None = None  # None: a CPU, or a GPU that the theory does not know
     _own: list[_Past] = field(default_factory=list)
     _of_reports: list[_Past] = field(default_factory=list)
-    _medians: dict[tuple[Any, ...], tuple[float, float, int]] = field(default_factory=dict)  # by what was asked
+    # Cache: the properties of a run -> its medians.
+    _medians: dict[tuple[Any, ...], tuple[float, float, int]] = field(default_factory=dict)
 
     def add(self, record: Record, outcome: Outcome | None, of_report: bool = False) -> None:
-        """Take in a run; one that is not ok, or not of this kind of device, tells nothing."""
+        """Add an earlier run to the history.
+
+        The run is ignored if its status is not ok, or if it ran on the other kind of device (CPU or GPU).
+        """
         if record.status != "ok" or record.proof is None or (record.proof.device != "cpu") != self.on_gpu:
             return
         whole = record.wall_seconds + UNRECORDED_SECONDS
-        if outcome and outcome.wall_seconds is not None and not record.resumed_at:  # else it is of the last process
+        # After a resumption it would cover only the last process.
+        if outcome and outcome.wall_seconds is not None and not record.resumed_at:
             whole = outcome.wall_seconds
         median = record.timing.median_seconds if record.timing else None
         step = max(0.0, whole - LAUNCH_SECONDS) / record.steps_done if median is None else median
@@ -120,19 +137,25 @@ class History:
         self._medians.clear()
 
     def estimate(self, run: Run) -> Estimate:
-        """Estimate how long a run takes: by the medians of the runs most like it, scaled by tokens."""
+        """Estimate how long a run takes, from the medians of the most similar earlier runs.
+
+        The part of the time that depends on the number of tokens is scaled to the tokens of this run.
+        """
         config = run.config
         wanted = {name: getattr(config, name) for name in ("workload", "size", "share_device")}
         wanted |= {"strategy": run.strategy.name, "world_size": run.world_size}
         tokens = config.num_steps * config.global_batch_size * config.sequence_length
         key = tuple(wanted.values())
-        if key not in self._medians:  # a study asks the same of hundreds of seeds
+        if key not in self._medians:  # cached, because a study may have hundreds of runs that differ only in the seed
             self._medians[key] = self._most_alike(wanted)
         fixed, each, number = self._medians[key]
         return Estimate(fixed + each * tokens, number) if number else Estimate(self._guess(run), 0)
 
     def _most_alike(self, knobs: dict[str, Any]) -> tuple[float, float, int]:
-        """Median seconds that are fixed and per token of the earlier runs most like it, and their number."""
+        """Return the median fixed seconds and seconds per token of the most similar earlier runs, and their number.
+
+        All three are 0 if there is no similar run.
+        """
         for keys in _LIKENESS:
             for past in (self._own, self._of_reports):
                 alike = [earlier for earlier in past if all(getattr(earlier, key) == knobs[key] for key in keys)]
@@ -143,12 +166,12 @@ class History:
         return 0.0, 0.0, 0
 
     def _guess(self, run: Run) -> float:
-        """Seconds of a run by its model and its tokens; nothing of its kind has been run."""
+        """Guess the seconds that a run takes from its model and its tokens, because there is no similar earlier run."""
         config, size = run.config, in_theory.shape_of(run.config).num_params
         fixed = GPU_LAUNCH_SECONDS if self.on_gpu else LAUNCH_SECONDS
         fixed += SECONDS_PER_PARAMETER * size + (COMPILE_SECONDS if config.compile else 0.0)
         if self.gpu and not config.share_device:
-            with suppress(ValueError):  # no such precision, host or disk is known of it
+            with suppress(ValueError):  # the theory has no rate of this GPU for the precision, or of its host or disk
                 return fixed + config.num_steps * _step_seconds(run, self.gpu)
         # 6 floating-point operations per parameter and token: 2 forward, 4 backward (arXiv:2001.08361, sec. 2.1).
         flops = 6 * size * config.num_steps * config.global_batch_size * config.sequence_length
@@ -161,14 +184,17 @@ class History:
 
 
 def _step_seconds(run: Run, gpu: Gpu) -> float:
-    """What theory predicts of a step on such GPUs. Raises ValueError where it cannot."""
+    """Return the predicted seconds per optimizer step on such GPUs.
+
+    Raises ValueError if the theory cannot predict the step.
+    """
     shape, engine = in_theory.of_run(run.config, run.strategy, run.world_size)
     job = in_theory.job_of(run.config, run.world_size, "gpu")
     return float(prediction.predict(shape, engine, job, hardware.typical_box(gpu, run.world_size)).step.total)
 
 
 def duration(seconds: float) -> str:
-    """Say seconds as people do: 35 s, 41 min, 3 h 20 min."""
+    """Format a number of seconds for people: 35 s, 41 min, 3 h 20 min."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)

@@ -1,7 +1,7 @@
 """Launch one run with `accelerate launch`, wait for it, and classify how it ended.
 
 The run has a process group of its own, which does not outlive the process that started it. Every launch returns a
-LaunchResult, whatever happens to the run.
+LaunchResult, no matter how the run ended.
 """
 
 from __future__ import annotations
@@ -36,40 +36,45 @@ from study.running.outcome import REMOVED, Exit, RankReport, classify_exit, of_r
 
 TRAIN = Path(__file__).resolve().parents[1] / "train.py"
 
-# What torch's C++ side and the tokenizers would print otherwise, on every run; the user's own values win.
+# Variables that silence messages of PyTorch's C++ code and of the tokenizers. Values that the user has set have
+# priority.
 QUIET_ENVIRONMENT = {"TOKENIZERS_PARALLELISM": "false", "KINETO_LOG_LEVEL": "6", "TORCH_CPP_LOG_LEVEL": "ERROR"}
 
-# In the environment of everything that a run starts: its run directory.
+# The environment variable that holds the run directory, for all processes that a run starts.
 RUN_FOLDER = "ZERO_STUDY_RUN_FOLDER"
 
-TORCHRUN = "torchrun"  # the folder, in the run directory, of what torchrun keeps while a run lasts
+TORCHRUN = "torchrun"  # a folder in the run directory for torchrun's files; it is removed after the run
 
 HEARTBEAT_SECONDS = 5.0
-STDERR_LINES = 30  # kept of a run that did not end well
+STDERR_LINES = 30  # how many of the last lines are recorded for a run that is not ok
 LEFT_OVER_SECONDS = 30
 
-ANSWER_SECONDS = 2.0  # of machine 0
-FIRST_WORD_SECONDS = 60.0  # for the ranks here, which know more of what has happened, to end by themselves
+ANSWER_SECONDS = 2.0  # how long to wait for an answer of machine 0
+# Extra time for the ranks on this machine to end by themselves, because they know more about the cause.
+FIRST_WORD_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
 class LaunchResult:
-    """What came of one launch. Its texts are as `redact_paths` makes them."""
+    """The result of one launch. `redact_paths` has been applied to its texts."""
 
     status: OutcomeStatus
     message: str  # for people: one line
-    memory: Memory | None  # that was out
+    memory: Memory | None  # the memory that ran out; None: none did
     record_path: Path | None
     started_at: str
     wall_seconds: float
     returncode: int
     command: list[str]
     stderr_tail: list[str]
-    at_time_limit: bool  # ended there, whether or not its record was written
+    at_time_limit: bool  # the run was ended at its time limit; its record may be complete nevertheless
 
 
 def command(run: Run) -> list[str]:
-    """The command of one run on this machine; port 0 lets the rendezvous pick a free one."""
+    """Return the command that launches a run on this machine.
+
+    With port 0, the rendezvous picks a free port.
+    """
     launcher = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(run.strategy.path)]
     processes = ["--num_processes", str(run.world_size), "--main_process_port", str(run.main_process_port)]
     if run.num_machines > 1:
@@ -80,20 +85,26 @@ def command(run: Run) -> list[str]:
 
 
 def _started(run: Run) -> list[str]:
-    """The command as it is started: what torchrun keeps is in the run directory, and not in /tmp for good."""
+    """Return the command that is really started: it also tells torchrun to keep its files in the run directory.
+
+    By default, torchrun would leave them in /tmp.
+    """
     words = command(run)
-    at = words.index(str(TRAIN)) if str(TRAIN) in words else len(words)  # a test's own program
+    at = words.index(str(TRAIN)) if str(TRAIN) in words else len(words)  # in tests, the program may be another one
     return [*words[:at], "--log_dir", str(run.own_folder / TORCHRUN), *words[at:]] if words[at:] else words
 
 
 def launch(
     run: Run, timeout_seconds: float | None = None, progress: Callable[[str], None] = lambda line: None
 ) -> LaunchResult:
-    """Start one run, wait for it, and type how it ended. Its output goes to stdout.log and stderr.log.
+    """Start one run, wait for it, and classify how it ended.
 
-    `progress` is called every few seconds with one line. A time-out and Ctrl-C end its whole process group; where this
-    process is killed, Linux kills the run too. A refused run leaves nothing behind. Raises Refusal where another launch
-    is writing into the run's folder, and for a variable that a run may not have.
+    The output of the run goes to stdout.log and stderr.log. `progress` receives one line every few seconds. If the time
+    limit is reached or the user presses Ctrl-C, the whole process group is ended. If this process is killed, Linux
+    kills the run too. A run that is refused leaves no files behind.
+
+    Raises Refusal if another launch is writing to the run's folder, or if an environment variable is set that a run
+    must not have.
     """
     allowed.check_variables(os.environ)
     with lock.locked_run(run.own_folder) as token:
@@ -107,7 +118,7 @@ def _launch(
     started_at = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     started = time.monotonic()
     kills_before = _out_of_memory_kills()
-    for stale in run.own_folder.glob("failure-rank*.json"):  # an earlier attempt's
+    for stale in run.own_folder.glob("failure-rank*.json"):  # of an earlier attempt
         stale.unlink()
     logs = [run.own_folder / name for name in ("stdout.log", "stderr.log")]
     with open_new(logs[0], "w") as stdout, open_new(logs[1], "w+") as stderr:
@@ -123,7 +134,7 @@ def _launch(
         finally:
             if process.poll() is None:
                 _end_group(process)
-            if process.returncode < 0:  # then its ranks are ended by the kernel, or by this
+            if process.returncode < 0:  # a signal ended the launcher, so its ranks may still be running
                 end_left_over(run.own_folder)
             swap_problem = _what_became_of_swap(run)
             run.remove_scratch()
@@ -163,7 +174,10 @@ def _launch(
 
 
 def _what_became_of(folder: Path, log: int) -> str | None:
-    """Say that a run's folder, with this open log, was removed, or takes nothing more; None: neither."""
+    """Return what is wrong with a run's folder after the run: it was removed, or it cannot be written any more.
+
+    `log` is the file descriptor of a log in the folder. None if nothing is wrong.
+    """
     if is_removed(log):
         return f"{folder} {REMOVED}"
     reason = why_not_writable(folder)
@@ -171,7 +185,10 @@ def _what_became_of(folder: Path, log: int) -> str | None:
 
 
 def _what_became_of_swap(run: Run) -> str | None:
-    """Say what a swap folder lacks, before it is removed; None: the run does not swap."""
+    """Return the most likely problem with the folder of swapped states, before the folder is removed.
+
+    The caller uses the text only if the run crashed while it swapped. None if the run does not offload to NVMe.
+    """
     folder = run.swap_folder
     if not run.strategy.offloads_to_nvme:
         return None
@@ -181,7 +198,7 @@ def _what_became_of_swap(run: Run) -> str | None:
 
 
 def _let_agree(path: Path, end: Exit) -> None:
-    """Let the record of a run that is not ok say how it ended, where its ranks could not know."""
+    """Correct the status in a failed run's record if the launcher knows better than the ranks how the run ended."""
     record = schema.read(path)
     right = of_record(end)
     if record.status in ("ok", right):
@@ -194,15 +211,16 @@ def _let_agree(path: Path, end: Exit) -> None:
 
 
 def _environment(run: Run) -> dict[str, str]:
-    """This process's environment, with the run's own threads and the mark by which `end_left_over` knows it.
+    """Return the environment for a run: that of this process, with the run's thread count and run folder added.
 
-    Without what another launch has left in it: accelerate's launcher of one process would pass on who that was.
+    `end_left_over` recognizes the processes of the run by the run folder. Variables that name a rank are removed,
+    because accelerate's launcher of one process would pass on those of another launch.
     """
     num_ranks = run.world_size if run.laboratory else run.num_local_ranks  # the laboratory's machines share processors
     threads = os.environ.get("OMP_NUM_THREADS") or str(this_machine.threads_of_each(num_ranks))
     inherited = {name: value for name, value in os.environ.items() if not allowed.says_which_rank(name)}
     own = {"OMP_NUM_THREADS": threads, RUN_FOLDER: str(run.own_folder.resolve()), "PYTHONSAFEPATH": "1"}
-    # PYTHONSAFEPATH: no module of the current folder stands before Python's own.
+    # PYTHONSAFEPATH: modules in the current folder do not shadow Python's own.
     return inherited | caches.outside_home() | own
 
 
@@ -213,7 +231,10 @@ def _wait(
     timeout_seconds: float | None,
     progress: Callable[[str], None],
 ) -> float | None:
-    """Wait until a run ends, or the others have given it up; return the time limit where it reached that first."""
+    """Wait until a run ends, reaches its time limit, or has lost machine 0.
+
+    Returns the time limit if it was reached, else None.
+    """
     started = time.monotonic()
     while process.poll() is None:
         seconds = HEARTBEAT_SECONDS
@@ -231,12 +252,13 @@ def _wait(
 
 
 def end_left_over(folder: Path) -> None:
-    """End what an earlier call left running on run directories in or below a folder: this user's processes only.
+    """End the processes that an earlier call left running for run directories in or below a folder.
 
-    To be called where nothing else may work there. Raises Refusal where a process does not end.
+    Only processes of this user are ended. Call this only while no other launch can be using the folder. Raises Refusal
+    if a process does not end.
     """
     deadline = time.monotonic() + LEFT_OVER_SECONDS
-    # Again and again, because one that is about to be killed may just have started another.
+    # Repeat this, because a process may have started another one just before it was killed.
     while left_over := [process for process in psutil.process_iter() if _works_below(folder.resolve(), process)]:
         if time.monotonic() > deadline:
             raise Refusal(
@@ -249,9 +271,10 @@ def end_left_over(folder: Path) -> None:
 
 
 def _works_below(folder: Path, process: psutil.Process) -> bool:
-    """Say whether a process of this user works for a run below a folder."""
+    """Return whether a process of this user belongs to a run in or below a folder."""
     try:
-        run_folder = process.environ().get(RUN_FOLDER)  # none of a process that has ended and is not waited for
+        # This is empty for a zombie, which is a process that has ended and was not waited for.
+        run_folder = process.environ().get(RUN_FOLDER)
         is_own = process.uids().real == os.getuid() and process.pid != os.getpid()
         return run_folder is not None and is_own and folder in (Path(run_folder), *Path(run_folder).parents)
     except (psutil.Error, OSError):
@@ -268,10 +291,11 @@ def _progress(run_dir: Path, seconds: float) -> str:
 
 
 def _end_group(process: subprocess.Popen[bytes]) -> None:
-    """End the run and everything it started: ask first, so that torchrun's ranks can record themselves, then insist.
+    """End the run and every process that it started: first by SIGTERM, then by SIGKILL.
 
-    torchrun starts its ranks in sessions of their own, so they are not of the launcher's process group; asked to end,
-    it gives them 30 s, and has 45. Accelerate's launcher of one process ends at once, and its process with it.
+    SIGTERM lets the ranks of torchrun record their end. torchrun starts its ranks in sessions of their own, so they are
+    not in the launcher's process group. After SIGTERM, torchrun gives its ranks 30 s, so it is given 45 s here.
+    Accelerate's launcher of one process ends at once, together with its process.
     """
     started = psutil.Process(process.pid).children(recursive=True)
     with suppress(ProcessLookupError):
@@ -287,23 +311,27 @@ def _end_group(process: subprocess.Popen[bytes]) -> None:
 
 
 def _out_of_memory_kills(of_capped_ranks: int = 0) -> dict[Memory, int]:
-    """How many processes the kernel has ended so far for want of memory; what it does not say is left out.
+    """Count the processes that the kernel has killed so far because memory ran out.
 
-    host: on the whole machine. cap: of those, in this process's control groups, which limit what it may have, or in
-    those that ranks have made for themselves.
+    "host" counts the kills on the whole machine. "cap" counts the kills in this process's control groups, which limit
+    its memory, and in the control groups that ranks made for themselves (`of_capped_ranks`). A count is left out if the
+    kernel does not report it.
     """
     counts: dict[Memory, int] = {"cap": of_capped_ranks} if of_capped_ranks else {}
     with suppress(OSError):
         counts["host"] = this_machine.out_of_memory_kills(Path("/proc/vmstat").read_text())
     for folder in this_machine.control_groups("memory"):
-        for name in ("memory.events", "memory.oom_control"):  # of version 2, and of 1
+        for name in ("memory.events", "memory.oom_control"):  # of control groups version 2 and version 1
             with suppress(OSError):
                 counts["cap"] = counts.get("cap", 0) + this_machine.out_of_memory_kills((folder / name).read_text())
     return counts
 
 
 def _short_memory(before: dict[Memory, int], after: dict[Memory, int]) -> Memory | Literal["none"] | None:
-    """For want of which memory the kernel has ended a process between two counts; None: it does not say."""
+    """Return which memory ran out if the kernel killed a process between two counts.
+
+    "none" if it killed no process. None if the kernel does not report kills.
+    """
     for memory in ("cap", "host"):
         if after.get(memory, 0) > before.get(memory, 0):
             return memory
@@ -314,20 +342,21 @@ def _short_memory(before: dict[Memory, int], after: dict[Memory, int]) -> Memory
 
 
 class _MainMachine:
-    """Machine 0, as another machine of a run sees it, whose own launcher would wait for it for ever.
+    """Machine 0, as another machine of the run sees it.
 
-    torchrun's agent ends when its ranks do. A rank that is stopped, or in a call that never returns, does not; and that
-    the other machines have given the run up, nobody tells its agent.
+    The launcher on another machine would wait for machine 0 forever: torchrun's agent ends only when all of its ranks
+    do. A rank that is stopped, or that is blocked in a call, does not end, and nobody tells the agent of machine 0 that
+    the other machines have given up.
     """
 
     def __init__(self, run: Run) -> None:
         self._address = (run.main_process_ip, run.main_process_port) if run.machine_rank else None
         self._patience = run.config.collective_timeout + FIRST_WORD_SECONDS
         self._seen: float | None = None
-        self.says: str | None = None  # why the run is ended; None: it is not
+        self.says: str | None = None  # why the run has to end; None: it goes on
 
     def has_gone(self) -> bool:
-        """Whether it was there, and has not answered since, for longer than ranks wait for one another."""
+        """Return whether machine 0 answered once, but has not answered for longer than ranks wait for each other."""
         if self._address is None:
             return False
         with suppress(OSError), socket.create_connection(self._address, timeout=ANSWER_SECONDS):

@@ -1,8 +1,8 @@
-"""Keep a folder to one writer at a time, with a lock that the kernel releases when its holder ends.
+"""Let only one process at a time write to a folder, with a lock that the kernel releases when the process ends.
 
-The lock is filelock's. Processes that the holder started are recognized by a random token in their environment, because
-process numbers mean nothing across containers. If a network file system does not lock, a run notices another writer by
-its own files (`training/journal.py`).
+The lock is filelock's. Processes that the holder of the lock started are recognized by a random token in their
+environment, because process numbers mean nothing across containers. If a network file system does not support locks, a
+run notices another writer by its own files (`training/journal.py`).
 """
 
 from __future__ import annotations
@@ -20,18 +20,19 @@ from study.errors import Refusal
 from study.files import missing_folders, remove_empty
 
 LOCK = ".lock"
-HOLDER = ".holder"  # the holder's token and its name for people; stays where it was killed
-PATIENCE_SECONDS = 1.0  # for one that is just about to let go
+HOLDER = ".holder"  # holds the holder's token and a name for messages; it stays behind if the holder was killed
+PATIENCE_SECONDS = 1.0  # how long to wait for a holder that is about to release the lock
 
-# In the environment of what a holder starts: the token that lets it in.
+# The environment variable with the token that lets the processes of a holder into its folder.
 TOKEN = "ZERO_STUDY_TOKEN"
 
 
 @contextmanager
 def locked(folder: Path, doing: str, remedy: str) -> Iterator[str]:
-    """Keep other processes from writing into a folder, which is made; yield the token that lets others in.
+    """Create and lock a folder, and yield the token that lets other processes into it.
 
-    Where the folder stays empty, it is removed. Raises Refusal where another process holds it, or it cannot be locked.
+    `doing` and `remedy` are parts of the error message. The folder is removed at the end if it is still empty. Raises
+    Refusal if another process holds the lock, or if the folder cannot be locked.
     """
     created = missing_folders(folder)
     lock = FileLock(folder / LOCK, timeout=PATIENCE_SECONDS)
@@ -58,33 +59,36 @@ def locked(folder: Path, doing: str, remedy: str) -> Iterator[str]:
 
 
 def _let_go(folder: Path, lock: BaseFileLock, created: Sequence[Path]) -> None:
-    """Release a lock, and remove what is its own and the folders that stay empty."""
+    """Release a lock and remove its files, and remove the folders that were created and are still empty."""
     if lock.is_locked:
-        for name in (HOLDER, LOCK):  # who waits for a lock that is removed takes the next one
-            with suppress(OSError):  # it is gone, or a folder is in its place
+        for name in (HOLDER, LOCK):  # a process that waits for the removed lock creates a new one
+            with suppress(OSError):  # the file does not exist any more, or there is a folder with its name
                 (folder / name).unlink()
         lock.release()
     remove_empty([path for path in created if path.exists()])
 
 
 def locked_run(folder: Path) -> AbstractContextManager[str]:
-    """`locked` for the folder of one run."""
+    """Lock the folder of one run, as `locked` does."""
     return locked(folder, "writing a run", "pass another --output-dir")
 
 
 def locked_study(folder: Path) -> AbstractContextManager[str]:
-    """`locked` for a study's folder."""
+    """Lock the folder of a study, as `locked` does."""
     return locked(folder, "running this study", "pass another --runs-dir")
 
 
 def is_ours(folder: Path) -> bool:
-    """Say whether this process was started by the one that holds a folder."""
+    """Return whether this process was started by the process that holds the lock of a folder."""
     token = os.environ.get(TOKEN)
     return bool(token) and _holder(folder).partition(" ")[0] == token
 
 
 def _holder(folder: Path) -> str:
-    """What a folder's holder has written of itself; empty: nothing yet, or nothing that can be read."""
+    """Return what the holder of a folder's lock has written about itself.
+
+    The text is empty if nothing has been written yet, or if it cannot be read.
+    """
     with suppress(OSError, ValueError):
         return (folder / HOLDER).read_text()
     return ""

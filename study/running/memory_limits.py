@@ -15,19 +15,20 @@ from study.errors import Refusal
 from study.formatting import GIB
 from study.run import Run
 
-THRESHOLD = 128 * 1024  # bytes: glibc's own at the start, which it raises up to 32 MiB as blocks are freed
+THRESHOLD = 128 * 1024  # bytes: glibc's initial threshold, which it raises up to 32 MiB when blocks are freed
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 _LIMITS = {"memory.max": "control group, version 2", "memory.limit_in_bytes": "control group, version 1"}
 
-# What was done to this process, for its record.
+# The limits that were set for this process, for its record.
 described: dict[str, str] = {}
 
 
 def apply(run: Run, rank: int) -> None:
-    """Where a run measures or caps what is held, fix what this rank's allocator keeps, and cap what it may hold.
+    """Fix the allocator's thresholds if a run measures or caps memory, and cap the memory of this rank if requested.
 
-    Else a step of small tensors would be slower for nothing: each has a mapping of its own, whose pages are new.
-    A GPU's memory is capped as the accelerator is built: by torch's allocator.
+    In other runs the thresholds stay as they are, because fixed ones make steps of small tensors slower: each tensor
+    gets a memory mapping of its own, with new pages. A GPU's memory is not capped here, but by torch's allocator when
+    the accelerator is built.
     """
     if run.config.measure or run.config.memory_cap is not None:
         fix_malloc_thresholds()
@@ -36,11 +37,12 @@ def apply(run: Run, rank: int) -> None:
 
 
 def fix_malloc_thresholds() -> None:
-    """Let glibc give freed tensors back to the system, whatever was freed before.
+    """Make glibc return freed tensors to the system, no matter what was freed before.
 
-    It raises its threshold to the size of a freed block that had a mapping of its own, and later blocks below it stay
-    in the heap: what a process holds then says more of the order of its frees than of its tensors. A variable of the
-    user's wins, and another allocator has no such thing.
+    By default, glibc raises its threshold to the size of each freed block that had a mapping of its own. Later blocks
+    below the threshold stay in the heap, so that the resident memory of a process depends more on the order of its
+    frees than on its tensors. Nothing is changed if a MALLOC_ variable or LD_PRELOAD is set. Allocators other than
+    glibc's do not have these thresholds.
     """
     if any(name.startswith("MALLOC_") or name == "LD_PRELOAD" for name in os.environ):
         return
@@ -51,16 +53,18 @@ def fix_malloc_thresholds() -> None:
 
 
 def cap(num_bytes: int, run_folder: Path, rank: int) -> None:
-    """Let this process have so many bytes of host memory at most, from now on.
+    """Limit the host memory of this process to `num_bytes`, from now on.
 
-    In a memory control group of its own, where one can be made: beyond it the kernel kills the process. Else by
-    RLIMIT_DATA, which counts private writable memory: an allocation fails. What the process holds already, some 50 MB
-    of Python, counts in the second case alone.
+    If a memory control group can be made for the process, the kernel kills the process when it exceeds the limit.
+    Otherwise the limit is RLIMIT_DATA, which counts private writable memory, and an allocation beyond it fails. Memory
+    that the process already uses (about 50 MB of Python) counts only under RLIMIT_DATA.
+
+    Raises Refusal if neither limit can be set.
     """
     for own in list(this_machine.control_groups("memory"))[:1]:
         group = own / _group(run_folder, rank)
         with suppress(OSError):
-            group.rmdir()  # an earlier run's, whose launcher was killed
+            group.rmdir()  # left over from an earlier run whose launcher was killed
         with suppress(OSError):
             group.mkdir()
             for name, kind in _LIMITS.items():
@@ -82,10 +86,10 @@ def cap(num_bytes: int, run_folder: Path, rank: int) -> None:
 
 
 def kills(run_folder: Path) -> int:
-    """How many ranks of a run the kernel has ended because they were over their caps; their groups are removed."""
+    """Count the ranks that the kernel killed because they exceeded their caps, and remove their control groups."""
     count = 0
     for group in _groups(run_folder):
-        for name in ("memory.events", "memory.oom_control"):  # of version 2, and of 1
+        for name in ("memory.events", "memory.oom_control"):  # of control groups version 2 and version 1
             with suppress(OSError):
                 count += this_machine.out_of_memory_kills((group / name).read_text())
         with suppress(OSError):
@@ -94,7 +98,7 @@ def kills(run_folder: Path) -> int:
 
 
 def _groups(run_folder: Path) -> Iterator[Path]:
-    """The control groups that the ranks of a run have made for themselves."""
+    """Yield the control groups that the ranks of a run have made for themselves."""
     for own in list(this_machine.control_groups("memory"))[:1]:
         yield from own.glob(_group(run_folder, "*"))
 

@@ -1,4 +1,4 @@
-"""Classify how a run ended, from what it reported, from its stderr and from its exit status."""
+"""Classify how a run ended, from its own report, its stderr and its exit status."""
 
 from __future__ import annotations
 
@@ -17,37 +17,38 @@ from study.processes import MESSAGE_LENGTH, Raised, raised_in
 from study.records import schema
 from study.records.schema import Memory, OutcomeStatus, RecordStatus
 
-# How train.py begins the one line that says why it refused, or why it failed.
+# The first words of the line in which train.py says why it refused a run, or why it failed.
 REFUSED = "zero-study: "
 FAILED = "zero-study failed: "
 
-# How a sentence on a run's folder ends that is not there any more.
+# The end of a message about a run's folder that does not exist any more.
 REMOVED = "was removed while the run wrote there"
 
 
 class RankReport(NamedTuple):
-    """What a run reported of its own end."""
+    """The report of a run, or of one of its ranks, on how it ended."""
 
     status: str  # as in a record
-    step: int | None = None  # the last one begun; None: before the first
-    text: str = ""  # final loss, or type and message of the error
+    step: int | None = None  # the last step that began; None: no step began
+    text: str = ""  # the final loss, or the type and the message of the error
 
 
 class Exit(NamedTuple):
-    """How a run ended."""
+    """The status and the message of a run that has ended."""
 
     status: OutcomeStatus
     message: str  # for people: one line
-    memory: Memory | None = None  # that was out
+    memory: Memory | None = None  # the memory that ran out; None: none did
 
 
-# torchrun's report, and subprocess's in accelerate's launcher of one process.
+# From torchrun's report, or from subprocess in accelerate's launcher of one process.
 _ENDED_BY = re.compile(r"Signal \d+ \((SIG\w+)\) received by PID|died with <Signals\.(SIG\w+)")
 _RANK_OF_REPORT = re.compile(r"\s*rank\s*: (\d+) \(local_rank: \d+\)")
-# NCCL's watchdog, which ends its own process; by torch's sources, for no two GPUs have stalled here.
+# From NCCL's watchdog, which ends its own process. The pattern was written from PyTorch's sources, because no
+# collective has stalled between two GPUs here.
 _WAITED = re.compile(r"Rank (\d+)\] Watchdog caught collective operation timeout.*?Timeout\(ms\)=(\d+)\d{3}\b")
 
-# torchrun's agents, which wait for one another before there is a rank.
+# From torchrun's agents, which wait for each other before they start ranks.
 _CAME = re.compile(r"Timed out after (\d+) seconds waiting for clients\. (\d+)/(\d+) clients joined")
 _RANK_TWICE = re.compile(r"wait timeout after (\d+)000ms, keys: .*torchelastic/(?:role_info|assigned_ranks)")
 _NO_ANSWER = re.compile(
@@ -57,7 +58,7 @@ _NO_ANSWER = re.compile(
 
 _OUT_OF_MEMORY = re.compile(r"out of memory|can't allocate memory|CUBLAS_STATUS_ALLOC_FAILED", re.IGNORECASE)
 _OF_DEVICE = re.compile(r"CUDA|HIP|CUBLAS|NCCL")
-# torch.utils.cpp_extension's, and those of deepspeed/ops/op_builder/builder.py.
+# From torch.utils.cpp_extension and deepspeed/ops/op_builder/builder.py.
 _BUILD_FAILED = re.compile(
     r"Error building extension|Unable to (?:JIT )?load (?:the )?\w+ op|Ninja is required to load|"
     r"MissingCUDAException|CUDAMismatchException|version mismatch! DeepSpeed ops|"
@@ -68,27 +69,28 @@ _OFFLOAD_FAILED = re.compile(r"nothing was swapped|\baio_|swap_(?:in|out)|(?:No 
 _OFFLOAD_FILES = "/deepspeed/runtime/swap_tensor/"
 _AIO = "/deepspeed/ops/csrc/aio/"
 _CONFIG_ERRORS = {"DeepSpeedConfigError", "ValidationError"}
-# What the program itself raises once it knows the cause.
+# Exceptions that the program itself raises when it knows the cause.
 _NAMED_CAUSES: dict[str, OutcomeStatus] = {
     "Stalled": "stalled",
     "MachineLost": "killed",
     "OutputFailed": "killed",
     "OffloadFailed": "crashed",
 }
-# A rank's words for the end of another one, which is the cause.
+# Exceptions that a rank raises because another rank ended. The end of the other rank is the cause.
 _CONSEQUENCES = {"PeerLost", "Interrupted"}
 _CHECKS = {"AssertionError", "ValueError", "NotImplementedError"}
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """What is known of a run when all its processes have ended."""
+    """Everything that is known about a run after all its processes have ended."""
 
     errors: Sequence[str]  # the lines of its stderr
-    report: RankReport | None  # what it reported itself; None: nothing
+    report: RankReport | None  # its own report; None: it reported nothing
     returncode: int  # of the launcher
-    time_limit_seconds: float | None = None  # the limit at which it was ended; None: it ended by itself
-    # The kind of memory for which the kernel killed a process meanwhile; "none": it killed no process; None: unknown.
+    time_limit_seconds: float | None = None  # the time limit at which it was ended; None: it ended by itself
+    # The kind of memory that ran out when the kernel killed a process during the run. "none": the kernel killed no
+    # process. None: unknown.
     kernel_kill: Memory | Literal["none"] | None = None
     folder_problem: str | None = None  # what is wrong with the run's folder
     swap_problem: str | None = None  # what is wrong with the folder that states are swapped to
@@ -100,7 +102,7 @@ class Evidence:
 
     @property
     def signal(self) -> str | None:
-        """The signal that ended a process; None: no signal did."""
+        """The signal that ended a process. None if no process was ended by a signal."""
         return self._process_and_signal[1]
 
     @property
@@ -111,7 +113,7 @@ class Evidence:
 
     @cached_property
     def raised(self) -> list[Raised]:
-        """The exceptions, with the cause first if the run reported it."""
+        """The exceptions of the run. The cause comes first if the run reported it."""
         raised = raised_in(self.errors)
         if self.report and self.report.status != "interrupted":  # the rank that failed first reported the cause
             first_line = self.report.text.partition("\n")[0].rstrip(" :")
@@ -136,9 +138,9 @@ def classify_exit(
     swap_problem: str | None = None,
     world_size: int = 1,
 ) -> Exit:
-    """Give the status and the message of a run that has ended. `Evidence` explains the arguments.
+    """Return the status and the message of a run that has ended. `Evidence` explains the arguments.
 
-    The rules are asked in the order of `_RULES`, and the first one that applies decides.
+    The rules in `_RULES` are tried in order, and the first one that applies decides.
     """
     evidence = Evidence(
         errors, report, returncode, time_limit_seconds, kernel_kill, folder_problem, swap_problem, world_size
@@ -177,7 +179,10 @@ def _reported_out_of_memory(run: Evidence) -> Exit | None:
 
 
 def _folder_was_removed(run: Evidence) -> Exit | None:
-    """Blame the missing folder; the folder that states were swapped to was removed with it."""
+    """Name the removed folder as the cause.
+
+    This comes before errors of swapping, because the folder with swapped states is removed together with it.
+    """
     if run.folder_problem and run.folder_problem.endswith(REMOVED) and run.signal != "SIGKILL":
         return Exit("killed", run.folder_problem)
     return None
@@ -190,7 +195,7 @@ def _program_named_the_cause(run: Evidence) -> Exit | None:
 
 
 def _ranks_did_not_come(run: Evidence) -> Exit | None:
-    """Read which ranks did not come to a collective from what NCCL's watchdogs of the other ranks wrote."""
+    """Find the ranks that did not join a collective, from the messages of NCCL's watchdogs on the other ranks."""
     waited = {int(match[1]): match[2] for line in run.errors if (match := _WAITED.search(line))}
     if not waited:
         return None
@@ -219,7 +224,7 @@ def _sigkill(run: Evidence) -> Exit | None:
 
 
 def _program_refused(run: Evidence) -> Exit | None:
-    """Take the refusal of any rank: the ranks that did not refuse report that they were interrupted."""
+    """Return the refusal of any rank. The ranks that did not refuse only report that they were interrupted."""
     refusal = next((line.removeprefix(REFUSED) for line in run.errors if line.startswith(REFUSED)), None)
     if refusal and (run.report is None or run.report.status == "interrupted"):
         return Exit("misconfigured", refusal)
@@ -227,7 +232,7 @@ def _program_refused(run: Evidence) -> Exit | None:
 
 
 def _extension_failed(run: Evidence) -> Exit | None:
-    """Name what one of DeepSpeed's extensions met: while it was built, or else while it swapped to a disk."""
+    """Return the error of a DeepSpeed extension: first that of a failed build, else that of swapping to a disk."""
     for error in run.raised:
         if _BUILD_FAILED.search(error.text):
             return Exit("crashed", error.text)
@@ -249,7 +254,7 @@ def _disk_is_full(run: Evidence) -> Exit | None:
 
 
 def _first_error(run: Evidence) -> Exit:
-    """Judge by the first exception that is a cause, or by the exit status if there is none."""
+    """Classify by the first exception that is a cause, or by the exit status if there is none."""
     causes = [error for error in run.raised if not run.signal or error.type not in _CONSEQUENCES]
     if not causes:
         is_silent = not run.signal and not run.returncode
@@ -263,7 +268,7 @@ def _first_error(run: Evidence) -> Exit:
     return Exit("crashed", f"{run.description}: {cause.text}" if run.signal else cause.text)
 
 
-# What the run reported counts more than its errors, a named cause more than a signal, and a signal more than the rest.
+# The order of priority: the run's own report, then a named cause, then a signal, then everything else.
 _RULES: tuple[Callable[[Evidence], Exit | None], ...] = (
     _record_is_ok,
     _was_at_time_limit,
@@ -283,14 +288,17 @@ _RULES: tuple[Callable[[Evidence], Exit | None], ...] = (
 
 
 def of_record(end: Exit) -> RecordStatus:
-    """The status of the record of a run that ended like this and is not ok."""
+    """Return the status for the record of a run that ended like this. The run must not be ok."""
     if end.status in ("out_of_memory", "killed", "stalled", "timed_out"):
         return end.status
     return "interrupted" if end.message.startswith("Interrupted: ") else "failed"
 
 
 def _rendezvous_problem(text: str) -> str | None:
-    """Explain an error of torchrun's agents: the machines of a run have not found each other."""
+    """Explain an error of torchrun's agents that means that the machines of a run did not find each other.
+
+    None if the text is another error.
+    """
     if match := _CAME.search(text):
         return (
             f"{match[2]} of {match[3]} machines came within {match[1]} s (--collective-timeout); start the same "
@@ -310,12 +318,15 @@ def _rendezvous_problem(text: str) -> str | None:
 
 
 def is_out_of_memory(text: str) -> bool:
-    """Say whether an error is that of an allocator, or of what allocates for itself."""
+    """Return whether an error message says that memory ran out."""
     return bool(_OUT_OF_MEMORY.search(text))
 
 
 def memory_of(text: str) -> Memory:
-    """Say of which memory an allocator's error is: a GPU's, the host's, or what a limit leaves a process of that."""
+    """Return which memory ran out according to an allocator's error message.
+
+    "device": a GPU's memory. "cap": the memory that a limit leaves to this process. "host": the machine's memory.
+    """
     if _OF_DEVICE.search(text):
         return "device"
     limits = (resource.getrlimit(resource_limit)[0] for resource_limit in (resource.RLIMIT_AS, resource.RLIMIT_DATA))
@@ -323,7 +334,11 @@ def memory_of(text: str) -> Memory:
 
 
 def read_report(run_dir: Path) -> RankReport | None:
-    """Read what a run said of its end: its record or, where rank 0 could write none, the report of another rank."""
+    """Read what a run reported about its own end.
+
+    This is its record. If rank 0 could not write a record, it is the earliest report of another rank. None if there is
+    neither.
+    """
     path = run_dir / "record.json"
     if path.exists():
         record = schema.read(path)
@@ -338,9 +353,10 @@ def read_report(run_dir: Path) -> RankReport | None:
 
 
 def _process_and_signal(errors: Iterable[str], returncode: int) -> tuple[str, str | None]:
-    """Name the process that a signal ended, and the signal; None: no signal.
+    """Return the process that a signal ended, and the name of the signal.
 
-    SIGKILL comes before other signals, because no launcher sends it first.
+    The name is None if no signal ended a process. SIGKILL counts before other signals, because no launcher sends it
+    first.
     """
     endings: list[tuple[str, str]] = []
     process = "a process"
@@ -352,12 +368,12 @@ def _process_and_signal(errors: Iterable[str], returncode: int) -> tuple[str, st
     if returncode < 0:
         name = next((s.name for s in signal.Signals if s == -returncode), f"signal {-returncode}")
         endings.append(("the launcher", name))
-    endings.reverse()  # torchrun's root cause is its last
+    endings.reverse()  # torchrun reports the root cause last
     killed = next((ending for ending in endings if ending[1] == "SIGKILL"), None)
     return killed or (endings[0] if endings else ("a process", None))
 
 
 def shown_command(arguments: Sequence[str]) -> list[str]:
-    """The command of a launch as one would type it in the project's folder, and as records have it."""
+    """Return the command of a launch as a user would type it in the project's folder, and as records show it."""
     words = [redact_paths(word).removeprefix("./") for word in arguments]
     return ["accelerate", "launch", *words[3:]] if arguments[2] == "accelerate.commands.launch" else words

@@ -1,6 +1,6 @@
 """Plan a study's runs on this machine: which are finished, which cannot run and why, and how long the others take.
 
-Only `checks.check` needs torch. If torch is not installed, the plan says what it could not check.
+Only `checks.check` needs torch. If torch is not installed, the plan lists what it could not check.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from study.running.studies import Study
 from study.strategy import shipped
 from study.theory import hardware
 
-# What of a configuration, beside the batch, decides whether a run fits into memory.
+# The knobs, besides the batch, that decide whether a run fits into memory.
 DECIDES_MEMORY = (
     "workload",
     "size",
@@ -47,11 +47,11 @@ DECIDES_MEMORY = (
 
 @dataclass(frozen=True)
 class Planned:
-    """One run and what is to become of it: kept, skipped, or run."""
+    """One run, and whether it is kept, skipped or to be run."""
 
     run: Run
-    kept: OutcomeStatus | None = None  # how it ended earlier, where that is a result
-    skipped: str | None = None  # why
+    kept: OutcomeStatus | None = None  # its earlier status, if that is a result
+    skipped: str | None = None  # the reason
 
     @property
     def to_run(self) -> bool:
@@ -60,7 +60,7 @@ class Planned:
 
 @dataclass(frozen=True)
 class Plan:
-    """A study's runs in the order in which they are to be run, on this machine."""
+    """The runs of a study in the order in which they are to be run on this machine."""
 
     study: Study
     folder: Path
@@ -68,15 +68,15 @@ class Plan:
     runs: list[Planned]
     history: History
     timeout_seconds: float
-    checked: bool  # False: torch is not installed, so not everything was looked at
+    checked: bool  # False: torch is not installed, so not everything was checked
 
     def estimate(self, planned: Planned) -> Estimate:
-        """Estimate a run's time, which its time limit ends."""
+        """Estimate how long a run takes, at most until its time limit."""
         whole = self.history.estimate(planned.run)
         return whole._replace(seconds=min(whole.seconds, self.timeout_seconds))
 
     def in_words(self, planned: Planned) -> str:
-        """Say how long a run takes, and whether that is more than its time limit."""
+        """Describe how long a run takes, and whether it would exceed its time limit."""
         whole = self.history.estimate(planned.run)
         limit = f". --timeout ends it after {duration(self.timeout_seconds)}"
         return f"{whole}{limit if whole.seconds > self.timeout_seconds else ''}"
@@ -93,7 +93,10 @@ def select(
     checkpoint_every: int | None = None,
     skip: str | None = None,
 ) -> list[Run]:
-    """List a study's runs whose id contains `only` and does not contain `skip`. Raises Refusal if there is none."""
+    """List a study's runs whose id contains `only` and does not contain `skip`.
+
+    Raises Refusal if no run is left.
+    """
     chosen = [run for run in studies.runs(study, data_dir, folder, checkpoint_every) if only in run.run_id]
     if not chosen:
         raise Refusal(
@@ -112,7 +115,7 @@ def select(
 def select_one(
     study: Study, data_dir: Path | None, run_id: str, folder: Path, checkpoint_every: int | None = None
 ) -> Run:
-    """Find a run of a study by its whole id. Raises Refusal where there is none."""
+    """Find a run of a study by its complete id. Raises Refusal if there is none."""
     for run in studies.runs(study, data_dir, folder, checkpoint_every):
         if run.run_id == run_id:
             return run
@@ -120,9 +123,10 @@ def select_one(
 
 
 def spread(runs: Iterable[Run], per_machine: int | None) -> list[Run]:
-    """Distribute runs over machines with at most `per_machine` processes each; None: as the study says.
+    """Distribute each run over machines with at most `per_machine` processes each.
 
-    Raises Refusal if machines would have different numbers of processes.
+    If `per_machine` is None, the runs stay as the study defines them. Raises Refusal if the processes of a run cannot
+    be divided equally among machines.
     """
     if per_machine is None:
         return list(runs)
@@ -139,9 +143,10 @@ def spread(runs: Iterable[Run], per_machine: int | None) -> list[Run]:
 
 
 def make(study: Study, runs: Iterable[Run], folder: Path, timeout_seconds: float, retry: bool = True) -> Plan:
-    """Plan the runs by their folders and by this machine, without writing anything.
+    """Plan the runs for this machine, from what their folders hold. Nothing is written.
 
-    `retry`: run again what failed earlier. Raises Refusal if a folder holds the record of a run with other flags.
+    With `retry`, runs that failed earlier are run again. Raises Refusal if a folder holds the record of a run with
+    other flags.
     """
     machine = this_machine.find()
     planned: list[Planned] = []
@@ -169,11 +174,13 @@ def make(study: Study, runs: Iterable[Run], folder: Path, timeout_seconds: float
 
 
 def finished(run: Run, timeout_seconds: float, retry: bool = True) -> OutcomeStatus | None:
-    """Return the status of an earlier run in the same folder if that is a result, or None if it has to run again.
+    """Return the status of an earlier run in the same folder if it is a result, or None if the run has to run again.
 
-    Results are a complete record, a run that was out of memory, and a run that had at least as much time as now. What
-    failed is run again only with `retry`. A damaged record is reported, and run again. Raises Refusal if the record is
-    of a run with other flags.
+    Results are a complete record, a run that ran out of memory, and a run that timed out with at least as much time as
+    now. A run that failed is run again only with `retry`. A run with a damaged record is run again, and a message says
+    so.
+
+    Raises Refusal if the record is of a run with other flags.
     """
     outcome = read_outcome(run.folder)
     path = run.folder / "record.json"
@@ -183,14 +190,14 @@ def finished(run: Run, timeout_seconds: float, retry: bool = True) -> OutcomeSta
         if record.status in ("ok", "out_of_memory"):
             try:
                 records.read_run(run.folder)
-            except Refusal as damage:  # as every command that reads it says
+            except Refusal as damage:  # with the message that every command prints when it reads the record
                 print(terminal.wrapped(f"{run.run_id} will run again, because its record is damaged. {damage}"))
                 return None
             is_late = record.status == "ok" and outcome and outcome.status == "crashed"
             return "crashed" if is_late else record.status
     if outcome is None or not _is_of(outcome, run):
         return None
-    if outcome.status in ("ok", "skipped"):  # whose record is gone, or that never started
+    if outcome.status in ("ok", "skipped"):  # the record of the run was deleted, or the run never started
         return None
     if outcome.status == "timed_out":
         return outcome.status if (outcome.wall_seconds or 0) >= timeout_seconds else None
@@ -198,13 +205,19 @@ def finished(run: Run, timeout_seconds: float, retry: bool = True) -> OutcomeSta
 
 
 def read_outcome(run_dir: Path) -> Outcome | None:
-    """Read what an earlier call saw of a run; None: it was never started, or did not get to its end."""
+    """Read the outcome that an earlier call wrote for a run.
+
+    None if the run was never started, or was interrupted before it had an outcome.
+    """
     path = run_dir / "outcome.json"
     return schema.read_outcome(path) if path.exists() else None
 
 
 def _is_of(outcome: Outcome, run: Run) -> bool:
-    """Say whether an outcome is of this run; one from before it kept the configuration is not known to be."""
+    """Return whether an outcome is of this run, with the same configuration.
+
+    False for an old outcome without a configuration, because it cannot be compared.
+    """
     has_same_ranks = (outcome.strategy, outcome.world_size) == (run.strategy.name, run.world_size)
     return has_same_ranks and outcome.config is not None and _differing(run, outcome.config) is None
 
@@ -229,21 +242,21 @@ def _check_same(run: Run, record: Record, path: Path) -> None:
 
 
 def _differing_strategy(now: dict[str, Any], then: dict[str, Any]) -> str | None:
-    """Name what two strategies' files have otherwise, of that which says how a run is distributed."""
+    """Return the first key in which two strategy files distribute a run differently. None if they agree."""
     ours, theirs = shipped.normalized_settings(now), shipped.normalized_settings(then)
     return next((key for key in sorted(ours | theirs) if ours.get(key) != theirs.get(key)), None)
 
 
 def _differing(run: Run, config: dict[str, Any]) -> str | None:
-    """Name the first knob that a written configuration has otherwise than a run; None where all are equal."""
+    """Return the first knob in which a recorded configuration differs from a run's. None if all are equal."""
     planned = run.config.model_dump(mode="json", exclude=OF_THE_PROCESS)
-    # A file from before there was such a knob has what is its default now.
+    # In a file that is older than a knob, the knob has its present default.
     defaults = {name: RunConfig.model_fields[name].default for name in planned}
     return next((name for name in sorted(planned) if config.get(name, defaults[name]) != planned[name]), None)
 
 
 def _history(folder: Path, machine: Machine) -> History:
-    """Collect the runs of this folder and of the reports; one that cannot be read tells nothing of times."""
+    """Collect the earlier runs of this folder and of the reports. Records that cannot be read are left out."""
     history = History(bool(machine.gpu_memory_bytes), hardware.find(machine.gpu_name or ""))
     for path in sorted(folder.glob("*/record.json")):
         with suppress(Refusal):
@@ -255,7 +268,7 @@ def _history(folder: Path, machine: Machine) -> History:
 
 @cache
 def _of_reports(root: Path) -> list[tuple[Record, Outcome | None]]:
-    """The committed runs, which are read once: they take seconds."""
+    """Read the committed runs in `reports/`. The result is cached, because reading takes seconds."""
     runs = []
     for report in sorted(root.glob("reports/*/records")):
         with suppress(Refusal):
@@ -267,15 +280,19 @@ def _of_reports(root: Path) -> list[tuple[Record, Outcome | None]]:
 
 
 def implied_outcome(run: Run, ended: Sequence[tuple[Run, OutcomeStatus]]) -> str | None:
-    """Say which of the runs that have ended shows what would come of this one, which then need not run."""
+    """Return which finished run already shows how this one would end.
+
+    The text is the reason to skip this run. None if no finished run shows it.
+    """
     exhausted = [ended_run for ended_run, status in ended if status == "out_of_memory"]
     return too_large_batch(run, exhausted) or implied_by_ladder(run, ended)
 
 
 def too_large_batch(run: Run, exhausted: Iterable[Run]) -> str | None:
-    """Say which of the runs that ran out of memory shows that this one would, too.
+    """Return which run shows that this one would run out of memory.
 
-    It differs in a smaller global batch and has no larger micro batch.
+    That run ran out of memory with a smaller global batch and no larger micro batch, and otherwise needs the same
+    memory. None if there is no such run.
     """
     for exhausted_run in exhausted:
         alike = (run.strategy.name, run.world_size) == (exhausted_run.strategy.name, exhausted_run.world_size)
@@ -287,9 +304,10 @@ def too_large_batch(run: Run, exhausted: Iterable[Run]) -> str | None:
 
 
 def implied_by_ladder(run: Run, ended: Iterable[tuple[Run, OutcomeStatus]]) -> str | None:
-    """Say which other run of its ladder shows what would come of this one.
+    """Return which other run of the same ladder already shows whether this run fits into memory.
 
-    A larger model, or batch, that trained shows that it fits; a smaller one that ran out of memory, that it does not.
+    If a larger model or batch trained, this one fits. If a smaller one ran out of memory, this one does not fit. None
+    if no run shows it.
     """
     if run.rung is None:
         return None
@@ -309,7 +327,10 @@ def implied_by_ladder(run: Run, ended: Iterable[tuple[Run, OutcomeStatus]]) -> s
 
 
 def missing_resources(study: Study, run: Run, machine: Machine) -> str | None:
-    """Say which GPUs, or how much memory, this machine lacks for a run."""
+    """Return what this machine lacks for a run: GPUs, memory, other machines or a simulated network.
+
+    None if nothing is missing.
+    """
     if run.laboratory and os.environ.get(LABORATORY) != run.laboratory:
         return f"needs a simulated network with a rate of {run.laboratory} (docs/machines.md)"
     if run.num_machines > 1 and run.main_process_ip is None:
@@ -320,9 +341,9 @@ def missing_resources(study: Study, run: Run, machine: Machine) -> str | None:
     if num_gpus > present and (present or study.device == "gpu"):
         return f"needs {counted(num_gpus, 'GPU')}, found {present}"
     on_device, on_host = model_state_bytes(run)
-    if not present:  # a rank's device is the host
+    if not present:  # without a GPU, a rank's device is the host
         return _too_large("model states", on_device + on_host, num_local, "host", machine.host_memory_bytes)
-    # Where GPUs differ, the best case: the order in which CUDA counts them is not NVML's.
+    # If GPUs differ, assume the best case, because CUDA and NVML may number them differently.
     smallest = sorted(machine.gpu_memory_bytes, reverse=True)[num_gpus - 1]
     return _too_large("model states", on_device, num_local // num_gpus, "GPU", smallest) or _too_large(
         "offloaded model states", on_host, num_local, "host", machine.host_memory_bytes
@@ -330,7 +351,10 @@ def missing_resources(study: Study, run: Run, machine: Machine) -> str | None:
 
 
 def _blind_torch(study: Study) -> str | None:
-    """Say that a study of GPUs would be trained on the CPU, where torch's build cannot use the GPUs that are there."""
+    """Return a message if a study of GPUs would train on the CPU because the installed PyTorch finds no GPU.
+
+    None otherwise.
+    """
     if study.device != "gpu":
         return None
     import torch
@@ -352,7 +376,7 @@ def _too_large(what: str, rank_bytes: float, num_ranks: int, where: str, availab
 
 
 def show(plan: Plan) -> str:
-    """Return a summary of the plan, and below it a line for each run."""
+    """Return a summary of the plan, followed by one line per run."""
     digits = len(str(len(plan.runs)))
     longest = max(len(planned.run.run_id) for planned in plan.runs)
     lines = []
@@ -362,7 +386,7 @@ def show(plan: Plan) -> str:
         else:
             action, reason = ("keep", planned.kept) if planned.kept else ("skip", planned.skipped or "")
         line = f"{number:{digits}}  {action:4}  {planned.run.run_id:{longest}}  {reason}"
-        if len(line) > terminal.width():  # then the reason follows below
+        if len(line) > terminal.width():  # the reason goes on lines of its own
             indent = " " * (digits + 8)
             line = f"{line[: digits + 8]}{planned.run.run_id}\n{terminal.wrapped(reason, indent)}"
         lines.append(line)
@@ -370,14 +394,14 @@ def show(plan: Plan) -> str:
 
 
 def heading(plan: Plan) -> str:
-    """Return the study's question, what its runs will do here, and where."""
+    """Return the study's question, the summary of the plan, the folder and this machine."""
     lines = [f"{plan.study.name}: {plan.study.question}", summary(plan)]
     lines += [f"Folder of the runs: {plan.folder}. This machine: {plan.box}."]
     return "\n".join(map(terminal.wrapped, lines))
 
 
 def summary(plan: Plan) -> str:
-    """Say how many runs will do what, for how long, and what could not be checked."""
+    """Return how many runs will be run, kept and skipped, how long they take, and what could not be checked."""
     estimates = [plan.estimate(planned) for planned in plan.runs if planned.to_run]
     num_kept = sum(planned.kept is not None for planned in plan.runs)
     text = f"{len(estimates)} to run, {num_kept} kept, {len(plan.runs) - num_kept - len(estimates)} skipped"

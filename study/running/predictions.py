@@ -17,24 +17,27 @@ from study.theory import hardware, peaks, prediction
 from study.theory.engine import Numbers
 from study.theory.hardware import Gpu
 
-# What the project ships: GPU and how many, and the studies that ask for GPUs.
+# What the project ships: kinds and numbers of GPUs, and the studies that need GPUs.
 BOXES = (("a100-40gb", 1), ("a100-80gb", 1), ("a100-80gb", 8), ("h100-sxm", 8), ("h200", 1))
 STUDIES = ("single-gpu", "multi-gpu", "offload", "buckets", "batch-size", "model-size")
 
-# Whose buffers and collectives the models describe; theory/ names the files that were read.
+# The libraries whose buffers and collectives the theory models. The modules of theory/ name the files that were read.
 ENGINES = {"deepspeed": "0.19.8", "accelerate": "1.15.0", "transformers": "5.23.0"}
 
-# What of a run decides its memory and its time, beside strategy and ranks.
+# The knobs that decide the memory and the time of a run, besides the strategy and the number of ranks.
 KNOBS = (
     "workload", "size", "precision", "accumulation_dtype", "global_batch_size", "sequence_length", "dropout",
     "attention", "activation_checkpointing",
 )  # fmt: skip
 
-DIGITS = 4  # significant: more than a prediction is worth, and enough to see it change
+DIGITS = 4  # significant digits: more than a prediction is accurate to, and enough to see that it changed
 
 
 class _Asked(Facts):
-    """One configuration of a study, whatever its seed, its repeat and its length; what memory and time depend on."""
+    """The options of a run that its memory and its time per step depend on.
+
+    The seed and the number of steps are not among them.
+    """
 
     workload: str
     size: str
@@ -50,41 +53,43 @@ class _Asked(Facts):
 
 
 class PredictedRun(_Asked):
-    """What theory expects of one configuration: no run stands behind it."""
+    """What the theory predicts for one configuration. No run was measured for it."""
 
     micro_batch_size: int
     gradient_accumulation_steps: int
     num_params: int
     fits: bool
-    lacking: str | None = None  # what a node lacks for offload, though its GPUs may have room
-    peak_bytes_per_gpu: int  # of tensors
-    parts: dict[str, int]  # of the peak; a part that is not there is 0
-    moment: str  # of the step, at which the peak is
-    usable_bytes: int  # of a GPU, for torch's allocator
-    free_bytes: int  # of them, beside the peak and what the allocator reserves beyond it; negative: what is missing
+    # The host or disk space that a node lacks for offload, even if its GPUs have enough memory.
+    lacking: str | None = None
+    peak_bytes_per_gpu: int  # only tensors, without the allocator's reserve
+    parts: dict[str, int]  # the parts of the peak; a part that is missing is 0
+    moment: str  # the moment of the step at which the peak occurs
+    usable_bytes: int  # memory of a GPU that PyTorch's allocator can use
+    # The usable bytes minus the peak and what the allocator reserves beyond it. Negative: the bytes that are missing.
+    free_bytes: int
     host_bytes: int = 0  # of a rank, offloaded
     disk_bytes: int = 0  # of a rank, offloaded
-    seconds_per_step: float  # as if it fitted, where it does not
-    seconds_low: float  # nine times of ten it is between these two
+    seconds_per_step: float  # if the run does not fit, as if it did
+    seconds_low: float  # the real time is between seconds_low and seconds_high in 90 % of cases
     seconds_high: float
     tokens_per_second_per_gpu: float
     mfu: float
-    collective_bytes: int  # of rank 0 in a step, as Collective.moved_bytes
+    collective_bytes: int  # sent by rank 0 in a step, counted as Collective.moved_bytes does
 
 
 class UnpredictedRun(_Asked):
-    """A configuration of which theory expects nothing."""
+    """A configuration that the theory cannot predict, with the reason."""
 
     why: str
 
 
 class PredictedBox(Facts):
-    gpu: str  # as theory/hardware.py names it
+    gpu: str  # its name in theory/hardware.py
     num_gpus: int
 
 
 class PredictedStudy(Facts):
-    """What theory expects of a study on a box: the predicted records of one file."""
+    """The predictions for a study on one kind of machine: the content of one file of predicted records."""
 
     schema_version: Literal[1] = SCHEMA_VERSION
     status: Literal["predicted"] = "predicted"
@@ -97,18 +102,21 @@ class PredictedStudy(Facts):
 
 
 def predict_study(study: studies.Study, gpu: str, num_gpus: int) -> PredictedStudy:
-    """Predict every configuration of a study that takes at most this many GPUs; seeds and repeats are one.
+    """Predict every configuration of a study that needs at most `num_gpus` GPUs.
 
-    A run of fewer GPUs has their share of a node's host and disks. What the study would refuse, and what theory cannot
-    say, is left out with the reason. Raises Refusal for an unknown GPU, and where no run takes so few.
+    Runs that differ only in options outside `KNOBS`, such as the seed, count as one configuration. A run with fewer
+    GPUs gets a proportional share of a node's host memory and disks. Configurations that the study would refuse, or
+    that the theory cannot predict, are listed with the reason.
+
+    Raises Refusal if the GPU is unknown, or if every run needs more GPUs.
     """
     with refusing():
         card = hardware.find_gpu(gpu)
         hardware.typical_box(card, num_gpus)
-    data = "hub" if study.text == "real" else "bundled"  # whose vocabulary the embedding has
+    data = "hub" if study.text == "real" else "bundled"  # decides the size of the vocabulary, and so of the embedding
     predicted: dict[tuple[Any, ...], PredictedRun | UnpredictedRun] = {}
     for part in study.parts:
-        # A round has every combination once; the others repeat it with another seed.
+        # A round has every combination once. The other rounds repeat it with another seed.
         planned = sorted(part.round(0), key=lambda run: (run[1], *run[2].values(), part.strategies.index(run[0])))
         for name, world_size, cell in planned:
             if world_size > num_gpus:
@@ -116,9 +124,7 @@ def predict_study(study: studies.Study, gpu: str, num_gpus: int) -> PredictedStu
             config = build_config(**{**part.flags, **cell, "data": data})
             chosen = file.read_by_name(name)
             configuration = _asked(config, chosen, world_size)
-            if (
-                key := tuple(configuration.values())
-            ) in predicted:  # parts that differ in what is trained on, or for how long
+            if (key := tuple(configuration.values())) in predicted:  # parts may differ only in options outside KNOBS
                 continue
             try:
                 predicted[key] = PredictedRun(**configuration, **_expected(config, chosen, world_size, card))
@@ -141,7 +147,10 @@ def _asked(config: RunConfig, chosen: Strategy, world_size: int) -> dict[str, An
 
 
 def _expected(config: RunConfig, chosen: Strategy, world_size: int, gpu: Gpu) -> dict[str, Any]:
-    """What a prediction has beside what was asked. Raises ValueError, which a Refusal is too, where there is none."""
+    """Return the predicted fields of a `PredictedRun`, without those of the configuration.
+
+    Raises ValueError (Refusal is a subclass) if there is no prediction.
+    """
     _check(config, chosen)
     shape, engine = in_theory.of_run(config, chosen, world_size)
     job = in_theory.job_of(config, world_size, "gpu")
@@ -169,10 +178,13 @@ def _expected(config: RunConfig, chosen: Strategy, world_size: int, gpu: Gpu) ->
 
 
 def _check(config: RunConfig, chosen: Strategy) -> None:
-    """Refuse what a run's checks refuse on every box (study/running/checks.py needs torch), and shared GPUs."""
-    if config.share_device:  # the models have a GPU for each rank
+    """Raise Refusal for what a run's checks refuse on every machine, and for ranks that share a GPU.
+
+    This repeats some rules of study/running/checks.py, which needs torch.
+    """
+    if config.share_device:  # the theory assumes one GPU per rank
         raise Refusal("runs whose ranks share a GPU are not predicted")
-    if config.precision == "fp64":  # no GPU is asked for its rate, and no formula has eight bytes a number
+    if config.precision == "fp64":  # the theory has no fp64 rates of GPUs, and no formulas with 8 bytes per number
         raise Refusal("fp64 is not predicted")
     if chosen.distributed_type == "FSDP" and config.precision not in ("fp32", "bf16"):
         raise Refusal(
@@ -198,9 +210,9 @@ def _whole(value: Numbers) -> int:
 
 
 def write(folder: Path, predictions: PredictedStudy) -> Path:
-    """Write FOLDER/<gpu>-<n>x/<study>.json, a line for each prediction, and return its path.
+    """Write predictions to FOLDER/<gpu>-<n>x/<study>.json, one line per prediction, and return the path.
 
-    What is as the schema has it by default is left out.
+    Fields with their default values are left out. Raises Refusal if the folder cannot be written.
     """
     box = predictions.box
     path = folder / f"{box.gpu}-{box.num_gpus}x" / f"{predictions.study}.json"
@@ -215,7 +227,7 @@ def write(folder: Path, predictions: PredictedStudy) -> Path:
 
 
 def write_all(folder: Path) -> list[Path]:
-    """Write the predicted records that the project ships."""
+    """Write the predicted records that the project ships, and return their paths."""
     return [
         write(folder, predict_study(studies.find(name), gpu, num_gpus)) for gpu, num_gpus in BOXES for name in STUDIES
     ]

@@ -1,4 +1,4 @@
-"""Run a study: one run after another, each with an outcome, and resume it if it was interrupted.
+"""Run a study: one run after another, each with an outcome. Continue a study that was interrupted.
 
 Only one runner at a time works in a study's folder. If it is killed, finished runs stay, and the next call continues.
 """
@@ -31,7 +31,7 @@ from study.running.outcome import Exit, classify_exit, read_report, shown_comman
 from study.running.plan import Plan, Planned
 from study.running.studies import Study
 
-# The exit status of `run`, as its help says it.
+# The exit statuses of `run`, as its help describes them.
 ALL_OK, SOME_NOT_OK, SOME_WITHOUT_OUTCOME = 0, 1, 3
 
 ROW = ["workload", "strategy", "ranks", "outcome", "loss", "states", "sent", "s/step"]
@@ -43,12 +43,16 @@ sent: MiB of collectives per rank and step; an all-reduce counts twice."""
 
 @dataclass
 class Slot:
-    """The time of one call, from now on: nothing is started that is not expected to end in it."""
+    """The time that one call has. It begins when the object is made.
+
+    A run is not started if it is expected to take longer than the time that is left.
+    """
 
     seconds: float = math.inf
-    # The first is started whatever is expected of it, and has the whole slot: what does not end in that is a result.
+    # The first run is started even if it is expected to exceed the slot, and it has the whole slot. If it does not end
+    # within the slot, that counts as its result.
     first_runs_regardless: bool = True
-    interrupted: bool = False  # by the user: nothing more is to be started
+    interrupted: bool = False  # by the user, so that nothing more is started
     _began: float = field(default_factory=lambda: time.monotonic())
 
     @property
@@ -59,12 +63,13 @@ class Slot:
 def run(
     study: Study, runs: list[Run], folder: Path, timeout_seconds: float, fail_fast: bool, slot: Slot | None = None
 ) -> int:
-    """Run what is not finished, print progress and a table, and return the exit status.
+    """Run all runs of a study that are not finished, print progress and a table, and return the exit status.
 
-    An interrupted run has no outcome, and the next call does it again. With `fail_fast` nothing more is started after
-    one of this call that is neither ok nor out of memory. Within a slot what failed is not run again: it would be the
-    first of every slot. Raises Refusal where another runner has the folder, or where a finished run is there that has
-    another's name.
+    An interrupted run has no outcome, and the next call runs it again. With `fail_fast`, no further run is started
+    after a run of this call whose status is neither ok nor out of memory. With a limited slot, runs that failed are not
+    run again, because they would be the first of every slot.
+
+    Raises Refusal if another runner works in the folder, or if a run directory holds a finished run with other flags.
     """
     slot = slot or Slot()
     with lock.locked_study(folder):
@@ -75,7 +80,7 @@ def run(
         print(plan.heading(study_plan), flush=True)
         outcomes: list[Outcome] = []
         try:
-            # Shorter, where the slot ends before them.
+            # There are fewer outcomes than runs if the slot ends early.
             for planned, outcome in zip(study_plan.runs, _outcomes(study_plan, slot), strict=False):
                 outcomes.append(outcome)
                 if fail_fast and not planned.kept and outcome.status not in ("ok", "out_of_memory", "skipped"):
@@ -88,7 +93,7 @@ def run(
 
 
 def _conclude(runs: Sequence[Planned], outcomes: Sequence[Outcome], num_missing: int) -> int:
-    """Print the table of those that have an outcome, how many have none, and return the exit status."""
+    """Print the results, the table and how many runs have no outcome, and return the exit status."""
     print(f"\n{_result(runs, outcomes, num_missing)}\n\n{table(runs, outcomes)}\n{LEGEND}")
     if reasons := _reasons(runs, outcomes):
         print("\n".join(["", "Runs without a result:", *reasons]))
@@ -98,9 +103,10 @@ def _conclude(runs: Sequence[Planned], outcomes: Sequence[Outcome], num_missing:
 
 
 def run_one(study: Study, run: Run, folder: Path, timeout_seconds: float, is_first_machine: bool = True) -> int:
-    """Run one run of a study, whatever else of it runs elsewhere, and return the exit status.
+    """Run one run of a study, and return the exit status.
 
-    Of several machines, the first writes the outcome.
+    Other runs of the study may run elsewhere at the same time. If the run uses several machines, the first machine
+    writes the outcome.
     """
     study_plan = plan.make(study, [run], folder, timeout_seconds)
     if not is_first_machine and not study_plan.runs[0].to_run:
@@ -116,9 +122,10 @@ def run_one(study: Study, run: Run, folder: Path, timeout_seconds: float, is_fir
 
 
 def _outcomes(study_plan: Plan, slot: Slot) -> Iterator[Outcome]:
-    """Bring every run to an outcome, in the plan's order, and say so; what is kept or skipped takes no time.
+    """Yield an outcome for every run in the plan's order, and print it.
 
-    Ends where the next run is not expected to end within the slot, and where one did not.
+    A run that is kept or skipped takes no time. The iteration ends when the next run is not expected to end within the
+    slot, or when a run did not.
     """
     position = 1 + max(
         (schema.read_outcome(path).position for path in study_plan.folder.glob("*/outcome.json")), default=0
@@ -145,7 +152,11 @@ def _outcomes(study_plan: Plan, slot: Slot) -> Iterator[Outcome]:
 
 
 def _start(study_plan: Plan, index: int, position: int, head: str, slot: Slot) -> Outcome | None:
-    """Run one if the slot has time for it, and return its outcome; None if the slot ends before it does."""
+    """Run one run if the slot has time for it, and return its outcome.
+
+    If an extension of DeepSpeed cannot be built, the outcome is "skipped". None if the run was not started, or was
+    ended, because the slot is over.
+    """
     planned = study_plan.runs[index]
     seconds_left = slot.seconds_left
     if not slot.first_runs_regardless and study_plan.estimate(planned).seconds > seconds_left:
@@ -163,7 +174,7 @@ def _start(study_plan: Plan, index: int, position: int, head: str, slot: Slot) -
         if details:
             print(details, flush=True)
         return _skipped_outcome(study_plan.study, planned.run, position, first_line)
-    # The first has the whole slot, whatever this call has needed until here.
+    # The first run has the whole slot, no matter how much time this call has already used.
     outcome = _launch(study_plan, index, position, head, math.inf if slot.first_runs_regardless else seconds_left)
     if outcome is None:
         print(f"{head}: ended, because the time of --minutes is over; the next call runs it again", flush=True)
@@ -175,7 +186,7 @@ def _start(study_plan: Plan, index: int, position: int, head: str, slot: Slot) -
 
 
 def _summary(study_plan: Plan, index: int, outcome: Outcome, is_started: bool) -> str:
-    """Say how a run ended, how long it took, and how long the rest will take."""
+    """Describe how a run ended, how long it took, and how long the remaining runs will take."""
     kept = "kept, " if study_plan.runs[index].kept else ""
     took = f" ({duration(outcome.wall_seconds or 0.0)})" if is_started else ""
     seconds_left = _seconds_left(study_plan, index + 1)
@@ -188,12 +199,15 @@ def _say(head: str, line: str) -> None:
 
 
 def _seconds_left(study_plan: Plan, start: int) -> float:
-    """Estimate the runs from this index on."""
+    """Estimate the total seconds of the runs from index `start` on."""
     return sum(study_plan.estimate(planned).seconds for planned in study_plan.runs[start:] if planned.to_run)
 
 
 def _launch(study_plan: Plan, index: int, position: int, head: str, seconds_left: float) -> Outcome | None:
-    """Run one, and write what came of it; None where it was ended because the slot did, and so has no outcome."""
+    """Launch one run, and write and return its outcome.
+
+    None if the run was ended because the slot was over. Then it has no outcome.
+    """
     planned = study_plan.runs[index]
     run = planned.run
     expected, later = study_plan.estimate(planned).seconds, _seconds_left(study_plan, index + 1)
@@ -203,14 +217,14 @@ def _launch(study_plan: Plan, index: int, position: int, head: str, seconds_left
         remaining = max(0.0, expected - (time.monotonic() - started)) + later
         print(f"{head}: {line}; about {duration(remaining)} left", flush=True)
 
-    if reason := why_not_writable(study_plan.folder):  # not even for an empty log
+    if reason := why_not_writable(study_plan.folder):  # there may be no space even for an empty log
         end = Exit("killed", redact_paths(f"{run.folder}: {reason}"))
         return _write_outcome(study_plan.study, run, position, end, wall_seconds=0.0)
     _clear(run.folder)
     limit = min(study_plan.timeout_seconds, seconds_left)
     ended = launch.launch(run, limit, progress)
     if ended.at_time_limit and limit < study_plan.timeout_seconds:
-        return None  # a record that was written counts: the next call keeps it
+        return None  # if the record was written, the next call keeps the run
     return _write_outcome(
         study_plan.study,
         run,
@@ -224,14 +238,17 @@ def _launch(study_plan: Plan, index: int, position: int, head: str, seconds_left
 
 
 def _clear(folder: Path) -> None:
-    """Remove what an attempt without a result left: it would be taken for this one's."""
+    """Remove the files of an earlier attempt without a result, so that they are not mistaken for those of this run."""
     for name in ("outcome.json", "record.json", "config.json", "steps.jsonl", "failure-rank*.json", "*.part"):
         for stale in folder.glob(name):
-            shutil.rmtree(stale) if stale.is_dir() else stale.unlink()  # of a model, and of a file
+            shutil.rmtree(stale) if stale.is_dir() else stale.unlink()  # a model's folder, or a file
 
 
 def _kept_outcome(study: Study, planned: Planned, position: int) -> Outcome:
-    """Return what an earlier call wrote; write it where that was killed after the record and before."""
+    """Return the outcome that an earlier call wrote for a run.
+
+    If that call was killed after the record was written and before the outcome was, the outcome is written now.
+    """
     run = planned.run
     outcome = plan.read_outcome(run.folder)
     if outcome and outcome.status == planned.kept:
@@ -239,7 +256,8 @@ def _kept_outcome(study: Study, planned: Planned, position: int) -> Outcome:
     record = schema.read(run.folder)
     end = classify_exit([], read_report(run.folder), returncode=0)
     end = end._replace(message=redact_paths(end.message))
-    unknown = study.model_copy(update={"sha256": None})  # it may have been begun under another text
+    # The run may have started with an older version of the study's file.
+    unknown = study.model_copy(update={"sha256": None})
     return _write_outcome(unknown, run, position, end, started_at=record.started_at)
 
 
@@ -286,7 +304,7 @@ def _write_outcome(
     try:
         run.folder.mkdir(parents=True, exist_ok=True)
         write_json(run.folder / "outcome.json", outcome.model_dump(mode="json"))
-    except OSError as error:  # the table says it, and the next call does the run again
+    except OSError as error:  # the table reports it, and the next call repeats the run
         print(f"{run.folder / 'outcome.json'}: not written ({error.strerror})", flush=True)
     return outcome
 
@@ -302,7 +320,7 @@ def table(runs: Iterable[Planned], outcomes: Iterable[Outcome]) -> str:
 
 
 def _result(runs: Sequence[Planned], outcomes: Sequence[Outcome], num_missing: int) -> str:
-    """Say how the runs ended, where their records are, and what to do next."""
+    """Describe how the runs ended, where their records are, and what to do next."""
     counts = Counter(outcome.status for outcome in outcomes)
     ends = ", ".join(f"{counts[status]} {status.replace('_', ' ')}" for status in sorted(counts, key=_ok_first))
     text = f"{len(outcomes)} of {len(runs)} runs have an outcome: {ends}." if outcomes else "No run has an outcome."
@@ -320,7 +338,7 @@ def _ok_first(status: str) -> tuple[bool, str]:
 
 
 def _reasons(runs: Sequence[Planned], outcomes: Sequence[Outcome]) -> list[str]:
-    """Say of each run that is not ok how it ended."""
+    """Return one line for each run that is not ok, with its status and message."""
     pairs = zip(runs, outcomes, strict=False)
     lines = [f"{planned.run.run_id}: {o.status}, {o.message}" for planned, o in pairs if o.status != "ok"]
     return [terminal.wrapped(line, later_indent="  ") for line in lines]
@@ -334,7 +352,7 @@ def _row(run: Run, outcome: Outcome) -> list[str]:
         return without_result
     try:
         record = schema.read(run.folder)
-    except Refusal:  # removed since it ended, for instance
+    except Refusal:  # for instance because it was deleted after the run
         return without_result if outcome.status == "crashed" else [*row[:-1], "no record", "", "", "", ""]
     if record.status != "ok":
         return without_result

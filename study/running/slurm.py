@@ -17,11 +17,14 @@ from study.run import Run
 from study.running import plan
 from study.running.studies import Study
 
-# Beyond --timeout, which ends a run with an outcome of its own: to import, and to let the ranks end.
+# Added to --timeout, so that imports and the end of the ranks fit in. The run itself ends at --timeout, with an
+# outcome.
 SPARE_MINUTES = 5
-# Where the machines of a run meet: two jobs on one node at two ports, below those that Linux hands out.
+# The port at which the machines of a run meet. It differs between two jobs on one node, and lies below the ports that
+# Linux assigns by itself.
 PORT = "$((20000 + SLURM_JOB_ID % 10000))"
-# One process a machine, with all of its cores. Where one machine fails the others go on: the first is to say why.
+# One process per machine, with all of its cores. If one machine fails, the others go on, so that the first can record
+# the reason.
 EVERYWHERE = "srun --ntasks={nodes} --ntasks-per-node=1 --cpu-bind=none --kill-on-bad-exit=0"
 OUTPUT = "slurm-%A_%a.out"
 
@@ -43,7 +46,7 @@ ARRAY
 
 
 class _Shape(NamedTuple):
-    """What a run takes of a cluster."""
+    """The nodes, ranks and GPUs that a run takes of a cluster."""
 
     nodes: int
     ranks: int  # on each node
@@ -51,13 +54,16 @@ class _Shape(NamedTuple):
 
 
 def script(study: Study, runs: Sequence[Run], folder: Path, timeout_seconds: float, command: Sequence[str]) -> str:
-    """Write the shell script that submits the runs of a study that are not finished.
+    """Return the shell script that submits the unfinished runs of a study.
 
-    `folder`: of the study. `command`: the words that run one of them, before its id. Raises Refusal where all are
-    finished, where a run directory holds the record of a run with other flags, and where a name has a line break.
+    `folder` is the folder of the study. `command` has the words that run one run, without its id.
+
+    Raises Refusal if all runs are finished, if a run directory holds the record of a run with other flags, or if a name
+    contains a line break.
     """
     for text in (str(folder), str(Path.cwd()), *command):
-        if "\n" in text or "\r" in text:  # it would end the script of a task, which stands in lines of the whole script
+        # A line break would end the script of a task, which is a part of the whole script.
+        if "\n" in text or "\r" in text:
             raise Refusal(f"{text!r}: a Slurm script cannot contain a name with a line break. Use another name.")
     shapes: dict[_Shape, list[Run]] = {}
     for run in unfinished(runs, timeout_seconds):
@@ -81,9 +87,11 @@ def script(study: Study, runs: Sequence[Run], folder: Path, timeout_seconds: flo
 
 
 def unfinished(runs: Iterable[Run], timeout_seconds: float) -> list[Run]:
-    """List the runs that have no result, nor one that shows that they would run out of memory.
+    """List the runs that still have to run.
 
-    What a node lacks for a run, its job finds. Raises Refusal as `script` does.
+    A run is left out if it has a result, or if another run already ran out of memory with a smaller batch. Whether a
+    node lacks resources for a run is checked by its job. Raises Refusal if a run directory holds the record of a run
+    with other flags.
     """
     kept = [(run, plan.finished(run, timeout_seconds)) for run in runs]
     exhausted = [run for run, status in kept if status == "out_of_memory"]
@@ -96,7 +104,8 @@ def _shape(run: Run, needs_gpus: bool) -> _Shape:
 
 
 def _array(name: str, shape: _Shape, runs: Sequence[Run], folder: Path, minutes: int, command: Sequence[str]) -> str:
-    # Slurm gives a task one core where nobody says more: so a node has one a rank, though one task starts them all.
+    # By default, Slurm gives each task one core. One task per rank is requested, so that a node has one core per rank,
+    # although a single task starts all ranks.
     options = [f"--job-name={name}", f"--array=0-{len(runs) - 1}", f"--nodes={shape.nodes}"]
     options += [f"--ntasks-per-node={shape.ranks}", f"--time={minutes}", "--requeue", "--open-mode=append"]
     options += [f"--gpus-per-node={shape.gpus}"] if shape.gpus else []

@@ -1,4 +1,4 @@
-"""Read a study, which is one YAML file, and list its runs in the order in which they are made."""
+"""Read a study from its YAML file, and list its runs in the order in which they are run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from study.strategy.file import Strategy, read_by_name
 
 STUDIES = Path(__file__).resolve().parents[1] / "studies"
 
-# What a part says in lists, or somebody else for all runs; nothing of it is a flag of one part.
+# Options that are not flags of a part, and where to set them instead.
 _NOT_FLAGS = {
     "seed": "list it under seeds",
     "data": "write text: real, or text: bundled, beside parts",
@@ -31,37 +31,40 @@ _NOT_FLAGS = {
 }
 _SWITCHES = {name for name, knob in RunConfig.model_fields.items() if knob.annotation is bool}
 
-# A launch alone takes about 7 s, so this many are most of a day before the first step; the longest shipped has 270.
+# A launch takes about 7 s, so this many runs need most of a day for launches alone. The longest study that the project
+# ships has 270 runs.
 MOST_RUNS = 10_000
 MOST_PROCESSES = 1_000_000
 MOST_MACHINES = 64
 
 Rung = TypeVar("Rung")
-A_LIST = Field(min_length=1, strict=False)  # so that a list becomes a tuple
+A_LIST = Field(min_length=1, strict=False)  # not strict, so that a list becomes a tuple
 Seeds = Annotated[tuple[Annotated[int, Field(ge=0, le=LARGEST_SEED)], ...], A_LIST]
 Sizes = Annotated[tuple[Annotated[int, Field(ge=1, le=MOST_PROCESSES)], ...], A_LIST]
 
 
 class Part(files.StrictModel):
-    """A block of runs: every combination of its lists, with the same flags."""
+    """A block of runs: every combination of its lists, all with the same flags."""
 
-    flags: dict[str, Any] = Field(default_factory=dict)  # train.py's, by the names of RunConfig's fields
-    # Names, or paths of accelerate files.
+    flags: dict[str, Any] = Field(default_factory=dict)  # options of train.py, by the names of the fields of RunConfig
+    # Names of strategies, or paths of accelerate files.
     strategies: Annotated[tuple[str, ...], Field(strict=False)] = tuple(file.names())
     world_sizes: Sizes = (2,)
-    global_batch_sizes: Sizes | None = None  # sequences per optimizer step; None: the flags', for all runs
-    sizes: Annotated[tuple[str, ...], A_LIST] | None = None  # of models, smallest first; None: the flags'
-    # The largest of these that trains is looked for by bisection: what another run of the part decides is not run.
+    global_batch_sizes: Sizes | None = None  # sequences per optimizer step; None: all runs have that of the flags
+    sizes: Annotated[tuple[str, ...], A_LIST] | None = None  # model sizes, smallest first; None: that of the flags
+    # The list whose largest value that trains is searched by bisection. A run is skipped if another run of the part
+    # already decides it.
     largest: Literal["sizes", "global_batch_sizes"] | None = None
     seeds: Seeds = (0,)
     machines: int = Field(1, ge=1, le=MOST_MACHINES)
-    rate: str | None = None  # of a laboratory's network ("200mbit", "unlimited"); None: one machine, or real ones
-    repeats: int = Field(1, ge=1)  # of every combination, with equal flags
-    label: str = Field("", pattern=r"^[a-z0-9_]*$")  # tells apart parts that differ in flags only
+    # Rate of a laboratory's network ("200mbit", "unlimited"); None: one machine, or real machines.
+    rate: str | None = None
+    repeats: int = Field(1, ge=1)  # how often every combination is repeated, with equal flags
+    label: str = Field("", pattern=r"^[a-z0-9_]*$")  # distinguishes parts that differ only in flags
 
     @model_validator(mode="after")
     def _check(self) -> Part:
-        """Refuse what no run could be made of. Each check raises ValueError, which Refusal is as well."""
+        """Raise ValueError (Refusal is a subclass) if the part cannot be turned into runs."""
         self._check_keys_have_one_place()
         self._check_lists()
         self._check_flags()
@@ -118,10 +121,11 @@ class Part(files.StrictModel):
         return [{**size, **batch} for size in sizes for batch in batches]
 
     def round(self, index: int) -> Iterator[tuple[str, int, dict[str, Any]]]:
-        """Yield (strategy, processes, batch) of one round, block by block of equal work.
+        """Yield (strategy, processes, cell) for each run of one round, grouped into blocks of equal work.
 
-        From block to block and from round to round the strategies start elsewhere, and every other round goes through
-        them backwards. So none always runs first, when a box is cold, or always after the same one.
+        A cell has the model size and the global batch size if the part lists them. The first strategy changes from
+        block to block and from round to round, and every other round goes through the strategies backwards. So no
+        strategy always runs first, when a machine is cold, or always after the same other strategy.
         """
         step = max(1, len(self.strategies) // self.num_rounds)
         blocks = [(world_size, cell) for world_size in self.world_sizes for cell in self._cells()]
@@ -130,11 +134,15 @@ class Part(files.StrictModel):
             for place in range(len(self.strategies)):
                 name = self.strategies[(first + direction * place) % len(self.strategies)]
                 fixed = read_by_name(name).fixed_processes
-                if fixed is None or world_size == self.world_sizes[0]:  # one run whatever the world
+                # Such a strategy has one run, whatever the world sizes are.
+                if fixed is None or world_size == self.world_sizes[0]:
                     yield name, fixed or world_size, cell
 
     def rung(self, config: RunConfig) -> tuple[str, int] | None:
-        """The knob whose largest value is looked for, and the place of a run on its ladder; None: none is."""
+        """Return the knob whose largest value is searched, and the position of a run on this ladder of values.
+
+        None if the part searches no largest value.
+        """
         if self.largest == "sizes":
             return "size", (self.sizes or ()).index(config.size)
         return ("global_batch_size", config.global_batch_size) if self.largest else None
@@ -145,13 +153,13 @@ class Part(files.StrictModel):
 
     @property
     def most_runs(self) -> int:
-        """Runs if every strategy ran on every number of processes."""
+        """The number of runs if every strategy ran on every number of processes."""
         num_cells = len(self.global_batch_sizes or (None,)) * len(self.sizes or (None,))
         return self.num_rounds * len(self.strategies) * len(self.world_sizes) * num_cells
 
 
 def bisecting(rungs: list[Rung]) -> list[Rung]:
-    """Sort a ladder in the order of bisection: the middle first, then the middles of both halves."""
+    """Sort a ladder in the order of bisection: the middle first, then the middles of both halves, and so on."""
     order: list[Rung] = []
     segments = [rungs]
     while segments:
@@ -168,7 +176,7 @@ def bisecting(rungs: list[Rung]) -> list[Rung]:
 
 
 def _day(text: str) -> str:
-    """A day as ISO 8601 writes it."""
+    """Return a date in ISO 8601 format. Raises ValueError if the text is not such a date."""
     return datetime.date.fromisoformat(text).isoformat()
 
 
@@ -177,37 +185,44 @@ Share = Annotated[float, Field(gt=0, lt=1)]
 
 
 class Protocol(files.StrictModel):
-    """What was fixed about a study before its first run: endpoint, margin, null, positive controls, gates."""
+    """The protocol of a study, which is fixed before its first run.
 
-    fixed_on: Annotated[str, AfterValidator(_day)]  # the day on which it was committed
-    pilot: str = Field(min_length=1)  # what was run before, and is not in the result
-    step: int = Field(ge=1)  # at which the held-out loss is taken: the endpoint
-    margin: float = Field(gt=0)  # within which a mean relative difference counts as none
-    # Labels of parts, or strategies: the control's training, which differs from it in rounding alone. The null.
+    It has the endpoint, the margin, the null variants, the positive controls and the gates.
+    """
+
+    fixed_on: Annotated[str, AfterValidator(_day)]  # the day on which the protocol was committed
+    pilot: str = Field(min_length=1)  # the runs that were made before, which are not part of the result
+    step: int = Field(ge=1)  # the endpoint is the held-out loss at this step
+    margin: float = Field(gt=0)  # a mean relative difference within this margin counts as no difference
+    # The null: labels of parts or strategies whose training differs from the control's only in rounding.
     variants: Names
-    broken: Names  # labels of parts whose training is wrong on purpose: where one is not flagged, there is no verdict
-    broken_study: str | None = None  # a study of one arm more of them, with other releases of the engines
-    noticed: float = Field(gt=0)  # relative: from here on a run has parted from the control's; far above rounding
-    # The gate: in every start, the control's held-out loss at `step` is at most this share of that before step 1.
+    # Labels of parts whose training is wrong on purpose; if one of them is not detected, there is no verdict.
+    broken: Names
+    broken_study: str | None = None  # another study with one more such arm, with other releases of the engines
+    # A relative difference from the control's loss, far above rounding, from which a run counts as different.
+    noticed: float = Field(gt=0)
+    # The gate: for every seed, the control's held-out loss at `step` is at most this share of the loss before step 1.
     falls_to: float = Field(gt=0, lt=1)
-    significance: Share = 0.05  # of each test; of those against the null after Holm's correction over the arms
-    exclusions: Names  # in words: which runs are left out
+    # The level of each test. p-values of tests against the null are corrected by Holm's method over the arms.
+    significance: Share = 0.05
+    exclusions: Names  # a description of the runs that are left out
 
 
 # ---------------------------------------------------------------- a study
 
 
 class Study(files.StrictModel):
-    """A question and the runs that answer it."""
+    """A question, and the runs that answer it."""
 
-    name: str  # the file's
+    name: str  # the name of the study's file
     question: str = Field(min_length=1)
     control: str = "ddp"  # the strategy that the others are compared with
-    text: Literal["bundled", "real"] = "bundled"  # real: from --data-dir, else from the hub
+    # Real text comes from --data-dir, or by default from the Hugging Face Hub.
+    text: Literal["bundled", "real"] = "bundled"
     device: Literal["any", "gpu"] = "any"
     parts: Annotated[tuple[Part, ...], A_LIST]
     protocol: Protocol | None = None  # None: nothing was fixed beforehand
-    sha256: str  # of the file
+    sha256: str  # digest of the study's file
 
     @model_validator(mode="after")
     def _check(self) -> Study:
@@ -247,12 +262,15 @@ class Study(files.StrictModel):
 
 
 def names() -> list[str]:
-    """The studies that the project ships."""
+    """List the names of the studies that the project ships."""
     return sorted(path.stem for path in STUDIES.glob("*.yaml"))
 
 
 def find(name: str) -> Study:
-    """Read a shipped study by its name, or a user's own by its path. Raises Refusal naming file and key."""
+    """Read a shipped study by its name, or a user's own study by the path of its YAML file.
+
+    Raises Refusal, which names the file and the key, if the study does not exist or is not valid.
+    """
     path = Path(name) if name.endswith((".yaml", ".yml")) else STUDIES / f"{name}.yaml"
     if not path.is_file():
         raise Refusal(unknown_name_message("study", name, names(), "name a YAML file or one of"))
@@ -268,7 +286,7 @@ def find(name: str) -> Study:
         return Study.model_validate({**own, **content})
     except ValidationError as error:
         first = error.errors()[0]
-        # Errors of our own say what is wrong, but not in which part.
+        # The project's own errors describe the problem, but not the part of the study.
         place = ".".join(map(str, first["loc"])) if first["type"] == "value_error" else ""
         raise Refusal(describe(error, f"{path}: {place}" if place else str(path))) from None
 
@@ -276,13 +294,13 @@ def find(name: str) -> Study:
 def runs(
     study: Study, data_dir: Path | None = None, folder: Path | None = None, checkpoint_every: int | None = None
 ) -> list[Run]:
-    """List a study's runs in the order in which they are to be run: round by round, so repeats are interleaved.
+    """List a study's runs in the order in which they are run: round by round, so that repeats are interleaved.
 
-    Each has a run directory of its own in the study's folder, by default runs/NAME. Raises Refusal where the file of
-    a strategy cannot be read, and where two runs are called the same.
+    Each run has its own run directory in the study's folder, which is runs/NAME by default. Raises Refusal if the file
+    of a strategy cannot be read, or if two runs have the same id.
     """
     folder = folder or Path("runs") / study.name
-    common: dict[str, Any] = {"data": "bundled"}  # whatever a preset says
+    common: dict[str, Any] = {"data": "bundled"}  # this overrides a preset
     if study.text == "real":
         common = {"data": "files", "data_dir": data_dir} if data_dir else {"data": "hub"}
     elif data_dir:
