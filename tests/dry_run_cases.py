@@ -151,7 +151,7 @@ def test_how_long_ranks_wait(
         ({"model_type": "vit", "hidden_size": 64, "num_attention_heads": 4,
           "architectures": ["ViTForImageClassification"]}, "zero1", "its forward pass with tokens and labels fails"),
         ({"model_type": "olmo2", "hidden_size": 63, "num_attention_heads": 4}, "zero1", "RuntimeError: The size of"),
-        ({"model_type": "nothing"}, "zero1", "model_type 'nothing'; give a config.json of"),
+        ({"model_type": "nothing"}, "zero1", "model_type 'nothing'. Use a config.json of"),
     ],
 )  # fmt: skip
 def test_any_class_of_transformers_is_run(

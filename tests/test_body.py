@@ -141,7 +141,7 @@ def test_a_folder_holds_one_body(tmp_path, monkeypatch):
         pretraining.train_missing(runs[1:], runs)
 
     with_another(seed=3, num_train_examples=1400)
-    with pytest.raises(Refusal, match="runs of several models, splits or lengths name it"):
+    with pytest.raises(Refusal, match="runs with different models, splits or lengths use this folder"):
         with_another(sequence_length=32)
     other = [make_run(first.model_copy(update={"split_seed": 1}), read_by_name("ddp"), 2)]
     with pytest.raises(Refusal, match="holds a body of other settings"):

@@ -80,16 +80,22 @@ def name_a_file_outside(folder: Path) -> None:
 MODEL = "engine/model"
 # What was done to a checkpoint's folder, and what is said of it; an engine would load a pickle beside the others.
 HARMS: list[tuple[Callable[[Path], object], str]] = [
-    (lambda folder: (folder / MODEL).write_bytes(b"Weights"), "damaged, engine/model is not the file that was written"),
-    (lambda folder: (folder / MODEL).unlink(), "damaged, engine/model"),
+    (
+        lambda folder: (folder / MODEL).write_bytes(b"Weights"),
+        "is damaged: engine/model is not the file that was written",
+    ),
+    (lambda folder: (folder / MODEL).unlink(), "is damaged: engine/model"),
     (lambda folder: (folder / MANIFEST).unlink(), "has no manifest.json"),
     (lambda folder: os.truncate(folder / MANIFEST, 40), "cannot be read as a checkpoint's manifest"),
-    (lambda folder: synthetic.change(folder / MANIFEST, format_version=2), "not of this version"),
-    (lambda folder: (folder / "engine/x.pkl").touch(), "damaged, engine/x.pkl is not one of the files that were"),
-    (lambda folder: (folder / "engine/more").symlink_to(folder.parent), "damaged, engine/more is not one of the files"),
+    (lambda folder: synthetic.change(folder / MANIFEST, format_version=2), "another version"),
+    (lambda folder: (folder / "engine/x.pkl").touch(), "is damaged: engine/x.pkl is not one of the files that were"),
+    (
+        lambda folder: (folder / "engine/more").symlink_to(folder.parent),
+        "is damaged: engine/more is not one of the files",
+    ),
     (lambda folder: link_to_itself(folder / MODEL), "engine/model: cannot be read as what was written"),
-    (name_a_file_outside, "damaged, ../outside is not the file that was written"),
-    (lambda folder: synthetic.change(folder / MANIFEST, step=3), "its manifest.json is of step 3"),
+    (name_a_file_outside, "is damaged: ../outside is not the file that was written"),
+    (lambda folder: synthetic.change(folder / MANIFEST, step=3), "its manifest.json belongs to step 3"),
     (lambda folder: synthetic.change(folder / MANIFEST, run_id="one"), "it was written by one"),
 ]
 
@@ -116,7 +122,7 @@ def test_a_damaged_one_is_named_and_the_one_before_it_taken(harm, named, tmp_pat
 def test_a_foreign_one_is_named_and_not_taken(change, named, tmp_path, capsys):
     a_checkpoint(a_run(tmp_path / "run"), 5)
     assert chosen(a_run(tmp_path / "run", **change)) is None
-    assert f"a checkpoint of another run: {named}" in capsys.readouterr().out
+    assert f"this checkpoint belongs to another run: {named}" in capsys.readouterr().out
 
 
 def test_one_of_another_content_of_the_file_or_of_other_ranks_is_not_taken(tmp_path, capsys):
@@ -125,7 +131,7 @@ def test_one_of_another_content_of_the_file_or_of_other_ranks_is_not_taken(tmp_p
     changed = replace(run.strategy, content={**run.strategy.content, "same_network": False})
     for key, facts in {"strategy_sha256": {"strategy": changed}, "world_size": {"world_size": 2}}.items():
         assert chosen(replace(run, **facts)) is None
-        assert f"a checkpoint of another run: its {key} is " in capsys.readouterr().out
+        assert f"this checkpoint belongs to another run: its {key} is " in capsys.readouterr().out
 
 
 def test_one_of_another_device_is_not_taken_but_may_be_named(tmp_path, monkeypatch, capsys):

@@ -283,8 +283,8 @@ def test_a_file_that_is_not_a_line_a_run_is_refused(folder, tmp_path, name, spoi
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [
-        (lambda content: content[:-9], "cut off"),
-        (lambda content: content + b"more", "followed by something else"),
+        (lambda content: content[:-9], "truncated"),
+        (lambda content: content + b"more", "other data after its end"),
         (lambda content: b"{}", "no gzip file"),
     ],
 )

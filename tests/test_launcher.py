@@ -235,7 +235,7 @@ def test_what_stands_before_pythons_own_is_refused(path, name):
     imports.check(TRAIN)
     (path / name).parent.mkdir(exist_ok=True)
     (path / name).touch()
-    with pytest.raises(Refusal, match=rf"PYTHONPATH: {path / Path(name).parts[0]} is imported in place of Python's"):
+    with pytest.raises(Refusal, match=rf"PYTHONPATH: .* import {path / Path(name).parts[0]} instead of Python's own"):
         imports.check(TRAIN)
 
 
@@ -245,7 +245,7 @@ def test_what_was_imported_from_the_current_folder_is_refused(path, monkeypatch)
     (path / "html.py").touch()
     imports.check(TRAIN)
     monkeypatch.setitem(sys.modules, "html", SimpleNamespace(__file__=str(path / "html.py")))
-    with pytest.raises(Refusal, match=rf"PYTHONPATH: {path}/html.py is imported in place of Python's"):
+    with pytest.raises(Refusal, match=rf"PYTHONPATH: .* import {path}/html.py instead of"):
         imports.check(TRAIN)
 
 
@@ -298,5 +298,5 @@ def test_a_file_of_the_current_folder_is_no_module_of_a_run(tmp_path):
     assert {"torch", "accelerate", "deepspeed", "transformers", "numpy"} <= told["libraries"].keys()
     (tmp_path / "sitecustomize.py").write_text("")
     done = attempt([*launch, "--output-dir", "again"], cwd=tmp_path, env=as_installed)
-    assert "sitecustomize.py is imported in place of Python's own" in done.stderr
+    assert "sitecustomize.py  own" in done.stderr
     assert not (tmp_path / "again").exists()

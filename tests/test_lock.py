@@ -65,7 +65,7 @@ def test_what_a_link_in_the_locks_place_points_to_stays(tmp_path, name):
 @pytest.mark.launches
 def test_another_process_is_kept_out_until_it_has_ended_however(tmp_path, monkeypatch):
     with holding(tmp_path) as other:
-        with pytest.raises(Refusal, match=rf"process {other} on .* is writing a run there; .* or pass another"):
+        with pytest.raises(Refusal, match=rf"process {other} on .* is writing a run there.* or pass another"):
             lock.locked_run(tmp_path).__enter__()
         monkeypatch.setenv(lock.TOKEN, (tmp_path / lock.HOLDER).read_text().split()[0])
         with lock.locked_run(tmp_path):  # as what the holder has started

@@ -621,7 +621,7 @@ def test_a_real_engine_is_held_against_what_others_would_have_asked(tmp_path):
     (script := tmp_path / "script.py").write_text(ENGINE)
     done = launching.script(script, tmp_path, strategy="zero2")
     said = [line for line in done.stdout.splitlines() if line.startswith(("REFUSED", "AS ASKED"))]
-    assert [line.partition(";")[0] for line in said] == [
+    assert [line.partition(". ")[0] for line in said] == [
         "REFUSED zero_stage: the run requests 1, but the engine has 2",
         "REFUSED offload_optimizer_device: the run requests cpu, but the engine has none",
         "REFUSED gradient_accumulation_steps: the run requests 2, but the engine has 1",

@@ -120,7 +120,7 @@ def test_pretrained_asks_the_hub_with_the_same_settings(monkeypatch, workload, s
 @pytest.mark.parametrize(("workload", "size", "published"), [(IMDB, "tiny", 30522), (WIKITEXT, "124m", 50257)])
 def test_pretrained_weights_of_another_vocabulary_are_refused(shared_data_dir, workload, size, published):
     run = config(workload, size=size, data="files", data_dir=shared_data_dir, init="pretrained")
-    with pytest.raises(Refusal, match=f"the tokenizer has 8192 entries and the published weights {published}"):
+    with pytest.raises(Refusal, match=f"the tokenizer has 8192 entries, but the published weights have {published}"):
         WORKLOADS[workload].build_model(run, splits_like(8192, 0))
 
 
@@ -290,5 +290,5 @@ def test_cache_that_cannot_be_written(monkeypatch):
         raise PermissionError(13, "Permission denied", "cache")
 
     monkeypatch.setattr(evaluate, "load", deny)
-    with pytest.raises(Refusal, match=r"accuracy .*Permission denied.* set that to a folder that you may write to"):
+    with pytest.raises(Refusal, match=r"accuracy .*Permission denied.* Set HF_HOME to a folder"):
         load_metric("accuracy")
