@@ -165,7 +165,7 @@ def test_any_class_of_transformers_is_run(
     words = ["dry-run", "--world", "4", "--ranks", "3", "--sequence-length", "16", "--model", str(config), strategy]
     if said is None:
         assert cli.run(words) == 0
-        assert "it is built and run by transformers" in capsys.readouterr().out
+        assert "built and run by transformers" in " ".join(capsys.readouterr().out.split())
     else:
         with pytest.raises(Refusal, match=said):
             cli.run(words)
