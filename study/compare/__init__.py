@@ -1,1 +1,4 @@
-"""Compare records: tables and pages that any machine makes in seconds. Nothing here imports torch."""
+"""Compare recorded runs: tables and pages.
+
+Nothing in this package imports torch, so it runs in seconds on any machine.
+"""

@@ -1,4 +1,4 @@
-"""The view `acceptance`: check that each strategy trains on this machine in each precision, and is measured."""
+"""The view `acceptance`: a table of the checks that each strategy passes on this machine."""
 
 from __future__ import annotations
 
@@ -16,10 +16,12 @@ from study.records import schema
 from study.records.find import RecordedRun, RecordFile
 from study.records.schema import Record
 
-# How far a loss may be, at any step, from that of `single`: the same additions in another order; and in 16 bits.
+# The largest relative difference of any step's loss from that of `single`. In fp32, the programs
+# differ only in the order of additions.
 LOSS_TOLERANCE = 1e-4
 LOSS_TOLERANCE_IN_16_BITS = 1e-2
-# The host's wait for the next batch, as a share of a step: more, and it was not fetched while the GPU computed.
+# The longest that the host may wait for the next batch, as a share of the step time. A longer wait means that the batch
+# was not fetched while the GPU computed.
 LARGEST_WAIT = 0.2
 
 OK, FAILED, NOT_RUN = "ok", "failed", "not run"
@@ -46,22 +48,26 @@ class Verdict(NamedTuple):
 
 
 class _Run(NamedTuple):
-    """What is known of one run."""
+    """One run: its strategy, its kind of training (one of `WAYS`), and whether it trained."""
 
     run_id: str
     strategy: str
     way: str
     trained: Verdict
-    file: RecordFile | None  # its record, where it trained to its end
+    file: RecordFile | None  # its record; None if it did not train to its end
 
 
 def tolerance(precision: str) -> float:
-    """The largest relative difference between losses of two programs that do the same work."""
+    """Return the largest relative difference that is allowed between the losses of a run and of `single`."""
     return LOSS_TOLERANCE if precision == "fp32" else LOSS_TOLERANCE_IN_16_BITS
 
 
 def page(folders: Sequence[Path]) -> str:
-    """Make the page: a row for each strategy, a column for each check; then the reasons, and how far each run is."""
+    """Return the acceptance page in Markdown.
+
+    The table has a row for each strategy and a column for each check. Below it are the reasons for each check that is
+    not ok, and the loss differences of each run.
+    """
     recorded_runs = list({run.identity: run for run in records.find_runs(folders)}.values())
     runs = [_read(run) for run in recorded_runs]
     references = {_work(run.file.record): run.file for run in runs if run.file and _is_reference(run.file.record)}
@@ -79,7 +85,7 @@ Cells = dict[tuple[str, str], Verdict]  # by strategy and check
 
 
 def _cells(strategies: Sequence[str], runs: Sequence[_Run], references: dict[str, RecordFile]) -> Cells:
-    """Return the verdicts of all checks that some run of a strategy asks for."""
+    """Return the verdict of each check that at least one run of a strategy requests."""
     cells: Cells = {}
     for strategy in strategies:
         own = [run for run in runs if run.strategy == strategy]
@@ -90,7 +96,7 @@ def _cells(strategies: Sequence[str], runs: Sequence[_Run], references: dict[str
 
 
 def _summary(recorded_runs: Sequence[RecordedRun], cells: Cells) -> str:
-    """The machines, and how many checks have each verdict."""
+    """Return a line with the machines and the number of checks per verdict."""
     machines = sorted({run.record.record.box for run in recorded_runs if run.record})
     counts = Counter(cell.status for cell in cells.values())
     return f"{'; '.join(machines or [schema.UNKNOWN_BOX])}: {', '.join(f'{counts[s]} {s}' for s in STATUSES)}."
@@ -119,7 +125,11 @@ def _read(run: RecordedRun) -> _Run:
 
 
 def _trained(run: RecordedRun) -> Verdict:
-    """Whether a run got to its end, which it does only once its engine is proven."""
+    """Return whether a run trained to its end, with the reason if it did not.
+
+    A run starts to train only after it has verified its engine. The verdict OK therefore also means that the engine is
+    the requested one.
+    """
     status, message = "", ""
     if run.outcome:
         status, message = run.outcome.status, run.outcome.message
@@ -134,12 +144,16 @@ def _trained(run: RecordedRun) -> Verdict:
 
 
 def _is_reference(r: Record) -> bool:
-    """Whether others are compared with a run."""
+    """Return whether a run is a reference: `single`, neither compiled nor with a shared GPU."""
     return r.strategy == "single" and not r.config.get("compile") and not r.config.get("share_device")
 
 
 def _work(r: Record) -> str:
-    """What a run trained: equal for runs that are to have equal losses."""
+    """Return a key that is equal for runs that should have equal losses.
+
+    Settings that should not change the losses are left out of the key: autocast, the type in which gradients are
+    accumulated, compilation, and a shared GPU.
+    """
     ignored = {"precision", "accumulation_dtype", "compile", "share_device"}
     config = {name: value for name, value in settings(r).items() if name not in ignored}
     digest = (r.data or {}).get("digest")
@@ -150,7 +164,7 @@ def _work(r: Record) -> str:
 
 
 def _check(check: str, runs: list[_Run], references: dict[str, RecordFile]) -> Verdict | None:
-    """Return the verdict of one cell; None if no run asks for this check."""
+    """Return the verdict of one check of one strategy. None if no run requests this check."""
     if check in WAYS:
         return _worst(_of_training(run) for run in runs if run.way == check)
     finished = [run.file for run in runs if run.file]
@@ -160,14 +174,17 @@ def _check(check: str, runs: list[_Run], references: dict[str, RecordFile]) -> V
 
 
 def _of_training(run: _Run) -> Verdict:
-    """Whether a run trained; the reason, if it did not, names it."""
+    """Return the verdict on one run's training. If the training failed, the reason names the run."""
     if run.trained.status != FAILED:
         return run.trained
     return Verdict(FAILED, f"{run.run_id}: {run.trained.reason}")
 
 
 def _of_observation(observation: _Observation, finished: Sequence[Record]) -> Verdict | None:
-    """Return whether the runs that are to have an observation have it; only GPUs do."""
+    """Return the verdict on an observation that only GPUs provide, such as the energy.
+
+    NOT_RUN if all runs that need the observation ran on a CPU. None if no finished run needs it.
+    """
     observed = [r for r in finished if observation.is_asked(r)]
     on_gpu = [r for r in observed if r.device != "cpu"]
     if observed and not on_gpu:
@@ -178,7 +195,7 @@ def _of_observation(observation: _Observation, finished: Sequence[Record]) -> Ve
 
 
 def _worst(verdicts: Iterable[Verdict]) -> Verdict | None:
-    """Of several runs: what failed before what was not run, and that before what is well."""
+    """Return the worst verdict: failed, then not run, then ok. None if there are no verdicts."""
     return min(verdicts, key=lambda verdict: (FAILED, NOT_RUN, OK).index(verdict.status), default=None)
 
 
@@ -208,11 +225,11 @@ def _waits_little(r: Record) -> bool:
 
 
 class _Observation(NamedTuple):
-    """A check of what a run recorded."""
+    """A check of a quantity that a run on a GPU records."""
 
     is_asked: Callable[[Record], bool]
     holds: Callable[[Record], bool]
-    reason: str  # why it does not hold
+    reason: str  # to report if the check fails
 
 
 _OBSERVED = {
@@ -238,7 +255,7 @@ CHECKS = (*WAYS, AS_SINGLE, *_OBSERVED)
 
 
 def _reasons(cells: Cells) -> list[str]:
-    """Why a check failed or was not run, each reason once."""
+    """Return a section with the reasons why checks failed or were not run. Each reason is listed once."""
     where: dict[Verdict, list[tuple[str, str]]] = {}
     for place, verdict in cells.items():
         if verdict.status != OK:
@@ -254,7 +271,7 @@ def _reasons(cells: Cells) -> list[str]:
 
 
 def _distances(runs: list[_Run], references: dict[str, RecordFile]) -> list[str]:
-    """How far each run's losses are from those of its reference."""
+    """Return a table of the largest loss difference of each run from its reference."""
     rows = []
     for file in (run.file for run in runs if run.file and not _is_reference(run.file.record)):
         if reference := references.get(_work(file.record)):

@@ -1,9 +1,10 @@
 """The view `bits`: compare the bits that strategies train, and name the roundings that make them differ.
 
-The expectations are in this module. They were written before the runs that they are compared with. `roundings` names,
-for one run, each choice that its engine makes if floating-point arithmetic allows several. Two runs of one setting that
-make the same choices must have the same weights and moments, bit by bit, after every step. If the choices differ, the
-bits may differ, and the names say why.
+The expectations are in this module. They were written before the runs that they are compared with. Engines round
+differently, for example because they add the same numbers in different orders. `roundings` returns the choices that the
+engine of a run makes. If two runs of one setting make the same choices, their weights and moments must be equal in
+every bit after every step. If the choices differ, the bits may differ, and the differing roundings are the possible
+causes.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ ROUNDINGS = {
     "leave "
     "out some gradients.",
 }
-# The pin of --fixed-order that removes a cause; what has none is a decision of the engine, or a fault.
+# The pin of --fixed-order that removes a cause. A cause without a pin is a design decision of the engine, or a fault.
 PIN_OF = {
     "last elements": "optimizer",
     "CPU Adam": "optimizer",
@@ -62,13 +63,13 @@ SAME = "same bits"
 
 
 class _Engine(NamedTuple):
-    """What decides which choices the engine of a run makes."""
+    """The properties of a run's engine that determine how it rounds."""
 
     strategy: str
     world_size: int
-    stage: int | None  # of ZeRO; None: another engine
+    stage: int | None  # the ZeRO stage; None if the engine is not DeepSpeed
     is_fsdp: bool
-    offload: str  # of the optimizer states: none, cpu, nvme
+    offload: str  # where the optimizer states are offloaded to: none, cpu, nvme
     precision: str
     micro_batches: int
     is_bert: bool
@@ -76,7 +77,7 @@ class _Engine(NamedTuple):
 
     @property
     def is_odd(self) -> bool:
-        """Whether the number of processes is no power of two."""
+        """True if the number of processes is not a power of two."""
         return self.world_size & (self.world_size - 1) != 0
 
 
@@ -103,7 +104,11 @@ def _last_elements(engine: _Engine) -> str | None:
 
 
 def _replaced_modules(engine: _Engine) -> str | None:
-    """Stage 3 changes BERT: GPT-2's projections are no linear layers, and one serves query, key and value."""
+    """Return "stage 3's" if ZeRO-3 changes how the model's modules compute. Otherwise None.
+
+    This is so for BERT. GPT-2 is not affected: its projections are not linear layers, and one projection computes
+    query, key and value.
+    """
     return "stage 3's" if engine.stage == 3 and engine.is_bert else None
 
 
@@ -132,7 +137,7 @@ def _micro_batches(engine: _Engine) -> str | None:
     return "ranks first" if engine.is_fsdp or (engine.stage or 0) >= 2 else "micro batches first"
 
 
-# For each rounding the way of it that an engine takes; None: it takes none.
+# For each rounding, a function that returns the variant that an engine uses. None if this rounding plays no role.
 _WAY_OF: dict[str, Callable[[_Engine], str | None]] = {
     "last elements": _last_elements,
     "CPU Adam": lambda engine: "DeepSpeed's" if engine.stage and engine.offload != "none" else None,
@@ -148,7 +153,10 @@ _WAY_OF: dict[str, Callable[[_Engine], str | None]] = {
 
 
 def roundings(r: Record) -> dict[str, str]:
-    """Return the choices of one run: the name of a rounding -> which way of it the engine takes."""
+    """Return how one run rounds: the name of each rounding, mapped to the variant that the engine uses.
+
+    Roundings that play no role in the run, and those that --fixed-order removes, are left out.
+    """
     engine, pins = _engine_of(r), _pins_of(r)
     ways = {name: _WAY_OF[name](engine) for name in ROUNDINGS if PIN_OF.get(name) not in pins}
     return {name: way for name, way in ways.items() if way is not None}
@@ -172,7 +180,10 @@ EXPLANATION = (
 
 
 def _sections(record_files: list[RecordFile]) -> list[str]:
-    """The causes that occur; a table per model and precision, rows are strategies, columns settings; then what held."""
+    """Return the lines of the page: the causes that occur, the tables, and the expectations with their outcomes.
+
+    There is a table for each model and precision. Its rows are strategies, and its columns are settings.
+    """
     usable = _with_digests(record_files)
     occurring = {name for file in usable for name in roundings(file.record)}
     lines = [*(f"- **{name}**: {text}" for name, text in ROUNDINGS.items() if name in occurring), ""]
@@ -193,14 +204,18 @@ def _heading(file: RecordFile) -> str:
 
 
 def _setting(file: RecordFile, ignored: Collection[str] = ("perturb",)) -> str:
-    """What is equal of runs that stand in one column: all that decides what they train but strategy and fault."""
+    """Return a key that is equal for runs in the same column of a table.
+
+    The key covers everything that determines what a run trains, except for the strategy and the configuration keys in
+    `ignored`.
+    """
     r = file.record
     decisive = {name: value for name, value in r.config.items() if name not in NOT_TRAINED and name not in ignored}
     return json.dumps([_heading(file), r.world_size, decisive, (r.data or {}).get("digest")], sort_keys=True)
 
 
 def _column(file: RecordFile) -> str:
-    """What a column's head says."""
+    """Return the heading of a run's column: processes, micro batches, clipping and pins."""
     r, proof = file.record, proven(file.record)
     parts = [formatting.processes(r.world_size)]
     if proof.gradient_accumulation_steps > 1:
@@ -214,7 +229,7 @@ def _column(file: RecordFile) -> str:
 
 
 def _columns(files: Sequence[RecordFile]) -> list[list[RecordFile]]:
-    """Group runs by setting: first as shipped, then with more and more pins."""
+    """Group runs by setting. Settings without pins come first, then those with more and more pins."""
 
     def place(column: list[RecordFile]) -> tuple[Any, ...]:
         config = column[0].record.config
@@ -227,7 +242,7 @@ def _columns(files: Sequence[RecordFile]) -> list[list[RecordFile]]:
 
 
 def is_faulty(r: Record) -> bool:
-    """Say whether a run trained with a planted fault."""
+    """Return whether a run trained with a planted fault."""
     return bool(r.config.get("perturb"))
 
 
@@ -244,7 +259,11 @@ Column = Sequence[RecordFile]  # the runs of one setting
 
 
 def settings(folders: Sequence[Path]) -> dict[str, tuple[list[Column], list[Column]]]:
-    """Return, for each model and precision, the settings that were run as shipped, and those with pins."""
+    """Return the settings of each model and precision: a list of those without pins, and a list of those with pins.
+
+    The keys are headings, which also contain the number of steps, the seed and the machine. Runs without digests are
+    left out.
+    """
     return _settings(_with_digests(records.find(folders)))
 
 
@@ -255,12 +274,12 @@ def _settings(files: Sequence[RecordFile]) -> dict[str, tuple[list[Column], list
 
 
 def heads(columns: Sequence[Column]) -> list[str]:
-    """Return what the head of each column says of its setting."""
+    """Return the heading of each column, which describes its setting."""
     return [_column(column[0]) for column in columns]
 
 
 def _shipped_and_pinned(files: Sequence[RecordFile]) -> tuple[list[Column], list[Column]]:
-    """Return the settings that have something to compare, without and with pins."""
+    """Return the settings that have at least two strategies or faults to compare: without pins, and with pins."""
     columns: list[Column] = [column for column in _columns(files) if len({_name(file.record) for file in column}) > 1]
     shipped = [column for column in columns if not column[0].record.config.get("fixed_order")]
     return shipped, [column for column in columns if column not in shipped]
@@ -277,16 +296,19 @@ def _table(columns: Sequence[Column]) -> list[str]:
 
 @dataclass(frozen=True)
 class Cell:
-    """One run beside the reference of its setting."""
+    """The comparison of one run with the reference run of its setting."""
 
-    step: int | None  # the first step after which weights or moments differ; None: none does
-    roundings: tuple[str, ...]  # that tell the two apart
+    step: int | None  # the first step after which weights or moments differ; None if they never differ
+    roundings: tuple[str, ...]  # in which the two runs differ
     held_out: float | None  # relative difference of the held-out losses at the end
     is_reference: bool = False
 
 
 def grid(columns: Sequence[Column]) -> dict[str, list[Cell | None]]:
-    """Return a row of cells for each strategy, then for each planted fault; None: no such run in that setting."""
+    """Return a row of cells for each strategy, then a row for each planted fault.
+
+    A cell is None if there is no such run in that setting.
+    """
     files = [file for column in columns for file in column]
     names = in_order(file.record.strategy for file in files)
     faults = sorted({_name(file.record) for file in files} - {*names})
@@ -307,7 +329,7 @@ def _cell(file: RecordFile, control: RecordFile) -> Cell:
 
 
 def shown(cell: Cell | None) -> str:
-    """Say what a cell says, in words; empty: there is no such run."""
+    """Return the text of a cell. Empty if there is no such run."""
     if cell is None:
         return ""
     if cell.step is None:
@@ -321,7 +343,10 @@ def _from_step(step: int, held_out: float | None) -> str:
 
 
 def first_differing_step(r: Record, reference: Record) -> int | None:
-    """Return the first step after which weights or moments differ; None: there is none."""
+    """Return the first step after which weights or moments differ. None if they never differ.
+
+    Only steps for which both runs have digests are compared. Returns 0 if one of the runs has no digests.
+    """
     if r.digests is None or reference.digests is None:
         return 0
     theirs = {digest.step: digest for digest in reference.digests}
@@ -332,7 +357,10 @@ def first_differing_step(r: Record, reference: Record) -> int | None:
 
 
 def differing_roundings(r: Record, partner: Record) -> list[str]:
-    """Name the roundings in which two runs differ; of a run with a planted fault, the fault."""
+    """Return the names of the roundings in which two runs differ.
+
+    If `r` has a planted fault, return only a description of the fault.
+    """
     if is_faulty(r):
         return [f"a fault: {r.config['perturb']}"]
     mine, theirs = roundings(r), roundings(partner)
@@ -347,7 +375,10 @@ def _held_out_difference(r: Record, reference: Record) -> float | None:
 
 
 def _against_shipped(files: Sequence[RecordFile]) -> list[str]:
-    """Show what the pins change: compare each strategy with all pins with the same strategy without pins."""
+    """Return a table of the effect of --fixed-order.
+
+    Each strategy with all pins is compared with the same strategy without pins. Empty if there are no such runs.
+    """
 
     def place(file: RecordFile) -> tuple[str, str]:
         return _setting(file, ("perturb", "fixed_order")), file.record.strategy
@@ -376,11 +407,14 @@ def _against_shipped(files: Sequence[RecordFile]) -> list[str]:
 
 
 def pairs_by_outcome(files: Sequence[RecordFile]) -> Mapping[str, list[tuple[str, str]]]:
-    """Return the pairs of runs of one setting, by ids, for each outcome of what was expected of them.
+    """Return the pairs of runs of one setting, by their ids, for each outcome of the expectations.
 
-    same, broken: two strategies with the same roundings have the same bits, or not. named: they differ, and so do their
-    roundings. repeated, not repeated: two runs of one strategy have the same bits, or not. seen, not seen: a planted
-    fault changes the bits, or not.
+    The outcomes are:
+
+    - same, broken: two strategies with the same roundings have the same bits, or different bits.
+    - named: two strategies with different roundings have different bits.
+    - repeated, not repeated: two runs of one strategy have the same bits, or different bits.
+    - seen, not seen: a planted fault changes the bits, or does not change them.
     """
     result: dict[str, list[tuple[str, str]]] = {
         kind: [] for kind in ("same", "broken", "repeated", "not repeated", "named", "seen", "not seen")
@@ -393,7 +427,7 @@ def pairs_by_outcome(files: Sequence[RecordFile]) -> Mapping[str, list[tuple[str
 
 
 def _kind_of_pair(r: Record, partner: Record) -> str | None:
-    """What became of the expectation about two runs of one setting; None: nothing was expected."""
+    """Return the outcome of the expectation about two runs of one setting. None if nothing was expected."""
     is_equal, strategies_equal = first_differing_step(r, partner) is None, r.strategy == partner.strategy
     num_faulty = is_faulty(r) + is_faulty(partner)
     if num_faulty:
@@ -409,15 +443,18 @@ def _kind_of_pair(r: Record, partner: Record) -> str | None:
 
 @dataclass(frozen=True)
 class SingleRounding:
-    """What one rounding does by itself: the pairs of runs of one setting that differ in it and in nothing else."""
+    """The effect of one rounding, measured on pairs of runs of one setting that differ only in this rounding."""
 
     num_pairs: int
-    num_same: int  # pairs of which the bits are the same all the same
-    largest: float | None  # relative difference of held-out losses at the end
+    num_same: int  # pairs whose bits are equal nevertheless
+    largest: float | None  # largest relative difference of the final held-out losses
 
 
 def single_roundings(files: Sequence[RecordFile]) -> dict[str, SingleRounding]:
-    """Return what each rounding does by itself, in the order of `ROUNDINGS`, if there are such pairs."""
+    """Return the effect of each rounding, in the order of `ROUNDINGS`.
+
+    A rounding is left out if no pair of runs differs only in it.
+    """
     pairs: dict[str, list[tuple[bool, float | None]]] = {}
     for column in _columns(files):
         sound = [file.record for file in column if not is_faulty(file.record)]

@@ -1,11 +1,12 @@
-"""The view `communication`: what an optimizer step sends, and how long steps take on a network of a given rate.
+"""The view `communication`: the traffic of an optimizer step, and the step time at different network rates.
 
-The first part compares each run's collectives with theory and the paper.
+The first part compares each run's collectives with theory and with the ZeRO paper.
 
-The second part covers runs on several machines: the bytes that were counted, calculated and seen on the wire, and the
-measured time compared with a prediction. The prediction was fixed before the first run at a limited rate
-(study/studies/network.yaml): a step takes its time on an unlimited network, plus the time that a machine's bytes, by
-the backend's algorithm, need on the limited one. It assumes that no communication overlaps with computation.
+The second part covers runs on several machines. It shows the bytes that were counted, those that were calculated, and
+those that passed the network interface. It also compares the measured step time with a prediction, which was fixed
+before the first run at a limited rate (study/studies/network.yaml). The predicted time is the step time on an unlimited
+network, plus the time in which the bytes of one machine pass the limited network. These bytes follow from the
+algorithms of the backend. The prediction assumes that communication does not overlap with computation.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from study.records.schema import Record
 
 # ---------------------------------------------------------------- the collectives of a step
 
-TOLERANCE = 0.01  # of a step's bytes
+TOLERANCE = 0.01  # relative error of the bytes of a step
 WORDS = {
     "all_reduce": "all-reduce",
     "all_gather": "all-gather",
@@ -53,7 +54,7 @@ HEAD = ["strategy", "sent", "theory", "paper", "error", "by gloo", "collectives"
 
 
 def _sections(record_files: list[RecordFile]) -> list[str]:
-    """By model and precision, one block per number of processes; then runs of several machines."""
+    """Return the lines of the page: tables by model, precision and processes, then runs on several machines."""
     runs = [file.record for file in finished(record_files)]
     unmeasured = [r for r in runs if r.collectives_per_step is None]
     compared = [(r, predicted.messages(r)) for r in runs if r.collectives_per_step is not None]
@@ -66,7 +67,7 @@ def _sections(record_files: list[RecordFile]) -> list[str]:
 
 
 def _compared(communicating: list[Messages]) -> list[str]:
-    """How far theory is off, and the tables of runs that sent something, or were to."""
+    """Return a summary of theory's errors, and tables of the runs that sent something or were predicted to."""
     if not communicating:
         return []
     lines = [*_summary(communicating), "", COLUMNS, ""]
@@ -76,12 +77,12 @@ def _compared(communicating: list[Messages]) -> list[str]:
 
 
 def _named(reason: str, runs: Sequence[Record]) -> list[str]:
-    """A line that names runs without a row, if there are any."""
+    """Return a line that names the runs without a row and the reason. Empty if there are no such runs."""
     return [f"{reason}: {', '.join(r.run_id for r in runs)}.", ""] if runs else []
 
 
 def _summary(cells: list[Messages]) -> list[str]:
-    """How far theory is off, and where."""
+    """Return lines that say how far theory is off, and for which runs."""
     worst = max(cells, key=lambda c: c.error)
     beyond = [c for c in cells if c.error > TOLERANCE]
     deviating = [c for c in cells if not c.is_equal_in_counts]
@@ -112,7 +113,10 @@ def _order(c: Messages) -> tuple[object, ...]:
 
 
 def _rows(block: list[Messages]) -> list[list[str]]:
-    """One row per strategy; runs of one strategy with other collectives have rows of their own, under their ids."""
+    """Return one row per strategy.
+
+    If runs of one strategy have different collectives, each variant has a row of its own, named by the run's id.
+    """
     distinct_cells: dict[str, list[Messages]] = {}
     for c in block:
         members = distinct_cells.setdefault(c.record.strategy, [])
@@ -158,48 +162,48 @@ one step, divided by the bytes of all parameters.
 
 Why stages 1 and 2 take longer than predicted: reports/cpu/README.md."""
 
-PAYS = 1.25  # times the control's step, fixed before the first run too
+PAYS = 1.25  # times the control's step time; also fixed before the first run
 CONTROL = "ddp"
 
 
 class Layout(NamedTuple):
-    """What runs must have in common for their times to be compared, but strategy and rate."""
+    """The properties that runs must share so that their times can be compared, apart from strategy and network rate."""
 
     machines: int
-    ranks: int  # on each
+    ranks: int  # per machine
     micro_steps: int
-    training: str = ""  # as `parity.same_training`
+    training: str = ""  # the key from `parity.same_training`
 
 
 @dataclass(frozen=True)
 class NetworkCell:
-    """The runs of one strategy on one network: its repeats."""
+    """The repeated runs of one strategy on one network."""
 
     layout: Layout
     strategy: str
-    rate: float  # bits per second, each way; infinite: unlimited; 0: not known
-    seconds: tuple[float, ...]  # a median step of each repeat, ascending
-    counted: float  # parameters' worth of bytes, as are the others
+    rate: float  # bits per second in each direction; infinite if unlimited, 0 if not known
+    seconds: tuple[float, ...]  # median step time of each repeat, in ascending order
+    counted: float  # bytes divided by the bytes of all parameters, like the following fields
     by_gloo: float
     on_the_wire: float
-    by_theory: float | None  # None: theory knows no such model
+    by_theory: float | None  # None if theory does not know the model
     by_nccl: float
-    parameter_bytes: int  # of all parameters
-    runs: tuple[str, ...]  # their ids
-    from_one_machine: float | None  # the largest relative difference of a step's loss; None: no such run on one
+    parameter_bytes: int  # bytes of all parameters
+    runs: tuple[str, ...]  # ids of the runs
+    from_one_machine: float | None  # largest relative loss difference from the same run on one machine
 
     @property
     def median_seconds(self) -> float:
         return statistics.median(self.seconds)
 
 
-_Key = tuple[Layout, str, float]  # of repeats: layout, strategy, and the rate below 0
+_Key = tuple[Layout, str, float]  # layout, strategy, and the negative rate, so that the fastest network is first
 
 
 def network_cells(record_files: Iterable[RecordFile]) -> list[NetworkCell]:
-    """Bring runs of several machines together, layout by layout, strategy by strategy, the fastest network first.
+    """Group the runs on several machines by layout, strategy and network rate, with the fastest network first.
 
-    Runs without a timed step, without counted collectives, or of one machine are left out.
+    Runs on one machine, runs without a timed step and runs without counted collectives are left out.
     """
     runs = finished(record_files)
     on_one = {_twin(f): f for f in runs if f.record.proof and len(f.record.proof.ranks_of_machines or [1]) == 1}
@@ -209,13 +213,17 @@ def network_cells(record_files: Iterable[RecordFile]) -> list[NetworkCell]:
 
 
 def _twin(file: RecordFile) -> tuple[Hashable, ...]:
-    """What is equal of a run and the one that did the same on one machine."""
+    """Return a key that is equal for a run on several machines and for the same training on one machine."""
     r = file.record
     return r.strategy, r.world_size, r.config.get("micro_batch_size"), parity.same_training(file)
 
 
 def _key(file: RecordFile) -> _Key | None:
-    """None where something is missing, of one machine, not over gloo, or sent in a way that is not known."""
+    """Return the key by which repeats are grouped. None if the run cannot be compared.
+
+    A run cannot be compared if it used one machine, if it did not run on CPUs (and thus over gloo), if its record lacks
+    the traffic or the step time, or if it used a collective whose traffic on the wire is not known.
+    """
     r, proof = file.record, file.record.proof
     if proof is None or not (proof.ranks_of_machines and r.network and r.num_params and _seconds_of(r)):
         return None
@@ -255,23 +263,32 @@ def _network_cell(
 
 
 def predicted_seconds(free: NetworkCell, rate: float) -> float:
-    """A step at a rate: what one on an unlimited network took, and the time in which the bytes of theory pass it."""
+    """Return the predicted step time in seconds on a network of this rate (bits per second).
+
+    The prediction is the step time of `free`, the runs on an unlimited network, plus the time in which the bytes that
+    theory predicts pass the network. If theory does not know the model, the bytes that gloo sends for the counted
+    collectives are used.
+    """
     worth = free.by_gloo if free.by_theory is None else free.by_theory
     return free.median_seconds + 8 * worth * free.parameter_bytes / rate
 
 
 def prediction_error(cell: NetworkCell, free: NetworkCell) -> float:
-    """By how much the predicted step is longer than the measured one, relative."""
+    """Return the relative error of the predicted step time. Positive if the prediction is too long."""
     return predicted_seconds(free, cell.rate) / cell.median_seconds - 1
 
 
 def pays(cell: NetworkCell, control: NetworkCell) -> bool:
-    """Whether a step takes at most `PAYS` times the control's on the same network."""
+    """Return whether a step takes at most `PAYS` times as long as the control's step on the same network."""
     return cell.median_seconds <= PAYS * control.median_seconds
 
 
 def network_sections(record_files: Iterable[RecordFile]) -> list[str]:
-    """For the page of communication: of each layout of machines bytes, seconds by rate, and what pays."""
+    """Return the sections for runs on several machines.
+
+    Each layout of machines has a table of bytes, a table of seconds by rate, and a line that names the strategies and
+    rates that pay (`pays`).
+    """
     cells = network_cells(record_files)
     lines = (
         ["## Several machines: bytes and seconds by the rate of the network", "", NETWORK_EXPLANATION, ""]
@@ -286,7 +303,7 @@ def network_sections(record_files: Iterable[RecordFile]) -> list[str]:
 
 
 def layout_title(layout: Layout) -> str:
-    """Where ranks were, and in how many micro steps."""
+    """Return a heading for a layout: machines, ranks per machine, and micro steps."""
     micro = f", {layout.micro_steps} micro steps" if layout.micro_steps > 1 else ""
     return f"{layout.machines} machines, {layout.ranks} rank{'s' if layout.ranks > 1 else ''} on each{micro}"
 
@@ -303,7 +320,10 @@ def _by_strategy(block: Iterable[NetworkCell]) -> dict[str, list[NetworkCell]]:
 
 
 def _bytes(block: list[NetworkCell]) -> list[str]:
-    """One row per strategy; of the wire, the smallest and the largest over the rates."""
+    """Return the table of bytes, with one row per strategy.
+
+    The columns about the wire show the smallest and the largest value over the rates.
+    """
     head = ["strategy", "counted", "by gloo", "by theory", "on the wire", "over gloo's", "NCCL's rings, predicted"]
     has_twin = any(cell.from_one_machine is not None for cell in block)
     rows = []
@@ -345,7 +365,7 @@ def _second(cell: NetworkCell | None, free: NetworkCell | None) -> str:
 
 
 def _paying(block: list[NetworkCell]) -> list[str]:
-    """The strategies and rates at which a step takes at most `PAYS` times the control's; nothing without a control."""
+    """Return a line that names the strategies and rates that pay (`pays`). Empty if nothing can be compared."""
     of_control = {cell.rate: cell for cell in block if cell.strategy == CONTROL and cell.rate}
     rest = [cell for cell in block if cell.strategy != CONTROL and cell.rate in of_control]
     paying = [f"`{cell.strategy}`, {shown_rate(cell.rate)}" for cell in rest if pays(cell, of_control[cell.rate])]

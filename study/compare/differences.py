@@ -1,7 +1,7 @@
 """The view `differences`: differences from the control, with confidence intervals and equivalence tests.
 
-Intervals are paired or Welch's. Equivalence is tested by two one-sided tests (TOST) against a margin: the
-repeatability limit (ISO 5725-6) of the control's own repeats.
+The intervals are those of paired differences, or Welch's. Equivalence is tested by two one-sided tests (TOST) against a
+margin. The margin is the repeatability limit (ISO 5725-6) of the control's own repeats.
 """
 
 from __future__ import annotations
@@ -36,21 +36,23 @@ METRICS: dict[str, Kind] = {
     "model_state_bytes": "bytes",
     "collective_bytes": "bytes",
 }
-# Which of `pairs.limits` forbids a comparison.
+# The quantity of `pairs.limits` that decides whether a metric can be compared.
 _LIMIT = {metric: "losses" if kind == "learned" else "speed" for metric, kind in METRICS.items()}
 _LIMIT |= {"peak_allocated_bytes": "memory", "peak_tensor_bytes": "memory"}
 _LIMIT |= {"model_state_bytes": "states", "collective_bytes": "states"}
 
 CONFIDENCE = 0.95
-# Differences. Of 8 normal ones, BCa intervals left out the truth in 11 of 100 cases, of 20 in 7; those by t in 5.
+# From this number of differences on, the interval is bootstrapped. With 8 normally distributed differences, the 95 %
+# BCa interval missed the true mean in 11 of 100 cases. With 20 differences, it missed the mean in 7 of
+# 100 cases. Student's t interval missed it in 5 of 100 cases.
 BOOTSTRAP_FROM = 20
 RESAMPLES = 2000
-# Relative, and the least that a margin can be: the order of sums alone makes such differences of fp32 losses.
+# The smallest possible margin, relative. The order of summation alone causes such differences of fp32 losses.
 FLOOR: dict[Kind, float] = {"learned": WITHIN, "times": 0.0}
-# Relative. Within a wider margin "no difference" would say nothing: published effects begin at 1.2 % of a loss, and a
-# slow-down of 3 % is worth knowing.
+# The largest useful margin, relative. A verdict "no difference" within a wider margin would be meaningless, because
+# published effects begin at 1.2 % of a loss, and a slow-down of 3 % is worth knowing.
 CEILING: dict[Kind, float] = {"learned": 0.01, "times": 0.02}
-CONSTANT = 1e-14  # relative; values that differ by less are equal but for rounding, and have no spread to test with
+CONSTANT = 1e-14  # relative; values that differ by less are equal except for rounding
 
 _POOLED = ("box", "workload", "size", "precision")
 _SHOWN = ("box", "workload", "size", "world_size", "global_batch_size", "precision", "sequence_length", "num_steps",
@@ -63,42 +65,58 @@ COLUMNS = (
 
 
 class Margin(NamedTuple):
-    """How far two equal runs of the control are from one another."""
+    """The margin of equivalence: how far two equal runs of the control differ."""
 
     relative: float
-    num_runs: int  # that it rests on
+    num_runs: int  # repeats from which the margin was estimated
 
 
 class _Estimate(NamedTuple):
-    """A difference with its interval: relative for what is learned, of logarithms for times."""
+    """A difference from the control, with its interval.
+
+    It is relative for learned metrics, and a difference of logarithms for times.
+    """
 
     value: float
-    bounds: tuple[float, float] | None  # of the interval; None: there is none
-    equivalent: bool | None  # by two one-sided tests against the margin; None: no margin, or no interval
+    bounds: tuple[float, float] | None  # bounds of the interval; None if there is no interval
+    equivalent: bool | None  # result of the two one-sided tests; None without a margin or an interval
     n: int
     interval: str
 
 
 def compare(table: pd.DataFrame, control: str = "ddp", metrics: Iterable[str] = METRICS) -> pd.DataFrame:
-    """Compare each strategy with the control, metric by metric; one row per comparison, with `COLUMNS`.
+    """Compare each strategy with the control, metric by metric.
 
-    `mfu` is a metric of tables that `predicted.with_theory` has joined.
+    Returns one row per comparison, with the columns `COLUMNS`. The metric `mfu` needs a table to which
+    `predicted.with_theory` has added its columns.
 
-    Which runs go together is for `pairs.pair` to say, whose `refused` lists the rest. What is learned is compared seed
-    by seed, the mean of a seed's repeats with that of the control's; times launch by launch, as logarithms of ratios;
-    bytes exactly, without a test. From two seeds on the interval is that of the paired differences: Student's t, from
-    `BOOTSTRAP_FROM` differences on the bootstrap (BCa). A single seed gives no interval of what is learned, however
-    often it was repeated; its repeats give Welch's interval of times. A single run gives none: `interval` says which.
+    `pairs.pair` decides which runs are compared, and its `refused` lists the others. The kind of a metric (`METRICS`)
+    decides how values are compared:
 
-    `low` and `high` bound `difference`, in the metric's unit; `relative_low` and `relative_high` bound
-    `relative_difference`, which is value / control_value - 1. Each is a 95 % interval of its own, not corrected for the
-    number of comparisons: of twenty without any effect, one is expected to leave out 0.
+    - learned: seed by seed. The mean of a seed's repeats is compared with that of the control's repeats.
+    - times: launch by launch, as logarithms of ratios.
+    - bytes: exactly, without a test.
 
-    Verdicts: "no difference" where two one-sided tests at 5 % show the difference to be within the margin, which
-    `margins` has fixed from repeats of the control with itself; else "higher" or "lower" where the interval leaves out
-    0; else "inconclusive". Without a margin the interval alone decides. `n_pairs` is the number of differences that an
-    interval rests on, for Welch's that of the smaller side; `n_repeats` is how many runs the seed with most has.
-    `limit` is what `pairs.limits` says of them; what was learned is shown beside the control's all the same.
+    With two or more seeds, the interval is that of the paired differences. It is by Student's t or, from
+    `BOOTSTRAP_FROM` differences on, by the bootstrap (BCa). With a single seed, learned metrics have no interval,
+    however often the seed was repeated. For times, the repeats of a single seed give Welch's interval. A single run
+    gives no interval. The column `interval` names the method.
+
+    `low` and `high` are the bounds of `difference`, in the metric's unit. `relative_low` and `relative_high` are the
+    bounds of `relative_difference`, which is value / control_value - 1. Each interval is a 95 % interval of one
+    comparison. It is not corrected for the number of comparisons: among twenty comparisons without any effect, one
+    interval is expected not to contain 0.
+
+    The column `verdict` has one of these values:
+
+    - "no difference": two one-sided tests at 5 % show that the difference is within the margin from `margins`.
+    - "higher" or "lower": otherwise, if the interval does not contain 0.
+    - "inconclusive": otherwise.
+
+    Without a margin, only the interval decides. `n_pairs` is the number of differences on which an interval is based.
+    For Welch's interval, it is the number of runs on the smaller side. `n_repeats` is the number of runs of the seed
+    that was repeated most often. `limit` is the reason from `pairs.limits` why the metric cannot be compared. The
+    differences of learned metrics are shown nevertheless.
     """
     metrics = list(metrics)
     margin_of = {metric: margins(table, metric, control) for metric in metrics if METRICS[metric] != "bytes"}
@@ -117,23 +135,24 @@ def compare(table: pd.DataFrame, control: str = "ddp", metrics: Iterable[str] = 
 
 
 def margins(table: pd.DataFrame, metric: str, control: str = "ddp") -> dict[tuple, Margin]:
-    """The repeatability limit of the control, by box, workload, size and precision, from equal runs.
+    """Return the repeatability limit of the control, by machine, workload, size and precision.
 
-    That of ISO 5725-6, 4.1.4, below which 95 of 100 pairs of equal runs differ: 1.96 sqrt(2) s_r,
-    with s_r relative to the mean, of times that of their logarithms, pooled over settings and seeds. As s_r is an
-    estimate, often of few repeats, Student's quantile stands for 1.96, to which it falls with more of them. Never below
-    `FLOOR`; where nothing was repeated there is no margin.
+    The limit is that of ISO 5725-6, 4.1.4: 95 of 100 pairs of equal runs differ by less than 1.96 sqrt(2) s_r. Here,
+    s_r is the standard deviation of equal runs. It is relative to the mean or, for times, that of the logarithms, and
+    it is pooled over settings and seeds. Because s_r is an estimate, often from few repeats, Student's quantile
+    replaces 1.96. With more repeats, the quantile approaches 1.96. The limit is never below `FLOOR`. If no run was
+    repeated, there is no limit.
 
-    Without dropout the control trains the same on any number of processes but for the order of sums. For what is
-    learned these runs are repeats too: on a CPU, where all others are bit-identical, the only ones that tell how far
-    rounding carries in so many steps.
+    Without dropout, the control trains the same on any number of processes, apart from the order of summation. For
+    learned metrics, such runs therefore also count as repeats. This matters on a CPU: other repeats are bit-identical
+    there, so only these runs show how far rounding errors grow during a training.
     """
     kind = METRICS[metric]
     runs = table[(table["status"] == "ok") & (table["strategy"] == control)].dropna(subset=[metric, *pairs.CELL])
     if kind == "times":
         runs = runs[~runs["oversubscribed"]]
     values = np.log(runs[metric]) if kind == "times" else runs[metric]
-    cut = runs[["world_size", "micro_batch_size"]]  # of the global batch
+    cut = runs[["world_size", "micro_batch_size"]]  # how the global batch is divided
     if kind == "learned":
         cut = cut.where(runs["dropout"] > 0, 0)
     alike = values.groupby([runs[name] for name in (*pairs.CELL, "seed")] + [cut[name] for name in cut], sort=False)
@@ -156,12 +175,15 @@ def margins(table: pd.DataFrame, metric: str, control: str = "ddp") -> dict[tupl
 
 
 class _Group(NamedTuple):
-    """The runs of one strategy in one cell and those of the control that go with them, by their rows in the table."""
+    """The runs of one strategy in one cell, and the control's runs that they are compared with.
+
+    Runs are given by their row numbers in the table.
+    """
 
     runs: np.ndarray
-    controls: np.ndarray  # of the same seeds, with all their repeats
-    couples: np.ndarray  # (pairs, 2)
-    limits: dict[str, str]  # what `pairs.limits` says
+    controls: np.ndarray  # all repeats of the same seeds
+    couples: np.ndarray  # shape (pairs, 2): a run and its partner
+    limits: dict[str, str]  # the reasons from `pairs.limits`, by quantity
 
 
 def _groups(table: pd.DataFrame, compared: pd.DataFrame) -> Iterator[_Group]:
@@ -176,7 +198,7 @@ def _groups(table: pd.DataFrame, compared: pd.DataFrame) -> Iterator[_Group]:
     ).indices.items():
         runs = couples[members, 0]
         controls = np.flatnonzero(ok & (alike == of_control) & np.isin(seed, seed[runs]))
-        # What limits one pair, because it shared cores, say, limits what they all say together.
+        # A limit of one pair, for example because its runs shared cores, applies to the whole group.
         limits = {
             name: reason
             for name, reasons in limits_of.items()
@@ -189,7 +211,7 @@ def _groups(table: pd.DataFrame, compared: pd.DataFrame) -> Iterator[_Group]:
 def _comparison(
     metric: str, group: _Group, values: np.ndarray, seeds: np.ndarray, margin: Margin | None, control: str
 ) -> dict[str, Any] | None:
-    """Compare a group's values with the control's; None where neither side has any."""
+    """Compare a group's values of one metric with the control's. None if neither side has a value."""
     kind = METRICS[metric]
     group = _with_values(group, values)
     if not len(group.runs) and not len(group.controls):
@@ -213,7 +235,7 @@ def _comparison(
 
 
 def _with_values(group: _Group, values: np.ndarray) -> _Group:
-    """Leave out runs, and pairs of runs, in which the metric is not known."""
+    """Remove the runs and the pairs of runs for which the metric is not known."""
     runs, controls = (rows[~np.isnan(values[rows])] for rows in (group.runs, group.controls))
     couples = group.couples[~np.isnan(values[group.couples]).any(axis=1)]
     return group._replace(runs=runs, controls=controls, couples=couples)
@@ -228,8 +250,8 @@ def _tested(
     limit: str | None,
     control: str,
 ) -> dict[str, Any]:
-    """The difference of what was learned, or of times, with its interval, its margin and the verdict of the tests."""
-    # Repeats of the control draw the same dropout masks: they do not say how far runs with other masks may differ.
+    """Compare a learned metric or a time with the control: difference, interval, margin and verdict."""
+    # The margin does not apply if the dropout masks differ, because repeats of the control draw the same masks.
     usable = margin if limit is None else None
     allowed = None if usable is None else np.log1p(usable.relative) if kind == "times" else usable.relative
     estimate_of = _launches if kind == "times" else _seeds
@@ -247,7 +269,11 @@ def _tested(
 
 
 def _exact(values: np.ndarray, control_values: np.ndarray) -> dict[str, Any]:
-    """Compare bytes: they are the same in every run, or else every run says the same of them."""
+    """Compare bytes exactly, without a test.
+
+    The verdict is "higher" or "lower" if this holds for every run, and "no difference" if all runs have the same bytes.
+    Otherwise it is "inconclusive".
+    """
     value, control_value = np.median(values), np.median(control_values)
     facts = {"difference": value - control_value, "margin": 0.0}
     if control_value:
@@ -262,12 +288,15 @@ def _exact(values: np.ndarray, control_values: np.ndarray) -> dict[str, Any]:
 def _launches(
     values: np.ndarray, seeds: np.ndarray, group: _Group, couples: np.ndarray, margin: float | None
 ) -> tuple[float, float, _Estimate]:
-    """Compare times, as logarithms: the value, the control's, and the difference with its interval."""
+    """Compare times by their logarithms.
+
+    Returns the geometric mean, that of the control, and the difference with its interval.
+    """
     if len(np.unique(seeds[couples[:, 0]])) == 1:
         logs, control_logs = np.log(values[group.runs]), np.log(values[group.controls])
         estimate = _unpaired(logs, control_logs, margin)
     else:
-        # Several launches that go with one of the control's make one difference.
+        # Launches that are paired with the same launch of the control are averaged and make one difference.
         partners = np.unique(couples[:, 1])
         logs = np.array([np.log(values[couples[couples[:, 1] == partner, 0]]).mean() for partner in partners])
         control_logs = np.log(values[partners])
@@ -278,7 +307,10 @@ def _launches(
 def _seeds(
     values: np.ndarray, seeds: np.ndarray, group: _Group, couples: np.ndarray, margin: float | None
 ) -> tuple[float, float, _Estimate]:
-    """Compare what is learned, relative to the control's mean: as `_launches`."""
+    """Compare a learned metric seed by seed.
+
+    Returns the mean, that of the control, and the difference relative to the control's mean, with its interval.
+    """
     common = np.unique(seeds[couples[:, 0]])
     means, control_means = (
         np.array([values[rows[seeds[rows] == seed]].mean() for seed in common]) for rows in (group.runs, group.controls)
@@ -290,7 +322,10 @@ def _seeds(
 
 
 def _paired(differences: np.ndarray, margin: float | None, description: str) -> _Estimate:
-    """The mean of at least two paired differences, by Student's t or the bootstrap; TOST against the margin."""
+    """Estimate the mean of at least two paired differences.
+
+    The interval is by Student's t or by the bootstrap. Equivalence is tested by TOST against the margin.
+    """
     value, n = differences.mean(), len(differences)
     if np.ptp(differences) <= CONSTANT:
         equivalent = margin is not None and margin > 0 and abs(value) <= margin
@@ -310,7 +345,10 @@ def _paired(differences: np.ndarray, margin: float | None, description: str) -> 
 
 
 def t_interval(sample: np.ndarray) -> tuple[float, float | None, float | None]:
-    """The mean of differences with its interval by Student's t: None of one, the mean itself where all agree."""
+    """Return the mean of a sample, and the bounds of its interval by Student's t.
+
+    Both bounds are None if the sample has one value. They equal the mean if all values are equal.
+    """
     if len(sample) < 2:
         return float(sample.mean()), None, None
     if np.ptp(sample) <= CONSTANT:
@@ -320,7 +358,10 @@ def t_interval(sample: np.ndarray) -> tuple[float, float | None, float | None]:
 
 
 def bootstrap_interval(sample: np.ndarray, confidence: float, resamples: int) -> tuple[float, float]:
-    """The interval of a mean by the bootstrap (BCa), of values that are not all equal; the same each time."""
+    """Return the interval of a mean by the bootstrap (BCa).
+
+    The values must not all be equal. The random numbers have a fixed seed, so the result is reproducible.
+    """
     low, high = stats.bootstrap(
         (sample,),
         np.mean,
@@ -333,7 +374,10 @@ def bootstrap_interval(sample: np.ndarray, confidence: float, resamples: int) ->
 
 
 def _unpaired(values: np.ndarray, control_values: np.ndarray, margin: float | None) -> _Estimate:
-    """The difference of two means with Welch's interval; TOST against the margin."""
+    """Estimate the difference of two means, with Welch's interval. Equivalence is tested by TOST against the margin.
+
+    There is no interval if a side has fewer than two values, or if all its values are equal.
+    """
     value, n = values.mean() - control_values.mean(), min(len(values), len(control_values))
     description = f"one seed, {len(values)} against {len(control_values)} repeats"
     if n < 2:
@@ -352,7 +396,7 @@ def _unpaired(values: np.ndarray, control_values: np.ndarray, margin: float | No
 def _verdict(
     estimate: _Estimate, kind: Kind, margin: Margin | None, control: str, without_margin: str
 ) -> tuple[str, str]:
-    """The verdict, and why; `without_margin` says why there is none."""
+    """Return the verdict and its reason. `without_margin` is the reason why there is no margin."""
     if estimate.bounds is None:
         return "inconclusive", estimate.interval
     low, high = estimate.bounds
@@ -361,7 +405,8 @@ def _verdict(
         ceiling = f"{100 * CEILING[kind]:g} %"
         if margin.relative > CEILING[kind]:
             repeats = f"{margin.num_runs} repeats of {control} differ by {_percent(margin.relative)}"
-            # Not for times: what slows a box down comes to several runs in a row, and no interval knows of it.
+            # Not for times: a disturbance of the machine slows several runs in a row, which the interval does
+            # not account for.
             if kind == "learned" and furthest <= CEILING[kind]:
                 return "no difference", f"the interval is within {ceiling}, though {repeats}"
             return "inconclusive", f"{repeats}, and a margin above {ceiling} says nothing"
@@ -384,7 +429,7 @@ def _percent(relative: float) -> str:
 
 _WORK = ("box", "workload", "size", "precision", "global_batch_size")
 _DISTINGUISHING = {"sequence_length": "length {:.0f}", "num_steps": "{:.0f} steps", "config_digest": "settings {:.8}"}
-SHOWN_REASONS = 12  # of those that leave runs out; the rest is counted
+SHOWN_REASONS = 12  # reasons for leaving runs out that are listed; the others are only counted
 EXPLANATION = """\
 Each strategy is compared with the control's runs that do the same work with the same seed.
 
@@ -398,7 +443,7 @@ Each strategy is compared with the control's runs that do the same work with the
 
 
 def page(folders: Sequence[Path], control: str) -> str:
-    """Make the page: verdicts metric by metric, and the list of what was left out."""
+    """Return the page in Markdown: the verdicts by metric, and the reasons why runs were left out."""
     runs = predicted.with_theory(tidy.read(folders))
     tidy.check_control(runs, control)
     head = ["strategy", "processes", "n", control, "value", "difference", "margin", "verdict", "why"]
@@ -413,7 +458,7 @@ def page(folders: Sequence[Path], control: str) -> str:
 
 
 def _sections(rows: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
-    """The rows of one thing trained after the other, under a heading that says all that tells it apart."""
+    """Yield the rows of each training, with a heading that distinguishes it from the other trainings."""
     several = rows.groupby(list(_WORK), dropna=False)[list(_DISTINGUISHING)].nunique()
     distinguishing = [name for name, most in several.max().items() if most > 1]
     for values, members in rows.groupby([*_WORK, *distinguishing], sort=False, dropna=False):
@@ -450,7 +495,7 @@ def _row(row: dict[Any, Any]) -> list[Any]:
 
 
 def _untimed(runs: pd.DataFrame) -> list[str]:
-    """How many runs have no time in these tables, and why, in one line; nothing where all have one."""
+    """Return a line with the number of runs without a time, and the reasons. Empty if all runs have a time."""
     ok = runs[runs["status"] == "ok"]
     reasons = Counter(ok["why_untimed"].dropna()).most_common()
     if not reasons:
@@ -460,7 +505,7 @@ def _untimed(runs: pd.DataFrame) -> list[str]:
 
 
 def _left_out(refused: pd.DataFrame) -> list[str]:
-    """The reasons that leave runs out, the commonest first."""
+    """Return a section with the reasons why runs were left out, the most frequent first."""
     if refused.empty:
         return []
     runs = refused.to_dict("records")

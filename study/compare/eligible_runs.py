@@ -1,4 +1,7 @@
-"""Select the runs that a study's protocol admits to its result: those that were planned, once each and as planned."""
+"""Select the runs that a study's protocol admits to its result.
+
+A run is admitted if it was planned and if it trained as planned. Each planned run counts once.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from study.records.schema import Outcome, Record
 from study.records.steps import steps_of
 from study.running.studies import Protocol
 
-# Where text and weights lie differs from box to box; their digests are compared.
+# The paths of text and weights differ from machine to machine. Their digests are compared instead.
 _PLACES = NOT_TRAINED | {"data", "init", "weights"}
 
 
@@ -31,29 +34,32 @@ class Wanted(NamedTuple):
 
 
 class Trained(NamedTuple):
-    """What the protocol asks of one run."""
+    """The results of one admitted run that the protocol evaluates."""
 
     run_id: str
     strategy: str
     seed: int
-    label: str  # of the part; else ""
-    held_out: dict[int, dict[str, float]]  # step -> metric -> value; step 0: before the first
-    training: tuple[float, float]  # mean loss of the first steps, and of as many last ones
+    label: str  # of the part of the study; empty if the run has none of the protocol's labels
+    held_out: dict[int, dict[str, float]]  # step -> metric -> value; step 0 is before the first step
+    training: tuple[float, float]  # mean loss of the first steps, and of the same number of last steps
     started_at: str
     commit: str  # of the code
 
 
 class Runs(NamedTuple):
-    """A study's runs, as far as the protocol lets them in."""
+    """A study's runs: those that the protocol admits, those that are left out, and those that are missing."""
 
     taken: list[Trained]
-    left_out: dict[str, str]  # run_id -> why
-    missing: list[str]  # planned, and without an outcome
+    left_out: dict[str, str]  # run_id -> reason
+    missing: list[str]  # planned runs without an outcome
     num_planned: int
 
 
 def read(folders: Sequence[Path], wanted: Iterable[Wanted], protocol: Protocol, study: str, sha256: str) -> Runs:
-    """Take each planned run, or say why not. Raises Refusal if none is there, and if two have the same id."""
+    """Read a study's runs, and divide them into admitted, left out and missing runs.
+
+    Raises Refusal if the folders have no run of the study, or if two different runs have the same id.
+    """
     planned = {run.run_id: run for run in wanted}
     runs = _runs_of(folders, study)
     files: dict[str, RecordFile] = {}
@@ -72,7 +78,10 @@ def read(folders: Sequence[Path], wanted: Iterable[Wanted], protocol: Protocol, 
 
 
 def _runs_of(folders: Sequence[Path], study: str) -> list[tuple[Outcome, RecordFile | None]]:
-    """The study's runs below the folders, and copies. Raises Refusal if there is none, and if two have the same id."""
+    """Return the outcomes and records of the study's runs below the folders. Copies of a run are included.
+
+    Raises Refusal if there is no run, or if two different runs have the same id.
+    """
     runs = []
     identities: dict[str, tuple[Any, ...]] = {}
     for run in records.find_runs(folders):
@@ -93,7 +102,7 @@ def _runs_of(folders: Sequence[Path], study: str) -> list[tuple[Outcome, RecordF
 def _reason(
     planned: Wanted | None, outcome: Outcome, record: Record | None, protocol: Protocol, sha256: str
 ) -> str | None:
-    """Why a run, by itself, does not belong to the protocol; None: it does."""
+    """Return why the protocol does not admit a run, without regard to other runs. None if it admits the run."""
     if planned is None:
         return "the study plans no such run"
     if outcome.status != "ok" or record is None:
@@ -104,7 +113,7 @@ def _reason(
 
 
 def _other_code(record: Record) -> str | None:
-    """Why no single committed code trained all of a run."""
+    """Return why a run was not trained by one committed version of the code. None if it was."""
     if record.continues is not None:
         return "it began with another run's checkpoint"
     if record.machine.get("git_dirty") is not False or any(part.is_dirty for part in record.code or ()):
@@ -113,7 +122,7 @@ def _other_code(record: Record) -> str | None:
 
 
 def _other_request(planned: Wanted, record: Record) -> str | None:
-    """The first setting in which a run differs from its plan."""
+    """Return a description of the first setting in which a run differs from its plan. None if there is none."""
     recorded = RunConfig.model_validate(record.config)
     plan, run = (config.model_dump(mode="json", exclude=set(_PLACES)) for config in (planned.config, recorded))
     if differs := next((name for name in plan if plan[name] != run[name]), None):
@@ -130,7 +139,11 @@ def _not_evaluated(record: Record, protocol: Protocol) -> str | None:
 
 
 def _odd_ones(runs: dict[str, Record]) -> dict[str, str]:
-    """Runs that differ from most others, or from most others of their start, in what must be equal, and in what."""
+    """Return the runs that differ from most others in something that must be equal, with the reason.
+
+    Libraries, arithmetic and text must be the same for all runs. The machine, the pretrained weights and the initial
+    weights must be the same for all runs of one seed.
+    """
     odd = _unlike(runs, ("libraries", "arithmetic", "text"))
     for start in {record.seed for record in runs.values()}:
         of_start = {run_id: record for run_id, record in runs.items() if record.seed == start}
@@ -139,7 +152,7 @@ def _odd_ones(runs: dict[str, Record]) -> dict[str, str]:
 
 
 def _unlike(runs: dict[str, Record], names: Sequence[str]) -> dict[str, str]:
-    """Runs that differ from most of these in some of their facts."""
+    """Return the runs that differ from most of these runs in one of the named facts, with the reason."""
     facts = {
         run_id: {
             "box": record.box,
@@ -180,5 +193,5 @@ def _trained(file: RecordFile, labels: Sequence[str]) -> Trained:
 
 
 def label_of(run_id: str, labels: Iterable[str]) -> str:
-    """Which of these labels of parts a run's name ends with; empty: none of them."""
+    """Return the label with which a run's id ends. Empty if it ends with none of these labels."""
     return next((label for label in labels if label and run_id.endswith(f"-{label}")), "")

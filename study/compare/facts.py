@@ -1,4 +1,7 @@
-"""The facts of one recorded run as a row of the tidy table, without predictions and without facts of other runs."""
+"""The facts of one recorded run, as a row of the tidy table.
+
+Predictions, and facts that depend on other runs, are added elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -23,21 +26,25 @@ TRAINING_PHASES = ("first_step", "settling_steps", "steady_steps")
 CURVE = ("step", "loss", "grad_norm", "learning_rate", "seconds", "tokens")
 LIBRARIES = ("torch", "accelerate", "deepspeed", "transformers")
 PARTS = tuple(name for name in ModelStateBytes.model_fields if name not in ("swapped", "by_device"))
-STEPS_FIELDS = {"max_steps", "epochs"}  # `num_steps` says what comes of them
-STEPS_AT_AN_END = 10  # fewer in a shorter run: the loss of a single small batch is noisy
+STEPS_FIELDS = {"max_steps", "epochs"}  # replaced by `num_steps`, the resulting number of steps
+STEPS_AT_AN_END = 10  # over which losses are averaged, because one small batch is noisy; fewer in a short run
 
-# Where a run writes, what it observes and how its global batch is cut do not decide what is trained; nor does the
-# folder that the data came from: the data's digest does.
+# Settings that do not change what is trained: where a run writes, what it measures, and how the global batch is
+# divided. The folder of the data does not count either, because the digest of the data is compared.
 NOT_COMPARED = NOT_TRAINED | {"micro_batch_size"}
 
-# Of the processor time that a machine had. A box that does nothing else comes to 0.01 or 0.02: the kernel, the runner.
+# The largest share of a machine's processor time that other programs may use. On an idle machine, the kernel and the
+# runner of the study use 0.01 or 0.02.
 MAX_FOREIGN_CPU_SHARE = 0.05
 
-_shared: dict[str, dict[str, Any]] = {}  # settings by their text: thousands of runs have the same
+_shared: dict[str, dict[str, Any]] = {}  # thousands of runs have equal settings and share one dictionary
 
 
 def row(file: RecordFile, outcome: Outcome | None) -> dict[str, Any]:
-    """The facts of a run by column; what the runner saw of it counts where it says more than the record."""
+    """Return the facts of a run by column.
+
+    `outcome` is what the runner observed. Unless the outcome is ok, its status and message replace those of the record.
+    """
     r = file.record
     config = RunConfig.model_validate(r.config)
     failure = r.failure.error.splitlines()[0] if r.failure and r.failure.error else None
@@ -84,11 +91,15 @@ def row(file: RecordFile, outcome: Outcome | None) -> dict[str, Any]:
     }
 
 
-# ---------------------------------------------------------------- what was asked, and what was proven
+# ---------------------------------------------------------------- requested settings, and the verified engine
 
 
 def settings(config: RunConfig, r: Record | Outcome) -> dict[str, Any]:
-    """What was asked of a run, and the digest of all that decides what it trains but seed, batch and steps."""
+    """Return the requested settings of a run, and a digest of them.
+
+    The digest covers everything that determines what a run trains, except for the seed, the global batch and the number
+    of steps.
+    """
     micro_batch_size, accumulation = config.batches(r.world_size)
     decisive = config.model_dump(mode="json", exclude={*NOT_COMPARED, "seed", "global_batch_size", *STEPS_FIELDS})
     decisive["init"] = config.effective_init
@@ -96,7 +107,7 @@ def settings(config: RunConfig, r: Record | Outcome) -> dict[str, Any]:
     since = {"weights": weights_sha256, "nudge_seed": config.nudge_seed, "perturb": config.perturb}
     since["fixed_order"] = config.fixed_order
     for name, value in since.items():
-        if value is None:  # as in records from before there were these
+        if value is None:  # older records do not have these settings
             del decisive[name]
         else:
             decisive[name] = value
@@ -123,7 +134,7 @@ def libraries(of_machine: dict[str, Any]) -> str | None:
 
 
 def proven(r: Record) -> Proof:
-    """The proof of a run that trained. Raises Refusal where its record has none."""
+    """Return the proof of a run, which describes its verified engine. Raises Refusal if the record has no proof."""
     if r.proof is None:
         raise Refusal(f"{r.run_id}: its record does not describe the engine, so it cannot be compared. Run it again.")
     return r.proof
@@ -137,7 +148,7 @@ _OF_PROOF = (
 
 
 def engine_kind(proof: Proof) -> str:
-    """The engine as the run proved it: deepspeed, fsdp, ddp or torch."""
+    """Return the kind of the verified engine: deepspeed, fsdp, ddp or torch."""
     if proof.zero_stage is not None:
         return "deepspeed"
     if proof.distributed_type == "FSDP":
@@ -146,18 +157,21 @@ def engine_kind(proof: Proof) -> str:
 
 
 def is_unproven(r: Record) -> bool:
-    """Whether FSDP2 ran before the proof said what it sharded."""
+    """Return whether a run used FSDP2 and its proof does not say what was sharded, as in older records."""
     return r.proof is not None and r.proof.distributed_type == "FSDP" and r.proof.sharding is None
 
 
 def has_computed_buckets(r: Record) -> bool:
-    """Whether a run is from before DDP's buckets were measured, which is when the proof began to tell their kind."""
+    """Return whether the bytes of DDP's buckets were computed from the parameters, not measured.
+
+    This is so in older records. Their proof does not have `gradient_as_bucket_view`.
+    """
     proof = proven(r)
     return engine_kind(proof) == "ddp" and proof.gradient_as_bucket_view is None
 
 
 def computed_buckets(runs: Iterable[Record]) -> list[str]:
-    """Lines for a page that name the runs whose DDP buckets were computed; none where all were measured."""
+    """Return lines for a page that name the runs whose DDP buckets were computed. Empty if all were measured."""
     old = sorted({r.run_id for r in runs if has_computed_buckets(r)})
     reason = "DDP's buckets are computed from the parameters, not measured, in these runs, which are older than that"
     return [f"{reason} measurement: {', '.join(old)}.", ""] if old else []
@@ -171,16 +185,16 @@ def hidden_size(r: Record) -> int:
     return SIZES.get(r.workload, {}).get(r.size, {}).get("hidden", 0)
 
 
-# Of the settings in a proof: what the run says for every strategy, not what tells one strategy from another.
+# Settings in a proof that belong to the run, not to the strategy.
 _OF_THE_RUN = {"gradient_accumulation_steps", "gradient_clipping", "train_micro_batch_size_per_gpu", "train_batch_size"}
 _OF_THE_RUN |= {"bf16.enabled", "fp16.enabled"}
 
 
 def engine_fingerprint(r: Record) -> dict[str, Any] | None:
-    """What the engine was, whatever the strategy is called; None in records from before the proof had all of it.
+    """Return the settings that identify an engine, independent of the strategy's name.
 
-    Equal for runs of one strategy whatever their model, precision and number of processes: what follows from these
-    is written as such.
+    Runs of one strategy have equal fingerprints, even if their model, precision and number of processes differ. Values
+    that depend on these are replaced by words such as "auto". None for older records, whose proof lacks the settings.
     """
     if r.proof is None or r.proof.settings is None:
         return None
@@ -207,7 +221,7 @@ def engine_fingerprint(r: Record) -> dict[str, Any] | None:
 
 
 def num_replicas(proof: Proof) -> int:
-    """How often FSDP2 holds the model, each time sharded over as many ranks."""
+    """Return how many complete copies of the model FSDP2 keeps, each sharded over a group of ranks."""
     return proof.sharding.mesh[0] if proof.sharding and len(proof.sharding.mesh) > 1 else 1
 
 
@@ -215,12 +229,15 @@ def num_replicas(proof: Proof) -> int:
 
 
 def steps_at_an_end(num_steps: int) -> int:
-    """How many steps a first or a last loss is the mean of."""
+    """Return the number of steps over which the first losses, or the last losses, of a run are averaged."""
     return max(1, min(STEPS_AT_AN_END, num_steps // 3))
 
 
 def _learning(file: RecordFile, config: RunConfig) -> dict[str, Any]:
-    """The curve, and what sums it up; the sums only of a run that took all its steps."""
+    """Return the curve of a run, and metrics of learning.
+
+    Means over the curve are included only if the run took all its steps.
+    """
     r = file.record
     if r.steps_sha256 is None or not r.steps_done:
         return {}
@@ -229,7 +246,7 @@ def _learning(file: RecordFile, config: RunConfig) -> dict[str, Any]:
     losses, grad_norms = curve[:, 1], curve[:, 2]
     facts: dict[str, Any] = {"curve": curve, "last_loss": losses[-1]}
     if len(curve) == config.num_steps:
-        finite_norms = grad_norms[~np.isnan(grad_norms)]  # a step that an overflow skipped has none
+        finite_norms = grad_norms[~np.isnan(grad_norms)]  # a step that was skipped because of an overflow has no norm
         facts["mean_final_loss"] = losses[-steps_at_an_end(len(losses)) :].mean()
         facts["loss_area"] = losses.mean()
         facts["mean_grad_norm"] = finite_norms.mean() if finite_norms.size else None
@@ -243,10 +260,11 @@ def _learning(file: RecordFile, config: RunConfig) -> dict[str, Any]:
 
 
 def share_of_others(r: Record) -> float | None:
-    """The share of the processors that other processes, and a hypervisor's other guests, took while steps were trained.
+    """Return the share of the processor time that others used while the run trained.
 
-    None where it is not known, on a GPU, which they do not slow down, and on several machines, of which the record
-    knows the first's alone.
+    Others are other processes, and other guests of the hypervisor. None if the share is not known. None on a GPU,
+    because other processes do not slow it down. None on several machines, because the record covers only the first of
+    them.
     """
     if r.load is None or r.device != "cpu" or r.other_machines:
         return None
@@ -254,10 +272,10 @@ def share_of_others(r: Record) -> float | None:
 
 
 def why_untimed(r: Record) -> str | None:
-    """Why a run's times are not compared with others'; None where they are."""
+    """Return why a run's times are not compared with those of other runs. None if they are compared."""
     if r.timing is None or r.timing.median_seconds is None:
         return "no step was timed"
-    if (share_of_others(r) or 0.0) > MAX_FOREIGN_CPU_SHARE:  # what is not known is taken to be quiet
+    if (share_of_others(r) or 0.0) > MAX_FOREIGN_CPU_SHARE:  # an unknown share counts as 0
         return f"other programs took more than {100 * MAX_FOREIGN_CPU_SHARE:g} % of the processors"
     if math.isfinite(r.network_rate or math.inf):
         return "the network had a rate, by which --view communication compares them"
@@ -277,7 +295,7 @@ def _is_oversubscribed(r: Record, device: str) -> bool:
 
 def _speed(r: Record, device: str) -> dict[str, Any]:
     facts: dict[str, Any] = {"model_flops_per_sequence": r.model_flops_per_sequence}
-    # Ranks that share a GPU would each count the whole of its energy.
+    # Each of several ranks that share a GPU would count the energy of the whole GPU.
     joules = [joules_of_rank for joules_of_rank in r.energy_joules or () if joules_of_rank is not None]
     if joules and len(joules) == len(r.energy_joules or ()) and not _is_oversubscribed(r, device):
         facts["energy_joules"] = sum(joules)
@@ -285,7 +303,7 @@ def _speed(r: Record, device: str) -> dict[str, Any]:
     if reason := why_untimed(r):
         return facts | {"why_untimed": reason}
     timing = r.timing
-    assert timing is not None  # which `why_untimed` has seen
+    assert timing is not None  # `why_untimed` has checked this
     assert timing.samples_per_second is not None
     assert timing.tokens_per_second is not None
     facts["seconds_per_step"] = timing.median_seconds
@@ -302,7 +320,10 @@ def _speed(r: Record, device: str) -> dict[str, Any]:
 
 
 def _memory(r: Record, device: str) -> dict[str, Any]:
-    """Peaks of the largest rank while it trained, not of building or evaluating the model."""
+    """Return the memory of the device, and the peaks of the largest rank during training.
+
+    Building and evaluating the model do not count.
+    """
     gpus = r.machine.get("gpus", [])
     limit = (
         r.machine.get("host_memory_bytes") if device == "cpu" else min((g["memory_bytes"] for g in gpus), default=None)
@@ -310,7 +331,7 @@ def _memory(r: Record, device: str) -> dict[str, Any]:
     facts: dict[str, Any] = {"device_memory_bytes": limit}
     if not r.peak_memory:
         return facts
-    alive: list[int] | None = None  # bytes of each rank
+    alive: list[int] | None = None  # peak bytes of each rank
     for kind in ("allocated_bytes", "reserved_bytes", "tensor_bytes", "resident_bytes"):
         ranks = [peak for peak in _peaks(r, kind) if peak is not None]
         if len(ranks) < len(r.peak_memory):
@@ -327,11 +348,11 @@ def _memory(r: Record, device: str) -> dict[str, Any]:
 
 
 def _peaks(r: Record, kind: str) -> list[int | None]:
-    """Of each rank while it trained; None: not measured."""
+    """Return the peak of each rank during training, in bytes. None for a rank that did not measure it."""
     highest = [_peak(phases, kind) for phases in r.peak_memory or ()]
     if kind == "tensor_bytes" and r.proof and r.proof.engine_class == "DistributedDataParallel":
-        # Live tensors are those that Python reaches. The reducer's flat buckets, which live as long as the model, are
-        # C++ tensors; `model_state_bytes` has those that no gradient is a view of, which Python would reach.
+        # Live tensors are those that Python can reach. DDP's flat buckets are C++ tensors, so they have to be added.
+        # Only buckets of which no gradient is a view are added, because Python reaches the others through the gradient.
         if r.model_state_bytes is None:
             return [None] * len(highest)
         ranks = zip(highest, r.model_state_bytes, strict=True)
@@ -340,7 +361,7 @@ def _peaks(r: Record, kind: str) -> list[int | None]:
 
 
 def process_bytes(r: Record) -> int | None:
-    """The most that the whole process had in memory while it trained, of all ranks; None: not measured."""
+    """Return the largest memory of any rank's whole process during training, in bytes. None if it was not measured."""
     return max((peak for peak in _peaks(r, "resident_bytes") if peak is not None), default=None)
 
 
@@ -365,9 +386,10 @@ def _model_states(r: Record) -> dict[str, Any]:
 
 
 def _rank_parts(r: Record, device: str) -> list[dict[str, Any]] | None:
-    """Of each rank: bytes by part as the optimizer steps, `host` of them off the GPU, and the peaks of the training.
+    """Return the model states by part and the peaks of each rank, in bytes. None if they were not measured.
 
-    `resting`: the same parts between two steps.
+    The parts are those at the moment when the optimizer steps. `host` is the number of these bytes that are in host
+    memory instead of on the GPU, None on a CPU. `resting` has the same parts between two steps.
     """
     if not r.model_state_bytes or not r.resting_state_bytes or not r.peak_memory:
         return None
@@ -387,7 +409,7 @@ def _parts(states: ModelStateBytes, on_gpu: bool) -> dict[str, int | None]:
 
 
 def _communication(r: Record) -> dict[str, Any]:
-    """Of rank 0 in one step."""
+    """Return the bytes and the number of the collectives of rank 0 in one step. Empty if they were not measured."""
     if r.collectives_per_step is None:
         return {}
     return {

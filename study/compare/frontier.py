@@ -1,5 +1,4 @@
-"""The view `fits`: the largest model, or batch, that each strategy trained under a memory cap, and its time per "
-"step."""
+"""The view `fits`: the largest model or batch that each strategy trained under a memory cap, and its step time."""
 
 from __future__ import annotations
 
@@ -36,16 +35,16 @@ shows the median over the runs of a strategy and, in parentheses, the lowest and
 
 
 class Tried(NamedTuple):
-    """One run under a cap."""
+    """One run under a memory cap."""
 
     outcome: Outcome
     config: RunConfig
     cap: float  # GiB
-    seconds: float | None  # of the median step; None: none was timed, or others disturbed it
+    seconds: float | None  # median step time; None if it was not measured or was disturbed
 
     @property
     def work(self) -> tuple[Any, ...]:
-        """Equal for runs that differ in strategy, size and batch alone."""
+        """The key that is equal for runs that differ only in strategy, size and batch."""
         return self.config.workload, self.config.precision, self.config.sequence_length, self.cap
 
     @property
@@ -54,24 +53,24 @@ class Tried(NamedTuple):
 
     @property
     def needed(self) -> float:
-        """GiB that it was predicted to need."""
+        """The memory that the run was predicted to need, in GiB."""
         return estimate.needed_bytes(self.config, self.outcome.strategy, self.outcome.world_size) / GIB
 
 
 class Largest(NamedTuple):
-    """The largest model, or batch, that a strategy trained under a cap, and the smallest that it did not."""
+    """The largest model or batch that a strategy trained under a cap, and the smallest that ran out of memory."""
 
     workload: str
     cap_gib: float
     strategy: str
     trained: str | None
     not_trained: str | None
-    predicted: str | None  # the largest whose predicted need is within the cap
-    struck: str | None  # where memory was out: device, host or cap
-    needed_gib: float | None  # what the largest that trained was predicted to need
+    predicted: str | None  # the largest that was predicted to fit
+    struck: str | None  # the memory that ran out: device, host or cap
+    needed_gib: float | None  # predicted memory of the largest that trained
 
     def cells(self) -> list[str]:
-        """A row of the page."""
+        """Return the cells of the strategy's row in the table of what fits."""
         struck = f" (of {self.struck})" if self.struck else ""
         needed = "" if self.needed_gib is None else f"{self.needed_gib:.2f}"
         texts = [value or "none" for value in (self.trained, self.not_trained, self.predicted)]
@@ -79,7 +78,7 @@ class Largest(NamedTuple):
 
 
 def page(folders: Sequence[Path], control: str = "ddp") -> str:
-    """Make the page: by workload and cap, one row per strategy."""
+    """Return the page in Markdown: a table for each workload and memory cap, with one row per strategy."""
     tried = read(folders)
     lines: list[str] = [] if tried else ["No run here had a cap; `zero-study run frontier` makes some.", ""]
     for _, members in groupby(tried, key=lambda run: run.work):
@@ -89,7 +88,10 @@ def page(folders: Sequence[Path], control: str = "ddp") -> str:
 
 
 def _sections(runs: list[Tried], control: str) -> list[str]:
-    """The tables of runs that differ in strategy, size and batch alone, and those of them that failed otherwise."""
+    """Return the tables of runs that differ only in strategy, size and batch.
+
+    Runs that failed for another reason than memory are listed below the tables.
+    """
     workload, precision, length, cap = runs[0].work
     lines = [f"## {cap:g} GiB: {formatting.shown(workload)}, {precision}, sequences of {length} tokens", ""]
     of_batches = _knob(runs) != "size"
@@ -103,12 +105,12 @@ def _sections(runs: list[Tried], control: str) -> list[str]:
 
 
 def read(folders: Sequence[Path]) -> list[Tried]:
-    """Every run under a cap below these folders, by what was trained under which."""
+    """Return every run under a memory cap below the folders, sorted by what was trained and by cap."""
     return sorted((each for run in records.find_runs(folders) if (each := _tried(run))), key=lambda each: each.work)
 
 
 def largest(folders: Sequence[Path]) -> list[Largest]:
-    """What each strategy trained under each cap."""
+    """Return the largest model or batch of each strategy under each cap."""
     return [row for _, runs in groupby(read(folders), key=lambda run: run.work) for row in _largest(list(runs))]
 
 
@@ -134,7 +136,10 @@ def _knob(runs: Sequence[Tried]) -> str:
 
 
 def _largest(runs: list[Tried]) -> list[Largest]:
-    """What each strategy trained. The ladder is that of all strategies together."""
+    """Return the largest model or batch of each strategy.
+
+    Predictions are made for every size (or batch) that any of the strategies tried.
+    """
     knob = _knob(runs)
     place: Callable[[Tried], int] = _parameters if knob == "size" else lambda run: run.batch
     ladder = {place(run): getattr(run.config, knob) for run in runs}
@@ -146,7 +151,7 @@ def _largest(runs: list[Tried]) -> list[Largest]:
 def _largest_of(
     strategy: str, runs: list[Tried], knob: str, rungs: Sequence[Any], place: Callable[[Tried], int]
 ) -> Largest:
-    """What one strategy trained, and what of the ladder's values of `knob` it was predicted to."""
+    """Return the largest value of `knob` that a strategy trained, and the largest of `rungs` predicted to fit."""
     example = next(run for run in runs if run.outcome.strategy == strategy)
     trained = max(_of(strategy, runs), key=place, default=None)
     ended = min(_of(strategy, runs, "out_of_memory"), key=place, default=None)
@@ -169,7 +174,7 @@ def _largest_of(
 
 
 def _parameters(run: Tried) -> int:
-    """A size's place, by layers and hidden size: what a GPT's parameters grow with."""
+    """Return an approximate number of parameters, from layers and hidden size, by which sizes are sorted."""
     size = SIZES[run.config.workload][run.config.size]
     return size["layers"] * 12 * size["hidden"] ** 2 + 51_281 * size["hidden"]
 
@@ -178,18 +183,21 @@ def _parameters(run: Tried) -> int:
 
 
 class Speed(NamedTuple):
-    """How fast a strategy was, beside the control: at the control's batch, and at its own largest under the cap."""
+    """The speed of a strategy compared with the control's.
+
+    It is measured at the control's largest batch, and at the strategy's own largest batch under the cap.
+    """
 
     strategy: str
-    equal_seconds: tuple[float, ...]  # a step, by run, at the control's batch; empty: it was not timed
-    equal_ratios: tuple[float, ...]  # over the control's step
-    batch: int  # the largest above the control's that trained; 0: none did, or none was asked
+    equal_seconds: tuple[float, ...]  # step time of each run at the control's batch; empty if it was not timed
+    equal_ratios: tuple[float, ...]  # step times divided by the control's
+    batch: int  # the largest that trained and is larger than the control's; 0 if there is none
     own_seconds: tuple[float, ...]
-    own_ratios: tuple[float, ...]  # sequences per second over the control's
-    fits: bool  # at the control's batch
+    own_ratios: tuple[float, ...]  # sequences per second divided by the control's
+    fits: bool  # whether it trained at the control's batch
 
     def cells(self) -> list[str]:
-        """A row of the page."""
+        """Return the cells of the strategy's row in the table of times."""
         rates = [self.batch / seconds for seconds in self.own_seconds]
         equal = _median(self.equal_seconds, "not timed" if self.fits else "does not fit")
         own = [str(self.batch or ""), _median(rates, "not timed" if self.batch else "")]
@@ -197,27 +205,33 @@ class Speed(NamedTuple):
 
 
 def speeds(folders: Sequence[Path], control: str = "ddp") -> list[Speed]:
-    """Each strategy that was timed beside the control under a cap."""
+    """Return the speed of each strategy compared with the control's, under each cap.
+
+    Caps under which the control ran fewer than two times at its largest batch are left out.
+    """
     return [row for _, runs in groupby(read(folders), key=lambda run: run.work) for row in _speeds([*runs], control)]
 
 
 def _speeds(runs: list[Tried], control: str) -> list[Speed]:
     controls = _largest_batch_of(control, runs)
-    if len(controls) < 2:  # a ladder's runs, one of each batch
+    if len(controls) < 2:  # a search for the largest batch runs each batch only once
         return []
     strategies = in_order(run.outcome.strategy for run in runs if run.outcome.strategy != control)
     return [_speed_of(strategy, _of(strategy, runs), controls) for strategy in strategies]
 
 
 def _largest_batch_of(control: str, runs: list[Tried]) -> list[Tried]:
-    """The control's runs of its largest batch that trained, in the order in which they started."""
+    """Return the control's runs at the largest batch that it trained, in the order in which they started."""
     trained = _of(control, runs)
     batch = max((run.batch for run in trained), default=0)
     return sorted((run for run in trained if run.batch == batch), key=lambda run: run.outcome.started_at)
 
 
 def _speed_of(strategy: str, trained: list[Tried], controls: list[Tried]) -> Speed:
-    """Compare a strategy's runs at the control's batch, and at its own largest, with the control's runs near them."""
+    """Compare the times of a strategy's runs with those of the control's runs that started just before and after.
+
+    The comparison is made at the control's batch, and at the strategy's own largest batch.
+    """
     batch = controls[0].batch
     own_batch = max((run.batch for run in trained if run.batch > batch), default=0)
     equal = [run for run in trained if run.batch == batch]
@@ -242,8 +256,11 @@ def _rate_ratios(runs: list[Tried], controls: list[Tried]) -> tuple[float, ...]:
 
 
 def over_series(ratios: Sequence[float]) -> tuple[float, float, float]:
-    """The geometric mean of one ratio a series, and the 95 % interval for one more series (t on the logarithms)."""
-    from scipy import stats  # of the extra `report`, which the view itself can do without
+    """Return the geometric mean of the ratios, and the bounds of a 95 % prediction interval for one more series.
+
+    There is one ratio per series of runs. The interval is by Student's t on the logarithms.
+    """
+    from scipy import stats  # part of the extra `report`, which the view itself does not need
 
     logs = [math.log(ratio) for ratio in ratios]
     half = stats.t.ppf(0.975, len(logs) - 1) * statistics.stdev(logs) * math.sqrt(1 + 1 / len(logs))
@@ -256,7 +273,10 @@ def _median(values: Sequence[float], otherwise: str) -> str:
 
 
 def _against(run: Tried, controls: list[Tried]) -> float | None:
-    """A run's sequences per second over the mean of those of the control's nearest runs on both sides."""
+    """Return a run's sequences per second, divided by the mean of the control's runs just before and just after it.
+
+    None if one of the three runs is missing or has no time.
+    """
     before = [control for control in controls if control.outcome.started_at < run.outcome.started_at][-1:]
     after = [control for control in controls if control.outcome.started_at > run.outcome.started_at][:1]
     seconds = [control.seconds for control in before + after if control.seconds]

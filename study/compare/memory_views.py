@@ -1,9 +1,9 @@
-"""The views of memory: model states, peaks of a step, the parts of a peak, and the errors of theory.
+"""The views of memory: model states, the peak memory of a step, the parts of a peak, and the errors of theory.
 
-`model-states`: bytes of model states per rank, compared with the paper's formula, with reasons for differences.
-`parts`: the parts of a rank's peak, and the model size from which a strategy's peak is below DDP's.
-`peaks`: the peak of a step of each run, compared with theory.
-`theory`: the errors of theory about model states, messages and peaks, by strategy.
+`model-states`: bytes of model states per rank, compared with the ZeRO paper's formula, with reasons for differences.
+`parts`: the parts of a rank's peak memory, and the model size from which a strategy's peak is below DDP's.
+`peaks`: the peak memory of a step in each run, compared with theory.
+`theory`: the errors of theory about model states, collectives and peaks, by strategy.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ CONTROL = "ddp"
 
 # ---------------------------------------------------------------- model states
 
-STATES_TOLERANCE = 0.005  # relative; also the share of a part that a reason must have to be named
+STATES_TOLERANCE = 0.005  # relative; a reason is listed only if it explains more than this share of a part
 SMALLEST_PRINTED = 0.0005  # bytes per parameter below which a difference is not visible
 
 MOMENT_HEADINGS = {"stepping": "as the optimizer is about to step", "resting": "between two steps"}
@@ -50,10 +50,13 @@ parameter of the model, and compare them with the ZeRO paper (arXiv:1910.02054, 
 
 
 def _states_sections(record_files: list[RecordFile]) -> list[str]:
-    """By precision and workload, one block per world size and moment, with one row per strategy; then the reasons."""
+    """Return the lines of the page: the tables, and the reasons for differences from the paper.
+
+    There is a table for each model, precision, number of processes and moment, with one row per strategy.
+    """
     runs = [file.record for file in finished(record_files)]
     measured = [r for r in runs if r.model_state_bytes and r.resting_state_bytes]
-    notes: list[str] = []  # reasons in the order of their first use
+    notes: list[str] = []  # the reasons, in the order in which the tables first refer to them
     lines = []
     for heading, members in groupby(sorted(measured, key=_states_order), key=model_heading):
         lines += [f"## {formatting.shown(heading)}", ""]
@@ -71,7 +74,7 @@ def _states_sections(record_files: list[RecordFile]) -> list[str]:
 
 
 def _explained(notes: Sequence[str]) -> list[str]:
-    """The reasons in words, by the numbers that cells of the tables link to."""
+    """Return the section of numbered reasons, to which cells of the tables refer."""
     if not notes:
         return []
     reasons = [f"- r{number}: {predicted.REASONS[reason]}" for number, reason in enumerate(notes, 1)]
@@ -87,7 +90,10 @@ def _states_order(r: Record) -> tuple[object, ...]:
 
 
 def _distinct(block: list[Record]) -> list[tuple[str, Record]]:
-    """One row per strategy; runs of one strategy with other bytes have rows of their own, under their ids."""
+    """Return the name and the record of each row: one row per strategy.
+
+    If runs of one strategy have different bytes, each variant has a row of its own, named by the run's id.
+    """
     by_bytes: dict[str, list[Record]] = {}
     for r in block:
         members = by_bytes.setdefault(r.strategy, [])
@@ -97,7 +103,10 @@ def _distinct(block: list[Record]) -> list[tuple[str, Record]]:
 
 
 def _bytes(r: Record) -> list[list[int]]:
-    """What a row shows of a run, without what differs from run to run by nature: bytes on the disk."""
+    """Return the bytes that a row shows of a run.
+
+    Bytes on a disk are not among them, because they differ between equal runs.
+    """
     return [[getattr(rank, part) for part in STATE_PARTS] for moment in STEP_PHASES for rank in _ranks(r, moment)]
 
 
@@ -121,7 +130,7 @@ def _per_parameter(num_bytes: Sequence[float], r: Record) -> str:
 
 
 def _close(value: float, reference: float) -> bool:
-    """Equal as far as the page can show, for bytes per parameter."""
+    """Return whether two values in bytes per parameter are equal within the tolerance of the page."""
     return abs(value - reference) <= max(STATES_TOLERANCE * max(abs(value), abs(reference)), SMALLEST_PRINTED)
 
 
@@ -139,7 +148,10 @@ def _states_cell(
 
 
 def _reasons(r: Record, part: StatePart, measured: Sequence[int], paper: float, moment: StepPhase) -> list[str]:
-    """The reasons why a part differs from the paper's; none unless they account for what every rank measured."""
+    """Return the reasons why a part of the model states differs from the paper's value.
+
+    Empty unless the reasons explain the measured bytes of every rank.
+    """
     num_params = r.num_params or 1
     shares: dict[str, float] = {}
     for value, differences in zip(measured, predicted.state_differences(r, moment) or [], strict=False):
@@ -169,7 +181,7 @@ according to theory."""
 
 
 class Crossing(NamedTuple):
-    """From which size on a strategy's peak is below the control's."""
+    """The model size from which on a strategy's peak memory is below the control's, as measured and by theory."""
 
     workload: str
     precision: str
@@ -181,10 +193,10 @@ class Crossing(NamedTuple):
 
 
 class RunPeak(NamedTuple):
-    """One run's peak."""
+    """The peak memory of one run, in bytes."""
 
     record: Record
-    at_rest: list[float]  # bytes, in the order of STATE_PARTS
+    at_rest: list[float]  # the parts between two steps, in the order of STATE_PARTS
     peak: float
     theory: float
     process: float | None
@@ -200,7 +212,10 @@ class RunPeak(NamedTuple):
 
 
 def _parts_sections(record_files: list[RecordFile]) -> list[str]:
-    """By workload, precision and number of processes, a table of each size, and crossings."""
+    """Return the lines of the page: a table for each model size, and the crossings.
+
+    They are grouped by workload, precision, number of processes and batch.
+    """
     lines: list[str] = []
     head = ["strategy", "peak", "theory", "process", *(part.replace("_", " ") for part in STATE_PARTS), "more"]
     for (workload, precision, world_size, batch), runs in _by_setting(record_files):
@@ -218,7 +233,7 @@ def _parts_sections(record_files: list[RecordFile]) -> list[str]:
 
 
 def crossings(folders: Sequence[Path]) -> list[Crossing]:
-    """From which size on each strategy saves, by setting."""
+    """Return, for each setting and strategy, the model size from which on the strategy saves memory."""
     return [row for _, runs in _by_setting(records.find(folders)) for row in _crossings(runs)]
 
 
@@ -243,7 +258,10 @@ def _parts_row(run: RunPeak) -> list[str]:
 
 
 def _crossings(runs: list[RunPeak]) -> list[Crossing]:
-    """From which size on each strategy is below the control; none where fewer than three sizes were run."""
+    """Return, for each strategy, the model size from which on its peak is below the control's.
+
+    Strategies that were run with fewer than three sizes are left out.
+    """
     controls = {run.record.size: run for run in runs if run.record.strategy == CONTROL}
     rows = []
     for strategy in in_order(run.record.strategy for run in runs if run.record.strategy != CONTROL):
@@ -256,7 +274,10 @@ def _crossings(runs: list[RunPeak]) -> list[Crossing]:
 
 
 def _crossing_size(pairs: list[tuple[RunPeak, RunPeak]], field: Literal["peak", "theory"]) -> str:
-    """Name the smallest size from which on the first of each pair takes less memory than the second, the control."""
+    """Return the name of the smallest size from which on every run's peak is below that of the control.
+
+    Each pair has a run of the strategy and a run of the control, of the same size.
+    """
     above = [run.num_params for run, control in pairs if getattr(run, field) >= getattr(control, field)]
     below = [run for run, _ in pairs if run.num_params > max(above, default=0)]
     if not below:
@@ -285,7 +306,7 @@ PEAKS_HEAD = ["strategy", "batch x tokens", "measured, MB", "theory, MB", "error
 
 
 def _peaks_sections(record_files: list[RecordFile]) -> list[str]:
-    """One block per model, precision and number of processes."""
+    """Return the lines of the page: a summary, and a table per model, precision and number of processes."""
     peaks = [peak for file in finished(record_files) if (peak := predicted.step_peak(file.record)) is not None]
     lines = [_peaks_summary(peaks), "", PEAKS_COLUMNS, ""] if peaks else []
     lines += tables(peaks, _peaks_order, _peaks_heading, PEAKS_HEAD, lambda members: map(_peaks_row, members))
@@ -313,7 +334,10 @@ def _peaks_order(c: StepPeak) -> tuple[object, ...]:
 
 
 def _computed(r: Record) -> str:
-    """How a run computed, where it is not the usual way: SDPA, with dropout, no checkpointing."""
+    """Return how a run computed, as far as it differs from the usual way.
+
+    The usual way is SDPA, with dropout, without activation checkpointing, and one micro step.
+    """
     parts = ["eager attention"] if r.config["attention"] == "eager" else []
     parts += ["no dropout"] if not r.config["dropout"] else []
     parts += ["checkpointed"] if r.config["activation_checkpointing"] else []
@@ -346,17 +370,17 @@ above the measurement, the whole difference counts as an error."""
 
 
 class Error(NamedTuple):
-    """Theory's about one run."""
+    """The error of theory's prediction about one run, relative to the measurement."""
 
     strategy: str
     run: str
-    error: float  # relative
-    overcount: float = 0.0  # of the measurement, relative, at most
-    beyond: float = 0.0  # what is left of the error where the measurement is as much too large
+    error: float
+    overcount: float = 0.0  # upper bound of the share of the measurement that was counted too much
+    beyond: float = 0.0  # the part of the error that `overcount` cannot explain
 
 
 class Errors(NamedTuple):
-    """Of every run that measured it."""
+    """The errors of theory about three quantities, each for all runs that measured it."""
 
     states: list[Error]
     messages: list[Error]
@@ -364,7 +388,7 @@ class Errors(NamedTuple):
 
 
 def errors(folders: Sequence[Path]) -> Errors:
-    """Compare every run below the folders with theory. Raises Refusal if there is none."""
+    """Return the errors of theory about every run below the folders. Raises Refusal if there is no run."""
     return _errors(records.find(folders))
 
 
@@ -383,7 +407,7 @@ def _errors(record_files: Iterable[RecordFile]) -> Errors:
 
 
 def _theory_sections(record_files: list[RecordFile]) -> list[str]:
-    """Three tables of errors, with one row per strategy and one of all."""
+    """Return three tables of errors, with one row per strategy and a last row for all strategies."""
     every = _errors(record_files)
     head = ["strategy", "runs", "median error", "worst error", "the worst run"]
     peaks_head = [*head[:-1], "counted too much, at most", "worst beyond it", head[-1]]
@@ -416,7 +440,7 @@ def _of_strategy(name: str, run_errors: list[Error], head: list[str], digits: in
 
 
 def _name(file: RecordFile) -> str:
-    """A run with the folder that its study's runs lie in: ids are unique within it."""
+    """Return a run's id, preceded by the folder of its study. Ids are unique only within that folder."""
     folder = file.path.parent.parent if file.path.name == "record.json" else file.path.parent
     return f"{folder.parent.name if folder.name == 'records' else folder.name}/{file.record.run_id}"
 

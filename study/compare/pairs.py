@@ -1,4 +1,8 @@
-"""Form pairs of comparable runs, with what limits a pair, and a reason for each run that is in no pair."""
+"""Form pairs of comparable runs.
+
+For each pair, the result names the quantities that cannot be compared. For each run without a pair, it gives the
+reason.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,7 @@ import pandas as pd
 from study.compare.parity import other_masks
 from study.formatting import processes
 
-# What must be equal between two runs, in the order in which a difference is told, and how it is told.
+# The facts that must be equal in two runs, and the text that reports a difference. The first difference is reported.
 _HELD: dict[str, str] = {
     "box": "another box: {} against {}",
     "device": "{} against {}",
@@ -21,14 +25,15 @@ _HELD: dict[str, str] = {
     "init": "init {} against {}",
     "sequence_length": "sequence length {} against {}",
     "gradient_clipping": "clipping at {} against {}",
-    "config_digest": "",  # told by the setting that differs
-    "libraries": "",  # told by the library that differs
+    "config_digest": "",  # the setting that differs is reported
+    "libraries": "",  # the library that differs is reported
     "global_batch_size": "global batch {} against {}",
     "num_steps": "{} steps against {}",
 }
 _UNKNOWN = {"data_digest": "data", "config_digest": "settings", "initial_sha256": "initial weights"}
 
-# Rotation guards times against a box that drifts within a study, not against what else it did on another day.
+# Times are compared only between runs that began within this period. A study alternates its strategies, which protects
+# against slow changes of a machine during the study, but not against changes between two days.
 SAME_SESSION_HOURS = 12
 
 CELL = tuple(_HELD)
@@ -37,17 +42,17 @@ SHOWN = ("box", "workload", "size", "precision", "sequence_length", "config_dige
 
 
 class Pairs(NamedTuple):
-    """What was paired with what, and what was not."""
+    """The pairs of runs, and the runs that are in no pair."""
 
     compared: pd.DataFrame  # one row per pair of runs; `run` and `control_run` are labels of the table's index
     refused: pd.DataFrame  # one row per run that is in no pair, with the reason
 
 
 def comparable(run: Mapping[str, Any], partner: Mapping[str, Any]) -> str | None:
-    """Say why two rows of the table may not be compared; None where they may.
+    """Return why two rows of the table cannot be compared. None if they can.
 
-    Neither strategy nor number of processes nor seed must be equal: `pair` takes care of these, and `limits` says which
-    quantities of a pair may not be compared all the same.
+    Strategy, number of processes and seed may differ here. `pair` chooses runs by these, and `limits` names the
+    quantities of a pair that cannot be compared nevertheless.
     """
     for facts in (run, partner):
         if facts["status"] != "ok":
@@ -72,16 +77,16 @@ def comparable(run: Mapping[str, Any], partner: Mapping[str, Any]) -> str | None
 
 
 def limits(run: Mapping[str, Any], partner: Mapping[str, Any]) -> dict[str, str | None]:
-    """Say why two comparable rows may all the same not be compared in some quantities; None: they may.
+    """Return, for each quantity in `LIMITS`, why it cannot be compared between two comparable rows. None if it can.
 
-    `states` are those that follow from the number of processes: model states, and what is sent.
+    `states` are the quantities that depend on the number of processes: model states and traffic.
     """
     world_difference = _against(run, partner, "world_size", "processes")
-    # Beside `single`, and for a strategy with itself, the number of processes is the comparison's point.
+    # A comparison with `single`, or of a strategy with itself, is meant to compare numbers of processes.
     by_design = run["strategy"] == partner["strategy"] or "single" in (run["strategy"], partner["strategy"])
     confounded = None if by_design else world_difference
     micro_batch = _against(run, partner, "micro_batch_size", "micro batch")
-    # Where the processes differ, so does what each does. Elsewhere it is a setting.
+    # If the number of processes differs, the micro batch has to differ too. Otherwise the micro batch is a setting.
     unequal = confounded or (None if world_difference else micro_batch)
     threads = _against(run, partner, "threads_per_process", "threads per process") if run["device"] == "cpu" else None
     too_late = _hours_apart(run, partner)
@@ -91,7 +96,7 @@ def limits(run: Mapping[str, Any], partner: Mapping[str, Any]) -> dict[str, str 
 
 
 def _hours_apart(run: Mapping[str, Any], partner: Mapping[str, Any]) -> str | None:
-    """Say how long after one another two runs began, where that is too long for the box to be taken as the same."""
+    """Return how many hours apart two runs began, if that is more than `SAME_SESSION_HOURS`. Otherwise None."""
     began = [run.get("started_at"), partner.get("started_at")]
     if any(pd.isna(moment) for moment in began):
         return None
@@ -100,7 +105,7 @@ def _hours_apart(run: Mapping[str, Any], partner: Mapping[str, Any]) -> str | No
 
 
 def crowding(run: Mapping[str, Any]) -> str | None:
-    """Say why a run's times say nothing of its strategy; None where they do."""
+    """Return why a run's times do not measure its strategy: its processes share cores or GPUs. None if they do not."""
     if not run["oversubscribed"]:
         return None
     shared = "one device" if run["share_device"] else "too few cores" if run["device"] == "cpu" else "fewer GPUs"
@@ -108,10 +113,12 @@ def crowding(run: Mapping[str, Any]) -> str | None:
 
 
 def pair(table: pd.DataFrame, control: str = "ddp") -> Pairs:
-    """Pair each run with the control's of equal cell and seed: of as many processes, or else of the fewest.
+    """Pair each run with a run of the control that has the same seed and the same values in the columns `CELL`.
 
-    The nth repeat is paired with the control's nth, or else with its first. So one process under `single` has a partner
-    too. Columns of `compared`: run, control_run, and what `limits` says.
+    The partner is a run on the same number of processes or, if there is none, on the fewest processes. Therefore
+    `single`, which always has one process, has a partner too. The nth repeat is paired with the control's nth repeat
+    or, if there is none, with its first. The columns of `compared` are run, control_run, and the quantities in
+    `LIMITS`.
     """
     ok = table[table["status"] == "ok"]
     strategies, controls = ok[ok["strategy"] != control], ok[ok["strategy"] == control]
@@ -139,10 +146,11 @@ def pair(table: pd.DataFrame, control: str = "ddp") -> Pairs:
 
 
 def scaling(table: pd.DataFrame) -> pd.DataFrame:
-    """Strong scaling: the share of one process's throughput that is left to each of N, at a fixed global batch.
+    """Return the efficiency of strong scaling for each strategy and number of processes, at a fixed global batch.
 
-    `scaling_efficiency` is the median `tokens_per_second_per_gpu` over that of the base: `single` on one process, or
-    else the strategy's own runs on the fewest; `base` says which. NaN where times cannot be compared; `why` says why.
+    `scaling_efficiency` is the median of `tokens_per_second_per_gpu`, divided by that of the base. The base is `single`
+    on one process or, if there is none, the strategy's own runs on the fewest processes. The column `base` names it.
+    The efficiency is NaN if times cannot be compared, and `why` gives the reason.
     """
     ok = table[table["status"] == "ok"]
     rows = []
@@ -191,7 +199,7 @@ _DETAILS: dict[str, Callable[[Mapping[str, Any], Mapping[str, Any]], str]] = {
 
 
 def _partners(runs: pd.DataFrame, controls: pd.DataFrame) -> dict[Any, Any]:
-    """For each run the control's run that is nearest to it, by their labels in the table."""
+    """Return, for each run, the nearest run of the control. Runs are given by their labels in the table's index."""
     nearness = ["world_size", "micro_batch_size", "repeat"]
     keys = [*CELL, "seed"]
     runs_left, right = (
@@ -206,12 +214,12 @@ def _partners(runs: pd.DataFrame, controls: pd.DataFrame) -> dict[Any, Any]:
 
 
 def _repeated(run: Mapping[str, Any]) -> tuple:
-    """Equal for repeats of one run."""
+    """Return a key that is equal for repeats of one run."""
     return tuple(run[name] for name in (*CELL, "strategy", "world_size", "micro_batch_size", "seed"))
 
 
 def _reason(run: Mapping[str, Any], controls: Sequence[Mapping[str, Any]], control: str) -> str:
-    """Why a run is in no pair: what differs from the control's run that is most like it."""
+    """Return why a run is in no pair, usually the first difference from the most similar run of the control."""
     if run["status"] != "ok":
         return f"{run['strategy']}: {run['status']}"
     if run["strategy"] == control:

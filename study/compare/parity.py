@@ -1,5 +1,7 @@
-"""The view `parity`: losses, gradient norms and final weights of each run compared with DDP, and what each run "
-"learned."""
+"""The view `parity`: losses, gradient norms and final weights of each run, compared with DDP.
+
+Its last table shows what each run learned: losses at first and at last, and the held-out metric.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,7 @@ LEARNED_HEAD = ["strategy", "processes", "seed", "held out", "first losses", "la
 
 
 def _sections(record_files: list[RecordFile]) -> list[str]:
-    """One table per group of runs that train the same thing, then what each run learned."""
+    """Return the lines of the page: a table per group of runs that train the same, then what each run learned."""
     runs = finished(record_files)
     lines = []
     groups = [list(members) for _, members in groupby(sorted(runs, key=same_training), key=same_training)]
@@ -67,13 +69,16 @@ def _sections(record_files: list[RecordFile]) -> list[str]:
 
 
 def same_training(file: RecordFile) -> str:
-    """Describe what is equal of runs that train the same: machine, model, precision, seed, text and configuration."""
+    """Return a key that is equal for runs that train the same.
+
+    The key contains the machine, model, precision, seed, text and configuration.
+    """
     r = file.record
     return _training([r.box, r.workload, r.size, r.config.get("precision"), r.seed], r, settings(r))
 
 
 def same_training_of_any_seed(file: RecordFile) -> str:
-    """Describe what is equal of runs that train the same, except for the seed."""
+    """Return a key that is equal for runs that train the same, apart from the seed."""
     r = file.record
     decisive = {name: value for name, value in settings(r).items() if name != "seed"}
     return _training([r.box, r.workload, r.size, r.config.get("precision")], r, decisive)
@@ -84,22 +89,28 @@ def _training(place: list[Any], r: Record, decisive: dict[str, Any]) -> str:
 
 
 def settings(r: Record) -> dict[str, Any]:
-    """What decides what a run trains: its knobs, and what changes its machine's arithmetic."""
+    """Return what determines what a run trains: its settings, and what changes the arithmetic of its machine."""
     started = {} if r.continues is None else {"continues": r.continues.model_dump()}
     decisive = {name: value for name, value in r.config.items() if name not in NOT_COMPARED} | {"init": r.init}
     if decisive.get("fixed_order") is None:
-        decisive.pop("fixed_order", None)  # as in records from before there was one
+        decisive.pop("fixed_order", None)  # older records do not have this setting
     return decisive | started | machine.arithmetic(r.machine)
 
 
 def shown_arithmetic(r: Record) -> str:
-    """What changes the arithmetic of a run's machine, to follow its name; empty: nothing."""
+    """Return text that names what changes the arithmetic of a run's machine. Empty if nothing does.
+
+    The text follows the run's name.
+    """
     parts = [f"{name}={value}" for name, value in machine.arithmetic(r.machine).items()]
     return f" with {', '.join(parts)}" if parts else ""
 
 
 def heading(r: Record, seeds: Sequence[int] = ()) -> str:
-    """Describe the training of a group of runs; `seeds`: theirs, if they are not all that of `r`."""
+    """Return a description of the training of a group of runs, of which `r` is one.
+
+    `seeds`: the seeds of all runs, if there are several.
+    """
     dropout = f"dropout {r.config['dropout']:g}"
     steps = f"{r.steps_done} steps of {r.config['global_batch_size']} sequences"
     seed = f"seeds {', '.join(map(str, seeds))}" if len(seeds) > 1 else f"seed {r.seed}"
@@ -107,7 +118,12 @@ def heading(r: Record, seeds: Sequence[int] = ()) -> str:
 
 
 def order(file: RecordFile) -> tuple[bool, int, int, int, str, str]:
-    """References first: ddp, then the plainest run; what different code trained comes last, and is no reference."""
+    """Return a sort key that places the best reference first.
+
+    The order is ddp, single, the other strategies, and FSDP2 last.
+
+    Runs that different code or processors trained in parts come last, so that they are not used as the reference.
+    """
     r, proof = file.record, proven(file.record)
     plainness = {"ddp": 0, "single": 1}.get(r.strategy, 3 if proof.sharding else 2)
     mixed = bool(r.mixed_code or r.mixed_processors)
@@ -115,7 +131,7 @@ def order(file: RecordFile) -> tuple[bool, int, int, int, str, str]:
 
 
 def incomparable(r: Record, partner: Record) -> str | None:
-    """Why two runs of one group cannot be compared; None where they can."""
+    """Return why two runs of one group cannot be compared. None if they can."""
     run, reference = (
         {**each.config, **proven(each).model_dump(), "world_size": each.world_size} for each in (r, partner)
     )
@@ -123,7 +139,10 @@ def incomparable(r: Record, partner: Record) -> str | None:
 
 
 def other_masks(run: Mapping[Any, Any], reference: Mapping[Any, Any]) -> str | None:
-    """Why two runs drew other dropout masks, so that losses differ for that alone; None: the same ones."""
+    """Return why two runs drew different dropout masks. None if they drew the same masks.
+
+    Different masks lead to different losses, whatever the strategy.
+    """
     for name, noun in {"world_size": "processes", "micro_batch_size": "micro batch"}.items():
         if run["dropout"] and run[name] != reference[name]:
             return f"dropout is on and {noun} {run[name]:g} against {reference[name]:g}: other masks"
@@ -157,12 +176,15 @@ def _row(file: RecordFile, group: Sequence[RecordFile]) -> list[str]:
 
 
 def _short(r: Record) -> str:
-    """A run's id without what the heading of its table says, and whether different code trained parts of it."""
+    """Return a run's id without the model, which the heading of its table names.
+
+    "(mixed code)" is added if different code trained parts of the run.
+    """
     return r.run_id.removeprefix(f"{r.workload}-{r.size}-") + (" (mixed code)" if r.mixed_code else "")
 
 
 def _weights(file: RecordFile) -> tuple[Checksum, Checksum]:
-    """The checksums of a finished run's weights as it began, and as it ended."""
+    """Return the checksums of the initial and the final weights of a run. Raises Refusal if the record has none."""
     initial, final = file.record.initial_parameters, file.record.final_parameters
     if initial is None or final is None:
         raise Refusal(f"{file.where}: the record has no checksum of the weights. Run it again.")
@@ -170,15 +192,19 @@ def _weights(file: RecordFile) -> tuple[Checksum, Checksum]:
 
 
 def largest_loss_difference(file: RecordFile, reference: RecordFile) -> float | None:
-    """The largest relative difference between two runs' losses of a step; None where one of them has none.
+    """Return the largest relative difference between the losses of two runs at the same step.
 
-    Raises Refusal where steps are missing, altered, or of another number.
+    None if, at some step, only one of the runs has a loss. Raises Refusal if steps are missing or were altered, or if
+    the runs have different steps.
     """
     return _steps(file, reference)[0]
 
 
 def _steps(file: RecordFile, reference: RecordFile) -> tuple[float | None, float | None]:
-    """Largest relative differences of loss and gradient norm; None where one has a value and the other has not."""
+    """Return the largest relative differences of the loss and of the gradient norm.
+
+    A difference is None if, at some step, only one of the runs has a value.
+    """
     steps, reference_steps = (steps_of(run_file) for run_file in (file, reference))
     if [line["step"] for line in steps] != [line["step"] for line in reference_steps]:
         raise Refusal(
@@ -191,7 +217,7 @@ def _steps(file: RecordFile, reference: RecordFile) -> tuple[float | None, float
 
 
 def _largest(pairs: Sequence[tuple[float | None, float | None]]) -> float | None:
-    unskipped = [(a, b) for a, b in pairs if (a, b) != (None, None)]  # both skipped the step: a scaler's overflow
+    unskipped = [(a, b) for a, b in pairs if (a, b) != (None, None)]  # both skipped the step because of an overflow
     complete = [(a, b) for a, b in unskipped if a is not None and b is not None]
     if not complete or len(complete) < len(unskipped):
         return None
@@ -206,7 +232,7 @@ def _relative(value: float, reference: float) -> float:
 
 
 def _learned(runs: Sequence[RecordFile]) -> list[str]:
-    """One table per model, precision, global batch and box, with a row for each run."""
+    """Return a table per model, precision, global batch and machine, with a row for each run."""
 
     def block(file: RecordFile) -> str:
         r = file.record
@@ -229,7 +255,7 @@ def _learned_by(file: RecordFile) -> list[str]:
     name = "accuracy" if "accuracy" in held_out else "perplexity"
     figure = held_out.get(name)
     seconds = r.timing and r.timing.median_seconds
-    # The largest resident set of any rank in any phase; none on a GPU box.
+    # The largest resident set of any rank in any phase. A machine with GPUs does not record it.
     resident = [p.resident_bytes for phases in r.peak_memory or () for p in phases.values() if p.resident_bytes]
     return [
         r.strategy,

@@ -15,11 +15,14 @@ _ESCAPED = re.compile(r"\\([\\|])")
 _CELL_END = re.compile(r"(?<!\\)(?:\\\\)*\|")
 _TARGET = re.compile(r"\[\w+\]: #")  # of a link
 _ITEM = re.compile(r"(\s*)(- |\d+\. )")
-MADE_BY = "Made by `zero-study "  # the last line of a page, for whoever makes the page again
+MADE_BY = "Made by `zero-study "  # the start of a page's last line, which shows how to make the page again
 
 
 def of_markdown(page: str, width: int | None = None) -> str:
-    """Return a page as plain text, without the command that made it. `width`: of the terminal by default."""
+    """Return a page as plain text, without its last line, which names the command that made it.
+
+    `width` is in columns. The default is the width of the terminal.
+    """
     width = width or terminal.width()
     lines: list[str] = []
     for line in page.rstrip().splitlines():

@@ -1,6 +1,7 @@
-"""Join recorded runs with predictions of theory: model states, messages, peaks and FLOP/s.
+"""Join recorded runs with predictions of theory: model states, collectives, peak memory and FLOP/s.
 
-This is the only module of this folder that imports `study.theory`. `with_theory` adds its columns to the tidy table.
+`with_theory` adds these predictions to the tidy table. This is the only module of this package that imports
+`study.theory`.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ STATE_PARTS: tuple[StatePart, ...] = model_states.STATE_PARTS
 REASONS = model_states.REASONS
 is_known = on_wire.is_known
 
-# What `with_theory` adds, in this order; NaN or None where the record does not have what it takes.
+# The columns that `with_theory` adds, in this order. A value is NaN if the record lacks the data to compute it.
 COLUMNS: dict[str, str] = {
     "peak_flops_per_second": "float64",  # of one GPU, in the run's precision
     "mfu": "float64",
@@ -37,13 +38,13 @@ COLUMNS: dict[str, str] = {
     "paper_parameter_bytes": "float64",
     "paper_gradient_bytes": "float64",
     "paper_optimizer_state_bytes": "float64",
-    "predicted_peak_bytes": "float64",  # of the largest rank in a steady step; NaN: of no model that theory knows
-    "gloo_bytes": "float64",  # that gloo sends for a step's collectives; NaN: another backend carried them
+    "predicted_peak_bytes": "float64",  # of the largest rank in a steady step; NaN if theory does not know the model
+    "gloo_bytes": "float64",  # that gloo sends for a step's collectives; NaN if the backend is not gloo
 }
 
 
 def with_theory(table: pd.DataFrame) -> pd.DataFrame:
-    """Join to a table of facts what theory expects of each run: peak FLOP/s, MFU, the paper's states, bytes."""
+    """Return the table of facts with the predictions of theory for each run added as columns (`COLUMNS`)."""
     import pandas as pd
 
     rows = [{} if record is None else _columns(record) for record in table["record"]]
@@ -72,7 +73,10 @@ def _columns(r: Record) -> dict[str, Any]:
 
 
 def peak_flops_per_second(r: Record) -> float | None:
-    """The peak of each GPU in the run's precision; None on a CPU, and where the GPUs are not known or differ."""
+    """Return the peak FLOP/s of one GPU in the run's precision.
+
+    None on a CPU, if the GPUs are not known, or if they differ from each other.
+    """
     names = {gpu["name"] for gpu in r.machine.get("gpus", [])}
     if r.proof is None or r.proof.device == "cpu" or len(names) != 1:
         return None
@@ -81,11 +85,11 @@ def peak_flops_per_second(r: Record) -> float | None:
     return hardware.peak_flops_per_second(gpu, r.proof.precision, r.machine.get("tf32"))
 
 
-# ---------------------------------------------------------------- a run as theory asks for it
+# ---------------------------------------------------------------- a run as the input of theory
 
 
 def engine_of(r: Record) -> Engine:
-    """The engine as the run proved it."""
+    """Return the verified engine of a run, as an input of theory."""
     proof = proven(r)
     sharding, is_fsdp = proof.sharding, proof.distributed_type == "FSDP"
     accumulation = "fp32" if parameter_bytes(proof.precision) == 4 else r.config["accumulation_dtype"]
@@ -108,9 +112,10 @@ def engine_of(r: Record) -> Engine:
 
 
 def shape_of(r: Record) -> ModelShape | None:
-    """The shape of a run's model; None where the record's number of parameters is not the workload's model.
+    """Return the shape of a run's model.
 
-    Also None where FSDP2 ran and its proof does not say what it sharded: theory has no engine to hold it against.
+    None if the number of parameters in the record is not that of the workload's model. Also None if FSDP2 ran and its
+    proof does not say what was sharded, because theory then does not know with which engine to compare.
     """
     size = SIZES.get(r.workload, {}).get(r.size)
     if size is None or r.num_params is None or facts.is_unproven(r):
@@ -120,12 +125,12 @@ def shape_of(r: Record) -> ModelShape | None:
         sizes = shapes.parameter_sizes(*shape, size["positions"], r.num_params)
     except ValueError:
         return None
-    vocabulary = sizes.matrices[0] // size["hidden"]  # rows of the embedding, which comes first
+    vocabulary = sizes.matrices[0] // size["hidden"]  # the embedding has one row per token and is the first matrix
     return shapes.plain(f"{r.workload} {r.size}", *shape, size["heads"], size["positions"], vocabulary)
 
 
 def job_of(r: Record) -> Job:
-    """What a run computed in a step."""
+    """Return what a run computed in a step (batch, sequence length and so on), as an input of theory."""
     proof = proven(r)
     return Job(
         micro_batch_size=proof.micro_batch_size,
@@ -142,13 +147,16 @@ def job_of(r: Record) -> Job:
 
 
 def paper_states(r: Record, phase: StepPhase) -> StateBytes:
-    """One rank's model states by the paper's formula (arXiv:1910.02054, sec. 5), in bytes."""
+    """Return the model states of one rank by the ZeRO paper's formula (arXiv:1910.02054, sec. 5), in bytes."""
     assert r.num_params is not None
     return model_states.paper_bytes(engine_of(r), r.num_params, phase)
 
 
 def state_differences(r: Record, phase: StepPhase) -> list[list[Difference]] | None:
-    """By rank what the engine holds beyond the paper's formula, with reasons; None: of no model that theory knows."""
+    """Return, for each rank, the differences of the engine's model states from the paper's formula, with reasons.
+
+    None if theory does not know the model.
+    """
     if (shape := shape_of(r)) is None:
         return None
     engine, accumulates = engine_of(r), proven(r).gradient_accumulation_steps > 1
@@ -159,7 +167,10 @@ def state_differences(r: Record, phase: StepPhase) -> list[list[Difference]] | N
 
 
 def states_error(r: Record) -> float | None:
-    """Theory's largest relative error about what a rank of a run held, buffers and all; None: not known."""
+    """Return theory's largest relative error about the model states and buffers of any rank.
+
+    None if it is not known.
+    """
     if not r.model_state_bytes or not r.resting_state_bytes:
         return None
     errors: list[float] = []
@@ -177,22 +188,22 @@ def states_error(r: Record) -> float | None:
 
 
 class Sent(NamedTuple):
-    """What a rank sent in a step, over the bytes of all parameters."""
+    """The bytes that a rank sent in a step, divided by the bytes of all parameters."""
 
     measured: float
-    by_gloo: float  # for the same collectives
-    paper: float  # arXiv:1910.02054, sec. 7, carried on to accumulation
+    by_gloo: float  # what gloo sends for the same collectives
+    paper: float  # arXiv:1910.02054, sec. 7, extended to gradient accumulation
 
 
 class Messages(NamedTuple):
-    """A run's collectives beside those that theory expects."""
+    """The collectives of a run in one step, and those that theory predicts."""
 
     record: Record
     measured: dict[str, tuple[int, int]]  # kind -> count, bytes
     predicted: dict[str, tuple[int, int]]
     sent: Sent
     predicted_sent: float
-    error: float  # of bytes, relative
+    error: float  # in bytes, summed over the kinds, relative to all measured bytes
 
     @property
     def is_equal_in_counts(self) -> bool:
@@ -201,15 +212,15 @@ class Messages(NamedTuple):
 
 
 class MachineBytes(NamedTuple):
-    """What a machine sends to others in a step, by the algorithms of a backend."""
+    """The bytes that a machine sends to other machines in a step, by the algorithms of a backend."""
 
     by_gloo: float
     by_nccl: float
-    by_theory: float | None  # the collectives that theory expects, by gloo; None: of no model that it knows
+    by_theory: float | None  # the predicted collectives, sent by gloo; None if theory does not know the model
 
 
 def sent(r: Record) -> Sent | None:
-    """What a run sent in a step, in parameters' worth; None where it was not measured."""
+    """Return what a rank sent in a step, divided by the bytes of all parameters. None if it was not measured."""
     if r.collectives_per_step is None or r.num_params is None:
         return None
     engine, paper = engine_of(r), 0.0
@@ -228,7 +239,7 @@ def all_parameter_bytes(r: Record) -> int:
 
 
 def messages(r: Record) -> Messages | None:
-    """Hold a run's collectives against theory; None where they were not measured, or theory does not know the model."""
+    """Compare a run's collectives with theory. None if they were not measured or if theory does not know the model."""
     shape, recorded = shape_of(r), r.collectives_per_step
     if shape is None or recorded is None or (of_step := sent(r)) is None:
         return None
@@ -247,7 +258,10 @@ def messages(r: Record) -> Messages | None:
 
 
 def machine_bytes(r: Record, collectives: list[Collective], num_machines: int) -> MachineBytes:
-    """Count what a machine sends to others for these collectives, all of which are known."""
+    """Return the bytes that a machine sends to other machines for these collectives.
+
+    The kind of every collective must be known (`is_known`).
+    """
     engine, shape = engine_of(r), shape_of(r)
     by_gloo, by_nccl = (on_wire.sent_bytes(collectives, engine, num_machines, backend) for backend in ("gloo", "nccl"))
     if shape is None:
@@ -260,13 +274,13 @@ def machine_bytes(r: Record, collectives: list[Collective], num_machines: int) -
 
 
 class StepPeak(NamedTuple):
-    """A run's highest moment of a steady step beside its prediction, in bytes."""
+    """The measured and the predicted peak memory of a steady step, in bytes."""
 
     record: Record
     measured: int
-    overcount: int  # at most; 0: exact
+    overcount: int  # upper bound of what the measurement counts too much; 0 if it is exact
     predicted: float
-    parts: dict[str, float]  # of the predicted, but for a CPU's examples
+    parts: dict[str, float]  # of the prediction, without the examples that are counted on a CPU
     moment: str
 
     @property
@@ -275,13 +289,16 @@ class StepPeak(NamedTuple):
 
     @property
     def error_beyond(self) -> float:
-        """What is left of the error where the measurement is as much too large as it may be, and helps theory."""
+        """The part of the error that remains if the measurement counts too much by as many bytes as `overcount`.
+
+        If theory is above the measurement, this is the whole error.
+        """
         least = self.measured - self.overcount
         return self.error if self.error > 0 else min(0.0, self.predicted / least - 1) if least > 0 else 0.0
 
 
 def step_peak(r: Record) -> StepPeak | None:
-    """Compare a run's peak with theory; None if it was not measured, or theory does not know the model."""
+    """Compare a run's peak memory with theory. None if it was not measured or if theory does not know the model."""
     shape = shape_of(r)
     if shape is None or not r.peak_memory or r.proof is None:
         return None
@@ -300,9 +317,9 @@ def step_peak(r: Record) -> StepPeak | None:
 
 
 def _measured_peak(r: Record) -> int | None:
-    """The fullest rank's bytes of tensors in a steady step, with DDP's buckets; None if a rank did not measure them.
+    """Return the bytes of tensors on the fullest rank in a steady step. None if a rank did not measure them.
 
-    On a CPU DDP's buckets, in which no gradient lies, are no tensors that the allocator counts.
+    On a CPU, the measurement does not count DDP's buckets if no gradient is stored in them. They are added here.
     """
     proof, steady = proven(r), _steady(r)
     on_cpu = proof.device == "cpu"
@@ -319,21 +336,25 @@ def _measured_peak(r: Record) -> int | None:
 
 
 def _steady(r: Record) -> list[PeakMemory]:
-    """The peaks of the steady steps, by rank."""
+    """Return the peaks of each rank in the steady steps."""
     return [phases["steady_steps"] for phases in r.peak_memory or () if "steady_steps" in phases]
 
 
 def _text_bytes(r: Record) -> int:
-    """Bytes of the examples, all of which are in the host's memory: their tokens, and of a review which are padding."""
+    """Return the bytes of all examples, which are in host memory during the run.
+
+    An example consists of its tokens. A review of `bert-imdb` also has a mask that marks its padding.
+    """
     examples = sum((r.data or {}).get(name, 0) for name in ("num_train_examples", "num_eval_examples"))
     return int(8 * examples * r.config["sequence_length"] * (2 if r.workload == "bert-imdb" else 1))
 
 
 def _overcount(r: Record) -> int:
-    """Bytes by which a measured peak may be too large.
+    """Return an upper bound of the bytes by which a measured peak is too large.
 
-    On a CPU what a thread of gloo's lets go of is counted to the end of the step. Records say how much that was then;
-    older ones do not: there it is at most what the step's collectives worked on.
+    On a CPU, a tensor that a thread of gloo releases is counted until the end of the step. Newer records say how many
+    bytes this was. For older records, the bound is the bytes that the collectives of the step worked on. 0 if the peak
+    is exact.
     """
     if proven(r).device != "cpu" or r.world_size == 1:
         return 0
@@ -345,5 +366,5 @@ def _overcount(r: Record) -> int:
 
 
 def _counted(predicted: peaks.Peak, on_cpu: bool) -> float:
-    """Bytes that an allocator counts: a GPU's not those of the host."""
+    """Return the bytes of a predicted peak that the measurement counts. On a GPU, host memory is not counted."""
     return float(predicted.total + (predicted.host_bytes_then if on_cpu else 0.0))

@@ -1,7 +1,7 @@
 """Short summaries: the view `short`, a table with one row per strategy, and the last lines that one run prints.
 
-`table`: the loss, the peak memory and the time per step of each strategy, relative to a control.
-`of_run`: the proof, losses, model states, messages and step time of one run that ended well.
+`table`: the loss, the peak memory and the time per step of each strategy, compared with a control.
+`of_run`: the engine, losses, model states, traffic and step time of one run that ended well.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ Each row shows the median of its runs. If they differ, the line below it shows
 the range. Ratios compare medians. To list every run: zero-study compare --each"""
 MORE = "Other tables: --view differences, parity, parts, model-states, communication."
 WIDTH = 80  # of a terminal, in columns
-MOST_GROUPS = 8  # that are shown
-MOST_NAMES = 4  # in a sentence
+MOST_GROUPS = 8  # shown in the table
+MOST_NAMES = 4  # listed in a sentence
 
 
 def table(folders: Sequence[Path], each: bool = False) -> str:
-    """Make the text: a block for each group of runs that train the same, with one row per strategy.
+    """Return the short table as text: a block for each group of runs that train the same, with one row per strategy.
 
     Runs that differ only in seed and repeat share a row. With `each`, every run has a row of its own.
     """
@@ -80,7 +80,10 @@ class _Row(NamedTuple):
 
     @property
     def losses(self) -> list[float]:
-        """The final loss of each seed: of several runs with that seed, the median, so that every seed counts once."""
+        """The final loss of each seed.
+
+        If a seed has several runs, it is their median, so that every seed counts once.
+        """
         by_seed: dict[int, list[float]] = {}
         for file in self.files:
             if file.record.final_loss is not None:
@@ -99,7 +102,7 @@ class _Row(NamedTuple):
 
     @property
     def seconds(self) -> list[float]:
-        """The comparable times per step, or all if none is comparable."""
+        """The comparable times per step, or all times if no time is comparable."""
         every = (_seconds(file.record) for file in self.files)
         return self.comparable_seconds or [value for value in every if value is not None]
 
@@ -111,7 +114,7 @@ class _Row(NamedTuple):
 
 
 def _rows(group: Sequence[RecordFile], each: bool) -> list[_Row]:
-    """Divide the runs of a block into rows, in the order of their first runs."""
+    """Divide the runs of a block into rows. Rows are in the order of their first runs."""
     members: dict[str, list[RecordFile]] = {}
     for number, file in enumerate(group):
         members.setdefault(str(number) if each else _configuration(file.record), []).append(file)
@@ -125,13 +128,13 @@ def _settings(r: Record) -> dict[str, Any]:
 
 
 def _configuration(r: Record) -> str:
-    """Describe all that must be equal for two runs to be repeats of one another."""
+    """Return a key that is equal for runs that repeat the same configuration."""
     mixed = (r.mixed_code, r.mixed_processors)
     return json.dumps([r.strategy, r.world_size, r.strategy_file, mixed, _settings(r)], sort_keys=True)
 
 
 def _qualifier(row: _Row, rows: Sequence[_Row], each: bool) -> str:
-    """Say what distinguishes a row from other rows of the same strategy and number of ranks."""
+    """Return the text that distinguishes a row from other rows of the same strategy and number of ranks."""
     words = ["mixed code"] if row.first.mixed_code else []
     if not each:
         alike = [
@@ -153,7 +156,7 @@ def _qualifier(row: _Row, rows: Sequence[_Row], each: bool) -> str:
 
 
 def _block(rows: list[_Row], several_machines: bool, each: bool) -> list[str]:
-    """Make the heading, the answer and the table of runs that train the same, and say which times do not count."""
+    """Return the lines of a block: heading, answer, table, and the reasons why some times do not count."""
     control = rows[0]
     reference = control.first.strategy if len(control.first.strategy) <= len("zero1") else "1st"
     seeds = sorted({file.record.seed for row in rows for file in row.files})
@@ -175,7 +178,11 @@ def _wrapped(text: str) -> list[str]:
 
 
 def _answer(rows: Sequence[_Row]) -> list[str]:
-    """Name the control if it is not DDP, then the rows with the lowest peak and the shortest step, and the losses."""
+    """Return the sentences above a table.
+
+    They name the control if it is not DDP, the rows with the lowest peak and the shortest step, and the rows whose
+    losses are the same or different.
+    """
     control, others = rows[0], rows[1:]
     sentences = _other_control(rows)
     if not others:
@@ -202,7 +209,7 @@ def _answer(rows: Sequence[_Row]) -> list[str]:
 
 
 def _other_control(rows: Sequence[_Row]) -> list[str]:
-    """If the control is not DDP, say so, and say which row takes its place."""
+    """Return sentences that name the control if it is not DDP. Empty if it is DDP."""
     if rows[0].first.strategy == "ddp":
         return []
     if any(row.first.strategy == "ddp" for row in rows):
@@ -213,7 +220,7 @@ def _other_control(rows: Sequence[_Row]) -> list[str]:
 
 
 def _names_in_sentences(rows: Sequence[_Row]) -> list[str]:
-    """Return a name for each row that no other row has."""
+    """Return a unique name for each row."""
     counts = Counter(row.name for row in rows)
     ranks = [f"{row.first.world_size} rank{'s'[: row.first.world_size > 1]}" for row in rows]
     return [
@@ -235,17 +242,20 @@ def _answer_on_losses(rows: Sequence[_Row], names: Sequence[str]) -> list[str]:
 
 
 def _counted(names: Sequence[str]) -> str:
-    """Name a few strategies; of many, only say how many they are."""
+    """Return the names joined by commas and "and". If there are more than `MOST_NAMES`, return only their number."""
     if len(names) > MOST_NAMES:
         return f"{len(names)} rows"
     return f"{', '.join(names[:-1])} and {names[-1]}" if len(names) > 1 else names[0]
 
 
-Cell = tuple[str, str]  # the value, and below it the range
+Cell = tuple[str, str]  # the value, and the range that is shown below it
 
 
 def _cells(rows: Sequence[_Row], comparison: str) -> tuple[list[list[Cell]], list[str]]:
-    """Make the cells of a block and their heads, without columns that say nothing."""
+    """Return the cells of a block and the headings of its columns.
+
+    The columns for runs and times are left out if they contain no information.
+    """
     control = rows[0]
     columns: list[tuple[str, list[Cell]]] = [
         ("strategy", [(row.name, "") for row in rows]),
@@ -267,12 +277,12 @@ def _cells(rows: Sequence[_Row], comparison: str) -> tuple[list[list[Cell]], lis
 
 
 def _fitting(rows: Sequence[Sequence[Cell]], heads: Sequence[str]) -> str:
-    """Make a table that fits into the terminal: a long name of a strategy continues in the next line."""
+    """Return a table that fits into the terminal. The long name of a strategy continues in the next line."""
     widths = [
         max(len(head), *(len(value) for value, _ in column))
         for head, column in zip(heads, zip(*rows, strict=True), strict=True)
     ]
-    # A range stands below its value and may extend into the empty place below the comparison.
+    # A range is below its value, and may extend into the empty cell below the comparison.
     for place in range(len(heads) - 1):
         longest = max(len(extent) for _, extent in (row[place] for row in rows))
         widths[place] = max(widths[place], longest - (2 + widths[place + 1] if heads[place + 1][:2] == "vs" else 0))
@@ -289,7 +299,7 @@ def _fitting(rows: Sequence[Sequence[Cell]], heads: Sequence[str]) -> str:
 
 
 def _wrapped_name(name: str, width: int) -> list[str]:
-    """Wrap a name between its words, which underscores or spaces separate; a longer word is broken."""
+    """Wrap a name after underscores and spaces. A word that is longer than the width is broken."""
     lines = [""]
     for word in re.findall(r"[^_ ]*[_ ]?", name):
         if len(lines[-1]) + len(word.rstrip()) <= width:
@@ -300,7 +310,7 @@ def _wrapped_name(name: str, width: int) -> list[str]:
 
 
 def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
-    """Align cells; a longer one takes the place of the empty one that follows it."""
+    """Return cells as one aligned line. A cell that is too long extends into the empty cell to its right."""
     line, end = "", 0
     for cell, width in zip(cells, widths, strict=True):
         if cell:
@@ -310,7 +320,7 @@ def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
 
 
 def _median(values: Sequence[float], text: Callable[[float], str]) -> Cell:
-    """The median, and the range if the values differ as they are shown."""
+    """Return the median of the values, and their range if it has two different ends as printed."""
     if not values:
         return "", ""
     lowest, highest = text(min(values)), text(max(values))
@@ -331,14 +341,17 @@ def _time_ratio(row: _Row, control: _Row) -> Cell:
 
 
 def _ratio(values: Sequence[float], control_values: Sequence[float]) -> str:
-    """The ratio of the medians."""
+    """Return the ratio of the medians as text. Empty if a value is missing."""
     if not values or not control_values or not (reference := statistics.median(control_values)):
         return ""
     return f"{statistics.median(values) / reference:.2f}x"
 
 
 def _loss_difference(row: _Row, control: _Row) -> str:
-    """Compare the losses of each run with those of the control's run that has the same seed."""
+    """Return the result of comparing each run's losses with those of the control's run of the same seed.
+
+    It is "same", the largest relative difference, or a word that says why losses cannot be compared.
+    """
     references = {file.record.seed: file for file in reversed(control.files)}
     verdicts, differences = set(), []
     for file in row.files:
@@ -365,7 +378,7 @@ def _difference(file: RecordFile, reference: RecordFile) -> float | str:
 
 
 def _peak(r: Record) -> float | None:
-    """Bytes of the tensors of the fullest rank."""
+    """Return the peak bytes of tensors on the fullest rank. None if it is not known."""
     peak = predicted.step_peak(r)
     return float(peak.measured) if peak else None
 
@@ -380,7 +393,7 @@ ENGINE_NAMES = {"MULTI_GPU": "DDP", "MULTI_CPU": "DDP", "NO": "no distribution",
 
 
 def of_run(folder: Path) -> str:
-    """Summarize a run that ended well: engine, losses, memory, traffic and time; where its record is; the next step."""
+    """Return a summary of a run that ended well: engine, losses, memory, traffic, time, record and next command."""
     record = schema.read(folder)
     first_loss = read_steps(folder)[0]["loss"]
     lines = [

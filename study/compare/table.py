@@ -1,4 +1,7 @@
-"""The tidy table: one row per run with the facts of its record; nothing is averaged, and unknown is NaN, never 0."""
+"""The tidy table: one row per run, with the facts of its record.
+
+Nothing is averaged. An unknown number is NaN, never 0.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +22,11 @@ from study.records import find as records
 from study.records import schema
 from study.records.schema import Outcome
 
-# In the order of the table. Floats may be NaN: unknown.
+# The columns in the order of the table. An unknown float is NaN.
 COLUMNS: dict[str, str] = {
     # Identity
     "run_id": "str",
-    "study": "str",  # None: no outcome says it
+    "study": "str",  # None if no outcome names it
     "box": "str",
     "device": "str",
     "workload": "str",
@@ -31,16 +34,16 @@ COLUMNS: dict[str, str] = {
     "strategy": "str",
     "world_size": "int64",
     "seed": "int64",
-    "repeat": "int64",  # of equal runs on one box, in the order in which they started
+    "repeat": "int64",  # number of the run among equal runs on one machine, by the time of its start
     "status": "str",
     "message": "str",
     "started_at": "str",
-    "share_of_others": "float64",  # of a CPU's processors; above facts.MAX_FOREIGN_CPU_SHARE the run has no times
-    "why_untimed": "object",  # None where the run has times
-    "oversubscribed": "bool",  # more threads than cores, or processes than GPUs: its times say nothing of the strategy
-    "is_unproven": "bool",  # FSDP2, and its proof does not say what it sharded
-    "mixed_code": "object",  # None where one code trained all of the run; else a sentence
-    "share_device": "bool",  # asked to be on one GPU, for bytes alone
+    "share_of_others": "float64",  # used by other programs; above facts.MAX_FOREIGN_CPU_SHARE the run has no times
+    "why_untimed": "object",  # None if the run has times
+    "oversubscribed": "bool",  # more threads than cores, or more processes than GPUs: times do not measure the strategy
+    "is_unproven": "bool",  # an FSDP2 run whose proof does not say what was sharded
+    "mixed_code": "object",  # None if one version of the code trained the whole run, else a sentence
+    "share_device": "bool",  # all processes were requested on one GPU, to measure only bytes
     "threads_per_process": "float64",
     # Settings
     "precision": "str",
@@ -53,7 +56,7 @@ COLUMNS: dict[str, str] = {
     "num_params": "float64",
     "num_steps": "float64",
     # Learning
-    "mean_final_loss": "float64",  # over the last steps (facts.steps_at_an_end); Record.final_loss is the last alone
+    "mean_final_loss": "float64",  # over the last steps (facts.steps_at_an_end); Record.final_loss is only the last
     "last_loss": "float64",
     "eval_loss": "float64",
     "accuracy": "float64",
@@ -72,7 +75,7 @@ COLUMNS: dict[str, str] = {
     "wall_seconds": "float64",
     "energy_joules": "float64",
     "joules_per_token": "float64",
-    # Memory: the largest rank's
+    # Memory of the largest rank
     "peak_allocated_bytes": "float64",
     "peak_reserved_bytes": "float64",
     "peak_tensor_bytes": "float64",
@@ -84,9 +87,9 @@ COLUMNS: dict[str, str] = {
     "gradient_bytes": "float64",
     "optimizer_state_bytes": "float64",
     "communication_buffer_bytes": "float64",
-    "has_computed_buckets": "object",  # DDP's, in records from before they were measured; None: no buffers are known
-    "rank_tensor_bytes": "object",  # of each rank: allocated on a GPU, live tensors on a CPU; None: not measured
-    "rank_parts": "object",  # of each rank: its model states by part at two moments, and its peak; None: not measured
+    "has_computed_buckets": "object",  # DDP's buckets, in older records; None if no buffers are known
+    "rank_tensor_bytes": "object",  # of each rank: allocated on a GPU, live tensors on a CPU; None if not measured
+    "rank_parts": "object",  # of each rank: model states by part at two moments, and peak; None if not measured
     # Communication
     "collective_bytes": "float64",
     "collective_count": "float64",
@@ -107,26 +110,30 @@ COLUMNS: dict[str, str] = {
     "initial_sha256": "str",
     "final_sha256": "str",
     "config_digest": "str",
-    "settings": "object",  # what `config_digest` is the digest of
+    "settings": "object",  # the settings of which `config_digest` is the digest
     "libraries": "str",
-    # What the record has of them as it is; None: there is no record
+    # Unchanged from the record; None if there is no record
     "record": "object",  # the record itself, which `predicted.with_theory` reads
     "command": "object",
     "machine": "object",
     # Curves
-    "curve": "object",  # (steps, len(CURVE)); None: no step was taken
+    "curve": "object",  # shape (steps, len(CURVE)); None if no step was taken
 }
 CELL = ("box", "workload", "size", "precision", "init", "data_digest", "config_digest", "num_steps", "libraries")
 EQUAL = (*CELL, "global_batch_size", "micro_batch_size", "strategy", "world_size", "seed")
 
 
 def read(folders: Iterable[Path], boxes: Sequence[str] | None = None) -> pd.DataFrame:
-    """Read all runs below the folders, of these boxes or of all, into one table; its columns are `COLUMNS`.
+    """Read all runs below the folders into one table with the columns `COLUMNS`.
 
-    Facts alone: what theory expects is joined by `predicted.with_theory`. A run of which there is only an outcome is a
-    row too: its status and message, and NaN for what a record would say; it has the box of the runs around it.
+    `boxes`: the machines whose runs are read, by default all. Predictions are not included (see
+    `predicted.with_theory`).
 
-    Raises Refusal for a record or an outcome that does not hold the schema, and for steps that are missing or altered.
+    A run that has an outcome but no record has a row too: its status, its message, and NaN for the facts of a record.
+    Its machine is that of the other runs in the same folder, if these ran on one machine.
+
+    Raises Refusal if a record or an outcome does not match the schema, if steps are missing or were altered, or if one
+    of `boxes` has no run.
     """
     by_run: dict[tuple[Hashable, ...], dict[str, Any]] = {}
     for run in records.find_runs(folders):
@@ -136,7 +143,7 @@ def read(folders: Iterable[Path], boxes: Sequence[str] | None = None) -> pd.Data
             assert run.outcome is not None  # a run has one of the two
             row = _row_of_outcome(run.outcome)
         earlier = by_run.get(run.identity)
-        # Of two copies the one that lies beside its outcome.
+        # If a run has two copies, the one with an outcome is used.
         if earlier is None or (earlier["study"] is None and row["study"] is not None):
             by_run[run.identity] = {**row, "folder": run.folder}
     rows = list(by_run.values())
@@ -158,7 +165,7 @@ def read(folders: Iterable[Path], boxes: Sequence[str] | None = None) -> pd.Data
 
 
 def check_control(table: pd.DataFrame, control: str) -> None:
-    """Raise Refusal where no run is of the strategy that others are to be compared with."""
+    """Raise Refusal if the table has no run of the control, the strategy that others are compared with."""
     names = in_order(table["strategy"])
     if control not in names:
         raise Refusal(
@@ -167,7 +174,7 @@ def check_control(table: pd.DataFrame, control: str) -> None:
 
 
 def steps(table: pd.DataFrame) -> pd.DataFrame:
-    """Spread the runs' curves: one row per run and optimizer step."""
+    """Return the curves of all runs as a table with one row per run and optimizer step."""
     names = ["run_id", "box", "strategy", "world_size", "seed", "repeat", "workload", "size", "global_batch_size"]
     names += ["precision", "num_steps", "config_digest", "data_digest", "libraries"]
     with_curve = table[table["curve"].notna()]
@@ -180,7 +187,7 @@ def steps(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _row_of_outcome(outcome: Outcome) -> dict[str, Any]:
-    """What the runner saw of a run without a record, with its settings; of an older outcome those of its command."""
+    """Return the row of a run without a record: what the runner observed, and the settings of the run."""
     identity = ("run_id", "study", "workload", "size", "strategy", "world_size", "seed", "status", "message")
     row = {name: getattr(outcome, name) for name in (*identity, "started_at", "global_batch_size", "wall_seconds")}
     row["oversubscribed"] = row["share_device"] = row["is_unproven"] = False
@@ -188,13 +195,16 @@ def _row_of_outcome(outcome: Outcome) -> dict[str, Any]:
         config = _config_of(outcome)
         if config is not None:
             row |= {"init": config.effective_init, **facts.settings(config, outcome)}
-    except (Refusal, ValidationError):  # of another version of the program, or just what was wrong with the run
+    except (Refusal, ValidationError):  # of another version of the program, or invalid, which may be why the run failed
         pass
     return row
 
 
 def _config_of(outcome: Outcome) -> RunConfig | None:
-    """The configuration that an outcome keeps; the 448 committed before they kept it have it in their command only."""
+    """Return the configuration of an outcome. None if it is not known.
+
+    The 448 oldest committed outcomes have no configuration of their own. It is read from their command.
+    """
     if outcome.config is not None:
         return RunConfig.model_validate(outcome.config)
     program = next((i for i, word in enumerate(outcome.command) if Path(word).name == "train.py"), None)
@@ -202,9 +212,10 @@ def _config_of(outcome: Outcome) -> RunConfig | None:
 
 
 def _tell_apart(rows: Iterable[dict[str, Any]]) -> None:
-    """Add to a strategy's name what its engines differ in, where runs of one name had others: they are not one.
+    """Add the differing settings of the engine to a strategy's name, if runs of one name had different engines.
 
-    A run whose proof does not say all of it, because it is older or has none, keeps the name alone.
+    Such runs are not of one strategy. A run keeps the plain name if it has no proof, or an older proof that lacks some
+    of the settings.
     """
     proven: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
@@ -219,7 +230,7 @@ def _tell_apart(rows: Iterable[dict[str, Any]]) -> None:
 
 
 def _place_outcomes(rows: list[dict[str, Any]]) -> None:
-    """Give each run without a record the box of the runs around it, if these are of one box."""
+    """Give each run without a record the machine of the other runs in its folder, if these ran on one machine."""
     around: dict[Path, set[tuple[str, str]]] = {}
     for row in rows:
         if "box" in row:

@@ -1,10 +1,14 @@
 """The statistics of a study with a protocol: a permutation test, an equivalence test (BCa bootstrap), exact intervals.
 
-Each seed has a run of the control, and runs of the null: the control's training with other rounding errors. Three
-questions are asked of each arm. Is its held-out loss further from the control's than the null's is (by a test that
-exchanges runs within each seed)? Is the mean difference within the margin? For how many seeds is it further away than
-every run of the null? Arms that are wrong on purpose are tested in the same way. If one of them is not detected, the
-test could not have failed, and there is no verdict.
+Each seed has a run of the control, and runs of the null: the control's training with other rounding errors. An arm is a
+strategy that is compared with the control by its held-out loss. Each arm has three results:
+
+- whether its losses are further from the control's than those of the null (a test that permutes runs within each seed)
+- whether the mean difference is within the margin
+- for how many seeds its loss is further from the control's than that of every run of the null
+
+Trainings with a planted fault are tested in the same way. If one of them is not detected, the test is too weak, and
+there is no verdict.
 """
 
 from __future__ import annotations
@@ -21,45 +25,46 @@ from study.engines.strategy_names import in_order
 from study.errors import Refusal
 from study.running.studies import Protocol
 
-EXCHANGES = 20_000  # random ones, from a fixed seed: a p of 0.05 is known to 0.003
+EXCHANGES = 20_000  # random permutations, from a fixed seed; a p-value of 0.05 is known to within 0.003
 RESAMPLES = 10_000
-LEAST = 1e-9  # relative: what is nearer counts as this near, as no fp32 loss tells them apart
+LEAST = 1e-9  # relative; smaller distances count as this one, because fp32 losses do not resolve them
 
-Differences = Mapping[int, float]  # by start: held-out loss over the control's, less 1
+Differences = Mapping[int, float]  # by seed: held-out loss divided by the control's, minus 1
 
 
 class Arm(NamedTuple):
-    """A strategy, or a training that is wrong on purpose, beside the control."""
+    """A strategy, or a training with a planted fault, compared with the control."""
 
     name: str
     is_broken: bool
-    differences: dict[int, float]  # by start
+    differences: dict[int, float]  # by seed, relative
     mean: float
-    low: float  # of the interval that the test of the margin is made with: 90 % where each of its sides is at 5 %
+    low: float  # lower bound of the interval for the test of the margin: 90 % if each side is tested at 5 %
     high: float
-    distance: float  # geometric mean over starts, over that of the null in the same starts
-    p: float  # of being so far by chance, were it one of the null; after Holm's correction over arms of its kind
-    is_further: bool  # than the null, shown
-    is_within: bool  # the margin, shown
-    num_parted: int  # starts in which it is further away than every run of the null is in any start
-    most_parted: float  # the largest share of all starts that might part, at 95 % (Clopper and Pearson, 1934)
+    distance: float  # geometric mean over seeds, divided by that of the null in the same seeds
+    p: float  # p-value of so large a difference if the arm were a run of the null; with Holm's correction
+    is_further: bool  # whether it is shown to be further from the control than the null
+    is_within: bool  # whether the mean difference is shown to be within the margin
+    num_parted: int  # seeds in which it is further from the control than any run of the null in any seed
+    most_parted: float  # upper 95 % bound of the share of such seeds (Clopper and Pearson, 1934)
 
 
 class Verdict(NamedTuple):
-    """What a study that was fixed in advance says."""
+    """The result of a study whose protocol was fixed in advance."""
 
     arms: list[Arm]
-    null: dict[str, dict[int, float]]  # by label, by start
-    share_noticed: float  # of starts in which a run of the null has parted from the control's: is the training quiet?
-    falls: dict[int, tuple[float, float]]  # by start: the control's held-out loss before step 1, and at the endpoint
-    still: list[int]  # starts in which that loss does not fall as far as the protocol asks
-    lacks: list[str]  # why there is no verdict; empty: there is one
+    null: dict[str, dict[int, float]]  # differences of the null by variant and seed
+    share_noticed: float  # share of seeds in which a run of the null visibly differs from the control
+    falls: dict[int, tuple[float, float]]  # by seed: the control's held-out loss before step 1, and at the endpoint
+    still: list[int]  # seeds in which that loss does not fall as far as the protocol requires
+    lacks: list[str]  # reasons why there is no verdict; empty if there is one
 
 
 def judge(runs: Runs, protocol: Protocol, control: str, elsewhere: Mapping[str, Differences] | None = None) -> Verdict:
-    """Judge every arm. `elsewhere`: arms of `broken_study`, by name.
+    """Return the verdict on every arm of a study.
 
-    Raises Refusal if a planned run has no outcome yet, and if too few starts are left for the tests.
+    `elsewhere`: the arms of the protocol's `broken_study`, by name. Raises Refusal if a planned run has no outcome yet,
+    if a variant of the null was not run, or if fewer than two seeds are left for a test.
     """
     require_whole(runs.missing)
     controls, differences = beside_control(runs, protocol.step, control)
@@ -85,7 +90,7 @@ def judge(runs: Runs, protocol: Protocol, control: str, elsewhere: Mapping[str, 
 
 
 def _null_of(differences: Mapping[str, dict[int, float]], protocol: Protocol) -> dict[str, dict[int, float]]:
-    """The runs of the null by variant and start. Raises Refusal if a variant was not run."""
+    """Return the differences of the null by variant and seed. Raises Refusal if a variant was not run."""
     null = {name: differences[name] for name in protocol.variants if name in differences}
     if missing := set(protocol.variants) - null.keys():
         raise Refusal(
@@ -95,7 +100,10 @@ def _null_of(differences: Mapping[str, dict[int, float]], protocol: Protocol) ->
 
 
 def _furthest(null: Mapping[str, Differences]) -> dict[int, float]:
-    """How far the null's furthest run is from the control's, by start, in the starts that have all of the null."""
+    """Return, for each seed, the distance from the control of the null's furthest run.
+
+    Seeds in which a run of the null is missing are left out.
+    """
     starts = sorted(set.intersection(*(set(arm) for arm in null.values())))
     return {start: max(abs(arm[start]) for arm in null.values()) for start in starts}
 
@@ -107,14 +115,14 @@ def _judge_arms(
     furthest: Mapping[int, float],
     protocol: Protocol,
 ) -> list[Arm]:
-    """Judge arms of one kind together: their p are corrected for the number of tests."""
+    """Judge all arms of one kind, and correct their p-values for the number of tests."""
     judged = [_judge_arm(name, are_broken, differences, null, furthest, protocol) for name, differences in arms.items()]
     corrected = holm([arm.p for arm in judged])
     return [arm._replace(p=p, is_further=p < protocol.significance) for arm, p in zip(judged, corrected, strict=True)]
 
 
 def _unfound_faults(arms: Sequence[Arm], protocol: Protocol) -> list[str]:
-    """Trainings that are wrong on purpose, which the tests must flag, and did not."""
+    """Return a line for each planted fault that was not run, or that the tests did not detect."""
     broken = {arm.name: arm for arm in arms if arm.is_broken}
     planned = {*protocol.broken, *([protocol.broken_study] if protocol.broken_study else [])}
     return [
@@ -124,14 +132,17 @@ def _unfound_faults(arms: Sequence[Arm], protocol: Protocol) -> list[str]:
 
 
 def _insensitive(share_noticed: float) -> list[str]:
-    """Whether rounding alone changes too little of the losses for the tests to mean anything."""
+    """Return a line if rounding changes the losses too little for the tests to be meaningful. Otherwise empty."""
     if share_noticed > 0.5:
         return []
     return [f"rounding is noticed in {share_noticed:.0%} of starts: the training is too quiet to ask"]
 
 
 def _no_learning(controls: Mapping[int, Trained], still: list[int], protocol: Protocol, control: str) -> list[str]:
-    """The starts in which the control hardly learns: of runs that learn nothing, all strategies are alike."""
+    """Return lines about the seeds in which the control hardly learns.
+
+    If runs learn nothing, every strategy gives the same loss.
+    """
     lines = []
     if still:
         goal = f"{protocol.falls_to:g} times its first value"
@@ -146,7 +157,10 @@ def _seeds(numbers: Sequence[int]) -> str:
 
 
 def require_whole(missing: Sequence[str]) -> None:
-    """Raise Refusal where a planned run has no outcome yet: who looks before can stop where it pleases."""
+    """Raise Refusal if a planned run has no outcome yet.
+
+    A verdict on an incomplete study would allow stopping as soon as the result looks good.
+    """
     if missing:
         raise Refusal(
             f"{len(missing)} planned runs have no outcome yet, {missing[0]} among them. A study with a protocol is "
@@ -155,7 +169,11 @@ def require_whole(missing: Sequence[str]) -> None:
 
 
 def beside_control(runs: Runs, step: int, control: str) -> tuple[dict[int, Trained], dict[str, dict[int, float]]]:
-    """The control's run by start; and of each other arm or label, by start, how far its held-out loss is, relative."""
+    """Return the control's run of each seed, and the relative differences of each other arm by seed.
+
+    They are differences of the held-out loss at `step`. An arm's name is the label of its runs or, if they have none,
+    their strategy.
+    """
     controls = {run.seed: run for run in runs.taken if run.strategy == control and not run.label}
     differences: dict[str, dict[int, float]] = {}
     for run in runs.taken:
@@ -170,7 +188,7 @@ def _judge_arm(
     is_broken: bool,
     differences: Differences,
     null: Mapping[str, Differences],
-    furthest: Mapping[int, float],  # of the null, in each start that has all of it
+    furthest: Mapping[int, float],  # largest distance of the null, in each seed that has all its variants
     protocol: Protocol,
 ) -> Arm:
     starts = [start for start in furthest if start in differences]
@@ -188,11 +206,13 @@ def _judge_arm(
 
 
 def permutation_test(own: np.ndarray, null: np.ndarray) -> tuple[float, float]:
-    """A permutation test within each start: how far the arm is from the control, over the null's distance; and its p.
+    """Return the arm's distance from the control relative to the null's, and the p-value of a permutation test.
 
-    Were the arm one of the null, any of a start's runs could be in its place. Two statistics are exchanged: the mean of
-    log distances, in which no single start that parts outweighs the others, and the mean difference, which sees a small
-    shift that is in all starts; p is twice the smaller of theirs. `own`: (starts,); `null`: (starts, runs).
+    If the arm were a run of the null, it could be exchanged with any other run of the same seed. The test uses two
+    statistics. In the mean of the log distances, a single seed with a large difference does not outweigh the others.
+    The mean difference detects a small shift that occurs in all seeds. The p-value is twice the smaller one of the two.
+
+    `own` has the shape (seeds,), and `null` has the shape (seeds, runs).
     """
     pooled = np.column_stack([own, null])
     logs = np.log10(np.maximum(np.abs(pooled), LEAST))
@@ -205,14 +225,14 @@ def permutation_test(own: np.ndarray, null: np.ndarray) -> tuple[float, float]:
 
 
 def mean_interval(values: np.ndarray, confidence: float) -> tuple[float, float]:
-    """The interval of a mean, by the bootstrap (BCa); of equal values, that value."""
+    """Return the interval of a mean by the bootstrap (BCa). If all values are equal, both bounds are that value."""
     if np.ptp(values) == 0:
         return float(values[0]), float(values[0])
     return bootstrap_interval(values, confidence, RESAMPLES)
 
 
 def holm(ps: Sequence[float]) -> list[float]:
-    """Correct p for the number of tests (Holm, 1979)."""
+    """Return the p-values of several tests, corrected for the number of tests (Holm, 1979)."""
     corrected, largest = [0.0] * len(ps), 0.0
     for rank, index in enumerate(np.argsort(ps, kind="stable")):
         largest = max(largest, min(1.0, (len(ps) - rank) * ps[index]))
@@ -221,10 +241,12 @@ def holm(ps: Sequence[float]) -> list[float]:
 
 
 def power(null: np.ndarray, starts: int, share: float, parting: float, protocol: Protocol, studies: int = 400) -> float:
-    """The share of simulated studies that notice an arm whose runs part in a share of starts, by so much (relative).
+    """Return the share of simulated studies that detect an arm with a real difference.
 
-    `null`: (starts, runs) of a pilot. A simulated start takes one of the pilot's, and its arm is as far away as one of
-    the null's runs there. Noticed: the arm is shown to be further, or a run is beyond the null.
+    The arm's losses differ by `parting` (relative) in a `share` of the seeds. `null`: differences of the null, shape
+    (seeds, runs). Each of the `starts` simulated seeds is drawn from these seeds, and its arm is drawn from the runs of
+    the null. A study detects the arm if the permutation test is significant, or if one of the arm's runs is further
+    from the control than every run of the null.
     """
     draw = np.random.default_rng(0)
     noticed = 0

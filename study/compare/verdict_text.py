@@ -19,25 +19,25 @@ from study.records import find as records
 from study.running import studies
 from study.running.studies import Study
 
-DEVIATIONS = Path(__file__).with_name("deviations.yaml")  # no part of a protocol, whose digest the runs bear
-SHARES, PARTINGS = (1 / 24, 1 / 8, 1 / 4), (0.003, 0.01)  # of which the power is said
+DEVIATIONS = Path(__file__).with_name("deviations.yaml")  # separate, because the protocol must not change
+SHARES, PARTINGS = (1 / 24, 1 / 8, 1 / 4), (0.003, 0.01)  # for which the page shows the power
 
 
 class Decided(NamedTuple):
-    """A study with its runs, judged."""
+    """A study with its runs and its verdict."""
 
     study: Study
     runs: Runs
     verdict: Verdict
-    elsewhere: dict[str, dict[int, float]]  # arms of `broken_study`, as `verdict.judge` takes them
+    elsewhere: dict[str, dict[int, float]]  # arms of the protocol's `broken_study`, for `verdict.judge`
 
 
 def decide(folders: Sequence[Path], study: Study) -> Decided:
-    """Judge a study that has a protocol. Raises Refusal where the runs do not let the protocol's tests be made."""
+    """Return the verdict on a study that has a protocol. Raises Refusal if its runs are not enough for the tests."""
     assert study.protocol is not None
     runs, elsewhere = admit(folders, study), {}
     if broken_study := study.protocol.broken_study:
-        # With releases of its own, so nothing but its losses is held against these runs.
+        # That study uses other releases of the engines, so only its losses are compared with these runs.
         broken = admit(folders, studies.find(broken_study), study)
         _, differences = verdict.beside_control(
             broken._replace(taken=[*runs.taken, *(run._replace(label=broken_study) for run in broken.taken)]),
@@ -54,7 +54,7 @@ def _judged(study: Study, runs: Runs, elsewhere: dict[str, dict[int, float]]) ->
 
 
 def _without(decided: Decided, starts: Collection[int]) -> Decided:
-    """The same, judged again without some starts."""
+    """Return the same study, judged again without the runs of some seeds."""
     runs = decided.runs._replace(taken=[run for run in decided.runs.taken if run.seed not in starts])
     remaining = {
         name: {at: by for at, by in arm.items() if at not in starts} for name, arm in decided.elsewhere.items()
@@ -63,13 +63,15 @@ def _without(decided: Decided, starts: Collection[int]) -> Decided:
 
 
 def decided_in(folders: Sequence[Path]) -> list[Decided]:
-    """Judge every study with a protocol of which runs lie here. Raises Refusal as `decide`."""
+    """Return the verdict on every study that has a protocol and runs below the folders. Raises Refusal as `decide`."""
     names = sorted({run.outcome.study for run in records.find_runs(folders) if run.outcome})
     return [decide(folders, study) for study in map(studies.find, names) if study.protocol is not None]
 
 
 def admit(folders: Sequence[Path], study: Study, of: Study | None = None) -> Runs:
-    """Take the runs that a protocol lets in, the study's own or `of` another's.
+    """Return the runs of a study that a protocol admits.
+
+    The protocol is that of the study `of`, by default the study's own.
 
     Raises Refusal as `eligible_runs.read` does.
     """
@@ -80,7 +82,7 @@ def admit(folders: Sequence[Path], study: Study, of: Study | None = None) -> Run
 
 
 def page(folders: Sequence[Path], study: Study) -> str:
-    """Make the page of a study that has a protocol, in Markdown. Raises Refusal."""
+    """Return the page of a study that has a protocol, in Markdown. Raises Refusal as `decide` does."""
     decided = decide(folders, study)
     lines = [*table_of_arms(decided), "", *_null(decided), ""]
     if still := decided.verdict.still:
@@ -95,7 +97,7 @@ def page(folders: Sequence[Path], study: Study) -> str:
 
 
 def table_of_arms(decided: Decided) -> list[str]:
-    """Tabulate how far each strategy and each planted fault ends from the control, in Markdown."""
+    """Return a table in Markdown of how far each strategy and each planted fault ends from the control."""
     control = decided.study.control
     head = ["trained with", "seeds", f"mean difference from {control}", "90 % interval", "largest difference",
             f"distance relative to {control}'s variations", "p", "seeds beyond all variations",
@@ -104,7 +106,7 @@ def table_of_arms(decided: Decided) -> list[str]:
 
 
 def answer(decided: Decided) -> str:
-    """State the verdict in sentences."""
+    """Return the verdict in sentences."""
     result = decided.verdict
     if result.lacks:
         return f"No verdict, because a condition of the protocol is not met: {'; '.join(result.lacks)}."
@@ -147,7 +149,7 @@ def _row(arm: Arm) -> list[str]:
 
 
 def _null(decided: Decided) -> list[str]:
-    """The null's own distances, and what a study of this size would have noticed."""
+    """Return sections about the null: its distances from the control, and the power of a study of this size."""
     result, protocol, control = decided.verdict, decided.study.protocol, decided.study.control
     assert protocol is not None
     whole = sorted(set.intersection(*(set(each) for each in result.null.values())))
@@ -180,7 +182,11 @@ def _null(decided: Decided) -> list[str]:
 
 
 def basis(decided: Decided) -> list[str]:
-    """When, by which code and under which text the runs were made; what was left out; the pilot; what deviated."""
+    """Return lines about how the runs were made.
+
+    They name the dates, the commits, the protocol's file, the pilot runs, the runs that were left out, and deviations
+    from the protocol.
+    """
     runs, protocol, name = decided.runs, decided.study.protocol, decided.study.name
     assert protocol is not None
     history = parse_yaml(DEVIATIONS.read_text()).get(name, {"committed": "an unknown commit"})

@@ -1,5 +1,4 @@
-"""The frame that all pages of `zero-study compare` share: title, explanation, tables, runs without a result, "
-"command."""
+"""The common frame of all pages of `zero-study compare`: title, explanation, tables, unfinished runs and command."""
 
 from __future__ import annotations
 
@@ -19,16 +18,16 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class View:
-    """One table of `zero-study compare --view`."""
+    """A page of `zero-study compare --view`."""
 
-    name: str  # as --view takes it
+    name: str  # the value of --view
     title: str
     explanation: str
     sections: Callable[[list[RecordFile]], list[str]]  # the lines below the explanation
-    lists_unfinished: bool = True  # the runs without a result
+    lists_unfinished: bool = True  # whether runs without a result are listed
 
     def page(self, folders: Sequence[Path]) -> str:
-        """Make the page, in Markdown, of all records below the folders. Raises Refusal if there is none."""
+        """Return the page in Markdown for all records below the folders. Raises Refusal if there is no record."""
         files = records.find(folders)
         unfinished = files if self.lists_unfinished else ()
         return page(self.title, self.explanation, self.sections(files), f"--view {self.name}", folders, unfinished)
@@ -42,9 +41,10 @@ def page(
     folders: Sequence[Path],
     record_files: Iterable[RecordFile] = (),
 ) -> str:
-    """Make a page in Markdown from its parts.
+    """Return a page in Markdown from its parts.
 
-    `option`: of `zero-study compare`, which makes the page. `record_files`: those without a result are listed.
+    `option`: the option of `zero-study compare` that makes the page. `record_files`: records of which those without a
+    result are listed.
     """
     name = f"compare {option}".rstrip() + " --markdown"
     folder_names = ", ".join(path.name for path in folders if path.name not in ("", "records"))
@@ -60,7 +60,10 @@ def tables(
     head: Sequence[str],
     rows: Callable[[list[T]], Iterable[Sequence[Any]]],
 ) -> list[str]:
-    """Make one table for each group of items with the same title, below that title; `order` sorts the items."""
+    """Return a table, below its title, for each group of items with the same title.
+
+    `order` is the key by which the items are sorted.
+    """
     lines = []
     for name, members in groupby(sorted(items, key=order), key=title):
         lines += [name, "", *markdown(head, rows(list(members))), ""]
@@ -73,9 +76,10 @@ def finished(record_files: Iterable[RecordFile]) -> list[RecordFile]:
 
 
 def not_ok(record_files: Iterable[RecordFile]) -> list[str]:
-    """List the runs that did not finish, so that no table drops them silently.
+    """Return lines that list the runs that did not finish, so that no table drops them silently.
 
-    And those that different code, other processors or another number of threads trained in parts.
+    The lines also list runs whose parts were trained by different code, on other processors, or with another number of
+    threads.
     """
     all_records = [file.record for file in record_files]
     unfinished = [f"- {shown(r.run_id)}: {r.status}" for r in all_records if r.status != "ok"]
@@ -92,5 +96,5 @@ def not_ok(record_files: Iterable[RecordFile]) -> list[str]:
 
 
 def command(name: str, folders: Sequence[Path]) -> str:
-    """Return the command that makes a page, with folders as seen from the current one."""
+    """Return the command that makes a page. Its folders are relative to the current folder."""
     return " ".join(["zero-study", name, *map(relative_to_cwd, folders)])
