@@ -328,8 +328,8 @@ class Recorder:
             written = json.dumps(content, separators=(",", ":"))
             write_whole(self._folder / f"rank-{rank()}.json.gz", gzip.compress(written.encode(), mtime=0))
             if rank() == 0:
-                steps = "1 optimizer step" if completed == 1 else f"{completed} optimizer steps"
-                print(f"Recorded {steps} in {self._folder}.", flush=True)
+                number = "1 optimizer step" if completed == 1 else f"{completed} optimizer steps"
+                print(f"Recorded {number} in {self._folder}.", flush=True)
         self._has_ended = True
 
 
