@@ -16,23 +16,26 @@ TOLERANCE = 1e-10  # the order in which a rank's threads add makes less, weights
 
 
 def checksums(tensors: Iterable[torch.Tensor]) -> list[Checksum]:
-    """Return the checksum of each tensor; for a sharded tensor, of this rank's shard."""
+    """Return the checksum of each tensor. For a sharded tensor, only this rank's shard is summed."""
     with torch.no_grad():
         return [_sums(tensor) for tensor in tensors]
 
 
 def of_batch(*batch: Any) -> list[Checksum]:
-    """Return the checksums of a model's inputs."""
+    """Return the checksums of all tensors in a model's inputs."""
     return checksums(leaf for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor))
 
 
 def of_weights(model: Any) -> dict[str, Checksum]:
-    """Return the checksum of each parameter."""
+    """Return the checksum of each parameter, by its name."""
     return {name: checksums([parameter])[0] for name, parameter in model.named_parameters()}
 
 
 def first_difference(pairs: dict[str, Checksum], partners: dict[str, Checksum]) -> str | None:
-    """Say how many tensors have different checksums, and which is the first; NaN on both sides counts as equal."""
+    """Return how many tensors have different checksums, and which is the first, as a text.
+
+    None if there is no difference. NaN on both sides counts as equal.
+    """
     partners = dict.fromkeys(pairs, (0.0, 0.0)) | partners  # of another model's names
     names = [name for name, pair in pairs.items() if _differ(pair, partners[name])]
     if not names:
@@ -48,7 +51,10 @@ def _differ(first: Checksum, second: Checksum) -> bool:
 
 
 def _sums(tensor: torch.Tensor) -> Checksum:
-    """Return the checksum of one tensor; UNKNOWN if it cannot be read, which must not end a training."""
+    """Return the checksum of one tensor.
+
+    UNKNOWN if the tensor cannot be read, because such an error must not end the training.
+    """
     tensor = _shard(tensor) if hasattr(tensor, "ds_tensor") else tensor
     tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
     if tensor.is_cuda and torch.cuda.is_current_stream_capturing():  # which reading would break
@@ -67,9 +73,10 @@ def _sums(tensor: torch.Tensor) -> Checksum:
 
 
 def _shard(parameter: Any) -> torch.Tensor:
-    """Return this rank's shard of a parameter under stage 3, without the padding, whose values are arbitrary.
+    """Return this rank's shard of a parameter under ZeRO stage 3, without padding.
 
-    The whole of some parameters is in place, and not always.
+    The values of the padding are arbitrary. The shard is used even where the whole parameter is in memory, because that
+    is the case only for some parameters and only at some times.
     """
     shard: torch.Tensor = parameter.ds_tensor
     group = getattr(parameter, "ds_process_group", None)

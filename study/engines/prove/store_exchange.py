@@ -1,4 +1,7 @@
-"""Exchange reports of ranks through the process group's store, without a collective that could hang another rank."""
+"""Exchange the reports of ranks through the process group's store.
+
+A collective could hang other ranks if one rank does not take part in it. The store cannot.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,10 @@ WAITS_SECONDS = 30  # for a rank that is not watched, or has ended
 
 
 def post(proof: str, step: int, mine: Any) -> Store:
-    """Post this rank's report of a step; None: there is nothing to compare, and no rank needs to wait."""
+    """Post this rank's report of a step to the store, and return the store.
+
+    `mine` is None if there is nothing to compare. Then no other rank has to wait for the result.
+    """
     store = PrefixStore(f"zero-study/{proof}", _get_default_store())
     store.set(f"{step}/{dist.get_rank()}", json.dumps(mine))
     if mine is None and dist.get_rank() == 0:
@@ -23,7 +29,11 @@ def post(proof: str, step: int, mine: Any) -> Store:
 
 
 def agree(proof: str, step: int, mine: Any, decide: Callable[[list[Any]], Any]) -> Any:
-    """Return what rank 0 decides of what all ranks post of a step, once a proof; None where one has not counted it."""
+    """Post this rank's report of a step, and return what rank 0 decides from the reports of all ranks.
+
+    Rank 0 calls `decide` with the reports, in rank order. None if a rank did not count the step, or did not answer
+    within WAITS_SECONDS. Call this once per proof.
+    """
     posted: list[Any] = []
     deadline = time.monotonic() + WAITS_SECONDS
     try:

@@ -1,4 +1,4 @@
-"""Observe a training when it begins and over one optimizer step, then remove every hook: `watch` and `callback`."""
+"""Check a training as it begins and during one optimizer step, then remove every hook: `watch` and `callback`."""
 
 from __future__ import annotations
 
@@ -57,15 +57,18 @@ def watch(
     allow_known_bad: bool = False,
     output: str | Path = "proof.json",
 ) -> None:
-    """Verify how `model` and `optimizer` are built, and count memory and messages of the third optimizer step from now.
+    """Verify how `model` and `optimizer` are built, and measure the third optimizer step from now.
 
     Call it on every rank, after `prepare`, `deepspeed.initialize`, DDP(...) or `fully_shard`. A DeepSpeed engine needs
-    no `optimizer`. `asked`: the requested settings, as an accelerate file, a DeepSpeed JSON, or a dict like one; None:
-    what the launcher passed on. `output`: a JSON file, which rank 0 writes; the second one of a script is proof-2.json.
+    no `optimizer`. The measurement counts the memory of the model states and the collectives of the step.
+
+    `asked` has the requested settings: an accelerate file, a DeepSpeed JSON, or a dict like a DeepSpeed JSON. If it is
+    None, the request is what the launcher passed on. Rank 0 writes the result to `output`, a JSON file. If a script
+    makes several proofs, the second file is proof-2.json.
 
     Raises KnownBad on every rank if this release of DeepSpeed is known to train such an engine wrongly, unless
-    `allow_known_bad` is set. With `strict`, it also raises NotAsAsked, TrainsWrong and NotChecked, and a training that
-    ends before the counted step ends with exit status 1; without `strict`, these are only printed.
+    `allow_known_bad` is True. With `strict`, it also raises NotAsAsked, TrainsWrong and NotChecked, and a training that
+    ends before the counted step ends with exit status 1. Without `strict`, these are only printed.
     """
     StepWatcher(strict, allow_known_bad, Path(output)).begin(model, optimizer, asked, None)
 
@@ -73,10 +76,10 @@ def watch(
 def callback(
     *, asked: Asked | None = None, strict: bool = False, allow_known_bad: bool = False, output: str | Path | None = None
 ) -> Any:
-    """Return a callback that does the same as `watch` for transformers' Trainer, and for TRL's.
+    """Return a callback for the Trainer of transformers or TRL that does the same as `watch`.
 
-    The settings in its TrainingArguments count as requested, too. `output`: by default proof.json in the Trainer's
-    output folder.
+    The settings in the Trainer's TrainingArguments count as requested, too. `output` is by default proof.json in the
+    Trainer's output folder.
     """
     from transformers import TrainerCallback
 
@@ -85,7 +88,10 @@ def callback(
             self._watch: StepWatcher | None = None
 
         def on_train_begin(self, args: Any, state: Any, control: Any, **options: Any) -> None:
-            """Wait for the outermost module that contains the model, because Trainer does not name it."""
+            """Begin the watch with the first forward pass of the training.
+
+            Its outermost module that contains the model is watched, because Trainer does not name it.
+            """
             model, optimizer = options["model"], options["optimizer"]
             path = Path(output or Path(args.output_dir, "proof.json"))
             self._watch = proof = StepWatcher(strict, allow_known_bad, path)
@@ -110,7 +116,11 @@ class StepWatcher:
     def __init__(
         self, strict: bool, allow_known_bad: bool, output: Path, steps_before: int = 0, loaders: Loaders | None = None
     ) -> None:
-        """`steps_before`: optimizer steps that the script has taken before it is watched. `loaders`: of its data."""
+        """Set the options of a watch, which starts with `begin`.
+
+        `steps_before` is the number of optimizer steps that the script has already taken. `loaders` are the data
+        loaders that have already been recorded, or None.
+        """
         self._strict = strict
         self._allow_known_bad = allow_known_bad
         self._output = _free(output)
@@ -132,9 +142,10 @@ class StepWatcher:
         self._known_wrong: str | None = None  # which no error of what comes after it hides
 
     def begin(self, model: Any, optimizer: Any, asked: Asked | None, arguments: Any, called: Any | None = None) -> None:
-        """Read back, compare it with what was requested, and wait for the step.
+        """Read back the built engine, compare it with the request, and wait for the step to count.
 
-        `called`: the module that the script calls, if that is not `model` but the one inside it.
+        `called` is the module that the script calls, if that is not `model` but the module inside it. None if the
+        script calls `model`. Raises KnownBad as `watch` does.
         """
         remove_earlier(self._output)
         with self._out_of_the_way():
@@ -153,7 +164,7 @@ class StepWatcher:
     def _tell_what_was_built(self, asked: Asked | None, notes: list[str]) -> None:
         """Compare the built engine with the request, and print and write the result.
 
-        Raises NotChecked if a strict proof cannot check an explicit request.
+        A strict proof raises NotAsAsked if they differ, and NotChecked if an explicit request cannot be checked.
         """
         comparison = mismatch.compare_with_request(self._demands, self._facts)
         unchecked = [] if asked is None else _not_checkable(asked, comparison.unread, self._facts["engine"])
@@ -179,7 +190,7 @@ class StepWatcher:
         self._tell(lines, comparison.differences, notes, self._content["known_wrong"])
 
     def _listen(self) -> None:
-        """Wait for the updates of the model's optimizer."""
+        """Register the hooks that wait for the updates of the model's optimizer."""
         self._base = base_optimizer(self._optimizer)
         # Of all optimizers: one on this would be copied with it.
         self._hook = before_updates(self._before_update)
@@ -188,7 +199,10 @@ class StepWatcher:
         atexit.register(self._end_of_process)
 
     def end(self) -> None:
-        """Remove all hooks. Prints a message if the counted step was not reached."""
+        """Remove all hooks, and print a message if the counted step was not reached.
+
+        A strict proof then raises NotChecked, too.
+        """
         counts = self._base is not None
         self._leave()
         if counts:
@@ -201,7 +215,7 @@ class StepWatcher:
                 raise NotChecked(message)
 
     def _note_first(self, module: torch.nn.Module, arguments: Any, options: Any, _: Any) -> None:
-        """Record the inputs of the first forward pass, because batches are compared over two steps."""
+        """Record the inputs of the first forward pass, so that the batches of two steps can be compared."""
         if module is not self._called or not torch.is_grad_enabled() or torch.compiler.is_compiling():
             return
         with self._out_of_the_way(self._let_go):
@@ -214,7 +228,10 @@ class StepWatcher:
         self._first = None
 
     def _end_of_process(self) -> None:
-        """End with exit status 1 if the proof is strict: an exception would have no effect any more."""
+        """End the watch as the process ends, with exit status 1 if a strict proof was not made.
+
+        An exception that is raised in an exit handler would not change the exit status.
+        """
         try:
             self.end()
         except NotChecked:
@@ -223,7 +240,10 @@ class StepWatcher:
             os._exit(1)
 
     def _before_update(self, optimizer: torch.optim.Optimizer) -> None:
-        """Start watching at the update before the counted step; in its own update, count the model states."""
+        """Record the model states before the counted step's update, or start to observe the next step.
+
+        Called before every update of every optimizer. Updates of other optimizers are only recorded.
+        """
         if self._base is not None:
             self._stepped[id(optimizer)] = optimizer
         if optimizer is not self._base:
@@ -239,27 +259,32 @@ class StepWatcher:
                 self._watch_next_step(optimizer)
 
     def _engine_steps(self) -> int | None:
-        """DeepSpeed's own number of the step; None: of another engine."""
+        """Return DeepSpeed's own number of the current step. None for other engines."""
         return self._model.global_steps if is_deepspeed(self._model) else None
 
     def _is_same_update(self) -> bool:
-        """Say whether this is a part of an update that was seen before.
+        """Say whether this call is part of an update that has been counted already.
 
-        DeepSpeed updates once per group or sub-group, and a subclass of an optimizer its base's: the first is enough.
+        DeepSpeed updates once per parameter group or sub-group, and an optimizer may call the step of its base class.
+        Only the first call counts.
         """
         number = self._engine_steps()
         is_under_way = self._step is not None and bool(self._step.states)
         return is_under_way or (number is not None and number == self._last)
 
     def _count_update(self) -> bool:
-        """Count an update; return whether the one before it was skipped, for an overflow of fp16."""
+        """Count an update, and return whether DeepSpeed skipped the previous one because of an fp16 overflow."""
         number, before = self._engine_steps(), self._last
         self._last = number
         self._steps += 1
         return number is not None and before is not None and number != before + 1
 
     def _proves(self, step: Step, is_after_skip: bool) -> bool:
-        """Say whether this is the update of the counted step, which then begins; otherwise drop the step."""
+        """Say whether this is the update of the step to count.
+
+        If it is, record the model states. If it is not, for example because the step contained an evaluation, stop
+        observing the step.
+        """
         self._batches += step.batches[:1]
         if step.is_whole and self._steps >= PROVED_STEP and not is_after_skip:
             self._short = self._short + 1 if 0 < step.passes.number < self._requested_passes() else 0
@@ -285,7 +310,7 @@ class StepWatcher:
         return dist.is_initialized() and dist.get_world_size() > 1
 
     def _requested_passes(self) -> int:
-        """Return how many forward passes a complete step has at least."""
+        """Return how many forward passes a complete step has at least: the requested number, or 1."""
         return mismatch.passes_of_step(self._demands, self._facts) or 1
 
     def _after_update(self, step: Step) -> None:
@@ -293,7 +318,7 @@ class StepWatcher:
             self._prove(step)
 
     def _prove(self, step: Step) -> None:
-        """Print the result of the step, and remove all hooks."""
+        """Print and write the result of the step, and remove all hooks."""
         self._leave()
         facts, clipped_at = self._facts, step.clipping.limit
         # Only the step itself shows the precision of an engine that does not name it.
@@ -344,7 +369,10 @@ class StepWatcher:
         return notes
 
     def _find(self, step: Step) -> tuple[list[str], list[str]]:
-        """Return the faults of the step, and notes. They are the same on all ranks if every rank counted the step."""
+        """Return the faults of the step, and notes.
+
+        They are the same on all ranks if every rank counted the step.
+        """
         report: dict[str, Any] = {"findings": []}
         notes: list[str] = []
         try:
@@ -365,7 +393,7 @@ class StepWatcher:
         return agreed[0], [*notes, *agreed[1]]
 
     def _report(self, step: Step, notes: list[str]) -> dict[str, Any]:
-        """Return this rank's findings in the step, for the comparison of ranks. Adds to the notes."""
+        """Return this rank's findings in the step for the comparison with other ranks. Appends to `notes`."""
         after = of_weights(self._model)
         unchanged = {name for name, sums in after.items() if sums == self._before.get(name, sums)}
         wrong, untrained = findings.not_trained(self._model, self._optimizer, self._stepped.values(), unchanged)
@@ -382,7 +410,10 @@ class StepWatcher:
         return report
 
     def _of_schedules(self, step: Step) -> list[str]:
-        """Note schedules of this optimizer that end too early, judged by their steps during the watched updates."""
+        """Return notes on learning rate schedules of this optimizer that end too early.
+
+        The rate of their steps is taken from the watched updates.
+        """
         lengths = [
             len(loader) for loader in self._loaders if hasattr(loader, "__len__") and loader.batch_sampler is not None
         ]
@@ -403,10 +434,9 @@ class StepWatcher:
         wrong: Sequence[str] = (),
         lines_after: Sequence[str] = (),
     ) -> None:
-        """Print and write the proof on rank 0; if it is strict, raise TrainsWrong, NotAsAsked or NotChecked.
+        """Print and write the proof on rank 0. If it is strict, raise TrainsWrong, NotAsAsked or NotChecked.
 
-        Every rank raises the same.
-        `lines_after`: what is printed below the findings.
+        Every rank raises the same exception. `lines_after` is printed below the findings.
         """
         findings = self._content["findings"]
         self._content["not_as_asked"] += differences
@@ -432,14 +462,17 @@ class StepWatcher:
             raise NotChecked("; ".join(unchecked))
 
     def _let_go(self) -> None:
-        """Remove everything except a hook that has no effect any more: torch fails if a hook removes itself."""
+        """Remove everything except the hook on updates, which has no effect from then on.
+
+        PyTorch fails if a hook removes itself, so this is what hooks call.
+        """
         if self._step is not None:
             self._step.close()
         self._forget_first()
         self._step = self._base = None
 
     def _leave(self) -> None:
-        """Remove everything."""
+        """Remove all hooks."""
         self._let_go()
         if self._hook is not None:
             self._hook.remove()
@@ -449,7 +482,11 @@ class StepWatcher:
 
     @contextmanager
     def _out_of_the_way(self, leave: Callable[[], None] | None = None) -> Iterator[None]:
-        """Print an error of the proof itself instead of ending the training, unless the proof is strict."""
+        """Print an error of the proof itself, so that the training continues.
+
+        If the proof is strict, raise NotChecked instead. `leave` is called to remove the hooks after an error; the
+        default is `_leave`.
+        """
         try:
             yield
         except (NotAsAsked, NotChecked, TrainsWrong):
@@ -463,7 +500,7 @@ class StepWatcher:
 
 
 class Loaders:
-    """The data loaders over which a script iterates, and notes from before a watch."""
+    """The data loaders over which a script iterates, and notes from before the watch began."""
 
     def __init__(self) -> None:
         self.notes: list[str] = []
@@ -471,7 +508,7 @@ class Loaders:
         self._stack: ExitStack | None = None
 
     def listen(self) -> None:
-        """Listen from now on; again: nothing."""
+        """Record every data loader over which the script iterates from now on. A second call has no effect."""
         if self._stack is None:
             self._stack = ExitStack()
             self._stack.enter_context(listening(torch.utils.data.DataLoader, "__iter__", self._on_iteration))
@@ -499,7 +536,10 @@ def _notes_of_gradients(gradients: Gradients) -> list[str]:
 
 
 def _schedulers(optimizer: Any) -> list[Any]:
-    """Return the existing schedules of an optimizer, without those that are parts of another one."""
+    """Return the learning rate schedules of an optimizer that exist in this process.
+
+    Schedules that are part of another one are left out.
+    """
     base = base_optimizer(optimizer)
     alive = [
         schedule for schedule in gc.get_objects() if issubclass(type(schedule), torch.optim.lr_scheduler.LRScheduler)
@@ -521,7 +561,7 @@ def remove_earlier(output: Path) -> None:
 
 
 def _demands(model: Any, engine: str, request: Asked | None, arguments: Any) -> list[Demand]:
-    """Return the requests, the weakest source first."""
+    """Return the requested settings, from the weakest to the strongest source."""
     # A launcher that is told of no engine says DDP, and a script may build another by itself.
     demands = [demand for demand in by_launcher() if demand.value != "DDP" or engine in ("DDP", "none")]
     if arguments is not None:
@@ -536,7 +576,7 @@ def _demands(model: Any, engine: str, request: Asked | None, arguments: Any) -> 
 
 
 def _free(output: Path) -> Path:
-    """Return a file name that no earlier proof of this process has: proof-2.json for the second proof.json."""
+    """Return a file name that no earlier proof of this process uses: proof-2.json for the second proof.json."""
     number, free = 1, output.absolute()
     while free in _outputs:
         number += 1
