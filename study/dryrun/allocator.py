@@ -1,7 +1,8 @@
-"""Replay CUDA's allocator by its rules, to find how much GPU memory it reserves for given tensors.
+"""Replay the rules of CUDA's allocator, to find how much GPU memory it reserves for given tensors.
 
-c10/cuda/CUDACachingAllocator.cpp and c10/core/AllocatorConfig.h of torch 2.13, of one stream, on a card without end:
-one that is full frees what is cached and tries again, and reserves less.
+The rules are from c10/cuda/CUDACachingAllocator.cpp and c10/core/AllocatorConfig.h in PyTorch 2.13, for one stream and
+a GPU with unlimited memory. On a GPU that is full, the allocator frees cached memory and tries again, so it reserves
+less than this module says.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class _Block:
 
 
 class _Pool:
-    """Blocks of small requests, or of large ones."""
+    """The blocks for small requests, or those for large requests."""
 
     def __init__(self, is_small: bool, expands: bool) -> None:
         self.reserved = 0  # bytes, which is where the next segment begins
@@ -74,7 +75,10 @@ class _Pool:
         return block
 
     def _reserve(self, size: int) -> _Block:
-        """Return a free block of at least this size, which is reserved from the GPU if there is none."""
+        """Reserve memory from the GPU, and return a free block of at least this size.
+
+        If segments are expandable, the block includes the free end of the last segment.
+        """
         end = self._last if self._expands else None
         reserved_there = end.size if end is not None and end.is_free else 0
         unit = SMALL_SEGMENT if self._is_small else LARGE_SEGMENT if self._expands or size < OWN_SEGMENT else ROUND
@@ -89,7 +93,10 @@ class _Pool:
 
 
 class Allocator:
-    """What is reserved for what was allocated and freed, in its order; `expands`: with expandable_segments:True."""
+    """The memory that CUDA's allocator reserves for a sequence of allocations.
+
+    `expands` is True if the allocator has expandable segments (expandable_segments:True).
+    """
 
     def __init__(self, expands: bool) -> None:
         self._pools = _Pool(True, expands), _Pool(False, expands)
@@ -97,11 +104,14 @@ class Allocator:
 
     @property
     def reserved(self) -> int:
-        """The reserved bytes. Only an empty_cache, which is not replayed, would reduce them."""
+        """The number of reserved bytes. Only an empty_cache would reduce it, and that is not replayed."""
         return sum(pool.reserved for pool in self._pools)
 
     def allocate(self, key: Hashable, num_bytes: int) -> None:
-        """Give a storage this many bytes, in the place of those that it has, which are freed after; 0: only free."""
+        """Allocate memory for a storage, then free the memory that it had before.
+
+        `key` identifies the storage. If `num_bytes` is 0, the old memory is only freed.
+        """
         had = self._blocks.pop(key, None)
         if num_bytes:
             size = -(-num_bytes // UNIT) * UNIT

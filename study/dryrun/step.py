@@ -1,4 +1,4 @@
-"""Take optimizer steps of a training that an engine has prepared, and trace the third."""
+"""Take three optimizer steps of a training that an engine has prepared, and trace the third."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STEADY_STEP = 3
 
 @dataclass(frozen=True)
 class Training:
-    """A model and an optimizer as an engine has prepared them, and how a step is taken with them."""
+    """A model and an optimizer that an engine has prepared, and the functions that take a step with them."""
 
     model: Any
     optimizer: Any  # accelerate's or torch's
@@ -35,12 +35,12 @@ class Training:
 
     @property
     def engine_optimizer(self) -> Any:
-        """Return the optimizer that holds the model states: ZeRO's, or torch's."""
+        """The optimizer that holds the model states: ZeRO's, or torch's."""
         return engine_optimizer(self.model, self.optimizer)
 
 
 def train_step(training: Training, after_micro_step: Callable[[], None]) -> None:
-    """Take one optimizer step with all its micro steps."""
+    """Take one optimizer step, and call `after_micro_step` after each of its micro steps."""
     for micro_step in range(training.micro_steps):
         is_last = micro_step == training.micro_steps - 1
         with training.accumulate(is_last):
@@ -55,9 +55,15 @@ def train_step(training: Training, after_micro_step: Callable[[], None]) -> None
 def trace_training(prepare: Callable[[], Training]) -> dict[str, Any]:
     """Prepare a training, take three steps, and return what this rank held and sent in the third.
 
-    Keys: `states` (bytes by part, as the optimizer begins to update), `before_bytes` (between steps), `peak_bytes`,
-    `parts` (of the peak; empty for DeepSpeed), `moment` (of the peak), `reserved_bytes` (by allocator; empty under
-    offload), `calls`.
+    The result has these keys:
+
+    * `states`: the bytes of the model states by part, as the update begins
+    * `before_bytes`: the bytes of all tensors as the step begins
+    * `peak_bytes`: the peak of all tensors in the step
+    * `parts`: the bytes at the peak by part; empty for DeepSpeed
+    * `moment`: the part of the step in which the peak is
+    * `reserved_bytes`: the GPU memory that each allocator would reserve; empty under offload
+    * `calls`: the collectives of the step, in their order
     """
     tracker = TensorTracker()
     states: list[dict[str, Any]] = []
@@ -101,7 +107,7 @@ def trace_training(prepare: Callable[[], Training]) -> dict[str, Any]:
 
 
 def _assign_parts(tracker: TensorTracker, training: Training) -> None:
-    """Name the tensors that exist when the update begins to the tracker."""
+    """Assign the tensors that exist as the update begins to the parts of memory that the tracker counts."""
     tracker.assign("buffers", training.model.buffers())
     tensors = engine_tensors(training.model, training.engine_optimizer)
     parts: tuple[Part, ...] = ("communication_buffers", "gradients", "optimizer_states", "parameters")

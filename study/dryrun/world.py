@@ -1,8 +1,8 @@
-"""Make a process one rank of many that are not there: its environment, its group, and what engines ask of others.
+"""Make a process one rank of a world in which the other ranks do not exist.
 
-Torch's fake process group gives back what it is given: shapes, bytes and order of the calls are the engine's own, but
-values are not. What an engine asks of other ranks before it goes on is answered here for them (torch 2.13, DeepSpeed
-0.19.8, accelerate 1.15).
+The process gets the rank's environment and a process group. PyTorch's fake process group returns what it is given, so
+the shapes, sizes and order of the calls are the engine's own, but the values are not. If an engine needs values from
+other ranks before it continues, this module supplies them (for PyTorch 2.13, DeepSpeed 0.19.8 and accelerate 1.15).
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ Environment = dict[str, str]  # variables that a launcher sets for its ranks
 def launch_environment(
     file: Path, world_size: int, mixed_precision: str | None = None, is_script: bool = False
 ) -> Environment:
-    """Return the environment that accelerate's own functions make of a file for its ranks, and import the engine.
+    """Return the environment that accelerate's launcher sets for the ranks of a file.
 
-    `is_script`: a script may start DeepSpeed by itself, whatever the file names. Raises Refusal for a file that cannot
-    be run here.
+    Also imports the engines. `is_script` says that a script will run, which may start DeepSpeed whatever the file
+    names. Raises Refusal if the file cannot be run here.
     """
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # before torch looks for one
     files.read_yaml(file, Path("accelerate_configs"))  # raises a Refusal that says what is wrong with the file
@@ -74,7 +74,11 @@ def launch_environment(
 
 
 def _launched(file: Path, world_size: int, mixed_precision: str | None) -> Environment:
-    """Return the environment in which accelerate would start a script; empty if it would start a single process."""
+    """Return the environment in which accelerate would start a script.
+
+    Empty if accelerate would start a single process although `world_size` is larger, or would use a launcher that is
+    not supported.
+    """
     from accelerate.commands import launch
     from accelerate.utils import launch as prepare
 
@@ -100,7 +104,10 @@ def _launched(file: Path, world_size: int, mixed_precision: str | None) -> Envir
 
 
 def _check_supported(file: Path, world_size: int, variables: Environment) -> None:
-    """Raise Refusal for settings that are not supported; write the path of DeepSpeed's JSON so that it is found."""
+    """Raise Refusal for settings that cannot be simulated.
+
+    Also changes the path of DeepSpeed's JSON in `variables`, so that the file is found.
+    """
     for name, value in SUPPORTED.items():
         if variables.get(name, value).lower() != value:
             raise Refusal(f"{file}: {name}={variables[name]} cannot be simulated, only {value}.")
@@ -117,7 +124,7 @@ def _check_supported(file: Path, world_size: int, variables: Environment) -> Non
 
 
 def import_engines(may_use_deepspeed: bool) -> None:
-    """Import what ranks need, before they are forked."""
+    """Import what the ranks need, before they are forked."""
     has_deepspeed = may_use_deepspeed and find_spec("deepspeed") is not None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -128,7 +135,7 @@ def import_engines(may_use_deepspeed: bool) -> None:
 
 
 def rank_environment(rank: int, world_size: int, local_world_size: int) -> Environment:
-    """Return the variables by which a launcher tells a rank who it is."""
+    """Return the variables by which a launcher tells a process which rank it is."""
     sizes = {"WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": local_world_size, "RANK": rank}
     sizes |= {"LOCAL_RANK": rank % local_world_size, "GROUP_RANK": rank // local_world_size}
     address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(PORT)}
@@ -142,10 +149,10 @@ def rank_environment(rank: int, world_size: int, local_world_size: int) -> Envir
 def rank_of_many(
     rank: int, world_size: int, local_world_size: int, variables: Environment, meeting: Path | None = None
 ) -> Iterator[None]:
-    """Make this process a rank until it ends: environment, process group, and simulated values from other ranks.
+    """Make this process a rank of a world, until the process ends.
 
-    `meeting`: a file by which all ranks of the world find each other, to exchange real values; None: only some of the
-    ranks are there.
+    Sets the environment and the process group. `meeting` is a file through which all ranks of the world find each other
+    to exchange real values. If it is None, only some of the ranks exist, and the values from other ranks are simulated.
     """
     os.environ.update(variables)
     if ONE_PROCESS in variables:
@@ -172,9 +179,10 @@ def rank_of_many(
 
 @contextmanager
 def first_rank(engine: Engine) -> Iterator[DeviceMesh | None]:
-    """Make this process rank 0 of torch's engines in a `with` block; yield the mesh of all ranks (one process: None).
+    """Make this process rank 0 of one of torch's engines in a `with` block.
 
-    The mesh reads the ranks' numbers, so it is made before tensors are fake.
+    Yields the mesh of all ranks, or None for a single process. The mesh is made before tensors lose their memory,
+    because its code reads the numbers of the ranks.
     """
     if engine.kind == "torch":
         yield None
@@ -191,7 +199,10 @@ def first_rank(engine: Engine) -> Iterator[DeviceMesh | None]:
 
 @contextmanager
 def accelerate_on_cpu(variables: Environment) -> Iterator[None]:
-    """Let accelerate build on a CPU what it builds on GPUs: it drops FSDP there, and DeepSpeed where it is told."""
+    """Make accelerate build on a CPU what it builds on GPUs, in a `with` block.
+
+    By itself, accelerate drops FSDP on a CPU, and drops DeepSpeed if it is told to use the CPU.
+    """
     import accelerate
 
     is_deepspeed = variables.get("ACCELERATE_USE_DEEPSPEED") == "true"
@@ -221,7 +232,10 @@ def accelerate_on_cpu(variables: Environment) -> Iterator[None]:
 
 
 def _parallelism(variables: Environment) -> Any:
-    """Return the accelerate.ParallelismConfig of replicas and shards that a file requests; None if it requests none."""
+    """Return the accelerate.ParallelismConfig with the replicas and shards that a file requests.
+
+    None if it requests none.
+    """
     from accelerate import ParallelismConfig
 
     names = ("dp_replicate_size", "dp_shard_size")
@@ -230,9 +244,9 @@ def _parallelism(variables: Environment) -> Any:
 
 
 def _reduce_by_hook(call: Callable[..., None], model: Any, *arguments: Any, **options: Any) -> None:
-    """Have DDP all-reduce its buckets by a hook, in which the call is seen.
+    """Construct DDP with a hook that all-reduces its buckets, so that the call is recorded.
 
-    Without one, DDP's reducer would take its bucket from a future of the fake group, which holds None (comm.cpp).
+    Without a hook, DDP's reducer would take its bucket from a future of the fake group, which contains None (comm.cpp).
     """
     call(model, *arguments, **options)
     model.register_comm_hook(None, lambda _, bucket: _reduced(bucket.buffer(), model.process_group))
@@ -287,7 +301,10 @@ def _send_list(call: Callable[..., list[int]], values: Sequence[int]) -> list[in
 
 
 def _fill(call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-    """Give weights that rank 0 would have sent a value: with what is in memory, a norm is NaN and steps are skipped."""
+    """Call deepspeed.initialize after setting the weights that rank 0 would have sent to a fixed value.
+
+    With uninitialized memory, a norm may be NaN, and DeepSpeed would skip steps.
+    """
     model = options.get("model", arguments[1] if len(arguments) > 1 else None)
     for parameter in model.parameters() if model is not None else ():
         for part in ("ds_tensor", "ds_secondary_tensor"):

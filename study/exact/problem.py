@@ -1,6 +1,6 @@
-"""The training problem in integers: sizes, initial weights, batches and the grids that every number lies on.
+"""The training problem in integers: sizes, initial weights, batches, and the grids of all numbers.
 
-Nothing here needs more than Python: the reference and the model of the engines both read it.
+This module needs nothing but Python, because both the reference and the model of the engines import it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,10 @@ class Sequence:
 
 
 def shapes() -> dict[str, tuple[int, ...]]:
-    """Return the shape of every parameter, in the order in which the model has them; the head's matrix is tied."""
+    """Return the shape of every parameter by its name, in the order of the model.
+
+    The matrix of the head is tied to the embedding and is not listed separately.
+    """
     shape_of: dict[str, tuple[int, ...]] = {"embedding.weight": (VOCABULARY, WIDTH)}
     for block in range(NUM_BLOCKS):
         shape_of |= {f"blocks.{block}.up.weight": (HIDDEN, WIDTH), f"blocks.{block}.up.bias": (HIDDEN,)}
@@ -48,7 +51,7 @@ NUM_COMPARED = (2 * NUM_STEPS + 1) * len(shapes())  # each gradient and weight a
 
 @cache
 def initial_weights() -> dict[str, list[int]]:
-    """Return the initial value of every parameter, row after row, in units of 2^-6."""
+    """Return the initial values of every parameter, row by row, in units of 2^-6."""
     weights = {}
     for number, (name, shape) in enumerate(shapes().items()):
         largest = {"embedding.weight": 40}.get(name, 24 if len(shape) == 2 else 8)
@@ -60,7 +63,7 @@ def initial_weights() -> dict[str, list[int]]:
 
 @cache
 def batch(step: int) -> list[Sequence]:
-    """Return the sequences of a step. Their targets are a rule that can be learned."""
+    """Return the sequences of a step. Their targets follow from the tokens by a rule that can be learned."""
     draws = _draws(1000 + step)
     rows = []
     for _ in range(BATCH_SIZE):
@@ -71,7 +74,10 @@ def batch(step: int) -> list[Sequence]:
 
 
 def _draws(seed: int) -> Iterator[int]:
-    """Random integers of 32 bits: the generator splitmix64, written out because a library may change its own."""
+    """Yield random 32-bit integers from the generator splitmix64.
+
+    The generator is implemented here, because a library may change its own.
+    """
     state = (seed + 1) * 0x632BE59BD9B4E019
     while True:
         state = (state + 0x9E3779B97F4A7C15) % (1 << 64)

@@ -1,4 +1,4 @@
-"""Train the problem as one rank of an engine, and compare every gradient, weight and momentum with the reference."""
+"""Train the problem as one rank of an engine, and compare all gradients, weights and momenta exactly."""
 
 from __future__ import annotations
 
@@ -32,7 +32,10 @@ PERSISTENCE_THRESHOLD = 50
 
 @contextmanager
 def as_rank(cell: Cell, rank: int, folder: Path) -> Iterator[None]:
-    """Be this rank of a cell's world: set the launcher's environment and join its process group. For good."""
+    """Make this process a rank of a cell's world, until the process ends.
+
+    Sets the environment that a launcher would set, and joins the process group.
+    """
     if cell.strategy_file.distributed_type != "NO":  # whose one process no launcher tells of a world
         sizes = {"WORLD_SIZE": cell.num_ranks, "LOCAL_WORLD_SIZE": cell.num_ranks, "RANK": rank, "LOCAL_RANK": rank}
         sizes["LOCAL_SIZE"] = cell.num_ranks  # of DeepSpeed: without it each rank starts numactl, 24 times
@@ -50,7 +53,11 @@ def as_rank(cell: Cell, rank: int, folder: Path) -> Iterator[None]:
 
 
 def train(cell: Cell, folder: Path) -> dict[str, Any]:
-    """Train one cell as the rank that this process is; return the first difference and the digests. Collective."""
+    """Train a cell as the rank that this process is, and return how it compares with the reference.
+
+    The result has the first `difference` or None, the digests of the last step (`sha256`), and the number of compared
+    tensors (`compared`). Collective.
+    """
     training = Training(cell, folder)
     for step in range(problem.NUM_STEPS):
         training.take_step(step)
@@ -61,7 +68,7 @@ def train(cell: Cell, folder: Path) -> dict[str, Any]:
 
 
 class Training:
-    """An engine that trains the problem, built as a run builds it."""
+    """A training of the problem with an engine that is built as a run builds it."""
 
     def __init__(self, cell: Cell, folder: Path) -> None:
         self.cell, self.rank = cell, dist.get_rank() if dist.is_initialized() else 0
@@ -113,7 +120,7 @@ class Training:
         return built
 
     def sequences(self, number: int) -> list[problem.Sequence]:
-        """Return the sequences of this rank's micro batch of this number in this step."""
+        """Return the sequences of one of this rank's micro batches in the current step."""
         return self.cell.sequences(self.step, self.rank, number)
 
     def loss(self, outputs: Tensor, targets: Tensor, number: int) -> Tensor:
@@ -121,7 +128,7 @@ class Training:
         return model.loss(outputs, targets)
 
     def take_step(self, step: int) -> None:
-        """Train one step and compare its gradient and the weights after it."""
+        """Train one step, and compare its gradients, and the weights after it, with the reference."""
         self.step = step
         for number in range(self.cell.accumulation):
             tokens, targets = model.tensors(self.sequences(number))
@@ -151,7 +158,11 @@ class Training:
         return full_tensors.state(parameter, "momentum_buffer", self.base.state)
 
     def _compare(self, kind: str, expected: list[reference.Values], read: Callable[[Any], Tensor | None]) -> None:
-        """Compare a value of every parameter with the reference's bits, and keep the first difference. Collective."""
+        """Compare one value of every parameter with the reference's bits, and record the first difference.
+
+        `kind` is the name of the value, `expected` has its bits in each step, and `read` returns it for a parameter.
+        Collective.
+        """
         value_bytes = {}
         for name, parameter in sorted(self.module.named_parameters()):
             name = name.removeprefix("module.")
@@ -170,7 +181,10 @@ class Training:
 
 
 def _check_engine(engine: Any, optimizer: Any, strategy: Strategy) -> None:
-    """Raise RunFailed unless the engine is the strategy's, and shards what the strategy shards."""
+    """Raise RunFailed if the built engine is not the one of the strategy.
+
+    Also raises RunFailed if it does not shard what the strategy shards, or has another optimizer than torch's SGD.
+    """
     from torch.distributed.fsdp import FSDPModule
 
     parameters = list(engine.parameters())
@@ -189,7 +203,7 @@ def _check_engine(engine: Any, optimizer: Any, strategy: Strategy) -> None:
 
 
 def _difference(numbers: Tensor, expected: bytes) -> dict[str, Any]:
-    """Describe how the values of a parameter differ from the reference's."""
+    """Return how many values of a parameter differ from the reference, and the first one that does."""
     right = torch.frombuffer(bytearray(expected), dtype=torch.float32)
     flat = numbers.flatten()
     if flat.shape != right.shape:
@@ -201,7 +215,10 @@ def _difference(numbers: Tensor, expected: bytes) -> dict[str, Any]:
 
 
 def _run(cell: Cell, folder: Path) -> Run:
-    """Return the run from which `build_accelerator` makes the engine. Its workload only sets the sizes of buckets."""
+    """Return the run from which `build_accelerator` makes the engine.
+
+    The run's workload only determines the sizes of buckets.
+    """
     config = build_config(
         max_steps=problem.NUM_STEPS,
         global_batch_size=problem.BATCH_SIZE,
@@ -214,7 +231,10 @@ def _run(cell: Cell, folder: Path) -> Run:
 
 
 def _suit(accelerator: Any, strategy: Strategy) -> None:
-    """Suit the engine's sizes to this small model, and let DeepSpeed's offload step with torch's own SGD."""
+    """Adapt the engine's sizes to this small model.
+
+    DeepSpeed is also allowed to use torch's own SGD, including under offload.
+    """
     if strategy.distributed_type == "FSDP":
         accelerator.state.fsdp_plugin.transformer_cls_names_to_wrap = [model.Block.__name__]
     if strategy.distributed_type != "DEEPSPEED":

@@ -61,7 +61,7 @@ class Examined:
 
 
 def examine(path: Path, release: str | None = None) -> Examined:
-    """Return the findings of an accelerate file or a DeepSpeed JSON.
+    """Examine an accelerate file or a DeepSpeed JSON, and return it with its findings.
 
     If `release` is given, for example "deepspeed==0.18.1", the findings include the known faults of that release that
     affect the training of this file. Raises Refusal if the file is of neither kind, or if the release is not one of
@@ -144,7 +144,7 @@ def with_keys(path: Path, content: Any) -> dict[str, Any]:
 
 
 def examine_content(path: Path, content: dict[str, Any]) -> Examined:
-    """Return a file's findings, as if it had this content."""
+    """Examine a file as if it had this content, and return it with its findings."""
     findings = _overridden(path, content) + _findings_of(path, content)
     return Examined(path, content, [_as_shipped(finding) for finding in _join_typos(findings)])
 

@@ -63,7 +63,7 @@ def _unknown_key_error(place: known_keys.Place, key: str, value: Any, finding: F
 def _missing_keys(place: known_keys.Place, settings: Settings) -> list[str]:
     """Return an error text for each key that the study needs and a file lacks.
 
-    A missing section is reported only if the section itself is needed, not for the keys in it.
+    Keys of a section that the file does not have are not reported.
     """
     missing = [key for key in known_keys.read()["study"][place]["needed"] if settings.get(key) is ABSENT]
     sections = {key: key.rpartition(".")[0] for key in missing}
