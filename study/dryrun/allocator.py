@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from typing import Any
 
 MIB = 1 << 20
-UNIT = 512  # bytes of the smallest block, whose multiples all are
+UNIT = 512  # bytes; the size of every block is a multiple of this
 SMALL = MIB  # the largest request of the pool of small blocks
-SMALL_SEGMENT = 2 * MIB  # what is asked of the card for small requests
-LARGE_SEGMENT = 20 * MIB  # and for others,
-OWN_SEGMENT = 10 * MIB  # but for those of this size or more, which are rounded
+SMALL_SEGMENT = 2 * MIB  # the memory that is reserved at once for small requests
+LARGE_SEGMENT = 20 * MIB  # the memory that is reserved at once for larger requests
+OWN_SEGMENT = 10 * MIB  # requests of at least this size get a segment of their own, rounded up to ROUND
 ROUND = 2 * MIB
 
 
@@ -34,15 +34,16 @@ class _Pool:
     """The blocks for small requests, or those for large requests."""
 
     def __init__(self, is_small: bool, expands: bool) -> None:
-        self.reserved = 0  # bytes, which is where the next segment begins
+        self.reserved = 0  # bytes; also the address at which the next segment begins
         self._is_small, self._expands = is_small, expands
-        self._free: list[tuple[Any, ...]] = []  # by size and address
-        self._last: _Block | None = None  # behind which a segment that expands does so
+        self._free: list[tuple[Any, ...]] = []  # (size, address, block), sorted
+        self._last: _Block | None = None  # the block at whose end an expandable segment grows
 
     def take(self, size: int) -> _Block:
         place = bisect_left(self._free, (size,))
         if self._expands and place + 1 < len(self._free) and self._free[place][2] is self._last:
-            place += 1  # the best fit is by the size that a block could have, and this one's is without end
+            # The allocator compares the sizes that blocks could grow to, and the last block can grow without limit.
+            place += 1
         block = self._free.pop(place)[2] if place < len(self._free) else self._reserve(size)
         remaining = block.size - size
         if remaining >= UNIT if self._is_small or self._expands else remaining > SMALL:

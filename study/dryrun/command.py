@@ -20,10 +20,10 @@ from study.engines import extensions
 from study.errors import Refusal
 from study.theory.engine import Job
 
-MOST_RANKS = 1 << 14  # in a world: engines keep lists of all of them, and stage 3 then takes 40 s
-MOST_OF_A_SCRIPT = 4  # ranks of a world that are all run by default
-REAL_BYTES = 40  # of a parameter where tensors have memory: fp32 states, whole gradients and buckets, twice at most
-SHARE = 0.5  # of this machine's free memory that one may take
+MOST_RANKS = 1 << 14  # the largest world; engines keep lists of all ranks, and stage 3 takes 40 s for this many
+MOST_OF_A_SCRIPT = 4  # the largest world in which a script runs as all ranks by default
+REAL_BYTES = 40  # bytes per parameter if tensors have memory: fp32 states, full gradients and buckets
+SHARE = 0.5  # the share of this machine's free memory that a dry run may use
 
 Answers = dict[int, dict[str, Any]]  # of each rank
 

@@ -8,8 +8,9 @@ from itertools import combinations, zip_longest
 
 from study.dryrun.tracker import Call
 
-POINT_TO_POINT = ("send", "recv", "recv_any_source")  # are not compared: any order that pairs them will do
-UNEQUAL = ("gather", "scatter", "all_to_all")  # of which each rank holds another part
+# Not compared, because any order that pairs sends with receives works.
+POINT_TO_POINT = ("send", "recv", "recv_any_source")
+UNEQUAL = ("gather", "scatter", "all_to_all")  # the tensors of these calls may differ between ranks
 
 
 @dataclass(frozen=True)
@@ -17,8 +18,8 @@ class Mismatch:
     """The first collective that does not match between two ranks."""
 
     ranks: tuple[int, int]
-    number: int  # of the call among those of groups that both ranks are in, from 1
-    calls: tuple[Call | None, Call | None]  # of each rank; None: it makes no more
+    number: int  # counts the calls in groups that both ranks are in, from 1
+    calls: tuple[Call | None, Call | None]  # the call of each rank; None if the rank makes no further call
     before: Call | None  # the last call that matched
 
 

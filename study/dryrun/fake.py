@@ -22,7 +22,9 @@ from transformers import masking_utils
 
 from study.engines.hooks import listening
 
-ANSWER = 1.0  # to what asks for a number: a norm is finite and not zero; and of whole numbers, no overflow was counted
+# The number that reading a floating-point tensor returns. A norm is then finite and not zero. Integers are read as 0,
+# so that no overflow was counted.
+ANSWER = 1.0
 
 
 @contextmanager
@@ -40,8 +42,8 @@ def without_memory() -> Iterator[None]:
         listening(dist.device_mesh, "init_device_mesh", _with_memory),
         listening(DistributedDataParallel, "__init__", _without_comparing_ranks),
         listening(Reducer, "_rebuild_buckets", answers.rebuild_buckets),
-        # Transformers reads positions to learn whether several documents share a sequence. None do here. Where it
-        # cannot read them, it makes a mask, with which attention takes another kernel than in a run.
+        # Transformers reads positions to find out whether several documents share a sequence, which is never so here.
+        # If it cannot read them, it makes a mask, and attention uses another kernel than in a run.
         listening(masking_utils, "find_packed_sequence_indices", lambda call, position_ids: None),
         FakeTensorMode(allow_non_fake_inputs=True),
         answers,

@@ -24,16 +24,17 @@ from study.theory.engine import Job
 from study.theory.shapes import DEFAULT_LENGTH, ModelShape
 from study.theory.shapes.config_json import MODEL_TYPES
 
-LARGEST_ROTARY = 64  # of GPT-J, as published
-# Where a config.json names no class: what transformers builds for its model_type, the first that it knows.
+LARGEST_ROTARY = 64  # the rotary dimension of GPT-J, as published
+# If a config.json names no class, the first of these that has its model_type determines the class.
 MAPPINGS = (
     modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
     modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
     modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES,
     modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
 )
-LENGTHS = ("max_position_embeddings", "n_positions", "max_source_positions")  # of a config, as models call it
-LABELS_PER_SEQUENCE = ("ForSequenceClassification",)  # classes whose labels are one a sequence
+# Names of the maximum sequence length in the configurations of models.
+LENGTHS = ("max_position_embeddings", "n_positions", "max_source_positions")
+LABELS_PER_SEQUENCE = ("ForSequenceClassification",)  # endings of classes that have one label per sequence
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class Trainable:
 
     name: str
     num_params: int
-    sequence_length: int  # tokens; of an encoder-decoder, of both
+    sequence_length: int  # in tokens; the same for the encoder and the decoder of an encoder-decoder
     notes: tuple[str, ...]
     build: Callable[[Job], Any]  # the model, in fp32
     loss: Callable[[Any, dict[str, Tensor]], Any]
@@ -118,7 +119,8 @@ def build_model(shape: ModelShape, job: Job, dtype: torch.dtype) -> Any:
     name = next(name for name, head in classes.items() if head == shape.head)
     model = getattr(transformers, name)._from_config(model_config(shape, job), dtype=dtype).train()
     if shape.head == "tokens" and not shape.is_encoder:
-        model.loss_type = "ForCausalLM"  # transformers finds none for GPT2LMHeadModel, warns, and takes this one
+        # Transformers would find no loss type for GPT2LMHeadModel, warn, and use this one.
+        model.loss_type = "ForCausalLM"
     if job.activation_checkpointing:
         model.activation_checkpointing_enable({"use_reentrant": False})
     return model
@@ -169,7 +171,7 @@ def _class_and_config(name: str) -> tuple[type[Any], Any] | None:
         return named_class, configuration()
     try:
         content, source = shapes.read_config(name)
-    except ValueError:  # which has been said before
+    except ValueError:  # the caller raises the earlier Refusal for this name
         return None
     content = dict(content)
     model_type = content.pop("model_type", None)
@@ -197,7 +199,7 @@ def _of_class(built: type[Any], config: Any, name: str, sequence_length: int | N
     try:
         with torch.device("meta"):
             model = make(config)
-    except Exception as error:  # of anybody's class and configuration
+    except Exception as error:  # any class and configuration may come here and raise anything
         reason = f"transformers cannot build {built.__name__} ({_in_words(error)})"
         raise Refusal(f"{name}: {reason}. Correct its config.json.") from None
     return Trainable(

@@ -43,7 +43,7 @@ def through_accelerate(model: Trainable, job: Job, deepspeed: dict[str, Any] | N
     built = model.build(job)
     fsdp_plugin = getattr(accelerator.state, "fsdp_plugin", None)
     if fsdp_plugin is not None and not fsdp_plugin.transformer_cls_names_to_wrap:
-        # Transformers' own list has BERT's embeddings in it, which accelerate 1.15 then shards a second time.
+        # Transformers' own list includes BERT's embeddings, which accelerate 1.15 would shard a second time.
         fsdp_plugin.transformer_cls_names_to_wrap = model.blocks(built)
     prepared, optimizer = accelerator.prepare(built, _make_optimizer(built, "optimizer" in offloaded))
     return Training(

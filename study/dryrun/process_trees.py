@@ -19,10 +19,12 @@ class ProcessTrees:
     """
 
     def __init__(self) -> None:
-        self._members: dict[int, dict[int, psutil.Process]] = {}  # rank -> process id -> process, the rank's own too
-        self._counted: dict[int, float] = {}  # rank -> the seconds of its members, when they were looked at last
+        # Rank -> process id -> process, including the rank's own.
+        self._members: dict[int, dict[int, psutil.Process]] = {}
+        self._counted: dict[int, float] = {}  # rank -> the CPU seconds of its processes at the last look
         self._seconds: dict[int, float] = {}
-        self._locks: dict[Path, tuple[psutil.Process, tuple[int, int]]] = {}  # -> who holds it, and which file it is
+        # Lock -> the process that holds it, and the identity of the file.
+        self._locks: dict[Path, tuple[psutil.Process, tuple[int, int]]] = {}
 
     def look(self, running: Mapping[int, int]) -> dict[int, float]:
         """Return the CPU seconds that each running rank and the processes started by it have used so far.
@@ -47,7 +49,7 @@ class ProcessTrees:
                 members |= descendants
                 waiting += descendants
             counted = sum(map(_seconds, members.values()))
-            # What ends takes its seconds along, unless its parent counts them.
+            # The seconds of a process that ends are lost, unless its parent counts them.
             self._seconds[rank] = self._seconds.get(rank, 0.0) + max(0.0, counted - self._counted.get(rank, 0.0))
             self._counted[rank] = counted
             self._locks |= {lock: (each, file) for each in members.values() for lock, file in _locks_of(each)}

@@ -25,7 +25,7 @@ from study.engines import this_machine
 from study.errors import Refusal, RunFailed
 
 Judge = Callable[[int, str | None], dict[str, Any] | None]  # (rank, how it ended) -> an answer in place of its own
-Program = Callable[[], dict[str, Any]]  # what a rank does within its place; returns its answer
+Program = Callable[[], dict[str, Any]]  # what a rank does in its context; returns the rank's answer
 REFUSED, CRASHED = 2, 1
 POLL_SECONDS = 0.02
 
@@ -48,7 +48,8 @@ def run(
                 while waiting and len(running) < at_once:
                     rank = waiting.pop(0)
                     running[rank] = start(program, places[rank], Path(scratch) / str(rank))
-                # Not one call that waits: a signal may reach another thread, and would then not end it.
+                # Poll instead of waiting in one call. A signal may reach another thread, and would then not interrupt
+                # the call.
                 answers |= ended(running, Path(scratch))
                 time.sleep(POLL_SECONDS)
         finally:
@@ -102,11 +103,11 @@ def _be(program: Program, place: AbstractContextManager[None], path: Path) -> in
     with open(path.with_suffix(".log"), "w") as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
-    torch.set_num_threads(1)  # threads of the process that was forked are not here
+    torch.set_num_threads(1)  # a fork does not have the threads of its parent
     began = time.perf_counter()
     try:
         with warnings.catch_warnings(), place:
-            warnings.simplefilter("ignore")  # of what could go wrong in a training, which this is not
+            warnings.simplefilter("ignore")  # the warnings are about real trainings
             answer = program()
         files.write_json(path, answer | {"seconds": time.perf_counter() - began})
         return 0

@@ -20,10 +20,10 @@ from study.dryrun.tracker import DONE
 
 MOST_RANKS = 8  # that exchange real values on one machine
 POLL_SECONDS = 0.25
-IDLE_SHARE = 0.02  # of a processor, that a rank which only waits takes at most, with all that it has started
-WINDOW_SECONDS = 5.0  # over which that is measured: the clock of a processor's time has ticks of 10 ms
-WAITING_SECONDS = 10.0  # in collectives, without one that is done: for ever
-ASLEEP_SECONDS = 60.0  # outside of them: a script may sleep
+IDLE_SHARE = 0.02  # the most CPU time per second that a waiting rank uses, with all processes that it has started
+WINDOW_SECONDS = 5.0  # the time over which that is measured, because CPU time is counted in ticks of 10 ms
+WAITING_SECONDS = 10.0  # if all ranks are in collectives and none finishes for so long, they wait forever
+ASLEEP_SECONDS = 60.0  # the same for ranks outside of collectives, because a script may sleep
 
 
 def journal(folder: Path, rank: int) -> Path:
@@ -84,7 +84,7 @@ class _Idle:
     def __init__(self, folder: Path, trees: ProcessTrees) -> None:
         self._folder = folder
         self._trees = trees
-        self._since = self._began = time.monotonic()  # the latter: of a window
+        self._since = self._began = time.monotonic()  # since when all ranks wait, and when the current window began
         self._before: Any = None
         self._seconds: dict[int, float] = {}  # of each rank, as the window began
 

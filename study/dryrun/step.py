@@ -14,7 +14,8 @@ from study.dryrun.tracker import TensorTracker
 from study.engines.readback.facts import base_optimizer, engine_optimizer
 from study.engines.readback.states import count_states, engine_tensors
 
-# ZeRO-3 has traced its order of parameters after the first step, DDP has arranged its buckets anew in the second.
+# The third step is steady: ZeRO stage 3 has traced the order of its parameters in the first step, and DDP has rebuilt
+# its buckets in the second.
 STEADY_STEP = 3
 
 
@@ -27,11 +28,12 @@ class Training:
     micro_steps: int  # per optimizer step
     compute_loss: Callable[[], Tensor]  # of one micro batch
     backward: Callable[[Tensor], Any]
-    accumulate: Callable[[bool], AbstractContextManager[Any]]  # around a micro step; is it the last one?
+    # The context of a micro step; the argument says if it is the last one.
+    accumulate: Callable[[bool], AbstractContextManager[Any]]
     clip_gradients: Callable[[], Any]
-    has_parts: bool = True  # whether it is known of each tensor what it is; of DeepSpeed's buckets it is not
-    micro_steps_left_out: int = 0  # of a step: they are like its first, and only counted
-    offloads: bool = False  # to the host, whose memory is then among what is tracked
+    has_parts: bool = True  # whether the part of every tensor is known, which is not so for DeepSpeed's buckets
+    micro_steps_left_out: int = 0  # micro steps that are not run; the calls of the first one are counted for them
+    offloads: bool = False  # whether states are offloaded to the host, whose memory is then tracked, too
 
     @property
     def engine_optimizer(self) -> Any:
@@ -68,7 +70,7 @@ def trace_training(prepare: Callable[[], Training]) -> dict[str, Any]:
     tracker = TensorTracker()
     states: list[dict[str, Any]] = []
     peak_before_update = 0
-    num_calls: list[int] = []  # before the step, and after each of its micro steps
+    num_calls: list[int] = []  # the number of calls before the step, and after each of its micro steps
     with tracker:
         training = prepare()
 
@@ -101,7 +103,8 @@ def trace_training(prepare: Callable[[], Training]) -> dict[str, Any]:
         "peak_bytes": peak,
         "parts": tracker.parts_at_peak() if training.has_parts else {},
         "moment": "optimizer step" if peak > peak_before_update else "forward and backward",
-        "reserved_bytes": {} if training.offloads else tracker.reserved(),  # of a card, on which nothing else is
+        # Offloaded tensors would be counted as if they were on the GPU.
+        "reserved_bytes": {} if training.offloads else tracker.reserved(),
         "calls": [asdict(call) for call in first_micro_step * training.micro_steps_left_out + step],
     }
 

@@ -62,7 +62,7 @@ def trace_torch(shape: ModelShape, engine: Engine, job: Job) -> dict[str, Any]:
     """
     began = time.perf_counter()
     with warnings.catch_warnings(), world.first_rank(engine) as mesh, without_memory():
-        warnings.simplefilter("ignore")  # of what could go wrong in a training, which this is not
+        warnings.simplefilter("ignore")  # the warnings are about real trainings
         answer = step.trace_training(partial(prepare.torch_engine, shape, engine, job, mesh))
     return answer | {"seconds": time.perf_counter() - began}
 
@@ -95,7 +95,7 @@ def trace_deepspeed(shape: ModelShape, engine: Engine, job: Job) -> dict[str, An
 
 def _deepspeed_configuration(engine: Engine) -> dict[str, Any]:
     zero = {"stage": engine.zero_stage} | {key: getattr(engine, name) for key, name in ZERO.items()}
-    if not engine.reduce_bucket_size:  # of the optimizer that stage 1 takes in bf16 with sums in fp32: it has none
+    if not engine.reduce_bucket_size:  # stage 1 in bf16 with sums in fp32 uses an optimizer that has no such bucket
         del zero["reduce_bucket_size"]
     sums = {"data_types": {"grad_accum_dtype": "fp32"}} if engine.accumulation_bytes == 4 else {}
     return {"zero_optimization": zero} | sums | dict.fromkeys(FILLED_IN_BY_ACCELERATE, "auto")

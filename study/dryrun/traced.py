@@ -9,7 +9,7 @@ from study.errors import Refusal
 from study.theory.engine import Engine, Job
 from study.theory.shapes import ModelShape
 
-# Parameters have with them what is gathered of them; buffers are those of modules.
+# Parameters include the copies that are gathered of them. Buffers are those of modules.
 Part = Literal[
     "parameters", "buffers", "gradients", "communication_buffers", "optimizer_states", "activations",
     "temporary_buffers",
@@ -24,8 +24,8 @@ class Traced:
 
     parts: dict[Part, int]  # bytes; empty for DeepSpeed
     moment: Moment | None
-    seconds: float  # that the trace took
-    peak_bytes: int = 0  # where the parts are not known
+    seconds: float  # the time that the trace took
+    peak_bytes: int = 0  # the peak, for engines whose parts are not known
     reserved_bytes: int | None = None  # by CUDA's allocator, replayed
     calls: list[dict[str, Any]] = field(default_factory=list)  # collectives in their order, as tracker.Call has them
 

@@ -31,7 +31,7 @@ from study.engines.collective_probe import collective_of, is_script_object, wait
 from study.engines.hooks import listening
 
 PLAIN = (torch.Tensor, torch.nn.Parameter, FakeTensor)
-DONE = "done"  # in a journal, of the call before it
+DONE = "done"  # a line of a journal: the call before it has finished
 LIBRARIES = ("site-packages", "dist-packages", "study/dryrun", "study/engines", "lib/python", "<frozen", "<string>")
 
 
@@ -40,11 +40,11 @@ class Call:
     """A collective that a rank issued."""
 
     kind: str
-    ranks: tuple[int, ...]  # of its group; empty: all
+    ranks: tuple[int, ...]  # the ranks of its group; empty if the group has all ranks
     dtype: str
     num_bytes: int  # of the whole tensor: the input of all-reduce and reduce-scatter, the output of all-gather
-    module: str  # whose forward pass it is in; empty: in none
-    line: str  # of the script, not of a library; empty: of none
+    module: str  # the module whose forward pass issued it; empty if none did
+    line: str  # the line of the script, not of a library; empty if there is none
 
     @classmethod
     def read(cls, content: dict[str, Any]) -> Call:
@@ -80,15 +80,16 @@ class TensorTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._journal = journal
         self.bucket_bytes: int | None = None  # of DDP
         self.held = 0  # bytes
-        self.peak = 0  # of them, since `start_peak`
-        self.new_part: Part | None = None  # of storages that come; None: as autograd runs backward or not
+        self.peak = 0  # the highest number of bytes since `start_peak`
+        self.new_part: Part | None = None  # the part of new storages; None: it depends on whether a backward pass runs
         self.allocators: dict[str, Allocator] = {}  # CUDA's, since `replay`
         self._storages: dict[int, _Storage] = {}  # by address
         self._held_at_start: dict[_Storage, int] = {}  # bytes, at `start_peak`
         self._changes: list[tuple[_Storage, int]] | None = None  # in bytes, since `start_peak`
         self._num_changes_at_peak = 0
-        self._waits = dist.is_initialized() and dist.get_backend() == "gloo"  # whose threads hold what they send
-        self._modules: list[torch.nn.Module] = []  # whose forward passes this is in
+        # Gloo's threads keep the tensors that they send.
+        self._waits = dist.is_initialized() and dist.get_backend() == "gloo"
+        self._modules: list[torch.nn.Module] = []  # the modules whose forward passes are running, the innermost last
         self._names = weakref.WeakKeyDictionary[torch.nn.Module, str]()
         self._groups: dict[Any, tuple[int, ...]] = {}
         self._imagines = False
@@ -114,7 +115,7 @@ class TensorTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(kind not in PLAIN for kind in types):
-            return NotImplemented  # of tensors around tensors, which come again, one by one
+            return NotImplemented  # a tensor subclass, whose inner tensors come here again one by one
         options = kwargs or {}
         if self._imagines:
             return func(*args, **options)

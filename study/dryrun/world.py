@@ -33,13 +33,15 @@ from study.engines.workarounds import shard_on_cpu
 from study.errors import Refusal
 from study.theory.engine import Engine
 
-# Before ranks are forked, which would need seconds each; zero.Init under a mode does not survive the first import.
+# Imported before ranks are forked, because each rank would need seconds for it. Also, zero.Init fails if it causes the
+# first import while a dispatch mode is active.
 IMPORTED = ("torch._dynamo", "torch._inductor.compile_fx", "deepspeed")
-PORT = 29500  # which nobody listens at
+PORT = 29500  # no process listens at this port
 PLENTY = 1 << 60  # bytes
-PATIENCE = timedelta(days=1)  # of ranks that exchange real values; their parent ends those that wait for ever
-WEIGHT = 0.01  # in the place of what rank 0 would have sent
-# Settings of a launch that are supported, in small letters; others are refused.
+# The timeout of ranks that exchange real values; their parent process ends ranks that wait forever.
+PATIENCE = timedelta(days=1)
+WEIGHT = 0.01  # the value of weights that rank 0 would have sent
+# Supported settings of a launch, in lower case. Other values are refused.
 SUPPORTED = {"ACCELERATE_USE_MEGATRON_LM": "false", "FSDP_VERSION": "2", "FSDP_OFFLOAD_PARAMS": "false"}
 SUPPORTED |= {f"PARALLELISM_CONFIG_{name}_SIZE": "1" for name in ("TP", "CP", "SP")}
 ONE_PROCESS = "ZERO_STUDY_ONE_PROCESS"  # a variable of ranks that are launched without a process group
@@ -131,7 +133,7 @@ def import_engines(may_use_deepspeed: bool) -> None:
         for name in IMPORTED if has_deepspeed else IMPORTED[:1]:
             importlib.import_module(name)
         if has_deepspeed:
-            extensions.use_built()  # without what would wait, as DeepSpeed starts, for ranks that are not there
+            extensions.use_built()  # also skips a part of DeepSpeed's start that would wait for ranks that do not exist
 
 
 def rank_environment(rank: int, world_size: int, local_world_size: int) -> Environment:
@@ -169,8 +171,9 @@ def rank_of_many(
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
             store = FileStore(str(meeting), world_size)
             dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=PATIENCE)
-        stack.enter_context(listening(dist, "init_process_group", lambda call, *_, **__: None))  # the script's
-        if "deepspeed" in sys.modules:  # which `import_engines` has imported, if it may be used
+        # The script may call it, but the group exists already.
+        stack.enter_context(listening(dist, "init_process_group", lambda call, *_, **__: None))
+        if "deepspeed" in sys.modules:  # `import_engines` has imported it if it may be used
             for answer in _answers_to_deepspeed(are_all_there=meeting is not None):
                 stack.enter_context(answer)
         stack.enter_context(accelerate_on_cpu(variables))
@@ -219,7 +222,7 @@ def accelerate_on_cpu(variables: Environment) -> Iterator[None]:
                 "The script creates a plugin of FSDP or DeepSpeed itself. Name a strategy file with this "
                 "distributed_type."
             )
-        os.environ.pop("ACCELERATE_USE_PARALLELISM_CONFIG", None)  # what it says is read below
+        os.environ.pop("ACCELERATE_USE_PARALLELISM_CONFIG", None)  # its settings are read below
         call(accelerator, *arguments, **options, cpu=not is_deepspeed)
         if is_fsdp:
             plugin = plugin or accelerate.FullyShardedDataParallelPlugin()
@@ -276,14 +279,14 @@ def _answers_to_deepspeed(are_all_there: bool) -> Iterator[Any]:
     from deepspeed.runtime.swap_tensor.partitioned_param_swapper import AsyncPartitionedParameterSwapper
     from deepspeed.runtime.zero import stage3, utils
 
-    # Of a GPU: stages 1 and 2 make their flat buffers in the host's memory where the card's is short.
+    # Report plenty of memory, as on a GPU. Otherwise, stages 1 and 2 create their flat buffers in the host's memory.
     yield listening(CPU_Accelerator, "available_memory", lambda call, *_: PLENTY)
     yield listening(AsyncPartitionedParameterSwapper, "__init__", _refuse_swapping)
     yield listening(stage3.DeepSpeedZeroOptimizer_Stage3, "_configure_tensor_swapping", _refuse_swapping)
     if are_all_there:
         return
     yield listening(deepspeed, "initialize", _fill)
-    # zero/utils.py and partitioned_param_coordinator.py: the fake broadcast leaves the -1 of the receiver.
+    # In zero/utils.py and partitioned_param_coordinator.py, the fake broadcast would leave the receiver's initial -1.
     yield listening(utils, "assert_lst_len_same_as_other_ranks", lambda call, its: _send_list(call, [len(its)]))
     yield listening(utils, "get_lst_from_rank0", _send_list)
 

@@ -22,9 +22,9 @@ from study.exact import problem
 Training = Any  # training.Training, which imports this module
 
 FAULTY_STEP = 3  # counted from 1; earlier steps must agree with the reference
-BLOCK = 2  # of the model, where a fault is in one block
-FAULTY_RANK = 1  # where a fault is on one rank
-# Of torch.distributed.
+BLOCK = 2  # the block of the model that has the fault, if it is in one block
+FAULTY_RANK = 1  # the rank that has the fault, if it is on one rank
+# Functions of torch.distributed that reduce.
 REDUCTIONS = ("all_reduce", "reduce", "reduce_scatter_single", "reduce_scatter_tensor", "reduce_scatter")
 
 
@@ -32,8 +32,9 @@ REDUCTIONS = ("all_reduce", "reduce", "reduce_scatter_single", "reduce_scatter_t
 class Fault:
     plant: Callable[[Training], None]
     shows_in: Literal["gradient", "weights"] = "gradient"
-    before_engine: bool = False  # whether it changes collectives, which engines look up as they are built
-    accumulation: int = 1  # micro batches that it takes
+    # Whether to plant it before the engine is built, because engines then look up the collectives.
+    before_engine: bool = False
+    accumulation: int = 1  # the number of micro batches that the fault needs
 
 
 def _acts(training: Training) -> bool:
@@ -282,7 +283,7 @@ def reduce_by_python(model: Any) -> None:
         work: Any = dist.all_reduce(bucket.buffer().div_(dist.get_world_size()), async_op=True)
         return work.get_future().then(lambda future: future.value()[0])
 
-    # DDP reads a hook's annotations, which are strings here.
+    # DDP rejects a hook whose annotations are strings, as those of `reduce` are.
     model.register_comm_hook(None, lambda state, bucket: reduce(state, bucket))
 
 

@@ -15,7 +15,7 @@ VOCABULARY, WIDTH, HIDDEN, NUM_BLOCKS = 11, 7, 13, 5  # odd, so that shards need
 LENGTH = 3  # tokens of a sequence
 
 # Activations are multiples of 2^-3 between -1 and 1. The gradient of one sequence, before the division by the batch
-# size, is a multiple of 3 * 2^-3: then the division by 96, or by 32 and by 3, is exact in any order.
+# size, is a multiple of 3 * 2^-3. So the division by 96, or by its factors in any order, is exact.
 ACTIVATION_BITS = 3
 LARGEST_ACTIVATION = 1 << ACTIVATION_BITS  # in units of 2^-3
 LARGEST_GRADIENT = 8  # in units of 3 * 2^-3
@@ -23,7 +23,7 @@ LARGEST_GRADIENT = 8  # in units of 3 * 2^-3
 # Weights begin as multiples of 2^-6. A step adds multiples of 2^-15 to them: the smallest gradient, 2^-11, times the
 # larger learning rate, or 2^-8 times the smaller one.
 INITIAL_BITS, WEIGHT_BITS = 6, 15
-GRADIENT_BITS = 11  # of the mean over the batch
+GRADIENT_BITS = 11  # gradients of the mean over the batch are multiples of 2^-11
 MATRIX_RATE_BITS, VECTOR_RATE_BITS = 4, 5  # learning rates 2^-4 and 2^-5, one parameter group each
 MOMENTUM = 1.0  # the sum of all gradients: any other factor would need more bits in each step
 
@@ -31,7 +31,7 @@ MOMENTUM = 1.0  # the sum of all gradients: any other factor would need more bit
 @dataclass(frozen=True)
 class Sequence:
     tokens: tuple[int, ...]
-    targets: tuple[int, ...]  # of each word of the vocabulary, in units of 2^-3
+    targets: tuple[int, ...]  # one for each word of the vocabulary, in units of 2^-3
 
 
 def shapes() -> dict[str, tuple[int, ...]]:

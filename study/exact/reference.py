@@ -28,7 +28,8 @@ class Expected:
     weights: list[Values] = field(default_factory=list)  # after each step
     momenta: list[Values] = field(default_factory=list)  # after each step
     losses: list[float] = field(default_factory=list)  # of each step
-    bits: dict[str, int] = field(default_factory=dict)  # that the largest sum of each kind takes, in any order
+    # Kind of sum -> bits that the largest sum needs, in any order of additions.
+    bits: dict[str, int] = field(default_factory=dict)
 
 
 @cache
@@ -61,7 +62,7 @@ def _gradients(step: int, weights: Mapping[str, Matrix], sums: _Sums) -> tuple[d
         name: [[[] for _ in row] for row in matrix] for name, matrix in weights.items()
     }
     errors = [_add_terms(sequence, weights, terms, sums) for sequence in problem.batch(step)]
-    # On three ranks, each has three times its share until the mean over the ranks is taken.
+    # With three ranks, each rank's sum is three times its share until the mean over the ranks is taken.
     gradients = {
         name: [[sums.add("weight's gradient", terms_of_value, 3) for terms_of_value in row] for row in matrix]
         for name, matrix in terms.items()

@@ -40,9 +40,9 @@ class Outcome:
 
     cell: Cell
     refusal: str | None = None  # why it cannot be trained
-    failure: str | None = None  # how its training ended
+    failure: str | None = None  # how its training failed
     answers: list[dict[str, Any]] = field(default_factory=list)  # of each rank
-    number: int = 0  # of the cell in its list: outcomes come as they end
+    number: int = 0  # the position of the cell in the list, because outcomes arrive in another order
 
     @property
     def difference(self) -> dict[str, Any] | None:
@@ -98,13 +98,14 @@ def import_engines() -> None:
         warnings.simplefilter("ignore")
         for name in IMPORTED:
             importlib.import_module(name)
-        cpuinfo: Any = importlib.import_module("cpuinfo")  # DeepSpeed asks it for a second in each rank
+        # Each rank would spend a second in it, because DeepSpeed calls it.
+        cpuinfo: Any = importlib.import_module("cpuinfo")
         cpuinfo.get_cpu_info = functools.cache(cpuinfo.get_cpu_info)
         extensions.use_built()
     reference.expect()
     assert threading.active_count() == 1
     gc.collect()
-    gc.freeze()  # or each rank would copy all that was imported when it collects garbage
+    gc.freeze()  # otherwise, garbage collection in a rank would copy the memory of everything that was imported
 
 
 def run(cells: Sequence[Cell]) -> Iterator[Outcome]:

@@ -25,8 +25,8 @@ from study.strategy.file import Strategy
 from study.training.accelerators import build_accelerator
 
 COLLECTIVE_SECONDS = 60
-# Elements from which ZeRO stage 3 shards a parameter here, if the strategy leaves the default: 100,000 elements, more
-# than this model has. So matrices are sharded and biases stay whole, as in a real model.
+# ZeRO stage 3 shards parameters with more elements than this, if the strategy does not set the threshold. The default
+# of 100,000 is more than this model has. With this value, matrices are sharded and biases are not, as in a real model.
 PERSISTENCE_THRESHOLD = 50
 
 
@@ -36,9 +36,9 @@ def as_rank(cell: Cell, rank: int, folder: Path) -> Iterator[None]:
 
     Sets the environment that a launcher would set, and joins the process group.
     """
-    if cell.strategy_file.distributed_type != "NO":  # whose one process no launcher tells of a world
+    if cell.strategy_file.distributed_type != "NO":  # a launcher sets no world for a single process
         sizes = {"WORLD_SIZE": cell.num_ranks, "LOCAL_WORLD_SIZE": cell.num_ranks, "RANK": rank, "LOCAL_RANK": rank}
-        sizes["LOCAL_SIZE"] = cell.num_ranks  # of DeepSpeed: without it each rank starts numactl, 24 times
+        sizes["LOCAL_SIZE"] = cell.num_ranks  # read by DeepSpeed; without it, each rank starts numactl 24 times
         os.environ |= {name: str(value) for name, value in sizes.items()}
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}  # nobody connects: the ranks meet at a file
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
@@ -76,7 +76,7 @@ class Training:
         self.expected = reference.expect()
         self.difference: dict[str, Any] | None = None
         self.sha256: dict[str, str] = {}  # of the last step's gradient, weights and momentum
-        self.num_compared = 0  # parameters, over all steps
+        self.num_compared = 0  # the number of compared tensors, over all steps
         self.before_update: list[Callable[[], None]] = []  # what a planted fault does between backward pass and update
         self.update: Callable[[], None] | None = None
         fault = faults.FAULTS[cell.fault] if cell.fault else None
@@ -124,7 +124,7 @@ class Training:
         return self.cell.sequences(self.step, self.rank, number)
 
     def loss(self, outputs: Tensor, targets: Tensor, number: int) -> Tensor:
-        del number  # of the micro batch, for the faults
+        del number  # the number of the micro batch, which only faults use
         return model.loss(outputs, targets)
 
     def take_step(self, step: int) -> None:
@@ -167,7 +167,7 @@ class Training:
         for name, parameter in sorted(self.module.named_parameters()):
             name = name.removeprefix("module.")
             values = read(parameter)
-            # A sum of zeros is -0.0 in one order and 0.0 in another: + 0.0 makes both 0.0.
+            # A sum of zeros may be -0.0 or 0.0, depending on the order. Adding 0.0 makes both 0.0.
             numbers = torch.tensor([]) if values is None else values.detach().cpu() + 0.0
             value_bytes[name] = numbers.contiguous().numpy().tobytes()
             if self.difference is None and value_bytes[name] != expected[self.step][name]:

@@ -28,10 +28,10 @@ from ..keys import allowed
 
 Verdict = Literal["ok", "note", "bites", "unknown"]
 
-DISK_BYTES = 1 << 28  # written and read back
+DISK_BYTES = 1 << 28  # bytes that are written and read back to measure the disk
 RANKS_SECONDS = 90
-PORT = 29500  # accelerate's and torchrun's by default
-KNOWN_FAULTS = "known of"  # begins the names of the checks of the installed releases
+PORT = 29500  # the default of accelerate and torchrun
+KNOWN_FAULTS = "known of"  # the first words in the names of checks for known faults
 
 # Two processes of this machine add 1 and 2, as a run's first collective does. They start in the user's folder, which
 # may have a package `study` of its own.

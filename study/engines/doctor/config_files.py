@@ -16,7 +16,8 @@ from ..keys import known_keys
 from .findings import REMOVE, Finding, Settings, examine, misspelt
 
 STAGES = (0, 1, 2, 3)
-PREFIXES = {"fsdp_config": "fsdp_", "dynamo_config": "dynamo_"}  # which the launcher adds where a key lacks it
+# The launcher adds these prefixes to keys that lack them.
+PREFIXES = {"fsdp_config": "fsdp_", "dynamo_config": "dynamo_"}
 
 
 class AccelerateFile(Settings):

@@ -23,7 +23,7 @@ from .findings import KEEP, REMOVE, Finding, Instead, Settings
 CONFIGS = ROOT / "accelerate_configs"  # the strategies that the project ships
 # A JSON that has one of these keys is an accelerate file and not DeepSpeed's.
 OF_ACCELERATE = {"distributed_type", "compute_environment", "num_processes", "num_machines"}
-# A JSON beside the accelerate file of DDP may have these keys and values, which are named as in
+# A JSON that accompanies the accelerate file of DDP may have these keys and values. They have the same names as in
 # DistributedDataParallelKwargs and in theory's Engine.
 OF_DDP: dict[str, tuple[Any, ...]] = {"gradient_as_bucket_view": (False, True)}
 # Keys that the shipped files leave open, because zero-study fills them in (training/accelerators.py).
@@ -240,7 +240,7 @@ def mended(examined: Examined) -> dict[str, Any]:
         findings = [
             f for f in examine_content(examined.path, before).findings if f.matters and f.file == str(examined.path)
         ]
-        # Misspelt keys come first: for the right name, which is missing, there is another finding.
+        # Misspelt keys come first, because each of them also causes a finding that the right name is missing.
         misspelt = [finding for finding in findings if isinstance(finding.mend, Instead)]
         for finding in misspelt or [finding for finding in findings if finding.mend is not KEEP]:
             _mend(content, finding)

@@ -17,7 +17,7 @@ Effect = Literal["honoured", "ignored", "overridden", "crashes", "means somethin
 
 REMOVE = Mark("remove")  # --fix takes the key out
 KEEP = Mark("keep")  # --fix leaves it: only the owner of the file can decide what to write instead
-NOT_STATED = Mark("not stated")  # the rule does not state what the engine has then
+NOT_STATED = Mark("not stated")  # the rule does not state which value the engine has
 
 LONGEST = 200  # characters of a value that are printed
 
@@ -48,9 +48,9 @@ class Finding:
     remedy: str = ""  # complete sentences: what to do
     matters: bool = False  # whether the file does not do what its reader takes it to do
     mend: Any = field(default=KEEP, repr=False)
-    engine_has: Any = NOT_STATED  # in the place of this key
+    engine_has: Any = NOT_STATED  # the value that the engine has for this key
     error: str = ""  # a piece of the error, if training fails at start-up
-    is_about_release: bool = False  # what a release does to the training, and not what a key does
+    is_about_release: bool = False  # the finding is about a release, and not about a key
 
     def as_json(self) -> dict[str, Any]:
         """Return the finding as --json prints it. A key that is absent has no value."""
@@ -103,7 +103,7 @@ class Rule:
     effect: Effect
     is_of_absent: bool  # the rule is for files in which the key is missing
     condition: Mapping[str, Pattern]
-    covers_section: bool  # the keys in the section need no findings of their own
+    covers_section: bool  # the finding covers the whole section, so the keys in it get none of their own
     entry: Mapping[str, Any]  # the rule as the table has it
 
     def holds(self, value: Any, settings: Settings) -> bool:

@@ -103,7 +103,8 @@ def _reason(place: known_keys.Place, key: str, value: Any, finding: Finding | No
         has_accepted_values = key in known_keys.accepted_values(place)
         subject = f"{key} is {value_text}." if has_accepted_values else f"{key} is not accepted in this file."
         return f"{subject} {own_reason}"
-    if finding is None or not finding.matters or finding.error == NOT_COERCED:  # the pattern explains these better
+    # The accepted values explain such an error better.
+    if finding is None or not finding.matters or finding.error == NOT_COERCED:
         return None
     return f"{key} is {value_text}. {finding.message} {finding.remedy}".rstrip()
 

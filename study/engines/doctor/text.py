@@ -39,7 +39,8 @@ def text(examined: Examined, everything: bool = False, release: str | None = Non
         for finding in sorted(of_verdict, key=lambda f: not f.matters):
             lines += _finding_lines(finding, examined.path)
     if hidden := [finding for finding in examined.findings if finding not in visible]:
-        if len(hidden) + len(of_release) == len(examined.findings):  # then one sentence says it all
+        # There is nothing else to list, so the count replaces the summary.
+        if len(hidden) + len(of_release) == len(examined.findings):
             lines[-1] = terminal.wrapped(f"{examined.path}: {_hidden_summary(hidden)}")
         else:
             lines += ["", terminal.wrapped(_hidden_summary(hidden))]

@@ -55,14 +55,15 @@ class _Pairs:
     """
 
     def __init__(self, strict: bool, allow_known_bad: bool) -> None:
-        self.paired: set[int] = set()  # optimizers
+        self.paired: set[int] = set()  # ids of optimizers whose model has been found
         self._given = (strict, allow_known_bad, Path("proof.json"))
         self._called: dict[int, torch.nn.Module] = {}
-        self.waiting: list[tuple[Any, Any, torch.optim.Optimizer]] = []  # model, what is called of it, optimizer
-        self._steps: dict[int, int] = {}  # of each optimizer
-        self._inner: set[int] = set()  # optimizers of others: a ZeroRedundancyOptimizer steps one
+        # Model, the module that the script calls, optimizer.
+        self.waiting: list[tuple[Any, Any, torch.optim.Optimizer]] = []
+        self._steps: dict[int, int] = {}  # id of an optimizer -> its number of steps
+        self._inner: set[int] = set()  # ids of optimizers inside others, such as the one in a ZeroRedundancyOptimizer
         self._num_backwards = 0
-        self._engines: dict[int, Any] = {}  # DeepSpeed's, which count the updates that they skip
+        self._engines: dict[int, Any] = {}  # id -> DeepSpeed engine, which counts the updates that it skips
         self._hooks = [
             register_module_forward_pre_hook(self._on_forward),
             register_optimizer_step_pre_hook(self._on_step),
@@ -110,7 +111,7 @@ class _Pairs:
             model, called, optimizer = self.waiting.pop(0)
             watcher = StepWatcher(*self._given, steps_before=self._steps[id(optimizer)], loaders=self._loaders)
             watcher.begin(model, optimizer, None, _arguments_of_trainer(), called)
-        if self._steps and min(self._steps.values()) > 2:  # whoever steps in turn has stepped
+        if self._steps and min(self._steps.values()) > 2:  # optimizers that take turns have all stepped by then
             self.leave()
 
     def _on_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
@@ -133,8 +134,8 @@ def around(called: Sequence[torch.nn.Module], optimizer: torch.optim.Optimizer) 
     """
     ids = set(map(id, called))
     for engine in _alive("deepspeed.runtime.engine", "DeepSpeedEngine"):
-        with suppress(ValueError):  # it has no optimizer
-            # A pipeline's engine is never called: its stages are looked at as the modules that they are.
+        with suppress(ValueError):  # the engine has no optimizer
+            # A pipeline engine itself is never called. Its stages are watched as plain modules.
             is_pipeline = any(kind.__name__ == "PipelineEngine" for kind in type(engine).__mro__)
             if not is_pipeline and base_optimizer(engine.optimizer) is optimizer:
                 is_bare = id(engine) not in ids and id(engine.module) in ids

@@ -10,9 +10,9 @@ import torch
 import torch.distributed as dist
 from torch.utils._pytree import tree_leaves
 
-Checksum = tuple[float, float]  # the sum of a tensor's elements in fp64, and of their absolute values
+Checksum = tuple[float, float]  # the sum of a tensor's elements and the sum of their absolute values, in fp64
 UNKNOWN: Checksum = (math.nan, 0.0)
-TOLERANCE = 1e-10  # the order in which a rank's threads add makes less, weights that drift make more
+TOLERANCE = 1e-10  # relative; the order of additions causes smaller differences, and drifting weights cause larger ones
 
 
 def checksums(tensors: Iterable[torch.Tensor]) -> list[Checksum]:
@@ -36,7 +36,7 @@ def first_difference(pairs: dict[str, Checksum], partners: dict[str, Checksum]) 
 
     None if there is no difference. NaN on both sides counts as equal.
     """
-    partners = dict.fromkeys(pairs, (0.0, 0.0)) | partners  # of another model's names
+    partners = dict.fromkeys(pairs, (0.0, 0.0)) | partners  # names that the partner lacks count as zero
     names = [name for name, pair in pairs.items() if _differ(pair, partners[name])]
     if not names:
         return None
@@ -57,9 +57,9 @@ def _sums(tensor: torch.Tensor) -> Checksum:
     """
     tensor = _shard(tensor) if hasattr(tensor, "ds_tensor") else tensor
     tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    if tensor.is_cuda and torch.cuda.is_current_stream_capturing():  # which reading would break
+    if tensor.is_cuda and torch.cuda.is_current_stream_capturing():  # reading a tensor would break the capture
         return UNKNOWN
-    wide = torch.float32 if tensor.device.type == "mps" else torch.float64  # which has no fp64
+    wide = torch.float32 if tensor.device.type == "mps" else torch.float64  # mps has no fp64
     try:
         tensor = tensor._values() if tensor.is_sparse else tensor
         tensor = torch.view_as_real(tensor) if tensor.is_complex() else tensor
@@ -68,7 +68,7 @@ def _sums(tensor: torch.Tensor) -> Checksum:
             return total, abs(total)
         tensor = tensor.float() if tensor.element_size() == 1 else tensor  # torch sums no 8-bit floats
         return float(tensor.sum(dtype=wide)), float(torch.linalg.vector_norm(tensor, 1, dtype=wide))
-    except RuntimeError:  # of meta, or quantized
+    except RuntimeError:  # the tensor is on the meta device, or quantized
         return UNKNOWN
 
 

@@ -11,10 +11,10 @@ from typing import Any
 from ..keys import engine_settings, known_keys
 from ..readback.demands import Demand
 
-Asked = str | Path | dict[str, Any]  # an accelerate file, a DeepSpeed JSON, or a dict like one
+Asked = str | Path | dict[str, Any]  # an accelerate file, a DeepSpeed JSON, or a dict like a DeepSpeed JSON
 
 
-_OPEN = (None, "auto")  # values that leave it to others
+_OPEN = (None, "auto")  # values that request nothing
 
 
 def by_launcher(environment: Mapping[str, str] = os.environ) -> list[Demand]:
@@ -87,7 +87,7 @@ def content_of(request: Asked) -> dict[str, Any]:
     if path.suffix == ".json":
         content = json.loads(path.read_text())
     elif path.suffix in (".yaml", ".yml"):
-        import yaml  # which accelerate needs as well
+        import yaml  # accelerate needs it, too
 
         content = yaml.safe_load(path.read_text())
     else:

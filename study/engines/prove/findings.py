@@ -14,11 +14,12 @@ from ..readback.facts import ddp_of, inner_module, replicated_names, whole_size
 from .checksums import Checksum, checksums, first_difference
 from .proved_step import NEAR, Step
 
-_AVERAGES = ("DDP", "FSDP1", "FSDP2", "DeepSpeed")  # engines
-_SHARDED = ("FSDP1", "FSDP2")  # whose gradients a script can only see in part
+_AVERAGES = ("DDP", "FSDP1", "FSDP2", "DeepSpeed")  # the engines that average gradients by themselves
+_SHARDED = ("FSDP1", "FSDP2")  # engines whose ranks have only shards of the gradients
 _SETTINGS = ("lr", "weight_decay", "betas", "momentum", "eps")  # of a group of parameters
 _OF_SHARDS = ("every gradient is zero", "no weight moved")
-_OF_ZERO = ("bit16_groups", "fp16_groups", "bf16_groups")  # the model's own parameters; its masters are others
+# Attributes with the model's own parameters, which are not the master weights.
+_OF_ZERO = ("bit16_groups", "fp16_groups", "bf16_groups")
 
 
 def rank_report(
@@ -31,9 +32,10 @@ def rank_report(
     """
     averager = gradient_averager(facts, step.traffic.reduced, [issued.kind for issued in step.traffic.collectives()])
     if getattr(ddp_of(model), "_comm_hooks", None):
-        averager = "engine"  # which may send from a thread of its own, unseen
+        averager = "engine"  # the hook may issue collectives in a thread of its own, where they are not observed
     names = step.replicated if step.weights else replicated_names(model)
-    has_own = not getattr(ddp_of(model), "broadcast_buffers", False)  # DDP sends rank 0's before it trains
+    # DDP broadcasts rank 0's buffers before a forward pass.
+    has_own = not getattr(ddp_of(model), "broadcast_buffers", False)
     return {
         "watched": [facts["engine"], facts["engine_class"], facts["num_params"], averager],
         "ranks": facts["data_parallel_ranks"],
@@ -60,7 +62,8 @@ def gradient_averager(facts: dict[str, Any], reduced: dict[str, int], sent: list
     tensor-parallel. A script counts as averaging if it reduces at least one byte per trainable parameter. A script that
     only logs its loss reduces less.
     """
-    if len(facts["data_parallel_ranks"] or [0]) == 1:  # one of several that send nothing trains alone
+    # If there are several ranks and this one issues no collective, it trains alone.
+    if len(facts["data_parallel_ranks"] or [0]) == 1:
         return "nobody" if facts["data_parallel_ranks"] and facts["world_size"] > 1 and not sent else None
     by_hand = facts["num_trainable_params"]
     if facts["engine"] in _AVERAGES:
@@ -256,7 +259,8 @@ def lost_ties(model: Any) -> list[str]:
     weights = [getattr(part, "weight", None) for part in parts]
     if any(weight is None or not weight.requires_grad for weight in weights) or weights[0] is weights[1]:
         return []
-    if len({getattr(weight, "ds_id", None) for weight in weights} - {None}) == 1:  # of stage 3
+    # Under ZeRO stage 3, both are the same parameter.
+    if len({getattr(weight, "ds_id", None) for weight in weights} - {None}) == 1:
         return []
     return [
         "embedding and head are not tied: config.tie_word_embeddings is true, but they are two parameters that are "
@@ -418,7 +422,8 @@ def _different_scales(group: Sequence[int], members: Sequence[Report]) -> list[s
 def _same_batch(group: Sequence[int], members: Sequence[Report]) -> list[str]:
     first, *later_members = members
     batches = first["batches"]
-    is_made_up = len(batches) < 2 or not batches[0] or batches[0] == batches[1]  # the same in each step
+    # Synthetic data, which is the same in each step.
+    is_made_up = len(batches) < 2 or not batches[0] or batches[0] == batches[1]
     if is_made_up or any(member["batches"] != batches for member in later_members):
         return []
     return [

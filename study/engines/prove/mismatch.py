@@ -29,7 +29,7 @@ class NotChecked(RuntimeError):
     """Something could not be checked. Raised only with `strict=True`."""
 
 
-# What the counted step shows, whichever engine there is.
+# Settings that the counted step shows for every engine.
 _SEEN_IN_STEP = ("gradient_accumulation_steps", "gradient_clipping", "precision", "fp16.enabled", "bf16.enabled")
 
 
@@ -39,7 +39,7 @@ class RequestComparison(NamedTuple):
     differences: list[str]  # not as requested
     notes: list[str]
     num_agreed: int
-    unread: list[str]  # requests that no fact answers
+    unread: list[str]  # requested settings that no fact of the engine answers
 
 
 def compare_with_request(demands: Sequence[Demand], facts: dict[str, Any]) -> RequestComparison:
@@ -88,7 +88,7 @@ def compare_step_with_request(
     strongest = by_fact(demands)
     differences: list[str] = []
     notes: list[str] = []
-    if facts["gradient_accumulation_steps"] is None:  # DeepSpeed has that number, and clips by itself too
+    if facts["gradient_accumulation_steps"] is None:  # not DeepSpeed, which has that number and clips by itself
         _compare_clipping(strongest.get("gradient_clipping"), clipped_at, differences, notes)
     if not forward_passes:
         notes.append(
@@ -122,7 +122,7 @@ def _compare_clipping(
             notes.append(f"gradient_clipping: no file requests it, but the script clips at {clipped_at}")
     elif clipping.value != (clipped_at or 0):
         request = f"gradient_clipping: {clipping.source} requests {clipping.value}"
-        if clipped_at is None:  # there are other means than torch's function
+        if clipped_at is None:  # the script may clip by other means than torch's function
             notes.append(f"{request}, but torch's clip_grad_norm_ was not called with parameters of the model")
         else:
             differences.append(f"{request}, but the step clipped at {clipped_at}")
@@ -172,10 +172,10 @@ def known_wrong(facts: dict[str, Any]) -> tuple[str | None, str | None]:
             precision=facts["precision"],
             sums_in_fp32=facts["accumulation_dtype"] == "float32",
             micro_batches=facts["gradient_accumulation_steps"],
-            twists=["part_outside"],  # which nothing here rules out: a note
+            twists=["part_outside"],  # nothing here rules out this variation; a fault of it becomes a note
         )
         message = None if fault is None else sentence(fault, version)
-    except Exception as error:  # what else is proven does not need it
+    except Exception as error:  # the other results of the proof do not depend on it
         return None, f"not checked: known faults of the release ({type(error).__name__}: {error})"
     if fault is not None and fault.models is not None:
         return None, message
@@ -227,9 +227,10 @@ def _is_same(demand: Demand, actual: Any, facts: dict[str, Any]) -> bool:
     """
     if demand.name != "precision":
         return bool(demand.value == actual)
-    if str(demand.value) == "no" and facts["engine"] != "DeepSpeed":  # nothing mixed: the model's own types
+    # No mixed precision, so the model's own types count.
+    if str(demand.value) == "no" and facts["engine"] != "DeepSpeed":
         return bool(actual == precision_of(facts["parameter_dtypes"]))
-    # Whichever way the engine does it, by autocast or by parameters in 16 bits.
+    # An engine may use autocast or parameters in 16 bits. Both count.
     return str(actual).removesuffix("-autocast") == {"no": "fp32"}.get(str(demand.value), str(demand.value))
 
 

@@ -26,15 +26,17 @@ from ..hooks import Listener, listening, without_graphs
 from ..readback.facts import inner_module, is_deepspeed, replicated_names
 from .checksums import Checksum, checksums, of_batch, of_weights
 
-# What a script calls by itself comes here, however it has imported it: gradients averaged by hand, a pipeline's sends.
-_COLLECTIVES = ("all", "broadcast", "reduce", "gather", "scatter", "send", "recv", "barrier")  # as methods' names begin
-# What torch's clip_grad_norm_ calls: whoever imported that before calls these all the same. The names of two are open
-# to scripts too.
+# Collectives that a script calls itself are methods of ProcessGroup in the end, however it has imported them. Examples
+# are gradients averaged by hand and the sends of a pipeline.
+# Beginnings of the methods' names.
+_COLLECTIVES = ("all", "broadcast", "reduce", "gather", "scatter", "send", "recv", "barrier")
+# Functions that torch's clip_grad_norm_ calls. They are observed even if a script imported clip_grad_norm_ earlier.
+# Scripts may also call the two public ones directly.
 _NORMS = ((clip_grad, "_get_total_norm"), (torch.nn.utils, "get_total_norm"))
-_OF_CROSS_ENTROPY = (  # its arguments
+_OF_CROSS_ENTROPY = (  # the arguments of cross_entropy, in their order
     "input", "target", "weight", "size_average", "ignore_index", "reduce", "reduction", "label_smoothing",
 )  # fmt: skip
-NEAR = 1e-3  # relative; of factors that are one
+NEAR = 1e-3  # relative tolerance within which two factors count as equal
 _CLIPPING = ((clip_grad, "_clip_grads_with_norm_"), (torch.nn.utils, "clip_grads_with_norm_"))
 
 
@@ -64,7 +66,8 @@ def common_factor(before: Sequence[Mark], after: Sequence[Mark]) -> float | None
     """
     if len(before) != len(after):
         return None
-    pairs = [pair for pair in zip(before, after, strict=True) if pair[0][1] or pair[1][1]]  # zeros show nothing
+    # A tensor of zeros does not show the factor.
+    pairs = [pair for pair in zip(before, after, strict=True) if pair[0][1] or pair[1][1]]
     factor = _factor_of_sizes([(old_size, new_size) for (_, old_size), (_, new_size) in pairs])
     if factor is None:
         return None
@@ -88,8 +91,8 @@ class Traffic:
     """The collectives of a step, and the bytes that were reduced in each phase of it."""
 
     def __init__(self) -> None:
-        self.reduced = dict.fromkeys(("forward", "backward", "update", "script"), 0)  # bytes, by what was called
-        self.phase: str | None = None  # of the call that lasts
+        self.reduced = dict.fromkeys(("forward", "backward", "update", "script"), 0)  # bytes reduced in each phase
+        self.phase: str | None = None  # the phase of the current call; None between calls
         self.probe = CollectiveProbe(waits=False)
         self._counted = 0  # bytes reduced until the last change of phase
 
@@ -111,9 +114,10 @@ class Passes:
     """The forward passes of a step."""
 
     def __init__(self) -> None:
-        self.without_gradients = 0  # of a model in training mode
+        self.without_gradients = 0  # forward passes without gradients in training mode
         self.is_disturbed = False  # the model was evaluated in between, or a call raised
-        self._with_gradients = {True: 0, False: 0}  # in training mode, and in evaluation mode
+        # Forward passes with gradients; True: in training mode, False: in evaluation mode.
+        self._with_gradients = {True: 0, False: 0}
 
     def note(self, is_training: bool) -> bool:
         """Count a forward pass that begins, and return whether it is part of training.
@@ -152,9 +156,9 @@ class Losses:
     """The cross-entropies of a step, and the losses on which backward is called."""
 
     def __init__(self) -> None:
-        self.targets: list[int] = []  # of each cross-entropy that is a mean: how many targets it is of
+        self.targets: list[int] = []  # the number of targets of each cross-entropy that is a mean
         self.is_ascent = False  # backward was called on a negative multiple of the cross-entropy
-        self._entropies: list[float] = []  # of the forward pass that lasts, or was last
+        self._entropies: list[float] = []  # the cross-entropies of the current or last forward pass
 
     def on_cross_entropy(self, call: Any, *arguments: Any, **options: Any) -> Any:
         """Call cross_entropy, and record its value and how many targets the mean is over.
@@ -186,7 +190,7 @@ class LossScaling:
     """The losses that torch's GradScaler scales in a step."""
 
     def __init__(self) -> None:
-        self.scale_at_update: float | None = None  # what it has the gradients times as the step updates
+        self.scale_at_update: float | None = None  # by what the gradients are multiplied at the update
         self._last: Any = None  # the scaler of the last loss, until gradients are clipped
         self._scalers: list[Any] = []  # a scaler for each loss that was scaled
 
@@ -196,7 +200,7 @@ class LossScaling:
         return call(scaler, *arguments, **options)
 
     def on_update(self, call: Any, scaler: Any, *arguments: Any, **options: Any) -> Any:
-        self._last = None  # what another model scales is none of this one's
+        self._last = None  # a loss that another model scales later does not belong to this one
         self._scalers = [each for each in self._scalers if each is not scaler or not scaler._per_optimizer_states]
         return call(scaler, *arguments, **options)
 
@@ -223,14 +227,16 @@ class Gradients:
 
     def __init__(self, model: Any, optimizer: torch.optim.Optimizer) -> None:
         self.num_backwards = 0
-        self.began_clean = is_deepspeed(model)  # no gradients before a backward call; DeepSpeed has its own
+        # Some backward call found no gradients before it; DeepSpeed manages its own.
+        self.began_clean = is_deepspeed(model)
         self.number = self.num_zero = self.num_missing = 0  # tensors, as the step updates
-        self.factor: float | None = None  # what they are multiplied with after the last backward; None: unknown
+        self.factor: float | None = None  # by what they are multiplied after the last backward call; None: unknown
         updated = {id(p) for group in optimizer.param_groups for p in group["params"]}
         of_model = set(map(id, model.parameters()))
-        self._ids = updated & of_model or of_model  # ZeRO updates masters
+        # ZeRO's optimizer has master weights, so no parameter may be in both.
+        self._ids = updated & of_model or of_model
         self._parameters = [p for p in model.parameters() if p.requires_grad and id(p) in updated]
-        self._made: list[Mark] = []  # as the last backward call left them
+        self._made: list[Mark] = []  # the marks of the gradients after the last backward call
 
     def are_of(self, parameters: Sequence[Any]) -> bool:
         """Say whether some of these parameters belong to the model that the optimizer updates."""
@@ -277,15 +283,17 @@ class Clipping:
     """The calls of PyTorch's gradient clipping in a step."""
 
     def __init__(self, gradients: Gradients, scaling: LossScaling) -> None:
-        self.limit: float | None = None  # None: none of torch's functions clipped the model's gradients
-        self.scale: float | None = None  # what GradScaler had the gradients times as they were clipped
-        self.num_gradients = 0  # that torch's functions were given
-        self.num_backwards_after = 0  # backward calls after it that changed the gradients
-        self.num_backwards_onto = 0  # backward calls that added to gradients which a clipping had made smaller
+        self.limit: float | None = None  # None if torch's functions did not clip the model's gradients
+        self.scale: float | None = None  # by what GradScaler had multiplied the gradients as they were clipped
+        self.num_gradients = 0  # gradients that were passed to torch's functions
+        self.num_backwards_after = 0  # backward calls after the last clipping, if they changed the gradients
+        self.num_backwards_onto = 0  # backward calls that added to gradients that had been clipped
         self._gradients = gradients
         self._scaling = scaling
-        self._last: tuple[int, list[Checksum]] | None = None  # backward calls before it, and the gradients after it
-        self._shrunk: dict[int, Checksum] = {}  # parameter -> its gradient, where the last clipping made it smaller
+        # Backward calls before the last clipping, and the gradients after it.
+        self._last: tuple[int, list[Checksum]] | None = None
+        # Id of a parameter -> its gradient, if the last clipping made it smaller.
+        self._shrunk: dict[int, Checksum] = {}
 
     def begin(self, parameters: Sequence[Any], limit: float) -> dict[int, Checksum]:
         """Record a clipping call that begins, and return the checksums of the gradients before it."""
@@ -334,12 +342,12 @@ class Step:
     """
 
     def __init__(self, called: Any, model: Any, optimizer: torch.optim.Optimizer, device: str, done: Any) -> None:
-        self.states: dict[str, Any] | None = None  # the model states, as the step updates
-        self.weights: dict[str, Checksum] = {}  # as its first forward pass begins
-        self.replicated: set[str] = set()  # parameters that are whole then
-        self.batches: list[list[Checksum]] = []  # of the first two forward passes' inputs
+        self.states: dict[str, Any] | None = None  # the model states, as the update begins
+        self.weights: dict[str, Checksum] = {}  # the weights as the first forward pass begins
+        self.replicated: set[str] = set()  # parameters that every rank has in full at that time
+        self.batches: list[list[Checksum]] = []  # the inputs of the first two forward passes
         self.autocast_dtype: torch.dtype | None = None
-        self.engine_backwards = 0  # through DeepSpeed's engine, of the last micro batch
+        self.engine_backwards = 0  # backward calls of DeepSpeed's engine in the last micro batch
         self.passes = Passes()
         self.traffic = Traffic()
         self.losses = Losses()
@@ -358,10 +366,10 @@ class Step:
                 self._stack.enter_context(listening(owner, name, listener))
         if is_deepspeed(model):
             self._listen_to(model, "backward", self._on_engine_backward)
-            self._listen_to(model, "step", self._on_step)  # it gathers after the optimizer's own step
+            self._listen_to(model, "step", self._on_step)  # DeepSpeed gathers parameters after the optimizer's own step
         else:
-            # What torch calls after an update for its profiler. A hook could not take itself back: torch fails where
-            # hooks change as it goes through them.
+            # PyTorch calls this after an update, for its profiler. A hook on the optimizer could not remove itself,
+            # because PyTorch fails if hooks change while it iterates over them.
             self._listen_to(optimizer, "_optimizer_step_code", self._on_step)
 
     @property
@@ -423,7 +431,7 @@ class Step:
         try:
             with ExitStack() if outer else without_graphs(), ExitStack() if outer else self.traffic.probe:
                 return call(*arguments, **options)
-        except BaseException:  # a KeyboardInterrupt in a notebook too
+        except BaseException:  # including a KeyboardInterrupt in a notebook
             self.passes.is_disturbed = True
             self.close()
             raise
@@ -431,7 +439,7 @@ class Step:
             self.traffic.enter(outer)
 
     def _on_forward(self, call: Any, *arguments: Any, **options: Any) -> Any:
-        if self._end():  # an update that is compiled does not say that it is done
+        if self._end():  # a compiled update does not call the listener at its end
             return call(*arguments, **options)
         if not self.passes.note(inner_module(self._model).training):
             self.close()
@@ -440,7 +448,8 @@ class Step:
             self.weights, self.replicated = of_weights(self._model), replicated_names(self._model)
         if len(self.batches) < 2:
             self.batches.append(of_batch(arguments, options))
-        # Only for so long: a class's method that is replaced has whoever compiles others of the class compile anew.
+        # The methods are replaced only during the forward pass. While a method of a class is replaced, PyTorch compiles
+        # other modules of that class again.
         with ExitStack() as parts:
             for kind in self._kinds:
                 parts.enter_context(listening(kind, "__call__", self._on_module))
@@ -457,7 +466,7 @@ class Step:
 
     def _on_clipping(self, call: Any, parameters: Any, max_norm: float, *arguments: Any, **options: Any) -> Any:
         parameters = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
-        # Infinity only measures, and another model's gradients are none of the step's.
+        # A limit of infinity only measures the norm, and gradients of another model do not belong to this step.
         if not (math.isfinite(max_norm) and self.gradients.are_of(parameters)):
             return self._under_probe("update", call, parameters, max_norm, *arguments, **options)
         before = self.clipping.begin(parameters, max_norm)

@@ -18,9 +18,10 @@ import torch
 from torch.optim import lr_scheduler
 from torch.optim.lr_scheduler import LRScheduler
 
-NOTHING = 1e-12  # of the highest rate: less counts as zero; the last but one rate of a cosine schedule is more
-SHARE = 0.02  # of an epoch's updates that a schedule may end early, because scripts round differently
-MOST_STEPS = 100_000  # of a copy, which takes some seconds; LambdaLR has no limit
+# Rates below this fraction of the highest rate count as zero. The second to last rate of a cosine schedule is higher.
+NOTHING = 1e-12
+SHARE = 0.02  # A schedule may end early by this fraction of an epoch's updates, because scripts round differently.
+MOST_STEPS = 100_000  # the most steps that a copy takes, which is some seconds; LambdaLR is not copied and has no limit
 
 _PLAIN = (bool, int, float, str, types.NoneType, types.FunctionType, types.BuiltinFunctionType, types.MethodType)
 _MANY = (list, tuple, set, deque)
@@ -89,7 +90,7 @@ def _of_copy(schedule: Any, steps_a_update: float, number: int, updates: int) ->
     num_steps = round((updates - number) * steps_a_update)
     rates: list[float] = []
     with suppress(Exception), warnings.catch_warnings():  # a script's own class may raise anything
-        warnings.simplefilter("ignore")  # that a copy steps without its optimizer
+        warnings.simplefilter("ignore")  # a warning that the copy steps without its optimizer
         copied = _copy(schedule) if 0 < num_steps <= MOST_STEPS else None
         rates = list(_rates(copied, num_steps)) if copied is not None else []
     if not rates:

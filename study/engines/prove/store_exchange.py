@@ -13,7 +13,7 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store, _get_default_store
 
-WAITS_SECONDS = 30  # for a rank that is not watched, or has ended
+WAITS_SECONDS = 30  # how long to wait for a rank, which may have ended or may not be watched
 
 
 def post(proof: str, step: int, mine: Any) -> Store:
@@ -45,11 +45,12 @@ def agree(proof: str, step: int, mine: Any, decide: Callable[[list[Any]], Any]) 
                 posted.append(_read(store, f"{step}/{len(posted)}", len(posted), deadline))
             decided = None if None in posted else decide(posted)
             store.set(f"{step}/decided", json.dumps(decided))
-            for rank in range(1, len(posted) if decided is not None else 0):  # it may raise, and take the store along
+            # This rank may raise next, which ends the store.
+            for rank in range(1, len(posted) if decided is not None else 0):
                 _read(store, f"gone/{rank}", rank, deadline)
         store.set(f"gone/{dist.get_rank()}", "true")
         return decided
-    except dist.DistError:  # the store has gone with its rank
+    except dist.DistError:  # the rank that hosts the store has ended
         return None
 
 

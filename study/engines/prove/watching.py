@@ -41,11 +41,14 @@ from .demands import Asked, by_arguments, by_file, by_json, by_launcher, content
 from .mismatch import KnownBad, NotAsAsked, NotChecked, TrainsWrong
 from .proved_step import Gradients, Step
 
-PROVED_STEP = 3  # moments exist after the first, and stage 3 has traced the order of its parameters after the second
-SHORT_STEPS = 3  # as many with fewer forward passes than asked are no coincidence; a single one may end an epoch
+# The first step creates the optimizer's moments. In the second, ZeRO stage 3 traces the order of its parameters. The
+# third step is the first steady one.
+PROVED_STEP = 3
+# A single step with fewer forward passes than requested may be the end of an epoch. This many in a row are not.
+SHORT_STEPS = 3
 
-_outputs: set[Path] = set()  # of this process
-_numbers = itertools.count()  # of its proofs
+_outputs: set[Path] = set()  # the files of all proofs of this process
+_numbers = itertools.count()  # the numbers of the proofs of this process
 
 
 def watch(
@@ -125,21 +128,23 @@ class StepWatcher:
         self._allow_known_bad = allow_known_bad
         self._output = _free(output)
         self._steps = steps_before
-        self._short = 0  # steps in a row that had fewer forward passes than asked
+        self._short = 0  # steps in a row that had fewer forward passes than requested
         self._last: int | None = None  # DeepSpeed's number of the last step seen
         self._step: Step | None = None
         self._batches: list[Any] = []  # the first inputs of watched steps
-        self._first: Any = None  # the hook that notes those of the step in which the watching begins
-        self._before: dict[str, Checksum] = {}  # as the watching of steps began
-        self._rates: list[float] = []  # of the update that came then
-        self._schedules: dict[int, tuple[int, int]] = {}  # by identity: its steps then, and the number of the update
+        self._first: Any = None  # the hook that records the inputs of the step in which the watch begins
+        self._before: dict[str, Checksum] = {}  # of the weights, as the first step to watch began
+        self._rates: list[float] = []  # the learning rates at that time, one per parameter group
+        # Id of a schedule -> its steps at that time, and the number of the update.
+        self._schedules: dict[int, tuple[int, int]] = {}
         self._loaders = Loaders() if loaders is None else loaders
-        self._stepped: dict[int, torch.optim.Optimizer] = {}  # all optimizers
+        self._stepped: dict[int, torch.optim.Optimizer] = {}  # id -> optimizer, of all optimizers that have stepped
         self._name = f"proof-{next(_numbers)}"  # the same on all ranks
-        self._base: torch.optim.Optimizer | None = None  # whose update is waited for; None: of none
+        # The optimizer whose updates are counted; None if the watch has ended.
+        self._base: torch.optim.Optimizer | None = None
         self._hook: Any = None
         self._content: dict[str, Any] = {}
-        self._known_wrong: str | None = None  # which no error of what comes after it hides
+        self._known_wrong: str | None = None  # kept here, so that a later error does not hide it
 
     def begin(self, model: Any, optimizer: Any, asked: Asked | None, arguments: Any, called: Any | None = None) -> None:
         """Read back the built engine, compare it with the request, and wait for the step to count.
@@ -192,7 +197,7 @@ class StepWatcher:
     def _listen(self) -> None:
         """Register the hooks that wait for the updates of the model's optimizer."""
         self._base = base_optimizer(self._optimizer)
-        # Of all optimizers: one on this would be copied with it.
+        # The hook is for all optimizers. A hook on this one would be copied when a script copies the optimizer.
         self._hook = before_updates(self._before_update)
         if self._steps and not is_compiled(self._called):  # the counted step may be the next one
             self._first = register_module_forward_hook(self._note_first, with_kwargs=True)
@@ -254,7 +259,8 @@ class StepWatcher:
             is_after_skip = self._count_update()
             if self._step is not None and self._proves(self._step, is_after_skip):
                 return
-            # For the inputs of two steps, but where that would be made without its graphs once more.
+            # Two steps are observed, so that their inputs can be compared. If the model is compiled, only the counted
+            # step is observed, because an observed step runs without the compiled graphs.
             if self._steps >= PROVED_STEP - (1 if is_compiled(self._called) else 2):
                 self._watch_next_step(optimizer)
 
@@ -292,7 +298,7 @@ class StepWatcher:
                 step.begin_update(count_states(self._model, self._optimizer))
                 return True
         step.close()
-        if self._steps >= PROVED_STEP and self._is_compared():  # nobody who counts this one is to wait
+        if self._steps >= PROVED_STEP and self._is_compared():  # ranks that count this step must not wait for this rank
             store_exchange.post(self._name, self._steps, None)
         return False
 
@@ -377,7 +383,7 @@ class StepWatcher:
         notes: list[str] = []
         try:
             report = self._report(step, notes)
-        except Exception as error:  # what else is proven does not need it
+        except Exception as error:  # the other results of the proof do not depend on it
             notes.append(f"{mismatch.NOT_CHECKED}faults of the step ({type(error).__name__}: {error})")
         if not self._is_compared():
             return report["findings"], [*notes, *findings.uneven_targets(step.losses.targets)]
@@ -562,7 +568,7 @@ def remove_earlier(output: Path) -> None:
 
 def _demands(model: Any, engine: str, request: Asked | None, arguments: Any) -> list[Demand]:
     """Return the requested settings, from the weakest to the strongest source."""
-    # A launcher that is told of no engine says DDP, and a script may build another by itself.
+    # If no engine is configured, the launcher's environment means DDP. The script may build another engine by itself.
     demands = [demand for demand in by_launcher() if demand.value != "DDP" or engine in ("DDP", "none")]
     if arguments is not None:
         demands += by_arguments(arguments)
@@ -570,7 +576,7 @@ def _demands(model: Any, engine: str, request: Asked | None, arguments: Any) -> 
         demands += by_file(request)
     prepared = getattr(getattr(sys.modules.get("accelerate.state"), "AcceleratorState", None), "_shared_state", None)
     if is_deepspeed(model) and not (prepared and any(demand.name == "engine" for demand in demands)):
-        # Nobody filled this in between the script and the engine.
+        # Neither a launcher nor accelerate has changed this configuration, so it is what the script requests.
         demands += by_json(model._config._param_dict, "the configuration given to DeepSpeed")
     return demands
 
