@@ -55,16 +55,16 @@ def train_step(training: Training, after_micro_step: Callable[[], None]) -> None
 
 
 def trace_training(prepare: Callable[[], Training]) -> dict[str, Any]:
-    """Prepare a training, take three steps, and return what this rank held and sent in the third.
+    """Prepare a training, take three steps, and return the memory and the collectives of the third.
 
     The result has these keys:
 
     * `states`: the bytes of the model states by part, as the update begins
     * `before_bytes`: the bytes of all tensors as the step begins
     * `peak_bytes`: the peak of all tensors in the step
-    * `parts`: the bytes at the peak by part; empty for DeepSpeed
+    * `parts`: the bytes at the peak by part (empty for DeepSpeed)
     * `moment`: the part of the step in which the peak is
-    * `reserved_bytes`: the GPU memory that each allocator would reserve; empty under offload
+    * `reserved_bytes`: the GPU memory that each allocator would reserve (empty under offload)
     * `calls`: the collectives of the step, in their order
     """
     tracker = TensorTracker()

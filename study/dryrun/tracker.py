@@ -157,13 +157,13 @@ class TensorTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     # ------------------------------------------------------------ memory
 
     def start_peak(self) -> None:
-        """Start to look for the peak of memory, and record what is held at the peak."""
+        """Start to look for the peak of memory, and record the current bytes of all storages."""
         self.peak = self.held
         self._held_at_start = {storage: storage.num_bytes for storage in self._storages.values()}
         self._changes, self._num_changes_at_peak = [], 0
 
     def parts_at_peak(self) -> dict[Part, int]:
-        """Return the bytes that were held at the peak, by part.
+        """Return the bytes of all storages at the peak, by part.
 
         A storage counts for the part to which it was assigned last, even if that was after the peak.
         """

@@ -134,7 +134,7 @@ def run(cells: Sequence[Cell]) -> Iterator[Outcome]:
 def _fits(cell: Cell, active: Sequence[_Active]) -> bool:
     """Say whether there are enough processors for the ranks of one more cell.
 
-    If no cell is in training, the answer is True, so that a cell with more ranks than processors is trained alone.
+    If no cell is in training, the answer is True. A cell with more ranks than processors is then trained by itself.
     """
     num_processors = len(this_machine.allowed_processors())
     return not active or sum(active_cell.cell.num_ranks for active_cell in active) + cell.num_ranks <= num_processors

@@ -65,9 +65,9 @@ def watch(
     Call it on every rank, after `prepare`, `deepspeed.initialize`, DDP(...) or `fully_shard`. A DeepSpeed engine needs
     no `optimizer`. The measurement counts the memory of the model states and the collectives of the step.
 
-    `asked` has the requested settings: an accelerate file, a DeepSpeed JSON, or a dict like a DeepSpeed JSON. If it is
-    None, the request is what the launcher passed on. Rank 0 writes the result to `output`, a JSON file. If a script
-    makes several proofs, the second file is proof-2.json.
+    `asked` has the settings that you expect: an accelerate file, a DeepSpeed JSON, or a dict like a DeepSpeed JSON. If
+    it is None, only the settings that the launcher or the script passed on count as requested. Rank 0 writes the result
+    to `output`, a JSON file. If a script makes several proofs, the second file is proof-2.json.
 
     Raises KnownBad on every rank if this release of DeepSpeed is known to train such an engine wrongly, unless
     `allow_known_bad` is True. With `strict`, it also raises NotAsAsked, TrainsWrong and NotChecked, and a training that
@@ -114,7 +114,7 @@ def callback(
 
 
 class StepWatcher:
-    """Read back the built engine, count one optimizer step, and then remove all hooks."""
+    """A watch that reads back the built engine, counts one optimizer step, and then removes all its hooks."""
 
     def __init__(
         self, strict: bool, allow_known_bad: bool, output: Path, steps_before: int = 0, loaders: Loaders | None = None
@@ -490,8 +490,8 @@ class StepWatcher:
     def _out_of_the_way(self, leave: Callable[[], None] | None = None) -> Iterator[None]:
         """Print an error of the proof itself, so that the training continues.
 
-        If the proof is strict, raise NotChecked instead. `leave` is called to remove the hooks after an error; the
-        default is `_leave`.
+        If the proof is strict, raise NotChecked instead. After an error, `leave` removes the hooks. If it is None,
+        `_leave` removes them.
         """
         try:
             yield
