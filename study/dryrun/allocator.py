@@ -1,7 +1,8 @@
-"""Replay CUDA's allocator by its rules, to find how much GPU memory it reserves for given tensors.
+"""Replay the rules of CUDA's allocator, to find how much GPU memory it reserves for given tensors.
 
-c10/cuda/CUDACachingAllocator.cpp and c10/core/AllocatorConfig.h of torch 2.13, of one stream, on a card without end:
-one that is full frees what is cached and tries again, and reserves less.
+The rules are from c10/cuda/CUDACachingAllocator.cpp and c10/core/AllocatorConfig.h in PyTorch 2.13, for one stream and
+a GPU with unlimited memory. On a GPU that is full, the allocator frees cached memory and tries again, so it reserves
+less than this module says.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ from dataclasses import dataclass
 from typing import Any
 
 MIB = 1 << 20
-UNIT = 512  # bytes of the smallest block, whose multiples all are
+UNIT = 512  # bytes; the size of every block is a multiple of this
 SMALL = MIB  # the largest request of the pool of small blocks
-SMALL_SEGMENT = 2 * MIB  # what is asked of the card for small requests
-LARGE_SEGMENT = 20 * MIB  # and for others,
-OWN_SEGMENT = 10 * MIB  # but for those of this size or more, which are rounded
+SMALL_SEGMENT = 2 * MIB  # the memory that is reserved at once for small requests
+LARGE_SEGMENT = 20 * MIB  # the memory that is reserved at once for larger requests
+OWN_SEGMENT = 10 * MIB  # requests of at least this size get a segment of their own, rounded up to ROUND
 ROUND = 2 * MIB
 
 
@@ -30,18 +31,19 @@ class _Block:
 
 
 class _Pool:
-    """Blocks of small requests, or of large ones."""
+    """The blocks for small requests, or those for large requests."""
 
     def __init__(self, is_small: bool, expands: bool) -> None:
-        self.reserved = 0  # bytes, which is where the next segment begins
+        self.reserved = 0  # bytes; also the address at which the next segment begins
         self._is_small, self._expands = is_small, expands
-        self._free: list[tuple[Any, ...]] = []  # by size and address
-        self._last: _Block | None = None  # behind which a segment that expands does so
+        self._free: list[tuple[Any, ...]] = []  # (size, address, block), sorted
+        self._last: _Block | None = None  # the block at whose end an expandable segment grows
 
     def take(self, size: int) -> _Block:
         place = bisect_left(self._free, (size,))
         if self._expands and place + 1 < len(self._free) and self._free[place][2] is self._last:
-            place += 1  # the best fit is by the size that a block could have, and this one's is without end
+            # The allocator compares the sizes that blocks could grow to, and the last block can grow without limit.
+            place += 1
         block = self._free.pop(place)[2] if place < len(self._free) else self._reserve(size)
         remaining = block.size - size
         if remaining >= UNIT if self._is_small or self._expands else remaining > SMALL:
@@ -74,7 +76,10 @@ class _Pool:
         return block
 
     def _reserve(self, size: int) -> _Block:
-        """Return a free block of at least this size, which is reserved from the GPU if there is none."""
+        """Reserve memory from the GPU, and return a free block of at least this size.
+
+        If segments are expandable, the block includes the free end of the last segment.
+        """
         end = self._last if self._expands else None
         reserved_there = end.size if end is not None and end.is_free else 0
         unit = SMALL_SEGMENT if self._is_small else LARGE_SEGMENT if self._expands or size < OWN_SEGMENT else ROUND
@@ -89,7 +94,10 @@ class _Pool:
 
 
 class Allocator:
-    """What is reserved for what was allocated and freed, in its order; `expands`: with expandable_segments:True."""
+    """The memory that CUDA's allocator reserves for a sequence of allocations.
+
+    `expands` is True if the allocator has expandable segments (expandable_segments:True).
+    """
 
     def __init__(self, expands: bool) -> None:
         self._pools = _Pool(True, expands), _Pool(False, expands)
@@ -97,11 +105,14 @@ class Allocator:
 
     @property
     def reserved(self) -> int:
-        """The reserved bytes. Only an empty_cache, which is not replayed, would reduce them."""
+        """The number of reserved bytes. Only an empty_cache would reduce it, and that is not replayed."""
         return sum(pool.reserved for pool in self._pools)
 
     def allocate(self, key: Hashable, num_bytes: int) -> None:
-        """Give a storage this many bytes, in the place of those that it has, which are freed after; 0: only free."""
+        """Allocate memory for a storage, then free the memory that it had before.
+
+        `key` identifies the storage. If `num_bytes` is 0, the old memory is only freed.
+        """
         had = self._blocks.pop(key, None)
         if num_bytes:
             size = -(-num_bytes // UNIT) * UNIT

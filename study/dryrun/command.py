@@ -20,17 +20,17 @@ from study.engines import extensions
 from study.errors import Refusal
 from study.theory.engine import Job
 
-MOST_RANKS = 1 << 14  # in a world: engines keep lists of all of them, and stage 3 then takes 40 s
-MOST_OF_A_SCRIPT = 4  # ranks of a world that are all run by default
-REAL_BYTES = 40  # of a parameter where tensors have memory: fp32 states, whole gradients and buckets, twice at most
-SHARE = 0.5  # of this machine's free memory that one may take
+MOST_RANKS = 1 << 14  # the largest world; engines keep lists of all ranks, and stage 3 takes 40 s for this many
+MOST_OF_A_SCRIPT = 4  # the largest world in which a script runs as all ranks by default
+REAL_BYTES = 40  # bytes per parameter if tensors have memory: fp32 states, full gradients and buckets
+SHARE = 0.5  # the share of this machine's free memory that a dry run may use
 
 Answers = dict[int, dict[str, Any]]  # of each rank
 
 
 @dataclass(frozen=True)
 class World:
-    """The ranks of a dry run, and the environment that each is launched in."""
+    """The ranks of a dry run, and the environment variables with which each rank is launched."""
 
     size: int
     local_size: int  # ranks on one machine
@@ -52,7 +52,10 @@ def command(
     activation_checkpointing: bool,
     **batch: int,
 ) -> int:
-    """Run the ranks, print their results, and return the exit status. Raises Refusal."""
+    """Run the ranks, print their results, and return the exit status.
+
+    Raises Refusal if the file, the script or the options cannot be simulated.
+    """
     if output is not None:
         files.require_folder(output)
     if world_size > MOST_RANKS:
@@ -93,9 +96,10 @@ def _counted_ranks(chosen: Sequence[int]) -> str:
 
 
 def _ranks(numbers: str | None, world_size: int, has_script: bool) -> list[int]:
-    """Return the ranks to run: by default the first and the last, or all of a small world with a script.
+    """Return the ranks to run.
 
-    Raises Refusal.
+    By default, these are the first and the last rank. If a script runs in a small world, they are all ranks. Raises
+    Refusal if `numbers` is not a list of ranks of the world.
     """
     if numbers is None:
         return [*range(world_size)] if has_script and world_size <= MOST_OF_A_SCRIPT else sorted({0, world_size - 1})
@@ -106,7 +110,10 @@ def _ranks(numbers: str | None, world_size: int, has_script: bool) -> list[int]:
 
 
 def run_script(words: Sequence[str], place: World) -> Answers:
-    """Run a script, with its arguments, as these ranks, and return their answers. Raises Refusal and RunFailed."""
+    """Run a script with its arguments as these ranks, and return the answer of each rank.
+
+    Raises Refusal if a rank refuses, and RunFailed if a rank ends without an answer.
+    """
     if not place.are_all_there:
         return ranks.run(lambda: script.run(Path(words[0]), words[1:]), _places(place))
     with tempfile.TemporaryDirectory(prefix="zero-study-") as name:
@@ -129,7 +136,8 @@ def _places(place: World, meeting: Path | None = None) -> dict[int, Any]:
 def _report(answers: Answers, place: World, about: Sequence[str], has_memory: bool) -> int:
     """Print whether the ranks agree, then memory and collectives, and return the exit status.
 
-    `about`: sentences on the dry run, which are printed below the answer.
+    `about` has sentences on the dry run, which are printed below the answer. The exit status is 1 if ranks would hang
+    or have failed, and 0 otherwise.
     """
     calls = {rank: [Call.read(call) for call in answer["calls"]] for rank, answer in answers.items()}
     mismatches = deadlock.first_mismatches(calls, by_module=not place.are_all_there)
@@ -145,7 +153,11 @@ def _report(answers: Answers, place: World, about: Sequence[str], has_memory: bo
 
 
 def _has_memory(variables: Mapping[str, str], model: Trainable, num_ranks: int) -> bool:
-    """Say whether tensors get real memory: if the model fits, or if offload needs it. Raises Refusal."""
+    """Say whether the tensors get real memory.
+
+    They do if the model fits into this machine's free memory. Raises Refusal for a model that does not fit but is
+    offloaded, because offload computes with real numbers. Also raises Refusal for NVMe offload.
+    """
     offload = {variables.get(f"ACCELERATE_DEEPSPEED_OFFLOAD_{part}_DEVICE", "none") for part in ("OPTIMIZER", "PARAM")}
     if "nvme" in offload:
         raise Refusal(world.NO_SWAPPING)

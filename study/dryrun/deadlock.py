@@ -1,4 +1,4 @@
-"""Find where ranks would wait for each other forever, by comparing their collectives in the groups that they share."""
+"""Find where ranks would wait for each other forever, by comparing their collectives in shared groups."""
 
 from __future__ import annotations
 
@@ -8,25 +8,27 @@ from itertools import combinations, zip_longest
 
 from study.dryrun.tracker import Call
 
-POINT_TO_POINT = ("send", "recv", "recv_any_source")  # are not compared: any order that pairs them will do
-UNEQUAL = ("gather", "scatter", "all_to_all")  # of which each rank holds another part
+# Not compared, because any order that pairs sends with receives works.
+POINT_TO_POINT = ("send", "recv", "recv_any_source")
+UNEQUAL = ("gather", "scatter", "all_to_all")  # the tensors of these calls may differ between ranks
 
 
 @dataclass(frozen=True)
 class Mismatch:
-    """The first call that one of two ranks makes and the other does not make with it."""
+    """The first collective that does not match between two ranks."""
 
     ranks: tuple[int, int]
-    number: int  # of the call among those of groups that both ranks are in, from 1
-    calls: tuple[Call | None, Call | None]  # of each rank; None: it makes no more
+    number: int  # counts the calls in groups that both ranks are in, from 1
+    calls: tuple[Call | None, Call | None]  # the call of each rank; None if the rank makes no further call
     before: Call | None  # the last call that matched
 
 
 def first_mismatches(calls: Mapping[int, Sequence[Call]], by_module: bool = True) -> list[Mismatch]:
-    """Find the first call that does not match, for each pair of ranks that has one; empty: all calls match.
+    """Return the first collective that does not match, for each pair of ranks that has one.
 
-    `by_module`: calls of different modules do not match. Switch it off for ranks that have exchanged real values: under
-    DDP's `join` a rank that has no more batches answers for the modules of another one.
+    The list is empty if all calls match. If `by_module` is True, calls in the forward passes of different modules do
+    not match. Set it to False for ranks that have exchanged real values: under DDP's `join`, a rank that has no more
+    batches issues calls for the modules of another rank.
     """
     mismatches = []
     for first, second in combinations(sorted(calls), 2):
@@ -51,11 +53,10 @@ def _first_mismatch(
 
 
 def _signature(call: Call, by_module: bool) -> tuple[object, ...]:
-    """Return the properties of a call in which ranks must agree.
+    """Return the properties of a call in which the ranks must agree.
 
-    Objects are sent as bytes, whose size the ranks agree upon in an earlier exchange.
-
-    The module distinguishes calls of the same size, which would pair by chance and hang later.
+    The size of a call that sends bytes is not compared, because objects are sent as bytes, and ranks agree on their
+    size in an earlier call. The module distinguishes calls of the same size, which would otherwise match by chance.
     """
     size = None if call.dtype in ("uint8", "int8") else call.num_bytes
     return call.kind, call.ranks, () if call.kind in UNEQUAL else (call.dtype, size), call.module if by_module else ""

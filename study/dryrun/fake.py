@@ -1,6 +1,6 @@
 """Run an engine's own code on tensors without memory, so that a model of any size fits on a laptop.
 
-The engines are DeepSpeed 0.19.8, and FSDP2 and DDP of torch 2.13, through accelerate 1.15.
+The supported engines are DeepSpeed 0.19.8, and FSDP2 and DDP of torch 2.13, through accelerate 1.15.
 """
 
 from __future__ import annotations
@@ -22,12 +22,17 @@ from transformers import masking_utils
 
 from study.engines.hooks import listening
 
-ANSWER = 1.0  # to what asks for a number: a norm is finite and not zero; and of whole numbers, no overflow was counted
+# The number that reading a floating-point tensor returns. A norm is then finite and not zero. Integers are read as 0,
+# so that no overflow was counted.
+ANSWER = 1.0
 
 
 @contextmanager
 def without_memory() -> Iterator[None]:
-    """Give no tensor that is made within a `with` block memory; what reads a number gets `ANSWER`."""
+    """Run a `with` block in which new tensors have no memory.
+
+    Code that reads a floating-point number from such a tensor gets `ANSWER`.
+    """
     answers = _Answers()  # type: ignore[no-untyped-call]
     with (
         listening(torch.nn.Module, "_apply", _apply),
@@ -37,8 +42,8 @@ def without_memory() -> Iterator[None]:
         listening(dist.device_mesh, "init_device_mesh", _with_memory),
         listening(DistributedDataParallel, "__init__", _without_comparing_ranks),
         listening(Reducer, "_rebuild_buckets", answers.rebuild_buckets),
-        # Transformers reads positions to learn whether several documents share a sequence. None do here. Where it
-        # cannot read them, it makes a mask, with which attention takes another kernel than in a run.
+        # Transformers reads positions to find out whether several documents share a sequence, which is never so here.
+        # If it cannot read them, it makes a mask, and attention uses another kernel than in a run.
         listening(masking_utils, "find_packed_sequence_indices", lambda call, position_ids: None),
         FakeTensorMode(allow_non_fake_inputs=True),
         answers,
@@ -47,9 +52,13 @@ def without_memory() -> Iterator[None]:
 
 
 class _Answers(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Answers `.item()`: an engine asks whether a norm is finite, and goes on. And a CPU is one device.
+    """Answer `.item()` for tensors without memory, and treat the CPU as a single device.
 
-    Asked for one on "cpu:0", a tensor of memory is on "cpu", and one without would be on another device.
+    Engines read a number, for example, to check whether a norm is finite, and then continue. They get `ANSWER` from
+    floating-point tensors, 0 from integers, and False from booleans.
+
+    A real tensor that is created on "cpu:0" is on the device "cpu". A tensor without memory would be on "cpu:0", which
+    is another device, so the index is removed.
     """
 
     _is_rebuilding = False
@@ -67,7 +76,10 @@ class _Answers(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **kwargs)
 
     def rebuild_buckets(self, call: Callable[..., Any], *arguments: Any) -> Any:
-        """Let DDP arrange its buckets in the order of gradients, which it exchanges as numbers that C++ reads."""
+        """Let DDP rebuild its buckets, with real memory for the integers that it exchanges.
+
+        The integers are the order of the gradients, and C++ code reads them.
+        """
         self._is_rebuilding = True
         try:
             return call(*arguments)
@@ -76,30 +88,36 @@ class _Answers(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _are_indices(args: Any, options: Any) -> bool:
-    """Say whether an operator uses or makes integer tensors that have memory."""
+    """Say whether an operator uses or makes only int32 tensors that have memory."""
     tensors = [leaf for leaf in tree_leaves((args, options)) if isinstance(leaf, torch.Tensor)]
     dtype = tensors[0].dtype if tensors else options.get("dtype")
     return dtype is torch.int32 and not any(isinstance(tensor, FakeTensor) for tensor in tensors)
 
 
 def _address(call: Callable[..., int], tensor: torch.Tensor) -> int:
-    """Give tensors without memory different addresses, by which accelerate finds the optimizer's parameters again."""
+    """Return a different address for each tensor without memory.
+
+    Accelerate uses addresses to find the optimizer's parameters again.
+    """
     return tensor.untyped_storage()._cdata if isinstance(tensor, FakeTensor) else call(tensor)
 
 
 def _with_memory(call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-    """Make a mesh of ranks with memory, because it reads the ranks' numbers."""
+    """Make a mesh of ranks with real memory, because its code reads the numbers of the ranks."""
     with unset_fake_temporarily():
         return call(*arguments, **options)
 
 
 def _without_comparing_ranks(call: Callable[..., None], *arguments: Any, **options: Any) -> None:
-    """Begin DDP without a comparison of the ranks' parameters, which would read them."""
+    """Construct DDP without comparing the parameters of the ranks, which would read their values."""
     call(*arguments, **{**options, "init_sync": False})
 
 
 def _apply(call: Callable[..., Any], module: torch.nn.Module, change: Callable[..., Any], recurse: bool = True) -> Any:
-    """Change parameters in their place: torch would swap them, which no tensor without memory allows."""
+    """Change a module's parameters in place.
+
+    PyTorch would swap the parameters instead, which is not possible for tensors without memory.
+    """
     if recurse:
         for child in module.children():
             child._apply(change)  # type: ignore[no-untyped-call]

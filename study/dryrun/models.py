@@ -1,6 +1,6 @@
-"""Build the models that are traced: those with formulas in theory, and any that the installed transformers builds.
+"""Build the models that are traced: those with formulas in theory, and others that transformers can build.
 
-A dry run counts what the engine and the modules themselves hold and send, so it needs no shape.
+A dry run counts what the engine and the modules themselves hold and send, so it needs no formulas.
 """
 
 from __future__ import annotations
@@ -24,16 +24,17 @@ from study.theory.engine import Job
 from study.theory.shapes import DEFAULT_LENGTH, ModelShape
 from study.theory.shapes.config_json import MODEL_TYPES
 
-LARGEST_ROTARY = 64  # of GPT-J, as published
-# Where a config.json names no class: what transformers builds for its model_type, the first that it knows.
+LARGEST_ROTARY = 64  # the rotary dimension of GPT-J, as published
+# If a config.json names no class, the first of these that has its model_type determines the class.
 MAPPINGS = (
     modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
     modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
     modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES,
     modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
 )
-LENGTHS = ("max_position_embeddings", "n_positions", "max_source_positions")  # of a config, as models call it
-LABELS_PER_SEQUENCE = ("ForSequenceClassification",)  # classes whose labels are one a sequence
+# Names of the maximum sequence length in the configurations of models.
+LENGTHS = ("max_position_embeddings", "n_positions", "max_source_positions")
+LABELS_PER_SEQUENCE = ("ForSequenceClassification",)  # endings of classes that have one label per sequence
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class Trainable:
 
     name: str
     num_params: int
-    sequence_length: int  # tokens; of an encoder-decoder, of both
+    sequence_length: int  # in tokens; the same for the encoder and the decoder of an encoder-decoder
     notes: tuple[str, ...]
     build: Callable[[Job], Any]  # the model, in fp32
     loss: Callable[[Any, dict[str, Tensor]], Any]
@@ -51,9 +52,9 @@ class Trainable:
 
 
 def find(name: str, sequence_length: int | None) -> Trainable:
-    """Find a model by a known name, a config.json, an id on the hub, or by the name of a class of transformers.
+    """Return a model by a known name, a config.json, an id on the hub, or the name of a transformers class.
 
-    Raises Refusal for one that transformers does not build either.
+    Raises Refusal if theory has no formulas for the model, and transformers cannot build it either.
     """
     try:
         with refusing():
@@ -66,7 +67,7 @@ def find(name: str, sequence_length: int | None) -> Trainable:
 
 
 def of_shape(shape: ModelShape, sequence_length: int, notes: tuple[str, ...] = ()) -> Trainable:
-    """Make a shape trainable; its parameters are in fp32."""
+    """Return a trainable model of a shape from theory, with parameters in fp32."""
     return Trainable(
         shape.name,
         shape.num_params,
@@ -83,7 +84,10 @@ def of_shape(shape: ModelShape, sequence_length: int, notes: tuple[str, ...] = (
 
 
 def model_config(shape: ModelShape, job: Job) -> Any:
-    """Describe the model as transformers does, without dropout; what no shape has is as published, or the default."""
+    """Return the configuration of a shape's model as transformers needs it, without dropout.
+
+    Settings that are not part of the shape are as published, or have transformers' defaults.
+    """
     model_type, kind_of_model = next(
         (name, kind) for name, kind in MODEL_TYPES.items() if kind.architecture == shape.architecture
     )
@@ -110,25 +114,32 @@ def _turn_off_dropout(config: Any) -> None:
 
 
 def build_model(shape: ModelShape, job: Job, dtype: torch.dtype) -> Any:
-    """Build the model, in training mode; its blocks are checkpointed where the job says so."""
+    """Build the model in training mode. Its blocks are checkpointed if the job says so."""
     classes = next(kind.classes for kind in MODEL_TYPES.values() if kind.architecture == shape.architecture)
     name = next(name for name, head in classes.items() if head == shape.head)
     model = getattr(transformers, name)._from_config(model_config(shape, job), dtype=dtype).train()
     if shape.head == "tokens" and not shape.is_encoder:
-        model.loss_type = "ForCausalLM"  # transformers finds none for GPT2LMHeadModel, warns, and takes this one
+        # Transformers would find no loss type for GPT2LMHeadModel, warn, and use this one.
+        model.loss_type = "ForCausalLM"
     if job.activation_checkpointing:
         model.activation_checkpointing_enable({"use_reentrant": False})
     return model
 
 
 def block_class(model: nn.Module, shape: ModelShape) -> str:
-    """Name the class of the model's blocks: what its one list of as many modules as there are layers holds."""
+    """Return the name of the class of the model's blocks.
+
+    The blocks are found in the list of modules that has as many entries as the shape has layers.
+    """
     lists = [module for module in model.modules() if isinstance(module, nn.ModuleList) and len(module) == shape.layers]
     return type(lists[0][0]).__name__
 
 
 def make_batch(shape: ModelShape, job: Job) -> dict[str, Tensor]:
-    """Make one rank's micro batch: (micro_batch_size, sequence_length). An encoder's is padded, as reviews are."""
+    """Return one rank's micro batch of zeros, with shape (micro_batch_size, sequence_length).
+
+    An encoder also gets an attention mask, because its real inputs are padded.
+    """
     ids = torch.zeros(int(job.micro_batch_size), int(job.sequence_length), dtype=torch.long)
     labels = ids[:, 0] if shape.head == "sequence classes" else ids
     mask = {"attention_mask": torch.ones_like(ids)} if shape.is_encoder else {}
@@ -136,7 +147,10 @@ def make_batch(shape: ModelShape, job: Job) -> dict[str, Tensor]:
 
 
 def loss(model: nn.Module, batch: dict[str, Tensor], shape: ModelShape) -> Any:
-    """Take the loss as the study's workloads do: of tokens transformers' own, of classes cross-entropy in fp32."""
+    """Return the loss as the study's workloads compute it.
+
+    A model with tokens as outputs uses the loss of transformers. A model with classes uses cross-entropy in fp32.
+    """
     if shape.head == "tokens":
         return model(**batch).loss
     inputs = {name: tensor for name, tensor in batch.items() if name != "labels"}
@@ -147,14 +161,17 @@ def loss(model: nn.Module, batch: dict[str, Tensor], shape: ModelShape) -> Any:
 
 
 def _class_and_config(name: str) -> tuple[type[Any], Any] | None:
-    """Return the transformers class and the configuration of a name; None if the name has none."""
+    """Return the transformers class and the configuration that a name stands for.
+
+    None if the name stands for no class. Raises Refusal if transformers rejects the configuration.
+    """
     named_class = getattr(transformers, name, None)
     configuration: Any = getattr(named_class, "config_class", None)
     if inspect.isclass(named_class) and configuration is not None:
         return named_class, configuration()
     try:
         content, source = shapes.read_config(name)
-    except ValueError:  # which has been said before
+    except ValueError:  # the caller raises the earlier Refusal for this name
         return None
     content = dict(content)
     model_type = content.pop("model_type", None)
@@ -173,13 +190,16 @@ def _class_and_config(name: str) -> tuple[type[Any], Any] | None:
 
 
 def _of_class(built: type[Any], config: Any, name: str, sequence_length: int | None) -> Trainable:
-    """Describe a class of transformers that theory does not count. Raises Refusal where it cannot be built."""
+    """Return a trainable model of a transformers class for which theory has no formulas.
+
+    Raises Refusal if transformers cannot build it.
+    """
     _prepare(config)
     make = getattr(built, "_from_config", built)
     try:
         with torch.device("meta"):
             model = make(config)
-    except Exception as error:  # of anybody's class and configuration
+    except Exception as error:  # any class and configuration may come here and raise anything
         reason = f"transformers cannot build {built.__name__} ({_in_words(error)})"
         raise Refusal(f"{name}: {reason}. Correct its config.json.") from None
     return Trainable(
@@ -195,7 +215,7 @@ def _of_class(built: type[Any], config: Any, name: str, sequence_length: int | N
 
 
 def _prepare(config: Any) -> None:
-    """Turn off dropout and the cache, and let an encoder-decoder know the token that its decoder starts with."""
+    """Turn off dropout and the cache in a configuration, and set the decoder's first token if it has none."""
     _turn_off_dropout(config)
     config.use_cache = False
     if getattr(config, "is_encoder_decoder", False) and getattr(config, "decoder_start_token_id", None) is None:
@@ -203,7 +223,7 @@ def _prepare(config: Any) -> None:
 
 
 def _positions(config: Any) -> list[int]:
-    """Return the sequence lengths in a configuration."""
+    """Return the maximum sequence lengths that a configuration names."""
     lengths = (getattr(config, key, None) for key in LENGTHS)
     return [length for length in lengths if isinstance(length, int) and length > 0]
 
@@ -216,7 +236,10 @@ def _build(make: Callable[[Any], Any], config: Any, job: Job) -> Any:
 
 
 def _batch(job: Job, class_name: str) -> dict[str, Tensor]:
-    """Make one rank's micro batch of tokens, which a decoder is given as labels too."""
+    """Return one rank's micro batch of zeros, with shape (micro_batch_size, sequence_length).
+
+    The labels are the tokens themselves, or one label per sequence for a sequence classifier.
+    """
     ids = torch.zeros(int(job.micro_batch_size), int(job.sequence_length), dtype=torch.long)
     return {"input_ids": ids, "labels": ids[:, 0] if class_name.endswith(LABELS_PER_SEQUENCE) else ids}
 
@@ -242,7 +265,10 @@ def _in_words(error: Exception) -> str:
 
 
 def _blocks(model: nn.Module) -> list[str]:
-    """Return the classes of the model's repeated blocks, which transformers does not split."""
+    """Return the names of the classes of the model's repeated blocks.
+
+    If transformers lists some of them as modules that must not be split, only these are returned.
+    """
     lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
     listed = {type(part).__name__ for modules in lists for part in modules}
     whole = getattr(model, "_no_split_modules", None) or ()

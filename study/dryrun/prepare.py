@@ -1,4 +1,4 @@
-"""Prepare a training with an engine: through accelerate from a file, or from theory's description of an engine."""
+"""Prepare a training: through accelerate from a file, or from theory's description of an engine."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ MAX_NORM = 1.0  # to which gradients are clipped
 
 
 def through_accelerate(model: Trainable, job: Job, deepspeed: dict[str, Any] | None = None) -> Training:
-    """Prepare a model through accelerate, as configured by the environment of this rank.
+    """Prepare a model through accelerate, as the environment of this rank configures it.
 
-    `deepspeed`: DeepSpeed's configuration; None: as the environment says. Raises Refusal for settings that contradict
-    the job.
+    `deepspeed` is DeepSpeed's configuration. If it is None, the environment names the configuration. Raises Refusal if
+    its settings contradict the job.
     """
     micro_steps = int(job.gradient_accumulation_steps)
     plugin = accelerate.DeepSpeedPlugin(hf_ds_config=deepspeed) if deepspeed is not None else None
@@ -43,7 +43,7 @@ def through_accelerate(model: Trainable, job: Job, deepspeed: dict[str, Any] | N
     built = model.build(job)
     fsdp_plugin = getattr(accelerator.state, "fsdp_plugin", None)
     if fsdp_plugin is not None and not fsdp_plugin.transformer_cls_names_to_wrap:
-        # Transformers' own list has BERT's embeddings in it, which accelerate 1.15 then shards a second time.
+        # Transformers' own list includes BERT's embeddings, which accelerate 1.15 would shard a second time.
         fsdp_plugin.transformer_cls_names_to_wrap = model.blocks(built)
     prepared, optimizer = accelerator.prepare(built, _make_optimizer(built, "optimizer" in offloaded))
     return Training(
@@ -60,7 +60,11 @@ def through_accelerate(model: Trainable, job: Job, deepspeed: dict[str, Any] | N
 
 
 def _configure_deepspeed(plugin: Any, micro_batch_size: int, micro_steps: int) -> list[str]:
-    """Write the job into DeepSpeed's configuration; return which parts it offloads. Raises Refusal."""
+    """Write the job's batch sizes into DeepSpeed's configuration, and return which parts it offloads.
+
+    The parts are "optimizer" and "param". The list is empty without DeepSpeed. Raises Refusal if the configuration has
+    other batch sizes.
+    """
     if plugin is None:
         return []
     requested = {"train_micro_batch_size_per_gpu": micro_batch_size, "gradient_accumulation_steps": micro_steps}
@@ -74,7 +78,7 @@ def _configure_deepspeed(plugin: Any, micro_batch_size: int, micro_steps: int) -
 
 
 def _make_optimizer(model: Any, is_offloaded: bool) -> Any:
-    """Return AdamW as torch uses it on a GPU, or DeepSpeed's CPU Adam if the optimizer is offloaded."""
+    """Return AdamW with the kernels that torch uses on a GPU, or DeepSpeed's CPU Adam under offload."""
     if is_offloaded:
         from deepspeed.ops.adam import DeepSpeedCPUAdam
 
@@ -87,9 +91,10 @@ def _make_optimizer(model: Any, is_offloaded: bool) -> Any:
 
 
 def torch_engine(shape: ModelShape, engine: Engine, job: Job, mesh: DeviceMesh | None) -> Training:
-    """Prepare one process, DDP or FSDP2. Gradients are not clipped, which works in place.
+    """Prepare a training with one process, DDP or FSDP2.
 
-    Of several micro steps two are taken: all later ones find what the second does. `mesh`: of FSDP2's ranks.
+    `mesh` has the ranks of FSDP2. At most two micro steps are run, because memory is the same in all later ones as in
+    the second. Gradients are not clipped, because clipping works in place.
     """
     micro_steps = min(int(job.gradient_accumulation_steps), 2)
     model: nn.Module = build_model(shape, job, torch.bfloat16 if engine.precision == "pure-bf16" else torch.float32)
@@ -116,7 +121,7 @@ def torch_engine(shape: ModelShape, engine: Engine, job: Job, mesh: DeviceMesh |
 
 
 def _shard(model: nn.Module, shape: ModelShape, engine: Engine, mesh: DeviceMesh) -> None:
-    """Shard as a run does (study/training/accelerators.py), by the function with which accelerate prepares a model."""
+    """Shard a model with the function of accelerate that a run uses, too (study/training/accelerators.py)."""
     policy = MixedPrecisionPolicy(reduce_dtype=torch.float32 if engine.reduces_in_fp32 else None)
     if engine.precision not in ("fp32", "pure-bf16"):
         dtype = getattr(torch, computed_in(engine.precision))

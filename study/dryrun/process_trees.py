@@ -1,4 +1,4 @@
-"""Watch and end the processes that ranks have started, compilers for example."""
+"""Watch and end the processes that ranks have started, for example compilers."""
 
 from __future__ import annotations
 
@@ -13,18 +13,23 @@ from study.engines import torch_locks
 
 
 class ProcessTrees:
-    """Ranks, with all processes that they have started; a process stays known when the one that started it ends."""
+    """The ranks, with all processes that they have started.
+
+    A process remains known after the process that started it has ended.
+    """
 
     def __init__(self) -> None:
-        self._members: dict[int, dict[int, psutil.Process]] = {}  # rank -> process id -> process, the rank's own too
-        self._counted: dict[int, float] = {}  # rank -> the seconds of its members, when they were looked at last
+        # Rank -> process id -> process, including the rank's own.
+        self._members: dict[int, dict[int, psutil.Process]] = {}
+        self._counted: dict[int, float] = {}  # rank -> the CPU seconds of its processes at the last look
         self._seconds: dict[int, float] = {}
-        self._locks: dict[Path, tuple[psutil.Process, tuple[int, int]]] = {}  # -> who holds it, and which file it is
+        # Lock -> the process that holds it, and the identity of the file.
+        self._locks: dict[Path, tuple[psutil.Process, tuple[int, int]]] = {}
 
     def look(self, running: Mapping[int, int]) -> dict[int, float]:
-        """Return, for each rank that runs, the seconds for which it and what it has started have computed so far.
+        """Return the CPU seconds that each running rank and the processes started by it have used so far.
 
-        `running`: rank -> process id.
+        `running` maps a rank to its process id.
         """
         children: dict[int, list[psutil.Process]] = {}
         for process in psutil.process_iter():
@@ -44,16 +49,17 @@ class ProcessTrees:
                 members |= descendants
                 waiting += descendants
             counted = sum(map(_seconds, members.values()))
-            # What ends takes its seconds along, unless its parent counts them.
+            # The seconds of a process that ends are lost, unless its parent counts them.
             self._seconds[rank] = self._seconds.get(rank, 0.0) + max(0.0, counted - self._counted.get(rank, 0.0))
             self._counted[rank] = counted
             self._locks |= {lock: (each, file) for each in members.values() for lock, file in _locks_of(each)}
         return {rank: self._seconds[rank] for rank in running}
 
     def end(self, running: Mapping[int, int]) -> None:
-        """End the ranks that still run, and all that any rank has started; remove the locks of builds that this ends.
+        """End the ranks that still run, and all processes that any rank has started.
 
-        Everything is stopped first, so that nothing starts another process in the meantime.
+        All processes are suspended first, so that none of them can start another one. Locks of builds that this
+        interrupts are removed. `running` maps a rank to its process id.
         """
         self.look(running)
         stopped: set[psutil.Process] = set()
@@ -75,12 +81,12 @@ class ProcessTrees:
                     lock.unlink()
 
     def _started(self) -> Iterator[psutil.Process]:
-        """Return the processes that still run; for ranks that have ended, only the processes that they started."""
+        """Return all known processes that still run. Some of them were started by ranks that have ended."""
         return (child for members in self._members.values() for child in members.values() if _runs(child))
 
 
 def _seconds(process: psutil.Process) -> float:
-    """Return the CPU seconds of a process, including the processes that it has waited for."""
+    """Return the CPU seconds of a process, including ended child processes for which it has waited."""
     with suppress(psutil.Error):
         used = process.cpu_times()
         return float(used.user + used.system + used.children_user + used.children_system)
@@ -94,7 +100,10 @@ def _runs(process: psutil.Process) -> bool:
 
 
 def _locks_of(process: psutil.Process) -> Iterable[tuple[Path, tuple[int, int]]]:
-    """Return the locks of torch's builds that a process holds: a building process keeps the file open."""
+    """Return the locks of PyTorch's builds that a process holds, with the identity of each file.
+
+    A process that builds keeps its lock file open.
+    """
     with suppress(psutil.Error, OSError):
         for file in process.open_files():
             path = Path(file.path)

@@ -1,4 +1,7 @@
-"""Run a program as several ranks. Each is a fork of this process, which has imported all that they need."""
+"""Run a program as several ranks.
+
+Each rank is a fork of this process, which has imported everything that the ranks need.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ from study.engines import this_machine
 from study.errors import Refusal, RunFailed
 
 Judge = Callable[[int, str | None], dict[str, Any] | None]  # (rank, how it ended) -> an answer in place of its own
-Program = Callable[[], dict[str, Any]]  # what a rank does within its place; returns its answer
+Program = Callable[[], dict[str, Any]]  # what a rank does in its context; returns the rank's answer
 REFUSED, CRASHED = 2, 1
 POLL_SECONDS = 0.02
 
@@ -30,10 +33,11 @@ POLL_SECONDS = 0.02
 def run(
     program: Program, places: dict[int, AbstractContextManager[None]], at_once: int | None = None
 ) -> dict[int, dict[str, Any]]:
-    """Run a program as each of these ranks, within its place, and return the answer of each.
+    """Run a program as each of these ranks, and return the answer of each rank.
 
-    `places`: rank -> context that makes the process this rank. `at_once`: how many ranks run at a time; None: as many
-    as there are processors. Raises Refusal if a rank refuses, and RunFailed if one ends without an answer.
+    `places` maps a rank to the context that makes a process this rank. `at_once` is how many ranks run at a time. If it
+    is None, as many run as there are processors. Raises Refusal if a rank refuses, and RunFailed if a rank ends without
+    an answer.
     """
     at_once = at_once or max(1, len(this_machine.allowed_processors()))
     waiting, running = list(places), dict[int, int]()
@@ -44,7 +48,8 @@ def run(
                 while waiting and len(running) < at_once:
                     rank = waiting.pop(0)
                     running[rank] = start(program, places[rank], Path(scratch) / str(rank))
-                # Not one call that waits: a signal may reach another thread, and would then not end it.
+                # Poll instead of waiting in one call. A signal may reach another thread, and would then not interrupt
+                # the call.
                 answers |= ended(running, Path(scratch))
                 time.sleep(POLL_SECONDS)
         finally:
@@ -53,10 +58,11 @@ def run(
 
 
 def ended(running: dict[int, int], folder: Path, judge: Judge = lambda rank, ending: None) -> dict[int, dict[str, Any]]:
-    """Take the ranks that have ended out of those that run, and return their answers.
+    """Remove the ranks that have ended from `running`, and return their answers.
 
-    `judge` is called for a rank that left no answer: it returns one, or None if it has none either. Its second argument
-    is how the rank ended, or None if that was with status 0. Raises as `run` does.
+    `judge` is called for a rank that left no answer, with the rank and a text on how it ended. The text is None if the
+    rank ended with status 0. `judge` returns an answer, or None if there is none. Raises Refusal if a rank refused, and
+    RunFailed if there is no answer.
     """
     polled = [(rank, *os.wait4(child, os.WNOHANG)) for rank, child in running.items()]
     finished = {rank: (status, used) for rank, child, status, used in polled if child}
@@ -70,13 +76,16 @@ def ended(running: dict[int, int], folder: Path, judge: Judge = lambda rank, end
 
 
 def end(running: dict[int, int]) -> None:
-    """End the ranks that still run, with all that they have started."""
+    """End the ranks that still run, and all processes that they have started."""
     if running:
         ProcessTrees().end(running)
 
 
 def start(program: Program, place: AbstractContextManager[None], path: Path) -> int:
-    """Fork a process that runs as a rank and writes its result to this path; return its process id."""
+    """Fork a process that runs the program as a rank, and return its process id.
+
+    The process writes its answer to `path`.
+    """
     sys.stdout.flush()
     sys.stderr.flush()
     child = os.fork()
@@ -89,16 +98,16 @@ def start(program: Program, place: AbstractContextManager[None], path: Path) -> 
 
 
 def _be(program: Program, place: AbstractContextManager[None], path: Path) -> int:
-    """Run as a rank, from the fork to the end of the process."""
+    """Run the program as a rank in the forked process, and return the exit status."""
     processes.die_with_parent()
     with open(path.with_suffix(".log"), "w") as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
-    torch.set_num_threads(1)  # threads of the process that was forked are not here
+    torch.set_num_threads(1)  # a fork does not have the threads of its parent
     began = time.perf_counter()
     try:
         with warnings.catch_warnings(), place:
-            warnings.simplefilter("ignore")  # of what could go wrong in a training, which this is not
+            warnings.simplefilter("ignore")  # the warnings are about real trainings
             answer = program()
         files.write_json(path, answer | {"seconds": time.perf_counter() - began})
         return 0
@@ -112,7 +121,11 @@ def _be(program: Program, place: AbstractContextManager[None], path: Path) -> in
 
 
 def _answer(path: Path, rank: int, status: int, judge: Judge) -> dict[str, Any]:
-    """Return the result of a rank that has ended. Raises Refusal if it refused, and RunFailed if it left none."""
+    """Return the answer of a rank that has ended.
+
+    If the rank left none, `judge` may return one. Raises Refusal if the rank refused, and RunFailed if there is no
+    answer.
+    """
     if path.exists():
         answer: dict[str, Any] = files.load(path, "a rank's answer")
         if "refused" in answer:
@@ -126,7 +139,10 @@ def _answer(path: Path, rank: int, status: int, judge: Judge) -> dict[str, Any]:
 
 
 def _how(log: bytes, status: int) -> str:
-    """Say how a rank ended that left no result; for a signal, also what C++ printed."""
+    """Return how a rank ended that left no answer, as a text.
+
+    If a signal ended it, the text includes the message of the C++ exception.
+    """
     lines = processes.lines_of(log)
     if status < 0:
         with_name = f"was ended by signal {-status} ({signal.Signals(-status).name})"

@@ -1,7 +1,7 @@
-"""Run a program as all ranks of a small world, which exchange real values, and notice if they wait for ever.
+"""Run a program as all ranks of a small world that exchange real values, and end ranks that wait forever.
 
-Each rank is a fork of this process. A decision that ranks make by an all-reduce then works as on GPUs, and so does
-DDP's `join`.
+Each rank is a fork of this process. Because values are real, decisions that ranks make by an all-reduce work as on
+GPUs, and so does DDP's `join`.
 """
 
 from __future__ import annotations
@@ -20,26 +20,28 @@ from study.dryrun.tracker import DONE
 
 MOST_RANKS = 8  # that exchange real values on one machine
 POLL_SECONDS = 0.25
-IDLE_SHARE = 0.02  # of a processor, that a rank which only waits takes at most, with all that it has started
-WINDOW_SECONDS = 5.0  # over which that is measured: the clock of a processor's time has ticks of 10 ms
-WAITING_SECONDS = 10.0  # in collectives, without one that is done: for ever
-ASLEEP_SECONDS = 60.0  # outside of them: a script may sleep
+IDLE_SHARE = 0.02  # the most CPU time per second that a waiting rank uses, with all processes that it has started
+WINDOW_SECONDS = 5.0  # the time over which that is measured, because CPU time is counted in ticks of 10 ms
+WAITING_SECONDS = 10.0  # if all ranks are in collectives and none finishes for so long, they wait forever
+ASLEEP_SECONDS = 60.0  # the same for ranks outside of collectives, because a script may sleep
 
 
 def journal(folder: Path, rank: int) -> Path:
-    """Return the file to which a rank writes its calls."""
+    """Return the path of the file to which a rank writes its calls."""
     return folder / f"{rank}.calls"
 
 
 def run(
     program: Program, places: Mapping[int, AbstractContextManager[None]], folder: Path
 ) -> dict[int, dict[str, Any]]:
-    """Run a program as all ranks of a world at once, and return the answer of each.
+    """Run a program as all ranks of a world at the same time, and return the answer of each rank.
 
-    Ranks that wait for each other for ever are ended, with all that they have started. Their answer is then the list of
-    their calls, with `waits` true. A rank that a signal ends, or that ends itself by os._exit, has such an answer too,
-    in which `ended` says how. `folder`: where they write their journals. Raises Refusal if a rank refuses, and
-    RunFailed if one ends before the script begins.
+    Ranks that wait for each other forever are ended, together with all processes that they have started. The answer of
+    such a rank has its `calls` so far, and `waits` is True. A rank that is ended by a signal, or by os._exit, has such
+    an answer, too, in which `ended` says how it ended.
+
+    `places` maps a rank to the context that makes a process this rank. The ranks write their journals to `folder`.
+    Raises Refusal if a rank refuses, and RunFailed if a rank ends before it begins to write its journal.
     """
     running = {rank: start(program, place, folder / str(rank)) for rank, place in places.items()}
     answers: dict[int, dict[str, Any]] = {}
@@ -59,29 +61,38 @@ def run(
 
 
 def _judge(folder: Path, rank: int, ending: str | None) -> dict[str, Any] | None:
-    """Return the result of a rank that ended without one: the calls in its journal. None: it has no journal."""
+    """Return an answer for a rank that ended without one, with the calls in its journal.
+
+    None if it has no journal. `ending` says how the rank ended.
+    """
     path = journal(folder, rank)
     return {"calls": _written(path), "raised": None, "ended": ending} if path.exists() else None
 
 
 def _written(path: Path) -> list[dict[str, Any]]:
-    """Return the calls in a journal, without a last line that is incomplete."""
+    """Return the calls in a journal. An incomplete last line is left out."""
     lines = path.read_text().splitlines(keepends=True) if path.exists() else []
     return [json.loads(line) for line in lines if line.startswith("{") and line.endswith("\n")]
 
 
 class _Idle:
-    """Since when all ranks of a world have been waiting, by their time on a processor and by their journals."""
+    """A measurement of how long all ranks of a world have been waiting.
+
+    A rank waits if it uses almost no CPU time and writes nothing to its journal.
+    """
 
     def __init__(self, folder: Path, trees: ProcessTrees) -> None:
         self._folder = folder
         self._trees = trees
-        self._since = self._began = time.monotonic()  # the latter: of a window
+        self._since = self._began = time.monotonic()  # since when all ranks wait, and when the current window began
         self._before: Any = None
         self._seconds: dict[int, float] = {}  # of each rank, as the window began
 
     def is_for_ever(self, running: Mapping[int, int]) -> bool:
-        """Say whether these ranks, with their process ids, have all been waiting for too long."""
+        """Say whether all of these ranks have been waiting for too long.
+
+        `running` maps a rank to its process id.
+        """
         now = time.monotonic()
         seconds = self._trees.look(running)
         journals = {rank: journal(self._folder, rank) for rank in running}
@@ -98,6 +109,6 @@ class _Idle:
 
 
 def _is_in_call(path: Path) -> bool:
-    """Say whether the last call in a journal is not finished. A rank without calls is in none."""
+    """Say whether the last call in a journal has not finished. False if the journal has no calls."""
     last = path.read_text().splitlines()[-1:] if path.exists() else []
     return bool(last) and last != [DONE]

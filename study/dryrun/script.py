@@ -1,4 +1,4 @@
-"""Run a user's script as one rank and list its collectives."""
+"""Run a user's script as one rank, and record its collectives."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ from study.errors import Refusal
 
 
 def run(script: Path, arguments: Sequence[str], journals: Path | None = None) -> dict[str, Any]:
-    """Run a script to its end as this rank; return its collectives, the peak of its tensors in bytes, what it raised.
+    """Run a script to its end as this rank, and return what was recorded.
 
-    `journals`: a folder in which a rank writes its calls as it issues them, because it may not come to its end.
+    The result has the collectives (`calls`), the peak of the tensors in bytes (`peak_bytes`), and the error of the
+    script or None (`raised`). `journals` is a folder in which the rank also writes each call as it issues it, because a
+    rank that hangs never returns.
     """
     raised = None
     with ExitStack() as stack:
@@ -30,6 +32,6 @@ def run(script: Path, arguments: Sequence[str], journals: Path | None = None) ->
             raise
         except SystemExit as end:
             raised = f"SystemExit: {end.code}" if end.code else None
-        except Exception as error:  # the others may wait for this rank: its calls until here say
+        except Exception as error:  # other ranks may wait for this one, and its calls so far show that
             raised = f"{type(error).__name__}: {str(error).splitlines()[0]}" if str(error) else type(error).__name__
     return {"calls": [asdict(call) for call in tracker.calls], "peak_bytes": tracker.peak, "raised": raised}

@@ -1,4 +1,4 @@
-"""Take optimizer steps of a training that an engine has prepared, and trace the third."""
+"""Take three optimizer steps of a training that an engine has prepared, and trace the third."""
 
 from __future__ import annotations
 
@@ -14,33 +14,35 @@ from study.dryrun.tracker import TensorTracker
 from study.engines.readback.facts import base_optimizer, engine_optimizer
 from study.engines.readback.states import count_states, engine_tensors
 
-# ZeRO-3 has traced its order of parameters after the first step, DDP has arranged its buckets anew in the second.
+# The third step is steady: ZeRO stage 3 has traced the order of its parameters in the first step, and DDP has rebuilt
+# its buckets in the second.
 STEADY_STEP = 3
 
 
 @dataclass(frozen=True)
 class Training:
-    """A model and an optimizer as an engine has prepared them, and how a step is taken with them."""
+    """A model and an optimizer that an engine has prepared, and the functions that take a step with them."""
 
     model: Any
     optimizer: Any  # accelerate's or torch's
     micro_steps: int  # per optimizer step
     compute_loss: Callable[[], Tensor]  # of one micro batch
     backward: Callable[[Tensor], Any]
-    accumulate: Callable[[bool], AbstractContextManager[Any]]  # around a micro step; is it the last one?
+    # The context of a micro step; the argument says if it is the last one.
+    accumulate: Callable[[bool], AbstractContextManager[Any]]
     clip_gradients: Callable[[], Any]
-    has_parts: bool = True  # whether it is known of each tensor what it is; of DeepSpeed's buckets it is not
-    micro_steps_left_out: int = 0  # of a step: they are like its first, and only counted
-    offloads: bool = False  # to the host, whose memory is then among what is tracked
+    has_parts: bool = True  # whether the part of every tensor is known, which is not so for DeepSpeed's buckets
+    micro_steps_left_out: int = 0  # micro steps that are not run; the calls of the first one are counted for them
+    offloads: bool = False  # whether states are offloaded to the host, whose memory is then tracked, too
 
     @property
     def engine_optimizer(self) -> Any:
-        """Return the optimizer that holds the model states: ZeRO's, or torch's."""
+        """The optimizer that holds the model states: ZeRO's, or torch's."""
         return engine_optimizer(self.model, self.optimizer)
 
 
 def train_step(training: Training, after_micro_step: Callable[[], None]) -> None:
-    """Take one optimizer step with all its micro steps."""
+    """Take one optimizer step, and call `after_micro_step` after each of its micro steps."""
     for micro_step in range(training.micro_steps):
         is_last = micro_step == training.micro_steps - 1
         with training.accumulate(is_last):
@@ -53,16 +55,22 @@ def train_step(training: Training, after_micro_step: Callable[[], None]) -> None
 
 
 def trace_training(prepare: Callable[[], Training]) -> dict[str, Any]:
-    """Prepare a training, take three steps, and return what this rank held and sent in the third.
+    """Prepare a training, take three steps, and return the memory and the collectives of the third.
 
-    Keys: `states` (bytes by part, as the optimizer begins to update), `before_bytes` (between steps), `peak_bytes`,
-    `parts` (of the peak; empty for DeepSpeed), `moment` (of the peak), `reserved_bytes` (by allocator; empty under
-    offload), `calls`.
+    The result has these keys:
+
+    * `states`: the bytes of the model states by part, as the update begins
+    * `before_bytes`: the bytes of all tensors as the step begins
+    * `peak_bytes`: the peak of all tensors in the step
+    * `parts`: the bytes at the peak by part (empty for DeepSpeed)
+    * `moment`: the part of the step in which the peak is
+    * `reserved_bytes`: the GPU memory that each allocator would reserve (empty under offload)
+    * `calls`: the collectives of the step, in their order
     """
     tracker = TensorTracker()
     states: list[dict[str, Any]] = []
     peak_before_update = 0
-    num_calls: list[int] = []  # before the step, and after each of its micro steps
+    num_calls: list[int] = []  # the number of calls before the step, and after each of its micro steps
     with tracker:
         training = prepare()
 
@@ -95,13 +103,14 @@ def trace_training(prepare: Callable[[], Training]) -> dict[str, Any]:
         "peak_bytes": peak,
         "parts": tracker.parts_at_peak() if training.has_parts else {},
         "moment": "optimizer step" if peak > peak_before_update else "forward and backward",
-        "reserved_bytes": {} if training.offloads else tracker.reserved(),  # of a card, on which nothing else is
+        # Offloaded tensors would be counted as if they were on the GPU.
+        "reserved_bytes": {} if training.offloads else tracker.reserved(),
         "calls": [asdict(call) for call in first_micro_step * training.micro_steps_left_out + step],
     }
 
 
 def _assign_parts(tracker: TensorTracker, training: Training) -> None:
-    """Name the tensors that exist when the update begins to the tracker."""
+    """Assign the tensors that exist as the update begins to the parts of memory that the tracker counts."""
     tracker.assign("buffers", training.model.buffers())
     tensors = engine_tensors(training.model, training.engine_optimizer)
     parts: tuple[Part, ...] = ("communication_buffers", "gradients", "optimizer_states", "parameters")

@@ -1,4 +1,4 @@
-"""Print the results of a dry run as tables and sentences."""
+"""Format the results of a dry run as tables and sentences."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ENDED = (
 
 
 def memory(ranks: Mapping[int, Mapping[str, Any]]) -> str:
-    """Tabulate the memory of each rank in its third step, and what the dry run itself took."""
+    """Return a table of each rank's memory in its third step, and of the time and memory of the dry run itself."""
     rows = [["memory in step 3", *(f"rank {rank}" for rank in ranks)]]
     for key in STATES:
         rows.append([key.replace("_", " "), *(_gib(answer["states"][key]) for answer in ranks.values())])
@@ -43,7 +43,10 @@ def memory(ranks: Mapping[int, Mapping[str, Any]]) -> str:
 
 
 def communication(calls: Sequence[Call], world_size: int) -> str:
-    """Tabulate the collectives of one rank's step by kind, group and type, in the order of their first calls."""
+    """Return a table of the collectives in one rank's step, by kind, number of ranks and type.
+
+    The rows are in the order of the first calls.
+    """
     if not calls:
         return "The step has no collectives."
     counts: Counter[tuple[str, int, str]] = Counter()
@@ -57,7 +60,7 @@ def communication(calls: Sequence[Call], world_size: int) -> str:
 
 
 def mismatches(first_mismatches: Sequence[Mismatch], ranks: Sequence[int], are_all_there: bool) -> Iterator[str]:
-    """Say where ranks would wait for each other forever, or that they would not."""
+    """Yield sentences on where ranks would wait for each other forever, or that they would not."""
     if len(ranks) > 1 and not first_mismatches:
         if are_all_there:
             yield f"No hang: the {len(ranks)} ranks make the same calls in the same order, by kind, size and type."
@@ -73,7 +76,7 @@ def mismatches(first_mismatches: Sequence[Mismatch], ranks: Sequence[int], are_a
 
 
 def waiting(ranks: Mapping[int, Sequence[Call]]) -> Iterator[str]:
-    """Say which ranks waited for each other until they were ended, and in which call each of them was."""
+    """Yield sentences on the ranks that waited until they were ended, and on the call that each was in."""
     if ranks:
         yield f"HANG: rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))} waited until the dry run ended them."
     for rank, calls in ranks.items():
@@ -81,10 +84,10 @@ def waiting(ranks: Mapping[int, Sequence[Call]]) -> Iterator[str]:
 
 
 def raised(ranks: Mapping[int, Mapping[str, Any]], is_explained: bool) -> list[str]:
-    """Return the errors of ranks, and how ranks ended that did not finish.
+    """Return a sentence for each rank that raised an error or did not finish.
 
-    An error that only follows from the end of another rank is left out, if that rank has an error of its own or if the
-    end `is_explained`.
+    An error that only follows from the end of another rank is left out if any rank has an error of its own, or if
+    `is_explained` is True.
     """
     endings = {rank: f"raised {answer['raised']}" for rank, answer in ranks.items() if answer.get("raised")}
     endings |= {rank: str(answer["ended"]) for rank, answer in ranks.items() if answer.get("ended")}
@@ -93,7 +96,7 @@ def raised(ranks: Mapping[int, Mapping[str, Any]], is_explained: bool) -> list[s
 
 
 def indented(lines: Sequence[str]) -> list[str]:
-    """Wrap lines to the terminal's width; lines that begin with spaces stay indented."""
+    """Wrap lines to the terminal's width. Lines that begin with spaces stay indented."""
     return [terminal.wrapped(line.strip(), " " * (len(line) - len(line.lstrip())), "    ") for line in lines]
 
 

@@ -1,7 +1,8 @@
-"""Trace an engine that theory describes: a rank's peak of tensors, the reserved memory, and its collectives.
+"""Trace an engine that theory describes: a rank's peak memory, reserved memory and collectives.
 
-Nothing is allocated and nothing is sent, so a laptop traces a model of seven billion parameters. What is traced is what
-`study/training` builds: the modules of transformers, DeepSpeed's engine, accelerate's sharding, torch's DDP and AdamW.
+Nothing is allocated and nothing is sent, so a laptop can trace a model of seven billion parameters. The traced code is
+what `study/training` builds, too: the modules of transformers, DeepSpeed's engine, accelerate's sharding, and torch's
+DDP and AdamW.
 """
 
 from __future__ import annotations
@@ -35,10 +36,11 @@ FILLED_IN_BY_ACCELERATE = ("gradient_accumulation_steps", "gradient_clipping", "
 
 
 def trace(shape: ModelShape, engine: Engine, job: Job) -> Traced:
-    """Trace a steady optimizer step of rank 0. Raises Refusal for what cannot be traced.
+    """Trace a steady optimizer step of rank 0.
 
-    DeepSpeed's rank is a fork of this process, in which no backward pass may have run before. Torch's engines are
-    traced in this process, in which no group of ranks may exist.
+    Raises Refusal if the model, the engine or the job cannot be traced. DeepSpeed's rank is a fork of this process, in
+    which no backward pass may have run before. Torch's engines are traced in this process, in which no process group
+    may exist.
     """
     check_traceable(shape, engine, job)
     transformers.utils.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
@@ -54,18 +56,22 @@ def trace(shape: ModelShape, engine: Engine, job: Job) -> Traced:
 
 
 def trace_torch(shape: ModelShape, engine: Engine, job: Job) -> dict[str, Any]:
-    """Trace one process, DDP or FSDP2 in this process; return what `step.trace_training` does, and the seconds."""
+    """Trace one process, DDP or FSDP2 in this process.
+
+    Returns the result of `step.trace_training`, and the `seconds` that it took.
+    """
     began = time.perf_counter()
     with warnings.catch_warnings(), world.first_rank(engine) as mesh, without_memory():
-        warnings.simplefilter("ignore")  # of what could go wrong in a training, which this is not
+        warnings.simplefilter("ignore")  # the warnings are about real trainings
         answer = step.trace_training(partial(prepare.torch_engine, shape, engine, job, mesh))
     return answer | {"seconds": time.perf_counter() - began}
 
 
 def trace_deepspeed(shape: ModelShape, engine: Engine, job: Job) -> dict[str, Any]:
-    """Trace stages 1 to 3 in a fork that is rank 0; return its answer. Raises Refusal.
+    """Trace ZeRO stages 1 to 3 in a fork of this process that is rank 0.
 
-    Options of DeepSpeed that the engine does not have are at their defaults.
+    Returns the result of `step.trace_training`, and the `seconds` that it took. Options of DeepSpeed that are not part
+    of `engine` have their defaults. Raises Refusal if DeepSpeed is not installed, or if the rank refuses.
     """
     if find_spec("deepspeed") is None:
         raise Refusal("DeepSpeed is not installed, so it cannot be traced. Run: pip install 'zero-study[train]'")
@@ -89,14 +95,18 @@ def trace_deepspeed(shape: ModelShape, engine: Engine, job: Job) -> dict[str, An
 
 def _deepspeed_configuration(engine: Engine) -> dict[str, Any]:
     zero = {"stage": engine.zero_stage} | {key: getattr(engine, name) for key, name in ZERO.items()}
-    if not engine.reduce_bucket_size:  # of the optimizer that stage 1 takes in bf16 with sums in fp32: it has none
+    if not engine.reduce_bucket_size:  # stage 1 in bf16 with sums in fp32 uses an optimizer that has no such bucket
         del zero["reduce_bucket_size"]
     sums = {"data_types": {"grad_accum_dtype": "fp32"}} if engine.accumulation_bytes == 4 else {}
     return {"zero_optimization": zero} | sums | dict.fromkeys(FILLED_IN_BY_ACCELERATE, "auto")
 
 
 def trainer(model: Trainable, job: Job, has_memory: bool, deepspeed: dict[str, Any] | None = None) -> ranks.Program:
-    """Return the program of a rank that trains this model through accelerate; its tensors have memory, or none."""
+    """Return the program with which a rank trains this model through accelerate.
+
+    `has_memory` says whether its tensors have real memory. `deepspeed` is DeepSpeed's configuration. If it is None, the
+    environment names the configuration.
+    """
     prepare_training = partial(prepare.through_accelerate, model, job, deepspeed)
 
     def program() -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The result of tracing a step, and which models and engines cannot be traced. Needs no torch."""
+"""The result of tracing a step, and which models and engines can be traced. Does not import torch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from study.errors import Refusal
 from study.theory.engine import Engine, Job
 from study.theory.shapes import ModelShape
 
-# Parameters have with them what is gathered of them; buffers are those of modules.
+# Parameters include the copies that are gathered of them. Buffers are those of modules.
 Part = Literal[
     "parameters", "buffers", "gradients", "communication_buffers", "optimizer_states", "activations",
     "temporary_buffers",
@@ -20,12 +20,12 @@ Moment = Literal["forward and backward", "optimizer step"]
 
 @dataclass(frozen=True)
 class Traced:
-    """Bytes of a rank's tensors at the highest moment of a step, and what it sends in a step."""
+    """The memory of a rank's tensors at the peak of a step, and the collectives of that step."""
 
     parts: dict[Part, int]  # bytes; empty for DeepSpeed
     moment: Moment | None
-    seconds: float  # that the trace took
-    peak_bytes: int = 0  # where the parts are not known
+    seconds: float  # the time that the trace took
+    peak_bytes: int = 0  # the peak, for engines whose parts are not known
     reserved_bytes: int | None = None  # by CUDA's allocator, replayed
     calls: list[dict[str, Any]] = field(default_factory=list)  # collectives in their order, as tracker.Call has them
 
@@ -35,14 +35,14 @@ class Traced:
 
     @property
     def collectives(self) -> list[dict[str, Any]]:
-        """Return the collectives of a step by kind: their number, and the bytes of their full tensors."""
+        """The collectives of a step by kind: their number, and the bytes of their full tensors."""
         kinds = dict.fromkeys(call["kind"] for call in self.calls)
         calls = {kind: [call["num_bytes"] for call in self.calls if call["kind"] == kind] for kind in kinds}
         return [{"kind": kind, "count": len(sizes), "bytes": sum(sizes)} for kind, sizes in calls.items()]
 
 
 def check_traceable(shape: ModelShape, engine: Engine, job: Job) -> None:
-    """Raise Refusal, with the reason, for what cannot be traced."""
+    """Raise Refusal if the model, the engine or the job cannot be traced. The message has the reason."""
     is_sharded, is_deepspeed, precision = engine.kind == "fsdp", engine.kind == "deepspeed", engine.precision
     reasons = {
         "offload cannot be traced: fake tensors are all on one device": {

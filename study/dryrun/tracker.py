@@ -1,4 +1,4 @@
-"""Follow every tensor and every collective of a process."""
+"""Record every tensor and every collective of a process."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from study.engines.collective_probe import collective_of, is_script_object, wait
 from study.engines.hooks import listening
 
 PLAIN = (torch.Tensor, torch.nn.Parameter, FakeTensor)
-DONE = "done"  # in a journal, of the call before it
+DONE = "done"  # a line of a journal: the call before it has finished
 LIBRARIES = ("site-packages", "dist-packages", "study/dryrun", "study/engines", "lib/python", "<frozen", "<string>")
 
 
@@ -40,20 +40,20 @@ class Call:
     """A collective that a rank issued."""
 
     kind: str
-    ranks: tuple[int, ...]  # of its group; empty: all
+    ranks: tuple[int, ...]  # the ranks of its group; empty if the group has all ranks
     dtype: str
     num_bytes: int  # of the whole tensor: the input of all-reduce and reduce-scatter, the output of all-gather
-    module: str  # whose forward pass it is in; empty: in none
-    line: str  # of the script, not of a library; empty: of none
+    module: str  # the module whose forward pass issued it; empty if none did
+    line: str  # the line of the script, not of a library; empty if there is none
 
     @classmethod
     def read(cls, content: dict[str, Any]) -> Call:
-        """Read a call from a rank's result."""
+        """Return a call that was recorded as a dict in a rank's answer."""
         return cls(**{**content, "ranks": tuple(content["ranks"])})
 
 
 class _Storage:
-    """One storage, for as long as it or a record of it is kept."""
+    """A storage with its number of bytes, and the part of memory to which it belongs."""
 
     __slots__ = ("num_bytes", "part", "reference")
 
@@ -64,28 +64,32 @@ class _Storage:
 
 
 class TensorTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Follow, within a `with` block, each storage as it comes and goes, and each collective.
+    """Record, within a `with` block, when each storage is allocated and freed, and each collective.
 
-    Bytes are those of storages, each counted once. What an operator allocates within itself is not seen. What only C++
-    has made is seen if it is an operator's result (DDP's buckets).
+    Memory is counted in storages, each counted once. Memory that an operator allocates internally is not seen. Memory
+    that C++ code allocates by itself is seen if it is the result of an operator, as DDP's buckets are.
     """
 
     def __init__(self, journal: IO[str] | None = None) -> None:
-        """`journal`: a file to which each call is written before it is waited for, and `DONE` after it."""
+        """Create a tracker that has recorded nothing.
+
+        `journal` is a file to which each call is written before the rank waits for it, and `DONE` after it.
+        """
         super().__init__()  # type: ignore[no-untyped-call]
         self.calls: list[Call] = []
         self._journal = journal
         self.bucket_bytes: int | None = None  # of DDP
         self.held = 0  # bytes
-        self.peak = 0  # of them, since `start_peak`
-        self.new_part: Part | None = None  # of storages that come; None: as autograd runs backward or not
+        self.peak = 0  # the highest number of bytes since `start_peak`
+        self.new_part: Part | None = None  # the part of new storages; None: it depends on whether a backward pass runs
         self.allocators: dict[str, Allocator] = {}  # CUDA's, since `replay`
         self._storages: dict[int, _Storage] = {}  # by address
         self._held_at_start: dict[_Storage, int] = {}  # bytes, at `start_peak`
         self._changes: list[tuple[_Storage, int]] | None = None  # in bytes, since `start_peak`
         self._num_changes_at_peak = 0
-        self._waits = dist.is_initialized() and dist.get_backend() == "gloo"  # whose threads hold what they send
-        self._modules: list[torch.nn.Module] = []  # whose forward passes this is in
+        # Gloo's threads keep the tensors that they send.
+        self._waits = dist.is_initialized() and dist.get_backend() == "gloo"
+        self._modules: list[torch.nn.Module] = []  # the modules whose forward passes are running, the innermost last
         self._names = weakref.WeakKeyDictionary[torch.nn.Module, str]()
         self._groups: dict[Any, tuple[int, ...]] = {}
         self._imagines = False
@@ -111,7 +115,7 @@ class TensorTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(kind not in PLAIN for kind in types):
-            return NotImplemented  # of tensors around tensors, which come again, one by one
+            return NotImplemented  # a tensor subclass, whose inner tensors come here again one by one
         options = kwargs or {}
         if self._imagines:
             return func(*args, **options)
@@ -124,7 +128,7 @@ class TensorTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def _run(self, func: Any, args: Any, options: Any) -> Any:
-        """Run an operator, and note it if it is a collective."""
+        """Run an operator, and record it if it is a collective."""
         if self._waits and func.namespace == "c10d":
             return self._call_and_wait(func, args, options)
         result = func(*args, **options)
@@ -135,7 +139,10 @@ class TensorTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def _call_and_wait(self, func: Any, args: Any, options: Any) -> Any:
-        """Make a call, which is noted before: gloo's thread may end the process at once if the ranks' calls differ."""
+        """Record a collective, then issue it and wait for it.
+
+        It is recorded first, because gloo's thread may end the process at once if the ranks issue different calls.
+        """
         collective = collective_of(func, args, None)
         if collective is not None:
             self._note_call(*collective, args)
@@ -150,13 +157,16 @@ class TensorTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     # ------------------------------------------------------------ memory
 
     def start_peak(self) -> None:
-        """Look for the peak, and for what is held then, from here on."""
+        """Start to look for the peak of memory, and record the current bytes of all storages."""
         self.peak = self.held
         self._held_at_start = {storage: storage.num_bytes for storage in self._storages.values()}
         self._changes, self._num_changes_at_peak = [], 0
 
     def parts_at_peak(self) -> dict[Part, int]:
-        """Return the bytes that were held at the peak, by what their storages have turned out to be."""
+        """Return the bytes of all storages at the peak, by part.
+
+        A storage counts for the part to which it was assigned last, even if that was after the peak.
+        """
         bytes_by_storage = Counter(self._held_at_start)
         for storage, change in (self._changes or [])[: self._num_changes_at_peak]:
             bytes_by_storage[storage] += change
@@ -166,23 +176,23 @@ class TensorTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return parts
 
     def assign(self, part: Part, tensors: Iterable[torch.Tensor]) -> None:
-        """Say what these tensors are; the last call counts."""
+        """Assign tensors to a part of memory. If a tensor is assigned several times, the last time counts."""
         for tensor in tensors:
             local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
             if local.device.type != "meta" and (storage := self._storages.get(local.untyped_storage()._cdata)):
                 storage.part = part
 
     def replay(self) -> None:
-        """Replay all tensors from here on in CUDA's allocators, beginning with those that exist now.
+        """Replay all allocations from now on in CUDA's allocators, beginning with the existing tensors.
 
-        What came before is not played: a model that is built, or cast, is so in the host's memory.
+        Earlier allocations are not replayed, because a model is built and cast in the host's memory.
         """
         self.allocators = {"default": Allocator(False), "expandable_segments": Allocator(True)}
         for allocator, (key, storage) in product(self.allocators.values(), self._storages.items()):
             allocator.allocate(key, storage.num_bytes)
 
     def reserved(self) -> dict[str, int]:
-        """Return the bytes of GPU memory that each allocator has reserved so far."""
+        """Return the bytes of GPU memory that each allocator has reserved so far, by its name."""
         return {name: allocator.reserved for name, allocator in self.allocators.items()}
 
     def _note(self, tensor: torch.Tensor) -> None:
@@ -196,7 +206,11 @@ class TensorTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._change(key, storage.nbytes())
 
     def _part_of_new(self) -> Part:
-        """Return the part of a new storage: kept by a forward pass (which may be a repeated one), or temporary."""
+        """Return the part to which a new storage belongs, until it is assigned to another one.
+
+        It is a temporary buffer if a backward pass allocates it. It is an activation if a forward pass allocates it,
+        even if that forward pass is repeated within a backward pass.
+        """
         if self.new_part is not None:
             return self.new_part
         is_in_backward = torch._C._current_graph_task_id() != -1
@@ -225,7 +239,7 @@ class TensorTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def _assign_copies_of_fsdp(self, func: Any, args: Any, options: Any) -> None:
-        """Assign FSDP2's copies of gathered data to parameters, and of full gradients to reduction buffers."""
+        """Assign FSDP2's copies of gathered data to parameters, and its reduction buffers to communication."""
         if func is torch.ops.fsdp.split_with_sizes_copy.default:
             self.assign("parameters", options["out"])
         elif func is torch.ops.fsdp.chunk_cat.default:
@@ -248,7 +262,7 @@ class TensorTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     # ------------------------------------------------------------ collectives
 
     def _imagine(self, call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-        """Ignore operators that DTensor tries on tensors without memory to learn their output shape."""
+        """Ignore the operators that DTensor runs on tensors without memory to find an output's shape."""
         self._imagines = True
         try:
             return call(*arguments, **options)
@@ -269,7 +283,7 @@ class TensorTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._journal.flush()
 
     def _ranks(self, args: Any) -> tuple[int, ...]:
-        """Return the ranks of a call's group; empty: all ranks."""
+        """Return the ranks of a call's group. Empty if the group has all ranks."""
         for value in args:
             group: Any = None
             if is_script_object(value, "ProcessGroup"):
@@ -298,7 +312,7 @@ class TensorTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _line() -> str:
-    """Return the innermost line of Python outside of libraries, as file:line."""
+    """Return the innermost line of Python code outside of libraries, as file:line. Empty if there is none."""
     frame = sys._getframe(2)
     while frame is not None:
         name = frame.f_code.co_filename

@@ -1,8 +1,8 @@
-"""Make a process one rank of many that are not there: its environment, its group, and what engines ask of others.
+"""Make a process one rank of a world in which the other ranks do not exist.
 
-Torch's fake process group gives back what it is given: shapes, bytes and order of the calls are the engine's own, but
-values are not. What an engine asks of other ranks before it goes on is answered here for them (torch 2.13, DeepSpeed
-0.19.8, accelerate 1.15).
+The process gets the rank's environment and a process group. PyTorch's fake process group returns what it is given, so
+the shapes, sizes and order of the calls are the engine's own, but the values are not. If an engine needs values from
+other ranks before it continues, this module supplies them (for PyTorch 2.13, DeepSpeed 0.19.8 and accelerate 1.15).
 """
 
 from __future__ import annotations
@@ -33,13 +33,15 @@ from study.engines.workarounds import shard_on_cpu
 from study.errors import Refusal
 from study.theory.engine import Engine
 
-# Before ranks are forked, which would need seconds each; zero.Init under a mode does not survive the first import.
+# Imported before ranks are forked, because each rank would need seconds for it. Also, zero.Init fails if it causes the
+# first import while a dispatch mode is active.
 IMPORTED = ("torch._dynamo", "torch._inductor.compile_fx", "deepspeed")
-PORT = 29500  # which nobody listens at
+PORT = 29500  # no process listens at this port
 PLENTY = 1 << 60  # bytes
-PATIENCE = timedelta(days=1)  # of ranks that exchange real values; their parent ends those that wait for ever
-WEIGHT = 0.01  # in the place of what rank 0 would have sent
-# Settings of a launch that are supported, in small letters; others are refused.
+# The timeout of ranks that exchange real values; their parent process ends ranks that wait forever.
+PATIENCE = timedelta(days=1)
+WEIGHT = 0.01  # the value of weights that rank 0 would have sent
+# Supported settings of a launch, in lower case. Other values are refused.
 SUPPORTED = {"ACCELERATE_USE_MEGATRON_LM": "false", "FSDP_VERSION": "2", "FSDP_OFFLOAD_PARAMS": "false"}
 SUPPORTED |= {f"PARALLELISM_CONFIG_{name}_SIZE": "1" for name in ("TP", "CP", "SP")}
 ONE_PROCESS = "ZERO_STUDY_ONE_PROCESS"  # a variable of ranks that are launched without a process group
@@ -54,10 +56,10 @@ Environment = dict[str, str]  # variables that a launcher sets for its ranks
 def launch_environment(
     file: Path, world_size: int, mixed_precision: str | None = None, is_script: bool = False
 ) -> Environment:
-    """Return the environment that accelerate's own functions make of a file for its ranks, and import the engine.
+    """Return the environment that accelerate's launcher sets for the ranks of a file.
 
-    `is_script`: a script may start DeepSpeed by itself, whatever the file names. Raises Refusal for a file that cannot
-    be run here.
+    Also imports the engines. `is_script` says that a script will run, which may start DeepSpeed whatever the file
+    names. Raises Refusal if the file cannot be run here.
     """
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # before torch looks for one
     files.read_yaml(file, Path("accelerate_configs"))  # raises a Refusal that says what is wrong with the file
@@ -74,7 +76,11 @@ def launch_environment(
 
 
 def _launched(file: Path, world_size: int, mixed_precision: str | None) -> Environment:
-    """Return the environment in which accelerate would start a script; empty if it would start a single process."""
+    """Return the environment in which accelerate would start a script.
+
+    Empty if accelerate would start a single process although `world_size` is larger, or would use a launcher that is
+    not supported.
+    """
     from accelerate.commands import launch
     from accelerate.utils import launch as prepare
 
@@ -100,7 +106,10 @@ def _launched(file: Path, world_size: int, mixed_precision: str | None) -> Envir
 
 
 def _check_supported(file: Path, world_size: int, variables: Environment) -> None:
-    """Raise Refusal for settings that are not supported; write the path of DeepSpeed's JSON so that it is found."""
+    """Raise Refusal for settings that cannot be simulated.
+
+    Also changes the path of DeepSpeed's JSON in `variables`, so that the file is found.
+    """
     for name, value in SUPPORTED.items():
         if variables.get(name, value).lower() != value:
             raise Refusal(f"{file}: {name}={variables[name]} cannot be simulated, only {value}.")
@@ -117,18 +126,18 @@ def _check_supported(file: Path, world_size: int, variables: Environment) -> Non
 
 
 def import_engines(may_use_deepspeed: bool) -> None:
-    """Import what ranks need, before they are forked."""
+    """Import what the ranks need, before they are forked."""
     has_deepspeed = may_use_deepspeed and find_spec("deepspeed") is not None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for name in IMPORTED if has_deepspeed else IMPORTED[:1]:
             importlib.import_module(name)
         if has_deepspeed:
-            extensions.use_built()  # without what would wait, as DeepSpeed starts, for ranks that are not there
+            extensions.use_built()  # also skips a part of DeepSpeed's start that would wait for ranks that do not exist
 
 
 def rank_environment(rank: int, world_size: int, local_world_size: int) -> Environment:
-    """Return the variables by which a launcher tells a rank who it is."""
+    """Return the variables by which a launcher tells a process which rank it is."""
     sizes = {"WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": local_world_size, "RANK": rank}
     sizes |= {"LOCAL_RANK": rank % local_world_size, "GROUP_RANK": rank // local_world_size}
     address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(PORT)}
@@ -142,10 +151,10 @@ def rank_environment(rank: int, world_size: int, local_world_size: int) -> Envir
 def rank_of_many(
     rank: int, world_size: int, local_world_size: int, variables: Environment, meeting: Path | None = None
 ) -> Iterator[None]:
-    """Make this process a rank until it ends: environment, process group, and simulated values from other ranks.
+    """Make this process a rank of a world, until the process ends.
 
-    `meeting`: a file by which all ranks of the world find each other, to exchange real values; None: only some of the
-    ranks are there.
+    Sets the environment and the process group. `meeting` is a file through which all ranks of the world find each other
+    to exchange real values. If it is None, only some of the ranks exist, and the values from other ranks are simulated.
     """
     os.environ.update(variables)
     if ONE_PROCESS in variables:
@@ -162,8 +171,9 @@ def rank_of_many(
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
             store = FileStore(str(meeting), world_size)
             dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=PATIENCE)
-        stack.enter_context(listening(dist, "init_process_group", lambda call, *_, **__: None))  # the script's
-        if "deepspeed" in sys.modules:  # which `import_engines` has imported, if it may be used
+        # The script may call it, but the group exists already.
+        stack.enter_context(listening(dist, "init_process_group", lambda call, *_, **__: None))
+        if "deepspeed" in sys.modules:  # `import_engines` has imported it if it may be used
             for answer in _answers_to_deepspeed(are_all_there=meeting is not None):
                 stack.enter_context(answer)
         stack.enter_context(accelerate_on_cpu(variables))
@@ -172,9 +182,10 @@ def rank_of_many(
 
 @contextmanager
 def first_rank(engine: Engine) -> Iterator[DeviceMesh | None]:
-    """Make this process rank 0 of torch's engines in a `with` block; yield the mesh of all ranks (one process: None).
+    """Make this process rank 0 of one of torch's engines in a `with` block.
 
-    The mesh reads the ranks' numbers, so it is made before tensors are fake.
+    Yields the mesh of all ranks, or None for a single process. The mesh is made before tensors lose their memory,
+    because its code reads the numbers of the ranks.
     """
     if engine.kind == "torch":
         yield None
@@ -191,7 +202,10 @@ def first_rank(engine: Engine) -> Iterator[DeviceMesh | None]:
 
 @contextmanager
 def accelerate_on_cpu(variables: Environment) -> Iterator[None]:
-    """Let accelerate build on a CPU what it builds on GPUs: it drops FSDP there, and DeepSpeed where it is told."""
+    """Make accelerate build on a CPU what it builds on GPUs, in a `with` block.
+
+    By itself, accelerate drops FSDP on a CPU, and drops DeepSpeed if it is told to use the CPU.
+    """
     import accelerate
 
     is_deepspeed = variables.get("ACCELERATE_USE_DEEPSPEED") == "true"
@@ -208,7 +222,7 @@ def accelerate_on_cpu(variables: Environment) -> Iterator[None]:
                 "The script creates a plugin of FSDP or DeepSpeed itself. Name a strategy file with this "
                 "distributed_type."
             )
-        os.environ.pop("ACCELERATE_USE_PARALLELISM_CONFIG", None)  # what it says is read below
+        os.environ.pop("ACCELERATE_USE_PARALLELISM_CONFIG", None)  # its settings are read below
         call(accelerator, *arguments, **options, cpu=not is_deepspeed)
         if is_fsdp:
             plugin = plugin or accelerate.FullyShardedDataParallelPlugin()
@@ -221,7 +235,10 @@ def accelerate_on_cpu(variables: Environment) -> Iterator[None]:
 
 
 def _parallelism(variables: Environment) -> Any:
-    """Return the accelerate.ParallelismConfig of replicas and shards that a file requests; None if it requests none."""
+    """Return the accelerate.ParallelismConfig with the replicas and shards that a file requests.
+
+    None if it requests none.
+    """
     from accelerate import ParallelismConfig
 
     names = ("dp_replicate_size", "dp_shard_size")
@@ -230,9 +247,9 @@ def _parallelism(variables: Environment) -> Any:
 
 
 def _reduce_by_hook(call: Callable[..., None], model: Any, *arguments: Any, **options: Any) -> None:
-    """Have DDP all-reduce its buckets by a hook, in which the call is seen.
+    """Construct DDP with a hook that all-reduces its buckets, so that the call is recorded.
 
-    Without one, DDP's reducer would take its bucket from a future of the fake group, which holds None (comm.cpp).
+    Without a hook, DDP's reducer would take its bucket from a future of the fake group, which contains None (comm.cpp).
     """
     call(model, *arguments, **options)
     model.register_comm_hook(None, lambda _, bucket: _reduced(bucket.buffer(), model.process_group))
@@ -262,14 +279,14 @@ def _answers_to_deepspeed(are_all_there: bool) -> Iterator[Any]:
     from deepspeed.runtime.swap_tensor.partitioned_param_swapper import AsyncPartitionedParameterSwapper
     from deepspeed.runtime.zero import stage3, utils
 
-    # Of a GPU: stages 1 and 2 make their flat buffers in the host's memory where the card's is short.
+    # Report plenty of memory, as on a GPU. Otherwise, stages 1 and 2 create their flat buffers in the host's memory.
     yield listening(CPU_Accelerator, "available_memory", lambda call, *_: PLENTY)
     yield listening(AsyncPartitionedParameterSwapper, "__init__", _refuse_swapping)
     yield listening(stage3.DeepSpeedZeroOptimizer_Stage3, "_configure_tensor_swapping", _refuse_swapping)
     if are_all_there:
         return
     yield listening(deepspeed, "initialize", _fill)
-    # zero/utils.py and partitioned_param_coordinator.py: the fake broadcast leaves the -1 of the receiver.
+    # In zero/utils.py and partitioned_param_coordinator.py, the fake broadcast would leave the receiver's initial -1.
     yield listening(utils, "assert_lst_len_same_as_other_ranks", lambda call, its: _send_list(call, [len(its)]))
     yield listening(utils, "get_lst_from_rank0", _send_list)
 
@@ -287,7 +304,10 @@ def _send_list(call: Callable[..., list[int]], values: Sequence[int]) -> list[in
 
 
 def _fill(call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-    """Give weights that rank 0 would have sent a value: with what is in memory, a norm is NaN and steps are skipped."""
+    """Call deepspeed.initialize after setting the weights that rank 0 would have sent to a fixed value.
+
+    With uninitialized memory, a norm may be NaN, and DeepSpeed would skip steps.
+    """
     model = options.get("model", arguments[1] if len(arguments) > 1 else None)
     for parameter in model.parameters() if model is not None else ():
         for part in ("ds_tensor", "ds_secondary_tensor"):

@@ -26,7 +26,11 @@ HEARTBEAT_SECONDS = 10
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Print the table; return 0 if all that trained has the reference's bits and every planted fault was detected."""
+    """Run the chosen trainings, print the results, and return the exit status.
+
+    The status is 0 if every training that ran has the reference's bits, every planted fault was detected, and each
+    strategy that --only names was trained at least once. Otherwise it is 1.
+    """
     os.environ |= {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}  # before torch
     parser = _parser()
     options = parser.parse_args(words)
@@ -70,9 +74,10 @@ def _parser() -> argparse.ArgumentParser:
 def _chosen_cells(
     parser: argparse.ArgumentParser, options: argparse.Namespace
 ) -> tuple[list[Cell], list[Cell], list[str] | None]:
-    """Return the cells of the table, those with faults, and the strategies of --only (None: all).
+    """Return the cells of the table, the cells with faults, and the strategies that --only names.
 
-    Raises Refusal for a strategy that does not exist, and ends the program if no fault has a name of --fault.
+    The strategies are None if --only is not given. Raises Refusal for a strategy that does not exist, and ends the
+    program if --fault matches no fault.
     """
     from study.exact import cells, faults
     from study.strategy import file
@@ -103,7 +108,7 @@ def _print_reference() -> None:
 
 
 def _print_summary(outcomes: Sequence[Outcome], faulty: Sequence[Outcome], seconds: float) -> None:
-    """Print how many trainings have the reference's bits, how many faults were detected, and what it took."""
+    """Print how many trainings have the reference's bits, how many faults were detected, and the time."""
     trained = [outcome for outcome in outcomes if not outcome.refusal]
     if outcomes:
         num_same = sum(outcome.is_same for outcome in trained)
@@ -120,7 +125,10 @@ def _print_summary(outcomes: Sequence[Outcome], faulty: Sequence[Outcome], secon
 
 
 def _numbers(text: str) -> list[int]:
-    """Read numbers of processes. Raises ArgumentTypeError for one over which the batch does not divide."""
+    """Return the numbers of processes in a text that separates them by commas.
+
+    Raises ArgumentTypeError for a number over which the batch cannot be divided.
+    """
     from study.exact.cells import NUM_RANKS
 
     numbers = {str(number): number for number in NUM_RANKS}
@@ -130,7 +138,10 @@ def _numbers(text: str) -> list[int]:
 
 
 def _follow(outcomes: Iterable[Outcome], number: int, what: str) -> list[Outcome]:
-    """Collect outcomes, and print how far they are. `number`: of all that are expected; `what`: their name."""
+    """Return all outcomes in the order of their cells, and print the progress while they arrive.
+
+    `number` is how many outcomes are expected, and `what` is the name for them in the progress line.
+    """
     collected: list[Outcome] = []
     last_print = time.monotonic()
     for outcome in outcomes:
@@ -142,7 +153,10 @@ def _follow(outcomes: Iterable[Outcome], number: int, what: str) -> list[Outcome
 
 
 def _print_table(outcomes: Sequence[Outcome]) -> None:
-    """Print a line for each strategy and accumulation; below the table what differs, and why cells were refused."""
+    """Print a line for each strategy and accumulation.
+
+    Below the table, print which cells differ from the reference, and why cells were refused.
+    """
     if not outcomes:
         return
     by_cell = {(o.cell.strategy, o.cell.accumulation, o.cell.num_ranks): o for o in outcomes}
@@ -169,7 +183,7 @@ def _difference_text(outcome: Outcome) -> str:
 
 
 def _print_refusals(outcomes: Sequence[Outcome]) -> None:
-    """Print a line for each strategy and reason, with the numbers of ranks on which it was refused."""
+    """Print a line for each strategy and reason, with the numbers of ranks for which it was refused."""
     refused: dict[tuple[str, str], set[int]] = {}
     for outcome in outcomes:
         if outcome.refusal:
@@ -189,7 +203,7 @@ def _print_faults(outcomes: Sequence[Outcome]) -> None:
 
 
 def _as_json(outcomes: Sequence[Outcome], faulty: Sequence[Outcome]) -> dict[str, Any]:
-    """Return the problem, and the outcome of every cell; no times and no names of this machine."""
+    """Return the problem and the outcome of every cell, without times and without names of this machine."""
     from study.engines.readback.facts import versions
     from study.exact import problem, reference
 

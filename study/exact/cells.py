@@ -1,4 +1,7 @@
-"""The cells of the table: a strategy, a number of ranks, an accumulation. Each is trained by ranks forked for it."""
+"""The cells of the table. Each cell is a training with one strategy, number of ranks and accumulation.
+
+The accumulation is the number of micro batches per step.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ FAULTY_STRATEGIES = ("ddp", "zero2", "zero3", "fsdp2")
 
 @dataclass(frozen=True)
 class Cell:
-    """One training."""
+    """One training: a strategy, a number of ranks, a number of micro batches per step, and a fault or None."""
 
     strategy: str
     num_ranks: int
@@ -37,7 +40,7 @@ class Cell:
         return problem.BATCH_SIZE // (self.num_ranks * self.accumulation)
 
     def sequences(self, step: int, rank: int, number: int) -> list[problem.Sequence]:
-        """Return the sequences of a rank's micro batch of this number."""
+        """Return the sequences of a rank's micro batch. `number` counts the micro batches of the step from 0."""
         part = number * self.num_ranks + rank
         return problem.batch(step)[part * self.micro_batch_size : (part + 1) * self.micro_batch_size]
 
@@ -47,7 +50,7 @@ class Cell:
 
     @property
     def refusal(self) -> str | None:
-        """Say why this cell cannot be trained; None: it can."""
+        """The reason why this cell cannot be trained. None if it can be trained."""
         shipped = read_by_name(self.strategy)
         copies = shipped.secondary_partition_size
         if shipped.distributed_type == "NO" and self.num_ranks > 1:
@@ -65,7 +68,10 @@ class Cell:
 
 @cache
 def strategy_for(name: str, num_ranks: int) -> Strategy:
-    """Read a shipped strategy; one whose mesh is for fewer ranks gets more shards in each replica."""
+    """Return a shipped strategy for this number of ranks.
+
+    If its mesh has another number of ranks, the number of shards in each replica is changed.
+    """
     shipped = read_by_name(name)
     if shipped.mesh is None or math.prod(shipped.mesh) == num_ranks or not shipped.could_run(num_ranks):
         return shipped
@@ -77,14 +83,21 @@ def strategy_for(name: str, num_ranks: int) -> Strategy:
 def table(
     quick: bool = False, strategies: Sequence[str] | None = None, num_ranks: Sequence[int] | None = None
 ) -> list[Cell]:
-    """Return the cells of these strategies and numbers of ranks, also those that cannot be trained; None: of all."""
+    """Return the cells of these strategies and numbers of ranks, including cells that cannot be trained.
+
+    None stands for all strategies or all numbers of ranks. If `quick` is True, it stands for the small selection of
+    --quick.
+    """
     strategies = strategies or (QUICK_STRATEGIES if quick else names())
     num_ranks = num_ranks or (QUICK_RANKS if quick else NUM_RANKS)
     return [Cell(name, number, steps) for number in num_ranks for name in strategies for steps in ACCUMULATIONS]
 
 
 def with_faults(chosen: Iterable[str], strategies: Sequence[str] | None = None) -> list[Cell]:
-    """Return the cells that train with these faults planted, on two ranks."""
+    """Return the cells that train on two ranks with one of these faults planted.
+
+    If `strategies` is None, the cells are for FAULTY_STRATEGIES.
+    """
     return [
         Cell(name, 2, faults.FAULTS[fault].accumulation, fault)
         for fault in chosen

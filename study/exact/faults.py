@@ -1,7 +1,7 @@
-"""Planted faults: what an engine or a training script can do wrong, put around any engine.
+"""Planted faults: errors of an engine or a training script, which can be added to any engine.
 
-Each begins in step FAULTY_STEP. The comparison must find it in that step: in the gradient, or in the weights if only
-the update is wrong.
+Each fault begins in step FAULTY_STEP. The comparison must find it in that step: in the gradient, or in the weights if
+only the update is wrong.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from study.exact import problem
 Training = Any  # training.Training, which imports this module
 
 FAULTY_STEP = 3  # counted from 1; earlier steps must agree with the reference
-BLOCK = 2  # of the model, where a fault is in one block
-FAULTY_RANK = 1  # where a fault is on one rank
-# Of torch.distributed.
+BLOCK = 2  # the block of the model that has the fault, if it is in one block
+FAULTY_RANK = 1  # the rank that has the fault, if it is on one rank
+# Functions of torch.distributed that reduce.
 REDUCTIONS = ("all_reduce", "reduce", "reduce_scatter_single", "reduce_scatter_tensor", "reduce_scatter")
 
 
@@ -32,8 +32,9 @@ REDUCTIONS = ("all_reduce", "reduce", "reduce_scatter_single", "reduce_scatter_t
 class Fault:
     plant: Callable[[Training], None]
     shows_in: Literal["gradient", "weights"] = "gradient"
-    before_engine: bool = False  # whether it changes collectives, which engines look up as they are built
-    accumulation: int = 1  # micro batches that it takes
+    # Whether to plant it before the engine is built, because engines then look up the collectives.
+    before_engine: bool = False
+    accumulation: int = 1  # the number of micro batches that the fault needs
 
 
 def _acts(training: Training) -> bool:
@@ -44,7 +45,7 @@ def _acts(training: Training) -> bool:
 
 
 def _drop_micro_batch(training: Training) -> None:
-    """Let one rank's second micro batch contribute nothing."""
+    """Multiply the loss of one rank's second micro batch by zero."""
     loss: Callable[..., Tensor] = training.loss
 
     def dropped(outputs: Tensor, targets: Tensor, number: int) -> Tensor:
@@ -55,7 +56,7 @@ def _drop_micro_batch(training: Training) -> None:
 
 
 def _sum_micro_batches(training: Training) -> None:
-    """Add the gradients of micro batches up without dividing by their number."""
+    """Sum the gradients of the micro batches without dividing by their number."""
     loss: Callable[..., Tensor] = training.loss
 
     def summed(outputs: Tensor, targets: Tensor, number: int) -> Tensor:
@@ -65,7 +66,10 @@ def _sum_micro_batches(training: Training) -> None:
 
 
 def _scale_loss(training: Training) -> None:
-    """Scale the loss by so little that rounding between the layers hides it everywhere but in the head."""
+    """Multiply the loss by 1 + 2^-12.
+
+    That is so little that rounding between the layers hides the fault everywhere except in the head.
+    """
     loss: Callable[..., Tensor] = training.loss
 
     def scaled(outputs: Tensor, targets: Tensor, number: int) -> Tensor:
@@ -75,7 +79,7 @@ def _scale_loss(training: Training) -> None:
 
 
 def _repeat_micro_batch(training: Training) -> None:
-    """Give one rank its first micro batch a second time instead of its second one."""
+    """Give one rank its first micro batch twice, instead of its second micro batch."""
     sequences: Callable[[int], list[problem.Sequence]] = training.sequences
 
     def repeated(number: int) -> list[problem.Sequence]:
@@ -85,7 +89,7 @@ def _repeat_micro_batch(training: Training) -> None:
 
 
 def _read_other_rank(training: Training) -> None:
-    """Give one rank the batch of rank 0."""
+    """Give every rank the batch of rank 0."""
     sequences: Callable[[int], list[problem.Sequence]] = training.sequences
 
     def of_other(number: int) -> list[problem.Sequence]:
@@ -114,7 +118,7 @@ class _ScaleGradient(torch.autograd.Function):
 
 
 def _scale(training: Training, layer: Any, factor: float, of: tuple[str, ...] = ("weight", "bias")) -> None:
-    """Scale the gradients that a linear layer's parameters get."""
+    """Scale the gradients of a linear layer's weight, bias or both, as named in `of`."""
 
     def used(name: str) -> Tensor:
         values: Tensor = getattr(layer, name)
@@ -139,7 +143,7 @@ def _scale_block(training: Training) -> None:
 
 
 def _sum_ranks(training: Training) -> None:
-    """Leave the division by the number of ranks out, for every linear layer."""
+    """Sum the gradients of linear layers over the ranks, without dividing by the number of ranks."""
     for layer in _linear_layers(training):
         _scale(training, layer, training.cell.num_ranks)
 
@@ -149,7 +153,7 @@ def _lose_bias(training: Training) -> None:
 
 
 def _keep_stale(training: Training) -> None:
-    """Let one layer of one rank compute with the weights that it had before the last update."""
+    """Make one layer of one rank compute with the weights from before the last update."""
     layer, weights = _block(training).up, dict[int, Tensor]()  # by step
 
     def forward(inputs: Tensor) -> Tensor:
@@ -172,7 +176,10 @@ def _local(parameter: Any) -> Tensor:
 
 
 def _around_step(training: Training, step: Callable[[Callable[..., Any]], Any]) -> None:
-    """Put `step` around the optimizer that does the arithmetic, once the fault acts. ZeRO calls it once per group."""
+    """Replace the step of the optimizer that does the arithmetic, as soon as the fault begins.
+
+    `step` is called with the original step. ZeRO calls it once per parameter group.
+    """
     original_step = training.base.step
 
     @functools.wraps(original_step)
@@ -189,7 +196,10 @@ def _skip_step(training: Training) -> None:
 
 
 def _skip_last_element(training: Training) -> None:
-    """Do not update the last element of the first shard: rank 0's, which has no padding at its end."""
+    """Do not update the last element of the first shard of rank 0.
+
+    Rank 0 is chosen because its first shard has no padding at its end.
+    """
 
     def step(call: Callable[..., Any]) -> None:
         parameter = next(p for group in training.base.param_groups for p in group["params"] if _local(p).numel())
@@ -213,7 +223,7 @@ def _lose_momentum(training: Training) -> None:
 
 
 def _change_rate(training: Training) -> None:
-    """Change the learning rate of the biases by one part in 4096."""
+    """Multiply the learning rate of the biases by 1 + 2^-12."""
 
     def change() -> None:
         if training.step + 1 == FAULTY_STEP:
@@ -228,7 +238,10 @@ def _change_rate(training: Training) -> None:
 def _around_reduction(
     training: Training, change: Callable[[Tensor], object], point: Literal["before", "after"]
 ) -> None:
-    """Change the input or the result of the first reduction of gradients in the faulty step, whoever calls it."""
+    """Change the input or the result of the first reduction of gradients in the faulty step.
+
+    All functions of torch.distributed that reduce are replaced, so it does not matter which one the engine calls.
+    """
     changed: list[int] = []
 
     def is_first(tensor: Tensor) -> bool:
@@ -259,7 +272,10 @@ def _around_reduction(
 
 
 def reduce_by_python(model: Any) -> None:
-    """Let DDP reduce its buckets through torch.distributed, where a fault can change what they carry."""
+    """Make DDP reduce its buckets through torch.distributed, where a fault can change their content.
+
+    Other engines are not changed.
+    """
     if not isinstance(model, torch.nn.parallel.DistributedDataParallel):
         return
 
@@ -267,7 +283,7 @@ def reduce_by_python(model: Any) -> None:
         work: Any = dist.all_reduce(bucket.buffer().div_(dist.get_world_size()), async_op=True)
         return work.get_future().then(lambda future: future.value()[0])
 
-    # DDP reads a hook's annotations, which are strings here.
+    # DDP rejects a hook whose annotations are strings, as those of `reduce` are.
     model.register_comm_hook(None, lambda state, bucket: reduce(state, bucket))
 
 

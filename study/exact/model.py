@@ -1,4 +1,7 @@
-"""The model of the problem: layers of torch, and between them a function that puts every number back on its grid."""
+"""The model of the problem: torch's layers, with a rounding function between them.
+
+The function rounds every number to the grid on which it must lie.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +19,11 @@ LARGEST_GRADIENT = problem.LARGEST_GRADIENT * GRADIENT_STEP
 
 
 class Quantize(torch.autograd.Function):
-    """Round activations to multiples of 2^-3 in [-1, 1], and gradients of single sequences to multiples of 3 * 2^-3.
+    """Round activations to multiples of 2^-3 in [-1, 1], and gradients to multiples of 3 * 2^-3.
 
-    The gradient that arrives is divided by `divisor` already; the one that leaves is divided by it again, which is
-    exact. `divisor` None leaves the gradient as it is.
+    The grid of the gradients is for single sequences, before the division by the batch size. The incoming gradient has
+    already been divided by `divisor`. It is multiplied by it for the rounding, and then divided again, which is exact.
+    If `divisor` is None, the gradient is not changed.
     """
 
     @staticmethod
@@ -54,9 +58,10 @@ class Block(nn.Module):
 
 
 class Model(nn.Module):
-    """Maps tokens (sequences x LENGTH) to quantized outputs (sequences x VOCABULARY).
+    """The model, which maps tokens (sequences x LENGTH) to quantized outputs (sequences x VOCABULARY).
 
-    `divisor`: sequences of a micro batch times micro batches, by which a backward pass divides each gradient.
+    `divisor` is the number by which the backward pass divides the gradient of each sequence: the sequences of a micro
+    batch times the number of micro batches.
     """
 
     def __init__(self, divisor: int) -> None:
@@ -75,12 +80,18 @@ class Model(nn.Module):
 
 
 def loss(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return the mean over sequences; 1.5 makes its gradient three times an error, which divides by 3 exactly."""
+    """Return the mean loss over the sequences.
+
+    The factor 1.5 makes the gradient three times the error, so that a division by 3 is exact.
+    """
     return (1.5 * (outputs - targets).square()).sum(1).mean()
 
 
 def set_initial_weights(model: nn.Module) -> None:
-    """Write the weights that the problem begins with. Collective if ZeRO stage 3 has partitioned the model."""
+    """Set the weights to the values with which the problem begins.
+
+    Collective if ZeRO stage 3 has partitioned the model.
+    """
     from contextlib import nullcontext
 
     values = problem.initial_weights()
@@ -98,6 +109,6 @@ def set_initial_weights(model: nn.Module) -> None:
 
 
 def tensors(sequences: list[problem.Sequence]) -> tuple[Tensor, Tensor]:
-    """Return the tokens and the targets of a micro batch."""
+    """Return the tokens (sequences x LENGTH) and the targets (sequences x VOCABULARY) of a micro batch."""
     tokens = torch.tensor([sequence.tokens for sequence in sequences])
     return tokens, torch.tensor([sequence.targets for sequence in sequences]) * STEP

@@ -1,6 +1,6 @@
-"""The training problem in integers: sizes, initial weights, batches and the grids that every number lies on.
+"""The training problem in integers: sizes, initial weights, batches, and the grids of all numbers.
 
-Nothing here needs more than Python: the reference and the model of the engines both read it.
+This module needs nothing but Python, because both the reference and the model of the engines import it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ VOCABULARY, WIDTH, HIDDEN, NUM_BLOCKS = 11, 7, 13, 5  # odd, so that shards need
 LENGTH = 3  # tokens of a sequence
 
 # Activations are multiples of 2^-3 between -1 and 1. The gradient of one sequence, before the division by the batch
-# size, is a multiple of 3 * 2^-3: then the division by 96, or by 32 and by 3, is exact in any order.
+# size, is a multiple of 3 * 2^-3. So the division by 96, or by its factors in any order, is exact.
 ACTIVATION_BITS = 3
 LARGEST_ACTIVATION = 1 << ACTIVATION_BITS  # in units of 2^-3
 LARGEST_GRADIENT = 8  # in units of 3 * 2^-3
@@ -23,7 +23,7 @@ LARGEST_GRADIENT = 8  # in units of 3 * 2^-3
 # Weights begin as multiples of 2^-6. A step adds multiples of 2^-15 to them: the smallest gradient, 2^-11, times the
 # larger learning rate, or 2^-8 times the smaller one.
 INITIAL_BITS, WEIGHT_BITS = 6, 15
-GRADIENT_BITS = 11  # of the mean over the batch
+GRADIENT_BITS = 11  # gradients of the mean over the batch are multiples of 2^-11
 MATRIX_RATE_BITS, VECTOR_RATE_BITS = 4, 5  # learning rates 2^-4 and 2^-5, one parameter group each
 MOMENTUM = 1.0  # the sum of all gradients: any other factor would need more bits in each step
 
@@ -31,11 +31,14 @@ MOMENTUM = 1.0  # the sum of all gradients: any other factor would need more bit
 @dataclass(frozen=True)
 class Sequence:
     tokens: tuple[int, ...]
-    targets: tuple[int, ...]  # of each word of the vocabulary, in units of 2^-3
+    targets: tuple[int, ...]  # one for each word of the vocabulary, in units of 2^-3
 
 
 def shapes() -> dict[str, tuple[int, ...]]:
-    """Return the shape of every parameter, in the order in which the model has them; the head's matrix is tied."""
+    """Return the shape of every parameter by its name, in the order of the model.
+
+    The matrix of the head is tied to the embedding and is not listed separately.
+    """
     shape_of: dict[str, tuple[int, ...]] = {"embedding.weight": (VOCABULARY, WIDTH)}
     for block in range(NUM_BLOCKS):
         shape_of |= {f"blocks.{block}.up.weight": (HIDDEN, WIDTH), f"blocks.{block}.up.bias": (HIDDEN,)}
@@ -48,7 +51,7 @@ NUM_COMPARED = (2 * NUM_STEPS + 1) * len(shapes())  # each gradient and weight a
 
 @cache
 def initial_weights() -> dict[str, list[int]]:
-    """Return the initial value of every parameter, row after row, in units of 2^-6."""
+    """Return the initial values of every parameter, row by row, in units of 2^-6."""
     weights = {}
     for number, (name, shape) in enumerate(shapes().items()):
         largest = {"embedding.weight": 40}.get(name, 24 if len(shape) == 2 else 8)
@@ -60,7 +63,7 @@ def initial_weights() -> dict[str, list[int]]:
 
 @cache
 def batch(step: int) -> list[Sequence]:
-    """Return the sequences of a step. Their targets are a rule that can be learned."""
+    """Return the sequences of a step. Their targets follow from the tokens by a rule that can be learned."""
     draws = _draws(1000 + step)
     rows = []
     for _ in range(BATCH_SIZE):
@@ -71,7 +74,10 @@ def batch(step: int) -> list[Sequence]:
 
 
 def _draws(seed: int) -> Iterator[int]:
-    """Random integers of 32 bits: the generator splitmix64, written out because a library may change its own."""
+    """Yield random 32-bit integers from the generator splitmix64.
+
+    The generator is implemented here, because a library may change its own.
+    """
     state = (seed + 1) * 0x632BE59BD9B4E019
     while True:
         state = (state + 0x9E3779B97F4A7C15) % (1 << 64)

@@ -1,4 +1,7 @@
-"""The reference: the same training in Python's integers, and the proof that fp32 holds every sum that it takes."""
+"""The reference: the same training in Python's integers.
+
+It also proves that fp32 represents every sum of the training exactly.
+"""
 
 from __future__ import annotations
 
@@ -19,18 +22,22 @@ Values = dict[str, bytes]  # of each parameter: its values in fp32, row after ro
 
 @dataclass
 class Expected:
-    """What every engine must hold, bit for bit."""
+    """The values that every engine must have, bit for bit."""
 
     gradients: list[Values] = field(default_factory=list)  # of each step: the mean over the batch
     weights: list[Values] = field(default_factory=list)  # after each step
     momenta: list[Values] = field(default_factory=list)  # after each step
     losses: list[float] = field(default_factory=list)  # of each step
-    bits: dict[str, int] = field(default_factory=dict)  # that the largest sum of each kind takes, in any order
+    # Kind of sum -> bits that the largest sum needs, in any order of additions.
+    bits: dict[str, int] = field(default_factory=dict)
 
 
 @cache
 def expect() -> Expected:
-    """Train in integers. Raises ArithmeticError if there is a sum that fp32 might round."""
+    """Run the training in integers, and return its values.
+
+    Raises ArithmeticError if fp32 might round one of the sums.
+    """
     expected, sums = Expected(), _Sums()
     weights = {name: _initial(name, shape) for name, shape in problem.shapes().items()}
     momenta = {name: [[0] * len(row) for row in matrix] for name, matrix in weights.items()}
@@ -55,7 +62,7 @@ def _gradients(step: int, weights: Mapping[str, Matrix], sums: _Sums) -> tuple[d
         name: [[[] for _ in row] for row in matrix] for name, matrix in weights.items()
     }
     errors = [_add_terms(sequence, weights, terms, sums) for sequence in problem.batch(step)]
-    # On three ranks, each has three times its share until the mean over the ranks is taken.
+    # With three ranks, each rank's sum is three times its share until the mean over the ranks is taken.
     gradients = {
         name: [[sums.add("weight's gradient", terms_of_value, 3) for terms_of_value in row] for row in matrix]
         for name, matrix in terms.items()
@@ -66,7 +73,7 @@ def _gradients(step: int, weights: Mapping[str, Matrix], sums: _Sums) -> tuple[d
 def _update(
     weights: Mapping[str, Matrix], momenta: Mapping[str, Matrix], gradients: Mapping[str, Matrix], sums: _Sums
 ) -> None:
-    """Add gradients to the momenta, and take the momenta times the learning rate off the weights."""
+    """Add the gradients to the momenta, and subtract the learning rate times the momenta from the weights."""
     for name, matrix in gradients.items():
         rate_bits = problem.VECTOR_RATE_BITS if name.endswith("bias") else problem.MATRIX_RATE_BITS
         for momentum_row, weight_row, gradient_row in zip(momenta[name], weights[name], matrix, strict=True):
@@ -79,10 +86,11 @@ def _update(
 def _add_terms(
     sequence: problem.Sequence, weights: Mapping[str, Matrix], terms: Mapping[str, list[list[list[int]]]], sums: _Sums
 ) -> int:
-    """Add what one sequence contributes to each gradient to the terms of its sum; return its squared error.
+    """Append the contributions of one sequence to the terms of each gradient, and return its squared error.
 
-    Activations are in units of 2^-3, their products with weights in units of 2^-17. Gradients are in units of
-    3 * 2^-3, as they are before the division by the batch size, their products with weights in units of 3 * 2^-17.
+    Activations are in units of 2^-3, and sums of their products with weights in units of 2^-18. Gradients are those
+    before the division by the batch size, in units of 3 * 2^-3. Sums of their products with weights are in units of 3 *
+    2^-18.
     """
     table, bias = weights["embedding.weight"], weights["head.bias"][0]
     words = [table[token] for token in sequence.tokens]
@@ -138,7 +146,10 @@ def _input_gradient(matrix: Matrix, gradient: list[int], residual: list[int], su
 
 
 def _add_outer(terms: Mapping[str, Any], weight: str, bias: str, gradient: list[int], inputs: list[int]) -> None:
-    """Add the terms of a linear layer's gradients: in units of 2^-11 once they are divided by the batch size."""
+    """Append the terms of the gradients of a linear layer's weight and bias.
+
+    The terms are in units of 2^-11 after the division by the batch size.
+    """
     for row, offset, value in zip(terms[weight], terms[bias][0], gradient, strict=True):
         for terms_of_weight, input_value in zip(row, inputs, strict=True):
             terms_of_weight.append(value * input_value)
@@ -146,7 +157,10 @@ def _add_outer(terms: Mapping[str, Any], weight: str, bias: str, gradient: list[
 
 
 class _Sums:
-    """Adds integers, and keeps the largest sum of absolute values: what any order of additions stays below."""
+    """An adder of integers that keeps the largest sum of absolute values of each kind.
+
+    No intermediate sum can be larger than that, in any order of additions.
+    """
 
     def __init__(self) -> None:
         self.largest: dict[str, int] = {}
@@ -158,7 +172,7 @@ class _Sums:
 
 
 def _rounded(value: int, bits: int) -> int:
-    """Divide by 2^bits and round to the nearest integer, halves to the even one."""
+    """Return the value divided by 2^bits, rounded to the nearest integer. Halves are rounded to even."""
     quotient, remainder = divmod(value, 1 << bits)
     half = 1 << bits - 1
     return quotient + (remainder > half or (remainder == half and quotient % 2 == 1))
@@ -184,7 +198,7 @@ def _initial(name: str, shape: tuple[int, ...]) -> Matrix:
 
 
 def _in_fp32(matrices: Mapping[str, Matrix], bits: int) -> Values:
-    """Write integers in units of 2^-bits as fp32, which holds them exactly."""
+    """Return integers in units of 2^-bits as the bytes of fp32 numbers, which represent them exactly."""
     values = {}
     for name, matrix in matrices.items():
         flat = [value for row in matrix for value in row]
@@ -193,7 +207,7 @@ def _in_fp32(matrices: Mapping[str, Matrix], bits: int) -> Values:
 
 
 def sha256(values: Values) -> str:
-    """Hash every parameter with its name, in the order of their names."""
+    """Return the SHA-256 digest of all parameters and their names, in the order of the names."""
     digest = hashlib.sha256()
     for name, content in sorted(values.items()):
         digest.update(name.encode())

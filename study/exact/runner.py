@@ -1,4 +1,7 @@
-"""Train cells, each by ranks that are forked for it from this process, which has imported everything."""
+"""Train cells.
+
+Each rank of a cell is a fork of this process, which has imported everything that the ranks need.
+"""
 
 from __future__ import annotations
 
@@ -33,36 +36,39 @@ IMPORTED = (
 
 @dataclass
 class Outcome:
-    """The outcome of one cell."""
+    """The outcome of one cell: its refusal, its failure, or the answers of its ranks."""
 
     cell: Cell
     refusal: str | None = None  # why it cannot be trained
-    failure: str | None = None  # how its training ended
+    failure: str | None = None  # how its training failed
     answers: list[dict[str, Any]] = field(default_factory=list)  # of each rank
-    number: int = 0  # of the cell in its list: outcomes come as they end
+    number: int = 0  # the position of the cell in the list, because outcomes arrive in another order
 
     @property
     def difference(self) -> dict[str, Any] | None:
-        """The first difference from the reference, in the first step that any rank saw one; None: there is none."""
+        """The first difference from the reference. None if there is none.
+
+        If several ranks found one, the earliest step counts.
+        """
         differences = [answer["difference"] for answer in self.answers if answer["difference"]]
         return min(differences, key=lambda difference: difference["step"], default=None)
 
     @property
     def is_same(self) -> bool:
-        """Whether every rank compared every value, and all had the reference's bits."""
+        """Whether every rank compared every value, and all values had the reference's bits."""
         is_complete = [answer["compared"] for answer in self.answers] == [problem.NUM_COMPARED] * self.cell.num_ranks
         return is_complete and not (self.failure or self.refusal or self.difference)
 
     @property
     def word(self) -> str:
-        """What a narrow column says of the cell."""
+        """The outcome in at most two words, for a narrow column."""
         if self.refusal or self.failure:
             return "refused" if self.refusal else "FAILED"
         return "same bits" if self.is_same else "DIFFERENT"
 
     @property
     def text(self) -> str:
-        """What the table says of the cell."""
+        """The outcome as the list below the table shows it, with the reason for a refusal or a failure."""
         if self.refusal or self.failure:
             return f"refused: {self.refusal}" if self.refusal else f"failed: {self.failure}"
         if self.difference:
@@ -71,7 +77,7 @@ class Outcome:
 
     @property
     def is_seen(self) -> bool:
-        """Whether the planted fault was found in its first step, where it has to show."""
+        """Whether the planted fault was found in its first step, and in the kind of value where it must show."""
         fault, first = faults.FAULTS[self.cell.fault or ""], self.difference
         return first is not None and (first["step"], first["what"]) == (faults.FAULTY_STEP, fault.shows_in)
 
@@ -84,22 +90,29 @@ class Outcome:
 
 
 def import_engines() -> None:
-    """Import once what every rank needs. This process still has only one thread afterwards, so it can be forked."""
+    """Import once what every rank needs.
+
+    Afterwards this process still has only one thread, so it can be forked.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for name in IMPORTED:
             importlib.import_module(name)
-        cpuinfo: Any = importlib.import_module("cpuinfo")  # DeepSpeed asks it for a second in each rank
+        # Each rank would spend a second in it, because DeepSpeed calls it.
+        cpuinfo: Any = importlib.import_module("cpuinfo")
         cpuinfo.get_cpu_info = functools.cache(cpuinfo.get_cpu_info)
         extensions.use_built()
     reference.expect()
     assert threading.active_count() == 1
     gc.collect()
-    gc.freeze()  # or each rank would copy all that was imported when it collects garbage
+    gc.freeze()  # otherwise, garbage collection in a rank would copy the memory of everything that was imported
 
 
 def run(cells: Sequence[Cell]) -> Iterator[Outcome]:
-    """Train cells and yield the outcome of each as it ends. Cells of one rank train side by side, one per processor."""
+    """Train cells, and yield the outcome of each cell as it ends.
+
+    Cells are trained at the same time as long as there is a processor for each of their ranks.
+    """
     waiting, active = list(enumerate(cells)), list[_Active]()
     try:
         while waiting or active:
@@ -119,13 +132,16 @@ def run(cells: Sequence[Cell]) -> Iterator[Outcome]:
 
 
 def _fits(cell: Cell, active: Sequence[_Active]) -> bool:
-    """Say whether there are processors for the ranks of one more cell; a cell of more ranks trains by itself."""
+    """Say whether there are enough processors for the ranks of one more cell.
+
+    If no cell is in training, the answer is True. A cell with more ranks than processors is then trained by itself.
+    """
     num_processors = len(this_machine.allowed_processors())
     return not active or sum(active_cell.cell.num_ranks for active_cell in active) + cell.num_ranks <= num_processors
 
 
 class _Active:
-    """A cell whose ranks run."""
+    """A cell in training, with the processes of its ranks."""
 
     def __init__(self, cell: Cell, number: int) -> None:
         self.cell, self.outcome = cell, Outcome(cell, number=number)
@@ -140,7 +156,10 @@ class _Active:
         }
 
     def is_done(self) -> bool:
-        """Take the answers of the ranks that have ended; after a failure or too long a time, end the others."""
+        """Collect the answers of ranks that have ended, and say whether the training of the cell is over.
+
+        If a rank fails or the training takes too long, the other ranks are ended.
+        """
         try:
             self._answers |= ranks.ended(self._running, Path(self._scratch.name))
             if self._running and time.monotonic() - self._began > CELL_SECONDS:

@@ -1,4 +1,4 @@
-"""Train the problem as one rank of an engine, and compare every gradient, weight and momentum with the reference."""
+"""Train the problem as one rank of an engine, and compare all gradients, weights and momenta exactly."""
 
 from __future__ import annotations
 
@@ -25,17 +25,20 @@ from study.strategy.file import Strategy
 from study.training.accelerators import build_accelerator
 
 COLLECTIVE_SECONDS = 60
-# Elements from which ZeRO stage 3 shards a parameter here, if the strategy leaves the default: 100,000 elements, more
-# than this model has. So matrices are sharded and biases stay whole, as in a real model.
+# ZeRO stage 3 shards parameters with more elements than this, if the strategy does not set the threshold. The default
+# of 100,000 is more than this model has. With this value, matrices are sharded and biases are not, as in a real model.
 PERSISTENCE_THRESHOLD = 50
 
 
 @contextmanager
 def as_rank(cell: Cell, rank: int, folder: Path) -> Iterator[None]:
-    """Be this rank of a cell's world: set the launcher's environment and join its process group. For good."""
-    if cell.strategy_file.distributed_type != "NO":  # whose one process no launcher tells of a world
+    """Make this process a rank of a cell's world, until the process ends.
+
+    Sets the environment that a launcher would set, and joins the process group.
+    """
+    if cell.strategy_file.distributed_type != "NO":  # a launcher sets no world for a single process
         sizes = {"WORLD_SIZE": cell.num_ranks, "LOCAL_WORLD_SIZE": cell.num_ranks, "RANK": rank, "LOCAL_RANK": rank}
-        sizes["LOCAL_SIZE"] = cell.num_ranks  # of DeepSpeed: without it each rank starts numactl, 24 times
+        sizes["LOCAL_SIZE"] = cell.num_ranks  # read by DeepSpeed; without it, each rank starts numactl 24 times
         os.environ |= {name: str(value) for name, value in sizes.items()}
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}  # nobody connects: the ranks meet at a file
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
@@ -50,7 +53,11 @@ def as_rank(cell: Cell, rank: int, folder: Path) -> Iterator[None]:
 
 
 def train(cell: Cell, folder: Path) -> dict[str, Any]:
-    """Train one cell as the rank that this process is; return the first difference and the digests. Collective."""
+    """Train a cell as the rank that this process is, and return how it compares with the reference.
+
+    The result has the first `difference` or None, the digests of the last step (`sha256`), and the number of compared
+    tensors (`compared`). Collective.
+    """
     training = Training(cell, folder)
     for step in range(problem.NUM_STEPS):
         training.take_step(step)
@@ -61,7 +68,7 @@ def train(cell: Cell, folder: Path) -> dict[str, Any]:
 
 
 class Training:
-    """An engine that trains the problem, built as a run builds it."""
+    """A training of the problem with an engine that is built as a run builds it."""
 
     def __init__(self, cell: Cell, folder: Path) -> None:
         self.cell, self.rank = cell, dist.get_rank() if dist.is_initialized() else 0
@@ -69,7 +76,7 @@ class Training:
         self.expected = reference.expect()
         self.difference: dict[str, Any] | None = None
         self.sha256: dict[str, str] = {}  # of the last step's gradient, weights and momentum
-        self.num_compared = 0  # parameters, over all steps
+        self.num_compared = 0  # the number of compared tensors, over all steps
         self.before_update: list[Callable[[], None]] = []  # what a planted fault does between backward pass and update
         self.update: Callable[[], None] | None = None
         fault = faults.FAULTS[cell.fault] if cell.fault else None
@@ -113,15 +120,15 @@ class Training:
         return built
 
     def sequences(self, number: int) -> list[problem.Sequence]:
-        """Return the sequences of this rank's micro batch of this number in this step."""
+        """Return the sequences of one of this rank's micro batches in the current step."""
         return self.cell.sequences(self.step, self.rank, number)
 
     def loss(self, outputs: Tensor, targets: Tensor, number: int) -> Tensor:
-        del number  # of the micro batch, for the faults
+        del number  # the number of the micro batch, which only faults use
         return model.loss(outputs, targets)
 
     def take_step(self, step: int) -> None:
-        """Train one step and compare its gradient and the weights after it."""
+        """Train one step, and compare its gradients, and the weights after it, with the reference."""
         self.step = step
         for number in range(self.cell.accumulation):
             tokens, targets = model.tensors(self.sequences(number))
@@ -151,12 +158,16 @@ class Training:
         return full_tensors.state(parameter, "momentum_buffer", self.base.state)
 
     def _compare(self, kind: str, expected: list[reference.Values], read: Callable[[Any], Tensor | None]) -> None:
-        """Compare a value of every parameter with the reference's bits, and keep the first difference. Collective."""
+        """Compare one value of every parameter with the reference's bits, and record the first difference.
+
+        `kind` is the name of the value, `expected` has its bits in each step, and `read` returns it for a parameter.
+        Collective.
+        """
         value_bytes = {}
         for name, parameter in sorted(self.module.named_parameters()):
             name = name.removeprefix("module.")
             values = read(parameter)
-            # A sum of zeros is -0.0 in one order and 0.0 in another: + 0.0 makes both 0.0.
+            # A sum of zeros may be -0.0 or 0.0, depending on the order. Adding 0.0 makes both 0.0.
             numbers = torch.tensor([]) if values is None else values.detach().cpu() + 0.0
             value_bytes[name] = numbers.contiguous().numpy().tobytes()
             if self.difference is None and value_bytes[name] != expected[self.step][name]:
@@ -170,7 +181,10 @@ class Training:
 
 
 def _check_engine(engine: Any, optimizer: Any, strategy: Strategy) -> None:
-    """Raise RunFailed unless the engine is the strategy's, and shards what the strategy shards."""
+    """Raise RunFailed if the built engine is not the one of the strategy.
+
+    Also raises RunFailed if it does not shard what the strategy shards, or has another optimizer than torch's SGD.
+    """
     from torch.distributed.fsdp import FSDPModule
 
     parameters = list(engine.parameters())
@@ -189,7 +203,7 @@ def _check_engine(engine: Any, optimizer: Any, strategy: Strategy) -> None:
 
 
 def _difference(numbers: Tensor, expected: bytes) -> dict[str, Any]:
-    """Describe how the values of a parameter differ from the reference's."""
+    """Return how many values of a parameter differ from the reference, and the first one that does."""
     right = torch.frombuffer(bytearray(expected), dtype=torch.float32)
     flat = numbers.flatten()
     if flat.shape != right.shape:
@@ -201,7 +215,10 @@ def _difference(numbers: Tensor, expected: bytes) -> dict[str, Any]:
 
 
 def _run(cell: Cell, folder: Path) -> Run:
-    """Return the run from which `build_accelerator` makes the engine. Its workload only sets the sizes of buckets."""
+    """Return the run from which `build_accelerator` makes the engine.
+
+    The run's workload only determines the sizes of buckets.
+    """
     config = build_config(
         max_steps=problem.NUM_STEPS,
         global_batch_size=problem.BATCH_SIZE,
@@ -214,7 +231,10 @@ def _run(cell: Cell, folder: Path) -> Run:
 
 
 def _suit(accelerator: Any, strategy: Strategy) -> None:
-    """Suit the engine's sizes to this small model, and let DeepSpeed's offload step with torch's own SGD."""
+    """Adapt the engine's sizes to this small model.
+
+    DeepSpeed is also allowed to use torch's own SGD, including under offload.
+    """
     if strategy.distributed_type == "FSDP":
         accelerator.state.fsdp_plugin.transformer_cls_names_to_wrap = [model.Block.__name__]
     if strategy.distributed_type != "DEEPSPEED":

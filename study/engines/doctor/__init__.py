@@ -1,1 +1,1 @@
-"""Doctor: find out what an accelerate file, a DeepSpeed JSON and this machine really do, and what to change."""
+"""Find out what an accelerate file, a DeepSpeed JSON or this machine really does, and what to change."""

@@ -1,4 +1,4 @@
-"""Check this machine for everything that would stop or disturb a run. Nothing is trained."""
+"""Check this machine for everything that would stop or disturb a run, without training anything."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from ..keys import allowed
 
 Verdict = Literal["ok", "note", "bites", "unknown"]
 
-DISK_BYTES = 1 << 28  # written and read back
+DISK_BYTES = 1 << 28  # bytes that are written and read back to measure the disk
 RANKS_SECONDS = 90
-PORT = 29500  # accelerate's and torchrun's by default
-KNOWN_FAULTS = "known of"  # begins the names of the checks of the installed releases
+PORT = 29500  # the default of accelerate and torchrun
+KNOWN_FAULTS = "known of"  # the first words in the names of checks for known faults
 
 # Two processes of this machine add 1 and 2, as a run's first collective does. They start in the user's folder, which
 # may have a package `study` of its own.
@@ -61,7 +61,10 @@ class Check:
 
 
 def examine(disk: Path) -> list[Check]:
-    """Make all checks. `disk`: a folder on the disk that runs write to, or that NVMe offload swaps to."""
+    """Run all checks of this machine.
+
+    `disk` is a folder on the disk that runs write to, or that NVMe offload swaps to.
+    """
     return [
         *_packages(),
         *_known_bad(),
@@ -82,7 +85,7 @@ GROUPS: dict[Verdict, str] = {"bites": "Stops a run", "unknown": "Not checked", 
 
 
 def text(checks: list[Check]) -> str:
-    """Return the checks for a terminal: the summary, then each check with its remedy, the worst first."""
+    """Return the checks as text for a terminal: the summary, then each check with its remedy, the worst first."""
     counts = {verdict: sum(check.verdict == verdict for check in checks) for verdict in GROUPS}
     problems = {0: "nothing would stop a run", 1: "1 problem would stop a run"}.get(
         counts["bites"], f"{counts['bites']} problems would stop a run"
@@ -101,7 +104,10 @@ def text(checks: list[Check]) -> str:
 
 
 def _title(check: Check) -> str:
-    """Return how a check begins in the text; the messages about known faults name the package themselves."""
+    """Return the words with which a check begins in the text.
+
+    They are empty for known faults, because those messages name the package themselves.
+    """
     return "" if check.name.startswith(KNOWN_FAULTS) else f"{check.name}: "
 
 
@@ -137,7 +143,10 @@ def _known_bad() -> Iterator[Check]:
 
 
 def _extensions() -> Iterator[Check]:
-    """Check which extensions are built, and whether the others can be: compiler, headers, ninja, libaio."""
+    """Check which of DeepSpeed's extensions are built, and whether the others can be built.
+
+    Building needs a compiler, headers, ninja and libaio. Stale locks of earlier builds are reported, too.
+    """
     for name, extension in extensions.EXTENSIONS.items():
         if extensions.is_built(name):
             yield Check(f"DeepSpeed's {name}", "ok", "It is built for this Python.")
@@ -176,7 +185,7 @@ def _cuda() -> Iterator[Check]:
 
 
 def _toolkit(nvcc_output: str, torch_cuda: str) -> Check:
-    """Compare the major version of the toolkit with that of torch's CUDA."""
+    """Check that the CUDA toolkit has the same major version as the CUDA that torch is built with."""
     release = re.search(r"release (\d+)\.(\d+)", nvcc_output)
     version = ".".join(release.groups()) if release else "of unknown version"
     is_compatible = release is not None and release[1] == torch_cuda.partition(".")[0]
@@ -204,7 +213,7 @@ def _gpus() -> Iterator[Check]:
 
 
 def _ranks() -> Iterator[Check]:
-    """Let two processes communicate over gloo, and over NCCL if there are two GPUs."""
+    """Check that two processes can communicate over gloo, and over NCCL if there are two GPUs."""
     if not _has("torch"):
         yield Check("two ranks", "unknown", "torch is not installed.", "Run `pip install 'zero-study[train]'`.")
         return
@@ -225,7 +234,7 @@ def _ranks() -> Iterator[Check]:
 
 
 def _why_no_sum(backend: str) -> str | None:
-    """Start two ranks that add two numbers; return why they fail, or None if they succeed."""
+    """Start two ranks that add two numbers, and return why they fail. None if they succeed."""
     inherited = {name: value for name, value in os.environ.items() if not allowed.says_which_rank(name)}
     inherited["PYTHONPATH"] = os.pathsep.join(filter(None, (inherited.get("PYTHONPATH"), str(ROOT))))
     try:
@@ -257,7 +266,10 @@ def _host_memory() -> Check:
 
 
 def _disk(folder: Path) -> Iterator[Check]:
-    """Free space and speed. A step of NVMe offload reads and writes masters and both moments, 12 bytes a parameter."""
+    """Check the free space and the speed of the disk that has this folder.
+
+    In each step, NVMe offload reads and writes the master weights and both moments, which take 12 bytes per parameter.
+    """
     name = f"disk of {folder}"
     if not folder.is_dir() or why_not_writable(folder):
         yield Check(name, "bites", "This is not a folder that can be written.", "Name another folder with --disk.")
@@ -281,7 +293,10 @@ def _disk(folder: Path) -> Iterator[Check]:
 
 
 def _speed(folder: Path) -> tuple[float, float]:
-    """Measure a disk: bytes per second written and synced, and bytes per second read back past the kernel's cache."""
+    """Measure the write speed and the read speed of a disk in bytes per second.
+
+    Writing includes the sync to the disk. Reading bypasses the kernel's cache where the operating system allows that.
+    """
     block = os.urandom(1 << 20)
     with tempfile.NamedTemporaryFile(dir=folder) as file:
         start = time.perf_counter()
@@ -310,7 +325,10 @@ def _port() -> Check:
 
 
 def _inherited() -> Check:
-    """Check for variables of a surrounding launcher, and for those that change a run behind its configuration."""
+    """Check the environment for variables that would disturb a run.
+
+    These are variables of a surrounding launcher, and variables that change a run without being in its configuration.
+    """
     rank_variables = sorted(filter(allowed.says_which_rank, os.environ))
     if rank_variables:
         message = f"{', '.join(rank_variables)} would make a run believe that it is one of several processes."

@@ -1,7 +1,7 @@
 """Examine the two kinds of configuration files: accelerate files and DeepSpeed JSON files.
 
-The table of keys has the rules of single keys. Conditions that depend on several keys of a file are properties in this
-module, which the conditions of the table name.
+The table of keys has the rules for single keys. A condition that depends on several keys of a file is a property in
+this module, and the table refers to it by its name.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from ..keys import known_keys
 from .findings import REMOVE, Finding, Settings, examine, misspelt
 
 STAGES = (0, 1, 2, 3)
-PREFIXES = {"fsdp_config": "fsdp_", "dynamo_config": "dynamo_"}  # which the launcher adds where a key lacks it
+# The launcher adds these prefixes to keys that lack them.
+PREFIXES = {"fsdp_config": "fsdp_", "dynamo_config": "dynamo_"}
 
 
 class AccelerateFile(Settings):
-    """An accelerate file, with the properties that the conditions of rules name."""
+    """An accelerate file. Its properties are the conditions that rules can refer to by name."""
 
     def __init__(self, content: Mapping[str, Any]) -> None:
         prefixed = dict(content)
@@ -31,7 +32,7 @@ class AccelerateFile(Settings):
 
     @property
     def kind(self) -> str:
-        """The distributed_type. An unquoted NO, which is YAML for false, has the effect of 'NO'."""
+        """The distributed_type. An unquoted NO, which YAML reads as false, has the effect of 'NO'."""
         value = self.get("distributed_type", "")
         return "NO" if value is False else str(value)
 
@@ -42,13 +43,16 @@ class AccelerateFile(Settings):
 
     @property
     def json_named(self) -> str | None:
-        """The DeepSpeed JSON that the file names."""
+        """The path of the DeepSpeed JSON that the file names. None if it names none."""
         path = self.get("deepspeed_config.deepspeed_config_file", None)
         return str(path) if self.kind == "DEEPSPEED" and path not in (None, "none") else None
 
     @property
     def stage(self) -> int | None:
-        """The ZeRO stage that the file itself sets; None: not DeepSpeed, or the JSON sets it."""
+        """The ZeRO stage that the file itself sets.
+
+        None if the file is not for DeepSpeed, or if it names a DeepSpeed JSON, which then sets the stage.
+        """
         if self.kind != "DEEPSPEED" or self.json_named is not None:
             return None
         stage = str(self.get("deepspeed_config.zero_stage", 2))
@@ -60,19 +64,22 @@ class AccelerateFile(Settings):
 
     @property
     def has_pdsh(self) -> bool:
-        """Whether DeepSpeed's own launcher starts the machines."""
+        """Whether DeepSpeed's own launcher starts the processes of several machines."""
         launcher = self.get("deepspeed_config.deepspeed_multinode_launcher", None)
         return self.kind == "DEEPSPEED" and self.machines > 1 and launcher in (None, "pdsh")
 
     @property
     def is_uneven(self) -> bool:
-        """Whether the machines cannot have the same number of processes."""
+        """Whether the number of processes is not a multiple of the number of machines."""
         number = self.get("num_processes")
         return self.machines > 1 and isinstance(number, (int, float)) and number % self.machines != 0
 
     @property
     def mesh_fits(self) -> bool:
-        """Whether the product of the sizes in parallelism_config, if it has any, is the number of processes."""
+        """Whether the product of the sizes in parallelism_config equals the number of processes.
+
+        True also if the product is 1, as it is without any sizes.
+        """
         names = (
             f"parallelism_config.parallelism_config_{way}_size" for way in ("dp_replicate", "dp_shard", "tp", "cp")
         )
@@ -81,7 +88,7 @@ class AccelerateFile(Settings):
 
     @property
     def is_contradicted(self) -> bool:
-        """Whether the file has keys that accelerate refuses in a file that names a DeepSpeed JSON."""
+        """Whether the file has keys that accelerate refuses if the file also names a DeepSpeed JSON."""
         section = self.get("deepspeed_config", {})
         refused = known_keys.engine_schema("accelerate", "not_beside_a_json")
         has_refused = isinstance(section, dict) and not section.keys().isdisjoint(refused)
@@ -89,17 +96,20 @@ class AccelerateFile(Settings):
 
 
 class DeepSpeedFile(Settings):
-    """A DeepSpeed JSON, with the properties that the conditions of rules name."""
+    """A DeepSpeed JSON. Its properties are the conditions that rules can refer to by name."""
 
     @property
     def stage(self) -> int:
-        """The ZeRO stage, also if it is given as text; 2 for "auto", 0 if there is none."""
+        """The ZeRO stage, which may be written as text. It is 2 for "auto", and 0 if there is none."""
         value = self.get("zero_optimization.stage", 0)
         return 2 if value == "auto" else next((stage for stage in STAGES if value in (stage, str(stage))), 0)
 
     @property
     def precision(self) -> str:
-        """The 16-bit precision that the file itself requests; empty if it requests none, or says "auto"."""
+        """The 16-bit precision that the file itself requests: bf16 or fp16.
+
+        Empty if the file requests none, or if the value is "auto".
+        """
         return next((name for name in ("bf16", "fp16") if self.get(f"{name}.enabled") is True), "")
 
     @property
@@ -108,23 +118,24 @@ class DeepSpeedFile(Settings):
 
     @property
     def is_fused(self) -> bool:
-        """Whether the optimizer is DeepSpeed's FusedAdam unless torch_adam is set."""
+        """Whether the optimizer is DeepSpeed's FusedAdam, which it is unless torch_adam is set."""
         offloads = self.get("zero_optimization.offload_optimizer.device") in ("cpu", "nvme")
         offloads = offloads or bool(self.get("zero_optimization.cpu_offload", False))
         return not offloads and self.optimizer_name in ("adam", "adamw")
 
 
 def of_accelerate(name: str, content: Mapping[str, Any]) -> list[Finding]:
-    """Return what accelerate's launcher does with each key of an accelerate file. `name`: of the file, in the findings.
+    """Return findings on what accelerate's launcher does with each key of an accelerate file.
 
-    The launcher hands a key to the program as a flag, a variable or a plugin. It silently drops all other keys.
+    `name` is the name of the file in the findings. The launcher passes a key to the program as a flag, a variable or a
+    plugin. It silently drops all other keys.
     """
     findings = examine(name, AccelerateFile(content), "accelerate", partial(_unknown_to_accelerate, name))
     return [finding for finding in findings if finding.value is not None or finding.matters]
 
 
 def _unknown_to_accelerate(file: str, key: str, value: Any) -> Finding | None:
-    """Return what is wrong with a key of an accelerate file that has no rule; None: nothing."""
+    """Return the finding for a key of an accelerate file that has no rule. None if the key is fine."""
     sections, fields = known_keys.accelerate_sections(), known_keys.engine_schema("accelerate", "fields")
     if key in sections and not isinstance(value, dict) and value is not None:
         return _no_section(file, key, value, "accelerate", "Write keys below it, or remove it.")
@@ -143,12 +154,15 @@ def _unknown_to_accelerate(file: str, key: str, value: Any) -> Finding | None:
 
 
 def of_json(name: str, content: Mapping[str, Any]) -> list[Finding]:
-    """Return what accelerate and DeepSpeed do with each key of a DeepSpeed JSON. `name`: of the file."""
+    """Return findings on what accelerate and DeepSpeed do with each key of a DeepSpeed JSON.
+
+    `name` is the name of the file in the findings.
+    """
     return examine(name, DeepSpeedFile(content), "json", partial(_unknown_in_json, name))
 
 
 def _unknown_in_json(file: str, key: str, value: Any) -> Finding | None:
-    """Return the finding of a key of a DeepSpeed JSON that has no rule; None: it is honoured."""
+    """Return the finding for a key of a DeepSpeed JSON that has no rule. None if it works as written."""
     if key in known_keys.json_sections() and not isinstance(value, dict) and value is not None:
         return _no_section(file, key, value, "DeepSpeed", _SECTION_REMEDIES.get(key, "Remove the key."))
     if value == "auto" and (finding := _of_auto(file, key)):
@@ -157,7 +171,10 @@ def _unknown_in_json(file: str, key: str, value: Any) -> Finding | None:
 
 
 def _of_auto(file: str, key: str) -> Finding | None:
-    """Return the finding of the value "auto"; None: Trainer replaces it, if DeepSpeed has such a key."""
+    """Return the finding for a key whose value is "auto".
+
+    None if Trainer replaces the value. Whether DeepSpeed knows the key is then still to be checked.
+    """
     added = known_keys.read()["named"]
     if key in added["filled"]:
         return Finding(
@@ -174,7 +191,10 @@ def _of_auto(file: str, key: str) -> Finding | None:
 
 
 def _misread_by_deepspeed(file: str, key: str, value: Any) -> Finding | None:
-    """Return how DeepSpeed fails at a key, or ignores it; None: it knows the key and can read the value."""
+    """Return the finding for a key that DeepSpeed ignores or fails at.
+
+    None if DeepSpeed knows the key and can read the value.
+    """
     sections = known_keys.json_sections()
     above, _, name = key.rpartition(".")
     section = sections.get(above)
@@ -201,9 +221,9 @@ _BOOLEANS = {"0", "off", "f", "false", "n", "no", "1", "on", "t", "true", "y", "
 
 
 def _not_coerced(section: str, key: str, value: Any) -> str | None:
-    """Say which type DeepSpeed expects, if it cannot convert a string or a number to it; None if it can.
+    """Return the type that DeepSpeed expects, if it cannot convert a string or a number to it.
 
-    For instance, a whole number may be given as 1e9 or "1000000000", but not as "1e9" or 5.5.
+    None if it can. For example, a whole number may be written as 1e9 or "1000000000", but not as "1e9" or 5.5.
     """
     kind = str(known_keys.engine_schema("deepspeed", "strict").get(section, {}).get(key, {}).get("type", ""))
     if kind.startswith("<count"):

@@ -1,4 +1,4 @@
-"""Examine a configuration file, print its findings, and write a corrected file: `zero-study doctor FILE`."""
+"""Examine a configuration file and write a corrected file: `zero-study doctor FILE`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .findings import KEEP, REMOVE, Finding, Instead, Settings
 CONFIGS = ROOT / "accelerate_configs"  # the strategies that the project ships
 # A JSON that has one of these keys is an accelerate file and not DeepSpeed's.
 OF_ACCELERATE = {"distributed_type", "compute_environment", "num_processes", "num_machines"}
-# A JSON beside the accelerate file of DDP may have these keys and values, which are named as in
+# A JSON that accompanies the accelerate file of DDP may have these keys and values. They have the same names as in
 # DistributedDataParallelKwargs and in theory's Engine.
 OF_DDP: dict[str, tuple[Any, ...]] = {"gradient_as_bucket_view": (False, True)}
 # Keys that the shipped files leave open, because zero-study fills them in (training/accelerators.py).
@@ -31,7 +31,10 @@ FILLED_IN = ("gradient_clipping", "nvme_path", "offload_param.buffer_size")
 
 
 class _Section(dict[str, Any]):
-    """A section of a JSON as accelerate reads it: the last value of a repeated key counts."""
+    """A section of a JSON as accelerate reads it: the last value of a repeated key counts.
+
+    `overridden` has the other values.
+    """
 
     def __init__(self, pairs: list[tuple[str, Any]]) -> None:
         super().__init__(pairs)
@@ -41,7 +44,7 @@ class _Section(dict[str, Any]):
 
 @dataclass(frozen=True)
 class Examined:
-    """A file, with the findings of it and of the DeepSpeed JSON that it names."""
+    """A file with its content, and the findings in it and in the DeepSpeed JSON that it names."""
 
     path: Path
     content: dict[str, Any]
@@ -49,18 +52,20 @@ class Examined:
 
     @property
     def matters(self) -> bool:
-        """Whether a key of the file has another effect than its reader expects."""
+        """Whether a key of the file has an effect that its reader does not expect."""
         return any(finding.matters for finding in self.findings)
 
     def as_json(self) -> str:
-        """Return what --json prints."""
+        """Return the findings as the JSON text that --json prints."""
         return json.dumps([finding.as_json() for finding in self.findings], indent=1, default=str)
 
 
 def examine(path: Path, release: str | None = None) -> Examined:
-    """Examine an accelerate file or a DeepSpeed JSON, and what a release ("deepspeed==0.18.1") does to its training.
+    """Examine an accelerate file or a DeepSpeed JSON, and return it with its findings.
 
-    Raises Refusal if it is neither kind of file.
+    If `release` is given, for example "deepspeed==0.18.1", the findings include the known faults of that release that
+    affect the training of this file. Raises Refusal if the file is of neither kind, or if the release is not one of
+    DeepSpeed.
     """
     examined = examine_content(path, _read_json(path) if _is_json(path) else read_yaml(path, CONFIGS))
     of_release = [] if release is None else _of_release(path, examined.content, release)
@@ -68,7 +73,11 @@ def examine(path: Path, release: str | None = None) -> Examined:
 
 
 def _of_release(path: Path, content: dict[str, Any], release: str) -> list[Finding]:
-    """Return the faults of a release of DeepSpeed that affect the stage, offload and precision of a file."""
+    """Return findings on the known faults of a DeepSpeed release that affect the training of a file.
+
+    The stage, offload and precision of the file decide which faults do. Raises Refusal if `release` is not one of
+    DeepSpeed.
+    """
     package, _, version = release.partition("==")
     if package != "deepspeed" or not _is_version(version):
         raise Refusal(
@@ -93,10 +102,10 @@ def _is_version(text: str) -> bool:
 
 
 def _training_of(content: dict[str, Any]) -> tuple[int | None, OffloadDevice, set[str]]:
-    """Return the ZeRO stage (None: not DeepSpeed), the device of its optimizer states, and its precision classes.
+    """Return the ZeRO stage, the device of the optimizer states, and the precision classes of a file.
 
-    Classes are named as in the matrices of conformance; an empty set stands for any. The DeepSpeed JSON that an
-    accelerate file names takes precedence over the accelerate file.
+    The stage is None if the file is not for DeepSpeed. Precision classes are named as in the conformance matrices, and
+    an empty set stands for any precision. If an accelerate file names a DeepSpeed JSON, the JSON takes precedence.
     """
     file = config_files.AccelerateFile(content)
     stage, offload = file.stage, file.get("deepspeed_config.offload_optimizer_device")
@@ -113,9 +122,9 @@ def _training_of(content: dict[str, Any]) -> tuple[int | None, OffloadDevice, se
 
 
 def _is_json(path: Path) -> bool:
-    """Say whether a file is JSON, by its name, or by its first character if the name does not tell.
+    """Say whether a file is JSON, by its ending, or by its first character if it has another ending.
 
-    DeepSpeed accepts any name, and some projects call its files .conf.
+    DeepSpeed accepts any ending, and some projects name their files .conf.
     """
     if path.suffix in (".json", ".yaml", ".yml"):
         return path.suffix == ".json"
@@ -128,20 +137,24 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def with_keys(path: Path, content: Any) -> dict[str, Any]:
-    """Return the content of a JSON. Raises Refusal unless it is a mapping of keys."""
+    """Return the content of a JSON file. Raises Refusal unless it is a mapping of keys."""
     if not isinstance(content, dict):
         raise Refusal(f"{path}: holds no keys. Start from a copy of one of the files in {CONFIGS.name}/.")
     return content
 
 
 def examine_content(path: Path, content: dict[str, Any]) -> Examined:
-    """Examine the content of a file."""
+    """Examine a file as if it had this content, and return it with its findings."""
     findings = _overridden(path, content) + _findings_of(path, content)
     return Examined(path, content, [_as_shipped(finding) for finding in _join_typos(findings)])
 
 
 def _findings_of(path: Path, content: dict[str, Any]) -> list[Finding]:
-    """Return the findings of a file by its kind: options of DDP, a DeepSpeed JSON, or an accelerate file."""
+    """Return the findings of a file according to its kind.
+
+    The kinds are options of DDP, a DeepSpeed JSON, and an accelerate file. If an accelerate file names a DeepSpeed
+    JSON, the findings of both are returned.
+    """
     if content and content.keys() <= OF_DDP.keys():
         message = "zero-study passes this option to DDP."
         return [
@@ -162,7 +175,10 @@ def _findings_of(path: Path, content: dict[str, Any]) -> list[Finding]:
 
 
 def _join_typos(findings: Sequence[Finding]) -> list[Finding]:
-    """Join the finding of a misspelt key with that of the right key, which is missing because of the typo."""
+    """Merge the finding for a misspelt key with the finding for the missing key.
+
+    A misspelt key has two findings without this: the wrong name is unknown, and the right name is missing.
+    """
     missing = {(finding.file, finding.key): finding for finding in findings if finding.value is ABSENT}
     joined: list[Finding] = []
     explained: set[tuple[str, str]] = set()  # missing keys
@@ -179,7 +195,7 @@ def _join_typos(findings: Sequence[Finding]) -> list[Finding]:
 
 
 def _as_shipped(finding: Finding) -> Finding:
-    """Return a finding; one of a shipped file does not matter if zero-study fills the key in."""
+    """Return a finding, marked as harmless if zero-study itself fills in that key of a shipped file."""
     is_shipped = Path(finding.file).resolve().is_relative_to(CONFIGS)
     if not (is_shipped and finding.matters and finding.key.endswith(FILLED_IN)):
         return finding
@@ -188,7 +204,7 @@ def _as_shipped(finding: Finding) -> Finding:
 
 
 def _overridden(path: Path, content: dict[str, Any]) -> list[Finding]:
-    """Return the findings of the values of a JSON that a later value of the same key overrides."""
+    """Return findings for the values of a JSON that a later value of the same key overrides."""
     sections = [("", content), *((f"{key}.", value) for key, value, _ in Settings(content).nodes())]
     return [
         Finding(
@@ -203,7 +219,7 @@ def _overridden(path: Path, content: dict[str, Any]) -> list[Finding]:
 
 
 def _missing(path: Path, json_path: str) -> Finding:
-    """Return the finding of a JSON that is not where the launcher will look for it."""
+    """Return the finding for a DeepSpeed JSON that is not where the launcher will look for it."""
     return Finding(
         file=str(path), key="deepspeed_config.deepspeed_config_file", value=json_path, effect="crashes", matters=True,
         error="Expected a string path to an existing deepspeed config",
@@ -213,9 +229,10 @@ def _missing(path: Path, json_path: str) -> Finding:
 
 
 def mended(examined: Examined) -> dict[str, Any]:
-    """Return the file's content as --fix writes it: every key that matters and has one remedy is changed.
+    """Return the file's content as --fix writes it.
 
-    The result is examined again until nothing is left to change, because a corrected key may require another one.
+    Every key that matters and has exactly one remedy is changed. The result is examined again until nothing is left to
+    change, because a corrected key may require another one.
     """
     content = copy.deepcopy(examined.content)
     for _ in range(5):
@@ -223,7 +240,7 @@ def mended(examined: Examined) -> dict[str, Any]:
         findings = [
             f for f in examine_content(examined.path, before).findings if f.matters and f.file == str(examined.path)
         ]
-        # Misspelt keys come first: for the right name, which is missing, there is another finding.
+        # Misspelt keys come first, because each of them also causes a finding that the right name is missing.
         misspelt = [finding for finding in findings if isinstance(finding.mend, Instead)]
         for finding in misspelt or [finding for finding in findings if finding.mend is not KEEP]:
             _mend(content, finding)
@@ -243,7 +260,10 @@ def _mend(content: dict[str, Any], finding: Finding) -> None:
 
 
 def _put(content: dict[str, Any], key: str, value: Any) -> None:
-    """Set a dotted key of a file, or remove it; sections above it are made as needed."""
+    """Set a dotted key of a file to a value, or remove the key if the value is REMOVE.
+
+    Sections above the key are created if they are missing.
+    """
     section, _, inner = key.partition(".")
     if inner and key not in content:  # a key may itself contain a dot
         if not isinstance(content.get(section), dict):
@@ -260,7 +280,7 @@ def _put(content: dict[str, Any], key: str, value: Any) -> None:
 
 
 class KeyChange(NamedTuple):
-    """A key that --fix changed, with its values; ABSENT: the file has no such key."""
+    """A key that --fix changed, with its old and its new value. ABSENT if the file has no such key."""
 
     key: str
     old: Any
@@ -268,7 +288,7 @@ class KeyChange(NamedTuple):
 
 
 def changes_between(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[KeyChange]:
-    """Return the keys whose values differ between two contents of a file, in the order of the file."""
+    """Return the keys that have different values in two contents of a file, in the order of the file."""
     before, after = ({key: value for key, value, _ in Settings(content).nodes()} for content in (old, new))
     differing = [
         KeyChange(key, before.get(key, ABSENT), after.get(key, ABSENT))
@@ -289,9 +309,9 @@ def _is_section(value: Any) -> bool:
 
 
 def write_mended(examined: Examined, out: Path) -> list[KeyChange]:
-    """Write the corrected file, and return what was changed.
+    """Write the corrected file, and return the changes.
 
-    Raises Refusal if the file exists already, or cannot be written.
+    Raises Refusal if `out` exists already, has another ending than the examined file, or cannot be written.
     """
     if out.exists():
         raise Refusal(f"--fix {out}: this file exists, and is not overwritten. Name a new file.")

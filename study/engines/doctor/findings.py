@@ -1,4 +1,4 @@
-"""Find out what each key of a file really does, by the rules of the table of keys."""
+"""Find out what each key of a file really does, according to the rules in the table of keys."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ Effect = Literal["honoured", "ignored", "overridden", "crashes", "means somethin
 
 REMOVE = Mark("remove")  # --fix takes the key out
 KEEP = Mark("keep")  # --fix leaves it: only the owner of the file can decide what to write instead
-NOT_STATED = Mark("not stated")  # the rule does not state what the engine has then
+NOT_STATED = Mark("not stated")  # the rule does not state which value the engine has
 
 LONGEST = 200  # characters of a value that are printed
 
 
 def cut(value: Any) -> Any:
-    """Return a value as it is printed: unchanged, or only the beginning of a long one and its length."""
+    """Return a value as it is printed. A long value is replaced by its beginning and its length."""
     text = value if isinstance(value, str) else repr(value)
     return value if len(text) <= LONGEST else f"{text[:LONGEST]}... ({len(text):,} characters)"
 
 
 @dataclass(frozen=True)
 class Instead:
-    """Another key that --fix writes in the place of a key, with this value or the old one."""
+    """The key that --fix writes in the place of another key, with this value or with the old one."""
 
     key: str
     value: Any = KEEP
@@ -38,7 +38,7 @@ class Instead:
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """What one key of a file really does."""
+    """The effect that one key of a file really has."""
 
     file: str
     key: str
@@ -48,12 +48,12 @@ class Finding:
     remedy: str = ""  # complete sentences: what to do
     matters: bool = False  # whether the file does not do what its reader takes it to do
     mend: Any = field(default=KEEP, repr=False)
-    engine_has: Any = NOT_STATED  # in the place of this key
+    engine_has: Any = NOT_STATED  # the value that the engine has for this key
     error: str = ""  # a piece of the error, if training fails at start-up
-    is_about_release: bool = False  # what a release does to the training, and not what a key does
+    is_about_release: bool = False  # the finding is about a release, and not about a key
 
     def as_json(self) -> dict[str, Any]:
-        """Return the finding as --json prints it; a key that is absent has no value."""
+        """Return the finding as --json prints it. A key that is absent has no value."""
         content = {name: getattr(self, name) for name in ("file", "effect", "message", "remedy", "matters")}
         optional = {
             "key": self.key, "value": self.value, "engine_has": self.engine_has, "error": self.error or NOT_STATED,
@@ -62,13 +62,13 @@ class Finding:
 
 
 class Settings:
-    """The content of a file, read by dotted keys."""
+    """The content of a file, which is read by dotted keys."""
 
     def __init__(self, content: Mapping[str, Any]) -> None:
         self.content = content
 
     def get(self, key: str, default: Any = ABSENT) -> Any:
-        """Return the value of a dotted key; `default` if it or a section above it is missing."""
+        """Return the value of a dotted key, or `default` if the key or a section above it is missing."""
         value: Any = self.content
         for part in key.split("."):
             if not isinstance(value, dict) or part not in value:
@@ -77,7 +77,10 @@ class Settings:
         return value
 
     def nodes(self) -> Iterator[tuple[str, Any, bool]]:
-        """Yield the dotted name and the value of every key, and whether it is a section; a section before its keys."""
+        """Yield the dotted name and the value of every key, and whether the key is a section.
+
+        A section comes before the keys in it. An empty section does not count as one.
+        """
         yield from _nodes(self.content, "")
 
 
@@ -91,21 +94,24 @@ def _nodes(content: Mapping[str, Any], above: str) -> Iterator[tuple[str, Any, b
 
 @dataclass(frozen=True)
 class Rule:
-    """What a key does under a condition. The first rule of a key whose condition holds is the one that counts."""
+    """The effect that a key has under a condition.
+
+    Of several rules for a key, the first one whose condition holds counts.
+    """
 
     key: str  # dotted; a * stands for anything
     effect: Effect
     is_of_absent: bool  # the rule is for files in which the key is missing
     condition: Mapping[str, Pattern]
-    covers_section: bool  # the keys in the section need no findings of their own
+    covers_section: bool  # the finding covers the whole section, so the keys in it get none of their own
     entry: Mapping[str, Any]  # the rule as the table has it
 
     def holds(self, value: Any, settings: Settings) -> bool:
-        """Say whether the rule's condition holds in a file in which its key has this value."""
+        """Say whether the rule's condition holds for this value of the key and the other settings of the file."""
         return condition_holds(self.condition, self.key, value, settings)
 
     def finding(self, file: str, key: str, value: Any) -> Finding:
-        """Return the finding of this rule for a key."""
+        """Return the finding that this rule makes for a key."""
         entry = self.entry
         mend = REMOVE if entry.get("mend") == "remove" else entry.get("mend", KEEP)
         if "instead" in entry:
@@ -134,7 +140,7 @@ def _filled_in(text: str, key: str, value: Any) -> str:
 
 @cache
 def rules(place: known_keys.Place) -> list[Rule]:
-    """Return the rules of a place, in their order."""
+    """Return the rules for a kind of file, in their order in the table."""
     rules_of_place = []
     for names, entries in known_keys.read()["rules"][place].items():
         for name in _removed() if names == "<removed>" else names.split():
@@ -148,7 +154,7 @@ def rules(place: known_keys.Place) -> list[Rule]:
 
 @lru_cache(maxsize=1024)
 def _of_key(place: known_keys.Place, key: str) -> list[Rule]:
-    """Return the rules of a key that a file has."""
+    """Return the rules that apply to a key which is in the file."""
     return [rule for rule in rules(place) if not rule.is_of_absent and fnmatchcase(key, rule.key)]
 
 
@@ -162,7 +168,11 @@ OnUnknown = Callable[[str, Any], Finding | None]  # returns the finding of a key
 
 
 def examine(file: str, settings: Settings, place: known_keys.Place, on_unknown: OnUnknown) -> list[Finding]:
-    """Return the finding of each key: by its rule, else by `on_unknown`, else that it is honoured."""
+    """Return the findings for the keys of a file, and for missing keys.
+
+    The key's rule makes the finding. If it has no rule, `on_unknown` does. If that returns None, the key works as
+    written.
+    """
     findings = []
     covered: tuple[str, ...] = ()  # prefixes of the sections whose keys a finding has covered
     for key, value, is_section in settings.nodes():
@@ -180,7 +190,7 @@ def examine(file: str, settings: Settings, place: known_keys.Place, on_unknown: 
 
 
 def _of_absent_keys(file: str, settings: Settings, place: known_keys.Place) -> list[Finding]:
-    """Return the findings of the keys that are missing in a file."""
+    """Return the findings for keys that are missing in a file."""
     return [
         rule.finding(file, rule.key, ABSENT)
         for rule in rules(place)
@@ -191,7 +201,10 @@ def _of_absent_keys(file: str, settings: Settings, place: known_keys.Place) -> l
 def misspelt(
     file: str, key: str, value: Any, valid_names: Iterable[str], effect: Effect, message: str, error: str = ""
 ) -> Finding:
-    """Return the finding of a key that has no valid name: its remedy is the most similar name, else to remove it."""
+    """Return the finding for a key whose name is not valid.
+
+    Its remedy is the most similar valid name. If there is no similar name, the remedy is to remove the key.
+    """
     section, _, inner = key.rpartition(".")
     near = difflib.get_close_matches(inner[:LONGEST], sorted(valid_names), n=1, cutoff=0.8)
     return Finding(

@@ -1,7 +1,7 @@
-"""Refuse every key of a strategy's file that this project does not accept, with doctor's findings as reasons.
+"""Refuse every key of a strategy's file that this project does not accept.
 
-Accelerate and DeepSpeed ignore keys that they do not know (a nested typo, an NVMe path in the YAML) and then silently
-run something else.
+Accelerate and DeepSpeed ignore keys that they do not know, for example a misspelt key in a section, or an NVMe path in
+the YAML. They then silently run something else. Doctor's findings are given as reasons.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ HPZ = "zero_optimization.zero_hpz_partition_size"  # of stage 3 only
 
 
 def validation_errors(place: known_keys.Place, content: Mapping[str, Any], findings: Sequence[Finding]) -> list[str]:
-    """Return why this project refuses a file, one text per key: unknown keys, wrong values, missing keys.
+    """Return why this project refuses a file, as one text per key.
 
-    The list is empty if the file is accepted. `findings`: doctor's findings in the file, which explain refusals.
+    The reasons are unknown keys, wrong values and missing keys. The list is empty if the file is accepted. `findings`
+    are doctor's findings in the file, which explain the refusals.
     """
     of_key = {finding.key: finding for finding in findings}
     accepted, sections = known_keys.accepted_values(place), _sections(place)
@@ -39,7 +40,7 @@ def validation_errors(place: known_keys.Place, content: Mapping[str, Any], findi
 def _value_error(
     place: known_keys.Place, key: str, value: Any, pattern: Pattern, finding: Finding | None
 ) -> str | None:
-    """Return why this project does not accept the value of a key; None: it does."""
+    """Return why this project does not accept the value of a key. None if it accepts the value."""
     if not matches(pattern, value, exactly=True):
         return _reason(place, key, value, finding) or f"{key} is {as_in_file(cut(value))}. Write {in_words(pattern)}."
     if finding is not None and _is_lost(key, finding):
@@ -48,7 +49,7 @@ def _value_error(
 
 
 def _unknown_key_error(place: known_keys.Place, key: str, value: Any, finding: Finding | None) -> str:
-    """Return what to do about a key that this project does not accept."""
+    """Return the error text for a key that this project does not accept, with its remedy."""
     section, _, name = key.rpartition(".")
     is_removed = name in {*known_keys.engine_list("removed"), *known_keys.engine_list("removed_zero")}
     if reason := _reason(place, key, value, finding if is_removed else None):
@@ -60,7 +61,10 @@ def _unknown_key_error(place: known_keys.Place, key: str, value: Any, finding: F
 
 
 def _missing_keys(place: known_keys.Place, settings: Settings) -> list[str]:
-    """Name the keys that the study needs and a file lacks, at its top and in the sections that it has."""
+    """Return an error text for each key that the study needs and a file lacks.
+
+    Keys of a section that the file does not have are not reported.
+    """
     missing = [key for key in known_keys.read()["study"][place]["needed"] if settings.get(key) is ABSENT]
     sections = {key: key.rpartition(".")[0] for key in missing}
     return [
@@ -75,7 +79,10 @@ def _sections(place: known_keys.Place) -> set[str]:
 
 
 def _keys_in(content: Mapping[str, Any], sections: set[str], above: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the keys of a file with their values; for a section that has accepted keys, the keys in it."""
+    """Yield the dotted keys of a file with their values.
+
+    For a section in which this project accepts keys, the keys in it are yielded instead of the section.
+    """
     for name, value in content.items():
         key = f"{above}{name}"
         if key in sections and isinstance(value, dict):
@@ -85,7 +92,10 @@ def _keys_in(content: Mapping[str, Any], sections: set[str], above: str = "") ->
 
 
 def _reason(place: known_keys.Place, key: str, value: Any, finding: Finding | None) -> str | None:
-    """Return why this project does not accept a key or its value: its own reason, else doctor's finding."""
+    """Return why this project does not accept a key or its value.
+
+    The project's own reason takes precedence over doctor's finding. None if there is neither.
+    """
     value_text = " ".join(cut(value).split()) if isinstance(value, str) else as_in_file(value)
     own_reason = known_keys.read()["study"][place]["why"].get(key)
     is_unquoted_no = isinstance(value, bool) and finding is not None and finding.effect == "crashes"
@@ -93,13 +103,17 @@ def _reason(place: known_keys.Place, key: str, value: Any, finding: Finding | No
         has_accepted_values = key in known_keys.accepted_values(place)
         subject = f"{key} is {value_text}." if has_accepted_values else f"{key} is not accepted in this file."
         return f"{subject} {own_reason}"
-    if finding is None or not finding.matters or finding.error == NOT_COERCED:  # the pattern explains these better
+    # The accepted values explain such an error better.
+    if finding is None or not finding.matters or finding.error == NOT_COERCED:
         return None
     return f"{key} is {value_text}. {finding.message} {finding.remedy}".rstrip()
 
 
 def _is_lost(key: str, finding: Finding) -> bool:
-    """Say whether an accepted value is ignored, or is refused because the file also names a DeepSpeed JSON."""
+    """Say whether an accepted value has no effect or stops the run.
+
+    Some keys are ignored. Others are refused because the file also names a DeepSpeed JSON.
+    """
     refused_beside_json = known_keys.engine_schema("accelerate", "not_beside_a_json")
     stops = finding.effect == "crashes" and key.rpartition(".")[2] in refused_beside_json
     return stops or (finding.effect == "ignored" and key == HPZ)

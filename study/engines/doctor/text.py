@@ -1,4 +1,4 @@
-"""Print doctor's findings in a file, and what --fix changed in it."""
+"""Format doctor's findings in a file, and the changes that --fix made, as text for a terminal."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ VERDICTS: dict[Effect, str] = {
 
 
 def text(examined: Examined, everything: bool = False, release: str | None = None) -> str:
-    """Return the findings for a terminal: known faults of the release, the summary, then the findings by verdict.
+    """Return the findings of a file as text for a terminal.
 
-    Harmless findings are only counted, unless `everything` is set. `release`: the one for which known faults were
-    looked up.
+    It has the known faults of the release, the summary, and the findings by verdict. Harmless findings are only
+    counted, unless `everything` is True. `release` is the release whose known faults were looked up, or None.
     """
     visible = [f for f in examined.findings if everything or f.matters or f.effect == "not examined"]
     of_release = [finding for finding in visible if finding.is_about_release]
@@ -39,7 +39,8 @@ def text(examined: Examined, everything: bool = False, release: str | None = Non
         for finding in sorted(of_verdict, key=lambda f: not f.matters):
             lines += _finding_lines(finding, examined.path)
     if hidden := [finding for finding in examined.findings if finding not in visible]:
-        if len(hidden) + len(of_release) == len(examined.findings):  # then one sentence says it all
+        # There is nothing else to list, so the count replaces the summary.
+        if len(hidden) + len(of_release) == len(examined.findings):
             lines[-1] = terminal.wrapped(f"{examined.path}: {_hidden_summary(hidden)}")
         else:
             lines += ["", terminal.wrapped(_hidden_summary(hidden))]
@@ -47,7 +48,7 @@ def text(examined: Examined, everything: bool = False, release: str | None = Non
 
 
 def _summary(examined: Examined) -> str:
-    """Say how many keys of a file need a change."""
+    """Return a sentence that says how many keys of a file need a change."""
     of_keys = [finding for finding in examined.findings if not finding.is_about_release]
     missing = sum(finding.value is ABSENT for finding in of_keys if finding.matters)
     wrong = sum(finding.matters for finding in of_keys) - missing
@@ -68,7 +69,7 @@ def _missing_keys(number: int) -> str:
 
 
 def _hidden_summary(hidden: Sequence[Finding]) -> str:
-    """Count the findings that are not listed, by their verdicts."""
+    """Return a sentence that counts the findings that are not listed."""
     num_unexpected = sum(finding.effect != "honoured" for finding in hidden)
     num_expected = len(hidden) - num_unexpected
     parts = [f"{num_expected} work{'s' * (num_expected == 1)} as written"] if num_expected else []
@@ -79,7 +80,7 @@ def _hidden_summary(hidden: Sequence[Finding]) -> str:
 
 
 def _release_lines(release: str, findings: Sequence[Finding]) -> list[str]:
-    """Return the known faults of a release that affect the file."""
+    """Return the lines on the known faults of a release that affect the file."""
     if not findings:
         return [terminal.wrapped(f"{release}: no known fault affects this configuration.")]
     if findings[0].effect == "not examined":
@@ -89,7 +90,7 @@ def _release_lines(release: str, findings: Sequence[Finding]) -> list[str]:
 
 
 def _finding_lines(finding: Finding, path: Path) -> list[str]:
-    """Return a finding: the key with its value, and below it what happens and what to do."""
+    """Return the lines for a finding: the key with its value, then what happens and what to do."""
     is_of_other_file = finding.file != str(path)
     place = f" (in {finding.file})" if is_of_other_file else ""
     lines = [terminal.wrapped(f"{cut(finding.key)}: {shown_value(finding.value)}{place}", "  ", "      ")]
@@ -99,14 +100,14 @@ def _finding_lines(finding: Finding, path: Path) -> list[str]:
 
 
 def shown_value(value: Any) -> str:
-    """Return a value as a JSON file has it; a section only as "{...}"."""
+    """Return a value as JSON. A section is shown only as "{...}", and a missing key as "(missing)"."""
     if value is ABSENT:
         return "(missing)"
     return "{...}" if isinstance(value, dict) and value else json.dumps(cut(value), default=str, ensure_ascii=False)
 
 
 def changes_text(examined: Examined, out: Path, changes: Sequence[KeyChange]) -> str:
-    """Say what --fix wrote and where, and which findings it could not correct."""
+    """Return a text on what --fix wrote, and on the findings that it could not correct."""
     number = {0: "no change", 1: "1 change"}.get(len(changes), f"{len(changes)} changes")
     lines = [terminal.wrapped(f"--fix wrote {out} with {number}{':' if changes else '.'}")]
     for change in changes:

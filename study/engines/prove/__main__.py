@@ -26,7 +26,7 @@ from .watching import Loaders, StepWatcher, remove_earlier
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """Run a script as Python would, and watch its models once their optimizers have stepped."""
+    """Run a script as Python would, and check the training of its models."""
     parser = argparse.ArgumentParser("python -m zero_study.prove", allow_abbrev=False, description=__doc__)
     parser.add_argument(
         "--strict", action="store_true", help="fail if training is wrong, is not as requested, or could not be checked"
@@ -49,17 +49,21 @@ def main(words: Sequence[str] | None = None) -> None:
 
 
 class _Pairs:
-    """Watch each optimizer with its model from its second step on, because torch allows no new hook within a step."""
+    """The optimizers of a script with their models, which are watched from the second step on.
+
+    The first step only shows which pairs there are, because PyTorch allows no new hook within a step.
+    """
 
     def __init__(self, strict: bool, allow_known_bad: bool) -> None:
-        self.paired: set[int] = set()  # optimizers
+        self.paired: set[int] = set()  # ids of optimizers whose model has been found
         self._given = (strict, allow_known_bad, Path("proof.json"))
         self._called: dict[int, torch.nn.Module] = {}
-        self.waiting: list[tuple[Any, Any, torch.optim.Optimizer]] = []  # model, what is called of it, optimizer
-        self._steps: dict[int, int] = {}  # of each optimizer
-        self._inner: set[int] = set()  # optimizers of others: a ZeroRedundancyOptimizer steps one
+        # Model, the module that the script calls, optimizer.
+        self.waiting: list[tuple[Any, Any, torch.optim.Optimizer]] = []
+        self._steps: dict[int, int] = {}  # id of an optimizer -> its number of steps
+        self._inner: set[int] = set()  # ids of optimizers inside others, such as the one in a ZeroRedundancyOptimizer
         self._num_backwards = 0
-        self._engines: dict[int, Any] = {}  # DeepSpeed's, which count the updates that they skip
+        self._engines: dict[int, Any] = {}  # id -> DeepSpeed engine, which counts the updates that it skips
         self._hooks = [
             register_module_forward_pre_hook(self._on_forward),
             register_optimizer_step_pre_hook(self._on_step),
@@ -74,7 +78,10 @@ class _Pairs:
         return call(*arguments, **options)
 
     def why_not_made(self) -> str:
-        """Return why no proof was made. A training that updated no weight is called wrong."""
+        """Return why no proof was made, as a text.
+
+        It begins with WRONG if the training updated no weight.
+        """
         engines = [*self._engines.values(), *_alive("deepspeed.runtime.engine", "DeepSpeedEngine")]
         skipped = [engine for engine in engines if engine.skipped_steps >= engine.global_steps > 0]
         if skipped:
@@ -104,7 +111,7 @@ class _Pairs:
             model, called, optimizer = self.waiting.pop(0)
             watcher = StepWatcher(*self._given, steps_before=self._steps[id(optimizer)], loaders=self._loaders)
             watcher.begin(model, optimizer, None, _arguments_of_trainer(), called)
-        if self._steps and min(self._steps.values()) > 2:  # whoever steps in turn has stepped
+        if self._steps and min(self._steps.values()) > 2:  # optimizers that take turns have all stepped by then
             self.leave()
 
     def _on_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
@@ -121,11 +128,14 @@ class _Pairs:
 
 
 def around(called: Sequence[torch.nn.Module], optimizer: torch.optim.Optimizer) -> tuple[Any, Any] | None:
-    """Return the model of an optimizer, and what the script calls: the engine, or the bare module inside it."""
+    """Return the model that an optimizer updates, and the module that the script calls.
+
+    The script calls the engine, or the bare module inside it. None if there is no such model.
+    """
     ids = set(map(id, called))
     for engine in _alive("deepspeed.runtime.engine", "DeepSpeedEngine"):
-        with suppress(ValueError):  # it has no optimizer
-            # A pipeline's engine is never called: its stages are looked at as the modules that they are.
+        with suppress(ValueError):  # the engine has no optimizer
+            # A pipeline engine itself is never called. Its stages are watched as plain modules.
             is_pipeline = any(kind.__name__ == "PipelineEngine" for kind in type(engine).__mro__)
             if not is_pipeline and base_optimizer(engine.optimizer) is optimizer:
                 is_bare = id(engine) not in ids and id(engine.module) in ids
@@ -137,7 +147,11 @@ def around(called: Sequence[torch.nn.Module], optimizer: torch.optim.Optimizer) 
 
 
 def owner(called: Sequence[torch.nn.Module], optimizer: torch.optim.Optimizer) -> torch.nn.Module | None:
-    """Return the outermost called module that an optimizer updates: by engine, by parameters, or as the only one."""
+    """Return the outermost called module that an optimizer updates.
+
+    It is found by its DeepSpeed engine, by its parameters, or because it is the only module. None if there is not
+    exactly one candidate.
+    """
     within = {id(part) for module in called for part in module.modules() if part is not module}
     roots = [m for m in called if id(m) not in within and any(p.requires_grad for p in m.parameters())]
     engines = [m for m in roots if is_deepspeed(m) and base_optimizer(m.optimizer) is optimizer]
@@ -152,7 +166,7 @@ def _arguments_of_trainer() -> Any:
 
 
 def _alive(module: str, name: str) -> list[Any]:
-    """Return all objects of a class and its subclasses; none if its module is not imported."""
+    """Return all existing objects of a class and its subclasses. Empty if its module has not been imported."""
     kind = getattr(sys.modules.get(module), name, None)
     return (
         [candidate for candidate in gc.get_objects() if issubclass(type(candidate), kind)] if kind is not None else []

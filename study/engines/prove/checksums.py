@@ -10,30 +10,33 @@ import torch
 import torch.distributed as dist
 from torch.utils._pytree import tree_leaves
 
-Checksum = tuple[float, float]  # the sum of a tensor's elements in fp64, and of their absolute values
+Checksum = tuple[float, float]  # the sum of a tensor's elements and the sum of their absolute values, in fp64
 UNKNOWN: Checksum = (math.nan, 0.0)
-TOLERANCE = 1e-10  # the order in which a rank's threads add makes less, weights that drift make more
+TOLERANCE = 1e-10  # relative; the order of additions causes smaller differences, and drifting weights cause larger ones
 
 
 def checksums(tensors: Iterable[torch.Tensor]) -> list[Checksum]:
-    """Return the checksum of each tensor; for a sharded tensor, of this rank's shard."""
+    """Return the checksum of each tensor. For a sharded tensor, only this rank's shard is summed."""
     with torch.no_grad():
         return [_sums(tensor) for tensor in tensors]
 
 
 def of_batch(*batch: Any) -> list[Checksum]:
-    """Return the checksums of a model's inputs."""
+    """Return the checksums of all tensors in a model's inputs."""
     return checksums(leaf for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor))
 
 
 def of_weights(model: Any) -> dict[str, Checksum]:
-    """Return the checksum of each parameter."""
+    """Return the checksum of each parameter, by its name."""
     return {name: checksums([parameter])[0] for name, parameter in model.named_parameters()}
 
 
 def first_difference(pairs: dict[str, Checksum], partners: dict[str, Checksum]) -> str | None:
-    """Say how many tensors have different checksums, and which is the first; NaN on both sides counts as equal."""
-    partners = dict.fromkeys(pairs, (0.0, 0.0)) | partners  # of another model's names
+    """Return how many tensors have different checksums, and which is the first, as a text.
+
+    None if there is no difference. NaN on both sides counts as equal.
+    """
+    partners = dict.fromkeys(pairs, (0.0, 0.0)) | partners  # names that the partner lacks count as zero
     names = [name for name, pair in pairs.items() if _differ(pair, partners[name])]
     if not names:
         return None
@@ -48,12 +51,15 @@ def _differ(first: Checksum, second: Checksum) -> bool:
 
 
 def _sums(tensor: torch.Tensor) -> Checksum:
-    """Return the checksum of one tensor; UNKNOWN if it cannot be read, which must not end a training."""
+    """Return the checksum of one tensor.
+
+    UNKNOWN if the tensor cannot be read, because such an error must not end the training.
+    """
     tensor = _shard(tensor) if hasattr(tensor, "ds_tensor") else tensor
     tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    if tensor.is_cuda and torch.cuda.is_current_stream_capturing():  # which reading would break
+    if tensor.is_cuda and torch.cuda.is_current_stream_capturing():  # reading a tensor would break the capture
         return UNKNOWN
-    wide = torch.float32 if tensor.device.type == "mps" else torch.float64  # which has no fp64
+    wide = torch.float32 if tensor.device.type == "mps" else torch.float64  # mps has no fp64
     try:
         tensor = tensor._values() if tensor.is_sparse else tensor
         tensor = torch.view_as_real(tensor) if tensor.is_complex() else tensor
@@ -62,14 +68,15 @@ def _sums(tensor: torch.Tensor) -> Checksum:
             return total, abs(total)
         tensor = tensor.float() if tensor.element_size() == 1 else tensor  # torch sums no 8-bit floats
         return float(tensor.sum(dtype=wide)), float(torch.linalg.vector_norm(tensor, 1, dtype=wide))
-    except RuntimeError:  # of meta, or quantized
+    except RuntimeError:  # the tensor is on the meta device, or quantized
         return UNKNOWN
 
 
 def _shard(parameter: Any) -> torch.Tensor:
-    """Return this rank's shard of a parameter under stage 3, without the padding, whose values are arbitrary.
+    """Return this rank's shard of a parameter under ZeRO stage 3, without padding.
 
-    The whole of some parameters is in place, and not always.
+    The values of the padding are arbitrary. The shard is used even where the whole parameter is in memory, because that
+    is the case only for some parameters and only at some times.
     """
     shard: torch.Tensor = parameter.ds_tensor
     group = getattr(parameter, "ds_process_group", None)

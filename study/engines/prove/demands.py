@@ -1,4 +1,4 @@
-"""Read the settings requested of an engine: from a file, TrainingArguments, or the launcher's environment."""
+"""Read the settings requested of an engine from a file, TrainingArguments, or the launcher's environment."""
 
 from __future__ import annotations
 
@@ -11,14 +11,17 @@ from typing import Any
 from ..keys import engine_settings, known_keys
 from ..readback.demands import Demand
 
-Asked = str | Path | dict[str, Any]  # an accelerate file, a DeepSpeed JSON, or a dict like one
+Asked = str | Path | dict[str, Any]  # an accelerate file, a DeepSpeed JSON, or a dict like a DeepSpeed JSON
 
 
-_OPEN = (None, "auto")  # values that leave it to others
+_OPEN = (None, "auto")  # values that request nothing
 
 
 def by_launcher(environment: Mapping[str, str] = os.environ) -> list[Demand]:
-    """Return what `accelerate launch` or `torchrun` passed on; nothing if neither started this process."""
+    """Return the settings that `accelerate launch` or `torchrun` passed on in environment variables.
+
+    The list is empty if neither of them started this process.
+    """
     has = {name: environment.get(f"ACCELERATE_USE_{name}", "").lower() == "true" for name in ("DEEPSPEED", "FSDP")}
     table = known_keys.read()
     handed_on = table["handed_on"]["written"] | table["handed_on"]["filled"]
@@ -43,7 +46,10 @@ def by_launcher(environment: Mapping[str, str] = os.environ) -> list[Demand]:
 
 
 def by_arguments(arguments: Any) -> list[Demand]:
-    """Return the settings in the script's TrainingArguments, with defaults: Trainer clips at 1.0 by default."""
+    """Return the settings in the script's TrainingArguments, including defaults.
+
+    For example, Trainer clips gradients at 1.0 by default.
+    """
     source = "TrainingArguments"
     demands = [
         Demand("gradient_accumulation_steps", arguments.gradient_accumulation_steps, source),
@@ -58,8 +64,10 @@ def by_arguments(arguments: Any) -> list[Demand]:
 
 
 def by_file(request: Asked) -> list[Demand]:
-    """Return the settings of a file, or of a dict like one. Raises ValueError if it is not a mapping in YAML or "
-    "JSON."""
+    """Return the settings that an accelerate file, a DeepSpeed JSON or a dict like a DeepSpeed JSON requests.
+
+    Raises ValueError if the file is neither .yaml, .yml nor .json, or does not contain a mapping.
+    """
     content = content_of(request)
     if isinstance(request, dict):
         return by_json(content, "asked=")
@@ -69,14 +77,17 @@ def by_file(request: Asked) -> list[Demand]:
 
 
 def content_of(request: Asked) -> dict[str, Any]:
-    """Return the content of a file, or the dict itself. Raises ValueError if it is not a mapping."""
+    """Return the content of a file. A dict is returned unchanged.
+
+    Raises ValueError if the file is neither .yaml, .yml nor .json, or does not contain a mapping.
+    """
     if isinstance(request, dict):
         return request
     path = Path(request)
     if path.suffix == ".json":
         content = json.loads(path.read_text())
     elif path.suffix in (".yaml", ".yml"):
-        import yaml  # which accelerate needs as well
+        import yaml  # accelerate needs it, too
 
         content = yaml.safe_load(path.read_text())
     else:
@@ -87,7 +98,7 @@ def content_of(request: Asked) -> dict[str, Any]:
 
 
 def by_json(content: dict[str, Any], source: str) -> list[Demand]:
-    """Return the settings that a DeepSpeed JSON requests, key by key; "auto" requests nothing."""
+    """Return the settings that a DeepSpeed JSON requests, one per key. The value "auto" requests nothing."""
     engine = [Demand("engine", "DeepSpeed", source)] if "zero_optimization" in content else []
     for kind in ("fp16", "bf16"):
         section = content.get(kind)
@@ -115,7 +126,7 @@ def _by_accelerate(content: dict[str, Any], source: str) -> Iterator[Demand]:
 
 
 def _read(text: str) -> Any:
-    """Return a value of the environment: a number, True or False, or the text itself."""
+    """Return the value of an environment variable: a number, True or False, or else the text itself."""
     try:
         return json.loads(text.lower())
     except ValueError:

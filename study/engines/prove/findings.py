@@ -14,25 +14,28 @@ from ..readback.facts import ddp_of, inner_module, replicated_names, whole_size
 from .checksums import Checksum, checksums, first_difference
 from .proved_step import NEAR, Step
 
-_AVERAGES = ("DDP", "FSDP1", "FSDP2", "DeepSpeed")  # engines
-_SHARDED = ("FSDP1", "FSDP2")  # whose gradients a script can only see in part
+_AVERAGES = ("DDP", "FSDP1", "FSDP2", "DeepSpeed")  # the engines that average gradients by themselves
+_SHARDED = ("FSDP1", "FSDP2")  # engines whose ranks have only shards of the gradients
 _SETTINGS = ("lr", "weight_decay", "betas", "momentum", "eps")  # of a group of parameters
 _OF_SHARDS = ("every gradient is zero", "no weight moved")
-_OF_ZERO = ("bit16_groups", "fp16_groups", "bf16_groups")  # the model's own parameters; its masters are others
+# Attributes with the model's own parameters, which are not the master weights.
+_OF_ZERO = ("bit16_groups", "fp16_groups", "bf16_groups")
 
 
 def rank_report(
     model: Any, facts: dict[str, Any], optimizer: Any, step: Step, batches: list[Any], weights: dict[str, Checksum]
 ) -> dict[str, Any]:
-    """Return this rank's observations of a step, for rank 0 to compare with those of the other ranks. Rank-local.
+    """Return this rank's observations of a step, which rank 0 compares with those of the other ranks.
 
-    `batches`: checksums of the first inputs of two steps. `weights`: of the parameters, as the step begins.
+    `batches` has the checksums of the first inputs of two steps. `weights` has the checksums of the parameters as the
+    step begins. Issues no collective.
     """
     averager = gradient_averager(facts, step.traffic.reduced, [issued.kind for issued in step.traffic.collectives()])
     if getattr(ddp_of(model), "_comm_hooks", None):
-        averager = "engine"  # which may send from a thread of its own, unseen
+        averager = "engine"  # the hook may issue collectives in a thread of its own, where they are not observed
     names = step.replicated if step.weights else replicated_names(model)
-    has_own = not getattr(ddp_of(model), "broadcast_buffers", False)  # DDP sends rank 0's before it trains
+    # DDP broadcasts rank 0's buffers before a forward pass.
+    has_own = not getattr(ddp_of(model), "broadcast_buffers", False)
     return {
         "watched": [facts["engine"], facts["engine_class"], facts["num_params"], averager],
         "ranks": facts["data_parallel_ranks"],
@@ -50,14 +53,17 @@ def rank_report(
 
 
 def gradient_averager(facts: dict[str, Any], reduced: dict[str, int], sent: list[str]) -> str | None:
-    """Return who averages gradients, so that the ranks keep the same weights: "engine", "script" or "nobody".
+    """Return who averages the gradients over the ranks: "engine", "script" or "nobody".
 
-    None: unknown. `reduced`: bytes by phase of the step. `sent`: kinds of the collectives that the rank issued.
+    None if that is unknown. `reduced` has the bytes that were reduced in each phase of the step. `sent` has the kinds
+    of the collectives that the rank issued.
 
-    A plain model that reduces within its passes may be tensor-parallel. A script that averages by hand reduces a byte
-    per parameter at least; a loss that is logged is less.
+    The result is None for a plain model that reduces in its forward or backward passes, because it may be
+    tensor-parallel. A script counts as averaging if it reduces at least one byte per trainable parameter. A script that
+    only logs its loss reduces less.
     """
-    if len(facts["data_parallel_ranks"] or [0]) == 1:  # one of several that send nothing trains alone
+    # If there are several ranks and this one issues no collective, it trains alone.
+    if len(facts["data_parallel_ranks"] or [0]) == 1:
         return "nobody" if facts["data_parallel_ranks"] and facts["world_size"] > 1 and not sent else None
     by_hand = facts["num_trainable_params"]
     if facts["engine"] in _AVERAGES:
@@ -70,7 +76,10 @@ def gradient_averager(facts: dict[str, Any], reduced: dict[str, int], sent: list
 
 
 def check_rank(facts: dict[str, Any], step: Step, averager: str | None) -> list[str]:
-    """Return the findings that a step of one rank shows by itself. `averager`: see `gradient_averager`."""
+    """Return the faults that a step of one rank shows without the other ranks.
+
+    `averager` is the result of `gradient_averager`.
+    """
     return [
         *_not_averaged(facts, averager),
         *_wrong_clipping(facts, step),
@@ -89,7 +98,7 @@ def _not_averaged(facts: dict[str, Any], averager: str | None) -> Iterator[str]:
 
 
 def _wrong_clipping(facts: dict[str, Any], step: Step) -> Iterator[str]:
-    """Find gradients that are clipped while GradScaler has them scaled, too early, too often, or without effect."""
+    """Yield faults of clipping: before GradScaler unscales the gradients, too early, too often, or without effect."""
     clipping = step.clipping
     if clipping.scale is not None:
         yield (
@@ -115,7 +124,7 @@ def _wrong_clipping(facts: dict[str, Any], step: Step) -> Iterator[str]:
 
 
 def _wrong_accumulation(facts: dict[str, Any], step: Step) -> Iterator[str]:
-    """Find gradients that are scaled at the update, lost within a step, or left from the previous step."""
+    """Yield faults of gradients that are scaled at the update, lost within the step, or left from earlier steps."""
     if step.scaling.scale_at_update not in (None, 1):
         yield (
             f"not unscaled: at the update, GradScaler still had the gradients multiplied by "
@@ -135,7 +144,7 @@ def _wrong_accumulation(facts: dict[str, Any], step: Step) -> Iterator[str]:
 
 
 def _wrong_gradients(step: Step) -> Iterator[str]:
-    """Find gradients that have the wrong sign, or are all zero."""
+    """Yield faults of gradients that have the wrong sign, or are all zero."""
     factor = step.gradients.factor
     if step.losses.is_ascent:
         yield _ascent("backward is called on the negative of the cross-entropy")
@@ -157,10 +166,12 @@ def _backward_calls(number: int) -> str:
 
 
 def not_trained(model: Any, optimizer: Any, stepped: Iterable[Any], unchanged: set[str]) -> tuple[list[str], list[str]]:
-    """Find trainable parameters that are in no optimizer that stepped: return findings, and notes. Rank-local.
+    """Return findings and notes on trainable parameters that are in no optimizer that has stepped.
 
-    `optimizer`: the one that holds the model states. `unchanged`: names of parameters that did not change. A parameter
-    that changes although no optimizer has it has master weights somewhere.
+    The findings name parameters that no optimizer has. The notes name parameters whose optimizer has not stepped yet.
+    `optimizer` is the one that holds the model states. `unchanged` has the names of the parameters that did not change.
+    A parameter that changes although no optimizer has it is not reported, because it has master weights somewhere.
+    Issues no collective.
     """
     trainable = {id(p): (name, p) for name, p in model.named_parameters() if p.requires_grad}
     groups = [group for name in _OF_ZERO for group in getattr(optimizer, name, ())]
@@ -197,9 +208,10 @@ def _updated(optimizers: Iterable[Any]) -> set[int]:
 
 
 def not_moved(model: Any, facts: dict[str, Any], optimizer: Any, before: Any, after: dict[str, Checksum]) -> list[str]:
-    """Find weights that are not finite after the watched updates, or that did not move. Rank-local.
+    """Return a finding if weights are not finite after the watched updates, or if no weight moved.
 
-    Weights that cannot be read are skipped.
+    `before` and `after` have the checksums of the parameters before and after these updates. Weights that cannot be
+    read are skipped. Issues no collective.
     """
     readable = {name: after[name] for name, p in model.named_parameters() if p.requires_grad and after[name][1]}
     broken = [name for name, pair in readable.items() if not math.isfinite(pair[1])]
@@ -221,10 +233,10 @@ def not_moved(model: Any, facts: dict[str, Any], optimizer: Any, before: Any, af
 def put_back(
     model: Any, facts: dict[str, Any], before: dict[str, Checksum], at_start: dict[str, Checksum], after: Any
 ) -> list[str]:
-    """Find out whether a step began with the weights from before an earlier update. Rank-local.
+    """Return a finding if the step began with the weights from before an earlier update.
 
-    `before`: the weights before that update. `at_start`: when the step's first forward pass began. `after`: after the
-    step's own update.
+    The arguments are checksums of the weights: `before` that earlier update, `at_start` of the step's first forward
+    pass, and `after` the step's own update. Issues no collective.
     """
     names = [name for name, p in model.named_parameters() if p.requires_grad and name in before and name in at_start]
     has_masters = facts["parameter_dtypes"] != ["float32"] and facts.get("master_dtypes")  # which may have moved
@@ -239,7 +251,7 @@ def put_back(
 
 
 def lost_ties(model: Any) -> list[str]:
-    """Find an embedding and a head that the model's configuration ties, but that are two tensors."""
+    """Return a finding if the model's configuration ties embedding and head, but they are two parameters."""
     inner = inner_module(model)
     if not getattr(getattr(inner, "config", None), "tie_word_embeddings", False):
         return []
@@ -247,7 +259,8 @@ def lost_ties(model: Any) -> list[str]:
     weights = [getattr(part, "weight", None) for part in parts]
     if any(weight is None or not weight.requires_grad for weight in weights) or weights[0] is weights[1]:
         return []
-    if len({getattr(weight, "ds_id", None) for weight in weights} - {None}) == 1:  # of stage 3
+    # Under ZeRO stage 3, both are the same parameter.
+    if len({getattr(weight, "ds_id", None) for weight in weights} - {None}) == 1:
         return []
     return [
         "embedding and head are not tied: config.tie_word_embeddings is true, but they are two parameters that are "
@@ -256,7 +269,10 @@ def lost_ties(model: Any) -> list[str]:
 
 
 def equal_embeddings(module: torch.nn.Module) -> list[str]:
-    """Note embeddings and heads that have the same values but are two parameters: their tie may have been lost."""
+    """Return notes on embeddings and heads that have the same values but are two parameters.
+
+    Their tie may have been lost.
+    """
     kinds = (torch.nn.Embedding, torch.nn.Linear)
     tables, heads = ([(name, part.weight) for name, part in module.named_modules() if type(part) is kind]
                      for kind in kinds)  # fmt: skip
@@ -273,7 +289,7 @@ def equal_embeddings(module: torch.nn.Module) -> list[str]:
 
 
 def check_loader(loader: Any, num_ranks: int) -> list[str]:
-    """Find a loader whose rows are divided among more ranks than exist, so that a part of them is never seen."""
+    """Return a finding if a loader divides its rows among more ranks than exist, so that some are never seen."""
     parts: dict[str, int] = {}
     layers: list[Any] = [loader]
     for component in layers:
@@ -298,7 +314,10 @@ def check_loader(loader: Any, num_ranks: int) -> list[str]:
 
 
 def uneven_targets(counts: Sequence[int]) -> list[str]:
-    """Note losses of a step that are means over different numbers of tokens."""
+    """Return a note if the losses of a step are means over different numbers of targets.
+
+    `counts` has the number of targets of each loss. Differences of up to 1 % are ignored.
+    """
     if len(counts) < 2 or max(counts) <= 1.01 * min(counts):
         return []
     return [
@@ -316,7 +335,7 @@ Report = dict[str, Any]  # what `rank_report` returns
 
 
 def check_ranks(reports: Sequence[Report]) -> tuple[list[str], list[str]]:
-    """Compare the reports of all ranks, in their order: return findings, and notes."""
+    """Compare the reports of all ranks, which are in rank order, and return findings and notes."""
     findings = _findings_of_single_ranks(reports)
     notes: list[str] = []
     for group in _groups_kept_alike(reports):
@@ -334,9 +353,10 @@ def check_ranks(reports: Sequence[Report]) -> tuple[list[str], list[str]]:
 
 
 def _findings_of_single_ranks(reports: Sequence[Report]) -> list[str]:
-    """Return the findings of single ranks, each once.
+    """Return the findings that single ranks made, without duplicates.
 
-    Some findings count only if every rank makes them: FSDP's shard of an embedding may have no token of a batch.
+    Some findings count only if every rank makes them. For example, FSDP's shard of an embedding on one rank may contain
+    no token of the batch, so that its gradient is zero.
     """
     distinct = dict.fromkeys(text for report in reports for text in report["findings"])
     rare = tuple(each for each in _OF_SHARDS if not all(each in str(report["findings"]) for report in reports))
@@ -349,7 +369,10 @@ def _groups_kept_alike(reports: Sequence[Report]) -> list[tuple[int, ...]]:
 
 
 def _first_divergence(group: Sequence[int], members: Sequence[Report]) -> list[str]:
-    """Find the first rank whose optimizer settings or weights differ from those of the group's first rank."""
+    """Return a finding on the first rank that differs from the first rank of its group.
+
+    Ranks differ in their optimizer settings or in their weights. The list is empty if all ranks agree.
+    """
     first, *later_members = members
     for rank, member in zip(group[1:], later_members, strict=True):
         pair = f"ranks {group[0]} and {rank}"
@@ -399,7 +422,8 @@ def _different_scales(group: Sequence[int], members: Sequence[Report]) -> list[s
 def _same_batch(group: Sequence[int], members: Sequence[Report]) -> list[str]:
     first, *later_members = members
     batches = first["batches"]
-    is_made_up = len(batches) < 2 or not batches[0] or batches[0] == batches[1]  # the same in each step
+    # Synthetic data, which is the same in each step.
+    is_made_up = len(batches) < 2 or not batches[0] or batches[0] == batches[1]
     if is_made_up or any(member["batches"] != batches for member in later_members):
         return []
     return [

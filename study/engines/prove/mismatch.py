@@ -1,4 +1,4 @@
-"""Compare the built engine with the request, look up known faults of its release, and write the lines of a proof."""
+"""Compare the built engine with the request, look up known faults of the release, and format the proof's lines."""
 
 from __future__ import annotations
 
@@ -14,38 +14,39 @@ NOT_CHECKED = "not checked: "  # begins a note on something that could not be ch
 
 
 class NotAsAsked(RuntimeError):
-    """The built engine is not the requested one; raised only with `strict=True`."""
+    """The built engine or the counted step differs from the request. Raised only with `strict=True`."""
 
 
 class TrainsWrong(RuntimeError):
-    """The counted step trained wrongly; raised only with `strict=True`."""
+    """The counted step trained wrongly. Raised only with `strict=True`."""
 
 
 class KnownBad(RuntimeError):
-    """This release of DeepSpeed has a known fault in the built engine; not raised with `allow_known_bad=True`."""
+    """This release of DeepSpeed has a known fault in the built engine. Not raised with `allow_known_bad=True`."""
 
 
 class NotChecked(RuntimeError):
-    """Something could not be checked; raised only with `strict=True`."""
+    """Something could not be checked. Raised only with `strict=True`."""
 
 
-# What the counted step shows, whichever engine there is.
+# Settings that the counted step shows for every engine.
 _SEEN_IN_STEP = ("gradient_accumulation_steps", "gradient_clipping", "precision", "fp16.enabled", "bf16.enabled")
 
 
 class RequestComparison(NamedTuple):
-    """The comparison of the requested settings with the built ones, in words."""
+    """The result of comparing the requested settings with the built engine."""
 
     differences: list[str]  # not as requested
     notes: list[str]
     num_agreed: int
-    unread: list[str]  # requests that no fact answers
+    unread: list[str]  # requested settings that no fact of the engine answers
 
 
 def compare_with_request(demands: Sequence[Demand], facts: dict[str, Any]) -> RequestComparison:
-    """Compare each demand with what was built. If several demand the same fact, the strongest source decides: the last.
+    """Compare each requested setting with the built engine.
 
-    If another engine was built than requested, only the number of ranks is compared beside it.
+    If several sources request the same setting, the last one counts. If the script built another engine than requested,
+    only the engine and the number of ranks are compared.
     """
     engine = by_fact(demands).get("engine")
     if engine is not None and engine.value != facts["engine"]:
@@ -78,14 +79,16 @@ def _other_engine(engine: Demand, facts: dict[str, Any]) -> str:
 def compare_step_with_request(
     demands: Sequence[Demand], facts: dict[str, Any], forward_passes: int, clipped_at: float | None, num_short: int
 ) -> tuple[list[str], list[str]]:
-    """Compare what the counted step did with what was requested: return differences, and notes.
+    """Compare the counted step with the request, and return differences and notes.
 
-    `num_short`: how many steps in a row had fewer forward passes than requested, this one too.
+    `forward_passes` is their number in the step. `clipped_at` is the norm at which PyTorch's functions clipped, or None
+    if they did not. `num_short` is how many steps in a row, including this one, had fewer forward passes than
+    requested.
     """
     strongest = by_fact(demands)
     differences: list[str] = []
     notes: list[str] = []
-    if facts["gradient_accumulation_steps"] is None:  # DeepSpeed has that number, and clips by itself too
+    if facts["gradient_accumulation_steps"] is None:  # not DeepSpeed, which has that number and clips by itself
         _compare_clipping(strongest.get("gradient_clipping"), clipped_at, differences, notes)
     if not forward_passes:
         notes.append(
@@ -110,27 +113,33 @@ def compare_step_with_request(
 def _compare_clipping(
     clipping: Demand | None, clipped_at: float | None, differences: list[str], notes: list[str]
 ) -> None:
-    """Compare torch's clipping in the step with the request for it, where the engine does not clip by itself."""
+    """Compare PyTorch's clipping in the step with the request, if the engine does not clip by itself.
+
+    Appends to `differences` and `notes`.
+    """
     if clipping is None:
         if clipped_at is not None:
             notes.append(f"gradient_clipping: no file requests it, but the script clips at {clipped_at}")
     elif clipping.value != (clipped_at or 0):
         request = f"gradient_clipping: {clipping.source} requests {clipping.value}"
-        if clipped_at is None:  # there are other means than torch's function
+        if clipped_at is None:  # the script may clip by other means than torch's function
             notes.append(f"{request}, but torch's clip_grad_norm_ was not called with parameters of the model")
         else:
             differences.append(f"{request}, but the step clipped at {clipped_at}")
 
 
 def passes_of_step(demands: Sequence[Demand], facts: dict[str, Any]) -> int | None:
-    """Return how many forward passes a step should have, as DeepSpeed or a request sets it; None: nothing sets it."""
+    """Return how many forward passes a step should have, according to DeepSpeed or the request.
+
+    None if neither sets the number.
+    """
     requested = by_fact(demands).get("gradient_accumulation_steps")
     number: int | None = facts["gradient_accumulation_steps"] or (None if requested is None else requested.value)
     return number
 
 
 def defaults_worth_knowing(demands: Sequence[Demand], facts: dict[str, Any]) -> list[str]:
-    """Return notes on defaults that were not requested and that a user may not expect."""
+    """Return notes on defaults that nobody requested and that a user may not expect."""
     notes = []
     if facts["gradient_clipping"] and "gradient_clipping" not in by_fact(demands):
         notes.append(f"gradient_clipping was not requested, but gradients are clipped at {facts['gradient_clipping']}")
@@ -145,9 +154,10 @@ def defaults_worth_knowing(demands: Sequence[Demand], facts: dict[str, Any]) -> 
 
 
 def known_wrong(facts: dict[str, Any]) -> tuple[str | None, str | None]:
-    """Return the known fault of this release of DeepSpeed with these settings, and a note; each None if there is none.
+    """Return the known fault of this DeepSpeed release with these settings, and a note.
 
-    The note names a fault that affects only some models, or says why the faults could not be looked up.
+    Each is None if there is none. The note names a fault that affects only some models, or says why the faults could
+    not be looked up.
     """
     if facts["engine"] != "DeepSpeed":
         return None, None
@@ -162,10 +172,10 @@ def known_wrong(facts: dict[str, Any]) -> tuple[str | None, str | None]:
             precision=facts["precision"],
             sums_in_fp32=facts["accumulation_dtype"] == "float32",
             micro_batches=facts["gradient_accumulation_steps"],
-            twists=["part_outside"],  # which nothing here rules out: a note
+            twists=["part_outside"],  # nothing here rules out this variation; a fault of it becomes a note
         )
         message = None if fault is None else sentence(fault, version)
-    except Exception as error:  # what else is proven does not need it
+    except Exception as error:  # the other results of the proof do not depend on it
         return None, f"not checked: known faults of the release ({type(error).__name__}: {error})"
     if fault is not None and fault.models is not None:
         return None, message
@@ -173,9 +183,10 @@ def known_wrong(facts: dict[str, Any]) -> tuple[str | None, str | None]:
 
 
 def unread_keys(content: dict[str, Any], demands: Sequence[Demand]) -> list[str]:
-    """Return requested keys of a DeepSpeed JSON that nothing reads, by doctor's rules: one text for each reason.
+    """Return texts on the requested keys of a DeepSpeed JSON that nothing reads, one text per reason.
 
-    `content`: the whole configuration of the engine, including keys that accelerate has filled in.
+    Doctor's rules decide which keys are read. `content` is the whole configuration of the engine, including keys that
+    accelerate has filled in.
     """
     from ..doctor.config_files import of_json
 
@@ -188,10 +199,11 @@ def unread_keys(content: dict[str, Any], demands: Sequence[Demand]) -> list[str]
 
 
 def not_checkable(asked: Mapping[str, Any], demands: Sequence[Demand], unread: Sequence[str], engine: str) -> list[str]:
-    """Return the settings of an explicit request that cannot be checked.
+    """Return the settings of an explicit request that cannot be checked, one text per setting.
 
-    `asked`: its content. `unread`: requests that no fact answers. DeepSpeed has keys that cannot be read back; other
-    engines do not have the setting at all.
+    `asked` is the content of the request, `demands` are its settings, and `unread` names the settings that no fact of
+    the engine answers. For DeepSpeed, `unread` is not reported, because the engine may have a setting that cannot be
+    read back. Other engines do not have such a setting at all.
     """
     from ..doctor.config_files import of_accelerate, of_json
 
@@ -209,12 +221,16 @@ def not_checkable(asked: Mapping[str, Any], demands: Sequence[Demand], unread: S
 
 
 def _is_same(demand: Demand, actual: Any, facts: dict[str, Any]) -> bool:
-    """Say whether a built setting is as requested. A precision is requested in the launcher's words: no, fp16, bf16."""
+    """Say whether a built setting equals the requested one.
+
+    A precision is requested in the launcher's terms: no, fp16 or bf16.
+    """
     if demand.name != "precision":
         return bool(demand.value == actual)
-    if str(demand.value) == "no" and facts["engine"] != "DeepSpeed":  # nothing mixed: the model's own types
+    # No mixed precision, so the model's own types count.
+    if str(demand.value) == "no" and facts["engine"] != "DeepSpeed":
         return bool(actual == precision_of(facts["parameter_dtypes"]))
-    # Whichever way the engine does it, by autocast or by parameters in 16 bits.
+    # An engine may use autocast or parameters in 16 bits. Both count.
     return str(actual).removesuffix("-autocast") == {"no": "fp32"}.get(str(demand.value), str(demand.value))
 
 
@@ -222,7 +238,7 @@ def _is_same(demand: Demand, actual: Any, facts: dict[str, Any]) -> bool:
 
 
 def of_built(facts: dict[str, Any]) -> list[str]:
-    """Return the lines on the engine, its ranks, the precision and the optimizer."""
+    """Return the lines of the proof on the engine, its ranks, the precision and the optimizer."""
     engine = facts["engine_class"]
     if facts["engine"] == "DeepSpeed":
         engine += f", ZeRO stage {facts['zero_stage']}"
@@ -251,7 +267,7 @@ def of_built(facts: dict[str, Any]) -> list[str]:
 
 
 def of_asked(sources: list[str], num_agreed: int) -> str:
-    """Return the line on the sources of the request, and how many of its settings the engine has."""
+    """Return the line of the proof on the sources of the request, and on how many of its settings agree."""
     if not sources:
         return _line("requested", "unknown: no launcher and no file requests anything (asked= names a file)")
     settings = "1 setting agrees" if num_agreed == 1 else f"{num_agreed} settings agree"
@@ -261,7 +277,10 @@ def of_asked(sources: list[str], num_agreed: int) -> str:
 def of_findings(
     wrong_in_release: Sequence[str], findings: Sequence[str], differences: list[str], notes: list[str]
 ) -> list[str]:
-    """Return the lines on faults and on differences from the request, in capitals, then on what was not checked."""
+    """Return the lines of the proof on faults, differences, unchecked settings and notes, in this order.
+
+    Faults and differences from the request begin with a word in capitals.
+    """
     unchecked = [note.removeprefix(NOT_CHECKED) for note in notes if note.startswith(NOT_CHECKED)]
     words = {
         "KNOWN WRONG": wrong_in_release,
@@ -274,7 +293,7 @@ def of_findings(
 
 
 def of_result(number: int, num_faults: int, num_differences: int, is_complete: bool) -> str:
-    """Return the line that says whether something was found in the counted step, and if everything was checked."""
+    """Return the line on how many faults and differences the counted step has, and if everything was checked."""
     faults = {0: "no fault", 1: "1 fault"}.get(num_faults, f"{num_faults} faults")
     differences = {0: "", 1: " and 1 difference from the request"}.get(
         num_differences, f" and {num_differences} differences from the request"
@@ -284,7 +303,7 @@ def of_result(number: int, num_faults: int, num_differences: int, is_complete: b
 
 
 def of_step(step: dict[str, Any], precision: str, num_params: int) -> list[str]:
-    """Return the lines on what the step did, on the model states of this rank, and on what it sent."""
+    """Return the lines on what the step did, on the model states of this rank, and on its collectives."""
     states = step["model_states"]
     parts = {name: states[name] / num_params for name in ("parameters", "gradients", "optimizer_states")}
     summary = ", ".join(f"{value:.3f} for {name.replace('_', ' ')}" for name, value in parts.items())

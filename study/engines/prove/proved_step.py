@@ -1,8 +1,10 @@
 """Observe one optimizer step, from the end of the previous update to the end of its own.
 
-The probe is on only while a call lasts that may send something. Held on from one update to the next, it would stay on
-where the script raises in between, until the process ends. Nothing is put on the model or the optimizer themselves: a
-copy of theirs, of which many scripts make one (an average of the weights, a pickle), would carry it along.
+The collective probe is active only during calls that may issue collectives. If it were active from one update to the
+next, an exception in the script would leave it active until the process ends.
+
+Nothing is attached to the model or the optimizer itself, because many scripts copy these objects, for example to
+average weights or to pickle them. A copy would keep what is attached.
 """
 
 from __future__ import annotations
@@ -24,15 +26,17 @@ from ..hooks import Listener, listening, without_graphs
 from ..readback.facts import inner_module, is_deepspeed, replicated_names
 from .checksums import Checksum, checksums, of_batch, of_weights
 
-# What a script calls by itself comes here, however it has imported it: gradients averaged by hand, a pipeline's sends.
-_COLLECTIVES = ("all", "broadcast", "reduce", "gather", "scatter", "send", "recv", "barrier")  # as methods' names begin
-# What torch's clip_grad_norm_ calls: whoever imported that before calls these all the same. The names of two are open
-# to scripts too.
+# Collectives that a script calls itself are methods of ProcessGroup in the end, however it has imported them. Examples
+# are gradients averaged by hand and the sends of a pipeline.
+# Beginnings of the methods' names.
+_COLLECTIVES = ("all", "broadcast", "reduce", "gather", "scatter", "send", "recv", "barrier")
+# Functions that torch's clip_grad_norm_ calls. They are observed even if a script imported clip_grad_norm_ earlier.
+# Scripts may also call the two public ones directly.
 _NORMS = ((clip_grad, "_get_total_norm"), (torch.nn.utils, "get_total_norm"))
-_OF_CROSS_ENTROPY = (  # its arguments
+_OF_CROSS_ENTROPY = (  # the arguments of cross_entropy, in their order
     "input", "target", "weight", "size_average", "ignore_index", "reduce", "reduction", "label_smoothing",
 )  # fmt: skip
-NEAR = 1e-3  # relative; of factors that are one
+NEAR = 1e-3  # relative tolerance within which two factors count as equal
 _CLIPPING = ((clip_grad, "_clip_grads_with_norm_"), (torch.nn.utils, "clip_grads_with_norm_"))
 
 
@@ -44,17 +48,26 @@ Mark = tuple[float, float]  # of a gradient: the sum of the first third of its e
 
 
 def marks(tensors: Sequence[torch.Tensor]) -> list[Mark]:
-    """By what the factor between two states of tensors is told: sums of all are zero of many gradients."""
+    """Return two sums of each tensor, from which `common_factor` finds how two states of the tensors differ.
+
+    The first sum is over the first third of the elements, because the sum over all elements is zero for many gradients.
+    The second sum is over all absolute values. For a DTensor, only this rank's shard is summed.
+    """
     parts = [tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors]
     thirds = checksums(part.reshape(-1)[: max(1, part.numel() // 3)] for part in parts)
     return [(third[0], whole[1]) for third, whole in zip(thirds, checksums(parts), strict=True)]
 
 
 def common_factor(before: Sequence[Mark], after: Sequence[Mark]) -> float | None:
-    """Return what all of these tensors were multiplied with; None: not with one number, or nothing shows it."""
+    """Return the number by which all tensors were multiplied between two states, with its sign.
+
+    `before` and `after` are the `marks` of the two states. None if the tensors were not multiplied by one common
+    number, or if all of them are zero.
+    """
     if len(before) != len(after):
         return None
-    pairs = [pair for pair in zip(before, after, strict=True) if pair[0][1] or pair[1][1]]  # zeros show nothing
+    # A tensor of zeros does not show the factor.
+    pairs = [pair for pair in zip(before, after, strict=True) if pair[0][1] or pair[1][1]]
     factor = _factor_of_sizes([(old_size, new_size) for (_, old_size), (_, new_size) in pairs])
     if factor is None:
         return None
@@ -64,7 +77,10 @@ def common_factor(before: Sequence[Mark], after: Sequence[Mark]) -> float | None
 
 
 def _factor_of_sizes(sizes: Sequence[tuple[float, float]]) -> float | None:
-    """Return the common factor between sizes before and after; None if there are several, or if a size is zero."""
+    """Return the ratio of the sizes after and before, if it is the same for all pairs.
+
+    None if the ratios differ, or if a size is zero or not finite.
+    """
     if not sizes or not all(size and math.isfinite(size) for pair in sizes for size in pair):
         return None
     factors = [new / old for old, new in sizes]
@@ -75,13 +91,16 @@ class Traffic:
     """The collectives of a step, and the bytes that were reduced in each phase of it."""
 
     def __init__(self) -> None:
-        self.reduced = dict.fromkeys(("forward", "backward", "update", "script"), 0)  # bytes, by what was called
-        self.phase: str | None = None  # of the call that lasts
+        self.reduced = dict.fromkeys(("forward", "backward", "update", "script"), 0)  # bytes reduced in each phase
+        self.phase: str | None = None  # the phase of the current call; None between calls
         self.probe = CollectiveProbe(waits=False)
         self._counted = 0  # bytes reduced until the last change of phase
 
     def enter(self, phase: str | None) -> None:
-        """Change to a phase, or to none. What was reduced since the last change belongs to the phase before."""
+        """Switch to another phase of the step, or to none.
+
+        Bytes that were reduced since the last switch are counted for the previous phase.
+        """
         before, self._counted = self._counted, self.probe.reduced_bytes()
         if self.phase:
             self.reduced[self.phase] += self._counted - before
@@ -95,12 +114,17 @@ class Passes:
     """The forward passes of a step."""
 
     def __init__(self) -> None:
-        self.without_gradients = 0  # of a model in training mode
+        self.without_gradients = 0  # forward passes without gradients in training mode
         self.is_disturbed = False  # the model was evaluated in between, or a call raised
-        self._with_gradients = {True: 0, False: 0}  # in training mode, and in evaluation mode
+        # Forward passes with gradients; True: in training mode, False: in evaluation mode.
+        self._with_gradients = {True: 0, False: 0}
 
     def note(self, is_training: bool) -> bool:
-        """Note a forward pass that begins; False: it evaluates the model, and ends the step's training."""
+        """Count a forward pass that begins, and return whether it is part of training.
+
+        A pass without gradients in evaluation mode is not. It evaluates the model and interrupts the training of the
+        step.
+        """
         if torch.is_grad_enabled():
             self._with_gradients[is_training] += 1
             return True
@@ -120,20 +144,27 @@ class Passes:
 
     @property
     def only_train(self) -> bool:
-        """Whether all of them train; in a step with passes of both modes is an evaluation with gradients."""
+        """Whether the step consists only of training passes.
+
+        False if the model was evaluated in between, or if a call raised. Also False if passes with gradients ran both
+        in training and in evaluation mode, because one kind is then an evaluation.
+        """
         return not self.is_disturbed and not all(self._with_gradients.values())
 
 
 class Losses:
-    """The cross-entropies of a step, and what backward is called on."""
+    """The cross-entropies of a step, and the losses on which backward is called."""
 
     def __init__(self) -> None:
-        self.targets: list[int] = []  # of each cross-entropy that is a mean: how many targets it is of
+        self.targets: list[int] = []  # the number of targets of each cross-entropy that is a mean
         self.is_ascent = False  # backward was called on a negative multiple of the cross-entropy
-        self._entropies: list[float] = []  # of the forward pass that lasts, or was last
+        self._entropies: list[float] = []  # the cross-entropies of the current or last forward pass
 
     def on_cross_entropy(self, call: Any, *arguments: Any, **options: Any) -> Any:
-        """Count what a mean is of: targets that are no padding. Signature of torch 2.13."""
+        """Call cross_entropy, and record its value and how many targets the mean is over.
+
+        Targets that are padding do not count. The arguments are read by the signature of PyTorch 2.13.
+        """
         result = call(*arguments, **options)
         named = dict(zip(_OF_CROSS_ENTROPY, arguments, strict=False)) | options
         target, reduction = named.get("target"), named.get("reduction", "mean")
@@ -145,7 +176,10 @@ class Losses:
         return result
 
     def note_backward(self, tensors: Any) -> None:
-        """Record whether a loss is the negative of the only cross-entropy of its forward pass."""
+        """Record whether backward is called on the negative of the cross-entropy of its forward pass.
+
+        Judged only if there is one loss, and the forward pass computed exactly one cross-entropy.
+        """
         leaves = [leaf for leaf in tree_leaves(tensors) if isinstance(leaf, torch.Tensor)]
         losses = [float(leaf.detach()) for leaf in leaves if leaf.numel() == 1]
         entropies, self._entropies = self._entropies, []
@@ -156,7 +190,7 @@ class LossScaling:
     """The losses that torch's GradScaler scales in a step."""
 
     def __init__(self) -> None:
-        self.scale_at_update: float | None = None  # what it has the gradients times as the step updates
+        self.scale_at_update: float | None = None  # by what the gradients are multiplied at the update
         self._last: Any = None  # the scaler of the last loss, until gradients are clipped
         self._scalers: list[Any] = []  # a scaler for each loss that was scaled
 
@@ -166,12 +200,15 @@ class LossScaling:
         return call(scaler, *arguments, **options)
 
     def on_update(self, call: Any, scaler: Any, *arguments: Any, **options: Any) -> Any:
-        self._last = None  # what another model scales is none of this one's
+        self._last = None  # a loss that another model scales later does not belong to this one
         self._scalers = [each for each in self._scalers if each is not scaler or not scaler._per_optimizer_states]
         return call(scaler, *arguments, **options)
 
     def take_scale(self) -> float | None:
-        """Return what the last loss's scaler has the gradients times, as they are clipped; None: not scaled."""
+        """Return the factor by which GradScaler has multiplied the gradients, as they are clipped.
+
+        None if they are not scaled: no scaler is in use, its scale is 1, or it has already unscaled them.
+        """
         scaler, self._last = self._last, None
         if scaler is None or scaler.get_scale() == 1:
             return None
@@ -179,37 +216,43 @@ class LossScaling:
         return None if "UNSCALED" in stages else float(scaler.get_scale())
 
     def note_update(self, num_backwards: int) -> None:
-        """Record whether every loss of the step is scaled while nothing has unscaled the gradients."""
+        """Record the loss scale at the update, if every loss was scaled and nothing has unscaled the gradients."""
         is_scaled = len(self._scalers) >= num_backwards > 0
         if is_scaled and not any(scaler._per_optimizer_states for scaler in self._scalers):
             self.scale_at_update = self._scalers[-1].get_scale()
 
 
 class Gradients:
-    """The gradients of a step that the optimizer updates by, and the backward calls that make them."""
+    """The gradients that the optimizer uses in a step, and the backward calls that compute them."""
 
     def __init__(self, model: Any, optimizer: torch.optim.Optimizer) -> None:
         self.num_backwards = 0
-        self.began_clean = is_deepspeed(model)  # no gradients before a backward call; DeepSpeed has its own
+        # Some backward call found no gradients before it; DeepSpeed manages its own.
+        self.began_clean = is_deepspeed(model)
         self.number = self.num_zero = self.num_missing = 0  # tensors, as the step updates
-        self.factor: float | None = None  # what they are multiplied with after the last backward; None: unknown
+        self.factor: float | None = None  # by what they are multiplied after the last backward call; None: unknown
         updated = {id(p) for group in optimizer.param_groups for p in group["params"]}
         of_model = set(map(id, model.parameters()))
-        self._ids = updated & of_model or of_model  # ZeRO updates masters
+        # ZeRO's optimizer has master weights, so no parameter may be in both.
+        self._ids = updated & of_model or of_model
         self._parameters = [p for p in model.parameters() if p.requires_grad and id(p) in updated]
-        self._made: list[Mark] = []  # as the last backward call left them
+        self._made: list[Mark] = []  # the marks of the gradients after the last backward call
 
     def are_of(self, parameters: Sequence[Any]) -> bool:
-        """Whether some of these parameters are updated by them; another model's are not."""
+        """Say whether some of these parameters belong to the model that the optimizer updates."""
         return any(id(parameter) in self._ids for parameter in parameters)
 
     def sums(self) -> dict[int, Checksum]:
-        """The checksum of each gradient, by the identity of its parameter."""
+        """Return the checksum of each gradient, by the `id` of its parameter."""
         parameters = self._with_gradients()
         return dict(zip(map(id, parameters), checksums(p.grad for p in parameters), strict=True))
 
     def begin_backward(self, needs_sums: bool) -> dict[int, Checksum]:
-        """Note a backward call that begins; return `sums` if they are needed, or else nothing."""
+        """Count a backward call that begins, and return the checksums of the gradients before it.
+
+        They are computed only if `needs_sums` is True, or if every backward call of the step so far found gradients
+        from before. Otherwise the result is empty.
+        """
         self.num_backwards += 1
         sums = self.sums() if needs_sums or not self.began_clean else {}
         self.began_clean = self.began_clean or not any(size > 0 for _, size in sums.values())
@@ -219,7 +262,10 @@ class Gradients:
         self._made = self._marks()
 
     def note_update(self) -> list[Checksum]:
-        """Record at the update which gradients are zero or missing, and how they changed since backward."""
+        """Record how many gradients are zero or missing at the update, and their factor since backward.
+
+        Returns the checksums of the gradients.
+        """
         sums = list(self.sums().values())
         self.number, self.num_zero = len(sums), sums.count((0.0, 0.0))
         self.num_missing = sum(p.grad is None and p.numel() > 0 for p in self._parameters)
@@ -234,21 +280,23 @@ class Gradients:
 
 
 class Clipping:
-    """The calls of torch's clipping in a step."""
+    """The calls of PyTorch's gradient clipping in a step."""
 
     def __init__(self, gradients: Gradients, scaling: LossScaling) -> None:
-        self.limit: float | None = None  # None: none of torch's functions clipped the model's gradients
-        self.scale: float | None = None  # what GradScaler had the gradients times as they were clipped
-        self.num_gradients = 0  # that torch's functions were given
-        self.num_backwards_after = 0  # backward calls after it that changed the gradients
-        self.num_backwards_onto = 0  # backward calls that added to gradients which a clipping had made smaller
+        self.limit: float | None = None  # None if torch's functions did not clip the model's gradients
+        self.scale: float | None = None  # by what GradScaler had multiplied the gradients as they were clipped
+        self.num_gradients = 0  # gradients that were passed to torch's functions
+        self.num_backwards_after = 0  # backward calls after the last clipping, if they changed the gradients
+        self.num_backwards_onto = 0  # backward calls that added to gradients that had been clipped
         self._gradients = gradients
         self._scaling = scaling
-        self._last: tuple[int, list[Checksum]] | None = None  # backward calls before it, and the gradients after it
-        self._shrunk: dict[int, Checksum] = {}  # parameter -> its gradient, where the last clipping made it smaller
+        # Backward calls before the last clipping, and the gradients after it.
+        self._last: tuple[int, list[Checksum]] | None = None
+        # Id of a parameter -> its gradient, if the last clipping made it smaller.
+        self._shrunk: dict[int, Checksum] = {}
 
     def begin(self, parameters: Sequence[Any], limit: float) -> dict[int, Checksum]:
-        """Note a call that begins; return the checksums of the gradients before it."""
+        """Record a clipping call that begins, and return the checksums of the gradients before it."""
         self.limit = float(limit)
         scale = self._scaling.take_scale()
         self.scale = self.scale if scale is None else scale
@@ -265,7 +313,11 @@ class Clipping:
         return bool(self._shrunk)
 
     def begin_backward(self, sums: dict[int, Checksum]) -> set[tuple[int, Checksum]]:
-        """Return the gradients that are still as a clipping left them, smaller, as a backward call begins."""
+        """Return the gradients that the last clipping made smaller and that have not changed since.
+
+        `sums` has the checksums of the gradients as a backward call begins. The result has pairs of a parameter's `id`
+        and the checksum of its gradient.
+        """
         still_clipped, self._shrunk = self._shrunk.items() & sums.items(), {}
         return still_clipped
 
@@ -273,25 +325,29 @@ class Clipping:
         self.num_backwards_onto += bool(clipped and clipped - self._gradients.sums().items())
 
     def note_update(self, sums: list[Checksum]) -> None:
-        """Count the backward calls after the last clipping, if they changed what it left."""
+        """Record how many backward calls followed the last clipping.
+
+        The number is 0 if the gradients are still as the clipping left them. `sums` has their checksums at the update.
+        """
         num_before, clipped = self._last or (self._gradients.num_backwards, sums)
         self.num_backwards_after = self._gradients.num_backwards - num_before if clipped != sums else 0
 
 
 class Step:
-    """Watches the calls of a step until `close`: collectives, forward passes, autocast, torch's clipping.
+    """The observations of one step: collectives, forward passes, autocast and PyTorch's gradient clipping.
 
-    `called`: what the script calls, a wrapper of torch.compile too; `model`: what is in it. `optimizer` does the
-    arithmetic. `done` is called after the update for which `states` are set.
+    Calls are observed from the creation of this object until `close`. `called` is the object that the script calls,
+    which may be torch.compile's wrapper. `model` is the model inside it. `optimizer` is the one that does the
+    arithmetic. `done` is called with this object after the update that `begin_update` announced.
     """
 
     def __init__(self, called: Any, model: Any, optimizer: torch.optim.Optimizer, device: str, done: Any) -> None:
-        self.states: dict[str, Any] | None = None  # the model states, as the step updates
-        self.weights: dict[str, Checksum] = {}  # as its first forward pass begins
-        self.replicated: set[str] = set()  # parameters that are whole then
-        self.batches: list[list[Checksum]] = []  # of the first two forward passes' inputs
+        self.states: dict[str, Any] | None = None  # the model states, as the update begins
+        self.weights: dict[str, Checksum] = {}  # the weights as the first forward pass begins
+        self.replicated: set[str] = set()  # parameters that every rank has in full at that time
+        self.batches: list[list[Checksum]] = []  # the inputs of the first two forward passes
         self.autocast_dtype: torch.dtype | None = None
-        self.engine_backwards = 0  # through DeepSpeed's engine, of the last micro batch
+        self.engine_backwards = 0  # backward calls of DeepSpeed's engine in the last micro batch
         self.passes = Passes()
         self.traffic = Traffic()
         self.losses = Losses()
@@ -310,10 +366,10 @@ class Step:
                 self._stack.enter_context(listening(owner, name, listener))
         if is_deepspeed(model):
             self._listen_to(model, "backward", self._on_engine_backward)
-            self._listen_to(model, "step", self._on_step)  # it gathers after the optimizer's own step
+            self._listen_to(model, "step", self._on_step)  # DeepSpeed gathers parameters after the optimizer's own step
         else:
-            # What torch calls after an update for its profiler. A hook could not take itself back: torch fails where
-            # hooks change as it goes through them.
+            # PyTorch calls this after an update, for its profiler. A hook on the optimizer could not remove itself,
+            # because PyTorch fails if hooks change while it iterates over them.
             self._listen_to(optimizer, "_optimizer_step_code", self._on_step)
 
     @property
@@ -322,18 +378,21 @@ class Step:
         return self.passes.only_train
 
     def close(self) -> None:
-        """Take everything back. Again: nothing."""
+        """Remove all listeners. Further calls have no effect."""
         self._stack.close()
 
     def begin_update(self, states: dict[str, Any]) -> None:
-        """Take the model states as the update of the step begins, and look at its gradients."""
+        """Record the model states and the gradients as the update of the step begins.
+
+        `states` is the result of `count_states`.
+        """
         self.states = states
         sums = self.gradients.note_update()
         self.clipping.note_update(sums)
         self.scaling.note_update(self.gradients.num_backwards)
 
     def _listeners(self) -> Iterator[tuple[tuple[Any, str], Listener]]:
-        """Return the functions of torch that are observed during the step, each with its observer."""
+        """Yield the functions of torch to observe during the step, as (owner, name), each with its listener."""
         by_script, in_update = (functools.partial(self._under_probe, phase) for phase in ("script", "update"))
         yield (torch.autograd, "backward"), self._on_backward
         yield (torch.nn.functional, "cross_entropy"), self.losses.on_cross_entropy
@@ -346,7 +405,10 @@ class Step:
                     yield (scaler, name), listener
 
     def _listen_to(self, owner: Any, name: str, listener: Listener) -> None:
-        """Listen to a method of one model or optimizer; others of its class are let through."""
+        """Call the listener instead of a method of one model or optimizer.
+
+        The method of other objects of the class works as before.
+        """
 
         def listen(call: Any, called: Any, *arguments: Any, **options: Any) -> Any:
             if called is not owner:
@@ -356,8 +418,11 @@ class Step:
         self._stack.enter_context(listening(type(owner), name, listen))
 
     def _under_probe(self, phase: str, call: Any, *arguments: Any, **options: Any) -> Any:
-        """Have the probe on while a call lasts, however it ends. Of a call within a call (the engine's backward calls
-        torch's) the outer is the phase, but for the forward pass: Lightning's has a step by hand in it.
+        """Make a call while the collective probe is active, and count its traffic for a phase.
+
+        The probe is switched off however the call ends. If a call is made within another one (the engine's backward
+        calls torch's), the outer call determines the phase. The forward pass is an exception, because Lightning runs
+        backward and update inside it: these count as their own phase.
         """
         outer = self.traffic.phase
         if outer not in (None, "forward") or (outer and phase == "script"):
@@ -366,7 +431,7 @@ class Step:
         try:
             with ExitStack() if outer else without_graphs(), ExitStack() if outer else self.traffic.probe:
                 return call(*arguments, **options)
-        except BaseException:  # a KeyboardInterrupt in a notebook too
+        except BaseException:  # including a KeyboardInterrupt in a notebook
             self.passes.is_disturbed = True
             self.close()
             raise
@@ -374,7 +439,7 @@ class Step:
             self.traffic.enter(outer)
 
     def _on_forward(self, call: Any, *arguments: Any, **options: Any) -> Any:
-        if self._end():  # an update that is compiled does not say that it is done
+        if self._end():  # a compiled update does not call the listener at its end
             return call(*arguments, **options)
         if not self.passes.note(inner_module(self._model).training):
             self.close()
@@ -383,21 +448,25 @@ class Step:
             self.weights, self.replicated = of_weights(self._model), replicated_names(self._model)
         if len(self.batches) < 2:
             self.batches.append(of_batch(arguments, options))
-        # Only for so long: a class's method that is replaced has whoever compiles others of the class compile anew.
+        # The methods are replaced only during the forward pass. While a method of a class is replaced, PyTorch compiles
+        # other modules of that class again.
         with ExitStack() as parts:
             for kind in self._kinds:
                 parts.enter_context(listening(kind, "__call__", self._on_module))
             return self._under_probe("forward", call, *arguments, **options)
 
     def _on_module(self, call: Any, module: torch.nn.Module, *arguments: Any, **options: Any) -> Any:
-        """Record whether a module is called within autocast, which may wrap only the root's forward pass."""
+        """Record the dtype if a module of the model is called within autocast.
+
+        All modules are observed, because autocast may be active only inside the root's forward method.
+        """
         if id(module) in self._parts and torch.is_autocast_enabled(self._device):
             self.autocast_dtype = torch.get_autocast_dtype(self._device)
         return call(module, *arguments, **options)
 
     def _on_clipping(self, call: Any, parameters: Any, max_norm: float, *arguments: Any, **options: Any) -> Any:
         parameters = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
-        # Infinity only measures, and another model's gradients are none of the step's.
+        # A limit of infinity only measures the norm, and gradients of another model do not belong to this step.
         if not (math.isfinite(max_norm) and self.gradients.are_of(parameters)):
             return self._under_probe("update", call, parameters, max_norm, *arguments, **options)
         before = self.clipping.begin(parameters, max_norm)
@@ -426,7 +495,10 @@ class Step:
         return result
 
     def _end(self) -> bool:
-        """End the step if its update has been made. Whether it has: a step begins within the update before it."""
+        """End the step if its update has been made, and return whether that is the case.
+
+        A step is created during the previous update, and the end of that update must not end it.
+        """
         if self.states is None:
             return False
         self.traffic.enter(self.traffic.phase)

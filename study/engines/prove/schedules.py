@@ -1,4 +1,7 @@
-"""Find learning rate schedules that take several steps per update and end before the epoch, by running a copy."""
+"""Find learning rate schedules that reach zero before the epoch ends.
+
+The cause is a schedule that takes several steps per update. Only a copy of the schedule is run.
+"""
 
 from __future__ import annotations
 
@@ -15,30 +18,35 @@ import torch
 from torch.optim import lr_scheduler
 from torch.optim.lr_scheduler import LRScheduler
 
-NOTHING = 1e-12  # of the highest rate: less counts as zero; the last but one rate of a cosine schedule is more
-SHARE = 0.02  # of an epoch's updates that a schedule may end early, because scripts round differently
-MOST_STEPS = 100_000  # of a copy, which takes some seconds; LambdaLR has no limit
+# Rates below this fraction of the highest rate count as zero. The second to last rate of a cosine schedule is higher.
+NOTHING = 1e-12
+SHARE = 0.02  # A schedule may end early by this fraction of an epoch's updates, because scripts round differently.
+MOST_STEPS = 100_000  # the most steps that a copy takes, which is some seconds; LambdaLR is not copied and has no limit
 
 _PLAIN = (bool, int, float, str, types.NoneType, types.FunctionType, types.BuiltinFunctionType, types.MethodType)
 _MANY = (list, tuple, set, deque)
 
 
 def parts_of(schedule: Any) -> list[Any]:
-    """Return the schedules that a schedule combines, as SequentialLR does, and the parts of these."""
+    """Return the schedules of which a schedule such as SequentialLR consists, including the parts of these."""
     parts = [part for part in getattr(schedule, "_schedulers", ()) if isinstance(part, LRScheduler)]
     return [nested for part in parts for nested in (part, *parts_of(part))]
 
 
 def steps_of(schedule: Any) -> int:
-    """Return how many steps a schedule has taken; ChainedScheduler does not count them itself."""
+    """Return how many steps a schedule has taken.
+
+    ChainedScheduler does not count its own steps, so the largest count of its parts is returned.
+    """
     number = getattr(schedule, "last_epoch", None)
     return int(number) if number is not None else max(map(steps_of, parts_of(schedule)), default=0)
 
 
 def of_schedule(schedule: Any, steps_a_update: float, number: int, updates: int) -> list[str]:
-    """Note a schedule that takes several steps per update and reaches zero before an epoch ends.
+    """Return a note if a schedule takes several steps per update and reaches zero before an epoch ends.
 
-    `number`: of the current update. `updates`: in an epoch. A schedule that cannot be copied is skipped.
+    `steps_a_update` is the number of its steps per update, `number` is the number of the current update, and `updates`
+    is the number of updates in an epoch. The list is empty for a schedule that cannot be copied.
     """
     if steps_a_update <= 1:
         return []
@@ -57,7 +65,10 @@ def of_schedule(schedule: Any, steps_a_update: float, number: int, updates: int)
 
 
 def _of_lambdas(lambdas: Any, steps_a_update: float, updates: int) -> int | None:
-    """Return the first update with a rate of zero, if the last one has it too; None otherwise."""
+    """Return the first update at which the rate of a LambdaLR is zero.
+
+    None if the rate is zero at the first update, or is not zero at the last update of the epoch.
+    """
 
     def is_zero(update: int) -> bool:
         return all(function(round(update * steps_a_update)) == 0 for function in lambdas)
@@ -72,11 +83,14 @@ def _of_lambdas(lambdas: Any, steps_a_update: float, updates: int) -> int | None
 
 
 def _of_copy(schedule: Any, steps_a_update: float, number: int, updates: int) -> tuple[int | None, bool]:
-    """Return the first update that has a rate of zero, or None, and whether the rate rises after it."""
+    """Return the first update at which the rate is zero, and whether the rate rises again after it.
+
+    The update is None if the rate does not reach zero clearly before the epoch ends, or if no copy can be run.
+    """
     num_steps = round((updates - number) * steps_a_update)
     rates: list[float] = []
     with suppress(Exception), warnings.catch_warnings():  # a script's own class may raise anything
-        warnings.simplefilter("ignore")  # that a copy steps without its optimizer
+        warnings.simplefilter("ignore")  # a warning that the copy steps without its optimizer
         copied = _copy(schedule) if 0 < num_steps <= MOST_STEPS else None
         rates = list(_rates(copied, num_steps)) if copied is not None else []
     if not rates:
@@ -93,9 +107,10 @@ def _of_copy(schedule: Any, steps_a_update: float, number: int, updates: int) ->
 
 
 def _rates(schedule: Any, num_steps: int) -> Iterator[float]:
-    """Yield the highest rate of all groups now, and after each further step.
+    """Yield the highest learning rate of all parameter groups now, and after each further step.
 
-    OneCycleLR raises after its last step, and accelerate then leaves it there: its rate is as good as zero.
+    OneCycleLR raises an error after its last step, and accelerate then leaves the rate unchanged. That rate is close to
+    zero and is yielded as 0.
     """
     groups = schedule.optimizer.param_groups
     last = schedule.total_steps - 1 if isinstance(schedule, lr_scheduler.OneCycleLR) else None
@@ -116,9 +131,10 @@ def _base_rates(schedule: Any) -> list[float]:
 
 
 def _copy(schedule: Any) -> Any | None:
-    """Copy a schedule, with an optimizer without weights; None: it contains more than numbers and functions.
+    """Return a copy of a schedule, with an optimizer that has only placeholder weights.
 
-    Functions are shared: they are called with other steps, as the schedule itself calls them.
+    None if the schedule contains anything but numbers and functions. Functions are shared with the original. The copy
+    calls them with other step numbers, as the original would later.
     """
     every = [schedule, *parts_of(schedule)]
     if not all(map(_can_be_run, every)):
@@ -131,7 +147,7 @@ def _copy(schedule: Any) -> Any | None:
 
 
 def _can_be_run(schedule: Any) -> bool:
-    """Say whether a schedule uses torch's own step, needs no metric, and contains only numbers and functions."""
+    """Say whether a schedule has torch's own step, needs no metric, and contains only numbers and functions."""
     step = inspect.getattr_static(type(schedule), "step", None)
     is_torchs = getattr(step, "__module__", "") == lr_scheduler.__name__
     if not is_torchs or isinstance(schedule, lr_scheduler.ReduceLROnPlateau) or "step" in vars(schedule):
@@ -157,7 +173,7 @@ def _leaves(value: Any) -> Iterable[Any]:
 
 
 def _stand_in(optimizer: Any) -> torch.optim.Optimizer:
-    """Return an optimizer with the settings of another one, but without weights."""
+    """Return an optimizer with the settings of another one, but with one placeholder weight per group."""
     groups = [{key: copy.deepcopy(value) for key, value in group.items() if key != "params"}
               for group in optimizer.param_groups]  # fmt: skip
     made = torch.optim.SGD([{"params": [torch.zeros(1)]} for _ in groups], lr=0.0)

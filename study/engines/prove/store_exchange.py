@@ -1,4 +1,7 @@
-"""Exchange reports of ranks through the process group's store, without a collective that could hang another rank."""
+"""Exchange the reports of ranks through the process group's store.
+
+A collective could hang other ranks if one rank does not take part in it. The store cannot.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,14 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store, _get_default_store
 
-WAITS_SECONDS = 30  # for a rank that is not watched, or has ended
+WAITS_SECONDS = 30  # how long to wait for a rank, which may have ended or may not be watched
 
 
 def post(proof: str, step: int, mine: Any) -> Store:
-    """Post this rank's report of a step; None: there is nothing to compare, and no rank needs to wait."""
+    """Post this rank's report of a step to the store, and return the store.
+
+    `mine` is None if there is nothing to compare. Then no other rank has to wait for the result.
+    """
     store = PrefixStore(f"zero-study/{proof}", _get_default_store())
     store.set(f"{step}/{dist.get_rank()}", json.dumps(mine))
     if mine is None and dist.get_rank() == 0:
@@ -23,7 +29,11 @@ def post(proof: str, step: int, mine: Any) -> Store:
 
 
 def agree(proof: str, step: int, mine: Any, decide: Callable[[list[Any]], Any]) -> Any:
-    """Return what rank 0 decides of what all ranks post of a step, once a proof; None where one has not counted it."""
+    """Post this rank's report of a step, and return what rank 0 decides from the reports of all ranks.
+
+    Rank 0 calls `decide` with the reports, in rank order. None if a rank did not count the step, or did not answer
+    within WAITS_SECONDS. Call this once per proof.
+    """
     posted: list[Any] = []
     deadline = time.monotonic() + WAITS_SECONDS
     try:
@@ -35,11 +45,12 @@ def agree(proof: str, step: int, mine: Any, decide: Callable[[list[Any]], Any]) 
                 posted.append(_read(store, f"{step}/{len(posted)}", len(posted), deadline))
             decided = None if None in posted else decide(posted)
             store.set(f"{step}/decided", json.dumps(decided))
-            for rank in range(1, len(posted) if decided is not None else 0):  # it may raise, and take the store along
+            # This rank may raise next, which ends the store.
+            for rank in range(1, len(posted) if decided is not None else 0):
                 _read(store, f"gone/{rank}", rank, deadline)
         store.set(f"gone/{dist.get_rank()}", "true")
         return decided
-    except dist.DistError:  # the store has gone with its rank
+    except dist.DistError:  # the rank that hosts the store has ended
         return None
 
 

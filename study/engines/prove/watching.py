@@ -1,4 +1,4 @@
-"""Observe a training when it begins and over one optimizer step, then remove every hook: `watch` and `callback`."""
+"""Check a training as it begins and during one optimizer step, then remove every hook: `watch` and `callback`."""
 
 from __future__ import annotations
 
@@ -41,11 +41,14 @@ from .demands import Asked, by_arguments, by_file, by_json, by_launcher, content
 from .mismatch import KnownBad, NotAsAsked, NotChecked, TrainsWrong
 from .proved_step import Gradients, Step
 
-PROVED_STEP = 3  # moments exist after the first, and stage 3 has traced the order of its parameters after the second
-SHORT_STEPS = 3  # as many with fewer forward passes than asked are no coincidence; a single one may end an epoch
+# The first step creates the optimizer's moments. In the second, ZeRO stage 3 traces the order of its parameters. The
+# third step is the first steady one.
+PROVED_STEP = 3
+# A single step with fewer forward passes than requested may be the end of an epoch. This many in a row are not.
+SHORT_STEPS = 3
 
-_outputs: set[Path] = set()  # of this process
-_numbers = itertools.count()  # of its proofs
+_outputs: set[Path] = set()  # the files of all proofs of this process
+_numbers = itertools.count()  # the numbers of the proofs of this process
 
 
 def watch(
@@ -57,15 +60,18 @@ def watch(
     allow_known_bad: bool = False,
     output: str | Path = "proof.json",
 ) -> None:
-    """Verify how `model` and `optimizer` are built, and count memory and messages of the third optimizer step from now.
+    """Verify how `model` and `optimizer` are built, and measure the third optimizer step from now.
 
     Call it on every rank, after `prepare`, `deepspeed.initialize`, DDP(...) or `fully_shard`. A DeepSpeed engine needs
-    no `optimizer`. `asked`: the requested settings, as an accelerate file, a DeepSpeed JSON, or a dict like one; None:
-    what the launcher passed on. `output`: a JSON file, which rank 0 writes; the second one of a script is proof-2.json.
+    no `optimizer`. The measurement counts the memory of the model states and the collectives of the step.
+
+    `asked` has the settings that you expect: an accelerate file, a DeepSpeed JSON, or a dict like a DeepSpeed JSON. If
+    it is None, only the settings that the launcher or the script passed on count as requested. Rank 0 writes the result
+    to `output`, a JSON file. If a script makes several proofs, the second file is proof-2.json.
 
     Raises KnownBad on every rank if this release of DeepSpeed is known to train such an engine wrongly, unless
-    `allow_known_bad` is set. With `strict`, it also raises NotAsAsked, TrainsWrong and NotChecked, and a training that
-    ends before the counted step ends with exit status 1; without `strict`, these are only printed.
+    `allow_known_bad` is True. With `strict`, it also raises NotAsAsked, TrainsWrong and NotChecked, and a training that
+    ends before the counted step ends with exit status 1. Without `strict`, these are only printed.
     """
     StepWatcher(strict, allow_known_bad, Path(output)).begin(model, optimizer, asked, None)
 
@@ -73,10 +79,10 @@ def watch(
 def callback(
     *, asked: Asked | None = None, strict: bool = False, allow_known_bad: bool = False, output: str | Path | None = None
 ) -> Any:
-    """Return a callback that does the same as `watch` for transformers' Trainer, and for TRL's.
+    """Return a callback for the Trainer of transformers or TRL that does the same as `watch`.
 
-    The settings in its TrainingArguments count as requested, too. `output`: by default proof.json in the Trainer's
-    output folder.
+    The settings in the Trainer's TrainingArguments count as requested, too. `output` is by default proof.json in the
+    Trainer's output folder.
     """
     from transformers import TrainerCallback
 
@@ -85,7 +91,10 @@ def callback(
             self._watch: StepWatcher | None = None
 
         def on_train_begin(self, args: Any, state: Any, control: Any, **options: Any) -> None:
-            """Wait for the outermost module that contains the model, because Trainer does not name it."""
+            """Begin the watch with the first forward pass of the training.
+
+            Its outermost module that contains the model is watched, because Trainer does not name it.
+            """
             model, optimizer = options["model"], options["optimizer"]
             path = Path(output or Path(args.output_dir, "proof.json"))
             self._watch = proof = StepWatcher(strict, allow_known_bad, path)
@@ -105,36 +114,43 @@ def callback(
 
 
 class StepWatcher:
-    """Read back the built engine, count one optimizer step, and then remove all hooks."""
+    """A watch that reads back the built engine, counts one optimizer step, and then removes all its hooks."""
 
     def __init__(
         self, strict: bool, allow_known_bad: bool, output: Path, steps_before: int = 0, loaders: Loaders | None = None
     ) -> None:
-        """`steps_before`: optimizer steps that the script has taken before it is watched. `loaders`: of its data."""
+        """Set the options of a watch, which starts with `begin`.
+
+        `steps_before` is the number of optimizer steps that the script has already taken. `loaders` are the data
+        loaders that have already been recorded, or None.
+        """
         self._strict = strict
         self._allow_known_bad = allow_known_bad
         self._output = _free(output)
         self._steps = steps_before
-        self._short = 0  # steps in a row that had fewer forward passes than asked
+        self._short = 0  # steps in a row that had fewer forward passes than requested
         self._last: int | None = None  # DeepSpeed's number of the last step seen
         self._step: Step | None = None
         self._batches: list[Any] = []  # the first inputs of watched steps
-        self._first: Any = None  # the hook that notes those of the step in which the watching begins
-        self._before: dict[str, Checksum] = {}  # as the watching of steps began
-        self._rates: list[float] = []  # of the update that came then
-        self._schedules: dict[int, tuple[int, int]] = {}  # by identity: its steps then, and the number of the update
+        self._first: Any = None  # the hook that records the inputs of the step in which the watch begins
+        self._before: dict[str, Checksum] = {}  # of the weights, as the first step to watch began
+        self._rates: list[float] = []  # the learning rates at that time, one per parameter group
+        # Id of a schedule -> its steps at that time, and the number of the update.
+        self._schedules: dict[int, tuple[int, int]] = {}
         self._loaders = Loaders() if loaders is None else loaders
-        self._stepped: dict[int, torch.optim.Optimizer] = {}  # all optimizers
+        self._stepped: dict[int, torch.optim.Optimizer] = {}  # id -> optimizer, of all optimizers that have stepped
         self._name = f"proof-{next(_numbers)}"  # the same on all ranks
-        self._base: torch.optim.Optimizer | None = None  # whose update is waited for; None: of none
+        # The optimizer whose updates are counted; None if the watch has ended.
+        self._base: torch.optim.Optimizer | None = None
         self._hook: Any = None
         self._content: dict[str, Any] = {}
-        self._known_wrong: str | None = None  # which no error of what comes after it hides
+        self._known_wrong: str | None = None  # kept here, so that a later error does not hide it
 
     def begin(self, model: Any, optimizer: Any, asked: Asked | None, arguments: Any, called: Any | None = None) -> None:
-        """Read back, compare it with what was requested, and wait for the step.
+        """Read back the built engine, compare it with the request, and wait for the step to count.
 
-        `called`: the module that the script calls, if that is not `model` but the one inside it.
+        `called` is the module that the script calls, if that is not `model` but the module inside it. None if the
+        script calls `model`. Raises KnownBad as `watch` does.
         """
         remove_earlier(self._output)
         with self._out_of_the_way():
@@ -153,7 +169,7 @@ class StepWatcher:
     def _tell_what_was_built(self, asked: Asked | None, notes: list[str]) -> None:
         """Compare the built engine with the request, and print and write the result.
 
-        Raises NotChecked if a strict proof cannot check an explicit request.
+        A strict proof raises NotAsAsked if they differ, and NotChecked if an explicit request cannot be checked.
         """
         comparison = mismatch.compare_with_request(self._demands, self._facts)
         unchecked = [] if asked is None else _not_checkable(asked, comparison.unread, self._facts["engine"])
@@ -179,16 +195,19 @@ class StepWatcher:
         self._tell(lines, comparison.differences, notes, self._content["known_wrong"])
 
     def _listen(self) -> None:
-        """Wait for the updates of the model's optimizer."""
+        """Register the hooks that wait for the updates of the model's optimizer."""
         self._base = base_optimizer(self._optimizer)
-        # Of all optimizers: one on this would be copied with it.
+        # The hook is for all optimizers. A hook on this one would be copied when a script copies the optimizer.
         self._hook = before_updates(self._before_update)
         if self._steps and not is_compiled(self._called):  # the counted step may be the next one
             self._first = register_module_forward_hook(self._note_first, with_kwargs=True)
         atexit.register(self._end_of_process)
 
     def end(self) -> None:
-        """Remove all hooks. Prints a message if the counted step was not reached."""
+        """Remove all hooks, and print a message if the counted step was not reached.
+
+        A strict proof then raises NotChecked, too.
+        """
         counts = self._base is not None
         self._leave()
         if counts:
@@ -201,7 +220,7 @@ class StepWatcher:
                 raise NotChecked(message)
 
     def _note_first(self, module: torch.nn.Module, arguments: Any, options: Any, _: Any) -> None:
-        """Record the inputs of the first forward pass, because batches are compared over two steps."""
+        """Record the inputs of the first forward pass, so that the batches of two steps can be compared."""
         if module is not self._called or not torch.is_grad_enabled() or torch.compiler.is_compiling():
             return
         with self._out_of_the_way(self._let_go):
@@ -214,7 +233,10 @@ class StepWatcher:
         self._first = None
 
     def _end_of_process(self) -> None:
-        """End with exit status 1 if the proof is strict: an exception would have no effect any more."""
+        """End the watch as the process ends, with exit status 1 if a strict proof was not made.
+
+        An exception that is raised in an exit handler would not change the exit status.
+        """
         try:
             self.end()
         except NotChecked:
@@ -223,7 +245,10 @@ class StepWatcher:
             os._exit(1)
 
     def _before_update(self, optimizer: torch.optim.Optimizer) -> None:
-        """Start watching at the update before the counted step; in its own update, count the model states."""
+        """Record the model states before the counted step's update, or start to observe the next step.
+
+        Called before every update of every optimizer. Updates of other optimizers are only recorded.
+        """
         if self._base is not None:
             self._stepped[id(optimizer)] = optimizer
         if optimizer is not self._base:
@@ -234,32 +259,38 @@ class StepWatcher:
             is_after_skip = self._count_update()
             if self._step is not None and self._proves(self._step, is_after_skip):
                 return
-            # For the inputs of two steps, but where that would be made without its graphs once more.
+            # Two steps are observed, so that their inputs can be compared. If the model is compiled, only the counted
+            # step is observed, because an observed step runs without the compiled graphs.
             if self._steps >= PROVED_STEP - (1 if is_compiled(self._called) else 2):
                 self._watch_next_step(optimizer)
 
     def _engine_steps(self) -> int | None:
-        """DeepSpeed's own number of the step; None: of another engine."""
+        """Return DeepSpeed's own number of the current step. None for other engines."""
         return self._model.global_steps if is_deepspeed(self._model) else None
 
     def _is_same_update(self) -> bool:
-        """Say whether this is a part of an update that was seen before.
+        """Say whether this call is part of an update that has been counted already.
 
-        DeepSpeed updates once per group or sub-group, and a subclass of an optimizer its base's: the first is enough.
+        DeepSpeed updates once per parameter group or sub-group, and an optimizer may call the step of its base class.
+        Only the first call counts.
         """
         number = self._engine_steps()
         is_under_way = self._step is not None and bool(self._step.states)
         return is_under_way or (number is not None and number == self._last)
 
     def _count_update(self) -> bool:
-        """Count an update; return whether the one before it was skipped, for an overflow of fp16."""
+        """Count an update, and return whether DeepSpeed skipped the previous one because of an fp16 overflow."""
         number, before = self._engine_steps(), self._last
         self._last = number
         self._steps += 1
         return number is not None and before is not None and number != before + 1
 
     def _proves(self, step: Step, is_after_skip: bool) -> bool:
-        """Say whether this is the update of the counted step, which then begins; otherwise drop the step."""
+        """Say whether this is the update of the step to count.
+
+        If it is, record the model states. If it is not, for example because the step contained an evaluation, stop
+        observing the step.
+        """
         self._batches += step.batches[:1]
         if step.is_whole and self._steps >= PROVED_STEP and not is_after_skip:
             self._short = self._short + 1 if 0 < step.passes.number < self._requested_passes() else 0
@@ -267,7 +298,7 @@ class StepWatcher:
                 step.begin_update(count_states(self._model, self._optimizer))
                 return True
         step.close()
-        if self._steps >= PROVED_STEP and self._is_compared():  # nobody who counts this one is to wait
+        if self._steps >= PROVED_STEP and self._is_compared():  # ranks that count this step must not wait for this rank
             store_exchange.post(self._name, self._steps, None)
         return False
 
@@ -285,7 +316,7 @@ class StepWatcher:
         return dist.is_initialized() and dist.get_world_size() > 1
 
     def _requested_passes(self) -> int:
-        """Return how many forward passes a complete step has at least."""
+        """Return how many forward passes a complete step has at least: the requested number, or 1."""
         return mismatch.passes_of_step(self._demands, self._facts) or 1
 
     def _after_update(self, step: Step) -> None:
@@ -293,7 +324,7 @@ class StepWatcher:
             self._prove(step)
 
     def _prove(self, step: Step) -> None:
-        """Print the result of the step, and remove all hooks."""
+        """Print and write the result of the step, and remove all hooks."""
         self._leave()
         facts, clipped_at = self._facts, step.clipping.limit
         # Only the step itself shows the precision of an engine that does not name it.
@@ -344,12 +375,15 @@ class StepWatcher:
         return notes
 
     def _find(self, step: Step) -> tuple[list[str], list[str]]:
-        """Return the faults of the step, and notes. They are the same on all ranks if every rank counted the step."""
+        """Return the faults of the step, and notes.
+
+        They are the same on all ranks if every rank counted the step.
+        """
         report: dict[str, Any] = {"findings": []}
         notes: list[str] = []
         try:
             report = self._report(step, notes)
-        except Exception as error:  # what else is proven does not need it
+        except Exception as error:  # the other results of the proof do not depend on it
             notes.append(f"{mismatch.NOT_CHECKED}faults of the step ({type(error).__name__}: {error})")
         if not self._is_compared():
             return report["findings"], [*notes, *findings.uneven_targets(step.losses.targets)]
@@ -365,7 +399,7 @@ class StepWatcher:
         return agreed[0], [*notes, *agreed[1]]
 
     def _report(self, step: Step, notes: list[str]) -> dict[str, Any]:
-        """Return this rank's findings in the step, for the comparison of ranks. Adds to the notes."""
+        """Return this rank's findings in the step for the comparison with other ranks. Appends to `notes`."""
         after = of_weights(self._model)
         unchanged = {name for name, sums in after.items() if sums == self._before.get(name, sums)}
         wrong, untrained = findings.not_trained(self._model, self._optimizer, self._stepped.values(), unchanged)
@@ -382,7 +416,10 @@ class StepWatcher:
         return report
 
     def _of_schedules(self, step: Step) -> list[str]:
-        """Note schedules of this optimizer that end too early, judged by their steps during the watched updates."""
+        """Return notes on learning rate schedules of this optimizer that end too early.
+
+        The rate of their steps is taken from the watched updates.
+        """
         lengths = [
             len(loader) for loader in self._loaders if hasattr(loader, "__len__") and loader.batch_sampler is not None
         ]
@@ -403,10 +440,9 @@ class StepWatcher:
         wrong: Sequence[str] = (),
         lines_after: Sequence[str] = (),
     ) -> None:
-        """Print and write the proof on rank 0; if it is strict, raise TrainsWrong, NotAsAsked or NotChecked.
+        """Print and write the proof on rank 0. If it is strict, raise TrainsWrong, NotAsAsked or NotChecked.
 
-        Every rank raises the same.
-        `lines_after`: what is printed below the findings.
+        Every rank raises the same exception. `lines_after` is printed below the findings.
         """
         findings = self._content["findings"]
         self._content["not_as_asked"] += differences
@@ -432,14 +468,17 @@ class StepWatcher:
             raise NotChecked("; ".join(unchecked))
 
     def _let_go(self) -> None:
-        """Remove everything except a hook that has no effect any more: torch fails if a hook removes itself."""
+        """Remove everything except the hook on updates, which has no effect from then on.
+
+        PyTorch fails if a hook removes itself, so this is what hooks call.
+        """
         if self._step is not None:
             self._step.close()
         self._forget_first()
         self._step = self._base = None
 
     def _leave(self) -> None:
-        """Remove everything."""
+        """Remove all hooks."""
         self._let_go()
         if self._hook is not None:
             self._hook.remove()
@@ -449,7 +488,11 @@ class StepWatcher:
 
     @contextmanager
     def _out_of_the_way(self, leave: Callable[[], None] | None = None) -> Iterator[None]:
-        """Print an error of the proof itself instead of ending the training, unless the proof is strict."""
+        """Print an error of the proof itself, so that the training continues.
+
+        If the proof is strict, raise NotChecked instead. After an error, `leave` removes the hooks. If it is None,
+        `_leave` removes them.
+        """
         try:
             yield
         except (NotAsAsked, NotChecked, TrainsWrong):
@@ -463,7 +506,7 @@ class StepWatcher:
 
 
 class Loaders:
-    """The data loaders over which a script iterates, and notes from before a watch."""
+    """The data loaders over which a script iterates, and notes from before the watch began."""
 
     def __init__(self) -> None:
         self.notes: list[str] = []
@@ -471,7 +514,7 @@ class Loaders:
         self._stack: ExitStack | None = None
 
     def listen(self) -> None:
-        """Listen from now on; again: nothing."""
+        """Record every data loader over which the script iterates from now on. A second call has no effect."""
         if self._stack is None:
             self._stack = ExitStack()
             self._stack.enter_context(listening(torch.utils.data.DataLoader, "__iter__", self._on_iteration))
@@ -499,7 +542,10 @@ def _notes_of_gradients(gradients: Gradients) -> list[str]:
 
 
 def _schedulers(optimizer: Any) -> list[Any]:
-    """Return the existing schedules of an optimizer, without those that are parts of another one."""
+    """Return the learning rate schedules of an optimizer that exist in this process.
+
+    Schedules that are part of another one are left out.
+    """
     base = base_optimizer(optimizer)
     alive = [
         schedule for schedule in gc.get_objects() if issubclass(type(schedule), torch.optim.lr_scheduler.LRScheduler)
@@ -521,8 +567,8 @@ def remove_earlier(output: Path) -> None:
 
 
 def _demands(model: Any, engine: str, request: Asked | None, arguments: Any) -> list[Demand]:
-    """Return the requests, the weakest source first."""
-    # A launcher that is told of no engine says DDP, and a script may build another by itself.
+    """Return the requested settings, from the weakest to the strongest source."""
+    # If no engine is configured, the launcher's environment means DDP. The script may build another engine by itself.
     demands = [demand for demand in by_launcher() if demand.value != "DDP" or engine in ("DDP", "none")]
     if arguments is not None:
         demands += by_arguments(arguments)
@@ -530,13 +576,13 @@ def _demands(model: Any, engine: str, request: Asked | None, arguments: Any) -> 
         demands += by_file(request)
     prepared = getattr(getattr(sys.modules.get("accelerate.state"), "AcceleratorState", None), "_shared_state", None)
     if is_deepspeed(model) and not (prepared and any(demand.name == "engine" for demand in demands)):
-        # Nobody filled this in between the script and the engine.
+        # Neither a launcher nor accelerate has changed this configuration, so it is what the script requests.
         demands += by_json(model._config._param_dict, "the configuration given to DeepSpeed")
     return demands
 
 
 def _free(output: Path) -> Path:
-    """Return a file name that no earlier proof of this process has: proof-2.json for the second proof.json."""
+    """Return a file name that no earlier proof of this process uses: proof-2.json for the second proof.json."""
     number, free = 1, output.absolute()
     while free in _outputs:
         number += 1
