@@ -1,10 +1,11 @@
-"""Build DeepSpeed's compiled extensions when a run first needs them, and hand them to DeepSpeed.
+"""Build DeepSpeed's compiled extensions when a run first needs them, and make DeepSpeed load them.
 
-Left to itself, DeepSpeed compiles an extension inside the training process, silently and for minutes. A build that was
-killed leaves a lock for which every later process waits forever, and a path with a space breaks the linker's command.
-Here `provide` builds before the processes start: with progress, under a lock that the kernel releases when its holder
-ends, and in a folder that takes its final name only when it is complete. `use_built` then makes DeepSpeed load these
-files. Only `use_built` imports torch: a build is a process of its own.
+Without this module, DeepSpeed compiles an extension inside the training process, which takes minutes without a message.
+A build that was killed leaves a lock for which every later process waits forever, and a path with a space breaks the
+linker's command. Here, `provide` builds extensions before the training processes start, and prints its progress. Its
+lock is released by the kernel when the process ends, and a folder gets its final name only when the build is complete.
+`use_built` then makes DeepSpeed load these files. Only `use_built` imports torch, because a build runs in a process of
+its own.
 """
 
 from __future__ import annotations
@@ -165,7 +166,7 @@ def _search_path() -> str:
 
 
 def is_built(name: str) -> bool:
-    """Say whether a run can load an extension without compiling it."""
+    """Return whether a run can load an extension without compiling it."""
     return all(_library(part).is_file() or _is_precompiled(part) for part in EXTENSIONS[name].parts)
 
 
@@ -404,8 +405,8 @@ def use_built() -> None:
     """Make DeepSpeed, in this process, load what `provide` has built instead of compiling again.
 
     On a CPU, DeepSpeed also loads a kernel for all-reduces in shared memory as it starts. Only inference and tensor
-    parallelism call it, and without it DeepSpeed all-reduces through torch.distributed, as it does where the kernel is
-    not supported. No training here needs it, so it is not compiled.
+    parallelism call it, and without it DeepSpeed uses torch.distributed for all-reduces, as on machines that do not
+    support the kernel. No training here needs it, so it is not compiled.
     """
     from deepspeed.ops.op_builder.builder import OpBuilder
 

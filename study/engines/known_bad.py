@@ -101,9 +101,9 @@ def find(
     """Return the first known fault that a release of DeepSpeed has in a training; None if no fault is known.
 
     `offload` is the device that optimizer states are offloaded to. `precision` is the class as records name it.
-    `sums_in_fp32` says whether gradients of 16-bit parameters are added up in fp32. `micro_batches` is their number per
-    step; None if it is unknown and may be more than one. `twists` are the variations of the script, as the matrix names
-    them.
+    `sums_in_fp32` says whether gradients of 16-bit parameters are added up in fp32. `micro_batches` is the number of
+    micro batches per step; None if it is unknown and may be more than one. `twists` are the variations of the script,
+    as the matrix names them.
     """
     engine = str(StrategyName.of_zero(zero_stage, offload))
     matrix_class = _class_of(precision, sums_in_fp32)

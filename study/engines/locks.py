@@ -51,7 +51,7 @@ class _Pin:
 
 
 def read(path: Path, packages: Collection[str]) -> Lock:
-    """Return the releases that a file pins, including the files that it includes.
+    """Return the releases that are pinned by a file and by the files that it includes.
 
     `packages` are the packages of interest. Raises Refusal if the file cannot be read, or mentions none of them.
     """

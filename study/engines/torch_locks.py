@@ -37,7 +37,7 @@ def is_of_build(lock: Path) -> bool:
 
 
 def _folders() -> list[Path]:
-    """Return the folders in which torch builds extensions, each in a folder of its own."""
+    """Return the folders in which torch builds extensions. Each extension has a subfolder."""
     configured = os.environ.get("TORCH_EXTENSIONS_DIR")
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path("~").expanduser() / ".cache")
     return [Path(configured)] if configured else sorted((cache / "torch_extensions").glob("*"))

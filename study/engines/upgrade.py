@@ -102,7 +102,7 @@ def fault_summary(fault: known_bad.Fault, engines: Sequence[str]) -> str:
 
 
 def why_unknown(package: str, version: str) -> str | None:
-    """Return why nothing is known about a version; None if it was examined, or lies between two examined releases."""
+    """Return why nothing is known about a version; None if it is an examined release or between two of them."""
     first, *_, last = index()["packages"][package]["releases"]
     if locks.release_of(version) is None:
         return f"{package} {version} is not a final release, so nothing is known about it"
@@ -144,7 +144,7 @@ def compare(old: Mapping[str, str], new: Mapping[str, str]) -> list[Change]:
 
 
 def _unknown_releases(package: str, old: str | None, new: str) -> Iterator[Change]:
-    """Yield a change for each of two versions of a package that was not examined."""
+    """Yield a change for each of the two versions of a package if that version was not examined."""
     releases = index()["packages"][package]["releases"]
     for version in filter(None, (old, new)):
         low, high = (releases[position] for position in _examined_around(releases, version))
@@ -161,7 +161,7 @@ def _examined_around(releases: Sequence[str], version: str) -> tuple[int, int]:
 
 
 class _KeyChange(NamedTuple):
-    """The value of a key of a class before and after an upgrade; None: the class has no such key."""
+    """The value of a key of a class before and after an upgrade; None if the class has no such key."""
 
     key: str
     before: str | None

@@ -120,7 +120,8 @@ def _distances(
 def _ratio(deviation: float, bound: float) -> float:
     """Return a deviation divided by its bound.
 
-    The bound is 0 for a quantity that must not change. Any deviation from it is infinite, and so is NaN.
+    The bound is 0 for a quantity that must not change. In that case any deviation gives infinity. A deviation that is
+    NaN also gives infinity.
     """
     if math.isnan(deviation):
         return math.inf

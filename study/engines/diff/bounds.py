@@ -64,7 +64,10 @@ class Bounds:
     """The bounds on the effect of rounding for each tensor, and the order of execution."""
 
     def __init__(self, a: Recording, b: Recording, ours: dict[Key, Seen], by_call: bool) -> None:
-        """`ours` has A's tensors. If `by_call`, outputs are compared by rank and call, otherwise only their means."""
+        """Compute the bounds from two recordings. `ours` has A's tensors.
+
+        If `by_call`, outputs are compared by rank and call, otherwise only their means over all rows.
+        """
         self._noise: dict[Key, float] = {}
         for key, noise_distance in _distances_of_noise(a, b, by_call):
             self._noise[key] = max(self._noise.get(key, 0.0), noise_distance)

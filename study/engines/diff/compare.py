@@ -208,9 +208,9 @@ def _unfinished(a: Recording, b: Recording) -> list[str]:
 
 
 def _unlike_ranks(side: str, recording: Recording) -> list[str]:
-    """Return a line on the first step and kind in which ranks of one training differ that should be equal.
+    """Describe the first step and kind of tensor in which ranks of one training differ but should be equal.
 
-    The list is empty if no ranks differ.
+    Return a list with one line; empty if no ranks differ.
     """
     for step in range(recording.facts["steps"] + 1):
         for kind in _REPLICATED:

@@ -46,7 +46,7 @@ class Damaged(Refusal):
 
 
 class Entry(NamedTuple):
-    """One recorded tensor; entries are in the order of execution of a rank."""
+    """One recorded tensor. The entries of a rank are in the order of execution."""
 
     step: int  # from 1; the weights of step 0 are those before the first
     kind: str  # batch, random, forward, loss, gradient, norm, clipped, weights, held
@@ -163,7 +163,10 @@ class Recording:
         ]
 
     def shapes(self, step: int) -> dict[str, list[tuple[int | None, list[int]]]]:
-        """Return for each output of a step its shapes by call, with the rows of the forward pass (None: unknown)."""
+        """Return the shapes of each output of a step, by name, one per call.
+
+        Each comes with the number of rows of its forward pass, which is None if it is unknown.
+        """
         shapes: dict[str, list[tuple[int | None, list[int]]]] = {}
         for entries, passes in zip(self.ranks, self.rows(step), strict=True):
             outputs: dict[str, list[Entry]] = {}

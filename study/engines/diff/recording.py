@@ -264,7 +264,7 @@ class Recorder:
     def _read_gradients(self, kind: str, parameters: list[tuple[str, Any]]) -> None:
         """Record gradients in the order of the backward pass.
 
-        Gradients that are not clipped are also recorded as clipped.
+        If the script does not clip, the same gradients are also recorded as clipped.
         """
         if not self._updated.isdisjoint(name for name, _ in parameters):  # another update without a pass before it
             self._next_step()
@@ -280,7 +280,7 @@ class Recorder:
     def _read_moments(self, optimizer: Any) -> None:
         """Record a ZeRO optimizer's clipped gradients, computed from the change of Adam's first moment.
 
-        ZeRO clips within its step, so these gradients cannot be read.
+        ZeRO clips within its step, so the clipped gradients cannot be read directly.
         """
         groups = getattr(getattr(optimizer, "optimizer", optimizer), "param_groups", [{}])
         beta = groups[0].get("betas", (None,))[0]
@@ -317,7 +317,7 @@ class Recorder:
     def end(self, raised: BaseException | None = None) -> None:
         """Write the recording and remove all hooks; a second call does nothing.
 
-        `raised`: the error that ended the script.
+        `raised` is the error that ended the script; None if there was none.
         """
         atexit.unregister(self.end)
         self._stack.close()

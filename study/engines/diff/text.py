@@ -68,7 +68,7 @@ def printable(line: str) -> str:
 
 
 def describe(first: Difference, alike: list[Difference]) -> str:
-    """Describe one difference in words. `alike`: all differences of its kind and step."""
+    """Return a text that describes one difference. `alike` has all differences of its kind and step."""
     step, kind, name, ranks, distance, bound, factor, missing, broken = first
     if kind == "batch":
         return f"the batch of step {step}: {name}"

@@ -27,7 +27,7 @@ def uncompiled(model: Any) -> Any:
 
 
 def is_compiled(model: Any) -> bool:
-    """Say whether torch.compile compiled the model or a part of it."""
+    """Return whether torch.compile compiled the model or a part of it."""
     parts = model.modules()
     return any(hasattr(m, "_orig_mod") or getattr(m, "_compiled_call_impl", None) is not None for m in parts)
 
@@ -163,7 +163,10 @@ def read_back(
 
 
 def engine_kind(model: Any) -> str:
-    """Return the engine's kind: DeepSpeed, DDP, FSDP2, FSDP1 or none."""
+    """Return the engine's kind: DeepSpeed, DDP, FSDP2, FSDP1 or none.
+
+    FSDP2 changes the class of a module, and FSDP1 wraps it. Both may apply to a part of the model only.
+    """
     if is_deepspeed(model):
         return "DeepSpeed"
     if ddp_of(model) is not None:
