@@ -1,1 +1,1 @@
-"""Check what accelerate, DeepSpeed and torch really do with any file, script and installation."""
+"""Check what accelerate, DeepSpeed and torch really do with a configuration file, a script and an installation."""

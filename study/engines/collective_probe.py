@@ -18,14 +18,14 @@ from torch.utils._pytree import tree_leaves
 class Issued:
     """The collectives of one kind that a rank issued."""
 
-    kind: str  # subgroup_ before it: among some of the ranks only
+    kind: str  # with the prefix subgroup_ if only some of the ranks take part
     count: int
     bytes: int  # of the whole tensor: the input of all-reduce and reduce-scatter, the output of all-gather
 
 
 _REDUCING = ("all_reduce", "reduce_scatter", "reduce", "all_to_all")
-# Kind of collective -> where its whole tensor is among an operator's arguments; None: it carries none. Others move
-# nothing: wait_tensor, wrap_tensor_autograd.
+# Kind of collective -> position of its full tensor among an operator's arguments; None if it carries no tensor.
+# Operators that are not listed, such as wait_tensor and wrap_tensor_autograd, move no data.
 _WHOLE = {
     "all_reduce": 0,
     "broadcast": 0,
@@ -41,7 +41,7 @@ _WHOLE = {
     "barrier": None,
     "monitored_barrier": None,
 }
-LETTING_GO_SECONDS = 0.005  # a thread that has finished a collective needs microseconds to let go of its tensors
+LETTING_GO_SECONDS = 0.005  # a thread that has finished a collective needs microseconds to release its tensors
 _SUFFIXES = ("_", "_base", "_coalesced", "_tensor", "_into", "_single", "_out")
 
 
@@ -54,11 +54,11 @@ def _kind(operator: str) -> str:
 
 
 def collective_of(func: Any, args: Sequence[Any], result: Any) -> tuple[str, list[torch.Tensor]] | None:
-    """Return the kind of the collective that an operator is and the whole tensors that it carries.
+    """Return the kind of an operator's collective, and the full tensors that it carries.
 
-    None: the operator is no collective.
+    None if the operator is not a collective.
     """
-    functional = func.namespace == "_c10d_functional"  # its tensors come back as results, its input is first
+    functional = func.namespace == "_c10d_functional"  # its input is the first argument, and its output the result
     if not functional and func.namespace != "c10d":
         return None
     kind = _kind(func._schema.name.split("::")[1])
@@ -71,7 +71,7 @@ def collective_of(func: Any, args: Sequence[Any], result: Any) -> tuple[str, lis
 
 
 def _is_of_some_ranks(args: Sequence[Any]) -> bool:
-    """Say whether an operator has a process group as an argument that is smaller than the world."""
+    """Return whether one of an operator's arguments is a process group that is smaller than the world."""
     groups = (dist.ProcessGroup.unbox(value) for value in args if is_script_object(value, "ProcessGroup"))
     return any(group.size() < dist.get_world_size() for group in groups)
 
@@ -81,7 +81,7 @@ def is_script_object(value: Any, name: str) -> bool:
 
 
 def wait(result: Any) -> None:
-    """Wait until a collective is done and only its caller holds what it worked on."""
+    """Wait until a collective is done and its thread has released the tensors."""
     for leaf in tree_leaves(result):
         if is_script_object(leaf, "Work"):
             dist.Work.unbox(leaf).wait()
@@ -89,13 +89,13 @@ def wait(result: Any) -> None:
 
 
 class CollectiveProbe(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Count the collectives that this rank issues inside a `with` block, whichever library issues them.
+    """A counter of the collectives that this rank issues inside a `with` block, from any library.
 
-    DDP's reducer, DeepSpeed and FSDP all go through the `c10d::` operators of PyTorch's dispatcher. It slows every
-    operator down, so it runs on a designated step that timing leaves out.
+    DDP's reducer, DeepSpeed and FSDP all go through the `c10d::` operators of PyTorch's dispatcher. The probe slows
+    every operator down, so it runs in a separate step that is not timed.
 
-    `waits`: for each collective, and until its thread has let go of its tensors. gloo's threads run outside the
-    profiler, which never hears of what such a thread is the last to hold (memory.py, CpuPeak).
+    If `waits` is true, the probe waits after each collective until its thread has released the tensors. gloo's threads
+    run outside the profiler, so the profiler does not see memory that such a thread releases last (memory.py, CpuPeak).
     """
 
     def __init__(self, waits: bool) -> None:
@@ -116,7 +116,7 @@ class CollectiveProbe(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def reduced_bytes(self) -> int:
-        """The bytes of reductions, such as those of gradients."""
+        """Return the bytes of all reductions, such as those of gradients."""
         return sum(value for kind, value in self._bytes.items() if kind.removeprefix("subgroup_") in _REDUCING)
 
     def issued(self) -> list[Issued]:

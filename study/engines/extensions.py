@@ -1,10 +1,11 @@
-"""Build DeepSpeed's compiled extensions when a run first needs them, and hand them to DeepSpeed.
+"""Build DeepSpeed's compiled extensions when a run first needs them, and make DeepSpeed load them.
 
-Left to itself, DeepSpeed compiles an extension inside the training process, silently and for minutes. A build that was
-killed leaves a lock for which every later process waits forever, and a path with a space breaks the linker's command.
-Here `provide` builds before the processes start: with progress, under a lock that the kernel releases when its holder
-ends, and in a folder that takes its final name only when it is complete. `use_built` then makes DeepSpeed load these
-files. Only `use_built` imports torch: a build is a process of its own.
+Without this module, DeepSpeed compiles an extension inside the training process, which takes minutes without a message.
+A build that was killed leaves a lock for which every later process waits forever, and a path with a space breaks the
+linker's command. Here, `provide` builds extensions before the training processes start, and prints its progress. Its
+lock is released by the kernel when the process ends, and a folder gets its final name only when the build is complete.
+`use_built` then makes DeepSpeed load these files. Only `use_built` imports torch, because a build runs in a process of
+its own.
 """
 
 from __future__ import annotations
@@ -44,12 +45,12 @@ DEVICES = Path("/dev")
 
 @dataclass(frozen=True, kw_only=True)
 class Extension:
-    module: str  # where DeepSpeed keeps its builder
+    module: str  # DeepSpeed's module with the builder
     builder: str
     parts: tuple[str, ...]  # the shared libraries that it consists of; the last one has the extension's name
     purpose: str
-    duration: str  # of the build, on two cores
-    strategies: str  # those that need it, as people write it
+    duration: str  # duration of the build on two cores
+    strategies: str  # the strategies that need it, as a pattern for messages
 
 
 EXTENSIONS = {
@@ -74,10 +75,10 @@ EXTENSIONS = {
 HEARTBEAT_SECONDS = 10
 FAILURE_LINES = 12
 
-# What a shell, ninja and the linker take as it is. PyTorch quotes some of the paths that it writes, and not all.
+# A path that needs no quoting for a shell, ninja or the linker. PyTorch quotes only some of the paths that it writes.
 _PLAIN_PATH = re.compile(r"[\w@%+=:,./-]*", re.ASCII)
 
-_failures: dict[Path, str] = {}  # of this process, so that a study does not try the same build for every run
+_failures: dict[Path, str] = {}  # builds that failed in this process, so that they are not repeated for every run
 
 
 def say_on_stderr(line: str) -> None:
@@ -85,10 +86,10 @@ def say_on_stderr(line: str) -> None:
 
 
 def folder() -> Path:
-    """Return the folder of what is built here: in TORCH_EXTENSIONS_DIR if that is set, else in the project's own.
+    """Return the folder of compiled extensions: in TORCH_EXTENSIONS_DIR if that is set, else in a default folder.
 
-    Its name is a digest of what a build depends on: the releases of Python, torch and DeepSpeed, the device, and the
-    processor, for which DeepSpeed compiles specially. A home directory that several machines share works therefore.
+    The folder's name has a digest of what a build depends on: the releases of Python, torch and DeepSpeed, the device,
+    and the processor. Several machines can therefore share a home directory.
     """
     facts = [sys.implementation.cache_tag, _version("torch"), _version("deepspeed"), _device(), _processor()]
     digest = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:12]
@@ -128,9 +129,10 @@ def _processor() -> list[str]:
 
 
 def sees_gpu() -> bool:
-    """Guess what torch will see: a device of NVIDIA's driver, or of WSL's, unless CUDA_VISIBLE_DEVICES hides them all.
+    """Return whether torch will probably see a GPU, without importing torch.
 
-    Only a folder depends on it: a machine that this misjudges builds there what it needs.
+    It looks for a device of NVIDIA's driver or of WSL, and checks that CUDA_VISIBLE_DEVICES does not hide all GPUs.
+    Only the name of a folder depends on the result, so a wrong guess does no harm.
     """
     return any(any(DEVICES.glob(pattern)) for pattern in ("nvidia[0-9]*", "dxg")) and not _hides_gpus()
 
@@ -141,27 +143,30 @@ def _hides_gpus() -> bool:
 
 
 def use_own_folder() -> None:
-    """Set, for this process and its children, with which ninja and where torch compiles what is not of `EXTENSIONS`."""
+    """Set the ninja and the folder with which torch compiles other extensions than those in `EXTENSIONS`.
+
+    This changes the environment of this process and its children.
+    """
     os.environ["TORCH_EXTENSIONS_DIR"] = str(_base_folder())
     os.environ["PATH"] = _search_path()
 
 
 def _search_path() -> str:
-    """Return PATH with the folder of this Python's scripts in front: pip put ninja there, and torch asks PATH for it.
+    """Return PATH with the folder of this Python's scripts in front. torch finds the ninja there that pip installed.
 
-    In front, because one ninja does not read another version's log: were it the system's in one run and pip's in the
-    next, each would compile everything again.
+    A version of ninja does not read the log of another version. If one run used the system's ninja and the next run
+    that of pip, each of them would compile everything again.
     """
     scripts = sysconfig.get_path("scripts")
     entries = os.environ.get("PATH", os.defpath).split(os.pathsep)
     return os.pathsep.join([scripts, *(entry for entry in entries if entry != scripts)])
 
 
-# ---------------------------------------------------------------- what is there, and what is in the way
+# ---------------------------------------------------------------- built extensions, and obstacles to building
 
 
 def is_built(name: str) -> bool:
-    """Say whether a run can load an extension without compiling it."""
+    """Return whether a run can load an extension without compiling it."""
     return all(_library(part).is_file() or _is_precompiled(part) for part in EXTENSIONS[name].parts)
 
 
@@ -170,21 +175,21 @@ def _library(part: str) -> Path:
 
 
 def _is_precompiled(part: str) -> bool:
-    """Say whether DeepSpeed was installed with this one compiled (DS_BUILD_OPS=1), as NVIDIA's images have it."""
+    """Return whether the installed DeepSpeed contains this library compiled (DS_BUILD_OPS=1), as in NVIDIA's images."""
     spec = importlib.util.find_spec("deepspeed")
     folders = list(spec.submodule_search_locations or []) if spec else []
     return any(any(Path(folder).glob(f"ops/*/{part}_op*.so")) for folder in folders)
 
 
 def check(needs: Collection[str]) -> None:
-    """Raise Refusal if one of `EXTENSIONS` is neither built nor can be built here; takes milliseconds."""
+    """Raise Refusal if a needed extension is not built and cannot be built here. This takes milliseconds."""
     for name in sorted(needs):
         if reason := obstacle(name):
             raise Refusal(str(reason))
 
 
 class Obstacle(NamedTuple):
-    """What keeps an extension from being built, and what to do about it; each one or more sentences."""
+    """The reason why an extension cannot be built, and the remedy. Each is one or more sentences."""
 
     message: str
     remedy: str
@@ -194,7 +199,7 @@ class Obstacle(NamedTuple):
 
 
 def obstacle(name: str) -> Obstacle | None:
-    """Return what keeps an extension from being built; None if nothing is found, or if it is built."""
+    """Return the reason why an extension cannot be built; None if there is none, or if it is built already."""
     if is_built(name):
         return None
     failure = f"DeepSpeed's {name}, which {EXTENSIONS[name].purpose}, cannot be compiled"
@@ -224,7 +229,11 @@ def obstacle(name: str) -> Obstacle | None:
 
 
 def _missing_of_libaio(compiler: str) -> str | None:
-    """Ask the preprocessor for the header and the driver for the library: much cheaper than to compile."""
+    """Return the file of libaio that the compiler does not find; None if it finds all.
+
+    The preprocessor is asked for the header, and the compiler driver for the library. This is much faster than to
+    compile.
+    """
 
     def ask(*arguments: str, source: str = "") -> subprocess.CompletedProcess[str]:
         return subprocess.run([compiler, *arguments], input=source, capture_output=True, text=True, check=False)
@@ -242,10 +251,11 @@ def _missing_of_libaio(compiler: str) -> str | None:
 
 
 def provide(needs: Collection[str], needed_by: str, say: Callable[[str], None] = say_on_stderr) -> None:
-    """Build those of `EXTENSIONS` that are not built yet; `needed_by` names the strategy in the lines that are printed.
+    """Build the needed extensions that are not built yet.
 
-    If another process is building, wait for it. Raises Refusal if one cannot be built: its first line has the cause,
-    and the others are the last ones of the compiler.
+    If another process is building one, wait for it. `needed_by` names the strategy in the printed lines. Raises Refusal
+    if an extension cannot be built. The first line of the message is the cause, and the others are the compiler's last
+    lines.
     """
     for name in sorted(needs):
         check([name])
@@ -268,7 +278,7 @@ def provide(needs: Collection[str], needed_by: str, say: Callable[[str], None] =
 
 @contextmanager
 def _one_builder(place: Path, name: str, say: Callable[[str], None]) -> Iterator[None]:
-    """Hold the lock of one extension in a folder; while another process has it, say so.
+    """Hold the lock of one extension in a folder. Print messages while another process has it.
 
     Each extension has its own lock, so that a run that needs cpu_adam does not wait the minutes that async_io takes.
     """
@@ -291,13 +301,13 @@ def _one_builder(place: Path, name: str, say: Callable[[str], None]) -> Iterator
 
 
 def _build(name: str, place: Path, needed_by: str, say: Callable[[str], None]) -> None:
-    """Build one extension in a folder of its own, and move its parts to where they are looked for."""
+    """Build one extension in a temporary folder, and move its libraries to their final place."""
     extension = EXTENSIONS[name]
     say(
         f"Building DeepSpeed's {name}, which {extension.purpose}: {needed_by} needs it. This takes "
         f"{extension.duration} on two cores, once."
     )
-    for abandoned in place.glob(f"building-{name}-*"):  # by builds that were killed: the lock is ours
+    for abandoned in place.glob(f"building-{name}-*"):  # by killed builds, because this process has the lock
         shutil.rmtree(abandoned, ignore_errors=True)
     scratch = Path(tempfile.mkdtemp(prefix=f"building-{name}-", dir=place))
     began = time.monotonic()
@@ -323,10 +333,10 @@ def _build(name: str, place: Path, needed_by: str, say: Callable[[str], None]) -
 
 @contextmanager
 def _plain_paths(scratch: Path) -> Iterator[tuple[Path, list[str]]]:
-    """Yield a name of the build's folder, and a search path of Python, in which no character needs quoting.
+    """Yield the build's folder and Python's search path, as paths in which no character needs quoting.
 
-    PyTorch does not quote every path that it hands to the linker. Where a folder's name has a space, say, a link in the
-    temporary folder stands for it during the build.
+    PyTorch does not quote every path that it passes to the linker. A path that has a space, for instance, is replaced
+    during the build by a link in a temporary folder.
     """
     search_path = [os.path.abspath(entry) for entry in sys.path if entry]
     if all(_PLAIN_PATH.fullmatch(path) for path in [str(scratch), *search_path]):
@@ -345,7 +355,7 @@ def _plain_paths(scratch: Path) -> Iterator[tuple[Path, list[str]]]:
         yield Path(linked(str(scratch.absolute()))), [linked(path) for path in search_path]
 
 
-# Without debug information, which DeepSpeed asks for: it takes a quarter of the compiler's time.
+# -g0 removes the debug information that DeepSpeed requests, which takes a quarter of the compiler's time.
 _LOAD = """
 import json, sys
 sys.path[:] = json.loads(sys.argv[1])
@@ -360,7 +370,7 @@ from {module} import {builder}
 def _load_in_a_process(
     extension: Extension, target: Path, search_path: list[str], scratch: Path, say: Callable[[str], None]
 ) -> tuple[int, str]:
-    """Have DeepSpeed build and load an extension; return the exit status and all that was printed."""
+    """Run a process in which DeepSpeed builds and loads an extension. Return its exit status and its output."""
     code = _LOAD.format(module=extension.module, builder=extension.builder)
     command = processes.with_parent_death_signal([sys.executable, "-c", code, json.dumps(search_path)])
     environment = {**os.environ, "PATH": _search_path(), "TORCH_EXTENSIONS_DIR": str(target)}
@@ -383,7 +393,7 @@ def _load_in_a_process(
 
 
 def _progress(scratch: Path) -> str:
-    """Say how many of the files that ninja was told of are compiled."""
+    """Return a text on how many of ninja's files are compiled; empty if ninja has no files yet."""
     planned = sum(text.read_text().count(": compile ") for text in scratch.glob("*/build.ninja"))
     return f"{len([*scratch.glob('*/*.o')])} of {planned} files compiled, " if planned else ""
 
@@ -392,11 +402,11 @@ def _progress(scratch: Path) -> str:
 
 
 def use_built() -> None:
-    """Make DeepSpeed, in this process, load what `provide` has built instead of asking a compiler again.
+    """Make DeepSpeed, in this process, load what `provide` has built instead of compiling again.
 
     On a CPU, DeepSpeed also loads a kernel for all-reduces in shared memory as it starts. Only inference and tensor
-    parallelism call it, and without it DeepSpeed all-reduces through torch.distributed, as it does where the kernel is
-    not supported. No training here needs it, so it is not compiled.
+    parallelism call it, and without it DeepSpeed uses torch.distributed for all-reduces, as on machines that do not
+    support the kernel. No training here needs it, so it is not compiled.
     """
     from deepspeed.ops.op_builder.builder import OpBuilder
 
@@ -426,7 +436,7 @@ def _import(name: str, library: Path) -> ModuleType:
 
 
 def main(names: Collection[str]) -> int:
-    """Build these extensions, or all, ahead of the runs that need them; return 1 if one cannot be built."""
+    """Build the named extensions, or all if there are no names. Return 1 if one cannot be built, otherwise 0."""
     if importlib.util.find_spec("deepspeed") is None:
         raise Refusal("deepspeed is not installed. Run: pip install 'zero-study[train]'")
     if unknown := sorted(set(names) - set(EXTENSIONS)):

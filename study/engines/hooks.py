@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-Listener = Callable[..., Any]  # is given the call to make, and its arguments; returns what the call returns
+Listener = Callable[..., Any]  # is called with a function and its arguments; returns what the function returns
 
 
 class _Place(NamedTuple):
-    """What stands in the place of a function."""
+    """The replacement of a function, and its listeners."""
 
     by: Callable[..., Any]
     listeners: list[Listener]
@@ -31,10 +31,10 @@ _places: dict[tuple[Any, str], _Place] = {}
 
 @contextmanager
 def listening(owner: Any, name: str, listener: Listener) -> Iterator[None]:
-    """Have `listener` called in the place of `owner.name`, around the listeners before it."""
+    """Within a `with` block, call `listener` in place of `owner.name`. It wraps the listeners added before it."""
     key = (owner, name)
     place = _places.get(key)
-    if place is None or vars(owner)[name] is not place.by:  # somebody else has put theirs around it
+    if place is None or vars(owner)[name] is not place.by:  # other code has replaced it since
         place = _places[key] = _replace(owner, name)
     place.listeners.append(listener)
     try:
@@ -48,7 +48,10 @@ def listening(owner: Any, name: str, listener: Listener) -> Iterator[None]:
 
 
 def before_updates(look: Callable[[torch.optim.Optimizer], None]) -> Any:
-    """Call `look` before every update: after the closure that a step may be given, which has passes in it."""
+    """Call `look` before every optimizer update, and return a handle that removes this hook.
+
+    If a step has a closure, `look` is called after the closure, because that runs forward and backward passes.
+    """
 
     def on_step(optimizer: torch.optim.Optimizer, arguments: Any, options: Any) -> Any:
         by_name = "closure" in options
@@ -74,7 +77,7 @@ def _replace(owner: Any, name: str) -> _Place:
 
     @functools.wraps(call)
     def by(*arguments: Any, **options: Any) -> Any:
-        if torch.compiler.is_compiling():  # a graph of the script's outlives the listeners
+        if torch.compiler.is_compiling():  # a graph of the script would outlive the listeners
             return call(*arguments, **options)
         chain = call
         for listener in listeners:
@@ -83,7 +86,7 @@ def _replace(owner: Any, name: str) -> _Place:
 
     def put_back() -> None:
         if vars(owner).get(name) is not by:
-            return  # what somebody else has put around it calls it still, and it calls the original
+            return  # other code still calls this replacement, which calls the original
         if before is inherited:
             delattr(owner, name)
         else:
@@ -94,6 +97,9 @@ def _replace(owner: Any, name: str) -> _Place:
 
 
 def without_graphs() -> AbstractContextManager[Any]:
-    """Run what torch.compile made without its graphs; under a probe it would give them up for good."""
-    # Whoever has compiled something has imported this, which takes seconds.
+    """Return a context in which compiled functions run without their graphs.
+
+    Under a probe, torch.compile would otherwise discard its graphs permanently.
+    """
+    # A script that compiled something has imported torch._dynamo already. Importing it here would take seconds.
     return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()

@@ -22,7 +22,7 @@ TABLE = Path(__file__).with_name("known_bad.json")
 
 @dataclass(frozen=True)
 class Fault:
-    """Something that a range of releases trains wrongly."""
+    """A fault that makes a range of releases train wrongly."""
 
     id: str
     engines: list[str]  # as the matrix names them
@@ -40,7 +40,7 @@ class KnownFault(NamedTuple):
     """A fault that affects a training."""
 
     fault: Fault
-    cell: str  # of the matrix, which shows it
+    cell: str  # the cell of the conformance matrix that shows it
 
     @property
     def models(self) -> str | None:
@@ -54,9 +54,9 @@ def read() -> list[Fault]:
 
 
 def base_release(version: str) -> Version:
-    """Return the release that a version belongs to, without what follows its numbers: +cpu, .dev0, rc1, .post1.
+    """Return the release that a version belongs to, without suffixes such as +cpu, .dev0, rc1 or .post1.
 
-    A text that is no version is ordered before all releases, as release 0.
+    If the text is not a version, return release 0, which comes before all others.
     """
     try:
         return Version(Version(version).base_version)
@@ -70,16 +70,17 @@ def first_release(fault: Fault) -> Version:
 
 
 def affects(fault: Fault, version: str) -> bool:
-    """Say whether a release of DeepSpeed has a fault."""
+    """Return whether a release of DeepSpeed has a fault."""
     return first_release(fault) <= base_release(version) <= base_release(fault.last)
 
 
 def faults_of(
     version: str, engine: str, precisions: Collection[str] = (), twists: Collection[str] = ()
 ) -> Iterator[Fault]:
-    """Yield the faults that a release of DeepSpeed has in an engine; those of all models come first.
+    """Yield the faults of a release of DeepSpeed in an engine. Faults that affect all models come first.
 
-    `engine`, `precisions` (none: any) and `twists` (of the script) are named as in the matrix.
+    `engine`, `precisions` and `twists` are named as in the conformance matrix. If `precisions` is empty, the faults of
+    all precisions are included. `twists` are the variations of the script.
     """
     for fault in sorted(read(), key=lambda fault: fault.models is not None):
         has_precision = not precisions or bool({*precisions} & {*fault.precisions})
@@ -97,11 +98,12 @@ def find(
     micro_batches: int | None,
     twists: Collection[str] = (),
 ) -> KnownFault | None:
-    """Return the first known fault that a release of DeepSpeed has in a training; None: no fault is known.
+    """Return the first known fault that a release of DeepSpeed has in a training; None if no fault is known.
 
-    `offload`: the device that optimizer states are offloaded to. `precision`: as records name the classes.
-    `sums_in_fp32`: gradients of 16-bit parameters are added up in fp32. `micro_batches` of a step; None: it is not
-    known, and may be several. `twists`: what the script does in addition to the plain step, as the matrix names it.
+    `offload` is the device that optimizer states are offloaded to. `precision` is the class as records name it.
+    `sums_in_fp32` says whether gradients of 16-bit parameters are added up in fp32. `micro_batches` is the number of
+    micro batches per step; None if it is unknown and may be more than one. `twists` are the variations of the script,
+    as the matrix names them.
     """
     engine = str(StrategyName.of_zero(zero_stage, offload))
     matrix_class = _class_of(precision, sums_in_fp32)
@@ -118,7 +120,7 @@ def cell(fault: Fault, engine: str, precision: str) -> str:
 
 
 def sentence(known_fault: KnownFault, deepspeed: str) -> str:
-    """Say what a release trains wrongly, in one sentence without its full stop."""
+    """Return one sentence, without its full stop, on what a release trains wrongly."""
     models = f" for {known_fault.models}" if known_fault.models else ""
     return f"DeepSpeed {deepspeed} trains {known_fault.cell} wrongly{models}: {known_fault.fault.what}"
 

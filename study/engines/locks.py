@@ -24,7 +24,7 @@ from ..errors import Refusal
 from ..files import read_whole, reading
 
 CONDA_NAMES = {"pytorch": "torch", "pytorch-cpu": "torch", "pytorch-gpu": "torch"}
-# Local parts of a version that name a build of a release: what PyTorch's own indexes and NVIDIA's add.
+# Local parts of a version that only name a build of a release, as in the indexes of PyTorch and NVIDIA.
 _BUILDS = re.compile(r"cpu|xpu|cu\d+|cuda[\d.]*|rocm[\d.]+|cxx11[.]?abi|pt[\d.]+")
 _OPTION = re.compile(r"\s--?[a-z][\w-]*[ =].*", re.DOTALL)  # behind a requirement: --hash=..., --config-settings ...
 
@@ -36,7 +36,7 @@ class Lock:
     pins: dict[str, str]  # packages of interest, each at one release
     unread: dict[str, str] = field(
         default_factory=dict
-    )  # packages of interest, or includes, that name no release, and why
+    )  # packages of interest, or included files, that name no release -> the reason
     others: dict[str, str] = field(default_factory=dict)  # all other packages that are pinned
 
 
@@ -51,9 +51,9 @@ class _Pin:
 
 
 def read(path: Path, packages: Collection[str]) -> Lock:
-    """Read a file, and what it includes. `packages`: those of interest.
+    """Return the releases that are pinned by a file and by the files that it includes.
 
-    Raises Refusal if the file cannot be read, or mentions none of them.
+    `packages` are the packages of interest. Raises Refusal if the file cannot be read, or mentions none of them.
     """
     mentions: dict[str, list[_Pin]] = {}
     for pin in _mentions(path, ()):
@@ -76,7 +76,7 @@ def read(path: Path, packages: Collection[str]) -> Lock:
 
 
 def _why_no_release(pins: Sequence[_Pin], versions: Sequence[str]) -> str | None:
-    """Say why the mentions of a package do not name one release; None: they do."""
+    """Return why the mentions of a package do not name one release; None if they do."""
     if unplaced := next((pin for pin in pins if pin.version is None), None):
         return f'"{unplaced.text}", which {unplaced.reason}'
     if len(set(map(_comparable, versions))) > 1:
@@ -85,7 +85,7 @@ def _why_no_release(pins: Sequence[_Pin], versions: Sequence[str]) -> str | None
 
 
 def release_of(version: str) -> Version | None:
-    """Return the final release that a version is a build of; None for a pre-release, a nightly or one's own build."""
+    """Return the final release of which a version is a build; None for a pre-release, a nightly or a custom build."""
     try:
         parsed = Version(version)
     except InvalidVersion:
@@ -96,7 +96,7 @@ def release_of(version: str) -> Version | None:
 
 
 def _comparable(version: str) -> str:
-    """Return the release that a version is a build of, or the version itself: what equal pins have in common."""
+    """Return a text that is the same for all builds of a release: the release, or else the version itself."""
     release = release_of(version)
     return version if release is None else str(release)
 
@@ -116,7 +116,7 @@ def _mentions(path: Path, including: tuple[Path, ...]) -> Iterator[_Pin]:
 
 
 def _decoded(content: bytes) -> str:
-    """Decode a file as its byte-order mark says, which PowerShell writes; without one it is UTF-8."""
+    """Decode a file by its byte-order mark, which PowerShell writes; without one, decode it as UTF-8."""
     for mark, encoding in ((codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16")):
         if content.startswith(mark):
             return content.decode(encoding)
@@ -138,7 +138,7 @@ def _of_requirements(text: str, path: Path, including: tuple[Path, ...]) -> Iter
 
 
 def _of_option(line: str, path: Path, including: tuple[Path, ...]) -> Iterator[_Pin]:
-    """Follow an included file, and read an editable installation; other options do not name releases."""
+    """Yield the pins of an included file, or of an editable installation. Other options do not name releases."""
     option, _, value = (part.strip() for part in re.sub(r"=", " ", line, count=1).partition(" "))
     if option in ("-e", "--editable"):
         yield _Pin(_name_of_address(value), None, line, "is installed from a source tree, so its release is unknown")
@@ -173,7 +173,7 @@ def _of_requirement(line: str) -> _Pin:
 
 
 def _name_of_address(address: str) -> str:
-    """Return the package of an address: by `#egg=`, by a wheel's name, or by the last part of its path."""
+    """Return the name of the package at an address: from `#egg=`, a wheel's name, or the last part of the path."""
     if egg := re.search(r"[#&]egg=([\w.-]+)", address):
         return str(canonicalize_name(egg[1]))
     place = re.split(r"[#?@]", address.rpartition("://")[2] or address)[0]
@@ -187,7 +187,7 @@ def _name_of_address(address: str) -> str:
 
 
 def _of_lock(content: Mapping[str, Any]) -> Iterator[_Pin]:
-    """Read uv.lock, poetry.lock or pylock.toml."""
+    """Yield the pins of a uv.lock, poetry.lock or pylock.toml."""
     parts = [content[key] for key in ("package", "packages") if isinstance(content.get(key), list)]
     for entry in (entry for part in parts for entry in part if isinstance(entry, dict) and "name" in entry):
         name = str(canonicalize_name(str(entry["name"])))
@@ -209,7 +209,10 @@ def _of_lock(content: Mapping[str, Any]) -> Iterator[_Pin]:
 
 
 def _of_conda(content: Any) -> Iterator[_Pin]:
-    """Read environment.yml: packages of conda, of which some have other names than on PyPI, and its part for pip."""
+    """Yield the pins of an environment.yml: conda's packages, and those in its section for pip.
+
+    Conda's names are replaced by those on PyPI.
+    """
     entries = content.get("dependencies") if isinstance(content, dict) else None
     for entry in entries if isinstance(entries, list) else ():
         if isinstance(entry, dict):

@@ -26,7 +26,7 @@ _globals: list[dict[str, Any]] = []
 
 
 def parse(parser: argparse.ArgumentParser, words: Sequence[str] | None) -> argparse.Namespace:
-    """Parse a program's own options, the script, and the script's arguments."""
+    """Parse a program's own options, the path of a script, and the script's arguments."""
     parser.add_argument("script", type=Path)
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the arguments of the script")
     options = parser.parse_args(words)
@@ -38,7 +38,8 @@ def parse(parser: argparse.ArgumentParser, words: Sequence[str] | None) -> argpa
 def run(script: Path, arguments: Sequence[str]) -> None:
     """Run a script to its end in this process, with its own command line and import path.
 
-    Prints on stderr which locks may make it wait forever.
+    Rank 0 first prints a warning on stderr for each stale lock of torch's builds, because the script may wait for it
+    forever.
     """
     if rank() == 0:
         for lock in torch_locks.stale():

@@ -9,7 +9,7 @@ from typing import Literal
 
 OffloadDevice = Literal["none", "cpu", "nvme"]
 
-# From nothing sharded to everything sharded, and what may follow the first underscore: the order of all tables.
+# The order in all tables: engines from nothing sharded to everything sharded, then what follows the first underscore.
 ENGINES = ("single", "ddp", "zero0", "zero1", "zero2", "zero3", "fsdp2")
 VARIATIONS = ("", "cpu_offload", "nvme_offload", "tuned")
 
@@ -19,7 +19,7 @@ _STAGE = re.compile(r"zero([0-3])")
 
 @dataclass(frozen=True)
 class StrategyName:
-    """A strategy's name in two parts. A user's own name has its first word as engine."""
+    """A strategy's name in two parts. The engine of a name that a user chose is its first word."""
 
     engine: str  # the word before the first underscore: ddp, zero0 to zero3, fsdp2
     variation: str = ""  # what follows it: cpu_offload, tuned, hpz; empty: the plain engine
@@ -31,7 +31,7 @@ class StrategyName:
 
     @classmethod
     def of_zero(cls, stage: int, offload: OffloadDevice = "none") -> StrategyName:
-        """Name a ZeRO stage with its optimizer states on a device."""
+        """Return the name of a ZeRO stage whose optimizer states are on a device."""
         return cls(f"zero{stage}", "" if offload == "none" else f"{offload}_offload")
 
     def __str__(self) -> str:
@@ -56,7 +56,7 @@ class StrategyName:
 
 
 def in_order(names: Iterable[str]) -> list[str]:
-    """Sort the names of strategies, each once, from nothing sharded to everything offloaded."""
+    """Return the distinct names of strategies, sorted from nothing sharded to everything offloaded."""
     return sorted(set(names), key=lambda name: StrategyName.parse(name).position)
 
 

@@ -1,6 +1,6 @@
-"""Find, without torch, the GPUs, memory and processors that a run may use on this machine.
+"""Find the GPUs, memory and processors that a run may use on this machine, without importing torch.
 
-The affinity of the process and its control groups count.
+The limits set by the CPU affinity of the process and by its control groups are taken into account.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ _CORE_OF = "/sys/devices/system/cpu/cpu{}/topology/core_cpus_list"
 
 @dataclass(frozen=True)
 class Machine:
-    """This machine, as far as a plan depends on it."""
+    """The properties of this machine on which a plan depends."""
 
-    gpu_memory_bytes: tuple[int, ...]  # of each GPU that a run would see
+    gpu_memory_bytes: tuple[int, ...]  # one per GPU that a run would see
     host_memory_bytes: int
-    gpu_name: str | None = None  # as torch has it; None: no GPU, several kinds, or not known
+    gpu_name: str | None = None  # as torch names it; None if there is no GPU, several kinds, or it is not known
 
     def __str__(self) -> str:
         host = f"{self.host_memory_bytes / 1e9:.1f} GB of host memory"
@@ -36,14 +36,14 @@ class Machine:
 
 
 def find() -> Machine:
-    """Look at this machine."""
+    """Return the properties of this machine."""
     gpus = _gpus()
     names = {name for name, _ in gpus}
     return Machine(tuple(size for _, size in gpus), _host_memory_bytes(), names.pop() if len(names) == 1 else None)
 
 
 def _gpus() -> list[tuple[str, int]]:
-    """Return name and memory in bytes of each GPU that CUDA_VISIBLE_DEVICES leaves; none if NVML is not installed."""
+    """Return name and memory in bytes of each GPU that CUDA_VISIBLE_DEVICES allows; empty without NVML or a driver."""
     try:
         import pynvml
     except ModuleNotFoundError:
@@ -55,7 +55,7 @@ def _gpus() -> list[tuple[str, int]]:
     except pynvml.NVMLError:  # no driver
         return []
     gpus = []
-    with suppress(pynvml.NVMLError):  # CUDA stops at the first bad one, too
+    with suppress(pynvml.NVMLError):  # CUDA also stops at the first invalid one
         for place in (str(place).strip() for place in places):
             if place.isdigit():
                 handle = pynvml.nvmlDeviceGetHandleByIndex(int(place))
@@ -66,7 +66,7 @@ def _gpus() -> list[tuple[str, int]]:
 
 
 def gpu_users() -> list[tuple[str, list[tuple[int, int]]]]:
-    """List the GPUs of this machine with the processes that use them: id and bytes, as far as NVML reports them."""
+    """Return each GPU of this machine with the processes that use it: their ids and bytes, as NVML reports them."""
     try:
         import pynvml
 
@@ -85,7 +85,7 @@ def gpu_users() -> list[tuple[str, list[tuple[int, int]]]]:
 
 
 def _host_memory_bytes() -> int:
-    """Return the host's memory, or the limit of a control group if that is lower."""
+    """Return the host's memory in bytes, or the limit of a control group if that is lower."""
     limits: list[int] = [psutil.virtual_memory().total]
     for folder in control_groups("memory"):
         for name in ("memory.max", "memory.limit_in_bytes"):  # of version 2, and of 1
@@ -95,12 +95,12 @@ def _host_memory_bytes() -> int:
 
 
 def allowed_processors() -> list[int]:
-    """Return the numbers of the logical processors on which this process may run; cpusets count."""
+    """Return the numbers of the logical processors on which this process may run. Cpusets are respected."""
     return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
 
 
 def quota() -> float | None:
-    """Return how many processors' time control groups leave this process; None: they set no limit."""
+    """Return the limit of control groups on CPU time, as a number of processors; None if there is no limit."""
     shares = []
     for folder in control_groups("cpu"):
         for names in (["cpu.max"], ["cpu.cfs_quota_us", "cpu.cfs_period_us"]):
@@ -111,23 +111,26 @@ def quota() -> float | None:
 
 
 def usable_cores() -> float | None:
-    """Return the number of physical cores on which this process may run, or its quota if lower; None: not known."""
+    """Return the number of physical cores on which this process may run, or its quota if lower; None if unknown."""
     cores: int | None = psutil.cpu_count(logical=False)
     numbers, limit = allowed_processors(), quota()
     if cores is None:
         return None
-    if len(numbers) < (os.cpu_count() or 1):  # two of one core are one
+    if len(numbers) < (os.cpu_count() or 1):  # two processors of one core count once
         cores = min(cores, len({_core_of(number) for number in numbers}))
     return cores if limit is None else min(cores, limit)
 
 
 def threads_of_each(num_processes: int) -> int:
-    """Return the threads per process with which all processes together use the cores that this one may use."""
+    """Return the number of threads per process with which all processes together use the usable cores."""
     return max(1, int((usable_cores() or 1) // num_processes))
 
 
 def control_groups(controller: str) -> Iterator[Path]:
-    """Yield the folders of this process's control groups (version 1 or 2) with a controller, and those above them."""
+    """Yield the folders of the control groups that limit this process by a controller, such as memory or cpu.
+
+    These are the process's own group and all groups above it, in version 1 or 2.
+    """
     with suppress(OSError):
         for line in OWN_GROUPS.read_text().splitlines():
             _, controllers, path = line.split(":", 2)
@@ -139,7 +142,7 @@ def control_groups(controller: str) -> Iterator[Path]:
 
 
 def out_of_memory_kills(counters: str) -> int:
-    """Return how many processes the kernel killed for lack of memory, from the counters of a machine or a group."""
+    """Return how many processes the kernel killed because memory ran out, from a counter file's text."""
     return sum(int(line.split()[1]) for line in counters.splitlines() if line.startswith("oom_kill "))
 
 

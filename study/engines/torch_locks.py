@@ -13,11 +13,11 @@ from contextlib import suppress
 from pathlib import Path
 
 NAME = "lock"
-STALE_SECONDS = 60.0  # for which no process has compiled in the folder
+STALE_SECONDS = 60.0  # minimum age of a stale lock
 
 
 def stale() -> list[Path]:
-    """List the locks that are older than STALE_SECONDS, and in whose folder no process of this user compiles."""
+    """Return the locks that are older than STALE_SECONDS if no process of this user compiles in their folder."""
     locks = []
     for folder in _folders():
         for lock in sorted(folder.glob(f"*/{NAME}")):
@@ -28,13 +28,16 @@ def stale() -> list[Path]:
 
 
 def is_of_build(lock: Path) -> bool:
-    """Say whether a file of this name is torch's lock: it is in a folder for extensions, or beside ninja's file."""
+    """Return whether a file named `lock` belongs to a build of torch.
+
+    It does if it is in a folder for extensions, or next to a build.ninja.
+    """
     folders = [folder.resolve() for folder in _folders()]
     return lock.parent.resolve().parent in folders or (lock.parent / "build.ninja").exists()
 
 
 def _folders() -> list[Path]:
-    """Return the folders in which torch builds extensions, each in a folder of its own."""
+    """Return the folders in which torch builds extensions. Each extension has a subfolder."""
     configured = os.environ.get("TORCH_EXTENSIONS_DIR")
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path("~").expanduser() / ".cache")
     return [Path(configured)] if configured else sorted((cache / "torch_extensions").glob("*"))
@@ -44,7 +47,7 @@ REMEDY = "Delete this file."
 
 
 def description(lock: Path) -> str:
-    """Describe a stale lock, and what it does to scripts."""
+    """Return a text that describes a stale lock and its effect on scripts."""
     minutes = (time.time() - lock.stat().st_mtime) / 60
     return (
         f"{lock} is a lock of a torch build that was killed: it is {minutes:.0f} min old, and no process compiles "
@@ -53,7 +56,7 @@ def description(lock: Path) -> str:
 
 
 def _is_current_folder(folder: Path) -> bool:
-    """Say whether a process has this current folder: ninja is started in the folder of what it builds."""
+    """Return whether a process has this working directory, which for ninja is the folder of the build."""
     for link in Path("/proc").glob("[0-9]*/cwd"):
         with suppress(OSError):
             if Path(os.readlink(link)) == folder.resolve():

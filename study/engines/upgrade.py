@@ -50,19 +50,19 @@ class Change:
     beside: Mapping[str, str] = field(default_factory=dict)  # releases of other packages that must also be installed
 
     def is_in(self, version: str | None) -> bool:
-        """Say whether a release of the package has this, whatever else is installed."""
+        """Return whether a release of the package has this property, regardless of other packages."""
         first, end = base_release(self.introduced or "0"), base_release(self.fixed or "9999")
         return version is not None and first <= base_release(version) < end
 
     def is_among(self, pins: Mapping[str, str]) -> bool:
-        """Say whether these releases have this together."""
+        """Return whether a set of releases has this property, including its conditions on other packages."""
         return self.is_in(pins.get(self.package)) and all(
             package in pins and base_release(pins[package]) in SpecifierSet(required)
             for package, required in self.beside.items()
         )
 
     def as_osv(self) -> dict[str, Any]:
-        """Return the change as an entry of OSV (https://ossf.github.io/osv-schema/); versions are the package's own."""
+        """Return the change as an entry of OSV (https://ossf.github.io/osv-schema/), with versions of the package."""
         events = [{"introduced": self.introduced or "0"}, *([{"fixed": self.fixed}] if self.fixed else [])]
         package = {"ecosystem": "PyPI", "name": self.package}
         return {
@@ -95,14 +95,14 @@ def known_faults() -> list[Change]:
 
 
 def fault_summary(fault: known_bad.Fault, engines: Sequence[str]) -> str:
-    """Say which trainings of these engines a fault of DeepSpeed affects, and how."""
+    """Return a text on which trainings of these engines a fault of DeepSpeed affects, and how."""
     several = " with several micro batches" if fault.several_micro_batches else ""
     only = f", only for {fault.models}" if fault.models else ""
     return f"{', '.join(engines)} in {', '.join(fault.precisions)}{several}{only}: {fault.what}"
 
 
 def why_unknown(package: str, version: str) -> str | None:
-    """Return why nothing is known about a version; None if it was examined, or lies between two examined releases."""
+    """Return why nothing is known about a version; None if it is an examined release or between two of them."""
     first, *_, last = index()["packages"][package]["releases"]
     if locks.release_of(version) is None:
         return f"{package} {version} is not a final release, so nothing is known about it"
@@ -112,12 +112,15 @@ def why_unknown(package: str, version: str) -> str | None:
 
 
 def read_lock(path: Path) -> Lock:
-    """Read what a file pins of the packages in the index. Raises Refusal as `locks.read` does."""
+    """Return the releases that a file pins, for the packages in the index. Raises Refusal as `locks.read` does."""
     return locks.read(path, tuple(index()["packages"]))
 
 
 def not_compared(old: Lock, new: Lock) -> list[str]:
-    """Return why packages of the files cannot be compared, one text each. Equal entries in both files are no change."""
+    """Return a text for each package of the files that cannot be compared, with the reason.
+
+    Packages with equal entries in both files are left out, because the upgrade does not change them.
+    """
     reasons = []
     for name in dict.fromkeys([*old.unread, *new.unread]):
         if old.unread.get(name) != new.unread.get(name) or name in {*old.pins, *new.pins}:
@@ -127,7 +130,7 @@ def not_compared(old: Lock, new: Lock) -> list[str]:
 
 
 def compare(old: Mapping[str, str], new: Mapping[str, str]) -> list[Change]:
-    """List what the second set of releases changes in a training; the changes that alarm come first."""
+    """Return the changes in a training from the releases `old` to `new`. Those that may affect training come first."""
     changes = [
         replace(fault, how="comes" if comes else "goes", alarms=comes)
         for fault in known_faults()
@@ -141,7 +144,7 @@ def compare(old: Mapping[str, str], new: Mapping[str, str]) -> list[Change]:
 
 
 def _unknown_releases(package: str, old: str | None, new: str) -> Iterator[Change]:
-    """Yield a change for each of two versions of a package that was not examined."""
+    """Yield a change for each of the two versions of a package if that version was not examined."""
     releases = index()["packages"][package]["releases"]
     for version in filter(None, (old, new)):
         low, high = (releases[position] for position in _examined_around(releases, version))
@@ -151,14 +154,14 @@ def _unknown_releases(package: str, old: str | None, new: str) -> Iterator[Chang
 
 
 def _examined_around(releases: Sequence[str], version: str) -> tuple[int, int]:
-    """Return the positions of the examined releases around a version; both are its own if it was examined."""
+    """Return the positions of the examined releases before and after a version; twice its own if it was examined."""
     examined = [base_release(release) for release in releases]
     low = bisect_right(examined, base_release(version)) - 1
     return max(0, low), min(len(examined) - 1, bisect_left(examined, base_release(version)))
 
 
 class _KeyChange(NamedTuple):
-    """The value of a key of a class before and after an upgrade; None: the class has no such key."""
+    """The value of a key of a class before and after an upgrade; None if the class has no such key."""
 
     key: str
     before: str | None
@@ -167,7 +170,7 @@ class _KeyChange(NamedTuple):
 
 
 def _changed_keys(package: str, old: str, new: str) -> Iterator[Change]:
-    """Yield how keys and defaults change between two versions, one change for all classes that share it."""
+    """Yield the changes of keys and defaults between two versions. Classes with the same change share one item."""
     releases = index()["packages"][package]["releases"]
     older, newer = sorted((old, new), key=base_release)
     first, last = _examined_around(releases, older)[0], _examined_around(releases, newer)[1]
@@ -186,7 +189,7 @@ def _changed_keys(package: str, old: str, new: str) -> Iterator[Change]:
 
 
 def _net_changes(package: str, between: Sequence[str]) -> dict[_KeyChange, list[str]]:
-    """Return how keys differ after these releases from before them, each with the classes that have the key."""
+    """Return the net change of each key over these releases, with the classes that have the key."""
     ends: dict[tuple[str, str], _KeyChange] = {}
     for version, classes, key, before, after in index()["packages"][package]["changes"]:
         for name in classes.split(",") if version in between else ():
@@ -200,7 +203,10 @@ def _net_changes(package: str, between: Sequence[str]) -> dict[_KeyChange, list[
 
 
 def _as_change(package: str, change: _KeyChange, classes: Sequence[str], previous: str, is_certain: bool) -> Change:
-    """Word the change of a key. `previous`: the release that was examined before the one in which it changed."""
+    """Return the change of a key, with its summary.
+
+    `previous` is the release that was examined before the one in which the key changed.
+    """
     key, before, after, version = change
     other_classes = f" (also of {', '.join(classes[1:])})" if classes[1:] else ""
     line = f"{classes[0]}.{key}{other_classes}: {before or 'missing'} -> {after or 'missing'}"
@@ -216,7 +222,10 @@ def _as_change(package: str, change: _KeyChange, classes: Sequence[str], previou
 
 
 def _new_conflicts(old: Mapping[str, str], new: Mapping[str, str]) -> Iterator[Change]:
-    """Yield which of the new releases require a higher version of another one than is pinned, and did not before."""
+    """Yield a change for each new release that requires a higher version of another package than the pinned one.
+
+    Conflicts that existed before the upgrade are left out.
+    """
     for package, version in new.items():
         entry = index()["packages"][package]
         examined = entry["releases"][_examined_around(entry["releases"], version)[0]]
@@ -233,7 +242,7 @@ def _new_conflicts(old: Mapping[str, str], new: Mapping[str, str]) -> Iterator[C
 def text(changes: Sequence[Change], old: Lock, new: Lock, width: int | None = None) -> str:
     """Return the changes for a terminal: the summary first, then the changes under the two releases of each package.
 
-    `width`: of the lines, in characters; None: the terminal's.
+    `width` is the maximum length of lines in characters; None means the width of the terminal.
     """
     columns = width or terminal.width()
     lines = [terminal.wrapped(line, columns=columns) for line in _summary(changes, old, new)]
@@ -251,7 +260,7 @@ def text(changes: Sequence[Change], old: Lock, new: Lock, width: int | None = No
 
 
 def _summary(changes: Sequence[Change], old: Lock, new: Lock) -> list[str]:
-    """Count the changes that may affect training and the releases that were not examined; name what was compared."""
+    """Return lines with the number of changes, the number of unexamined releases, and the compared packages."""
     known = [change for change in changes if change.kind != "unknown"]
     affecting = sum(change.alarms for change in known)
     number = f"{len(known)} known change{'s' * (len(known) != 1)}"
@@ -273,7 +282,7 @@ def _summary(changes: Sequence[Change], old: Lock, new: Lock) -> list[str]:
 
 
 def _not_compared_packages(old: Lock, new: Lock) -> list[str]:
-    """Say which packages could not be compared, and why."""
+    """Return a text for each package that could not be compared, with the reason."""
     removed = [package for package in old.pins if package not in new.pins and package not in new.unread]
     return not_compared(old, new) + [f"{package} {old.pins[package]} is in OLD but not in NEW" for package in removed]
 
@@ -310,7 +319,7 @@ def _lines_of_package(package: str, changes: Sequence[Change], old: Lock, new: L
 
 
 def _counted_keys(changes: Sequence[Change]) -> Iterator[str]:
-    """Count the removed and the added keys of a package, and name the first of each."""
+    """Yield a line on the removed keys of a package and one on the new keys, with their number and the first names."""
     for kind, word in (("gone", "Removed"), ("new", "New")):
         if keys := [change.summary.partition(":")[0] for change in changes if change.kind == kind]:
             yield f"{word} keys ({len(keys)}): {_shortened(keys, 6)}"
@@ -327,5 +336,5 @@ def _shortened(words: Sequence[str], number: int) -> str:
 
 
 def is_fine(changes: Sequence[Change], old: Lock, new: Lock) -> bool:
-    """Say whether everything could be compared, and no change may affect training."""
+    """Return whether all packages could be compared and no change may affect training."""
     return not (any(change.alarms for change in changes) or not_compared(old, new) or {*old.pins} - {*new.pins})

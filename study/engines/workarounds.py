@@ -11,11 +11,11 @@ if TYPE_CHECKING:
 def shard_on_cpu(accelerator: Any, plugin: Any, mesh: Any) -> None:
     """Make an Accelerator that runs on a CPU use FSDP2, which accelerate 1.15 drops there as it initializes.
 
-    `mesh`: accelerate's ParallelismConfig of replicas and shards; None: all ranks are one group of shards.
+    `mesh` is accelerate's ParallelismConfig of replicas and shards; None if all ranks form one group of shards.
     """
     from accelerate import DistributedType, PartialState
 
-    # Each new AcceleratorState, as every prepared optimizer makes one, takes over what PartialState says.
+    # Every prepared optimizer makes a new AcceleratorState, which copies the type from PartialState.
     PartialState().distributed_type = accelerator.state.distributed_type = DistributedType.FSDP
     accelerator.state.fsdp_plugin = plugin
     if mesh is not None:
@@ -24,11 +24,11 @@ def shard_on_cpu(accelerator: Any, plugin: Any, mesh: Any) -> None:
 
 
 def align_swapped_gradients() -> None:
-    """Have DeepSpeed cut the gradients that it swaps to a disk where a disk can read them, for this process.
+    """Make DeepSpeed split the gradients that it swaps to a disk at aligned positions, for this process.
 
     DeepSpeed 0.19.4 and newer read each gradient into its slice of one locked buffer. A disk that requires aligned
-    memory refuses an unaligned slice, DeepSpeed ignores the error, and the optimizer uses what lay in the buffer.
-    The elements before and after the aligned part are fewer than DeepSpeed swaps, and stay in memory.
+    memory refuses an unaligned slice, DeepSpeed ignores the error, and the optimizer uses whatever the buffer contained
+    before. The pieces before and after the aligned part are smaller than what DeepSpeed swaps, so they stay in memory.
     Source: docs/upstream/nvme_slices.py.
     """
     from deepspeed.runtime.swap_tensor.optimizer_utils import OptimizerSwapper
@@ -39,9 +39,9 @@ def align_swapped_gradients() -> None:
 def _cut_at_alignment(
     swapper: Any, tensors: list[torch.Tensor], offsets: list[int]
 ) -> tuple[list[torch.Tensor], list[int]]:
-    """Cut gradients into pieces that begin and end where a disk can read, and return the pieces with their offsets.
+    """Split gradients into pieces at aligned positions, and return the pieces with their offsets.
 
-    `offsets`: where each gradient begins in the buffer, in elements.
+    `offsets` are the positions at which the gradients begin in the buffer, in elements.
     """
     pieces, piece_offsets = [], []
     for tensor, offset in zip(tensors, offsets, strict=True):

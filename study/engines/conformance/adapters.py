@@ -1,6 +1,7 @@
-"""Adapters: build each engine around the toy as its documentation says, with the same batches, optimizer and clipping.
+"""Adapters that build each engine around the toy, in the way that the engine's documentation shows.
 
-Only torch, DeepSpeed and accelerate, of whatever release is installed.
+All engines get the same batches, optimizer and clipping. The module needs only torch, DeepSpeed and accelerate, and
+runs under any release of them.
 """
 
 from __future__ import annotations
@@ -20,27 +21,30 @@ from ..strategy_names import StrategyName
 from . import toy
 from .cells import MAX_NORM, NUM_STEPS, Cell
 
-# Masters, where the engine shows them, and the weights that it computes with, whole, by their names.
+# The masters, if the engine shows them, and the weights used in computation, as full tensors by parameter name.
 Values = tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]
 
 
 class NotOffered(Exception):
-    """Raised if this release does not offer a way of training."""
+    """Raised if the installed release does not support the configuration of a cell."""
 
 
 class Engine(Protocol):
-    """The interface of an engine for a cell. Losses are those of `toy.losses`: shares of the batch's mean."""
+    """The interface of an engine that trains a cell.
+
+    Losses are those of `toy.losses`, which add up to the mean of the batch.
+    """
 
     model: Any
 
     def run(self, tokens: torch.Tensor, is_last: bool) -> float:
-        """Forward and backward passes of one micro batch; return its share of the loss."""
+        """Run the forward and backward pass of one micro batch, and return its share of the loss."""
 
     def step(self) -> float | None:
-        """Clip, update, and return the gradient's norm before clipping, as far as the engine tells it."""
+        """Clip, update, and return the gradient norm before clipping; None if the engine does not report it."""
 
     def values(self) -> Values:
-        """Return its masters and weights after a step. Collective: every rank calls it."""
+        """Return the masters and the weights after a step. Collective: every rank must call it."""
 
     def save(self, folder: Path) -> None: ...
 
@@ -68,7 +72,7 @@ def _trained(model: Any) -> list[nn.Parameter]:
 
 
 def _groups(cell: Cell, model: Any) -> list[Any]:
-    """Return the parameters for an optimizer, in a group of matrices and one of vectors if the cell has groups."""
+    """Return the parameters for an optimizer; if the cell has groups, one group of matrices and one of vectors."""
     trained = _trained(model)
     if not cell.does("groups"):
         return trained
@@ -80,14 +84,17 @@ def _settings(cell: Cell) -> dict[str, Any]:
 
 
 def _schedule(cell: Cell, optimizer: torch.optim.Optimizer, times: int = 1) -> Any:
-    """Return the scheduler of a cell, which is called `times` times per step; None: the learning rate is constant."""
+    """Return a cell's scheduler, which is stepped `times` times per update; None if the learning rate is constant."""
     if not cell.does("schedule"):
         return None
     return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda count: toy.RATES[count // times % NUM_STEPS])
 
 
 def _backward(cell: Cell, model: Any, outputs: Any, tokens: torch.Tensor, times: int, backward: Any) -> float:
-    """Give each loss, so many times, to the engine's backward pass; return their sum. `model`: the toy itself."""
+    """Call `backward` with each loss multiplied by `times`, and return the sum of the losses before multiplication.
+
+    `model` is the toy itself, not the engine around it. `backward` is the engine's function for a backward pass.
+    """
     shares = toy.losses(cell, model, outputs, tokens)
     for i, share in enumerate(shares, 1):
         backward(share * times, **({"retain_graph": True} if i < len(shares) else {}))
@@ -95,7 +102,7 @@ def _backward(cell: Cell, model: Any, outputs: Any, tokens: torch.Tensor, times:
 
 
 class _Plain:
-    """What DDP and FSDP2 share: torch's optimizer and clipping, a loss that is divided by hand."""
+    """The common part of DDP and FSDP2: torch's optimizer and clipping, and a loss that is scaled by hand."""
 
     def __init__(self, cell: Cell) -> None:
         self.cell, self.toy = cell, toy.Toy(cell)
@@ -109,7 +116,7 @@ class _Plain:
     def _forward_and_backward(self, tokens: torch.Tensor) -> float:
         with torch.autocast("cpu", torch.bfloat16, enabled=self.cell.precision == "autocast"):
             outputs = self.model(tokens[:, :-1])
-        # The engine takes the mean over ranks, where shares are to be added.
+        # The engine averages over ranks, but shares must be added.
         return _backward(self.cell, self.toy, outputs, tokens, self.cell.num_ranks, torch.autograd.backward)
 
     def step(self) -> float | None:
@@ -195,7 +202,7 @@ class DeepSpeed:
 
         self.cell = cell
         self.model = toy.Toy(cell)
-        # Read before the engine takes the parameters apart.
+        # The names must be read before the engine partitions the parameters.
         self.names = [name for name, _ in self.model.named_parameters()]
         if "offload" in cell.engine:
             from deepspeed.ops.adam import DeepSpeedCPUAdam
@@ -213,7 +220,7 @@ class DeepSpeed:
             raise NotOffered("this release has no torch_autocast")
 
     def run(self, tokens: torch.Tensor, is_last: bool) -> float:
-        # The engine takes the mean over ranks and over micro batches, where shares are to be added.
+        # The engine averages over ranks and micro batches, but shares must be added.
         times = self.cell.num_ranks * self.cell.accumulation
         share = _backward(self.cell, self.model, self.engine(tokens[:, :-1]), tokens, times, self.engine.backward)
         if not is_last:
@@ -239,7 +246,10 @@ class DeepSpeed:
 
 
 class Accelerated:
-    """An engine through accelerate: what it prepares, in its documentation's loop. It counts micro batches itself."""
+    """An engine that is used through accelerate, in the loop of accelerate's documentation.
+
+    accelerate counts micro batches itself. `run` therefore also updates the weights, and `step` only returns the norm.
+    """
 
     model: Any
 
@@ -248,7 +258,7 @@ class Accelerated:
         self.names = [name for name, _ in self.toy.named_parameters()]
         self.accelerator = _accelerator(cell, scratch)
         optimizer = _adamw(cell, self.toy)
-        scheduler = _schedule(cell, optimizer, cell.num_ranks)  # a prepared one is stepped once for each rank
+        scheduler = _schedule(cell, optimizer, cell.num_ranks)  # accelerate steps a prepared scheduler once per rank
         self.model, self.optimizer, self.scheduler = self.accelerator.prepare(self.toy, optimizer, scheduler)
         self.norm: Any = None
         self.loaded: Any = None
@@ -260,11 +270,11 @@ class Accelerated:
     def run(self, tokens: torch.Tensor, is_last: bool) -> float:
         tokens = tokens if self.loaded is None else next(self.loaded)
         with self.accelerator.accumulate(self.model):
-            # Whatever it prepared takes the mean over ranks and over micro batches, where shares are to be added.
+            # Each prepared engine averages over ranks and micro batches, but shares must be added.
             times = self.cell.num_ranks * self.cell.accumulation
             share = _backward(self.cell, self.toy, self.model(tokens[:, :-1]), tokens, times, self.accelerator.backward)
             if self.accelerator.sync_gradients:
-                # DeepSpeed has clipped already, by its own configuration, and only tells the norm.
+                # DeepSpeed has already clipped, as its configuration says. It only returns the norm here.
                 max_norm = MAX_NORM if self.cell.clipping else float("inf")
                 self.norm = self.accelerator.clip_grad_norm_(self.model.parameters(), max_norm)
             self.optimizer.step()
@@ -292,7 +302,7 @@ class Accelerated:
         from accelerate.state import AcceleratorState, GradientState
 
         self.accelerator.free_memory()
-        # What takes up a checkpoint is another process, in which accelerate knows nothing of the first one.
+        # Outside of this test another process would resume the checkpoint, so accelerate's global state is reset.
         AcceleratorState._reset_state(reset_partial_state=True)
         GradientState._reset_state()
 
@@ -307,7 +317,7 @@ def _accelerator(cell: Cell, scratch: Path) -> Any:
         "gradient_accumulation_steps": cell.accumulation,
     }
     if cell.is_deepspeed:
-        # The backend has to be named where there is no GPU; told of the CPU, accelerate would drop DeepSpeed.
+        # Without a GPU, the backend must be named. With cpu=True, accelerate would drop DeepSpeed.
         return Accelerator(
             deepspeed_plugin=DeepSpeedPlugin(hf_ds_config=config(cell, scratch), zero3_init_flag=False),
             kwargs_handlers=[InitProcessGroupKwargs(backend="gloo")],
@@ -336,17 +346,17 @@ def _fsdp2_plugin() -> Any:
 
 
 def _shard_on_cpu(accelerator: Any, plugin: Any) -> None:
-    """Say by hand what accelerate says on a GPU: only as it initialises does it drop FSDP on a CPU, with no message."""
+    """Set what accelerate sets on a GPU. On a CPU it drops FSDP during initialization, without a message."""
     from accelerate import DistributedType, PartialState
 
-    # Each new AcceleratorState, as every prepared optimizer makes one, takes over what PartialState says.
+    # Every prepared optimizer makes a new AcceleratorState, which copies the type from PartialState.
     PartialState().distributed_type = accelerator.state.distributed_type = DistributedType.FSDP
     if accelerator.mixed_precision != "no":
         plugin.set_mixed_precision(accelerator.mixed_precision)
     accelerator.state.fsdp_plugin = plugin
 
 
-# ---------------------------------------------------------------- what an engine holds
+# ---------------------------------------------------------------- masters and weights of each engine
 
 
 def _of_plain(model: nn.Module) -> Values:
@@ -361,7 +371,10 @@ def _of_fsdp2(model: Any, cell: Cell) -> Values:
 
 
 def _of_deepspeed(model: nn.Module, names: Sequence[str]) -> Values:
-    """`names`: of the parameters, read before the engine took them apart."""
+    """Return the masters and weights of a DeepSpeed engine.
+
+    `names` are the names of the parameters, which were read before the engine partitioned them.
+    """
     masters, weights = {}, {}
     for name, parameter in zip(names, model.parameters(), strict=True):
         if (master := full_tensors.master(parameter)) is not None:
@@ -378,7 +391,7 @@ def config(cell: Cell, scratch: Path) -> dict[str, Any]:
     name = StrategyName.parse(cell.engine.removeprefix("accelerate_"))
     zero: dict[str, Any] = {"stage": name.zero_stage}
     if zero["stage"] == 3:
-        zero["stage3_param_persistence_threshold"] = 0  # or no parameter of the toy would be sharded
+        zero["stage3_param_persistence_threshold"] = 0  # otherwise no parameter of the toy would be sharded
     if cell.does("buckets"):
         sizes = ("reduce_bucket_size", "stage3_prefetch_bucket_size" if zero["stage"] == 3 else "allgather_bucket_size")
         zero |= dict.fromkeys((*sizes, "sub_group_size"), toy.BUCKET)
@@ -389,11 +402,11 @@ def config(cell: Cell, scratch: Path) -> dict[str, Any]:
     if name.offload == "nvme":
         zero["offload_optimizer"] = {"device": "nvme", "nvme_path": str(scratch)}
     settings: dict[str, Any] = {
-        "train_micro_batch_size_per_gpu": 1,  # only bookkeeping where the script draws its batches itself
+        "train_micro_batch_size_per_gpu": 1,  # only bookkeeping, because the script draws its batches itself
         "gradient_accumulation_steps": cell.accumulation,
         "zero_optimization": zero,
         "zero_allow_untested_optimizer": True,
-        "gradient_clipping": MAX_NORM if cell.clipping else 0.0,  # where nothing stands, some releases clip at 1.0
+        "gradient_clipping": MAX_NORM if cell.clipping else 0.0,  # without this key, some releases clip at 1.0
     }
     if cell.precision == "autocast":
         settings["torch_autocast"] = {"enabled": True, "dtype": "bfloat16"}

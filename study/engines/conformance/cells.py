@@ -1,6 +1,6 @@
-"""The cells of the matrix. A cell is an engine, a precision class, ranks, accumulation, clipping, and a variation.
+"""The cells of the conformance matrix: engine, precision class, ranks, accumulation, clipping and variation.
 
-The processes that train a cell run under any release of the engines: nothing here needs more than Python.
+This module needs only Python's standard library, because training processes import it under any release of the engines.
 """
 
 from __future__ import annotations
@@ -11,19 +11,20 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 NUM_STEPS = 4
-BATCH_SIZE = 12  # sequences of a step: divides by 1, 2 and 3 micro batches on 1, 2 and 4 ranks
-ODD_BATCH_SIZE = 11  # divides by none
+BATCH_SIZE = 12  # sequences per step: divisible by 1, 2 and 3 micro batches on 1 or 2 ranks
+ODD_BATCH_SIZE = 11  # not divisible by any of these products but 1
 MAX_NORM = 0.1  # below every gradient norm of the toy: clipping always acts
 
-# Parameters, forward and backward in; gradients are summed in; masters are always in fp32.
+# The type of parameters, forward and backward passes, and the type of gradient sums. Master weights are always fp32.
 #   fp32           all of it in fp32
 #   autocast       fp32 parameters, matrix products in bf16
 #   bf16           bf16 parameters and gradients, summed in bf16
 #   bf16_fp32_sum  bf16 parameters and gradients, summed in fp32
 PRECISIONS = ("fp32", "autocast", "bf16", "bf16_fp32_sum")
 
-# The engines, and the precision classes that each offers. DDP has no masters; FSDP2's are its sharded parameters.
-# Those of accelerate go through it as its documentation has it; its own policy for FSDP2 sums gradients in bf16.
+# The engines, and the precision classes that each offers. DDP has no masters. FSDP2's are its sharded parameters.
+# Engines named accelerate_* are used through accelerate, as its documentation shows. Its policy for FSDP2 sums
+# gradients in bf16.
 ENGINES = {
     "ddp": ("fp32", "autocast"),
     "fsdp2": ("fp32", "bf16_fp32_sum"),
@@ -39,10 +40,10 @@ ENGINES = {
     **dict.fromkeys(("accelerate_zero1", "accelerate_zero2", "accelerate_zero3"), ("fp32", "bf16")),
 }  # fmt: skip
 
-# The class of 16 bits in which the newer twists are asked, where it is not bf16. In bf16 stage 0 is wrong without any.
+# The 16-bit class for testing newer variations, if it is not bf16. In bf16, stage 0 is wrong even in plain cells.
 SIXTEEN_BITS = {"ddp": "autocast", "fsdp2": "bf16_fp32_sum", "zero0": "autocast", "accelerate_ddp": "autocast"}
 
-# What a script may do beside the plain step.
+# What a script may do in addition to the plain step.
 TWISTS = {
     "tied": "the output layer shares the embedding's weights",
     "frozen": "some parameters are not trained",
@@ -51,7 +52,7 @@ TWISTS = {
     "checkpointing": "activation checkpointing",
     "resume": "after two steps saved, and taken up by a new engine",
 }
-# What this year's threads are about: asked on several ranks, in two classes, of a toy with one output.
+# Topics of this year's public threads: tested on several ranks, in two classes, with a toy that has one output.
 NEWER_TWISTS = {
     "one_output": "logits alone are returned, where the toy of every cell above returns hidden states beside them",
     "buckets": "buckets so small that the gradients fill several, and two are larger than a bucket",
@@ -66,14 +67,14 @@ NEWER_TWISTS = {
     **dict.fromkeys(("used_twice+reentrant", "dropout+checkpointing"), "both"),
 }
 PLAIN = "plain"
-WITHOUT_BUCKETS = ("fsdp2", "zero0", "accelerate_ddp", "accelerate_fsdp2")  # whose size is set here
-OF_NO_REFERENCE = {"checkpointing", "reentrant", "resume", "buckets", "one_output", "loader"}  # what changes no number
+WITHOUT_BUCKETS = ("fsdp2", "zero0", "accelerate_ddp", "accelerate_fsdp2")  # no bucket size is set for them
+OF_NO_REFERENCE = {"checkpointing", "reentrant", "resume", "buckets", "one_output", "loader"}  # these change no number
 SAVED_AFTER = 2  # steps
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One way of training."""
+    """One cell of the matrix: a configuration in which the toy is trained."""
 
     engine: str
     precision: str
@@ -84,7 +85,7 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """The name of the cell: zero2/bf16/2-ranks/accumulation-2/clipped/tied."""
+        """The name of the cell, for instance zero2/bf16/2-ranks/accumulation-2/clipped/tied."""
         ranks = "1-rank" if self.num_ranks == 1 else f"{self.num_ranks}-ranks"
         words = [self.engine, self.precision, ranks, f"accumulation-{self.accumulation}"]
         if self.clipping:
@@ -94,7 +95,7 @@ class Cell:
         return "/".join(words)
 
     def does(self, twist: str) -> bool:
-        """Say whether this is the cell's variation, or one of its two."""
+        """Return whether the cell has this variation, alone or combined with another one."""
         return twist in self.twist.split("+")
 
     @property
@@ -107,7 +108,7 @@ class Cell:
 
     @property
     def is_large(self) -> bool:
-        """Whether the model must be large enough to be swapped: DeepSpeed swaps nothing below 1 MiB per rank."""
+        """Whether the model must be large. DeepSpeed only swaps tensors of at least 1 MiB per rank."""
         return "nvme" in self.engine
 
     @property
@@ -116,16 +117,16 @@ class Cell:
 
     @property
     def question(self) -> Cell:
-        """The reference's settings for this cell. The reference has no engine, so many cells share one reference.
+        """The settings of this cell that matter to the reference, as a cell. Many cells share one reference.
 
-        How gradients are summed is left to the bound, which is that of bf16.
+        The class bf16_fp32_sum uses the reference and the bound of bf16.
         """
         changed = {"engine": "nvme" if self.is_large else "", "precision": self.precision.removesuffix("_fp32_sum")}
         changed["twist"] = "+".join(word for word in self.twist.split("+") if word not in OF_NO_REFERENCE) or PLAIN
         return dataclasses.replace(self, **changed)  # type: ignore[arg-type]
 
     def micro_batches(self, rank: int) -> list[range]:
-        """Return the sequences of one step that a rank gets, one range for each micro batch."""
+        """Return the sequences of one step that a rank processes, one range of indices per micro batch."""
         num_parts = self.num_ranks * self.accumulation
         size, remainder = divmod(self.batch_size, num_parts)
         ends = list(itertools.accumulate((size + (i < remainder) for i in range(num_parts)), initial=0))
@@ -134,10 +135,12 @@ class Cell:
 
 
 def matrix(num_ranks: Sequence[int] = (1, 2), engines: Sequence[str] = tuple(ENGINES)) -> list[Cell]:
-    """List every cell: plain ones with each accumulation, clipped and not; each twist once per class and ranks.
+    """Return every cell of these engines and numbers of ranks.
 
-    Cells with a twist have two micro batches. Two backward passes have one, so that both are the step's last. One
-    output is also asked with three.
+    Plain cells have 1, 2 or 3 micro batches, with and without clipping. Each variation has one cell per precision class
+    and number of ranks, with two micro batches. The variation `two_backward` has one micro batch, so that both backward
+    passes belong to the last one. The variation `one_output` also has a cell with three. Newer variations only have
+    cells on several ranks and in two precision classes.
     """
     cells = []
     for engine in engines:
@@ -156,7 +159,7 @@ def matrix(num_ranks: Sequence[int] = (1, 2), engines: Sequence[str] = tuple(ENG
     return cells
 
 
-# The engines and classes that a release of each package is asked for: what it has a part in, in minutes.
+# The engines and classes that are tested with other releases of a package: those that use it, in minutes.
 OF_RELEASE = {
     "deepspeed": {engine: classes for engine, classes in ENGINES.items() if engine.startswith("zero")},
     "accelerate": {engine: classes for engine, classes in ENGINES.items() if engine.startswith("accelerate_")},
@@ -170,7 +173,10 @@ PACKAGES = tuple(OF_RELEASE)
 
 
 def of_release(packages: Collection[str], twists: Collection[str] = (PLAIN,)) -> list[Cell]:
-    """List the cells on two ranks that other releases of these packages are asked; offload only without a twist."""
+    """Return the cells on two ranks that are tested with other releases of these packages.
+
+    Engines with offload only have cells without a variation.
+    """
     return [
         cell
         for cell in matrix((2,))

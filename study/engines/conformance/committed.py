@@ -1,4 +1,4 @@
-"""Read the committed conformance matrices, one file for each examined installation, and print a matrix in words."""
+"""Read the committed conformance matrices, one file per examined installation, and describe a matrix as text."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ from .. import known_bad
 PLACE = ROOT / "reports" / "conformance"
 VERDICTS = ("same", "wrong", "refused", "crashed")
 FAULTS = ("wrong", "crashed")
-MOST_TIMES_FURTHER = 10  # times as far from the right weights as in an earlier matrix, a fault is still the same
+MOST_TIMES_FURTHER = 10  # a deviation of up to this multiple of the earlier one is the same fault
 
 
 def read(package: str = "deepspeed", folder: Path = PLACE) -> dict[str, dict[str, Any]]:
-    """Return the matrices of a package's releases, by version, the oldest first. Raises Refusal for other files.
+    """Return the matrices of a package's releases by version, oldest first.
 
-    Those of accelerate and torch include the newest installation, whose matrix has all their cells and more.
+    For accelerate and torch, the matrix of the newest installation is included, because it has all of their cells.
+    Raises Refusal if a file is not a matrix.
     """
-    # As accelerate-1.4.0.json; DeepSpeed's are named by their version alone.
+    # Files are named like accelerate-1.4.0.json. The name of a file about DeepSpeed is only the version.
     paths = [path for path in folder.glob("*.json") if (path.stem.rpartition("-")[0] or "deepspeed") == package]
     by_version = {_version(matrix, package): matrix for matrix in (load(path) for path in paths)}
     if package != "deepspeed":
@@ -33,12 +34,12 @@ def read(package: str = "deepspeed", folder: Path = PLACE) -> dict[str, dict[str
 
 
 def newest(folder: Path = PLACE) -> dict[str, Any]:
-    """Return the matrix of the newest installation, that of the newest DeepSpeed, which has every cell."""
+    """Return the matrix of the newest installation, the one with the newest DeepSpeed. It has every cell."""
     return list(read("deepspeed", folder).values())[-1]
 
 
 def released(package: str, folder: Path = PLACE) -> dict[str, str]:
-    """Return the dates on which releases of a package were published, by version, as far as they were looked up."""
+    """Return the publication dates of a package's releases by version. Only releases in released.yaml are included."""
     dates: dict[str, str] = parse_yaml((folder / "released.yaml").read_text())[package]
     return dates
 
@@ -63,14 +64,21 @@ def faults() -> list[known_bad.Fault]:
 
 
 def failures(matrix: Mapping[str, Any], earlier: Mapping[str, Any] | None = None) -> list[str]:
-    """Name the cells that are wrong or crashed; if an earlier matrix is given, only those that did not fail there."""
+    """Return the names of the cells that are wrong or crashed.
+
+    If an earlier matrix is given, cells that failed there in the same way are left out.
+    """
     bad = {name: cell for name, cell in matrix["cells"].items() if cell["verdict"] in FAULTS}
     earlier_cells = earlier["cells"] if earlier else {}
     return [name for name, cell in bad.items() if not _failed_before(cell, earlier_cells.get(name, {}))]
 
 
 def _failed_before(cell: Mapping[str, Any], earlier: Mapping[str, Any]) -> bool:
-    """Say whether a cell failed the same way in an earlier matrix: a small fault that is known hides no large one."""
+    """Return whether a cell failed in the same way in an earlier matrix.
+
+    A deviation of more than MOST_TIMES_FURTHER times the earlier one is a new failure, so that a known small fault does
+    not hide a large one.
+    """
     if cell["verdict"] != earlier.get("verdict"):
         return False
     if "message" in cell:  # it crashed
@@ -81,7 +89,7 @@ def _failed_before(cell: Mapping[str, Any], earlier: Mapping[str, Any]) -> bool:
 
 
 def _crash(cell: Mapping[str, Any]) -> tuple[str, str]:
-    """Return in which stage a cell crashed, and the type of the error."""
+    """Return the stage in which a cell crashed, and the type of the error."""
     return cell["stage"], cell["message"].partition(":")[0]
 
 
@@ -90,7 +98,7 @@ def _share(cell: Mapping[str, Any]) -> float:
 
 
 def lines(matrix: Mapping[str, Any]) -> list[str]:
-    """Return the lines of the matrix of one installation for a terminal: the result, the failures, then all counts."""
+    """Return a description of one installation's matrix for a terminal: result, counts, then failures, by line."""
     cells = matrix["cells"]
     versions = ", ".join(f"{name} {version}" for name, version in matrix["versions"].items())
     counts = Counter(cell["verdict"] for cell in cells.values())
@@ -121,9 +129,9 @@ def grouped(cells: Iterable[str]) -> dict[str, list[str]]:
 
 
 def explanation(cell: Mapping[str, Any]) -> str:
-    """Return how far a cell is from the reference, or how it failed."""
+    """Return a text that says how far a cell deviates from the reference, or how it failed."""
     if "message" in cell:
-        stage = cell["stage"].replace("taken up", "resumed")  # the words of the matrices
+        stage = cell["stage"].replace("taken up", "resumed")  # matrices have the older term
         return f"{cell['verdict']} while it was {stage}: {cell['message']}"
     if cell["verdict"] == "same":
         return (

@@ -1,4 +1,7 @@
-"""Make the matrix of an installation, one JSON: train cells in launches of ranks, each in a fork, and judge them."""
+"""Train the cells of the conformance matrix with the installed engines, and judge the results.
+
+All cells with the same number of ranks share one launch. Each cell trains in a forked process of its own.
+"""
 
 from __future__ import annotations
 
@@ -28,16 +31,17 @@ from .judge import References, judge
 
 PACKAGES = ("torch", "deepspeed", "accelerate")
 
-# DeepSpeed's extensions, and the word in the names of the engines that load them.
+# DeepSpeed's extension -> a word in the names of the engines that load it.
 NEEDED = {"cpu_adam": "offload", "async_io": "nvme"}
 
-# An engine that cannot do something and says so, in the words of Python; anything else is a crash.
+# The errors by which an engine reports that it does not support something. Any other error is a crash.
 REFUSALS = ("AssertionError", "NotImplementedError", "NotOffered", "ValueError", "DeepSpeedConfigError")
 MESSAGE_LENGTH = 300
 LAST_LINES = 5
 WORKERS = 2  # processes that share the cells of one rank
 
-# What is said by a rank that only lost another one; and the ports of connections, which are drawn anew in every launch.
+# LOST: messages of a rank that only lost its connection to another rank. PORT: the port number in a message, which
+# differs from launch to launch.
 LOST = ("Connection reset by peer", "Connection closed by peer", "Broken pipe")
 PORT = re.compile(r"(?<=\]):\d+")
 
@@ -49,9 +53,10 @@ def examine(
     chosen: Mapping[str, str] | None = None,
     **options: Any,
 ) -> dict[str, Any]:
-    """Train every cell and judge it: same, wrong, refused (the engine said that it cannot) or crashed.
+    """Train and judge every cell, and return the conformance matrix as a dict.
 
-    `chosen`: releases to take in place of those installed, by package. `options` are passed on to `train`.
+    A verdict is same, wrong, refused (the engine reported that it does not support the cell) or crashed. `chosen` maps
+    packages to the releases that are used instead of the installed ones. `options` are passed on to `train`.
     """
     chosen = chosen or {}
     options.setdefault("environment", _environment(cells, chosen))
@@ -59,7 +64,7 @@ def examine(
     references = References()
     verdicts: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory() as scratch:
-        with ThreadPoolExecutor(1) as executor:  # ranks wait for one another, which leaves time for the references
+        with ThreadPoolExecutor(1) as executor:  # references are computed while ranks wait for one another
             executor.submit(lambda: [references.of(cell) for cell in cells])
             failures = train(cells, Path(scratch), say=say, **options)
         trained = time.monotonic()
@@ -82,9 +87,12 @@ def examine(
 
 
 def _environment(cells: Sequence[Cell], chosen: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of the processes that train. Raises Refusal if a release or an extension is missing."""
+    """Return the environment of the training processes.
+
+    Raises Refusal if a release or an extension is not available.
+    """
     engines = {cell.engine for cell in cells}
-    if not {"torch", "deepspeed"} & set(chosen):  # whose extensions are their own
+    if not {"torch", "deepspeed"} & set(chosen):  # chosen releases build their own extensions
         extensions.use_own_folder()
         needs = {name for name, word in NEEDED.items() if any(word in engine for engine in engines)}
         extensions.provide(needs, "conformance")
@@ -92,7 +100,7 @@ def _environment(cells: Sequence[Cell], chosen: Mapping[str, str]) -> dict[str, 
 
 
 def failure_verdict(failure: Failure) -> dict[str, Any]:
-    """Return the verdict on a cell that was not trained to its end: refused or crashed."""
+    """Return the verdict on a cell whose training failed: refused or crashed, with the stage and the message."""
     kind, _, message = failure.message.partition(": ")
     refused = failure.stage != "ended" and kind in REFUSALS and bool(message)
     return {
@@ -103,7 +111,7 @@ def failure_verdict(failure: Failure) -> dict[str, Any]:
 
 
 def installed() -> dict[str, str]:
-    """Return the versions of those engines that are installed."""
+    """Return the versions of the installed engines, by package."""
     versions = {}
     for name in PACKAGES:
         try:
@@ -118,10 +126,10 @@ def installed() -> dict[str, str]:
 
 @dataclasses.dataclass(frozen=True)
 class Failure:
-    """What kept a cell from being trained."""
+    """The error that stopped the training of a cell."""
 
     message: str
-    stage: str  # built, trained, saved and taken up; ended: the process did, or it was ended for its time
+    stage: str  # built, trained, saved and taken up (resumed), or ended (the process died or took too long)
 
 
 def train(
@@ -132,9 +140,10 @@ def train(
     say: Callable[[str], None] = print,
     module: str = f"{__package__}.probe",
 ) -> dict[Cell, Failure]:
-    """Train every cell, those of as many ranks in one launch, and return those that failed.
+    """Train every cell, and return the failures by cell.
 
-    What the others left lies in `folder` (`traces`). `module`: what each rank runs; tests plant faults in it.
+    All cells with the same number of ranks share one launch. Results of successful cells are in `folder`, in the files
+    that `traces` names. `module` is the Python module that each rank runs. Tests replace it to inject faults.
     """
     failures: dict[Cell, Failure] = {}
     for num_ranks in sorted({cell.num_ranks for cell in cells}):
@@ -149,12 +158,18 @@ def train(
 
 
 def traces(folder: Path, number: int, num_ranks: int) -> list[Path]:
-    """Return the files of a cell's ranks. `number`: the position of the cell in the list that `train` was given."""
+    """Return the result files of a cell, one path per rank.
+
+    `number` is the position of the cell in the list that was passed to `train`.
+    """
     return [folder / f"{number}-{rank}.pt" for rank in range(num_ranks)]
 
 
 def _launch(folder: Path, num_processes: int, environment: Mapping[str, str], module: str) -> list[str]:
-    """Return what the first process said once all have ended; each gives up a cell that takes too long."""
+    """Run the training processes until all have ended, and return the error output of the first one, by line.
+
+    There is no time limit here, because each process stops a cell that takes too long.
+    """
     common = dict(environment) | {
         "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu",
         "PYTHONPATH": os.pathsep.join(filter(None, (environment.get("PYTHONPATH"), str(ROOT)))),
@@ -164,9 +179,10 @@ def _launch(folder: Path, num_processes: int, environment: Mapping[str, str], mo
 
 
 def _failure(folder: Path, number: int, num_ranks: int, errors: Sequence[str]) -> Failure | None:
-    """Say why a cell did not end on every rank, in the words of the rank that failed first; None: it did.
+    """Return the failure of a cell as the rank that failed first reported it; None if every rank completed the cell.
 
-    A rank that a signal ended comes before those that met an error. Those that only lost another rank come last.
+    A rank that was killed by a signal takes precedence over ranks that raised an error. Ranks that only lost their
+    connection to another rank come last.
     """
     reports = [path for rank in range(num_ranks) if (path := folder / f"{number}-{rank}.txt").exists()]
     if reports:

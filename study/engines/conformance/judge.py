@@ -1,4 +1,4 @@
-"""Judge a cell: say whether an engine trained as the reference did, as closely as rounding allows."""
+"""Judge whether an engine trained a cell as the reference did, within what rounding explains."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from .cells import NUM_STEPS, Cell
 from .probe import sampled
 from .reference import Expected
 
-Shares = dict[str, list[float]]  # of each quantity, after each step: its deviation as a share of its bound
+Shares = dict[str, list[float]]  # by quantity: after each step, the deviation divided by its bound
 
 
 def judge(cell: Cell, expected: Expected, ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Compare the traces of a cell's ranks (`probe.train`) with the reference: same or wrong, and how.
+    """Compare the traces of a cell's ranks (see `probe.train`) with the reference, and return the verdict.
 
-    `share_of_bound` is the deviation of the quantity that is furthest off, as a share of what rounding may explain:
-    above 1 is wrong. Ranks whose weights differ in any bit are wrong, too. `unseen`: quantities that were not compared,
-    because the engine does not show them.
+    In the verdict, `share_of_bound` is the largest deviation of any quantity, divided by its bound. The cell is wrong
+    if this is above 1, or if the weights of two ranks differ in any bit. `unseen` lists the quantities that were not
+    compared because the engine does not show them.
     """
     shares = _worst_shares(cell, expected, ranks)
     share, quantity = max((max(by_step), quantity) for quantity, by_step in shares.items())
@@ -39,7 +39,7 @@ def judge(cell: Cell, expected: Expected, ranks: Sequence[dict[str, Any]]) -> di
 
 
 def _worst_shares(cell: Cell, expected: Expected, ranks: Sequence[dict[str, Any]]) -> Shares:
-    """Return the shares of the rank that is furthest off, for each quantity and step."""
+    """Return, for each quantity and step, the largest deviation of any rank, divided by its bound."""
     worst: Shares = {}
     for trace in ranks:
         for quantity, (deviations, bounds) in _deviations(cell, expected, trace).items():
@@ -51,7 +51,10 @@ def _worst_shares(cell: Cell, expected: Expected, ranks: Sequence[dict[str, Any]
 def _how_wrong(
     expected: Expected, trace: dict[str, Any], shares: Shares, difference: dict[str, Any] | None
 ) -> dict[str, Any]:
-    """Return what is added to a verdict that is wrong. `trace`: of rank 0; `difference`: between the ranks' weights."""
+    """Return the additional fields of the verdict "wrong".
+
+    `trace` is the trace of rank 0. `difference` is the result of `_difference_of_ranks`.
+    """
     steps = [step for by_step in shares.values() for step, share in enumerate(by_step, 1) if share > 1]
     norms = zip(trace["norms"], expected.norms, strict=True)
     return {
@@ -66,8 +69,8 @@ def _how_wrong(
 def _deviations(cell: Cell, expected: Expected, trace: dict[str, Any]) -> dict[str, tuple[list[float], list[float]]]:
     """Return the deviations of one rank's quantities from the reference, and their bounds, after each step.
 
-    Both are measured as `Expected` says. If the engine shows masters, its weights have to be the rounded masters, bit
-    by bit.
+    Both are measured as `Expected` describes. If the engine shows master weights, its weights must equal the rounded
+    masters in every bit.
     """
     deviations = {"loss": _relative(trace["losses"], expected.losses)}
     if any(norm is not None for norm in trace["norms"]):
@@ -87,23 +90,23 @@ def _deviations(cell: Cell, expected: Expected, trace: dict[str, Any]) -> dict[s
 
 
 def _relative(numbers: Sequence[float | None], right: torch.Tensor) -> list[float]:
-    """Return the relative deviation of each step's number; 0 if the engine does not show it."""
+    """Return the relative deviation of each step's number; 0 for a number that the engine does not show."""
     pairs = zip(numbers, right, strict=True)
     return [0.0 if number is None else abs(number / float(right_number) - 1) for number, right_number in pairs]
 
 
 def _computed_with(cell: Cell, master: torch.Tensor) -> torch.Tensor:
-    """Return the weights that are computed with, in fp64: the masters, rounded if the cell's class is bf16."""
+    """Return the weights used in computation, in fp64: the masters, rounded to bf16 if that is the cell's class."""
     return (master.bfloat16() if cell.question.precision == "bf16" else master).double()
 
 
 def _distances(
     expected: Expected, values: Sequence[dict[str, torch.Tensor]], name: str, right: Sequence[torch.Tensor]
 ) -> list[float]:
-    """Return the distance of a parameter from the right values after each step, as a share of the reference's way.
+    """Return the relative distance of a parameter from its right values, after each step.
 
-    The way is how far the reference's masters are from the start. The absolute distance stands for a parameter that
-    does not move.
+    The distance is divided by how far the reference's masters have moved since the start. It is absolute for a
+    parameter that does not move.
     """
     start = sampled(expected.start[name]).double()
     distances = []
@@ -115,14 +118,21 @@ def _distances(
 
 
 def _ratio(deviation: float, bound: float) -> float:
-    """Return a deviation as a share of its bound, which is 0 for a quantity that must not change."""
+    """Return a deviation divided by its bound.
+
+    The bound is 0 for a quantity that must not change. In that case any deviation gives infinity. A deviation that is
+    NaN also gives infinity.
+    """
     if math.isnan(deviation):
         return math.inf
     return deviation / bound if bound else (math.inf if deviation else 0.0)
 
 
 def _update_scale(expected: Expected, trace: dict[str, Any]) -> list[float | None]:
-    """Return which part of the reference's way the weights went, after each step: 1 is all of it."""
+    """Return, after each step, how far the weights moved in the reference's direction, relative to the reference.
+
+    1 means that they moved as far as the reference.
+    """
     scales = []
     for step in range(NUM_STEPS):
         along = squared_length = 0.0
@@ -136,9 +146,10 @@ def _update_scale(expected: Expected, trace: dict[str, Any]) -> list[float | Non
 
 
 def _unseen(cell: Cell, expected: Expected, ranks: Sequence[dict[str, Any]]) -> list[str]:
-    """Name what a rank does not show: a step's norm, or the masters of a trained parameter whose weights are in bf16.
+    """Return the quantities that a rank does not show: `norm`, or `masters` of trained parameters in bf16.
 
-    In fp32 and under autocast an optimizer may work on the weights themselves, which are compared with the reference.
+    Masters are not required in fp32 and under autocast: the optimizer may update the weights themselves, which are
+    compared with the reference.
     """
     trained = {name for name, values in expected.masters.items() if not torch.equal(values[-1], expected.start[name])}
     lacks_masters = any(trained - set(masters) for trace in ranks for masters in trace["masters"])
@@ -150,9 +161,9 @@ def _unseen(cell: Cell, expected: Expected, ranks: Sequence[dict[str, Any]]) -> 
 
 
 def _difference_of_ranks(ranks: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
-    """Return the first step after which the ranks' weights differ, and the parameters that do; None: they never do.
+    """Return the first step after which the ranks' weights differ, with the parameters; None if they never differ.
 
-    Every rank has whole weights: its own replica under DDP and ZeRO 0 to 2, else what it gathered.
+    The trace of every rank has full weights: its own replica under DDP and ZeRO 0 to 2, otherwise gathered weights.
     """
     for step in range(NUM_STEPS):
         first, *following = (trace["weights"][step] for trace in ranks)
@@ -172,7 +183,7 @@ def _four_digits(number: float) -> float | None:
 
 
 class References:
-    """The reference of each cell, computed once for all cells that ask the same of different engines."""
+    """A cache of references. Cells with the same `question` share one reference, which is computed once."""
 
     def __init__(self) -> None:
         self._by_question: dict[Cell, Expected] = {}

@@ -30,7 +30,7 @@ from .. import extensions
 from . import adapters, toy
 from .cells import NUM_STEPS, SAVED_AFTER, Cell
 
-MOST_VALUES = 4096  # kept of a parameter, evenly spread: the disk would be all that a large model measures
+MOST_VALUES = 4096  # kept per parameter; with more, a large model would mostly wait for the disk
 COLLECTIVE_SECONDS = 60
 CELL_SECONDS = 90
 
@@ -38,14 +38,14 @@ CELL_SECONDS = 90
 def main(folder: Path) -> None:
     """Train each cell in a process of its own, forked from one that has imported everything.
 
-    Engines leave traces: where one process trained cell after cell, DeepSpeed 0.17.5 carried the wrong norms that its
-    stages 1 and 2 have under autocast into engines that have right ones alone.
+    Engines leave global state behind. When one process trained one cell after the other, DeepSpeed 0.17.5 carried the
+    wrong norms of its stages 1 and 2 under autocast over to engines whose norms are right on their own.
     """
     worker = rank = int(os.environ["RANK"])
-    os.dup2(2, 1)  # the log, a file, has all that is said
+    os.dup2(2, 1)  # stdout and stderr go to the same log file
     torch.set_num_threads(1)
     cells = {number: Cell(**fields) for number, fields in json.loads((folder / "cells.json").read_text())}
-    if all(cell.num_ranks == 1 for cell in cells.values()):  # each process is a world of its own, with every other cell
+    if all(cell.num_ranks == 1 for cell in cells.values()):  # the processes share the cells, each as a world of its own
         cells, rank = dict(list(cells.items())[worker :: int(os.environ["WORLD_SIZE"])]), 0
         os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
     _import_engines(cells.values())
@@ -60,9 +60,9 @@ def main(folder: Path) -> None:
 
 
 def _import_engines(cells: Collection[Cell]) -> None:
-    """Import and load once what every cell needs, before the first is forked. No thread may have been started."""
+    """Import and load what the cells need, before the first fork. No thread may have been started yet."""
     if any(cell.is_deepspeed for cell in cells):
-        import cpuinfo  # comes with DeepSpeed, which asks it for a second whenever it loads an extension
+        import cpuinfo  # DeepSpeed calls it whenever it loads an extension, which takes a second
 
         cpuinfo.get_cpu_info = functools.cache(cpuinfo.get_cpu_info)
         extensions.use_built()
@@ -74,16 +74,19 @@ def _import_engines(cells: Collection[Cell]) -> None:
 
 
 def _import_what_it_did(names: Path) -> None:
-    """Import what the last cell imported while it trained, so that the next cell need not."""
+    """Import the modules that the last cell imported while it trained, so that the next cell need not."""
     for name in names.read_text().splitlines() if names.exists() else ():
         if name not in sys.modules:
             with contextlib.suppress(Exception):
                 importlib.import_module(name)
-    gc.freeze()  # each engine collects garbage dozens of times, a third of a second each over what was imported
+    gc.freeze()  # without this, each of an engine's dozens of garbage collections takes a third of a second
 
 
 def _wait_for(child: int) -> str | None:
-    """Return the name of the signal that ended a child, but for the one sent here when its time is up."""
+    """Wait for a child process, and return the name of the signal that ended it.
+
+    None if it exited by itself, or if it was killed here after CELL_SECONDS.
+    """
     deadline = time.monotonic() + CELL_SECONDS
     while True:
         ended, status = os.waitpid(child, os.WNOHANG)
@@ -101,13 +104,13 @@ def _leave_failure(folder: Path, number: int, rank: int, message: str, stage: st
 
 
 def _last_line(offset: int) -> str:
-    """Return the last line of the log after so many bytes, with a colon before it; empty: there is none."""
+    """Return the last line of the log behind `offset` bytes, with a colon in front; empty if there is none."""
     lines = os.pread(2, os.fstat(2).st_size - offset, offset).decode(errors="replace").split("\n")
     return next((f": {line.strip()}" for line in reversed(lines) if line.strip()), "")
 
 
 def _train_and_leave(folder: Path, number: int, cell: Cell, rank: int) -> NoReturn:
-    """Train one cell and write what came of it: NUMBER-RANK.pt, or NUMBER-RANK.txt."""
+    """Train one cell, write its trace (NUMBER-RANK.pt) or its error (NUMBER-RANK.txt), and exit."""
     began, stage = time.perf_counter(), ["built"]
     try:
         torch.distributed.init_process_group(
@@ -137,10 +140,13 @@ def _train_and_leave(folder: Path, number: int, cell: Cell, rank: int) -> NoRetu
 
 
 def train(cell: Cell, scratch: Path, stage: list[str]) -> dict[str, Any]:
-    """Train one cell; return its losses, norms, masters and weights after every step, as this rank sees them."""
+    """Train one cell, and return this rank's losses, norms, masters and weights after every step.
+
+    The first element of `stage` is set to what the training is doing.
+    """
     rank = torch.distributed.get_rank()
     own = scratch / "checkpoint"
-    own.mkdir()  # before others know of it: a rank whose engine is refused removes its folder at once
+    own.mkdir()  # before others know its path: a rank whose engine fails removes its folder at once
     shared = [str(own)]
     torch.distributed.broadcast_object_list(shared)
     checkpoint = Path(shared[0])
@@ -171,15 +177,18 @@ def train(cell: Cell, scratch: Path, stage: list[str]) -> dict[str, Any]:
         trace["masters"].append({name: sampled(value) for name, value in masters.items()})
         trace["weights"].append({name: sampled(value) for name, value in weights.items()})
     engine.close()
-    torch.distributed.barrier()  # nobody removes a folder that another still reads
+    torch.distributed.barrier()  # no rank removes a folder that another one still reads
     return trace
 
 
 def sampled(values: torch.Tensor) -> torch.Tensor:
-    """Up to MOST_VALUES values of a tensor, evenly spread, in fp32: of a matrix, some of each row and each column."""
+    """Return up to MOST_VALUES evenly spread values of a tensor, in fp32.
+
+    The stride is chosen so that the rows of a matrix contribute different columns.
+    """
     flat = values.detach().flatten().float()
     stride = -(-len(flat) // MOST_VALUES)
-    while math.gcd(stride, len(flat)) > 1:  # or it would come upon the same columns in every row
+    while math.gcd(stride, len(flat)) > 1:  # otherwise every row would contribute the same columns
         stride += 1
     return flat[::stride].clone()
 

@@ -1,8 +1,9 @@
-"""Train the reference of a cell: one process, the whole batch, sums in fp64, AdamW written out, no engine.
+"""Train the reference of a cell: one process, fp64 arithmetic, its own AdamW, and no engine.
 
-An engine may deviate from it as far as rounding goes in its precision class. Monte Carlo arithmetic (Parker, 1997) says
-how far that is: the training is repeated in the cell's micro batches, and every result of an operation gets a random
-error of up to one unit of roundoff. The bound is MARGIN times the largest deviation of these draws.
+An engine may deviate from the reference by as much as rounding explains in the cell's precision class. Monte Carlo
+arithmetic (Parker, 1997) measures this: the training is repeated several times, and every result of an operation gets a
+random relative error of at most one unit roundoff. Each repetition is called a draw. The bound is MARGIN times the
+largest deviation of any draw, plus FLOOR.
 """
 
 from __future__ import annotations
@@ -22,28 +23,28 @@ NUM_DRAWS, NUM_DRAWS_LARGE = 16, 4
 Values = dict[str, torch.Tensor]  # by parameter
 CLIPPING_EPSILON = 1e-6  # torch and DeepSpeed add it to the norm
 
-# What no bound is below, where all draws happen to fall on the reference: some units of fp32.
+# The smallest bound, some units of fp32, because all draws may agree with the reference by chance.
 FLOOR = 16 * ROUNDOFF_FP32
 
 
 @dataclass(frozen=True)
 class Expected:
-    """What the reference gives, and how far from it an engine may be; of steps 1 to NUM_STEPS.
+    """The values of the reference after each of the steps 1 to NUM_STEPS, and the bounds on an engine's deviation.
 
-    Losses are relative to the loss, norms to the norm. Of a parameter: the distance of its values to the reference's,
-    as a share of how far the reference has moved since the start (2-norms).
+    Deviations of losses and norms are relative to the reference's value. The deviation of a parameter is the 2-norm of
+    its difference from the reference, divided by the 2-norm of the reference's total change since the start.
     """
 
     losses: torch.Tensor  # NUM_STEPS
     norms: torch.Tensor
     start: dict[str, torch.Tensor]
     masters: dict[str, torch.Tensor]  # NUM_STEPS x the parameter's shape
-    weights: dict[str, torch.Tensor]  # what is computed with: the masters, rounded to the class
+    weights: dict[str, torch.Tensor]  # used in computation: the masters, rounded to the precision class
     bounds: dict[str, torch.Tensor]  # loss, norm, masters/NAME, weights/NAME: NUM_STEPS each
 
 
 class _Rounded(torch.autograd.Function):
-    """Make each number wrong by up to `roundoff` of it, and its gradient too; the first draw stays exact."""
+    """A random relative error of at most `roundoff` in each value and each gradient. Draw 0 stays exact."""
 
     @staticmethod
     def forward(context: Any, values: torch.Tensor, roundoff: float, generator: torch.Generator) -> torch.Tensor:
@@ -56,7 +57,7 @@ class _Rounded(torch.autograd.Function):
 
 
 class _AsBf16(torch.autograd.Function):
-    """Round to bf16; the gradient goes through as it is."""
+    """Rounding to bf16, with a backward pass that leaves the gradient unchanged."""
 
     @staticmethod
     def forward(context: Any, values: torch.Tensor) -> torch.Tensor:
@@ -74,9 +75,12 @@ def _noisy(values: torch.Tensor, roundoff: float, generator: torch.Generator) ->
 
 
 def expect(cell: Cell) -> Expected:
-    """Train the reference and its draws as this cell's question (`Cell.question`) says."""
+    """Train the reference and its draws, and return the expected values with their bounds.
+
+    Settings that `Cell.question` removes have no effect.
+    """
     model = toy.Toy(cell)
-    # A list, not a set: the order in which errors are drawn makes the bounds, which are to be the same ones every time.
+    # A list, not a set: bounds depend on the order in which errors are drawn, and they must be reproducible.
     trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
     num_draws = 1 + (NUM_DRAWS_LARGE if cell.is_large else NUM_DRAWS)
     start = {name: parameter.detach().double() for name, parameter in model.named_parameters()}
@@ -104,7 +108,10 @@ def expect(cell: Cell) -> Expected:
 def _gradients(
     cell: Cell, trained: Sequence[str], masters: dict[str, torch.Tensor], step: int, generator: torch.Generator
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """Return loss and gradients of one step, a row for each draw: summed over micro batches, then over ranks."""
+    """Return the loss and the gradients of one step, with one row per draw.
+
+    Gradients are summed over micro batches first, and then over ranks.
+    """
     roundoff = ROUNDOFF_FP32 if cell.precision == "fp32" else ROUNDOFF_BF16
     batch = toy.tokens(cell, step)
     loss = torch.zeros(len(next(iter(masters.values()))), dtype=torch.float64)
@@ -132,7 +139,10 @@ def _gradients(
 def _losses(
     cell: Cell, values: Values, tokens: torch.Tensor, roundoff: float, noise: torch.Generator, dropout: torch.Generator
 ) -> list[torch.Tensor]:
-    """Return the shares of the loss of one micro batch, a row for each draw: the toy's forward pass, written out."""
+    """Return the terms of the loss of one micro batch, with one row per draw.
+
+    This is the toy's forward pass, implemented again with random rounding errors.
+    """
     in_bf16 = cell.precision != "fp32"
 
     def rounded(tensor: torch.Tensor, unit: float = roundoff) -> torch.Tensor:
@@ -184,7 +194,7 @@ def _updated(
     learning_rate: float,
     decay: float,
 ) -> torch.Tensor:
-    """Return the parameters after a step of AdamW; the two moments are changed in place."""
+    """Return the parameters after one step of AdamW. `first` and `second`, the moments, are updated in place."""
     beta1, beta2 = toy.BETAS
     first.mul_(beta1).add_(gradient, alpha=1 - beta1)
     second.mul_(beta2).add_(gradient.square(), alpha=1 - beta2)
@@ -221,6 +231,6 @@ def _with_bounds(
 
 
 def _furthest(deviations: torch.Tensor) -> torch.Tensor:
-    """Return the bound of each step: the largest deviation of any draw (row) in this step or before."""
+    """Return the bound of each step: MARGIN times the largest deviation of any draw (row) so far, plus FLOOR."""
     furthest = deviations.abs().max(0).values.cummax(0).values
     return MARGIN * furthest + FLOOR

@@ -1,4 +1,4 @@
-"""Install other releases of the engines in folders of their own, which only the processes that train import from."""
+"""Install other releases of the engines in separate folders, from which only the training processes import."""
 
 from __future__ import annotations
 
@@ -19,15 +19,18 @@ FOLDER = ROOT / ".releases"
 INSTALL_SECONDS = 1800
 LAST_LINES = 3
 DIGITS = 12
-# torch brings what it is linked with, some GB of it; the others take what is installed already.
+# torch is installed with its dependencies, which are some GB. The others use the dependencies that are installed.
 PIP = {"torch": [], "deepspeed": ["--no-deps", "--no-build-isolation"], "accelerate": ["--no-deps"]}
-# What the matrix loads, by a word in the names of the engines that load it, and its sources, which releases share.
+# LOADS: a word in the names of engines -> code that compiles and loads their extension. SOURCES: what it is built from.
 LOADS = {"offload": "from deepspeed.ops.op_builder import CPUAdamBuilder as Builder"}
 SOURCES = ("ops/csrc/adam", "ops/csrc/cpu", "ops/csrc/includes", "ops/op_builder")
 
 
 def parse(requirements: Sequence[str]) -> dict[str, str]:
-    """Read the values of --release, each PACKAGE==VERSION; return versions by package. Raises Refusal."""
+    """Parse the values of --release, and return versions by package.
+
+    Raises Refusal if a value is not PACKAGE==VERSION, or a package has two releases.
+    """
     versions: dict[str, str] = {}
     for text in requirements:
         package, _, version = text.partition("==")
@@ -46,9 +49,11 @@ def parse(requirements: Sequence[str]) -> dict[str, str]:
 
 
 def environment(releases: Mapping[str, str], engines: Collection[str], folder: Path = FOLDER) -> dict[str, str]:
-    """Install releases and compile what these engines load; return the environment in which Python finds them first.
+    """Install releases, compile the extensions that these engines load, and return the environment that selects them.
 
-    What else they need is what is installed; torch alone brings its own. Raises Refusal where one cannot be had.
+    In this environment, Python finds these releases first. Their dependencies are the installed packages; only torch is
+    installed with its own. Raises Refusal if a release cannot be installed or imported, or an extension cannot be
+    compiled.
     """
     chosen = {package: _installed(package, version, folder) for package, version in releases.items()}
     variables = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, chosen.values())), "DS_ACCELERATOR": "cpu"}
@@ -57,7 +62,7 @@ def environment(releases: Mapping[str, str], engines: Collection[str], folder: P
             f"import {package}; found = {package}.__version__; assert found.split('+')[0] == '{version}', found"
         )
         _run(["-c", check_version], variables, f"{package} {version} does not import here")
-    extensions.use_own_folder()  # and with it the ninja of this Python
+    extensions.use_own_folder()  # and the ninja of this Python
     variables |= {name: os.environ[name] for name in ("TORCH_EXTENSIONS_DIR", "PATH")}
     loads = [load for word, load in LOADS.items() if any(word in engine for engine in engines)]
     if "torch" in releases or "deepspeed" in releases:
@@ -71,9 +76,10 @@ def environment(releases: Mapping[str, str], engines: Collection[str], folder: P
 
 
 def _installed(package: str, version: str, folder: Path) -> Path:
-    """Install a release if it is not there yet, and return its folder.
+    """Install a release if it is not installed yet, and return the folder to import it from.
 
-    All releases of a package get the same path, so that two with the same sources have the same commands and one build.
+    The folder is a link that is the same for all releases of a package. Two releases with the same sources therefore
+    have the same compiler commands and share one build.
     """
     place = folder / f"{package}-{version}"
     if not (place / package).is_dir():
@@ -88,7 +94,11 @@ def _installed(package: str, version: str, folder: Path) -> Path:
 
 
 def _digest(torch: str, deepspeed: Path | None) -> str:
-    """Name what a build of the extensions hangs on: the release of torch, and the sources of DeepSpeed."""
+    """Return a digest of what a build of the extensions depends on: the release of torch and DeepSpeed's sources.
+
+    The modification times of the sources are reset, so that releases with equal sources share a build. If `deepspeed`
+    is None, the installed DeepSpeed is used, and only torch counts.
+    """
     digest = hashlib.sha256(torch.encode())
     if deepspeed is None:
         return digest.hexdigest()[:DIGITS]
@@ -96,7 +106,7 @@ def _digest(torch: str, deepspeed: Path | None) -> str:
         for path in sorted((deepspeed / "deepspeed" / source).rglob("*.*")):
             if path.suffix in (".cpp", ".h", ".py"):
                 digest.update(path.read_bytes())
-                os.utime(path, (0, 0))  # not newer than what another release has compiled of it
+                os.utime(path, (0, 0))  # not newer than what was compiled from it for another release
     return digest.hexdigest()[:DIGITS]
 
 

@@ -1,7 +1,8 @@
-"""The toy: a model of some thousand parameters with structures that engines have failed on, and its batches.
+"""The toy, a model of some thousand parameters with structures on which engines have failed, and its batches.
 
-An embedding, a block with a nonlinearity and a residual path, a head that may share the embedding's weights. Nothing is
-drawn from a library's generator, whose numbers change between releases.
+It has an embedding, a block with a nonlinearity and a residual path, and a head that may share the embedding's weights.
+Weights and batches come from a generator in this module, because the numbers of a library's generator may change
+between releases.
 """
 
 from __future__ import annotations
@@ -22,17 +23,17 @@ WIDTH, HIDDEN = 24, 40
 LARGE_WIDTH, LARGE_HIDDEN = 192, 1536  # 603,840 parameters: more than 1 MiB in fp32 on each of two ranks
 FROZEN = ("block.up.weight", "block.up.bias")
 
-# With an epsilon far above the gradients Adam's step is nearly proportional to them: weights show a wrong scale.
+# Epsilon is far above the gradients. Adam's step is then nearly proportional to them, so weights show a wrong scale.
 LEARNING_RATE, LEARNING_RATE_LARGE = 0.1, 0.02
 BETAS, EPSILON, WEIGHT_DECAY = (0.9, 0.95), 0.1, 0.01
 SECOND_LOSS_SHARE = 0.1
-RATES = (0.5, 1.0, 0.25, 0.75)  # of a step, where the rate changes
-GROUP_DECAY = 0.5  # of matrices, where there are groups; vectors have none, and half the rate
+RATES = (0.5, 1.0, 0.25, 0.75)  # factor on the learning rate in each step, if the cell has a schedule
+GROUP_DECAY = 0.5  # of matrices, if the cell has groups; vectors have no decay and half the learning rate
 BUCKET = 800  # elements: the head and a bias fill one, the block's matrices are larger
 
 
 class Block(nn.Module):
-    """The part that activation checkpointing computes twice, and that FSDP2 shards as one."""
+    """The block of the toy, which is the unit of activation checkpointing and of FSDP2's sharding."""
 
     def __init__(self, width: int, hidden: int, drops: bool) -> None:
         super().__init__()
@@ -48,7 +49,11 @@ class Block(nn.Module):
 
 
 class Toy(nn.Module):
-    """Returns logits (sequences x LENGTH x VOCABULARY) and the last hidden states; where it has one output, logits."""
+    """The model of a cell.
+
+    It returns the logits (sequences x LENGTH x VOCABULARY) and the last hidden states, or in a newer variation only the
+    logits.
+    """
 
     def __init__(self, cell: Cell) -> None:
         super().__init__()
@@ -60,7 +65,7 @@ class Toy(nn.Module):
         with torch.no_grad():
             for seed, parameter in enumerate(self.parameters()):
                 scale = 0.5 if parameter.ndim == 1 else 1.5 / math.sqrt(parameter.shape[-1])
-                # Numbers that bf16 has: an engine may make its masters of what it has rounded.
+                # Numbers that bf16 can represent, because an engine may make its masters from rounded weights.
                 parameter.copy_((scale * uniform(parameter.shape, seed)).bfloat16())
         if cell.does("tied"):
             self.head.weight = self.embedding.weight
@@ -80,9 +85,9 @@ class Toy(nn.Module):
 
 
 def uniform(shape: Any, seed: int) -> torch.Tensor:
-    """Return numbers between -1 and 1 in fp64, by the generator splitmix64, which is written out here."""
+    """Return random numbers between -1 and 1 in fp64, from the generator splitmix64, which is implemented here."""
     count = torch.arange(1, math.prod(shape) + 1, dtype=torch.int64)
-    state = (count + (seed + 1) * 0x632BE59BD9B4E019 % (1 << 62)) * -0x61C8864680B583EB  # wraps, as it is to
+    state = (count + (seed + 1) * 0x632BE59BD9B4E019 % (1 << 62)) * -0x61C8864680B583EB  # wraps around, as intended
     for shift, factor in ((30, -0x40A7B892E31B1A47), (27, -0x6B2FB644ECCEEE15)):
         state = (state ^ ((state >> shift) & ((1 << (64 - shift)) - 1))) * factor
     state = state ^ ((state >> 31) & ((1 << 33) - 1))
@@ -90,7 +95,7 @@ def uniform(shape: Any, seed: int) -> torch.Tensor:
 
 
 def dropout_factors(shape: Any, generator: torch.Generator | None = None) -> torch.Tensor:
-    """Return the factors of dropout, 0 or 2. `generator` None: torch's own, as in any dropout."""
+    """Return the factors of dropout, 0 or 2. If `generator` is None, torch's own generator is used."""
     return 2 * torch.empty(shape).bernoulli_(0.5, generator=generator)
 
 
@@ -100,7 +105,7 @@ def seed(step: int, rank: int, micro_batch: int) -> int:
 
 
 def options(cell: Cell, num_dimensions: int) -> dict[str, float]:
-    """Return the optimizer's options (lr, weight_decay) for a parameter of so many dimensions."""
+    """Return the optimizer's options (lr, weight_decay) for a parameter with this number of dimensions."""
     rate = LEARNING_RATE_LARGE if cell.is_large else LEARNING_RATE
     if not cell.does("groups"):
         return {"lr": rate, "weight_decay": WEIGHT_DECAY}
@@ -114,7 +119,10 @@ def tokens(cell: Cell, step: int) -> torch.Tensor:
 
 
 def losses(cell: Cell, model: Any, outputs: Any, tokens: torch.Tensor) -> list[torch.Tensor]:
-    """Return the losses to minimize, as shares of the whole batch's mean that add up to it. `model`: the toy itself."""
+    """Return the losses of a micro batch, scaled so that those of all micro batches add up to the mean of the batch.
+
+    `model` is the toy itself, not the engine around it.
+    """
     if cell.does("part_outside"):
         outputs = (outputs, model.block(outside_inputs(tokens).to(next(model.parameters()).dtype)))
     logits, *hidden = outputs if isinstance(outputs, tuple) else (outputs,)
@@ -128,5 +136,8 @@ def losses(cell: Cell, model: Any, outputs: Any, tokens: torch.Tensor) -> list[t
 
 
 def outside_inputs(tokens: torch.Tensor) -> torch.Tensor:
-    """Return the inputs of the block outside the forward pass: numbers for each token, which bf16 can represent."""
+    """Return the inputs of the block for its call outside the forward pass.
+
+    Each token has a fixed vector of numbers that bf16 can represent.
+    """
     return uniform((VOCABULARY, WIDTH), 100).bfloat16().double()[tokens[:, :-1]]

@@ -16,11 +16,11 @@ NUM_STEPS = 3
 def record(
     model: Any, folder: str | Path, *, steps: int = NUM_STEPS, noise: int | None = None, whole: str | None = None
 ) -> None:
-    """Record the next optimizer steps of `model` into a folder, a file for each rank. Call it on every rank.
+    """Record the next optimizer steps of `model` into a folder, one file per rank. Call this on every rank.
 
-    `noise`: the number of a run with random rounding, which is written to noise-N in that folder. `whole`: complete
-    outputs and gradients of modules whose names begin with this are kept as well. The recording is written when the
-    training continues after `steps`, or ends. Then all hooks are removed.
+    `noise` is the number of a run with random rounding, which is written to the subfolder noise-N; None records without
+    noise. `whole` is a prefix: complete outputs and gradients of modules whose names begin with it are saved, too. When
+    the training continues after `steps` steps, or ends, the recording is written and all hooks are removed.
     """
     from .recording import Recorder
 

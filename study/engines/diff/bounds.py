@@ -1,8 +1,9 @@
 """Bound the effect of rounding on each tensor of a training, and order tensors by execution.
 
-A distance is the 2-norm of the difference of two tensors, told from their sketches. Rounding explains what is within
-MARGIN times the furthest of the runs whose results were rounded otherwise, and within a floor of some units of fp32 of
-what the tensor is a part of. Without such runs the bound is by type and depth, which is a rule of thumb.
+A distance is the 2-norm of the difference of two tensors, estimated from their sketches. The bound of a tensor is
+MARGIN times its largest distance in the runs with noise. It is at least some units of fp32, relative to the group of
+tensors that this one belongs to. Without runs with noise, the bound is estimated from type and depth, which is a rule
+of thumb.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ import numpy as np
 from .recorded import Key, Recording, Seen
 
 MARGIN = 8
-ROUNDOFF = {"bfloat16": 2.0**-8, "float16": 2.0**-11}  # of any other type: fp32's
+ROUNDOFF = {"bfloat16": 2.0**-8, "float16": 2.0**-11}  # unit roundoff; other types have that of fp32
 FP32 = 2.0**-24
 FLOOR = 16 * FP32
-FACTOR = 1e-3  # relative; as near to a multiple counts as one
-FEW = 8  # elements whose step rounding may turn round, that can be told from all others by a sketch
-# In the order in which a step makes them. `update` is told from the weights before and after; `whole` is that of all
-# parameters together, of which the length alone is compared.
+FACTOR = 1e-3  # relative; a tensor this close to a multiple of another one counts as a multiple
+FEW = 8  # a sketch can separate fewer elements than this, whose sign rounding may change, from all others
+# In the order of execution. `update` is the change of a parameter in a step. `whole` is the change of all parameters
+# together, of which only the length is compared.
 KINDS = ("forward", "gradient", "norm", "clipped", "update", "whole")
 
 
@@ -33,9 +34,10 @@ def norm(values: np.ndarray) -> float:
 
 
 def distance(kind: str, ours: Seen, theirs: Seen) -> float:
-    """Return the distance of B's tensor from A's; for the update of all parameters, the difference in length along A's.
+    """Return the distance of B's tensor from A's.
 
-    In that length, single elements hardly count.
+    For the update of all parameters (`whole`), it is the difference between the length of A's update and the length of
+    B's update in A's direction. Single elements hardly change that length.
     """
     if kind == "whole":
         length = norm(ours.sketch)
@@ -44,7 +46,7 @@ def distance(kind: str, ours: Seen, theirs: Seen) -> float:
 
 
 def roundoff(*tensors: Seen) -> float:
-    """Return the unit roundoff of the coarsest of these types."""
+    """Return the unit roundoff of the coarsest type of these tensors."""
     return max(ROUNDOFF.get(tensor.dtype, FP32) for tensor in tensors)
 
 
@@ -62,14 +64,17 @@ class Bounds:
     """The bounds on the effect of rounding for each tensor, and the order of execution."""
 
     def __init__(self, a: Recording, b: Recording, ours: dict[Key, Seen], by_call: bool) -> None:
-        """`ours`: A's tensors. `by_call`: outputs are compared by rank and call, and not their means."""
+        """Compute the bounds from two recordings. `ours` has A's tensors.
+
+        If `by_call`, outputs are compared by rank and call, otherwise only their means over all rows.
+        """
         self._noise: dict[Key, float] = {}
         for key, noise_distance in _distances_of_noise(a, b, by_call):
             self._noise[key] = max(self._noise.get(key, 0.0), noise_distance)
         self.is_marked = not self._noise
         self._unit = max(ROUNDOFF.get(e.dtype, FP32) for each in (a, b) for e in each.ranks[0])  # of the coarsest type
         self._order = _order_of_modules(a)
-        # Some engines do not say in which order backward came to the parameters.
+        # Some engines do not show in which order the backward pass reaches the parameters.
         backward: list[str] = next((each.facts["backward"] for each in (a, b) if each.facts["backward"]), [])
         self._backward = {name: place for place, name in enumerate(backward)}
         self._ours = ours
@@ -100,10 +105,11 @@ class Bounds:
         return separation, bound
 
     def _without_turned(self, key: Key, ours: Seen, theirs: Seen) -> tuple[float, float] | None:
-        """Return distance and bound of an update without the few elements whose sign rounding may change.
+        """Return distance and bound of an update, without the few elements whose sign rounding may change.
 
-        Each of these is in one sum of a sketch: the others are to be alike. A setting of this tensor alone, such as its
-        rate, moves all of them. None: they are too many to be told from the others, or the others are alike.
+        Each of these elements changes only one sum of a sketch, so the other sums should be equal. A wrong setting of
+        this tensor, such as its learning rate, changes all sums. None if there are too many such elements to separate
+        them, or if the other sums are equal.
         """
         expected, most = self._turned(key, ours, [key.name])
         if most >= FEW:
@@ -113,15 +119,15 @@ class Bounds:
         return (moved, explained) if moved > explained else None
 
     def _floor(self, key: Key) -> float:
-        """Return how far rounding moves an update if no sign changes: its own noise and that of the weights."""
+        """Return the bound on an update in which no sign changes, from its own noise and the rounding of weights."""
         weights = self._ours[key._replace(kind="weights")]
         return max(MARGIN * self._noise.get(key, 0.0), 4 * FP32 * norm(weights.sketch))
 
     def _turned(self, key: Key, ours: Seen, names: Sequence[str]) -> tuple[float, float]:
-        """Return how many elements of an update change their sign by rounding: the expected number, and the maximum.
+        """Return the number of elements of an update whose sign rounding may change: the expected one, and the maximum.
 
-        Adam makes steps of full length of what is small in a gradient, rounding too: of an element whose gradient is
-        within its noise the step may have the other sign.
+        Adam makes steps of full length even if a gradient is small. If the gradient of an element is smaller than its
+        noise, the step may therefore have the opposite sign.
         """
         keys = [key._replace(kind="clipped", name=name) for name in names]
         clipped = [each for each in keys if each in self._ours]
@@ -139,7 +145,7 @@ class Bounds:
         size = norm(ours.sketch)
         noise = MARGIN * self._noise.get(key, math.inf) if self._noise else self._by_depth(key) * size
         if key.kind == "forward":
-            # As an autocast output beside one of a model in 16 bits.
+            # For instance, if an autocast output is compared with that of a model in 16 bits.
             of_types = 2 * roundoff(ours, theirs) * size if ours.dtype != theirs.dtype else 0.0
             return max(noise, of_types, FLOOR * size)
         if key.kind == "update":
@@ -149,18 +155,22 @@ class Bounds:
             _, turned = self._turned(key, ours, names)
             return max(noise if self._noise else 0.0, 2 * turned / ours.size * size)
         total = self._totals[_total_of(key)]
-        if key.kind in ("norm", "clipped"):  # which engines add up in an order, and in parts, of their own
+        if key.kind in ("norm", "clipped"):  # each engine adds these up in its own order and parts
             noise = max(noise, FP32 * math.sqrt(self._elements[key.step]) * size)
         return max(noise, FLOOR * total, self._by_depth(key) * total / 8 if self.is_marked else 0.0)
 
     def _bound_of_update(self, key: Key, ours: Seen, size: float) -> float:
         if self.is_marked and self._unit > FP32:
-            return math.inf  # by a rule of thumb nothing can be said of single ones in 16 bits
+            return math.inf  # the rule of thumb cannot judge single updates in 16 bits
         _, turned = self._turned(key, ours, [key.name])
         return max(self._floor(key), 2 * math.sqrt(turned / ours.size) * size)
 
     def _by_depth(self, key: Key) -> float:
-        """Return the relative bound: the roundoff of the coarsest type, growing like a random walk over modules."""
+        """Return the estimated relative bound of a tensor, from type and depth.
+
+        It is MARGIN times the roundoff of the coarsest type, times the square root of modules times steps, because
+        rounding errors are assumed to grow like a random walk.
+        """
         modules = len(self._order)
         depth = 2 * modules
         if key.kind == "forward":
@@ -169,7 +179,7 @@ class Bounds:
 
 
 def _distances_of_noise(a: Recording, b: Recording, by_call: bool) -> Iterator[tuple[Key, float]]:
-    """Return the distance of each tensor of a run with noise from the recording's tensor."""
+    """Yield the distance of each tensor of a run with noise from the tensor of the run without noise."""
     for recording in (a, b):
         exact = recording.values(by_call) if recording.noise else {}
         for draw in recording.noise:

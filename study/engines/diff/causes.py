@@ -1,4 +1,4 @@
-"""Name the likely causes of a first difference by its pattern. They are likely, and never certain."""
+"""Suggest likely causes of a first difference from its pattern. None of them is certain."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from .recorded import Difference, Recording
 
-NEAR = 5e-3  # relative; of a factor and a whole number
-NOTHING = 1e-6  # a factor that is none
+NEAR = 5e-3  # relative tolerance for comparing a factor with another number
+NOTHING = 1e-6  # a factor below this counts as zero
 LOSS_SCALES_FROM = 128  # a power of two from here on may be a loss scale
 
 
@@ -17,9 +17,9 @@ class _Pattern(NamedTuple):
     """The facts about a first difference."""
 
     first: Difference
-    factor: float | None  # that all differences of its kind and step have; None: they have not one
-    is_only_one: bool  # of its kind and step
-    size_over_bound: float  # of what is alike of that kind: how large the largest tensor is over its bound
+    factor: float | None  # common to all differences of its kind and step; None if they have no common one
+    is_only_one: bool  # whether it is the only difference of its kind and step
+    size_over_bound: float  # the maximum of norm / bound over the equal tensors of its kind and step
     a: Recording
     b: Recording
 
@@ -30,9 +30,9 @@ def explain(
     b: Recording,
     sizes_over_bounds: Mapping[tuple[int, str], float],
 ) -> list[str]:
-    """Return the likely causes of the first difference, the most likely first; none if no pattern fits.
+    """Return the likely causes of the first difference, the most likely first; empty if no pattern fits.
 
-    `sizes_over_bounds`: by step and kind, how large the largest tensor that is alike is over its bound.
+    `sizes_over_bounds` has, by step and kind, the maximum of norm divided by bound over the tensors that are equal.
     """
     if not differences:
         return []
@@ -43,7 +43,7 @@ def explain(
 
 
 def uniform_factor(differences: Sequence[Difference]) -> float | None:
-    """Return the factor that all of these differences have; None if they have no common factor."""
+    """Return the common factor of these differences; None if they have none."""
     factors = [difference.factor for difference in differences if difference.factor is not None]
     if len(factors) < len(differences):
         return None
@@ -94,7 +94,7 @@ def _of_output(pattern: _Pattern) -> Iterator[str]:
 
 def _of_gradients(pattern: _Pattern) -> Iterator[str]:
     first, factor = pattern.first, pattern.factor
-    # Whether nothing that is alike lacks the factor: it is so small over its bound that it could have it unseen.
+    # Whether all gradients may have the factor: the equal ones must be so small that their bound could hide it.
     is_of_all = factor is not None and (abs(factor) < NOTHING or abs(factor - 1) * pattern.size_over_bound <= 1)
     if factor is not None and is_of_all:
         yield from _of_factor(factor, pattern)
@@ -161,7 +161,7 @@ def _of_factor(factor: float, pattern: _Pattern) -> Iterator[str]:
 
 
 def _of_count(factor: float, noun: str, counts: tuple[int, int]) -> Iterator[str]:
-    """Yield a cause if a factor is the number of ranks or passes, or one over it."""
+    """Yield a cause if a factor is one of these counts (ranks or forward passes), or one divided by it."""
     for count in dict.fromkeys(counts):
         if count > 1 and _is_near(factor, count):
             yield f"the factor is {count}, the number of {noun}: one training adds up what the other one averages."
@@ -189,5 +189,5 @@ def _loss(recording: Recording) -> float:
 
 
 def _random_state(recording: Recording) -> list[list[float]]:
-    """Return the random state before each rank's first pass; later ones depend on how the batch is split."""
+    """Return the random state before each rank's first pass. Later states depend on how the batch is split."""
     return [next((e.sketch for e in entries if e.kind == "random"), []) for entries in recording.ranks]

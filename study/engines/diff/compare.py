@@ -15,7 +15,7 @@ from .causes import explain
 from .inputs import different_batches, different_weights, outputs_without_rows, some_names
 from .recorded import Difference, Key, Recording, Seen
 
-EXACT = 1e-12  # relative; what the order in which threads add a sketch makes is less
+EXACT = 1e-12  # relative; threads that add up a sketch in another order make a smaller difference
 NAMES = {
     "forward": "output",
     "clipped": "clipped gradient",
@@ -32,23 +32,26 @@ class Result:
 
     a: Recording
     b: Recording
-    is_marked: bool  # the bound is by type and depth: none of them has runs rounded otherwise
+    is_marked: bool  # bounds are estimated from type and depth, because there are no runs with noise
     notes: list[str]
-    replicas: list[str]  # ranks of one training that should be alike and are not
+    replicas: list[str]  # ranks of one training that should be equal but differ, as texts
     differences: list[Difference]  # in the order of execution
-    num_alike: int  # tensors that were compared before the first difference, or in all
-    worst_noise_ratio: float  # of these: the largest distance over its bound
+    num_alike: int  # the equal tensors before the first difference; all tensors if there is no difference
+    worst_noise_ratio: float  # the largest distance of these tensors, divided by its bound
     causes: list[str]
-    unfinished: list[str]  # what keeps equal recordings from being equal trainings: one of them ended early
+    unfinished: list[str]  # trainings that ended early: equal recordings do not prove that they are the same
 
     @property
     def is_same(self) -> bool:
         return not (self.differences or self.replicas or self.unfinished)
 
 
-@np.errstate(invalid="ignore")  # of infinities
+@np.errstate(invalid="ignore")  # subtracting infinities
 def compare(a: Recording, b: Recording) -> Result:
-    """Find the first difference of two trainings. Raises Refusal if nothing differs and none has an update."""
+    """Compare two recordings, and return their differences with the likely causes of the first one.
+
+    Raises Refusal if nothing differs and neither recording has a weight update.
+    """
     steps = min(a.facts["steps"], b.facts["steps"])
     by_call = a.cut == b.cut
     left_out = {} if by_call else outputs_without_rows(a, b, steps)
@@ -91,7 +94,7 @@ def _notes_of_cut(by_call: bool, left_out: Iterable[tuple[int, str]]) -> Iterato
 
 
 class _Pair(NamedTuple):
-    """A tensor in both recordings; None: this recording does not have it."""
+    """A tensor of both recordings; None for a recording that does not have it."""
 
     key: Key
     ours: Seen | None
@@ -101,7 +104,7 @@ class _Pair(NamedTuple):
 def _pairs(
     ours: dict[Key, Seen], theirs: dict[Key, Seen], bounds: Bounds, left_out: dict[tuple[int, str], None]
 ) -> Iterator[_Pair]:
-    """Yield the tensors that are compared, in the order of execution."""
+    """Yield the pairs of tensors that are compared, in the order of execution."""
     for key in sorted(ours | theirs, key=bounds.place):
         is_left_out = key.kind == "forward" and (key.step, key.name) in left_out
         if key.kind in KINDS and not is_left_out:
@@ -109,17 +112,17 @@ def _pairs(
 
 
 class _Judge:
-    """Judge pairs of tensors in the order of execution, and collect the results."""
+    """A judge of pairs of tensors, called in the order of execution, that collects the results."""
 
     def __init__(self, bounds: Bounds, ours: dict[Key, Seen], theirs: dict[Key, Seen]) -> None:
         self.differences: list[Difference] = []
         self.num_alike = 0  # pairs before the first difference
-        self.worst_noise_ratio = 0.0  # of these: the largest distance over its bound
-        # By step and kind, of what is alike: how large the largest tensor is over its bound.
+        self.worst_noise_ratio = 0.0  # the largest distance of these pairs, divided by its bound
+        # By step and kind: the maximum of norm / bound over the equal tensors.
         self.sizes_over_bounds: dict[tuple[int, str], float] = {}
         self._bounds = bounds
         self._has = {"A": {key[:2] for key in ours}, "B": {key[:2] for key in theirs}}  # steps and kinds
-        # What no difference says: kind, and the recording that alone has it -> names.
+        # Missing tensors that do not count as differences: (kind, the only recording that has them) -> names.
         self._only_in_one: dict[tuple[str, str], dict[str, None]] = {}
 
     def judge(self, pair: _Pair) -> None:
@@ -127,7 +130,7 @@ class _Judge:
         if ours is None or theirs is None:
             self._judge_missing(pair)
         elif ours.sketch.shape != theirs.sketch.shape:
-            pass  # nothing can be told of them
+            pass  # tensors of different shapes cannot be compared
         elif infinite := [which for which, seen in (("A", ours), ("B", theirs)) if not _is_finite(seen)]:
             self._judge_infinite(key, infinite)
         else:
@@ -144,15 +147,15 @@ class _Judge:
         key = pair.key
         missing_side, present_side, present = ("A", "B", pair.theirs) if pair.ours is None else ("B", "A", pair.ours)
         assert present is not None
-        # Some engines show none of a kind, or zeros of what takes no part.
+        # Some engines show no tensors of a kind, or zeros for parameters that get no gradient.
         shows_kind = key.kind in ("gradient", "clipped") and key[:2] in self._has[missing_side]
         if key.kind == "whole" or (shows_kind and np.any(present.sketch)):
             self.differences.append(Difference(*key[:3], key.ranks, math.inf, 0.0, None, missing_side))
-        elif key.kind not in ("norm", "update"):  # a norm is not asked for everywhere; weights have their difference
+        elif key.kind not in ("norm", "update"):  # norms are optional; `different_weights` has missing weights
             self._only_in_one.setdefault((key.kind, present_side), {})[key.name] = None
 
     def _judge_infinite(self, key: Key, infinite: list[str]) -> None:
-        # In both: a mask of the script's own in an output, or a step that fp16 may skip.
+        # Not finite in both: the script may have masked an output, or fp16 may skip the step.
         if len(infinite) == 2 and key.kind in ("forward", "gradient", "norm", "clipped"):
             return
         broken = " and ".join(infinite)
@@ -182,7 +185,7 @@ def _ratio(value: float, bound: float) -> float:
 
 
 def _merged(differences: Iterable[Difference]) -> list[Difference]:
-    """Return one difference for each name of a step, with all ranks on which it differs."""
+    """Return one difference per step, kind and name, with all ranks on which the tensor differs."""
     merged: dict[tuple[int, str, str], Difference] = {}
     for difference in differences:
         first = merged.setdefault(difference[:3], difference)
@@ -195,7 +198,7 @@ def _merged(differences: Iterable[Difference]) -> list[Difference]:
 
 
 def _unfinished(a: Recording, b: Recording) -> list[str]:
-    """Say for each recording if its training failed, or ended before the other one."""
+    """Return a line for each recording whose training failed, or ended before the other one."""
     lines = []
     for side, recording, counterpart in (("A", a, b), ("B", b, a)):
         is_shorter = recording.facts["completed"] < min(recording.facts["asked"], counterpart.facts["completed"])
@@ -205,7 +208,10 @@ def _unfinished(a: Recording, b: Recording) -> list[str]:
 
 
 def _unlike_ranks(side: str, recording: Recording) -> list[str]:
-    """Return the first step and kind of tensor in which ranks of one training differ that should be equal."""
+    """Describe the first step and kind of tensor in which ranks of one training differ but should be equal.
+
+    Return a list with one line; empty if no ranks differ.
+    """
     for step in range(recording.facts["steps"] + 1):
         for kind in _REPLICATED:
             if ranks_by_name := _unlike_ranks_by_name(recording, step, kind):
@@ -234,4 +240,4 @@ def _is_alike(ours: Sequence[float], theirs: Sequence[float]) -> bool:
     first, second = np.array(ours), np.array(theirs)
     if first.shape != second.shape or np.array_equal(first, second, equal_nan=True):
         return True
-    return norm(second - first) <= EXACT * max(norm(first), norm(second))  # of a NaN neither holds
+    return norm(second - first) <= EXACT * max(norm(first), norm(second))  # False if there is a NaN

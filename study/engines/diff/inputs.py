@@ -13,7 +13,10 @@ MOST_NAMES = 5  # that a line lists
 
 
 def different_batches(a: Recording, b: Recording, steps: int) -> Iterator[Difference]:
-    """Return the first step whose batches have different rows; nothing after it can be compared."""
+    """Yield the first difference between the batches, if there is one. Nothing after it can be compared.
+
+    A different order of rows counts only if both trainings split the batch in the same way.
+    """
     for step in range(1, steps + 1):
         ours, theirs = (_rows(recording, step) for recording in (a, b))
         if ours == theirs:
@@ -30,7 +33,7 @@ def _rows(recording: Recording, step: int, part: str = "") -> list[list[float]]:
 
 
 def _different_tensors(a: Recording, b: Recording, step: int) -> str:
-    """Say which of the tensors that the forward passes were given have other rows, where some have the same."""
+    """Describe which tensors of the forward passes' inputs have different rows, and which have the same."""
     names = dict.fromkeys(e.name for entries in (*a.ranks, *b.ranks) for e in entries if e.kind == "batch" and e.name)
     differ = [
         name for name in names
@@ -43,15 +46,16 @@ def _different_tensors(a: Recording, b: Recording, step: int) -> str:
 
 
 def some_names(names: Sequence[str]) -> str:
-    """Return the first of these names of outputs, and how many more there are."""
+    """Return a text with the first MOST_NAMES of these output names, and the number of the others."""
     names_shown = ", ".join(f"the model{name}" if name[:1] in ("", ":") else name for name in names[:MOST_NAMES])
     return names_shown + (f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else "")
 
 
 def outputs_without_rows(a: Recording, b: Recording, steps: int) -> dict[tuple[int, str], None]:
-    """Return the outputs, by step and name, whose mean depends on how the batch is split: scalars and layer states.
+    """Return the outputs, by step and name, whose mean depends on how the batch is split.
 
-    Where both have passed the same rows together, in whatever order of passes and ranks, no mean does.
+    Examples are scalars and states of layers. If the forward passes of both trainings have the same rows, in any order
+    of passes and ranks, the result has no outputs of that step.
     """
     without_rows: dict[tuple[int, str], None] = {}
     for step in range(1, steps + 1):
@@ -64,14 +68,13 @@ def outputs_without_rows(a: Recording, b: Recording, steps: int) -> dict[tuple[i
     return without_rows
 
 
-Shapes = Sequence[tuple[int | None, list[int]]]  # of an output: the rows of each pass (None: unknown), and its shape
+Shapes = Sequence[tuple[int | None, list[int]]]  # of one output, by call: rows in its pass (None: unknown), shape
 
 
 def _has_rows(ours: Shapes, theirs: Shapes) -> bool:
-    """Say whether the first dimension of an output is the rows of the batch, or parts of them such as tokens.
+    """Return whether the first dimension of an output counts rows of the batch, or parts of rows such as tokens.
 
-    A dimension that is not of rows is the same in each pass, so that it has another sum where a batch is cut into more
-    passes.
+    Any other dimension has the same length in each pass, so its sum changes if a batch is split into more passes.
     """
     shapes = [*ours, *theirs]
     if not all(shape for _, shape in shapes) or sum(s[0] for _, s in ours) != sum(s[0] for _, s in theirs):
@@ -84,7 +87,7 @@ def _has_rows(ours: Shapes, theirs: Shapes) -> bool:
 
 
 def different_weights(ours: dict[Key, Seen], theirs: dict[Key, Seen]) -> Iterator[Difference]:
-    """Return weights that are missing or differ before the first step by more than rounding to the coarser type."""
+    """Yield the weights before the first step that are missing, or differ by more than rounding to the coarser type."""
     for key in ours | theirs:
         if (key.step, key.kind) != (0, "weights"):
             continue

@@ -1,4 +1,4 @@
-"""Read recordings strictly, and define a difference."""
+"""Read and validate the recordings of trainings. Also defines `Difference`, the result of comparing a tensor."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ SIZE = 32  # numbers of a sketch
 
 
 class Key(NamedTuple):
-    """The identity of a tensor of a training."""
+    """The identity of a recorded tensor."""
 
     step: int
     kind: str
     name: str
-    place: Any  # (rank, call), a call of rank 0, or None for the mean of all
+    place: Any  # (rank, call); only the call, for rank 0; or None, for the mean over all ranks and calls
 
     @property
     def rank(self) -> int | None:
@@ -37,7 +37,7 @@ class Key(NamedTuple):
 
     @property
     def ranks(self) -> list[int]:
-        """The ranks that a difference names; empty: all ranks together."""
+        """The tensor's rank, as a list; empty if the tensor does not belong to a single rank."""
         return [] if self.rank is None else [self.rank]
 
 
@@ -46,16 +46,16 @@ class Damaged(Refusal):
 
 
 class Entry(NamedTuple):
-    """One recorded tensor; entries are in the order of execution of a rank."""
+    """One recorded tensor. The entries of a rank are in the order of execution."""
 
     step: int  # from 1; the weights of step 0 are those before the first
     kind: str  # batch, random, forward, loss, gradient, norm, clipped, weights, held
     name: str
     call: int  # which call of it in the step, from 0
-    rows: int  # of an output: how many rows are in the mean; of anything else: its elements
+    rows: int  # for an output, the number of rows in the mean; otherwise the number of elements
     dtype: str
     sketch: list[float]
-    shape: list[int]  # of an output; of anything else empty
+    shape: list[int]  # of an output; otherwise empty
 
     @property
     def is_whole_batch(self) -> bool:
@@ -73,7 +73,7 @@ class Seen(NamedTuple):
 
 @dataclass
 class Recording:
-    """A folder of recordings, one for each rank, with the runs with noise of the same training."""
+    """The recording of a training on all of its ranks, and the runs with noise that belong to it."""
 
     folder: Path
     ranks: list[list[Entry]]
@@ -84,7 +84,8 @@ class Recording:
     def read(cls, folder: Path) -> Recording:
         """Read a folder of one recording, and the runs with noise that belong to it.
 
-        Raises Refusal if there is none, or another release made it; Damaged if it is not one whole recording.
+        Raises Refusal if there is no recording, or if another release of zero-study made it. Raises Damaged if a file
+        is damaged or missing, or if the files belong to different recordings.
         """
         files = {int(match[1]): path for path in _listed(folder) if (match := FILE.fullmatch(path.name))}
         if not files:
@@ -111,7 +112,7 @@ class Recording:
                 f"{folder}: this folder has ranks {', '.join(map(str, sorted(files)[:8]))} of a training on "
                 f"{world_size} ranks. Record all of them again."
             )
-        # A rank that ended before the others has the last word on how far the training came.
+        # The rank that ended first determines how many steps the training completed.
         first = min(facts, key=lambda each: (each["completed"], each["raised"] is None))
         facts[0] |= {name: first[name] for name in ("completed", "raised")}
         noise = [cls.read(path) for path in sorted(folder.glob("noise-*")) if path.is_dir()]
@@ -131,7 +132,7 @@ class Recording:
 
     @property
     def ended_early(self) -> str | None:
-        """Say how the training ended before as many steps were recorded as were asked for; None if it did not."""
+        """A text on how the training ended before all requested steps were recorded; None if it did not end early."""
         completed, num_requested, raised = (self.facts[name] for name in ("completed", "asked", "raised"))
         if completed >= num_requested:
             return None
@@ -144,25 +145,28 @@ class Recording:
 
     @property
     def batches(self) -> list[tuple[int, list[float]]]:
-        """Return the inputs of rank 0, by step."""
+        """The inputs of rank 0: for each forward pass, the step and a digest of each row."""
         return [(entry.step, entry.sketch) for entry in self.ranks[0] if entry.is_whole_batch]
 
     @cached_property
     def cut(self) -> list[list[int]]:
-        """Return how a batch is split: for each rank, the rows of each forward pass of the first step."""
+        """The split of a batch: for each rank, the number of rows in each forward pass of the first step."""
         return [[len(rows) for rows in passes] for passes in self.rows(1)]
 
     def rows(self, step: int, part: str = "") -> list[list[list[float]]]:
-        """Return the inputs of each forward pass of a step, by rank: a digest of each row.
+        """Return a digest of each row of a step's inputs, as lists by rank, forward pass and row.
 
-        `part`: only of one tensor.
+        `part` is the name of one input tensor; empty for all tensors together.
         """
         return [
             [e.sketch for e in entries if (e.kind, e.step, e.name) == ("batch", step, part)] for entries in self.ranks
         ]
 
     def shapes(self, step: int) -> dict[str, list[tuple[int | None, list[int]]]]:
-        """Return the shapes of each output of a step, each with the rows of its forward pass (None: unknown)."""
+        """Return the shapes of each output of a step, by name, one per call.
+
+        Each comes with the number of rows of its forward pass, which is None if it is unknown.
+        """
         shapes: dict[str, list[tuple[int | None, list[int]]]] = {}
         for entries, passes in zip(self.ranks, self.rows(step), strict=True):
             outputs: dict[str, list[Entry]] = {}
@@ -178,7 +182,8 @@ class Recording:
     def values(self, by_call: bool) -> dict[Key, Seen]:
         """Return the recorded tensors by key, in the order of rank 0.
 
-        `by_call`: outputs by rank and call, else their mean.
+        If `by_call`, the tensors of all ranks are returned by rank and call. Otherwise outputs are means over all rows,
+        and all other tensors are those of rank 0.
         """
         tensors: dict[Key, Seen] = {}
         outputs: dict[Key, list[Seen]] = {}
@@ -195,14 +200,14 @@ class Recording:
 
 
 def _mean(outputs: list[Seen]) -> Seen:
-    """Return the mean over all rows from the means over the rows of each pass."""
+    """Return the mean over all rows, computed from the mean of each pass."""
     total = max(1, sum(output.size for output in outputs))
     mean = np.sum([output.size / total * output.sketch for output in outputs], axis=0)
     return Seen(mean, outputs[0].dtype, total)
 
 
 def _updates(tensors: dict[Key, Seen]) -> Iterator[tuple[Key, Seen]]:
-    """Return the update of each parameter, and that of all parameters concatenated as `whole`."""
+    """Yield the update of each parameter, and the concatenated updates of all parameters, which are named `whole`."""
     together: dict[tuple[int, Any], list[Seen]] = {}
     for key, seen in tensors.items():
         if key.kind == "weights" and key.step and (before := tensors.get(key._replace(step=key.step - 1))):
@@ -221,7 +226,7 @@ def _listed(folder: Path) -> list[Path]:
         raise Refusal(f"{folder}: there is no recording here ({error.strerror}). See docs/diff.md.") from None
 
 
-# Of the facts of a rank: what each has to be.
+# A function for each fact of a rank that says whether its value is valid.
 _FACTS: dict[str, Any] = {
     "rank": lambda value: _is_count(value, MOST_RANKS),
     "world_size": lambda value: _is_count(value, MOST_RANKS) and value > 0,
@@ -242,7 +247,7 @@ def _is_count(value: Any, most: int = 1 << 53) -> bool:
 
 
 def _read_rank(path: Path) -> tuple[dict[str, Any], list[Entry]]:
-    """Read one rank's file strictly. Raises Damaged, and Refusal for the file of another release."""
+    """Read and validate one rank's file. Raises Damaged if it is invalid, Refusal if another release wrote it."""
     try:
         content = json.loads(decompressed(read_whole(path)))
     except (OSError, ValueError, RecursionError) as error:
@@ -273,7 +278,7 @@ def _read_rank(path: Path) -> tuple[dict[str, Any], list[Entry]]:
 
 
 def _is_entry(entry: Any) -> bool:
-    """Say whether these are the values of an Entry, of types and sizes that a recording has."""
+    """Return whether these values have the types and sizes of an `Entry`."""
     if not isinstance(entry, list) or len(entry) != len(Entry._fields):
         return False
     step, kind, name, call, rows, dtype, sketch, shape = entry
@@ -308,9 +313,9 @@ class Difference(NamedTuple):
     step: int
     kind: str
     name: str
-    ranks: list[int]  # on which it differs; empty: of all together
-    distance: float  # over the norm of A's
-    bound: float  # the same
-    factor: float | None  # B is so many times A; None: it is no multiple
-    missing: str | None  # in which of A and B there is none, or A has zeros
-    broken: str = ""  # in which of them it is not finite
+    ranks: list[int]  # on which the tensor differs; empty if it belongs to all ranks together
+    distance: float  # relative to the norm of A's tensor
+    bound: float  # also relative to the norm of A's tensor
+    factor: float | None  # B's tensor is A's, multiplied by this; None if it is not a multiple
+    missing: str | None  # A or B: the side without the tensor; A also if A's tensor is zero; None: neither
+    broken: str = ""  # A, B, or A and B: the side on which the tensor is not finite

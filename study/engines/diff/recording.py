@@ -1,8 +1,9 @@
-"""Record a training: sketches of the tensors of its first optimizer steps, in the order of execution.
+"""Record sketches of the tensors in the first optimizer steps of a training, in the order of execution.
 
-Of each step: the batch and the random state of every forward pass, each module's outputs, what backward is called on,
-each parameter's gradient as the engine averages it, its norm, the gradient as the optimizer gets it, and the weights
-after. Nothing of the training is changed, and nothing is left of this after the last of these steps.
+The recording of a step contains the batch and the random state of every forward pass, the outputs of each module, the
+loss, each parameter's gradient as the engine averages it, the gradient norm, each gradient as the optimizer gets it,
+and the weights after the update. Without noise, the recording changes no result. All hooks are removed after the last
+recorded step.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from .recorded import FILE, FORMAT, Entry, token_of
 from .rounding import Rounding
 from .sketch import SIZE, of_rows, sketch
 
-# Parts of a module's name that a wrapper has put there.
+# Parts of a module's name that come from wrappers.
 _WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module")
 
 
@@ -51,30 +52,30 @@ def canonical(name: str) -> str:
     return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
 
 
-_num_recordings: Counter[Path] = Counter()  # that this process has begun, by folder
+_num_recordings: Counter[Path] = Counter()  # recordings that this process has begun, by folder
 
 
 class Recorder:
-    """Listen to modules, backward, clipping and updates until all steps are recorded."""
+    """A recorder that listens to modules, backward, clipping and updates until all steps are recorded."""
 
     def __init__(self, folder: Path, steps: int, noise: int | None, whole: str | None) -> None:
-        self._whole = whole  # what begins so is kept as it is
+        self._whole = whole  # a prefix of names of modules; their tensors are saved completely
         self._kept: dict[tuple[Any, ...], torch.Tensor] = {}
         self._folder = folder if noise is None else folder / f"noise-{noise}"
-        self._of = None if noise is None else token_of(folder, rank())  # the recording that the noise is of
-        self._token = ""  # which all ranks share, from the first step on
+        self._of = None if noise is None else token_of(folder, rank())  # the recording that the noise belongs to
+        self._token = ""  # identifies the recording on all ranks, from the first step on
         _num_recordings[self._folder] += 1
         _remove_earlier(self._folder, noise is None)
         self._steps = range(1, steps + 1)
-        self._entries: dict[tuple[int, str, str, int], Entry] = {}  # by what they begin with
+        self._entries: dict[tuple[int, str, str, int], Entry] = {}  # by their first four fields
         self._model: Any = None
-        self._names: dict[int, str] = {}  # of modules
+        self._names: dict[int, str] = {}  # of modules, by id
         self._backward: dict[str, None] = {}  # parameters, in the order in which backward first came to them
         self._parameters: list[tuple[str, Any]] = []
-        self._step = 0  # that is under way; 0: none is yet
-        self._updated = {""}  # parameters, in this step; once there are any, the next forward pass begins another
+        self._step = 0  # the current step; 0 before the first one
+        self._updated = {""}  # parameters of this step; if there are any, the next forward pass begins a new step
         self._calls: Counter[tuple[str, str | None]] = Counter()
-        self._asked: set[str] = set()  # of which a norm is asked in this step, before they are clipped
+        self._asked: set[str] = set()  # parameters whose norm was computed in this step, before clipping
         self._moments: dict[str, list[float]] = {}  # sketches
         self._has_ended = False
         self._depth = 0
@@ -92,7 +93,7 @@ class Recorder:
         self._stack.callback(register_optimizer_step_post_hook(self._after_update).remove)
         atexit.register(self.end)
 
-    # ------------------------------------------------------------ whose
+    # ------------------------------------------------------------ the recorded model
 
     def adopt(self, model: Any) -> None:
         """Choose the model that is recorded, with all its modules."""
@@ -100,14 +101,14 @@ class Recorder:
         self._model = model
         self._names = {}
         for name, module in model.named_modules():
-            self._names[id(module)] = canonical(name)  # a wrapper's name is that of what it wraps, which comes later
+            self._names[id(module)] = canonical(name)  # a wrapper has the name of the module in it, which comes later
         inner = {name: key for key, name in self._names.items()}
         self._names = {key: name for name, key in inner.items()}
         self._parameters = [(canonical(name), parameter) for name, parameter in model.named_parameters()]
         if is_deepspeed(model):
             self._stack.enter_context(listening(type(model), "step", self._on_engine_step))
         for name, parameter in self._parameters:
-            # FSDP2 gives its shards a gradient by itself: autograd never comes to them.
+            # FSDP2 sets the gradients of its shards itself, so autograd would never call this hook.
             if parameter.requires_grad and parameter.is_leaf and not hasattr(parameter, "full_tensor"):
                 hook = parameter.register_post_accumulate_grad_hook(functools.partial(self._on_gradient, name))
                 self._stack.callback(hook.remove)
@@ -117,7 +118,10 @@ class Recorder:
         self._backward.setdefault(name)
 
     def _adopts(self, module: torch.nn.Module) -> bool:
-        """Say whether the outermost training module is the model, contains it, or is a part of it."""
+        """Return whether the outermost module that trains is the recorded model or a part of it.
+
+        If no model was adopted yet, or the module contains the model, the module is adopted first.
+        """
         module = uncompiled(module)
         parts = set(map(id, module.modules()))
         is_wider = self._model is None or (not self._step and module is not self._model and id(self._model) in parts)
@@ -125,7 +129,7 @@ class Recorder:
             self.adopt(module)
         return id(module) in self._names or module is self._model
 
-    # ------------------------------------------------------------ what is listened to
+    # ------------------------------------------------------------ listeners
 
     def _on_module(self, call: Any, module: torch.nn.Module, *arguments: Any, **options: Any) -> Any:
         is_outermost = self._depth == 0
@@ -136,7 +140,7 @@ class Recorder:
             if not (trains and self._adopts(module) and self._begins(arguments, options)):
                 return call(module, *arguments, **options)
         self._depth += 1
-        # What torch.compile's wrapper has in it may be called past the listener, or not.
+        # The module in torch.compile's wrapper may be called without this listener, so both have the same name.
         name = self._names.get(id(uncompiled(module)))
         before = self._calls["forward", name]
         try:
@@ -149,7 +153,7 @@ class Recorder:
         return outputs
 
     def _begins(self, arguments: Any, options: Any) -> bool:
-        """Begin a forward pass, of a new step after an update; return False if all steps are recorded."""
+        """Begin a forward pass, and a new step if weights were updated. Return False if all steps are recorded."""
         if self._updated:
             self._next_step()
         if self._step > len(self._steps):
@@ -172,7 +176,7 @@ class Recorder:
         call = self._calls["forward", name]
         self._calls["forward", name] += 1
         for number, leaf in enumerate(tree_leaves(outputs)):
-            # Not what torch.func maps over, of which there is no whole.
+            # Tensors in a transform of torch.func are left out, because they have no complete value.
             if type(leaf) is torch.Tensor and leaf.is_floating_point() and not is_functorch_wrapped_tensor(leaf):
                 rows, sums = of_rows(leaf)
                 part = f"{name}:{number}" if number else name
@@ -180,7 +184,7 @@ class Recorder:
                 self._keep("forward", part, call, leaf)
 
     def _on_backward(self, call: Any, tensors: Any, *arguments: Any, **options: Any) -> Any:
-        without_values = any(isinstance(leaf, FakeTensor) for leaf in tree_leaves(tensors))  # a script counts FLOPs
+        without_values = any(isinstance(leaf, FakeTensor) for leaf in tree_leaves(tensors))  # as if FLOPs are counted
         if self._is_in_backward or not self._step or without_values:
             return call(tensors, *arguments, **options)
         self._is_in_backward = True
@@ -220,11 +224,11 @@ class Recorder:
         return result
 
     def _before_update(self, optimizer: torch.optim.Optimizer) -> None:
-        if own := self._own(optimizer):  # at a step's first update all, also what no optimizer has
+        if own := self._own(optimizer):  # at a step's first update all parameters, even those without an optimizer
             self._read_gradients("clipped", own if self._updated else self._parameters)
 
     def _after_update(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        if own := self._own(optimizer):  # no pass may follow; one that does reads all weights again
+        if own := self._own(optimizer):  # perhaps no pass follows; if one does, it reads all weights again
             self._read_weights(own if self._updated else self._parameters)
             self._updated.update(name for name, _ in own)
 
@@ -246,7 +250,7 @@ class Recorder:
             self._updated.update(name for name, _ in self._parameters)
         return result
 
-    # ------------------------------------------------------------ what is read
+    # ------------------------------------------------------------ reading tensors
 
     def _read_weights(self, parameters: list[tuple[str, Any]]) -> None:
         for name, parameter in parameters:
@@ -258,8 +262,11 @@ class Recorder:
                 self._add("held", name, sums if master is None else sketch(parameter), of=parameter)
 
     def _read_gradients(self, kind: str, parameters: list[tuple[str, Any]]) -> None:
-        """Record gradients in the order of the backward pass. Without clipping, they count as clipped, too."""
-        if not self._updated.isdisjoint(name for name, _ in parameters):  # another update, and no pass before it
+        """Record gradients in the order of the backward pass.
+
+        If the script does not clip, the same gradients are also recorded as clipped.
+        """
+        if not self._updated.isdisjoint(name for name, _ in parameters):  # another update without a pass before it
             self._next_step()
         scale = getattr(getattr(self._model, "optimizer", None), "loss_scale", 1.0)  # of DeepSpeed under fp16
         for name, parameter in reversed(parameters):
@@ -271,7 +278,10 @@ class Recorder:
                     self._keep(each, name, 0, gradient)
 
     def _read_moments(self, optimizer: Any) -> None:
-        """Record a ZeRO optimizer's gradients from the change of Adam's first moment: it clips within its step."""
+        """Record a ZeRO optimizer's clipped gradients, computed from the change of Adam's first moment.
+
+        ZeRO clips within its step, so the clipped gradients cannot be read directly.
+        """
         groups = getattr(getattr(optimizer, "optimizer", optimizer), "param_groups", [{}])
         beta = groups[0].get("betas", (None,))[0]
         if beta is None or not full_tensors.have_moments(optimizer, (parameter for _, parameter in self._parameters)):
@@ -293,7 +303,7 @@ class Recorder:
             self._add("norm", "", [float(norm)])
 
     def _add(self, kind: str, name: str, sums: list[float], of: Any = None) -> None:
-        """Add a parameter's tensor; the one that is read last in a step counts."""
+        """Add an entry. If `of`, a parameter, is given, a later entry in the same step replaces an earlier one."""
         call = self._calls[kind, name] if of is None else 0
         self._calls[kind, name] += 1
         size = 1 if of is None else whole_size(of)
@@ -307,13 +317,13 @@ class Recorder:
     def end(self, raised: BaseException | None = None) -> None:
         """Write the recording and remove all hooks; a second call does nothing.
 
-        `raised`: the error that ended the script.
+        `raised` is the error that ended the script; None if there was none.
         """
         atexit.unregister(self.end)
         self._stack.close()
         if self._entries and not self._has_ended:
             facts = {} if self._model is None else _facts(self._model)
-            steps = min(self._step, len(self._steps))  # updates without a pass before them go on counting
+            steps = min(self._step, len(self._steps))  # updates without a pass may count further
             completed = min(self._step if self._updated else self._step - 1, steps)
             entries = [entry for entry in self._entries.values() if entry.step <= steps]
             content = {
@@ -334,10 +344,11 @@ class Recorder:
 
 
 def _remove_earlier(folder: Path, is_plain: bool) -> None:
-    """Remove what an earlier recording left, so that it cannot answer for this one; only what this program writes.
+    """Remove the files of an earlier recording, so that they cannot be mistaken for files of this one.
 
-    Each rank removes its own file, and rank 0 those of ranks that this training does not have. Runs with noise are of
-    the recording that they were made beside, and go with it.
+    Each rank removes its own file, and rank 0 also those of ranks that this training does not have. If the new
+    recording is without noise (`is_plain`), rank 0 also removes the runs with noise, which belong to the earlier
+    recording. Files that this program does not write are kept.
     """
     own, world_size = rank(), int(os.environ.get("WORLD_SIZE", "1"))
     for path in folder.glob("rank-*"):
@@ -354,9 +365,10 @@ def _remove_earlier(folder: Path, is_plain: bool) -> None:
 
 
 def _shared_token(folder: Path) -> str:
-    """Return a random name of this recording that all of its ranks have.
+    """Return an identifier of this recording that is the same on all of its ranks.
 
-    Ranks of a process group agree on it by the group's store, other processes of one launch by their launcher.
+    Ranks of a process group share a random one in the group's store. Without a group, ranks of one launch derive it
+    from their launcher.
     """
     mine = secrets.token_hex(16)
     if dist.is_initialized() and dist.get_world_size() > 1:
@@ -372,7 +384,7 @@ def _shared_token(folder: Path) -> str:
 
 def _name_of_failure(raised: BaseException | None) -> str | None:
     """Return the name of the error that ended a script; None if it ended normally."""
-    failure = raised if raised is not None else getattr(sys, "last_value", None)  # as the interpreter has printed it
+    failure = raised if raised is not None else getattr(sys, "last_value", None)  # set by the interpreter
     if failure is None or (isinstance(failure, SystemExit) and failure.code in (None, 0)):
         return None
     return type(failure).__name__
@@ -387,7 +399,7 @@ def _facts(model: Any) -> dict[str, Any]:
 
 
 def _digests(arguments: Any, options: Any) -> dict[str, list[float]]:
-    """Return a digest for each row of a batch: for each of its tensors by name, and under "" for all of them."""
+    """Return a digest of each row of a batch, for each tensor by its name, and for all tensors together under ""."""
     leaves, _ = tree_flatten_with_path((list(arguments), options))
     tensors = {_name_of(path): leaf.detach() for path, leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.ndim}
     rows = len(next(iter(tensors.values()))) if tensors else 0
@@ -405,7 +417,7 @@ def _digests(arguments: Any, options: Any) -> dict[str, list[float]]:
 
 
 def _name_of(path: tuple[Any, ...]) -> str:
-    """Name an input of a forward pass: by its keyword, or as argument 1, 2 and so on."""
+    """Return the name of a forward pass's input: its keyword, or its position as argument 1, 2 and so on."""
     (_, *inner), is_positional = path, path[0].idx == 0
     keys = [str(getattr(part, "key", getattr(part, "idx", part))) for part in inner]
     return f"argument {int(keys[0]) + 1}" + "".join(f".{key}" for key in keys[1:]) if is_positional else ".".join(keys)

@@ -1,6 +1,6 @@
 """Run a training in Monte Carlo arithmetic (Parker, 1997): every result is rounded up or down at random.
 
-What this does not reach: arithmetic within an engine's own kernels, collectives, and updates.
+Arithmetic in an engine's own kernels, collectives and weight updates is not rounded at random.
 """
 
 from __future__ import annotations
@@ -11,14 +11,15 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-# They move numbers and make none.
+# These operators copy or set numbers, and compute none.
 _MOVES = {"copy_", "clone", "detach", "_to_copy", "lift_fresh", "fill_", "zero_", "empty_like", "zeros_like"}
 
 
 class Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Move each floating result of an operator by one unit in its last place, up or down, or leave it.
+    """A mode that moves floating-point results by one unit in the last place, up or down, or leaves them unchanged.
 
-    Zeros, infinities, views and copies stay as they are. `seed`: of coins of its own, which no script's generator sees.
+    The choice is random for each element. Zeros, infinities, views and copies stay unchanged. `seed` starts a separate
+    generator, so the script's random numbers do not change.
     """
 
     def __init__(self, seed: int) -> None:
@@ -27,7 +28,7 @@ class Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(hasattr(kind, "__tensor_flatten__") for kind in types):
-            return NotImplemented  # a DTensor: its parts come by themselves
+            return NotImplemented  # a DTensor: its local tensors are dispatched separately
         result = func(*args, **(kwargs or {}))
         if func.namespace == "aten" and not _moves_only(func) and _has_floats(args):
             for leaf in tree_leaves(result):
@@ -43,7 +44,7 @@ class Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _moves_only(func: Any) -> bool:
-    """Say whether an operator makes a view, or copies numbers unchanged."""
+    """Return whether an operator makes a view, or copies or sets numbers without computing any."""
     aliases = [result.alias_info for result in func._schema.returns]
     is_view = any(alias is not None and not alias.is_write for alias in aliases)
     return is_view or func._schema.name.rpartition("::")[2] in _MOVES

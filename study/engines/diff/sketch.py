@@ -1,8 +1,9 @@
-"""Sketch tensors: a few numbers, linear in the tensor, from which the distance of two tensors follows.
+"""Sketch tensors: reduce each to a few numbers, from which the distance of two tensors can be estimated.
 
-A count sketch (Charikar, Chen and Farach-Colton, 2002): each element is added, or taken away, in one of SIZE sums, by a
-hash of its place. The 2-norm of a sketch is the tensor's, to sqrt(2 / SIZE) in the mean, and so is that of the
-difference of two. The hash is arithmetic of whole numbers: the same on every device and in every release of torch.
+This is a count sketch (Charikar, Chen and Farach-Colton, 2002). Each element is added to, or subtracted from, one of
+SIZE sums; a hash of its position decides. The 2-norm of a sketch estimates that of the tensor, with a mean relative
+error below sqrt(2 / SIZE). A sketch is linear in the tensor, so this also holds for the difference of two. The hash
+uses integer arithmetic, which is the same on every device and in every release of torch.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import torch
 
 from .recorded import SIZE as SIZE
 
-PART = 2**22  # elements that are taken at once
+PART = 2**22  # elements that are processed at once
 _MIX = (-7046029254386353131, -4658895280553007687, -7723592293110705685)  # splitmix64's constants
 
 
@@ -29,9 +30,10 @@ def sketch(tensor: torch.Tensor) -> list[float]:
 
 
 def of_rows(tensor: torch.Tensor) -> tuple[int, list[float]]:
-    """Return the number of rows of a tensor, and the sketch of their mean, which is the same however a batch is split.
+    """Return the number of rows of a tensor, and a sketch of their mean and of the mean of their magnitudes.
 
-    Behind it the mean of their magnitudes, as what BatchNorm returns has the same mean whatever it is.
+    Means do not depend on how a batch is split. Magnitudes are included because the mean of BatchNorm's output is the
+    same for all inputs.
     """
     rows = tensor.detach().to_dense() if tensor.layout is not torch.strided else tensor.detach()
     rows = (rows if rows.ndim else rows.reshape(1)).to(_wide(rows))
@@ -39,7 +41,7 @@ def of_rows(tensor: torch.Tensor) -> tuple[int, list[float]]:
 
 
 def _wide(tensor: torch.Tensor) -> torch.dtype:
-    return torch.float32 if tensor.device.type == "mps" else torch.float64  # which has no fp64
+    return torch.float32 if tensor.device.type == "mps" else torch.float64  # MPS has no fp64
 
 
 def _hash(places: torch.Tensor) -> torch.Tensor:

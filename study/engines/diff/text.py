@@ -1,4 +1,4 @@
-"""Print the result of `zero-study diff`, and make the JSON of its `--output`."""
+"""Format the result of `zero-study diff` as text, and as the JSON of its `--output`."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def text(result: Result) -> str:
 
 
 def _answer(result: Result) -> list[str]:
-    """Say whether the trainings are the same, and name the first difference."""
+    """Return lines that say whether the trainings are the same, and what the first difference is."""
     if result.is_same:
         return ["No difference: rounding explains all deviations between the two trainings."]
     lines = [f"Ranks differ within one training: {line}." for line in result.replicas]
@@ -68,7 +68,7 @@ def printable(line: str) -> str:
 
 
 def describe(first: Difference, alike: list[Difference]) -> str:
-    """Describe one difference in words. `alike`: all differences of its kind and step."""
+    """Return a text that describes one difference. `alike` has all differences of its kind and step."""
     step, kind, name, ranks, distance, bound, factor, missing, broken = first
     if kind == "batch":
         return f"the batch of step {step}: {name}"
@@ -119,7 +119,7 @@ def _summary(recording: Recording) -> str:
 
 
 def _rest(result: Result) -> str:
-    """Count the differences by kind in the step of the first one, and those of later steps."""
+    """Return a text with the numbers of differences: by kind in the step of the first one, and in later steps."""
     step = result.differences[0].step
     counts = Counter(difference.kind for difference in result.differences if difference.step == step)
     now = ", ".join(_counted(counts[kind], NAMES.get(kind, kind)) for kind in KINDS if counts[kind])
@@ -133,7 +133,7 @@ def _counted(number: int, noun: str) -> str:
 
 
 def _elements(a: Path, b: Path) -> Iterator[str]:
-    """Yield where complete tensors of both recordings (--whole) differ most."""
+    """Yield a line for each tensor that both recordings saved completely (--whole): where it differs most."""
     for path in sorted(a.glob("rank-*.pt")):
         if not (b / path.name).exists():
             continue

@@ -1,8 +1,8 @@
 """Decide which flags of the launcher and which environment variables a run accepts.
 
-A run is its strategy's file and its own flags. All other flags of `accelerate launch` and variables of the libraries
-are refused by name, unless they change no result, or the record proves their effect. The table of keys says which;
-`reports/launcher.md` is generated from it.
+A run is defined by its strategy's file and its own flags. Any other flag of `accelerate launch` or variable of a
+library is refused, unless it changes no result or the record proves its effect. The rules are in the table of keys,
+from which `reports/launcher.md` is generated.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from . import known_keys
 
 
 class Allowed(NamedTuple):
-    """Whether a run accepts a flag or a variable."""
+    """The rule of a flag or a variable: whether a run accepts it, and why."""
 
     is_accepted: bool
     reason: str  # accepted: what proves its effect; refused: what it would do, and the remedy, as sentences
@@ -26,7 +26,7 @@ class Allowed(NamedTuple):
 
 @cache
 def rules(kind: Literal["flags", "variables"]) -> dict[str, Allowed]:
-    """Return the rule of each flag, by the launcher's own names, or of each family of variables, by a pattern."""
+    """Return the rules of all flags, by the launcher's own names, or of all families of variables, by patterns."""
     patterns_by_verdict = known_keys.read()[kind]
     return {
         pattern: Allowed(verdict == "accepted", reason)
@@ -44,7 +44,7 @@ _RANK_NAMES = re.compile(
 
 
 def says_which_rank(name: str) -> bool:
-    """Say whether a launcher sets this variable to tell a process its rank and the address of the others."""
+    """Return whether launchers set this variable to give a process its rank or the address of the other processes."""
     return _RANK_NAMES.fullmatch(name) is not None
 
 
@@ -54,28 +54,29 @@ def of_flag(name: str) -> Allowed:
 
 
 def of_variable(name: str) -> Allowed | None:
-    """Return the rule of a variable; None if no variable of its kind changes a run behind its configuration."""
+    """Return the rule of a variable; None if no rule applies, so it cannot override a configuration."""
     return _closest("variables", name)
 
 
 def check_flags(flags: Iterable[str]) -> None:
-    """Refuse the first flag, by the launcher's own name for it, that a run may not have."""
+    """Raise Refusal for the first flag that a run does not accept. `flags` are the launcher's own names."""
     for name in flags:
         if not (rule := of_flag(name)).is_accepted:
             raise Refusal(f"accelerate launch --{name} is not accepted: {rule.reason}")
 
 
 def check_variables(environment: Mapping[str, str]) -> None:
-    """Refuse the first variable of the launcher's environment that would change a run behind its configuration."""
+    """Raise Refusal for the first variable in the environment that would override the configuration of a run."""
     for name in sorted(environment):
         if (rule := of_variable(name)) and not rule.is_accepted:
             raise Refusal(f"{name} is set in the environment: {rule.reason}")
 
 
 def check_rank(environment: Mapping[str, str], world_size: int, is_distributed: bool) -> None:
-    """Refuse a process whose environment names a rank that the run does not have.
+    """Raise Refusal if the environment names a rank or world size that the run does not have.
 
-    Accelerate's launcher of one process passes inherited variables on. For several processes, torchrun sets them anew.
+    For a single process, accelerate's launcher passes inherited variables on. For several processes, torchrun sets them
+    again.
     """
     if not is_distributed:
         for name in sorted(filter(says_which_rank, environment)):

@@ -1,7 +1,8 @@
 """Read the settings of a DeepSpeed engine after it was built: the value of each key of a DeepSpeed JSON.
 
-The paths to the values are in the table of keys. The value of the ZeRO optimizer, or of what it offloads with, comes
-first. The engine's configuration only says what was requested. It is read if nothing that was built keeps the value.
+The paths to the values are in the table of keys. Values of the ZeRO optimizer and of its offloading come first, because
+they show what was built. The engine's configuration only shows what was requested. It is read if no built object stores
+the value.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from . import known_keys
 
 Value = bool | int | float | str | None
 
-HPZ = "zero_optimization.zero_hpz_partition_size"  # read from the engine's process groups: no attribute has it
+HPZ = "zero_optimization.zero_hpz_partition_size"  # no attribute has it, so it is read from the process groups
 
 
 @cache
@@ -35,12 +36,15 @@ def readers() -> dict[str, list[str]]:
 
 
 def read(engine: Any, optimizer: Any) -> dict[str, Value]:
-    """Read every key from a DeepSpeed engine, including those that no file sets: defaults are settings, too."""
+    """Return the value of every readable key of a DeepSpeed engine, including keys that have their default."""
     return {key: value(key, engine, optimizer) for key in readers()}
 
 
 def value(key: str, engine: Any, optimizer: Any) -> Value:
-    """Read one key, as JSON has it. Raises AttributeError and the like if a release keeps it elsewhere."""
+    """Return the value of one key, as a JSON value.
+
+    Raises AttributeError, KeyError or TypeError if this release of DeepSpeed stores it elsewhere.
+    """
     if key == HPZ:
         return _secondary_partition_size(engine)
     *first_paths, last_path = readers()[key]
@@ -57,7 +61,10 @@ def value(key: str, engine: Any, optimizer: Any) -> Value:
 
 
 def requested(content: dict[str, Any]) -> Iterator[tuple[str, Value]]:
-    """Yield the keys of a DeepSpeed JSON with their values, as `read` returns them; "auto" and unreadable keys not."""
+    """Yield the keys of a DeepSpeed JSON with their values, in the form that `read` returns.
+
+    Keys with the value "auto" are left out, and so are keys that cannot be read from an engine.
+    """
     unreadable = {key for key, paths in known_keys.read()["read"].items() if not paths}
     for key, setting in _flat(content):
         if setting != "auto" and key not in unreadable:
@@ -65,7 +72,7 @@ def requested(content: dict[str, Any]) -> Iterator[tuple[str, Value]]:
 
 
 def _follow(path: str, engine: Any, optimizer: Any) -> Any:
-    """Return the value at the end of a path of attributes, keys and methods; None if a section of it is None."""
+    """Return the value at the end of a path of attributes, keys and methods; None if a section in it is None."""
     root, *names = path.split(".")
     node = engine if root == "engine" else optimizer
     for name in names:
@@ -76,7 +83,7 @@ def _follow(path: str, engine: Any, optimizer: Any) -> Any:
 
 
 def _secondary_partition_size(engine: Any) -> int:
-    """Return the number of ranks that share a second copy of the parameters at stage 3; 1: there is none."""
+    """Return the number of ranks that share a second copy of the parameters at stage 3; 1 if there is none."""
     parameter = next(engine.parameters())
     has_second_copy = getattr(parameter, "ds_zero_param_process_group", None) is not None
     return parameter.ds_secondary_tensor_group_size if has_second_copy else 1

@@ -15,7 +15,7 @@ class Section(NamedTuple):
     """The keys of a section of a DeepSpeed JSON."""
 
     keys: frozenset[str]
-    is_strict: bool  # an unknown key stops DeepSpeed; else it is ignored
+    is_strict: bool  # True: DeepSpeed fails if a key is unknown; False: it ignores the key
 
 
 @cache
@@ -26,12 +26,15 @@ def read() -> dict[str, Any]:
 
 
 def engine_schema(engine: Literal["accelerate", "deepspeed"], name: str) -> Any:
-    """Return an entry that tools/keys.py read from an installed engine: its fields, sections, types and the like."""
+    """Return what tools/keys.py read from an installed engine under a name such as fields, sections or types."""
     return read()["installed"][engine][name]
 
 
 def engine_list(name: str) -> list[str]:
-    """Return a list of the names that an engine has: optimizers, schedulers, distributed_types and the like."""
+    """Return the names that an engine supports of one kind.
+
+    `name` is the kind: optimizers, schedulers, distributed_types and so on.
+    """
     engine: Literal["accelerate", "deepspeed"] = "accelerate" if name == "distributed_types" else "deepspeed"
     names: list[str] = engine_schema(engine, name)
     return names
@@ -46,14 +49,14 @@ def accelerate_sections() -> dict[str, frozenset[str]]:
 @cache
 def json_sections() -> dict[str, Section]:
     """Return the keys of each section of a DeepSpeed JSON."""
-    added = read()["named"]  # what no installed engine says of itself
+    added = read()["named"]  # keys that cannot be read from an installed engine
     parts = [(engine_schema("deepspeed", kind) | added[kind], kind == "strict") for kind in ("strict", "loose")]
     return {name: Section(frozenset(keys), strict) for sections, strict in parts for name, keys in sections.items()}
 
 
 @cache
 def accepted_values(place: Place) -> dict[str, Pattern]:
-    """Return the pattern of the values that the study accepts, for each key of a strategy's file.
+    """Return, for each key of a strategy's file, the pattern of the values that the study accepts.
 
     The word <own> in a pattern is replaced by the engine's type of that key.
     """

@@ -12,7 +12,7 @@ from .known_keys import Pattern, engine_list
 
 
 class Mark:
-    """A value that no file can hold."""
+    """A special value that no file can contain, such as `ABSENT`."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -45,7 +45,11 @@ def _is_number(value: Any) -> bool:
 
 
 def matches(pattern: Pattern, value: Any, exactly: bool = False) -> bool:
-    """Say whether a value matches a pattern; `exactly`: a number does not match true or false, nor they a number."""
+    """Return whether a value matches a pattern.
+
+    If `exactly`, the values true and false only match a pattern that is true or false. Otherwise a pattern that is true
+    or false only matches these values.
+    """
     if isinstance(pattern, list):
         return any(matches(alternative, value, exactly) for alternative in pattern)
     if isinstance(pattern, dict):
@@ -89,7 +93,7 @@ def in_words(pattern: Pattern) -> str:
 
 
 def condition_holds(condition: Mapping[str, Pattern], key: str, value: Any, file: Any) -> bool:
-    """Say whether every operand of a rule's condition matches its pattern.
+    """Return whether every operand of a rule's condition matches its pattern.
 
     An operand is the value of the rule's key, the value of another key, or a property of the whole file.
     """

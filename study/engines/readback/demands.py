@@ -14,7 +14,7 @@ class Demand(NamedTuple):
     name: str  # a fact that is read back, or a dotted key of a DeepSpeed JSON
     value: Any
     source: str  # who requested it: a file, the launcher, a command line
-    remedy: str = ""  # what to change where the engine has something else; empty: nothing is known
+    remedy: str = ""  # what to change if the engine was built with another value; empty if not known
 
 
 Outcome = Literal["agreed", "contradicted", "overridden", "unread"]
@@ -25,7 +25,7 @@ class Judged(NamedTuple):
 
     demand: Demand
     outcome: Outcome
-    actual: Any  # what was built; None: unknown, or nothing
+    actual: Any  # the built value; None if it is unknown or nothing was built
     decisive: Demand  # the last demand for the same fact, which comes from the strongest source
 
 
@@ -36,11 +36,11 @@ def _equals(demand: Demand, actual: Any) -> bool:
 def compare(
     demands: Sequence[Demand], facts: Mapping[str, Any], is_equal: Callable[[Demand, Any], bool] = _equals
 ) -> list[Judged]:
-    """Compare each demand with what was built, in the order of the demands: the weakest source first.
+    """Compare each demand with what was built. The demands are ordered from the weakest source to the strongest.
 
     A demand that the facts contradict is `overridden` if a stronger source requested the same fact, and `contradicted`
-    if it is the strongest one. `unread`: no fact answers it. `is_equal`: whether a demand and a built value agree; by
-    default they are equal.
+    if it is the strongest one. It is `unread` if no fact shows what was built. `is_equal` decides whether a demand and
+    a built value agree; by default they must be equal.
     """
     strongest = by_fact(demands)
     judged = []
@@ -57,12 +57,15 @@ def compare(
 
 
 def by_fact(demands: Sequence[Demand]) -> dict[str, Demand]:
-    """Return the strongest demand for each fact: the last one."""
+    """Return the strongest demand for each fact, which is the last one."""
     return {fact_name(demand): demand for demand in demands}
 
 
 def fact_name(demand: Demand) -> str:
-    """Return the name of the fact that a demand is about: a key of a DeepSpeed JSON may have a fact of its own."""
+    """Return the name of the fact that a demand is about.
+
+    Some keys of a DeepSpeed JSON have a fact with another name.
+    """
     name: str = known_keys.read()["facts"]["json"].get(demand.name, demand.name)
     return name
 

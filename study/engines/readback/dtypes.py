@@ -5,31 +5,34 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-# As DeepSpeed's JSON, accelerate's mixed_precision and the study's --precision write them -> as torch does.
+# Names in DeepSpeed's JSON, accelerate's mixed_precision and the study's --precision -> names in torch.
 TORCH_NAMES = {"fp64": "float64", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 SHORT_NAMES = {torch_name: short for short, torch_name in TORCH_NAMES.items()}
 
 
 def dtype_name(dtype: Any) -> str:
-    """Return the name of one of torch's types as a proof writes it: bfloat16."""
+    """Return the name of a torch type as proofs write it, for instance bfloat16."""
     return str(dtype).removeprefix("torch.")
 
 
 def dtype_names(dtypes: Iterable[Any]) -> list[str]:
-    """Return the names of several of torch's types, sorted, each once: bfloat16, float32."""
+    """Return the distinct names of torch types, sorted, for instance bfloat16, float32."""
     return sorted({dtype_name(dtype) for dtype in dtypes})
 
 
 def precision_of(names: Iterable[str]) -> str:
-    """Return the short names of types, joined by +: bf16, fp32. A type without a short name keeps its own."""
+    """Return the short names of types, joined by "+", for instance bf16+fp32.
+
+    A type without a short name keeps its own.
+    """
     return "+".join(SHORT_NAMES.get(name, name) for name in names)
 
 
 def precision_of_autocast(dtype: Any) -> str:
-    """Return the precision of a model that autocast computes in this type of torch's: bf16-autocast."""
+    """Return the name of the precision if autocast computes in this torch type, for instance bf16-autocast."""
     return f"{precision_of([dtype_name(dtype)])}-autocast"
 
 
 def computed_in(precision: str) -> str:
-    """Return the type in which matrix products are computed under a precision: bfloat16 of bf16 and bf16-autocast."""
+    """Return the type in which matrix products are computed under a precision: bfloat16 for bf16 and bf16-autocast."""
     return TORCH_NAMES[precision.removesuffix("-autocast")]

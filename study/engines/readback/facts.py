@@ -1,4 +1,4 @@
-"""Read the facts of a built engine, model and optimizer; an unknown fact is None."""
+"""Read the facts of a built engine, model and optimizer. An unknown fact is None."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def uncompiled(model: Any) -> Any:
 
 
 def is_compiled(model: Any) -> bool:
-    """Say whether torch.compile compiled the model or a part of it."""
+    """Return whether torch.compile compiled the model or a part of it."""
     parts = model.modules()
     return any(hasattr(m, "_orig_mod") or getattr(m, "_compiled_call_impl", None) is not None for m in parts)
 
@@ -37,12 +37,15 @@ def is_deepspeed(model: Any) -> bool:
 
 
 def ddp_of(model: Any) -> DistributedDataParallel | None:
-    """Return the DDP module that a model is or contains: Lightning's Fabric and others wrap it."""
+    """Return the DDP module that a model is or contains; None if there is none.
+
+    Lightning's Fabric and others wrap it.
+    """
     return next((part for part in model.modules() if isinstance(part, DistributedDataParallel)), None)
 
 
 def inner_module(model: Any) -> torch.nn.Module:
-    """Return the module whose flag says whether it trains: DeepSpeed's engine does not change its own flag."""
+    """Return the module whose `training` flag is valid, because DeepSpeed's engine does not change its own flag."""
     is_wrapper = is_deepspeed(model) or isinstance(model, DistributedDataParallel)
     module: torch.nn.Module = uncompiled(model.module) if is_wrapper else model
     return module
@@ -51,7 +54,7 @@ def inner_module(model: Any) -> torch.nn.Module:
 def engine_optimizer(model: Any, optimizer: Any) -> Any:
     """Return the optimizer that holds the model states: DeepSpeed's own, or torch's under its wrappers.
 
-    Raises ValueError where there is none to be found.
+    Raises ValueError if there is no torch optimizer under the wrappers.
     """
     if is_deepspeed(model):
         return model.optimizer
@@ -77,7 +80,10 @@ def unwrapped_optimizer(optimizer: Any) -> Any:
 
 
 def replicated_names(model: Any) -> set[str]:
-    """Return the names of parameters that every data-parallel rank has in full: no shards, and no DeepSpeed experts."""
+    """Return the names of the parameters that every data-parallel rank has in full.
+
+    Sharded parameters, DeepSpeed's experts and the parameters that DDP ignores are left out.
+    """
     ignored = getattr(ddp_of(model), "parameters_to_ignore", ())
     return {
         name
@@ -90,7 +96,10 @@ def replicated_names(model: Any) -> set[str]:
 
 
 def whole_parameters(model: Any) -> list[Any]:
-    """Return a model's parameters; for FSDP1 also the flat ones, whose originals are views of a shard."""
+    """Return a model's parameters.
+
+    Under FSDP1, flat parameters replace the original ones, which are views of a shard.
+    """
     flat = [m._handle.flat_param for m in model.modules() if getattr(m, "_handle", None) is not None]
     views = {id(p) for flat_parameter in flat for p in flat_parameter._params or ()}
     distinct = {id(p): p for p in (*flat, *(p for p in model.parameters() if id(p) not in views))}
@@ -98,7 +107,7 @@ def whole_parameters(model: Any) -> list[Any]:
 
 
 def whole_size(parameter: Any) -> int:
-    """Return the elements of a full parameter under stage 3, FSDP1 and FSDP2, which store only shards of it."""
+    """Return the number of elements of a full parameter, of which stage 3, FSDP1 and FSDP2 store only shards."""
     if hasattr(parameter, "_unpadded_unsharded_size"):
         return int(parameter._unpadded_unsharded_size.numel())
     return int(getattr(parameter, "ds_numel", parameter.numel()))
@@ -115,12 +124,12 @@ def read_back(
     block_class: str | None = None,
     is_strict: bool = False,
 ) -> dict[str, Any]:
-    """Read what was built, as facts by their names. Rank-local: no collective.
+    """Return facts about what was built, by their names. Reads only this rank, without collectives.
 
-    `model`: a DeepSpeed engine, DDP, an FSDP2 module or a plain model, without torch.compile's wrapper. `device`: what
-    the rank computes on; None: where the engine, or else the first parameter, is. `block_class`: see `facts_of_fsdp2`.
-    Raises what an engine of an unknown release raises; `is_strict`: also if only a setting cannot be read, which is
-    left out otherwise.
+    `model` is a DeepSpeed engine, DDP, an FSDP2 module or a plain model, without torch.compile's wrapper. `device` is
+    the device on which the rank computes; None means that of the DeepSpeed engine, or else of the first parameter.
+    `facts_of_fsdp2` explains `block_class`. Errors of an engine of an unknown release are passed on. If `is_strict`,
+    this includes errors in reading a single setting; otherwise that setting is left out.
     """
     parameters = list(model.parameters())
     if device is None:
@@ -154,7 +163,10 @@ def read_back(
 
 
 def engine_kind(model: Any) -> str:
-    """Return DeepSpeed, DDP, FSDP2, FSDP1 or none. FSDP2 changes the class of a module, and FSDP1 wraps it."""
+    """Return the engine's kind: DeepSpeed, DDP, FSDP2, FSDP1 or none.
+
+    FSDP2 changes the class of a module, and FSDP1 wraps it. Both may apply to a part of the model only.
+    """
     if is_deepspeed(model):
         return "DeepSpeed"
     if ddp_of(model) is not None:
@@ -166,19 +178,25 @@ def engine_kind(model: Any) -> str:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of the engines and of the libraries around them that the script has imported."""
+    """Return the versions of the engines and related libraries that the script has imported, by name."""
     return {name: importlib.metadata.version(name) for name in _LIBRARIES if name in sys.modules}
 
 
 def backend(device: torch.device) -> str | None:
-    """Return the backend for a device's tensors; a group may have one for each device, as accelerate's FSDP has."""
+    """Return the name of the backend for tensors on a device; None if there is no process group.
+
+    A group may have one backend per device, for instance under accelerate's FSDP.
+    """
     if not dist.is_initialized():
         return None
     return str(dist.distributed_c10d._get_default_group()._get_backend(device).name())
 
 
 def data_parallel_ranks(model: Any) -> list[int] | None:
-    """Return the ranks that average gradients: all ranks for a plain model; None if unknown, as for a pipeline."""
+    """Return the ranks that average gradients, which for a plain model are all ranks.
+
+    None if there is no process group, or if the ranks are unknown, as for a pipeline.
+    """
     kind, group = engine_kind(model), None
     if not dist.is_initialized() or (kind == "DeepSpeed" and not model.enable_backward_allreduce):
         return None
@@ -221,7 +239,7 @@ def _offload_device(section: Any) -> str:
 
 
 def _has_autocast(engine: Any) -> bool:
-    """Say whether the engine calls torch's autocast by itself; older releases cannot."""
+    """Return whether the DeepSpeed engine calls torch's autocast by itself. Older releases cannot."""
     is_enabled = getattr(engine, "torch_autocast_enabled", None)
     return is_enabled is not None and bool(is_enabled())
 
@@ -259,10 +277,10 @@ def _settings(engine: Any, is_strict: bool) -> dict[str, Any]:
 
 
 def facts_of_fsdp2(model: torch.nn.Module, block_class: str | None) -> dict[str, Any]:
-    """Return the facts of FSDP2's modules, by the names in `records.schema.Sharding`. Rank-local: no collective.
+    """Return the facts of FSDP2's modules, by the names in `records.schema.Sharding`, without collectives.
 
-    `block_class`: the class of the blocks, for what they reshard after forward; None: every unit but the root's, which
-    stays gathered.
+    The fact `reshard_after_forward` is about the units of class `block_class`. If `block_class` is None, it is about
+    every unit but the root's, which stays gathered.
     """
     groups = _parameter_groups(model)
     blocks = groups[1:] if block_class is None else [group for group in groups if _unit(group) == block_class]
@@ -297,10 +315,10 @@ def _parameter_groups(model: torch.nn.Module) -> list[Any]:
 
 
 def _data_parallel_mesh(model: torch.nn.Module) -> Any:
-    """Return the mesh over which FSDP2 averages: that of the shards, or with replicas the full mesh."""
+    """Return the mesh over which FSDP2 averages gradients: that of the shards, or with replicas the full mesh."""
     return _parameter_groups(model)[0].mesh_info.mesh
 
 
 def _unit(group: Any) -> str:
-    """Return the classes of a group's modules, without those that `fully_shard` puts in front of them."""
+    """Return the names of the classes that a group's modules had before `fully_shard`, joined by "+"."""
     return "+".join(type(module).__bases__[1].__name__ for module in group.modules)

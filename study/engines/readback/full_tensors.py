@@ -1,6 +1,6 @@
 """Read full parameters, master weights, gradients and optimizer states, as they would be without an engine.
 
-Collective where the engine shards: every rank goes through the same parameters in the same order.
+If the engine shards, these functions are collective: every rank must read the same parameters in the same order.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def weight(parameter: torch.Tensor) -> torch.Tensor:
 
 
 def master(parameter: torch.Tensor) -> torch.Tensor | None:
-    """Return the fp32 master weight of DeepSpeed; None: there is none, or it cannot be read."""
+    """Return DeepSpeed's fp32 master weight of a parameter; None if there is none or it cannot be read."""
     if not (is_of_zero(parameter) and parameter.requires_grad):
         return None
     from deepspeed.utils import safe_get_full_fp32_param
@@ -34,17 +34,23 @@ def master(parameter: torch.Tensor) -> torch.Tensor | None:
 
 
 def gradient(parameter: Any) -> torch.Tensor | None:
-    """Return the averaged gradient between the last backward pass of a step and its update; None: there is none."""
+    """Return the averaged gradient of a parameter; None if there is none.
+
+    It can be read between the last backward pass of a step and its update.
+    """
     if hasattr(parameter, "ds_id"):
         return parameter._z3_optimizer.get_fp32_grad_for_param(parameter)  # type: ignore[no-any-return]
-    if is_of_zero(parameter):  # not DeepSpeed's safe_get_full_grad, which prefers a gradient that is this rank's alone
+    if is_of_zero(parameter):  # not DeepSpeed's safe_get_full_grad, which prefers this rank's own gradient
         return parameter.get_full_hp_grad()  # type: ignore[no-any-return]
     local: Any = parameter.grad
     return local.full_tensor() if hasattr(local, "full_tensor") else local  # type: ignore[no-any-return]
 
 
 def have_moments(optimizer: Any, parameters: Iterable[Any]) -> bool:
-    """Say whether the ZeRO optimizer of every rank has first moments: a rank that raised would hang the others."""
+    """Return whether the ZeRO optimizer has first moments on every rank.
+
+    Without this collective check, a rank without moments would raise an error, and the others would wait forever.
+    """
     link_states(optimizer)
     mappings = [getattr(parameter, "_hp_mapping", None) for parameter in parameters]
     lacks = any(state is not None and "exp_avg" not in (state.optim_fragment or {}) for state in mappings)
@@ -54,9 +60,10 @@ def have_moments(optimizer: Any, parameters: Iterable[Any]) -> bool:
 
 
 def link_states(optimizer: Any) -> None:
-    """Let a ZeRO optimizer of stage 1 or 2 find the states of all parameters.
+    """Make a ZeRO optimizer of stage 1 or 2 find the states of all parameters.
 
-    DeepSpeed 0.19.8 looks for them once, after its first group has stepped, when the other groups have none yet.
+    DeepSpeed 0.19.8 looks for them only once, after its first parameter group has stepped. The other groups have no
+    states at that time.
     """
     if hasattr(optimizer, "_lazy_init_hp_params_optimizer_state"):
         optimizer._hp_optimizer_states_linked = False
@@ -64,14 +71,17 @@ def link_states(optimizer: Any) -> None:
 
 
 def moment(parameter: torch.Tensor) -> torch.Tensor | None:
-    """Return the first moment in a ZeRO optimizer that has them (`have_moments`); None: it is not ZeRO's parameter."""
+    """Return the first moment of a parameter in full; None if no ZeRO optimizer has the parameter.
+
+    The optimizer must have moments, which `have_moments` checks.
+    """
     return state(parameter, "exp_avg", {})
 
 
 def state(parameter: torch.Tensor, key: str, states: Mapping[Any, Mapping[str, Any]]) -> torch.Tensor | None:
-    """Return one of a parameter's optimizer states in full; None: it has none of that name.
+    """Return one of a parameter's optimizer states in full; None if it has no state of that name.
 
-    `states`: of the optimizer that steps, where it is not ZeRO's.
+    `states` are the states of the optimizer. They are only used if it is not a ZeRO optimizer.
     """
     if is_of_zero(parameter):
         from deepspeed.utils import safe_get_full_optimizer_state
@@ -82,5 +92,5 @@ def state(parameter: torch.Tensor, key: str, states: Mapping[Any, Mapping[str, A
 
 
 def is_of_zero(parameter: torch.Tensor) -> bool:
-    """Say whether a ZeRO optimizer has a part of a parameter, on this rank or on another."""
+    """Return whether a parameter belongs to a ZeRO optimizer, on this rank or on another one."""
     return hasattr(parameter, "ds_id") or hasattr(parameter, "_hp_mapping")

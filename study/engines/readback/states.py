@@ -20,20 +20,23 @@ def _tensors(values: Any) -> Iterator[torch.Tensor]:
 
 
 def _address(tensor: torch.Tensor) -> int:
-    """Return the address of a tensor's storage; for a tensor without memory, that of its description."""
+    """Return the address of a tensor's storage; for a fake tensor, which has no memory, that of the storage object."""
     storage = tensor.untyped_storage()
     return storage._cdata if isinstance(tensor, FakeTensor) else storage.data_ptr()
 
 
 class StorageCounter:
-    """Counts storages once, in the category that claims them first."""
+    """A counter of bytes that counts each storage once, in the category that claims it first."""
 
     def __init__(self) -> None:
         self._seen: set[int] = set()
         self.by_device: dict[str, int] = {}
 
     def claim(self, tensors: Iterable[torch.Tensor]) -> tuple[int, int]:
-        """Return the bytes of new storages, and how many of them the tensors themselves cover."""
+        """Count the storages of these tensors that were not claimed before.
+
+        Return the bytes of these storages, and the bytes of them that the tensors cover.
+        """
         num_bytes = 0
         covered: dict[tuple[int, Any], int] = {}
         new: set[int] = set()
@@ -57,11 +60,11 @@ class StorageCounter:
 
 
 def engine_tensors(model: Any, optimizer: Any) -> dict[str, list[torch.Tensor]]:
-    """Collect the tensors of each model state from wherever the engine keeps them.
+    """Return the tensors of each model state, from wherever the engine keeps them.
 
-    Takes the prepared model and the innermost ZeRO or torch optimizer. DeepSpeed's flat buffers are read by the names
-    of release 0.19 (deepspeed/runtime/zero/stage_1_and_2.py, stage3.py, for bf16 stage 1 bf16_optimizer.py, and for 16
-    bits at stage 0 fp16/unfused_optimizer.py or, with a fused Adam, fused_optimizer.py).
+    `model` is the prepared model, and `optimizer` the innermost ZeRO or torch optimizer. DeepSpeed's flat buffers are
+    read by the names of release 0.19 (deepspeed/runtime/zero/stage_1_and_2.py, stage3.py, for bf16 stage 1
+    bf16_optimizer.py, and for 16 bits at stage 0 fp16/unfused_optimizer.py or, with a fused Adam, fused_optimizer.py).
     """
     parameters = list(model.parameters())
     base = getattr(optimizer, "optimizer", optimizer)  # the torch optimizer inside a ZeRO optimizer
@@ -100,21 +103,21 @@ def engine_tensors(model: Any, optimizer: Any) -> dict[str, list[torch.Tensor]]:
 
 
 def count_states(model: Any, optimizer: Any, bucket_bytes: int | None = None) -> dict[str, Any]:
-    """Count the bytes of model states in this rank's memory, by their names in `ModelStateBytes`.
+    """Return the bytes of model states in this rank's memory, by their names in `ModelStateBytes`.
 
-    `bucket_bytes`: of DDP's buckets; None: not DDP, or its buckets are not asked for.
+    `bucket_bytes` is the size of DDP's buckets; None if the engine is not DDP, or if buckets are not to be counted.
     """
     counter = StorageCounter()
     tensors = engine_tensors(model, optimizer)
     counts = {name: counter.claim(tensors[name])[0] for name in ("parameters", "optimizer_states")}
-    # Stages 1 and 2 keep their gradients as views of whole buffers; what these hold beyond is no gradient of theirs.
+    # Stages 1 and 2 keep their gradients as views of whole buffers. The rest of a buffer does not count as gradients.
     storage_bytes, counts["gradients"] = counter.claim(tensors["gradients"])
     counts["communication_buffers"] = (
         storage_bytes - counts["gradients"] + counter.claim(tensors["communication_buffers"])[0]
     )
     if bucket_bytes is not None:
         gradients = tensors["gradients"]
-        # Gradients that share storages are views of the buckets, which are then among them.
+        # Gradients that share storages are views of the buckets, so these buckets are already counted.
         if len({_address(g) for g in gradients}) < len(gradients):
             bucket_bytes -= storage_bytes
         counts["communication_buffers"] += bucket_bytes
