@@ -318,7 +318,7 @@ def complete_proof(built: Built, proof: Proof, ranks: list[Observed]) -> Proof:
         return proof
     read, written = [rank.swap_bytes_read for rank in ranks], [rank.swap_bytes_written for rank in ranks]
     if min(written) < SMALLEST_SWAP_BYTES:
-        raise Failed(f"NVMe offload was asked, and the ranks wrote {written} bytes: nothing was swapped")
+        raise Failed(f"NVMe offload was requested, but the ranks wrote only {written} bytes: nothing was swapped")
     return proof.model_copy(update={"swap_bytes_read": read, "swap_bytes_written": written})
 
 

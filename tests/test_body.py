@@ -104,7 +104,7 @@ def test_bodies_of_a_study_are_trained_once(tmp_path, monkeypatch, capsys):
     runs = studies.runs(studies.find(str(path)), folder=tmp_path / "runs")
     pretraining.train_missing(runs[:1], runs)
     captured = capsys.readouterr()
-    assert "training the body that runs start from" in captured.out
+    assert "training the pretrained weights that the runs start from" in captured.out
     assert "last loss" not in captured.err
     before = (tmp_path / "b" / sources.WEIGHTS).stat().st_mtime_ns
     pretraining.train_missing(runs, runs)

@@ -107,7 +107,7 @@ def test_a_damaged_one_is_named_and_the_one_before_it_taken(harm, named, tmp_pat
         a_checkpoint(run, step)
     harm(run.checkpoints_folder / "step-00000010")
     assert chosen(run) == "step-00000005"
-    assert f"not taken: {run.checkpoints_folder}/step-00000010" in (said := capsys.readouterr().out)
+    assert f"not used: {run.checkpoints_folder}/step-00000010" in (said := capsys.readouterr().out)
     assert named in said
 
 

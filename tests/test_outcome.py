@@ -120,9 +120,9 @@ CASES = {
     "a read that comes back short": ended("crashed", "AssertionError", told=failed("AssertionError: ", 2),
         stderr=traceback(
             "AssertionError", "deepspeed/runtime/engine.py", "deepspeed/runtime/swap_tensor/optimizer_utils.py")),
-    "nothing swapped": ended("crashed", "NVMe offload was asked",
-        told=failed("Failed: NVMe offload was asked, and the ranks wrote [0] bytes: nothing was swapped", 8),
-        stderr="zero-study failed: NVMe offload was asked, and the ranks wrote [0] bytes: nothing was swapped"),
+    "nothing swapped": ended("crashed", "NVMe offload was requested",
+        told=failed("Failed: NVMe offload was requested, but the ranks wrote only [0] bytes: nothing was swapped", 8),
+        stderr="zero-study failed: NVMe offload was requested, but the ranks wrote only [0] bytes: nothing was swapped"),
     "no number": ended("failed", "step 2: the loss is nan", told=failed("Failed: step 2: the loss is nan", 2)),
     "an exception in a rank that torch marks": ended("crashed", "KeyError: 'labels'",
         stderr="[rank1]: " + traceback("KeyError: 'labels'").replace("\n", "\n[rank1]: ") + "\n" + RANK_FAILED),

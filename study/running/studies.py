@@ -25,8 +25,8 @@ _NOT_FLAGS = {
     "seed": "list it under seeds",
     "data": "write text: real, or text: bundled, beside parts",
     "data_dir": "pass --data-dir to zero-study run",
-    "output_dir": "the runner says it",
-    "resume": "a study goes on by itself; delete its folder to begin anew",
+    "output_dir": "`zero-study run` sets it",
+    "resume": "a study resumes by itself. Delete its folder to start again",
     "swap_dir": "a run swaps in its own folder; pass --runs-dir on the disk to be measured",
 }
 _SWITCHES = {name for name, knob in RunConfig.model_fields.items() if knob.annotation is bool}

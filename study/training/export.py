@@ -161,5 +161,5 @@ def newest(folder: Path) -> Checkpoint:
         try:
             return manifest.whole(path)
         except Refusal as refusal:
-            print(f"not taken: {refusal}", flush=True)
+            print(f"not used: {refusal}", flush=True)
     raise Refusal(f"{folder}: there is no checkpoint. Train with --checkpoint-every, or with --save-model.")

@@ -126,7 +126,7 @@ def set_aside(folder: Path, resumed_step: int) -> None:
             if aside.exists():
                 remove(aside)
             path.rename(aside)
-            print(f"kept as {aside}: it was not taken; delete it where it is not needed", flush=True)
+            print(f"kept as {aside}, because it was not used. Delete it if you do not need it.", flush=True)
 
 
 def remove(folder: Path) -> None:
@@ -177,10 +177,10 @@ def _choose(run: Run) -> Checkpoint | None:
             if difference := _difference(candidate.manifest, run):
                 raise Refusal(f"{path}: this checkpoint belongs to another run: {difference}")
         except Refusal as refusal:
-            print(f"not taken: {refusal}", flush=True)
+            print(f"not used: {refusal}", flush=True)
             continue
         _check_code(candidate, run)
-        print(f"going on from {path}, after step {candidate.manifest.step} of {run.config.num_steps}", flush=True)
+        print(f"resuming from {path}, after step {candidate.manifest.step} of {run.config.num_steps}", flush=True)
         _say_what_rounds_otherwise(candidate)
         return replace(candidate, is_exact=True)
     return None
@@ -197,8 +197,8 @@ def _say_what_rounds_otherwise(checkpoint: Checkpoint) -> None:
     for description, then, current in zip(("processor", "number of threads of a process"), before, now, strict=True):
         if then is not None and then != current:
             print(
-                f"{checkpoint.folder}: the {description} was {then} and is {current} now; the run goes on, but on a "
-                "CPU sums are rounded otherwise, so that its last bits are not those of a run that was never cut off",
+                f"{checkpoint.folder}: the {description} was {then} and is {current} now. The run continues, "
+                "but sums on the CPU are rounded differently, so its last bits differ from those of an uninterrupted run.",
                 flush=True,
             )
 
@@ -266,7 +266,7 @@ def _difference(manifest: Manifest, run: Run, is_named: bool = False) -> str | N
     if is_named:
         kind = engine_state.kind_of(run)
         if theirs != ours and manifest.engine == kind == "subgroups":
-            return "states of NVMe offload are taken up by a run of the same processes and settings alone"
+            return "states of NVMe offload can be resumed only with the same processes and settings"
         if theirs != ours and manifest.engine != kind:
             return f"its states are laid out as {manifest.engine}, this run's as {kind}, and neither takes the other's"
         if manifest.step >= run.config.num_steps:

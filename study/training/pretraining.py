@@ -51,7 +51,7 @@ def _train_missing(folder: Path, configs: Sequence[RunConfig]) -> None:
                 " of its own"
             )
     if not (folder / sources.WEIGHTS).exists():
-        print(f"{folder}: training the body that runs start from ...", flush=True)
+        print(f"{folder}: training the pretrained weights that the runs start from ...", flush=True)
         facts = train(config, folder)
         print(f"{folder}: {facts['num_steps']} steps, loss {facts['last_loss']:.3f}, {facts['sha256']}", flush=True)
         return

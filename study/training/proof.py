@@ -309,7 +309,7 @@ def verify_alike(fact: str, digests: list[str | None], run: Run) -> None:
         if digest != digests[0]:
             raise Refusal(
                 f"{fact}: rank {run.machine_of(rank)} has another than rank 0 ({digest}, {digests[0]}); give every "
-                "machine the same files, and leave them alone while a run begins"
+                "machine the same files, and do not change them while a run starts"
             )
 
 
@@ -332,6 +332,7 @@ def prove_compiled(proof: Proof, is_asked: bool) -> Proof:
     dynamo = sys.modules.get("torch._dynamo.utils")  # torch imports this module only when something uses it
     graphs = 0 if dynamo is None else int(dynamo.counters["stats"]["unique_graphs"])
     if is_asked != bool(graphs):
-        wish = "is to be compiled, and nothing was" if is_asked else f"is not to be compiled, and {graphs} graphs were"
-        raise Failed(f"compile: the run {wish}; something switches torch.compile {'off' if is_asked else 'on'}")
+        if is_asked:
+            raise Failed("compile: the run requests compilation, but nothing was compiled")
+        raise Failed(f"compile: the run requests no compilation, but {graphs} graphs were compiled")
     return proof if proof.compiled_graphs == graphs else proof.model_copy(update={"compiled_graphs": graphs})

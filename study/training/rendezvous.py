@@ -59,7 +59,7 @@ def meet(run: Run) -> Store | None:
     except RuntimeError:
         late = (
             f"machine 0 was reached at {os.environ['MASTER_ADDR']}, and its rank 0 did not come within {seconds} s "
-            "(--collective-timeout), or has gone; look at what it says there"
+            "(--collective-timeout), or has ended. Look at its output on that machine."
         )
         with suppress(RuntimeError):  # in case machine 0 is only late
             store.set("refused", f"machine {run.machine_rank} has not waited any longer")
@@ -168,7 +168,7 @@ def _verdict(store: Store, run: Run, seconds: int) -> str:
         if time.monotonic() > deadline:
             words = f"machine{'s' if missing[1:] else ''} {', '.join(map(str, missing))}"
             return (
-                f"{words} of {run.num_machines} did not come within {seconds} s (--collective-timeout); start the same "
+                f"{words} of {run.num_machines} did not come within {seconds} s (--collective-timeout). Start the same "
                 "command there with its own --machine_rank, and see that it reaches --main_process_ip"
             )
         time.sleep(POLL_SECONDS)
@@ -186,7 +186,7 @@ def _differing(rank: int, name: str, ours: Any, theirs: Any) -> str:
     if name == "shared run directory":
         return (
             f"machine {rank} does not see the run directory of machine 0, and checkpoints need one that all machines "
-            "share; pass an --output-dir on a shared disk, or leave checkpoints out"
+            "share. Use an --output-dir on a shared disk, or train without --checkpoint-every."
         )
     if isinstance(ours, dict):
         return f"machine {rank} has another {name} than machine 0; copy it there"
