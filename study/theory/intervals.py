@@ -19,8 +19,9 @@ from study.theory.shapes import ModelShape
 # fsdp: PyTorch's FSDP. resident: DDP, DeepSpeed, one process, and mixtures of experts. offload: any engine that stores
 # optimizer states or parameters on the host or a disk.
 TimingClass = Literal["fsdp", "resident", "offload"]
-# How a machine differs from the machines of the published times. known: the same generation and a similar number of
-# GPUs. new count: another number of GPUs. new generation: another generation of GPUs.
+# How a machine differs from the machines of the published times. known: the same generation, and a number of
+# GPUs within the range of the rows. new count: the same generation, but another number of GPUs. new generation: another
+# generation.
 Distance = Literal["known", "new count", "new generation"]
 # The results of the cross-validation.
 CROSS_VALIDATION: dict[str, Any] = json.loads((measured_by_others.FOLDER / "evidence.json").read_text(encoding="utf-8"))
