@@ -1,8 +1,9 @@
-"""The effects of the defects in the a100-replication's protocol, computed from the committed results.
+"""The effects of the defects in the protocol of the source a100-replication, computed from the committed results.
 
-tools/published runs that program: as published, and mended. defects.yaml lists its defects, the programs that were run
-and the pairs of arms that are compared. An effect is the value of ZeRO's arm over that of the plain arm, less 1: below
-0, ZeRO is better. It is computed for each repeat; its interval is Student's t of 95 % over the repeats.
+tools/published runs that program both as published and corrected. defects.yaml lists the defects, the programs that
+were run, and the pairs of arms that are compared. An effect is the value of ZeRO's arm divided by the value of the
+plain arm, minus 1. A negative effect means that ZeRO is better. There is one effect per repeat. The interval is the 95
+% interval of Student's t over the repeats.
 """
 
 from __future__ import annotations
@@ -24,25 +25,29 @@ LOSSES = METRICS[:2]
 
 
 class Program(NamedTuple):
-    """The arms that one process runs, in order, and which defects of the published program are corrected in it."""
+    """The arms that one process runs, in order, and the defects of the published program that it corrects."""
 
     arms: tuple[str, ...]  # plain or zero, and the batch size: "zero-8"
-    honoured: bool = False  # settings-unread: the DeepSpeed settings are given where they are read
-    fresh_model: bool = False  # same-model: each arm has a model of its own
-    seeded_head: bool = False  # head-unseeded: equal seeds draw equal heads
+    honoured: bool = False  # settings-unread: the DeepSpeed settings take effect
+    fresh_model: bool = False  # same-model: each arm trains a new model
+    seeded_head: bool = False  # head-unseeded: equal seeds give equal heads
     own_seeds: bool = False  # one-seed: each repeat has its own split, order and dropout
-    start: int = 0  # programs with different numbers draw different heads, unless these are seeded
+    start: int = 0  # programs with different numbers get different heads, unless heads are seeded
 
 
 class Comparison(NamedTuple):
-    """Two arms, each of a program by name and position, and which observation of an arm is its value."""
+    """Two arms to compare, and the observation that is compared for each metric.
+
+    An arm is given by the name of its program and its position there.
+    """
 
     plain: tuple[str, int]
     zero: tuple[str, int]
     reading: Mapping[Metric, str]
 
 
-# As the published program reads its arms, and mended; and the defects that are mended in reading, not in running.
+# The observation for each metric, as the published program chose it and corrected. READING_OF lists the defects that
+# are corrected by choosing another observation, without another run.
 READINGS: dict[str, dict[Metric, str]] = {
     "published": {
         "validation loss": "logged_eval_loss", "training loss": "logged_train_loss", "time": "span",
@@ -77,13 +82,13 @@ MENDED_ALONE, LEFT_ALONE = GROUPS["one defect mended, the others left"], GROUPS[
 
 
 class Effect(NamedTuple):
-    """The relative difference of ZeRO's arm to the plain arm, by repeat; below 0, ZeRO is better."""
+    """The relative difference of ZeRO's arm from the plain arm, by repeat. Negative values mean that ZeRO is better."""
 
     values: dict[int, float]
     mean: float
-    low: float | None  # None: one repeat has no interval
+    low: float | None  # None if there is only one repeat
     high: float | None
-    drawn: bool  # weights or order are drawn anew in each repeat; otherwise repeats are the same training
+    drawn: bool  # each repeat draws new weights or a new order; otherwise all repeats are the same training
 
     @classmethod
     def of(cls, values: dict[int, float], drawn: bool) -> Effect | None:
@@ -91,7 +96,7 @@ class Effect(NamedTuple):
 
     @property
     def word(self) -> str:
-        """Return the effect in words: ZeRO is better or worse, there is no difference, or why repeats cannot decide."""
+        """The effect in words: better, worse or no difference; or the reason why the repeats cannot decide."""
         if self.low is None or self.high is None:
             return "one repeat"
         if max(abs(self.low), abs(self.high)) <= WITHIN:
@@ -102,7 +107,7 @@ class Effect(NamedTuple):
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Read the results of the protocol. Raises Refusal."""
+    """Return the results of the protocol. Raises Refusal if the file has none, or if it names an unknown program."""
     content = files.load(path, "results of the protocol")
     if not isinstance(content, dict) or not {"settings", "machine", "runs"} <= content.keys():
         raise Refusal(
@@ -122,9 +127,13 @@ def effect(results: Mapping[str, Any], comparison: Comparison, metric: Metric) -
 
 
 def _values(results: Mapping[str, Any], place: tuple[str, int], reading: str) -> dict[int, float]:
-    """Return the compared value of the arm at a place (program, position), by repeat, if it did not fail."""
+    """Return the values of one arm by repeat, without the repeats in which the arm failed.
+
+    `place` is the name of the program and the position of the arm.
+    """
     program, position = place
-    clock = "" if results["machine"]["gpus"] else "cpu_"  # of the processor on a CPU, whose cores others may share
+    # On a CPU, the time of the processor is used, because other programs may share its cores.
+    clock = "" if results["machine"]["gpus"] else "cpu_"
     values = {}
     for name, start in results["runs"].items():
         started, _, repeat = name.partition("/")

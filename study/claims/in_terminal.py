@@ -1,4 +1,4 @@
-"""Print sources, claims and searches in a terminal: wrapped lines without Markdown or JSON, the summary first."""
+"""Format sources, claims and search results for a terminal: wrapped lines without Markdown or JSON, summary first."""
 
 from __future__ import annotations
 
@@ -19,14 +19,18 @@ from study.claims.sentences import JudgedClaim, JudgedSentence
 from study.claims.verdicts import BASES, Conclusion
 from study.errors import Refusal
 
-# Marks of Markdown in the ledger's texts: emphasis, code, and links, of which the text stays.
+# Markdown in the ledger's texts: links, which are replaced by their text, and emphasis and code.
 _MARKDOWN = ((re.compile(r"\[([^\]]+)\]\([^)]*\)"), r"\1"), (re.compile(r"(\*\*|`)(.+?)\1"), r"\2"))
-_JSON = re.compile(r'\{"\w+": ("[^"{}]*"|[\w.]+)(, "\w+": ("[^"{}]*"|[\w.]+))*\}')  # a flat object in a text
-_NAMES = {"told": "details"}  # of fields, if they differ from the names in the ledger
+# A JSON object inside a text, without nested objects.
+_JSON = re.compile(r'\{"\w+": ("[^"{}]*"|[\w.]+)(, "\w+": ("[^"{}]*"|[\w.]+))*\}')
+_NAMES = {"told": "details"}  # printed names of fields, if they differ from the names in the ledger
 
 
 def text(name: str | None) -> str:
-    """Return the summary of all sources (without a name), a source, or a claim. Raises Refusal for an unknown name."""
+    """Return the text about a source or a claim, or the summary of all sources if `name` is None.
+
+    Raises Refusal for an unknown name.
+    """
     judged_sentences = sentences.read()
     if name is None:
         return "\n".join(_of_all(judged_sentences))
@@ -44,7 +48,10 @@ def text(name: str | None) -> str:
 
 
 def search(query: str) -> str:
-    """Return the sentences that contain all these words in their phrase, conditions, reason or name."""
+    """Return the sentences whose content, phrase, conditions, reason or id contains all words of `query`.
+
+    Upper and lower case do not matter.
+    """
     lines = []
     for judged in sentences.read():
         parts = [judged.says, judged.why]
@@ -58,7 +65,7 @@ def search(query: str) -> str:
 
 
 def plain(value: str) -> str:
-    """Return a text of the ledger without marks of Markdown, HTML entities and JSON."""
+    """Return a text of the ledger without Markdown, HTML entities and JSON."""
     for pattern, replacement in _MARKDOWN:
         value = pattern.sub(replacement, value)
     return html.unescape(_JSON.sub(lambda match: _in_words(json.loads(match[0])), value))
@@ -79,7 +86,7 @@ def _of_all(judged_sentences: Sequence[JudgedSentence]) -> list[str]:
 
 
 def _of_source(source: Source, judged_sentences: Sequence[JudgedSentence]) -> list[str]:
-    """Return the answers on a source, its most important faults, and the number of sentences per verdict."""
+    """Return the answers about a source, its most important faults, and the number of sentences with each verdict."""
     lines = [_line(source.title), ""]
     answers = [(title, getattr(source, key)) for title, key in sentences.ON_TOP]
     lines += [_line(f"{title}: {answer}".replace("?:", "?"), "", "  ") for title, answer in answers if answer]
@@ -123,7 +130,7 @@ def _of_claim(judged: JudgedSentence, reading: JudgedClaim) -> list[str]:
 
 
 def _evidence(evidence: Sequence[str]) -> list[tuple[str, str]]:
-    """Return the evidence as one entry if it is a list of names, else an entry for each."""
+    """Return one entry for all the evidence if every item is a name, otherwise one entry per item."""
     are_names = all(" " not in item for item in evidence)
     return [("Evidence", ", ".join(evidence))] if evidence and are_names else [("Evidence", item) for item in evidence]
 
@@ -137,7 +144,7 @@ def _corrections(claim: Claim) -> list[tuple[str, str]]:
 
 
 def _values(model: Any) -> str:
-    """Return the fields of a rule or an observation in words: name = value, without those that are not set."""
+    """Return the fields of a rule or an observation as "name = value", without fields that are not set."""
     return _in_words(model.model_dump(mode="json", exclude_none=True))
 
 
@@ -159,7 +166,7 @@ def _nested(value: Any) -> str:
 
 
 def _tally(judged_sentences: Sequence[JudgedSentence]) -> list[str]:
-    """Return how many sentences are decided, a table with a row for each source, and the meaning of each verdict."""
+    """Return the number of decided sentences, a table with a row for each source, and the meaning of each verdict."""
     counted = [judged for judged in judged_sentences if judged.counts]
     by_standing = Counter((judged.source, judged.conclusion.standing) for judged in counted)
     by_word = Counter(judged.word for judged in counted)

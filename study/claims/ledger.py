@@ -1,4 +1,7 @@
-"""Read the files of ledger/ strictly: published claims, their conditions, and the rules that decide them."""
+"""Read the files of ledger/: published claims, their conditions, and the rules that decide them.
+
+Unknown keys and values of a wrong type are errors.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +23,9 @@ from study.files import StrictModel, read_yaml
 FOLDER = Path(__file__).parent / "ledger"
 QUESTIONS = Path(__file__).parent / "questions.yaml"
 CORRECTIONS = Path(__file__).parent / "corrections.yaml"
-LONGEST_PHRASE = 12  # words of a source that are quoted
+LONGEST_PHRASE = 12  # the most words of a source that a phrase may quote
 EXACT_TOLERANCE = 1e-9  # relative: the rounding of a float
-CITED = "papers"  # the source that the others cite; their formulas may name its numbers, as papers_<name>
+CITED = "papers"  # the source that all others cite; their formulas may use its numbers as papers_<name>
 
 Standing = Literal["yes", "part", "no", "open"]  # whether a sentence holds
 Kind = Literal[
@@ -31,9 +34,9 @@ Kind = Literal[
 
 
 class Tolerance(StrictModel):
-    """The tolerance around an expected value. Exactly one kind is given.
+    """The tolerance around an expected value: relative, absolute or exact. Exactly one of the three must be given.
 
-    Some were moved once results were known; docs/claims.md says so.
+    Some tolerances were changed after results were known. docs/claims.md lists them.
     """
 
     relative: Annotated[float, Field(gt=0, lt=1)] | None = None
@@ -51,7 +54,7 @@ class Tolerance(StrictModel):
 
 
 class Expected(StrictModel):
-    """The statement of the source: a number, the two ends of a range, yes or no, or a word."""
+    """The value that the source states: a number, the two ends of a range, yes or no, or a word."""
 
     value: bool | float | tuple[float, float] | Text = Field(union_mode="left_to_right")
     unit: Text
@@ -77,7 +80,7 @@ class Expected(StrictModel):
 
     @cached_property
     def band(self) -> tuple[float, float]:
-        """Return the values that count as the expected one, if that is a number or a range."""
+        """The lowest and the highest value within the tolerance. Only for numbers and ranges."""
         low, high = self.value if isinstance(self.value, tuple) else (float(self.value), float(self.value))
         relative = EXACT_TOLERANCE if self.tolerance.exact else self.tolerance.relative
         if relative is not None:
@@ -91,15 +94,15 @@ def _is_number(value: Any) -> bool:
 
 
 class Arithmetic(StrictModel):
-    """A rule: the claim must agree with other numbers of its source, or of a source that it cites."""
+    """A rule that compares the claim with other numbers of its source, or of a source that it cites."""
 
     type: Literal["arithmetic"]
     formula: Text
-    fact: Text | None = None  # what the formula takes from elsewhere: then the source does not contradict itself
+    fact: Text | None = None  # the known fact that the formula uses; None if it uses only numbers of the source
 
 
 class _Call(StrictModel):
-    functions: ClassVar[dict[str, Any]]  # that may be called, by name
+    functions: ClassVar[dict[str, Any]]  # functions that the ledger may call, by name
     function: Text
     arguments: dict[str, Any]
 
@@ -116,27 +119,27 @@ class _Call(StrictModel):
 
 
 class Theory(_Call):
-    """A rule: the claim is compared with the models of study/theory, those of the papers or of the engine."""
+    """A rule that compares the claim with the papers' formulas or the models of the engine in study/theory."""
 
     functions = by_theory.FUNCTIONS
     type: Literal["theory"]
 
 
 class OfRecords(_Call):
-    """A rule: the claim is compared with the committed records of runs."""
+    """A rule that compares the claim with the committed records of runs."""
 
     functions = by_records.FUNCTIONS
     type: Literal["record"]
 
 
 class Undecidable(StrictModel):
-    """A rule for a claim that cannot be decided here: the machine and the run that would decide it."""
+    """A rule for a claim that this project cannot decide. It names the machine and the run that would decide it."""
 
     type: Literal["undecidable"]
     box: Text
     run: Text
-    command: Text | None = None  # of the study, that would decide it
-    needs: Literal["hardware", "source", "program"] = "hardware"  # source: it is not published; program: we have none
+    command: Text | None = None  # the zero-study command that would decide it
+    needs: Literal["hardware", "source", "program"] = "hardware"  # source: not published; program: does not exist
 
     @model_validator(mode="after")
     def _has_its_command(self) -> Undecidable:
@@ -149,7 +152,7 @@ Rule = Arithmetic | Theory | OfRecords | ByOthers | Execution | Undecidable
 
 
 class Claim(StrictModel):
-    """One statement of a source."""
+    """One statement of a source: its phrase, its expected value and the rule that decides it."""
 
     id: Annotated[str, Field(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*(\.[a-z0-9]+(-[a-z0-9]+)*)+$")]
     where: Text
@@ -189,18 +192,18 @@ class Claim(StrictModel):
 
 
 class Sentence(StrictModel):
-    """One sentence of a source, with all claims that were read in it."""
+    """One sentence of a source, with the ids of all claims that were read in it."""
 
-    says: Text | None = None  # in plain words; None: its quote is plain
-    readings: Annotated[list[str], Field(min_length=1)]  # ids of claims; all of them make the verdict
-    aside: list[str] = Field(default_factory=list)  # ids of strained readings, which are shown and decide nothing
-    line: Annotated[int, Field(ge=1)]  # of the source's text as it was saved, blank lines counted
-    question: str | None = None  # which of QUESTIONS it answers
-    holds: Standing  # what `reason` says; it has to be what the readings come to
-    reason: Text  # in words of a person, of the evidence
-    remedy: Text | None = None  # what to do instead, of a sentence that does not hold
-    petty: bool = False  # a slip that misleads nobody, which is not counted
-    rank: Annotated[int, Field(ge=1)] | None = None  # of the faults that matter, by consequence, 1 first
+    says: Text | None = None  # the content in plain words; None if the quoted phrase is plain
+    readings: Annotated[list[str], Field(min_length=1)]  # ids of claims, which together give the verdict
+    aside: list[str] = Field(default_factory=list)  # ids of strained readings, which do not affect the verdict
+    line: Annotated[int, Field(ge=1)]  # line number in the saved text of the source, including blank lines
+    question: str | None = None  # the key in QUESTIONS of the question that it answers
+    holds: Standing  # the answer of `reason`; must match the verdicts on the readings
+    reason: Text  # the explanation from the evidence, written by a person
+    remedy: Text | None = None  # what to do instead, if the sentence does not hold
+    petty: bool = False  # a small mistake that misleads nobody; not counted
+    rank: Annotated[int, Field(ge=1)] | None = None  # rank among the most important faults; 1 is first
 
     @model_validator(mode="after")
     def _fits(self) -> Sentence:
@@ -217,14 +220,14 @@ class Source(StrictModel):
     source: Text
     title: Text
     url: Text | None
-    numbers: dict[str, float]  # for formulas, with those of CITED; the unit is in the name
+    numbers: dict[str, float]  # numbers for formulas; the name contains the unit
     claims: list[Claim]
-    was_read: Text | None = None  # in which form, and by whom it was had
-    believe: Text | None = None  # can it be believed? The answer in two or three sentences
-    trust: Text | None = None  # one sentence each: what can be relied on,
-    distrust: Text | None = None  # what cannot,
-    unknown: Text | None = None  # and what nobody knows
-    sentences: list[Sentence] = Field(default_factory=list)  # in the order of the text; empty: not sorted out yet
+    was_read: Text | None = None  # the form in which the source was read, and who provided it
+    believe: Text | None = None  # whether it can be believed, in two or three sentences
+    trust: Text | None = None  # what can be relied on, in one sentence
+    distrust: Text | None = None  # what cannot be relied on, in one sentence
+    unknown: Text | None = None  # what nobody knows, in one sentence
+    sentences: list[Sentence] = Field(default_factory=list)  # in the order of the text; empty if not collected yet
 
     @model_validator(mode="after")
     def _whole(self) -> Source:
@@ -240,7 +243,7 @@ class Source(StrictModel):
             raise ValueError(f"{missing[0]}: is missing; a source with sentences has it")
 
     def _check_readings(self) -> None:
-        """Check that every claim is in exactly one sentence."""
+        """Raise ValueError unless every claim is in exactly one sentence."""
         counts = Counter(name for sentence in self.sentences for name in (*sentence.readings, *sentence.aside))
         ids = {claim.id for claim in self.claims}
         if unknown := sorted(counts.keys() - ids):
@@ -257,7 +260,7 @@ class Source(StrictModel):
 
 
 def read(folder: Path = FOLDER) -> list[Source]:
-    """Read every source, in the order of their names. Raises Refusal naming file, claim and key."""
+    """Return all sources, sorted by name. Raises Refusal with the file, the claim and the key."""
     paths = sorted(folder.glob("*.yaml"))
     if not paths:
         raise Refusal(f"{folder}: there is no ledger in this folder. Each source is a YAML file.")
@@ -284,7 +287,10 @@ def read(folder: Path = FOLDER) -> list[Source]:
 
 
 def questions() -> dict[str, dict[str, str]]:
-    """Return the questions put to all sources, each with this project's answer and the papers'. Raises Refusal."""
+    """Return the questions that all sources are checked for, each with the answers of this project and of the papers.
+
+    Raises Refusal if the file of questions cannot be read.
+    """
     return read_yaml(QUESTIONS, QUESTIONS.parent)
 
 
@@ -307,7 +313,7 @@ def _read(path: Path) -> Source:
 
 
 def _with_cited(sources: list[Source]) -> list[Source]:
-    """Give each source the numbers of the sources that it cites."""
+    """Return the sources with the numbers of the papers added to each of them, named papers_<name>."""
     numbers = next((source.numbers for source in sources if source.source == CITED), {})
     cited = {f"{CITED}_{name}": value for name, value in numbers.items()}
     return [
@@ -317,24 +323,24 @@ def _with_cited(sources: list[Source]) -> list[Source]:
 
 
 class Correction(StrictModel):
-    """One expectation that was changed, added or removed after it had been decided, or a sentence decided again."""
+    """One later change: an expectation that was changed, added or removed, or a sentence that was decided again."""
 
-    id: Text  # the claim's; of a sentence, its first reading's
+    id: Text  # id of the claim, or of the first reading of the sentence
     on: Text  # the day
-    before: Text | None = None  # the expectation and, where that changed, how it was decided; None: as it was
+    before: Text | None = None  # the expectation, and the rule if it changed; None if unchanged
     after: Text | None = None
-    was: Text | None  # its verdict before; None: it was not known
-    became: Text | None  # and after; None: the claim was taken out, or its verdict is the ledger's
+    was: Text | None  # the earlier verdict; None if it was not known
+    became: Text | None  # the new verdict; None if the claim was removed, or see verdicts.json
     why: Text
 
     @property
     def moved(self) -> str:
-        """Return the old and the new value in words."""
+        """The old and the new value in words, with an arrow between them."""
         verdict = f"{self.was or 'not known'} → {self.became or 'taken out, or as it stands'}"
         return f"{self.before} → {self.after} ({verdict})" if self.before else verdict
 
 
 def corrections(path: Path = CORRECTIONS) -> list[Correction]:
-    """Read the corrections, in the order of the file. Raises Refusal."""
+    """Return the corrections in the order of the file. Raises Refusal if an entry is invalid."""
     with refusing(str(path)):
         return [Correction.model_validate(entry) for entry in read_yaml(path, path.parent)["corrections"]]

@@ -1,4 +1,4 @@
-"""Read the sentences of the ledger with their verdicts, and summarize them for pages, notebooks and `--json`."""
+"""Return the sentences of the ledger with their verdicts, and summaries of them for pages, notebooks and `--json`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from study.claims.ledger import Claim, Sentence, Source, Standing
 from study.claims.verdicts import AGAIN, BASES, Conclusion, Verdict
 from study.errors import Refusal
 
-# The answers on a source, and which of its keys has each.
+# The headings of the answers about a source, each with the key of Source that contains the answer.
 ON_TOP = (
     ("Can I believe this source?", "believe"),
     ("Trust", "trust"),
@@ -21,7 +21,7 @@ ON_TOP = (
 )
 
 
-# The bases in the words of a sentence.
+# The kinds of evidence as they are named in a sentence.
 _BASES_IN_WORDS = {
     "our runs": "this project's runs", "today's engines": "executions with current engines",
     "others' runs": "runs of others", "what it cites": "sources that are cited", "a known fact": "known facts",
@@ -30,7 +30,7 @@ _BASES_IN_WORDS = {
 
 
 class JudgedClaim(NamedTuple):
-    """A claim of a source with its committed verdict."""
+    """A claim, the name of its source, and its committed verdict."""
 
     source: str
     claim: Claim
@@ -38,12 +38,15 @@ class JudgedClaim(NamedTuple):
 
 
 class JudgedSentence(NamedTuple):
-    """A sentence of a source with its readings, the quoted one first; `sentence` is None for a single claim."""
+    """A sentence of a source and the claims that were read in it, the quoted claim first.
+
+    `sentence` is None if the source has no sentences; then the only reading is one of its claims.
+    """
 
     source: str
     sentence: Sentence | None
     readings: list[JudgedClaim]
-    aside: list[JudgedClaim]  # strained readings, which decide nothing
+    aside: list[JudgedClaim]  # strained readings, which do not affect the verdict
 
     @property
     def head(self) -> JudgedClaim:
@@ -51,12 +54,12 @@ class JudgedSentence(NamedTuple):
 
     @property
     def says(self) -> str:
-        """The content of the sentence in plain words."""
+        """The content of the sentence in plain words, or the quoted phrase if that is plain enough."""
         return (self.sentence and self.sentence.says) or self.head.claim.phrase
 
     @property
     def word(self) -> str:
-        """The word of its verdict."""
+        """The verdict on the sentence, as one of the words of Conclusion."""
         return verdicts.headline([reading.verdict for reading in self.readings])[0]
 
     @property
@@ -65,7 +68,7 @@ class JudgedSentence(NamedTuple):
 
     @property
     def by(self) -> str:
-        """The basis of the decision, or of the attempt; empty if there is none."""
+        """The kind of evidence that the verdict is based on; empty if this project tried nothing."""
         basis = verdicts.headline([reading.verdict for reading in self.readings])[1]
         return BASES[basis] if basis else ""
 
@@ -75,12 +78,16 @@ class JudgedSentence(NamedTuple):
 
     @property
     def counts(self) -> bool:
-        """Whether the sentence is more than a slip."""
+        """Whether the sentence is counted. Small mistakes that mislead nobody are not."""
         return self.sentence is None or not self.sentence.petty
 
 
 def read(source: str | None = None) -> list[JudgedSentence]:
-    """Return the sentences in the order of each text; for a source without sentences, its claims."""
+    """Return the sentences of one source, or of all sources if None, in the order of the texts.
+
+    Each claim of a source without sentences is returned as a sentence of its own. Raises Refusal for an unknown source
+    and for a claim without a verdict.
+    """
     sources, committed = ledger.read(), verdicts.read()
     names = [published.source for published in sources]
     if source is not None and source not in names:
@@ -104,13 +111,13 @@ def _sentences_of(source: Source, committed: Mapping[str, Verdict]) -> list[Judg
 
 
 def faults(sentences: Iterable[JudgedSentence]) -> list[JudgedSentence]:
-    """List the faults that matter most, the most important first."""
+    """Return the sentences that the ledger ranks as the most important faults, in the order of their ranks."""
     ranked = {judged.sentence.rank: judged for judged in sentences if judged.sentence and judged.sentence.rank}
     return [ranked[rank] for rank in sorted(ranked)]
 
 
 def content(sentences: Sequence[JudgedSentence]) -> dict[str, Any]:
-    """Return every sentence with its readings and verdicts, for `--json`."""
+    """Return all sentences with their readings and verdicts as a JSON object, for `--json`."""
 
     def of(reading: JudgedClaim) -> dict[str, Any]:
         _, claim, verdict = reading
@@ -135,7 +142,7 @@ def content(sentences: Sequence[JudgedSentence]) -> dict[str, Any]:
 
 
 def tally(sentences: Sequence[JudgedSentence]) -> list[str]:
-    """Return a Markdown table of the sentences with a row for each source, and how many have each verdict."""
+    """Return a Markdown table that counts the sentences of each source, and the number of sentences per verdict."""
     counted = [judged for judged in sentences if judged.counts]
     by_standing = Counter((judged.source, judged.conclusion.standing) for judged in counted)
     by_word = Counter(judged.word for judged in counted)
@@ -148,7 +155,7 @@ def tally(sentences: Sequence[JudgedSentence]) -> list[str]:
 
 
 def rested(sentences: Sequence[JudgedSentence]) -> str:
-    """Say how many sentences are decided, and by what kinds of evidence."""
+    """Return a text that says how many sentences are decided, and by which kinds of evidence."""
     counted = [judged for judged in sentences if judged.counts]
     by_basis = Counter(judged.by for judged in counted if judged.conclusion.is_decided)
     behind = ", ".join(

@@ -1,8 +1,9 @@
-"""Give one claim's code lines to today's engine, as one process on a CPU.
+"""Run one claim's code lines with the current engine, as one process on a CPU.
 
     python -m study.claims.snippet_process FOLDER
 
-FOLDER holds rule.json, and each rank leaves its answer there. The current folder is the snippet's own, empty at first.
+FOLDER contains rule.json, and each rank writes its answer there. The current folder belongs to the snippet and is empty
+at first.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ REVIEWS = 160  # to train on; 20 batches
 STEPS = 2
 MESSAGE_LENGTH = 400
 
-# Larger than the 1e5 elements of a tensor that stage 3 shards, and the 1 MiB that offload to NVMe swaps.
+# Large enough for both thresholds: stage 3 shards only tensors of more than 1e5 elements, and offload to NVMe swaps
+# only tensors of more than 1 MiB.
 SIZES: dict[str, Any] = {
     "hidden_size": 128,
     "num_hidden_layers": 2,
@@ -34,7 +36,7 @@ SIZES: dict[str, Any] = {
 
 
 def main(place: Path) -> None:
-    """Give the engine the code lines, evaluate what they should do, and write the result of this rank."""
+    """Run the code lines, evaluate the expressions of the rule, and write the answer of this rank."""
     rule = json.loads((place / "rule.json").read_text())
     extensions.use_built()
     answer: dict[str, Any] = {}
@@ -50,15 +52,18 @@ def main(place: Path) -> None:
             answer["found"] = {expression: value(expression, names) for expression in rule["wants"]}
             answer["measured"] = rule["measures"] and value(rule["measures"], names)
     except BaseException:
-        answer = {"fault": traceback.format_exc()}  # of ours, not of the engine
+        answer = {"fault": traceback.format_exc()}  # an error of this project, not of the engine
     (place / f"answer-{os.environ.get('RANK', '0')}.json").write_text(json.dumps(answer))
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)  # as train.py ends, and for the same reason
+    os._exit(0)  # train.py ends in the same way, for the same reason
 
 
 def fixtures(through: str) -> dict[str, Any]:
-    """Return the names that a snippet may use: a tiny model, its tokenizer and data, libraries, and functions."""
+    """Return the names that a snippet may use, with their values.
+
+    These are a tiny model, its tokenizer and data, libraries, and functions.
+    """
     import datasets
     import torch
     import transformers
@@ -86,22 +91,25 @@ def fixtures(through: str) -> dict[str, Any]:
     }
     for name in ("AutoModelForSequenceClassification", "Trainer", "TrainingArguments"):
         names[name] = getattr(transformers, name)
-    if through != "accelerate-yaml":  # there it is built under what the file says
-        with torch.random.fork_rng():  # a snippet that sets no seed has none
+    if through != "accelerate-yaml":  # there the model is built later, with the settings of the file
+        with torch.random.fork_rng():  # leaves the random state of a snippet that sets no seed unchanged
             torch.manual_seed(SEED)
             names["model"] = names["AutoModelForSequenceClassification"].from_config(config)
-    if through == "python" and "RANK" not in os.environ:  # or these would join the processes before the snippet does
+    if through == "python" and "RANK" not in os.environ:  # with ranks, these would create the process group too early
         names["args"] = transformers.TrainingArguments(**on_cpu(), output_dir="out", max_steps=STEPS, report_to="none")
     return names
 
 
 def on_cpu() -> dict[str, Any]:
-    """What TrainingArguments need beside the published ones where there is no GPU."""
+    """Return the arguments that TrainingArguments need in addition to the published ones if there is no GPU."""
     return {"use_cpu": True} | ({"ddp_backend": "gloo"} if "RANK" in os.environ else {})
 
 
 def give_json(snippet: str, names: dict[str, Any]) -> None:
-    """The whole configuration of deepspeed.initialize, which makes the optimizer only where the lines name one."""
+    """Train with the lines as the whole configuration of deepspeed.initialize.
+
+    DeepSpeed creates the optimizer only if the lines name one. Otherwise it gets an AdamW.
+    """
     import deepspeed
     import torch
 
@@ -118,7 +126,7 @@ def give_json(snippet: str, names: dict[str, Any]) -> None:
 
 
 def give_yaml(snippet: str, names: dict[str, Any]) -> None:
-    """The file that started this process: the lines are in it already."""
+    """Train with the accelerate file that started this process, which already contains the lines."""
     import torch
     from accelerate import Accelerator
     from accelerate.utils import InitProcessGroupKwargs
@@ -129,7 +137,7 @@ def give_yaml(snippet: str, names: dict[str, Any]) -> None:
         plugin.deepspeed_config["train_micro_batch_size_per_gpu"] = MICRO_BATCH_SIZE
 
     def built(zero3_init: bool) -> int:
-        """Bytes that this rank holds of a model as it is built, with the flag and without."""
+        """Return the bytes of parameters that this rank stores after building a model with or without zero3_init."""
         with plugin.zero3_init_context_manager(enable=zero3_init):
             parameters = list(names["AutoModelForSequenceClassification"].from_config(names["config"]).parameters())
         return sum(getattr(p, "ds_tensor", p).nbytes for p in parameters)
@@ -147,7 +155,7 @@ def give_yaml(snippet: str, names: dict[str, Any]) -> None:
 
 
 def give_arguments(snippet: str, names: dict[str, Any]) -> None:
-    """The call's arguments, and those of a CPU; then Trainer trains as they say."""
+    """Train with Trainer and the TrainingArguments of the lines, to which the arguments for a CPU are added."""
     training_arguments = names["TrainingArguments"]
     names["TrainingArguments"] = lambda **arguments: training_arguments(**arguments, **on_cpu())
     names["args"] = eval(snippet, names)
@@ -180,7 +188,10 @@ def batch(names: dict[str, Any]) -> dict[str, Any]:
 
 
 def watch(engine: Any, optimizer: Any, names: dict[str, Any]) -> None:
-    """Let expressions ask for the engine, and for the bytes per parameter that this rank holds of its states."""
+    """Add the names `engine`, `optimizer` and `held` for expressions.
+
+    `held(part)` returns the bytes per parameter that this rank stores of a part of the model states.
+    """
     from study.training.memory import model_state_bytes
 
     def held(part: str) -> float:
@@ -198,9 +209,9 @@ def value(expression: str, names: dict[str, Any]) -> bool | float | str | None:
 
 
 def described(error: BaseException) -> str:
-    """The engine's own message: its type and first line, without this machine's folders."""
+    """Return the type and the first line of an engine's error, without the folders of this machine."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    if not lines:  # a bare assertion says what it asserts
+    if not lines:  # an assertion without a message: show the asserted expression
         frame = traceback.extract_tb(error.__traceback__)[-1]
         lines = [f"{frame.line} ({Path(frame.filename).name})"]
     # The first line of pydantic's message says only how many errors there are.

@@ -1,8 +1,8 @@
-"""Give the code lines that sources print to today's engines, each claim's lines in new processes.
+"""Run the code lines that sources publish with current engines, the lines of each claim in new processes.
 
     python -m study.claims.snippets [--claim ID] [--output FILE]
 
-On a CPU. The results are a file from which `zero-study claims` makes its verdicts.
+Everything runs on a CPU. The command writes a file of results, from which `zero-study claims` derives its verdicts.
 """
 
 from __future__ import annotations
@@ -33,11 +33,12 @@ from study.running.launch import QUIET_ENVIRONMENT
 PACKAGES = ("torch", "deepspeed", "accelerate", "transformers", "datasets", "huggingface_hub")
 TIMEOUT_SECONDS = 300
 
-# Of every process, from its start on. The hub is not asked. Semaphores of processes that end at once are no news.
+# Environment variables of every process. The hub is never contacted. Warnings about leaked semaphores are ignored,
+# because processes that end at once always cause them.
 ON_CPU = {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 ON_CPU |= {"PYTHONWARNINGS": "ignore:resource_tracker:UserWarning"}
 
-# The least accelerate file that starts DeepSpeed; a snippet's keys come on top.
+# The smallest accelerate file that starts DeepSpeed. The keys of a snippet are added to it or replace its keys.
 LEAST = {
     "compute_environment": "LOCAL_MACHINE",
     "distributed_type": "DEEPSPEED",
@@ -51,9 +52,9 @@ LEAST = {
 
 
 def execute_all(claim_ids: Sequence[str], path: Path) -> None:
-    """Execute these claims, or all, and write their results after each.
+    """Execute the code lines of these claims, or of all claims if none is given, and write the results after each.
 
-    Raises Refusal for what cannot be executed, and RunFailed where a claim's lines could not be.
+    Raises Refusal if a claim has no code lines, and RunFailed if the lines of a claim could not be executed.
     """
     files.require_folder(path)
     extensions.use_own_folder()
@@ -76,7 +77,8 @@ def execute_all(claim_ids: Sequence[str], path: Path) -> None:
             versions=versions,
             results={name: results[name] for name in rules if name in results},
         )
-        files.write_json(path, content.model_dump())  # after each, so that whatever ends this loses one at most
+        # After each claim, so that an interruption loses one result at most.
+        files.write_json(path, content.model_dump())
 
 
 def _rules_of_execution() -> dict[str, Execution]:
@@ -85,7 +87,7 @@ def _rules_of_execution() -> dict[str, Execution]:
 
 
 def _earlier_results(path: Path, versions: dict[str, str]) -> dict[str, Result]:
-    """Read the results that stay. Raises Refusal where they are of other versions."""
+    """Return the results of an earlier execution, which are kept. Raises Refusal if other versions produced them."""
     earlier = by_execution.read(path)
     if earlier.versions != versions:
         raise Refusal(f"{path}: these versions are not installed here. Remove --claim to execute every claim again.")
@@ -94,26 +96,29 @@ def _earlier_results(path: Path, versions: dict[str, str]) -> dict[str, Result]:
 
 @dataclass(frozen=True)
 class _Ended:
-    """The results of the processes of a claim."""
+    """What the processes of one claim returned: exit statuses, error lines and answers."""
 
     statuses: list[int]
     errors: list[str]  # lines of stderr
-    answers: list[dict[str, Any]]  # of the ranks that wrote one
-    has_started: bool  # a process came as far as the lines
+    answers: list[dict[str, Any]]  # one for each rank that wrote its answer
+    has_started: bool  # at least one process got as far as executing the lines
 
     @property
     def refusal(self) -> str | None:
-        """The engine's message if it refused the lines. If one rank refuses, the others fail because of that."""
+        """The engine's message if it refused the lines, otherwise None.
+
+        The first message counts, because the refusal of one rank makes the other ranks fail too.
+        """
         return next((answer["message"] for answer in self.answers if "message" in answer), None)
 
     @property
     def faults(self) -> list[str]:
-        """Errors of this project's own program."""
+        """Tracebacks of errors in this project's own program, not in the engine."""
         return [answer["fault"] for answer in self.answers if "fault" in answer]
 
 
 def execute(name: str, rule: Execution) -> Result:
-    """Give one claim's code lines to the engine. Raises RunFailed if this project's own code fails."""
+    """Execute the code lines of one claim and return the result. Raises RunFailed if this project's own code fails."""
     ended = _give(name, rule)
     message = _message(name, rule, ended)
     answers = ended.answers if message is None else []
@@ -128,7 +133,7 @@ def execute(name: str, rule: Execution) -> Result:
 
 
 def _give(name: str, rule: Execution) -> _Ended:
-    """Run the processes that give the lines to the engine, and read what they left."""
+    """Run the processes that execute the code lines, and return their statuses, errors and answers."""
     with tempfile.TemporaryDirectory(prefix="zero-study-") as temporary:
         place, folder = Path(temporary) / "study", Path(temporary) / "snippet"
         place.mkdir()
@@ -145,7 +150,10 @@ def _give(name: str, rule: Execution) -> _Ended:
 
 
 def _message(name: str, rule: Execution, ended: _Ended) -> str | None:
-    """Return the engine's message if it refused the lines; None if it accepted them. Raises RunFailed."""
+    """Return the engine's message if it refused the lines; None if it accepted them.
+
+    Raises RunFailed if the lines could not be executed at all.
+    """
     if ended.refusal is not None:
         return ended.refusal
     was_given = ended.has_started or rule.through == "accelerate-yaml"
@@ -157,12 +165,12 @@ def _message(name: str, rule: Execution, ended: _Ended) -> str | None:
 
 
 def _shared(values: list[Any]) -> Any:
-    """The value of all ranks, or a list by rank."""
+    """Return the common value if all ranks have the same one, otherwise the list of values by rank."""
     return values[0] if all(value == values[0] for value in values) else values
 
 
 def _last_words(errors: list[str], statuses: list[int]) -> str:
-    """Return the last message of a process that ended without a result: its exception, or the signal that ended it."""
+    """Return why a process ended without a result: its last exception, or the signal that ended it."""
     if ended := [signal.Signals(-status).name for status in statuses if status < 0]:
         return f"ended by {ended[0]}"
     raised = processes.raised_in(errors)
@@ -170,14 +178,14 @@ def _last_words(errors: list[str], statuses: list[int]) -> str:
 
 
 def _run(name: str, rule: Execution, snippet: str, place: Path, folder: Path) -> list[processes.Rank]:
-    """Run the processes of a claim to their end. Raises RunFailed after a time limit."""
+    """Run the processes of a claim until they end. Raises RunFailed if they exceed TIMEOUT_SECONDS."""
     program, num_ranks, environment = ["study.claims.snippet_process", str(place)], rule.processes, dict(os.environ)
     if rule.through == "accelerate-yaml":
         file = place / "accelerate.yaml"
         file.write_text(yaml.safe_dump({**LEAST, "num_processes": num_ranks, **yaml.safe_load(snippet)}))
         launcher = ["accelerate.commands.launch", "--config_file", str(file), "--main_process_port", "0", "--module"]
         program, num_ranks = [*launcher, *program], 1
-    elif rule.through == "deepspeed-json":  # otherwise one process is as in a notebook: without a launcher
+    elif rule.through == "deepspeed-json":  # in all other cases, one process runs without a launcher, as in a notebook
         environment["WORLD_SIZE"] = str(num_ranks)
     try:
         return processes.run(

@@ -1,7 +1,7 @@
-"""Read the measured differences that each parity trap makes between runs that look like the same training.
+"""Tabulate how much each parity trap changes runs that look like the same training.
 
-A trap is an arm and its control that differ in a setting which nobody wrote down, and a pair of arms in which that
-setting is matched. tools/published measures them.
+In a trap, an arm and its control differ in a setting that nobody wrote down. In a second pair of arms, this setting
+is the same on both sides. tools/published measures both pairs.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ COLUMNS = ("trap", "quantity", "arm", "against", "n_seeds", "difference", "low",
 
 
 def effects(path: Path) -> pd.DataFrame:
-    """Tabulate what each measured trap changes: one row per trap, quantity and arm, "trapped" or "matched".
+    """Return a table of what each measured trap changes: a row per trap, quantity and arm ("trapped" or "matched").
 
-    `difference` is the mean over seeds of value / control - 1 of the same seed, `low` and `high` its 95 % interval by
-    Student's t; both are the difference itself where all seeds agree, and None with one seed. Raises Refusal.
+    `difference` is the mean over seeds of value / control - 1, where both values have the same seed. `low` and `high`
+    are its 95 % interval by Student's t. They equal the difference if all seeds agree, and are None with one seed.
+    Raises Refusal if the file has no measured traps.
     """
     content = read(path)
     rows = []
@@ -43,7 +44,7 @@ def effects(path: Path) -> pd.DataFrame:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Read a file of measured traps. Raises Refusal."""
+    """Return the content of a file of measured traps. Raises Refusal if it contains none."""
     content = files.load(path, "measured traps")
     if not isinstance(content, dict) or not {"settings", "data", "arms", "traps"} <= content.keys():
         raise Refusal(f"{path}: this file has no measured traps. Make them with `python tools/published traps`.")
@@ -51,14 +52,14 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def _values(arm: dict[str, Any], quantity: str) -> dict[str, float]:
-    """The value of a quantity, by seed; what the engine was is the same for every seed."""
+    """Return the values of a quantity by seed. Properties of the engine are the same for every seed."""
     return {
         seed: facts[quantity] if quantity in facts else arm["ran"][quantity] for seed, facts in arm["seeds"].items()
     }
 
 
 def verdict(low: float | None, high: float | None) -> str:
-    """The interval of a relative difference, in words."""
+    """Describe the interval of a relative difference in words. `low` and `high` are None if there is only one seed."""
     if low is None or high is None:
         return "one seed: no interval"
     if max(-low, high) <= WITHIN:

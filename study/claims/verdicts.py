@@ -27,12 +27,12 @@ ABOUT_CORRECTIONS = """# Corrections to the verdicts on published claims
 Each entry is a claim whose expectation or verdict was changed after it had been decided, with the values before and
 after the change and the reason. Entries use the words for verdicts of their day."""
 AGAIN = "Run `zero-study claims --write`."
-DIGITS = 6  # of a number that is written: enough to see a change, few enough for the last bits to differ
-NUMBERS_TOLERANCE = 1e-4  # relative; observed values that differ by less are the same on another machine
+DIGITS = 6  # significant digits of stored numbers: they show a change, and hide differences in the last bits
+NUMBERS_TOLERANCE = 1e-4  # relative; smaller differences of observed values come from the machine
 
 
 class Conclusion(Enum):
-    """The verdict on a sentence or claim as readers see it: its word, its standing, and its meaning."""
+    """A verdict on a sentence or claim as readers see it: its word, its standing and its meaning."""
 
     AGREES = (
         "our small runs agree",
@@ -78,7 +78,7 @@ class Conclusion(Enum):
 
     @classmethod
     def of(cls, word: str) -> Conclusion:
-        """Find the conclusion of a word, as verdicts are committed."""
+        """Return the conclusion with this word, which is what the file of verdicts stores."""
         return next(conclusion for conclusion in cls if conclusion.word == word)
 
     @property
@@ -86,39 +86,39 @@ class Conclusion(Enum):
         return self.standing != "open"
 
 
-# What a verdict is based on, in a word and as it is printed beside the verdict; the strongest first.
+# The kinds of evidence, strongest first: the word in verdicts.json, and the text that is printed next to a verdict.
 Basis = Literal["record", "execution", "others", "cited", "theory", "fact", "arithmetic"]
 BASES: dict[Basis, str] = {
     "record": "our runs", "execution": "today's engines", "others": "others' runs", "cited": "what it cites",
     "theory": "theory", "fact": "a known fact", "arithmetic": "its own numbers",
 }  # fmt: skip
 RUN_HERE: tuple[Basis, ...] = ("record", "execution")
-UNITS = {"bytes": 1.0, "GB": 1e9, "TB": 1e12, "GiB": 2.0**30}  # of what is observed in bytes, by the unit's first word
-# Which word begins the sentence that says why, by the type of the rule.
+UNITS = {"bytes": 1.0, "GB": 1e9, "TB": 1e12, "GiB": 2.0**30}  # bytes per unit, by the first word of the unit
+# The subject of the sentence that explains a verdict, by the type of the rule.
 SUBJECT_OF_RULE: dict[type, str] = {
     Arithmetic: "arithmetic", Execution: "today's engine", OfRecords: "records", ByOthers: "rows of others",
 }  # fmt: skip
 
 
 class Observation(BaseModel):
-    """What was observed, in the unit of the claim."""
+    """An observed value with its interval, in the unit of the claim."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     value: bool | float | str = Field(union_mode="left_to_right")  # a word: an outcome, or what a rule measured
     low: bool | float | None = Field(union_mode="left_to_right")
     high: bool | float | None = Field(union_mode="left_to_right")
-    told: str  # how the interval came about, or what shows the outcome
+    told: str  # how the interval was computed, or the evidence of the outcome
 
 
 class Verdict(BaseModel):
-    """The verdict on a claim."""
+    """The verdict on one claim, as verdicts.json stores it."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     verdict: Annotated[str, Field(pattern=f"^({'|'.join(conclusion.word for conclusion in Conclusion)})$")]
-    by: Basis | None  # None: nothing was tried
-    observed: Observation | None  # None: nothing was
+    by: Basis | None  # None if this project tried nothing
+    observed: Observation | None  # None if nothing was observed
     why: Annotated[str, Field(min_length=1)]
     evidence: list[str]
 
@@ -127,7 +127,7 @@ class Verdict(BaseModel):
 
 
 def decide(source: Source, claim: Claim) -> Verdict:
-    """Decide one claim. Raises ValueError where its rule cannot be followed."""
+    """Return the verdict on one claim. Raises ValueError if its rule cannot be applied."""
     rule = claim.rule
     if isinstance(rule, Undecidable):
         return _untried(rule)
@@ -135,7 +135,7 @@ def decide(source: Source, claim: Claim) -> Verdict:
     observation = _in_unit_of_claim(observed, claim)
     agrees = _agrees(observation, claim)
     if agrees is False and isinstance(rule, ByOthers) and rule.asks == "one":
-        agrees = None  # that nobody measured such a case leaves none out
+        agrees = None  # a case that nobody measured can still exist
     basis = decided_by(source, claim)
     reason = _reason(claim, observation, agrees)
     if agrees is False and basis == "execution":
@@ -161,7 +161,7 @@ def _untried(rule: Undecidable) -> Verdict:
 
 
 def _observe(source: Source, claim: Claim) -> Observed:
-    """Follow the claim's rule. Raises ValueError where that cannot be done."""
+    """Apply the claim's rule and return what it observes. Raises ValueError if the rule cannot be applied."""
     match claim.rule:
         case Arithmetic() as rule:
             return by_arithmetic.observe(rule.formula, source.numbers)
@@ -184,7 +184,11 @@ def _conclusion(agrees: bool | None, basis: Basis) -> Conclusion:
 
 
 def decided_by(source: Source, claim: Claim) -> Basis:
-    """What decides a claim: the type of its rule, `cited` where that asks what the source cites, or a `fact`."""
+    """Return the kind of evidence that decides a claim.
+
+    This is "cited" if the rule uses a source that the claim's source cites, "fact" if an arithmetic rule takes a number
+    from elsewhere, and otherwise the type of the rule.
+    """
     rule = claim.rule
     assert not isinstance(rule, Undecidable)
     formula = rule.formula if isinstance(rule, Arithmetic) else rule.function if isinstance(rule, Theory) else ""
@@ -194,7 +198,13 @@ def decided_by(source: Source, claim: Claim) -> Basis:
 
 
 def headline(readings: Sequence[Verdict]) -> tuple[str, Basis | None]:
-    """A sentence's verdict, and by what: any plain reading against it is heard; where none is, the first decides."""
+    """Return the verdict on a sentence, and the kind of evidence that it is based on.
+
+    `readings` are the verdicts on the claims that were read in the sentence.
+
+    If no reading contradicts the sentence, the first reading decides. If some readings contradict it and others agree,
+    the verdict is "in part". Otherwise the contradiction with the strongest evidence decides.
+    """
     against = [verdict for verdict in readings if Conclusion.of(verdict.verdict).standing == "no"]
     if not against:
         return readings[0].verdict, readings[0].by
@@ -227,7 +237,7 @@ def _in_unit_of_claim(observed: Observed, claim: Claim) -> Observation:
 
 
 def _agrees(observation: Observation, claim: Claim) -> bool | None:
-    """Whether what was observed is what was expected; None where its interval allows both."""
+    """Return whether the observation agrees with the expectation; None if its interval allows both answers."""
     expected = claim.expected.value
     if isinstance(observation.value, str):
         return observation.value == expected
@@ -248,7 +258,7 @@ _OUTCOMES_IN_WORDS = {
 
 
 def _reason(claim: Claim, observation: Observation, agrees: bool | None) -> str:
-    """Say in one sentence, from the numbers, why the verdict is what it is."""
+    """Return one sentence that explains the verdict with its numbers."""
     if isinstance(observation.value, str):
         return _reason_of_outcome(claim, observation, observation.value, agrees)
     if isinstance(observation.value, bool):
@@ -288,7 +298,7 @@ def _reason_of_number(claim: Claim, observation: Observation, value: float, agre
 
 
 def _subject(claim: Claim) -> tuple[str, str]:
-    """The subject of the sentence, and the ending of its verb."""
+    """Return the subject of the explaining sentence, and the ending of its verb."""
     subject = SUBJECT_OF_RULE.get(type(claim.rule), "theory")
     return subject, "" if subject.endswith("s") else "s"
 
@@ -308,7 +318,10 @@ def _expectation(claim: Claim) -> str:
 
 
 def _number(value: float) -> str:
-    """As a person writes it: four digits, no exponent where it can be avoided."""
+    """Format a number for readers, with four digits.
+
+    Only numbers below 1e-4 or from 1e7 on get an exponent, and then three digits.
+    """
     if value == 0 or 1e-4 <= abs(value) < 1e7:
         rounded = float(f"{value:.4g}")
         return f"{rounded:,.0f}" if abs(rounded) >= 1000 else f"{rounded:g}"
@@ -323,7 +336,10 @@ def _yes(value: bool) -> str:
 
 
 def decide_all(folder: Path = ledger.FOLDER) -> dict[str, Verdict]:
-    """Decide every claim of the ledger. Raises Refusal naming file and claim where a rule cannot be followed."""
+    """Return the verdict on every claim of the ledger, by claim id.
+
+    Raises Refusal with the file and the claim if a rule cannot be applied.
+    """
     verdicts = {}
     for source in ledger.read(folder):
         for claim in source.claims:
@@ -333,7 +349,10 @@ def decide_all(folder: Path = ledger.FOLDER) -> dict[str, Verdict]:
 
 
 def unlike(sources: list[Source], verdicts: dict[str, Verdict]) -> dict[str, str]:
-    """By the first reading of a sentence: where what is written of it is not what its rule finds."""
+    """Return a message for each sentence whose key `holds` in the ledger does not match its verdict.
+
+    The messages are keyed by the id of the sentence's first reading.
+    """
     differing = {}
     for source in sources:
         for sentence in source.sentences:
@@ -345,14 +364,14 @@ def unlike(sources: list[Source], verdicts: dict[str, Verdict]) -> dict[str, str
 
 
 def write(verdicts: dict[str, Verdict], path: Path = VERDICTS) -> None:
-    """Write the verdicts, each in a line of its own; and beside the reports all corrections, the newest first."""
+    """Write the verdicts to `path`, one line for each, and the page of corrections to reports/."""
     lines = (f"{json.dumps(name)}: {json.dumps(verdict.model_dump())}" for name, verdict in verdicts.items())
     write_whole(path, ("{\n" + ",\n".join(lines) + "\n}\n").encode())
     write_whole(CORRECTED, corrected().encode())
 
 
 def corrected() -> str:
-    """The page of corrections, as Markdown."""
+    """Return the page of corrections as Markdown, the newest day first."""
     lines = [ABOUT_CORRECTIONS]
     newest_first = reversed(ledger.corrections())
     for day, corrections in itertools.groupby(newest_first, key=lambda correction: correction.on):
@@ -364,7 +383,7 @@ def corrected() -> str:
 
 
 def read(path: Path = VERDICTS) -> dict[str, Verdict]:
-    """Read the committed verdicts. Raises Refusal naming the file and the claim."""
+    """Return the committed verdicts by claim id. Raises Refusal with the file and the claim."""
     content = load(path, "verdicts")
     if not isinstance(content, dict):
         raise Refusal(f"{path}: there are no verdicts in this file. {AGAIN}")
@@ -376,7 +395,7 @@ def read(path: Path = VERDICTS) -> dict[str, Verdict]:
 
 
 def stale(committed: dict[str, Verdict], now: dict[str, Verdict]) -> dict[str, str]:
-    """By claim: what no longer follows of its committed verdict."""
+    """Return a message for each claim whose committed verdict differs from the current one, by claim id."""
     changes = {}
     for name in [*now, *(name for name in committed if name not in now)]:
         if name not in committed:
@@ -390,7 +409,10 @@ def stale(committed: dict[str, Verdict], now: dict[str, Verdict]) -> dict[str, s
 
 
 def _differing(first: Verdict, second: Verdict) -> str:
-    """The parts in which two verdicts differ by more than the last digits of what was observed."""
+    """Name the parts in which two verdicts differ: verdict, numbers, evidence, reason.
+
+    Numbers that agree within NUMBERS_TOLERANCE count as equal.
+    """
     agreement = {
         "verdict": first.verdict == second.verdict,
         "numbers": _numbers_agree(first.observed, second.observed),

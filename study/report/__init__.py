@@ -1,1 +1,1 @@
-"""Tables, figures and sentences of the notebooks, and the program that executes the notebooks."""
+"""Tables, figures and sentences for the notebooks, and the functions that execute the notebooks."""

@@ -1,4 +1,4 @@
-"""Text and tables of the notebook on a published article: answer, main faults, and the verdict on each sentence."""
+"""Texts and tables for the notebook about a published article: the answer, the main faults, and all verdicts."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from study.claims.ledger import Source
 from study.claims.sentences import JudgedSentence
 from study.report.sentences import bullets
 
-# Hides the rows of the table of sentences that do not contain the typed text.
+# JavaScript that hides the rows of the table of sentences that do not contain the typed text.
 _ROWS = "document.querySelectorAll('tr:has(q)')"
 _HIDE = "row.hidden = !row.textContent.toLowerCase().includes(this.value.toLowerCase())"
 
 
 def plain(text: str) -> str:
-    """Take out TeX, and escape what would end a cell of a table or be Markdown."""
+    """Return a text without TeX, in which `|` and `*` cannot break a Markdown table."""
     return re.sub(r"\$([^$]+)\$", r"\1", text).replace("|", "/").replace("*", "\\*")
 
 
 def answer(source: Source) -> str:
-    """Write the title of an article and what can be trusted in it."""
+    """Return the title of an article and what can be trusted in it, as Markdown."""
     lines = [f"**{source.title}**"]
     for head, key in sentences.ON_TOP:
         text = getattr(source, key) or ""
@@ -38,7 +38,7 @@ def answer(source: Source) -> str:
 
 
 def main_faults(judged: Sequence[JudgedSentence], number: int = 3) -> str:
-    """List the most important faults: the sentence, its verdict, the reason, and what to do instead."""
+    """Return a Markdown list of the most important faults: sentence, verdict, reason, and what to do instead."""
     return "\n".join(
         f"1. **{fault.says}** {fault.word} ({fault.by}): *{plain(fault.head.claim.phrase)}*\n"
         f"    - Why: {fault.sentence.reason}\n    - Do this instead: {fault.sentence.remedy}"
@@ -48,7 +48,7 @@ def main_faults(judged: Sequence[JudgedSentence], number: int = 3) -> str:
 
 
 def filter_field() -> str:
-    """Make the HTML of a search field that filters the table of sentences, and suggests the verdicts."""
+    """Return the HTML of a search field that filters the table of sentences and suggests the verdicts."""
     options = "".join(f'<option value="{conclusion.word}">' for conclusion in verdicts.Conclusion)
     return (
         '<input type="search" list="verdicts" placeholder="filter the sentences" aria-label="filter the sentences" '
@@ -58,7 +58,10 @@ def filter_field() -> str:
 
 
 def verdict_counts(judged: Sequence[JudgedSentence]) -> str:
-    """Count the sentences by verdict and explain each verdict, as a table; then say what the verdicts rest on."""
+    """Return a table of the verdicts: how many sentences have each verdict, and what it means.
+
+    A sentence below the table names the kinds of evidence.
+    """
     counts = Counter(sentence.word for sentence in judged if sentence.counts)
     rows = [(kind.word, counts[kind.word], kind.meaning) for kind in verdicts.Conclusion]
     return "\n".join(
@@ -67,7 +70,7 @@ def verdict_counts(judged: Sequence[JudgedSentence]) -> str:
 
 
 def verdict_table(judged: Sequence[JudgedSentence]) -> str:
-    """Tabulate every sentence of the article with its verdict and the reason."""
+    """Return a Markdown table of all sentences of the article with their verdicts and reasons."""
     rows = [f"| {_quoted(sentence)} | {_judgement(sentence)} |" for sentence in judged]
     return "\n".join(["| sentence of the article | verdict and reason |", "| --- | --- |", *rows])
 
@@ -88,7 +91,10 @@ def _judgement(judged: JudgedSentence) -> str:
 
 
 def defect_table(path: Path) -> str:
-    """Tabulate, for versions of the published program, the losses of its ZeRO side relative to its other side."""
+    """Return a Markdown table of the losses with ZeRO relative to those without, a row per version of the program.
+
+    `path` is the file of the results of the protocol. Each version corrects other defects of the published program.
+    """
     results = defects.read(path)
     versions = {"as printed": defects.AS_PUBLISHED, "all defects repaired": defects.MENDED, **defects.LEFT_ALONE}
     rows = []
@@ -104,7 +110,10 @@ def defect_table(path: Path) -> str:
 
 
 def trap_table(path: Path) -> str:
-    """Tabulate how much losses differ between two programs that look like the same training."""
+    """Return a Markdown table of how much the losses of two programs differ that look like the same training.
+
+    `path` is the file of the measured traps.
+    """
     effects = traps.effects(path)
     effects["text"] = effects.apply(_trap_text, axis="columns")
     wide = effects.pivot(index="trap", columns=["quantity", "arm"], values="text").reindex(effects["trap"].unique())
@@ -132,5 +141,5 @@ def _change(relative: float, least: float, below: str = "0 %") -> str:
 
 
 def _left(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[str]:
-    """Make a Markdown table whose columns are all aligned to the left."""
+    """Return the lines of a Markdown table whose columns are all aligned to the left."""
     return [line.replace("---:", "---") for line in formatting.markdown(head, rows)]

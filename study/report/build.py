@@ -24,7 +24,8 @@ from study.files import ROOT
 from study.running import studies
 
 NOTEBOOKS = ROOT / "notebooks"
-OF_RUNS = ("answer", "learned", "memory", "time", "processes")  # suit any study; `report` prints the path of the first
+# The notebooks that suit any study. `report` prints the path of the first.
+OF_RUNS = ("answer", "learned", "memory", "time", "processes")
 OF_AN_ARTICLE = "article"
 CELL_TIMEOUT_SECONDS = 600
 STYLED = re.compile(r"\bT_[0-9a-f]{5}")  # the random id that pandas gives to a styled table
@@ -32,9 +33,10 @@ ADDRESS = re.compile(r" at 0x[0-9a-f]+(?=>)")  # the address in the repr of an o
 
 
 def build(study: str, folders: Sequence[Path], output: Path) -> Path:
-    """Execute the notebooks of runs for the runs in these folders, into `output`; return the path of the first.
+    """Execute the notebooks about runs for the runs in these folders, and return the path of the first one.
 
-    Also write the last figure of the first notebook as PNG. Raises Refusal and RuntimeError as `_make` does.
+    The executed notebooks are written to `output`, and the last figure of the first one is also written as PNG. Raises
+    Refusal if a notebook rejects its parameters or `output` is not a folder, and RuntimeError if a cell fails.
     """
     parameters = {"records": [str(folder) for folder in folders], "control": studies.find(study).control}
     _make({name: (name, parameters) for name in OF_RUNS}, output)
@@ -47,7 +49,10 @@ def build(study: str, folders: Sequence[Path], output: Path) -> Path:
 
 
 def build_all(output: Path) -> Path:
-    """Execute every committed notebook into `output`, the one of articles once per article; return `output`."""
+    """Execute all committed notebooks, write them to `output`, and return `output`.
+
+    The notebook about articles is executed once per article.
+    """
     parameters: dict[str, tuple[str, dict[str, Any]]] = {
         path.stem: (path.stem, {}) for path in sorted(NOTEBOOKS.glob("*.ipynb")) if path.stem != OF_AN_ARTICLE
     }
@@ -59,10 +64,11 @@ def build_all(output: Path) -> Path:
 
 
 def _make(notebooks: Mapping[str, tuple[str, Mapping[str, Any]]], output: Path) -> None:
-    """Execute notebooks with their parameters, each under the name that it gets in `output`.
+    """Execute notebooks and write them to `output`.
 
-    Existing files are replaced only after all notebooks were executed; other files stay. Raises Refusal if a notebook
-    refuses its parameters. Raises RuntimeError if a cell fails, and keeps the partly executed notebook in `output`.
+    `notebooks` maps each name in `output` to the name of a committed notebook and its parameters. Existing files are
+    replaced only after all notebooks were executed. Other files are not changed. Raises Refusal if a notebook rejects
+    its parameters. Raises RuntimeError if a cell fails, and keeps the partly executed notebook in `output`.
     """
     if output.exists() and not output.is_dir():
         raise Refusal(f"--output {output}: this is not a folder. Use another one.")
@@ -86,10 +92,10 @@ def _make(notebooks: Mapping[str, tuple[str, Mapping[str, Any]]], output: Path) 
 
 
 def execute(notebook: Path, target: Path, parameters: Mapping[str, Any]) -> None:
-    """Execute a notebook with these parameters in a kernel of this Python and write it to `target` with its outputs.
+    """Execute a notebook with these parameters, and write it to `target` with its outputs.
 
-    Raises Refusal if the notebook does not declare a parameter or if a cell raises Refusal, and RuntimeError if a cell
-    fails otherwise. `target` is then written too.
+    The kernel is the running Python. Raises Refusal if the notebook does not declare a parameter or if a cell raises
+    Refusal. Raises RuntimeError if a cell fails in another way. `target` is written also if a cell fails.
     """
     declared = papermill.inspect_notebook(notebook)
     if unknown := sorted(set(parameters) - set(declared)):
@@ -100,7 +106,7 @@ def execute(notebook: Path, target: Path, parameters: Mapping[str, Any]) -> None
     with tempfile.TemporaryDirectory(prefix="zero-study-") as private:
 
         class OwnKernel(AsyncKernelManager):
-            """Start this Python, not a kernel that the user has registered, and leave no file behind."""
+            """A kernel manager that starts the running Python, not a registered kernel, and leaves no file behind."""
 
             transport = "ipc"
             connection_file = str(Path(private) / "kernel.json")
@@ -131,7 +137,7 @@ def execute(notebook: Path, target: Path, parameters: Mapping[str, Any]) -> None
 
 
 def _tidy(executed: Path) -> None:
-    """Remove what differs between two executions, and the set-up cell, which is only for Colab."""
+    """Remove everything that differs between two executions, and the set-up cell, which is only for Colab."""
     notebook = json.loads(executed.read_text(encoding="utf-8"))
     notebook["cells"] = [cell for cell in notebook["cells"] if "colab" not in cell["metadata"].get("tags", [])]
     notebook["metadata"] = {"kernelspec": notebook["metadata"]["kernelspec"], "language_info": {"name": "python"}}

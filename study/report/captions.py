@@ -1,6 +1,6 @@
-"""Captions of figures: model, precision, number of processes, hardware, and where the numbers come from.
+"""Captions of figures: model, precision, number of processes, hardware, and the source of the numbers.
 
-Every function takes rows of the table of `tables.runs`.
+The rows that the functions take are rows of `tables.runs`.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ FAMILIES = {"bert-imdb": "BERT", "gpt-wikitext": "GPT"}  # by workload
 
 
 def figure(title: str, rows: pd.DataFrame, source: str = MEASURED) -> str:
-    """Write the caption of a figure or table in Markdown: a bold title, the setting, the hardware and the source."""
+    """Return the caption of a figure or table as Markdown: a bold title, the setting, the hardware and the source."""
     return f"**{title}.** {setting(rows)}, {hardware(rows)}. {source}"
 
 
 def scope(rows: pd.DataFrame) -> str:
-    """Describe in one sentence which runs a page is about: how many, of which studies, models and hardware."""
+    """Return a sentence about the runs of a page: their number, studies, models, settings and hardware."""
     names = _unique(rows["study"])
     studies = f"{'study' if len(names) == 1 else 'studies'} {joined(names)}"
     steps = _span(rows["steps"].dropna())
@@ -37,14 +37,14 @@ def scope(rows: pd.DataFrame) -> str:
 
 
 def setting(rows: pd.DataFrame) -> str:
-    """Describe the setting: model, precision, number of processes and batch."""
+    """Return the setting of these runs in words: model, precision, number of processes and batch."""
     sequences = joined(f"{count:.0f}" for count in _unique(rows["batch_sequences"]))
     batch = [f"{sequences} sequences per step"] if sequences else []
     return ", ".join([model(rows), *_precision_and_processes(rows), *batch])
 
 
 def model(rows: pd.DataFrame) -> str:
-    """Name the models and their number of parameters, such as "GPT with 124 million parameters"."""
+    """Return the models and their numbers of parameters in words, such as "GPT with 124 million parameters"."""
     names = []
     for workload, of_workload in rows.groupby("workload", sort=False):
         family = FAMILIES.get(str(workload), str(workload))
@@ -59,26 +59,26 @@ def model(rows: pd.DataFrame) -> str:
 
 
 def short(rows: pd.DataFrame) -> pd.Series:
-    """Name the model of each row briefly, for the heads of tables, such as "GPT 124m"."""
+    """Return a short name of the model in each row, such as "GPT 124m", for the heads of tables."""
     return rows["workload"].map(FAMILIES).fillna(rows["workload"]) + " " + rows["size"]
 
 
 def readable(heading: str) -> str:
-    """Replace the names of workloads in a heading by the names of model families."""
+    """Return a heading in which names of workloads are replaced by names of model families."""
     for workload, family in FAMILIES.items():
         heading = heading.replace(workload, family)
     return heading
 
 
 def hardware(rows: pd.DataFrame) -> str:
-    """Name the hardware, such as "on a CPU (AMD EPYC, 2 cores)"."""
+    """Return the hardware in words, such as "on a CPU (AMD EPYC, 2 cores)"."""
     devices = {"cpu": "a CPU", "cuda": "GPUs"}
     named = [devices.get(device, "unknown hardware") for device in _unique(rows["device"])]
     return f"on {joined(named) or 'unknown hardware'} ({'; '.join(_unique(rows['box'].dropna()))})"
 
 
 def joined(words: Iterable[Any]) -> str:
-    """Join words as a sentence does: "a, b and c"."""
+    """Return words joined as in a sentence, such as "a, b and c"."""
     *others, last = [str(word) for word in words] or [""]
     return f"{', '.join(others)} and {last}" if others else last
 
@@ -94,7 +94,10 @@ def _unique(values: pd.Series) -> list[Any]:
 
 
 def _span(values: pd.Series) -> str:
-    """Give the lowest and the highest number: "3" or "3 to 50"; empty if there is none."""
+    """Return the lowest and the highest number as text, such as "3 to 50", or "3" if they are equal.
+
+    The text is empty if there are no values.
+    """
     return " to ".join(dict.fromkeys([f"{values.min():.0f}", f"{values.max():.0f}"])) if len(values) else ""
 
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from study.records import machine
 
-STRATEGIES = ("single", "zero2", "zero3")  # none needs a compiled extension on a GPU
+STRATEGIES = ("single", "zero2", "zero3")  # on a GPU, none of them needs a compiled extension
 ON_CORES = ("ddp", "zero3")
 RUNS = Path("runs/colab")
 
@@ -22,7 +22,7 @@ class ColabGpu(NamedTuple):
 
 
 def repository() -> str:
-    """Read the address of the repository from the package's metadata; empty if the project is not published."""
+    """Return the address of the repository from the package's metadata. Empty if the metadata has no address."""
     with suppress(importlib.metadata.PackageNotFoundError):
         urls = importlib.metadata.metadata("zero-study").get_all("Project-URL", [])
         return next((url.removeprefix("Repository, ") for url in urls if url.startswith("Repository, ")), "")
@@ -30,13 +30,13 @@ def repository() -> str:
 
 
 def address(notebook: str) -> str:
-    """Make the address at which Colab opens a notebook of the published project."""
+    """Return the address at which Colab opens a notebook of the published project."""
     in_colab = repository().replace("github.com", "colab.research.google.com/github")
     return f"{in_colab}/blob/main/notebooks/{notebook}.ipynb"
 
 
 def find_gpu() -> ColabGpu | None:
-    """Ask the driver for the first GPU; None if there is no driver or no GPU."""
+    """Return the first GPU that the driver reports. None if there is no driver or no GPU."""
     output = machine.said("nvidia-smi", "--query-gpu=name,compute_cap", "--format=csv,noheader")
     if not output:
         return None
@@ -45,15 +45,15 @@ def find_gpu() -> ColabGpu | None:
 
 
 def precision(gpu: ColabGpu) -> str:
-    """Choose bf16 with autocast if the GPU supports it (Ampere and later), else fp32, as on a T4."""
+    """Return "bf16-autocast" if the GPU supports bf16 (Ampere and later), otherwise "fp32", as on a T4."""
     return "bf16-autocast" if gpu.capability >= 8 else "fp32"
 
 
 def commands(gpu: ColabGpu | None) -> dict[str, list[str]]:
-    """List the commands of the runs, by the names of their folders.
+    """Return the command of each run, by the name of the run's folder.
 
-    With a GPU, they follow the protocol of the article a100-replication: one process, text and weights from the hub.
-    Without a GPU, two processes train a tiny model on the bundled text.
+    With a GPU, the runs follow the protocol of the article a100-replication: one process, text and weights from the
+    hub. Without a GPU, two processes train a tiny model on the bundled text.
     """
     cells = {}
     for strategy in STRATEGIES if gpu else ON_CORES:
@@ -64,9 +64,10 @@ def commands(gpu: ColabGpu | None) -> dict[str, list[str]]:
 
 
 def train(committed: str | list[str], clone: Path) -> list[str]:
-    """Train here and return the folder of the new runs; if none left a record, return the committed folders.
+    """Train the strategies on this machine, and return the folder of the new runs.
 
-    A run that fails is reported and does not stop the others. A run that already has a record is not repeated.
+    If no run leaves a record, return the `committed` folders instead. A run that fails does not stop the others. A run
+    that already has a record is not repeated.
     """
     gpu = find_gpu()
     place = f"{gpu.name}: the paper preset in {precision(gpu)}" if gpu else "no GPU: a tiny BERT on two cores"
@@ -85,7 +86,10 @@ def train(committed: str | list[str], clone: Path) -> list[str]:
 
 
 def _run(command: list[str], folder: Path) -> None:
-    """Run a command and print its lines as they come: a notebook does not show the output of a child process itself."""
+    """Run a command and print each line as soon as it arrives.
+
+    This is needed because a notebook does not show the output of a child process.
+    """
     with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         assert process.stdout is not None
         for line in process.stdout:

@@ -1,4 +1,4 @@
-"""Figures of the notebooks, each drawn with matplotlib from a tidy table of `tables`."""
+"""Figures of the notebooks, drawn with matplotlib from the tables of study/report/tables.py."""
 
 from __future__ import annotations
 
@@ -37,21 +37,22 @@ PART_COLORS = {"parameters": "#5558C8", "gradients": "#8C90E8", "optimizer state
                 "offloaded": "#4FA8A0", "communication buffers": "#C79A2B", "gathered parameters": "#009E73",
                 "activations and logits": "#9A9A9A", "temporary buffers": "#D98C6A"}  # fmt: skip
 
-WRONG = "#C0392B"  # color of trainings that are wrong on purpose
-LEAST_DIFFERENCE = 1e-10  # relative; a logarithmic axis has no place for 0
+WRONG = "#C0392B"  # color of trainings with a planted fault
+LEAST_DIFFERENCE = 1e-10  # relative; smaller differences are drawn here, because a logarithmic axis cannot show 0
 
 
 def look(strategy: str) -> dict[str, Any]:
-    """Look up the color, marker and line style that a strategy has in every figure."""
+    """Return the color, marker and line style that a strategy has in every figure."""
     name = StrategyName.parse(strategy)
     mark, line = MARKS.get(name.variation, ("X", "--"))
     return {"color": COLORS.get(name.engine, "#B0703C"), "marker": mark, "linestyle": line}
 
 
 def loss_curves(steps: pd.DataFrame, control: str = "ddp", window: int = 5) -> Figure:
-    """Draw loss curves, averaged over seeds, of strategies that ran with all of the control's seeds.
+    """Draw the loss curves of all strategies that ran with all seeds of the control, averaged over seeds.
 
-    The repeats of a seed count once. The band is the range of the control's seeds.
+    Repeats of a seed are averaged first. The band shows the range over the control's seeds. Losses are smoothed over
+    `window` steps.
     """
     figure, axes = panel(4.6)
     by_seed = steps.groupby(["strategy", "seed", "step"])["loss"].mean().unstack(["strategy", "seed"])
@@ -67,7 +68,7 @@ def loss_curves(steps: pd.DataFrame, control: str = "ddp", window: int = 5) -> F
 
 
 def peak_by_part(runs: pd.DataFrame, control: str = "ddp") -> Figure:
-    """Draw peak memory by part, as calculated by theory (bars), and the measured peak (short line and number)."""
+    """Draw the predicted peak memory by part (bars) and the measured peak (short line and number)."""
     peaks, of = runs.groupby("strategy")["peak_gib"].mean(), runs.drop_duplicates("strategy").set_index("strategy")
     predictions = {name: step_peak(record) for name, record in of["record"].items() if record}
     theory = {name: predicted.parts for name, predicted in predictions.items() if predicted}
@@ -94,7 +95,10 @@ def peak_by_part(runs: pd.DataFrame, control: str = "ddp") -> Figure:
 
 
 def bars(values: pd.Series, label: str, reach: pd.Series | None = None, digits: int = 2) -> tuple[Figure, Axes]:
-    """Draw one bar per row with its number at its end, or at `reach` if that is further; strategies in their colors."""
+    """Draw one bar per row of `values`, with the number at the end of the bar, in the color of the row's strategy.
+
+    If `reach` is given and larger than the value, the number is at `reach`.
+    """
     figure, axes = panel(ROW * len(values) + 0.9)
     names = [str(name) for name in values.index]
     axes.barh(names, values, color=[look(name)["color"] for name in names], height=0.66)
@@ -112,7 +116,7 @@ def bars(values: pd.Series, label: str, reach: pd.Series | None = None, digits: 
 
 
 def relative_time(ratios: pd.DataFrame, control: str = "ddp") -> Figure:
-    """Draw step times relative to the control: the median of `ratio` (bar) and the range of the runs (line)."""
+    """Draw step times relative to the control: the median of the column `ratio` (bar) and its range (line)."""
     statistics = ratios.groupby("strategy")["ratio"].agg(["median", "min", "max"]).loc[in_order(ratios["strategy"])]
     figure, axes = bars(statistics["median"], f"step time relative to {control} (ratio)", statistics["max"])
     axes.hlines(statistics.index, statistics["min"], statistics["max"], color=INK, linewidth=3)
@@ -121,9 +125,9 @@ def relative_time(ratios: pd.DataFrame, control: str = "ddp") -> Figure:
 
 
 def first_screen(peaks: pd.Series, times: pd.Series, ink: str, title: str) -> Figure:
-    """Draw the picture of README: peak memory per process in GiB and step time relative to DDP, one row per strategy.
+    """Draw the figure of the README: peak memory per process (GiB) and step time relative to DDP, by strategy.
 
-    The figure is narrow and its letters are large, so that they are more than 10 pixels high on a phone.
+    The figure is narrow and its letters are large, so that the letters are more than 10 pixels high on a phone.
     """
     order = in_order(peaks.index)
     figure, panels = plt.subplots(1, 2, figsize=(5, 0.46 * len(order) + 1.5), sharey=True, layout="constrained")
@@ -145,7 +149,7 @@ def first_screen(peaks: pd.Series, times: pd.Series, ink: str, title: str) -> Fi
 
 
 def _readable(strategy: str) -> str:
-    """Name a strategy for README's picture: "ZeRO-3, smaller buffers", in two lines."""
+    """Return the name of a strategy for the README's figure, in two lines, such as "ZeRO-3" and "smaller buffers"."""
     name = StrategyName.parse(strategy)
     engine = name.engine.replace("ddp", "DDP").replace("fsdp", "FSDP").replace("zero", "ZeRO-")
     buffers = {"": "default buffers", "tuned": "smaller buffers"}
@@ -153,9 +157,10 @@ def _readable(strategy: str) -> str:
 
 
 def final_losses(verdict: Verdict, control: str = "ddp") -> Figure:
-    """Draw how far each run's final held-out loss is from the control's: a row per arm, a stroke per seed.
+    """Draw how much the final held-out loss of each run differs from the control's, in percent.
 
-    The control's own variations are grey, and trainings with a planted fault are red.
+    There is a row per arm and a stroke per seed. Variations of the control are gray, and trainings with a planted fault
+    are red.
     """
     rows = [(f"{control}, variation: {name}", differences, INK) for name, differences in verdict.null.items()]
     rows += [(arm.name, arm.differences, look(arm.name)["color"]) for arm in verdict.arms if not arm.is_broken]
@@ -171,7 +176,10 @@ def final_losses(verdict: Verdict, control: str = "ddp") -> Figure:
 
 
 def lines(table: pd.DataFrame, x: str, y: str, control: str = "ddp") -> tuple[Figure, Axes]:
-    """Draw one line per strategy on logarithmic axes, with its name at its end: the median of `y` at each `x`."""
+    """Draw the median of column `y` at each value of column `x`, with one line per strategy, on logarithmic axes.
+
+    The name of each strategy is at the end of its line.
+    """
     figure, axes = panel(4.6)
     by_name = {name: table[table["strategy"] == name].groupby(x)[y].median() for name in in_order(table["strategy"])}
     by_name = {name: line for name, line in by_name.items() if len(line) > 1 or table[x].nunique() == 1}
@@ -196,9 +204,10 @@ def lines(table: pd.DataFrame, x: str, y: str, control: str = "ddp") -> tuple[Fi
 
 
 def bits(rows: Mapping[str, Sequence[Cell | None]], heads: Sequence[str]) -> Figure:
-    """Draw which settings train identical bits: a row per strategy, a column per setting.
+    """Draw in which settings trainings are identical in every bit, with a row per strategy and a column per setting.
 
-    A green square means the same bits as the reference. An empty square has the numbers of the roundings that differ.
+    A green square means that all bits equal those of the reference. Any other square contains the numbers of the
+    roundings that differ, which the legend names.
     """
     cells = [cell for row in rows.values() for cell in row if cell is not None]
     used = [name for name in ROUNDINGS if any(name in cell.roundings for cell in cells)]
@@ -225,14 +234,17 @@ def bits(rows: Mapping[str, Sequence[Cell | None]], heads: Sequence[str]) -> Fig
 
 
 def _numbers(cell: Cell, used: Sequence[str]) -> str:
-    """Number the roundings of a cell; `fault` for a planted fault, `?` for a difference without a known cause."""
+    """Return the numbers of the roundings of a cell, separated by commas.
+
+    The text is "fault" for a planted fault, and "?" for a difference without a known cause.
+    """
     if any(name not in used for name in cell.roundings):
         return "fault"
     return ",".join(str(used.index(name) + 1) for name in cell.roundings) or "?"
 
 
 def panel(height: float) -> tuple[Figure, Axes]:
-    """Make empty axes with the width and look of all figures."""
+    """Return an empty figure and its axes, with the width and the style of all figures. `height` is in inches."""
     figure, axes = plt.subplots(figsize=(WIDTH, height), layout="constrained")
     axes.spines[["top", "right"]].set_visible(False)
     axes.set_axisbelow(True)
@@ -241,16 +253,16 @@ def panel(height: float) -> tuple[Figure, Axes]:
 
 
 def finished(figure: Figure, axes: Axes) -> Figure:
-    """Add a legend below the figure if something has a label, and return the figure."""
+    """Return the figure after adding a legend below it, if anything in it has a label."""
     handles, labels = axes.get_legend_handles_labels()
     if labels:
         figure.legend(handles, labels, loc="outside lower center", ncols=3 if len(labels) > 8 else 2, fontsize=11)
-    plt.close(figure)  # a notebook shows what a cell returns, once
+    plt.close(figure)  # otherwise a notebook would show the figure twice
     return figure
 
 
 def only(table: pd.DataFrame, **conditions: Any) -> pd.DataFrame:
-    """Select the rows of a table that have these values; a value may be a list of several."""
+    """Return the rows of a table that have these values in these columns. A list of values selects any of them."""
     for column, value in conditions.items():
         values = list(value) if isinstance(value, Iterable) and not isinstance(value, str) else [value]
         table = table[table[column].isin(values)]

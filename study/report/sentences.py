@@ -1,4 +1,4 @@
-"""Sentences of the notebooks: the answer at the top of each, computed from the records."""
+"""Sentences at the top of the notebooks that answer their questions, computed from the records."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from study.report.captions import joined
 
 
 def bullets(lines: Iterable[str]) -> str:
-    """Write lines as a Markdown list."""
+    """Return lines as a Markdown list."""
     return "\n".join(f"- {line}" for line in lines)
 
 
 def small(value: float) -> str:
-    """Write a small relative difference in one digit and a power of ten: 1e-7; zero as 0."""
+    """Format a small relative difference with one digit and a power of ten, such as 1e-7. Zero is "0"."""
     return "0" if value == 0 else f"{value:.0e}".replace("e-0", "e-")
 
 
 def percent(share: float) -> str:
-    """Write a share in whole per cent."""
+    """Format a share in whole percent, such as "25 %"."""
     return f"{100 * share:.0f} %"
 
 
 def least_and_most(ratios: pd.Series) -> str:
-    """Name the smallest and the largest ratio: "between 0.56 times (fsdp2) and 1.57 times (zero3)"."""
+    """Return the smallest and the largest ratio as text: "between 0.56 times (fsdp2) and 1.57 times (zero3)"."""
     ordered = ratios.dropna().sort_values()
     ends = list(dict.fromkeys(f"{ordered.iloc[at]:.2f} times ({ordered.index[at]})" for at in (0, -1)))
     return f"between {ends[0]} and {ends[1]}" if len(ends) == 2 else ends[0]
 
 
 def comparison(rows: pd.DataFrame, control: str) -> str:
-    """Compare the strategies of one setting with the control: peak memory, step time and loss."""
+    """Return sentences that compare the strategies of one setting with the control: peak memory, step time and loss."""
     ratios = tables.relative(rows, control)
     others = ratios.drop(control)
     if others.empty:
@@ -50,12 +50,15 @@ def comparison(rows: pd.DataFrame, control: str) -> str:
 
 
 def step_time(ratios: pd.Series, control: str) -> str:
-    """Say how long a step of the other strategies takes, relative to the control."""
+    """Return a sentence about the step times of the other strategies relative to the control."""
     return f"A step takes {least_and_most(ratios)} as long as a step under {control}."
 
 
 def losses(differences: pd.Series, steps: float, control: str) -> str:
-    """Say how far training losses are from the control's after the last step, and after how many steps that is."""
+    """Return a sentence about the largest relative difference from the control's training loss after the last step.
+
+    `differences` has a value per strategy. `steps` is the number of steps. The sentence is empty without values.
+    """
     differences = differences.dropna()
     if differences.empty:
         return ""
@@ -67,7 +70,10 @@ def losses(differences: pd.Series, steps: float, control: str) -> str:
 
 
 def losses_by_seed(name: str, differences: pd.DataFrame, steps: float, control: str) -> str:
-    """Say how far losses are from the control's, seed by seed. `differences`: a row per seed, a column per strategy."""
+    """Return a sentence about the largest relative difference from the control's training loss for each seed.
+
+    `differences` has a row per seed and a column per strategy. `name` is the bold beginning of the sentence.
+    """
     by_seed = {seed: small(row.max()) for seed, row in differences.iterrows()}
     worst = joined(f"{value} with seed {seed}" for seed, value in by_seed.items())
     if len(by_seed) > 1 and len(set(by_seed.values())) == 1:
@@ -79,7 +85,11 @@ def losses_by_seed(name: str, differences: pd.DataFrame, steps: float, control: 
 
 
 def memory(peaks: pd.DataFrame, control: str) -> str:
-    """Compare peaks with the control's. `peaks`: a row per strategy, GiB of tensors and of whole processes."""
+    """Return sentences that compare the peak memory of the strategies with the control's.
+
+    `peaks` has a row per strategy, and columns in GiB for tensors (`peak_gib`) and whole processes
+    (`peak_process_gib`).
+    """
     own = peaks.loc[control]
     ratios = (peaks["peak_gib"] / own["peak_gib"]).drop(control).dropna()
     text = f"Under {control}, a process uses at most {own['peak_gib']:.2f} GiB for tensors during a step."
@@ -100,7 +110,10 @@ def memory(peaks: pd.DataFrame, control: str) -> str:
 
 
 def crossings(rows: pd.DataFrame, control: str) -> str:
-    """Say from which model size on each strategy uses less memory than the control, in the runs of one setting."""
+    """Return sentences about the model size from which on each strategy uses less memory than the control.
+
+    `rows` are the rows of `tables.crossings` for one setting.
+    """
     by_size = rows.groupby("measured", sort=False)["strategy"].agg(joined)
     places = {"from the smallest": 0, "not up to the largest": 2}  # in between: with larger models
     by_size = by_size.loc[sorted(by_size.index, key=lambda size: places.get(size, 1))]
@@ -118,7 +131,10 @@ def crossings(rows: pd.DataFrame, control: str) -> str:
 
 
 def more_processes(peaks: pd.DataFrame) -> str:
-    """Say by how much peaks fall. `peaks`: a row per strategy, a column per number of processes."""
+    """Return a sentence about how much the peak memory falls if more processes share the same batch.
+
+    `peaks` has a row per strategy and a column per number of processes.
+    """
     fewest, most = peaks.columns.min(), peaks.columns.max()
     falls = (1 - peaks[most] / peaks[fewest]).dropna().sort_values()
     if fewest == most or falls.empty:
@@ -131,7 +147,7 @@ def more_processes(peaks: pd.DataFrame) -> str:
 
 
 def outcomes(runs: pd.DataFrame) -> str:
-    """Say how many runs finished."""
+    """Return a sentence about how many runs finished."""
     finished = int((runs["status"] == "ok").sum())
     if finished == len(runs):
         return f"All {len(runs)} runs finished."
@@ -139,12 +155,16 @@ def outcomes(runs: pd.DataFrame) -> str:
 
 
 def headroom(usable_bytes: SupportsFloat) -> str:
-    """Label the line at the usable memory of a GPU."""
+    """Return the label of the line at the usable memory of a GPU, such as "usable: 78 GiB"."""
     return f"usable: {gib(usable_bytes, 0)} GiB"
 
 
 def releases(package: str, counts: pd.DataFrame, cells: int) -> str:
-    """Say in how many releases a case trains wrongly or crashes. `counts`: a row per release, oldest first."""
+    """Return sentences about the releases of a package in which cases train wrongly or crash.
+
+    `counts` has a row per release, oldest first, with the number of cases that are "wrong" or "crashed". `cells` is the
+    number of cases.
+    """
     bad = counts["wrong"] + counts["crashed"]
     wrong, crashed = ((counts[result] > 0).sum() for result in ("wrong", "crashed"))
 
@@ -170,13 +190,19 @@ def _failures(counts: pd.Series) -> str:
 
 
 def engines_of(names: Collection[str]) -> str:
-    """Say which engines and precisions these cases of conformance have: "All of these cases use zero0 in bf16."."""
+    """Return a sentence about the engines and precisions of the cases that fail in the newest release.
+
+    `names` are names of conformance cases. The sentence is empty if there are none.
+    """
     used = sorted({" in ".join(name.split("/")[:2]) for name in names})
     return f"All cases that fail in the newest release use {joined(used)}." if used else ""
 
 
 def crashes(versions: Mapping[str, Collection[str]]) -> str:
-    """List error messages with the number of crashes and the releases. `versions`: by message, one per crash."""
+    """Return a list of error messages with the number of crashes and the releases.
+
+    `versions` has, for each message, the release of each crash.
+    """
     lines = []
     for message, of in versions.items():
         names = " to ".join(dict.fromkeys([next(iter(of)), [*of][-1]]))
@@ -185,7 +211,7 @@ def crashes(versions: Mapping[str, Collection[str]]) -> str:
 
 
 def untimed(reasons: pd.Series) -> str:
-    """List why combinations of model and strategy have no value, most frequent reason first."""
+    """Return a list of the reasons why combinations of model and strategy have no value, the most frequent first."""
     lines = [f"{count} combinations: {reason}" for reason, count in reasons.value_counts().items()]
     return (
         f"Combinations of a model and a strategy without a value, and the reason:\n\n{bullets(lines)}" if lines else ""
@@ -193,11 +219,11 @@ def untimed(reasons: pd.Series) -> str:
 
 
 def by_strategy(names: Iterable[str], text: str) -> str:
-    """Put strategies in front of a text: "`zero2` and `zero3`: text"."""
+    """Return a text with the strategies that it is about in front, such as "`zero2` and `zero3`: text"."""
     return f"{joined(f'`{name}`' for name in names)}: {text}"
 
 
 def page_body(page: str) -> str:
-    """Take a page of `compare --view` into a notebook: without its title, its headings one level deeper."""
+    """Return a page of `compare --view` for a notebook: without its title, and with headings one level deeper."""
     lines = [line for line in page.splitlines() if not line.startswith("# ")]
     return "\n".join(f"#{line}" if line.startswith("##") else line for line in lines).strip()

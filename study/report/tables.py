@@ -1,7 +1,7 @@
-"""Tidy tables of runs for the notebooks: one row per observation; the name of a column ends with its unit.
+"""Tidy tables of runs for the notebooks, with one row per observation. Names of columns end with their unit.
 
-Each function takes one or several folders of runs or of collected records, by name or path. What was not measured is
-NaN.
+The functions with a parameter `records` take one or several folders of runs or of collected records, as names or paths.
+Values that were not measured are NaN.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from study.records.schema import Record
 
 MIB = 2.0**20
 
-# What strategies are compared by: columns of `runs`, and their heads.
+# The quantities by which strategies are compared: columns of `runs`, and their heads in tables.
 COMPARED = {
     "peak_gib": "peak memory",
     "step_seconds": "step time",
@@ -61,7 +61,7 @@ _GIB = {
 
 
 def runs(records: str | Path | Sequence[str | Path]) -> pd.DataFrame:
-    """Tabulate runs, one row per run: its setting, outcome, losses, memory, data sent and time per step."""
+    """Return a table with one row per run: setting, outcome, losses, memory, data sent and time per step."""
     table_of_runs = with_theory(table.read(folders(records))).rename(columns=_RUNS)
     for name, column in _GIB.items():
         table_of_runs[column] = table_of_runs[name] / GIB
@@ -73,7 +73,7 @@ def runs(records: str | Path | Sequence[str | Path]) -> pd.DataFrame:
 
 
 def steps(records: str | Path | Sequence[str | Path]) -> pd.DataFrame:
-    """Tabulate steps, one row per run and optimizer step: loss, gradient norm, learning rate, seconds, tokens."""
+    """Return a table with one row per run and optimizer step: loss, gradient norm, learning rate, seconds, tokens."""
     parts = []
     for run in runs(records).to_dict("records"):
         if run["curve"] is None:
@@ -84,7 +84,10 @@ def steps(records: str | Path | Sequence[str | Path]) -> pd.DataFrame:
 
 
 def states(records: str | Path | Sequence[str | Path]) -> pd.DataFrame:
-    """Tabulate model states, one row per run, rank, moment (updating, resting) and part."""
+    """Return a table of the bytes of model states, with one row per run, rank, moment and part.
+
+    The moment is "updating" (just before the optimizer step) or "resting" (between two steps).
+    """
     rows = []
     for run, record in _recorded(records):
         moments = {"updating": record.model_state_bytes, "resting": record.resting_state_bytes}
@@ -98,7 +101,10 @@ def states(records: str | Path | Sequence[str | Path]) -> pd.DataFrame:
 
 
 def collectives(records: str | Path | Sequence[str | Path]) -> pd.DataFrame:
-    """Tabulate the collectives of rank 0 in one step, a row per run and kind: their count, and MiB of whole tensors."""
+    """Return a table of rank 0's collectives in one step, with one row per run and kind.
+
+    `mib` counts whole tensors, in MiB.
+    """
     rows: list[dict[str, Any]] = []
     for run, record in _recorded(records):
         for collective in record.collectives_per_step or []:
@@ -107,29 +113,35 @@ def collectives(records: str | Path | Sequence[str | Path]) -> pd.DataFrame:
 
 
 def largest(records: str | Path | Sequence[str | Path]) -> pd.DataFrame:
-    """Tabulate, per strategy and memory limit, the largest model or batch that trained and the predicted one."""
+    """Return a table of the largest model or batch per strategy and memory limit, as trained and as predicted."""
     return _escaped(pd.DataFrame(frontier.largest(folders(records)), columns=list(frontier.Largest._fields)))
 
 
 def speeds(records: str | Path | Sequence[str | Path], control: str = "ddp") -> pd.DataFrame:
-    """Tabulate speeds under a memory limit, per strategy: at the control's batch and at its own largest batch."""
+    """Return a table of speeds under a memory limit, per strategy: with the control's batch and with its largest."""
     return _escaped(pd.DataFrame(frontier.speeds(folders(records), control), columns=list(frontier.Speed._fields)))
 
 
 def crossings(records: str | Path | Sequence[str | Path]) -> pd.DataFrame:
-    """Tabulate, per strategy that ran with three sizes or more, from which size on it uses less memory than DDP."""
+    """Return a table of the model size from which on each strategy uses less memory than DDP.
+
+    Only strategies that ran with at least three model sizes are included.
+    """
     return _escaped(pd.DataFrame(memory_views.crossings(folders(records)), columns=list(memory_views.Crossing._fields)))
 
 
 def settings(runs: pd.DataFrame, control: str) -> list[pd.DataFrame]:
-    """Split runs by setting, without settings that lack the control: large models and many strategies come first."""
+    """Return the runs of each setting in which the control ran, in the order in which pages show them.
+
+    Settings with large models come first, and among those the settings with many strategies.
+    """
     groups = [rows for _, rows in runs.groupby(SETTING) if control in set(rows["strategy"])]
     return sorted(groups, key=lambda rows: (rows["parameters"].max() < REAL, -rows["strategy"].nunique(),
                                            -rows["parameters"].max(), rows["processes"].max()))  # fmt: skip
 
 
 def relative(rows: pd.DataFrame, control: str) -> pd.DataFrame:
-    """Divide each strategy's means by the control's, and give the largest relative difference of its losses.
+    """Return each strategy's means divided by the control's, and the largest relative difference of its losses.
 
     `rows` are the runs of one setting. Columns without a value are left out.
     """
@@ -141,13 +153,16 @@ def relative(rows: pd.DataFrame, control: str) -> pd.DataFrame:
 
 
 def lowest(ratios: pd.DataFrame, column: str, control: str) -> str:
-    """Name the lowest ratio among the strategies other than the control: "0.56x (fsdp2)"; empty if there is none."""
+    """Return the lowest ratio of a strategy other than the control, such as "0.56x (fsdp2)". Empty if there is none."""
     others = ratios[column].drop(control).dropna()
     return f"{others.min():.2f}x ({others.idxmin()})" if len(others) else ""
 
 
 def with_nearest(rows: pd.DataFrame, speeds: pd.DataFrame, control: str) -> pd.DataFrame:
-    """Replace each run's `ratio` by its ratio to the control's runs just before and after it, as `speeds` has them."""
+    """Return `rows` with each run's `ratio` taken relative to the control's runs just before and after it.
+
+    `speeds` is the table of `speeds`, which contains these ratios. Runs that are not in it keep their ratio.
+    """
     nearest = {
         seconds: ratio
         for _, speed in speeds.iterrows()
@@ -158,42 +173,49 @@ def with_nearest(rows: pd.DataFrame, speeds: pd.DataFrame, control: str) -> pd.D
 
 
 def capped(runs: pd.DataFrame, gib: float | None = None) -> pd.DataFrame:
-    """Select the runs with a record whose processes had a memory limit, or this one."""
+    """Return the runs whose processes had a memory limit. If `gib` is given, only runs with this limit in GiB."""
     limits = pd.Series([record and record.config.get("memory_cap") for record in runs["record"]], index=runs.index)
     return runs[limits.notna() if gib is None else limits == gib]
 
 
 def millions(size: str | None) -> float:
-    """Read the millions of parameters from the name of a size, such as 124m or 1.3b; NaN if there is none."""
+    """Return the millions of parameters that the name of a size states, such as 124m or 1.3b.
+
+    NaN if there is no name.
+    """
     return float(size[:-1]) * {"m": 1, "b": 1000}[size[-1]] if isinstance(size, str) else float("nan")
 
 
 def median(values: Sequence[float]) -> float:
-    """Take the median; NaN if there is no value."""
+    """Return the median. NaN if there are no values."""
     return float(pd.Series(values, dtype=float).median())
 
 
 def merged(table: pd.DataFrame) -> pd.DataFrame:
-    """Merge neighbouring rows that are equal; a merged row is named after its first and last: "0.15.4 to 0.17.5"."""
+    """Return a table in which equal neighboring rows are merged.
+
+    The name of a merged row has the first and the last name, such as "0.15.4 to 0.17.5".
+    """
     blocks = [block for _, block in table.groupby((table != table.shift()).any(axis=1).cumsum())]
     names = [" to ".join(dict.fromkeys([str(block.index[0]), str(block.index[-1])])) for block in blocks]
     return pd.concat([block.iloc[:1] for block in blocks]).set_axis(names)
 
 
 def mean(runs: pd.DataFrame, *columns: str) -> pd.DataFrame:
-    """Average by strategy: first over the repeats of each seed, then over seeds."""
+    """Return the means of these columns by strategy, first over the repeats of each seed and then over seeds."""
     return runs.groupby(["strategy", "seed"])[list(columns)].mean().groupby("strategy").mean()
 
 
 def control_of(table: pd.DataFrame, control: str) -> str:
-    """Choose the strategy that others are compared with: the requested one, or the first if that was not run."""
+    """Return the strategy that others are compared with: `control`, or the first strategy if `control` was not run."""
     return control if control in set(table["strategy"]) else str(table["strategy"].iloc[0])
 
 
 def folders(records: str | Path | Sequence[str | Path]) -> list[Path]:
-    """Resolve a notebook's parameter to folders: a list, one name, or a list as text, as papermill's -p passes it.
+    """Return the folders that a notebook's parameter names.
 
-    A name that does not exist here is looked for in the project, so that notebooks also run in their own folder.
+    The parameter is a list, one name, or a list as JSON text, which papermill's -p passes. A name that does not exist
+    in the current folder is looked up in the project, so that notebooks also run in their own folder.
     """
     if isinstance(records, str):
         records = json.loads(records) if records.startswith("[") else [records]
@@ -209,7 +231,7 @@ def _recorded(records: str | Path | Sequence[str | Path]) -> Iterable[tuple[dict
 
 
 def _escaped(table: pd.DataFrame) -> pd.DataFrame:
-    """Escape the texts of a table, because a notebook and the site would interpret HTML that a record contains."""
+    """Return a table with escaped texts, because notebooks and the site would interpret HTML from a record."""
     texts = {
         name: column.map(lambda value: html.escape(value, quote=False) if isinstance(value, str) else value)
         for name, column in table.items()
@@ -219,7 +241,7 @@ def _escaped(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _ordered(table: pd.DataFrame) -> pd.DataFrame:
-    """Sort by workload, size and precision, and strategies from unsharded to offloaded."""
+    """Return a table sorted by workload, size, precision and batch, with strategies from unsharded to offloaded."""
     place = {name: number for number, name in enumerate(in_order(table["strategy"]))}
     by = ["workload", "parameters", "precision", "batch_sequences", "processes", "strategy", "seed", "repeat"]
     return table.sort_values(by, key=lambda column: column.map(place) if column.name == "strategy" else column,

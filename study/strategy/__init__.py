@@ -1,1 +1,1 @@
-"""Strategies: accelerate files, and the engines that they configure."""
+"""Strategies: accelerate files, and the engines that these files configure."""

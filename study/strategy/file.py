@@ -1,4 +1,7 @@
-"""A strategy: one accelerate file and the DeepSpeed JSON that it names, checked strictly by `study.engines.doctor`."""
+"""Read strategies. A strategy is an accelerate file and the DeepSpeed JSON that it names.
+
+`study.engines.doctor` checks both files. Unknown keys are errors.
+"""
 
 from __future__ import annotations
 
@@ -28,48 +31,52 @@ _EMPTY: tuple[Any, ...] = (None, {}, {"dynamo_backend": "NO"})
 
 @dataclass(frozen=True)
 class Strategy:
-    """One accelerate file, read and checked."""
+    """The settings of one accelerate file, after all checks."""
 
     name: str
     path: Path
     distributed_type: Literal["NO", "MULTI_GPU", "DEEPSPEED", "FSDP"]
-    num_processes: int  # what the file says; the launcher's --num_processes overrides it
-    num_machines: int  # likewise
-    zero_stage: int | None  # None: not DeepSpeed
+    num_processes: int  # from the file; the launcher's --num_processes overrides it
+    num_machines: int  # from the file; the launcher's --num_machines overrides it
+    zero_stage: int | None  # None if the engine is not DeepSpeed
     offload_optimizer_device: OffloadDevice
     offload_param_device: OffloadDevice
-    zero3_init: bool  # build the model partitioned
-    deepspeed_json: dict[str, Any] | None  # the JSON beside the file, where it names one
-    ddp_json: dict[str, Any] | None  # the JSON of the same name beside the file, where it is DDP's and there is one
-    gradient_clipping: float | None  # None: left to the run
-    gradient_accumulation_steps: int | None  # None: left to the run
-    content: dict[str, Any]  # the file as read
-    mixed_precision: str | None  # bf16 or fp16, which a run of it must ask for; None: left to the run
+    zero3_init: bool  # whether the model is partitioned while it is built
+    deepspeed_json: dict[str, Any] | None  # the JSON that the file names; None if it names none
+    ddp_json: dict[str, Any] | None  # DDP's settings from NAME.json next to NAME.yaml; None without it
+    gradient_clipping: float | None  # None if the run decides
+    gradient_accumulation_steps: int | None  # None if the run decides
+    content: dict[str, Any]  # the content of the accelerate file
+    mixed_precision: str | None  # bf16 or fp16, which the run must request too; None if the run decides
 
     @property
     def written(self) -> dict[str, Any]:
-        """The content of the file and of its JSON, as records keep it."""
+        """The content of the file and of its JSON, as records store it."""
         json_content = self.deepspeed_json or self.ddp_json
         return {"file": relative_to_cwd(self.path), "yaml": _shown(self.content), "json": json_content}
 
     @property
     def mesh(self) -> list[int] | None:
-        """FSDP2's device mesh in the file, [replicas, shards]; None if the file has no mesh."""
+        """FSDP2's device mesh as [replicas, shards]. None if the file has no mesh."""
         section = self.content.get("parallelism_config")
         names = ("parallelism_config_dp_replicate_size", "parallelism_config_dp_shard_size")
         return [section[name] for name in names] if section else None
 
     @property
     def fixed_processes(self) -> int | None:
-        """The only number of processes that the file can run with; None if there is no such restriction."""
+        """The only number of processes with which the file can run. None if other numbers are possible."""
         return 1 if self.distributed_type == "NO" else math.prod(self.mesh) if self.mesh else None
 
     def could_run(self, num_processes: int) -> bool:
-        """Return whether the strategy works with that many processes: `single` with one, groups with a multiple."""
+        """Return whether the strategy works with this number of processes.
+
+        A strategy without distribution needs one process. A strategy with groups of ranks needs a multiple of the group
+        size.
+        """
         if self.mesh is None:
             divides = num_processes % self.secondary_partition_size == 0
             return divides and (num_processes == 1 or self.distributed_type != "NO")
-        replicas = self.mesh[0]  # of two shards or more
+        replicas = self.mesh[0]  # each replica needs at least two shards
         return num_processes % replicas == 0 and num_processes > replicas
 
     @property
@@ -79,7 +86,7 @@ class Strategy:
 
     @property
     def gradient_as_bucket_view(self) -> bool | None:
-        """Whether DDP's gradients are views of its buckets; None if the strategy is not DDP."""
+        """Whether DDP's gradients are views of its buckets. None if the strategy is not DDP."""
         if self.distributed_type != "MULTI_GPU":
             return None
         return self.ddp_json is not None and bool(self.ddp_json.get("gradient_as_bucket_view"))
@@ -90,7 +97,7 @@ class Strategy:
 
     @property
     def secondary_partition_size(self) -> int:
-        """Number of ranks that share a second copy of the parameters at stage 3 (ZeRO++'s hpZ); 1 if there is none."""
+        """Number of ranks that share a second copy of the parameters at stage 3 (ZeRO++'s hpZ). 1 without a copy."""
         zero = (self.deepspeed_json or {}).get("zero_optimization", {})
         return int(zero.get("zero_hpz_partition_size", 1))
 
@@ -109,7 +116,7 @@ class Strategy:
 
 
 def _shown(content: Any) -> Any:
-    """Return the content of a file as records keep it.
+    """Return the content of a file as records store it.
 
     Absolute paths are reduced to the part that is not specific to this machine.
     """
@@ -119,16 +126,19 @@ def _shown(content: Any) -> Any:
 
 
 def names() -> list[str]:
-    """List the strategies that the project ships, in the order of its tables."""
+    """Return the names of the strategies that the project ships, in the order of its tables."""
     stems = [path.stem for path in CONFIGS.glob("*.yaml")]
     return sorted(stems, key=lambda name: (name != "single", name != "ddp", name.startswith("fsdp"), name))
 
 
 def find_strategy(name: str) -> Path:
-    """Return the path of a shipped strategy's file, or of a user's own. Raises Refusal if there is neither."""
+    """Return the path of a strategy's file, from the name of a shipped strategy or from a path.
+
+    Raises Refusal if there is no such file.
+    """
     if name.endswith((".yaml", ".yml", ".json")):
         path = Path(name) if Path(name).exists() else CONFIGS.parent / name
-    else:  # also of a folder there, as buckets/
+    else:  # also in subfolders, such as buckets/
         path = next((path for path in sorted(CONFIGS.rglob("*.yaml")) if path.stem == name), CONFIGS / "none")
     if not path.is_file():
         raise Refusal(unknown_name_message("strategy", name, names(), "name a file or one of"))
@@ -137,7 +147,7 @@ def find_strategy(name: str) -> Path:
 
 @lru_cache(maxsize=64)
 def read_by_name(name: str) -> Strategy:
-    """Read a strategy by its name or path without launching it, from any current folder. Raises Refusal."""
+    """Return the strategy with this name or path. Raises Refusal if it does not exist or has errors."""
     path = find_strategy(name)
     return read_strategy(path)
 
@@ -145,17 +155,17 @@ def read_by_name(name: str) -> Strategy:
 def _base_of_json(path: Path, folder: Path) -> Path:
     """Return the folder that the path of a JSON file starts from.
 
-    Accelerate starts from the folder of the launch. The project's own files name their JSON as seen from the clone, and
-    the trainer reads it itself, so that they work from every folder.
+    Accelerate starts from the folder of the launch. The paths in the project's own files are relative to the clone. The
+    trainer reads these JSON files itself, so that they work from every folder.
     """
     return CONFIGS.parent if path.absolute().is_relative_to(CONFIGS) else folder
 
 
 def read_strategy(path: Path, folder: Path = Path()) -> Strategy:
-    """Read an accelerate file strictly.
+    """Return the strategy of an accelerate file.
 
-    `folder`: the folder that the path of its JSON is relative to, by default the current one. The project's own files
-    do not depend on it. Raises Refusal naming the file, the key and the remedy.
+    The path of the JSON that the file names is relative to `folder`, which is the current folder by default. The
+    project's own files do not depend on it. Raises Refusal with the file, the key and the remedy if a file has errors.
     """
     folder = _base_of_json(path, folder)
     content = read_yaml(path, CONFIGS)
@@ -176,7 +186,7 @@ def read_strategy(path: Path, folder: Path = Path()) -> Strategy:
             zero["stage"],
             {target: zero.get(f"offload_{target}", {}).get("device", "none") for target in devices},
         )
-    elif fsdp.get("fsdp_offload_params"):  # of both
+    elif fsdp.get("fsdp_offload_params"):  # FSDP2 offloads parameters and optimizer together
         devices = dict.fromkeys(devices, "cpu")
     in_charge = deepspeed if json_content is None else json_content
     clipping, accumulation = (
@@ -204,7 +214,7 @@ def read_strategy(path: Path, folder: Path = Path()) -> Strategy:
 
 
 def _precision_asked(content: dict[str, Any], json_content: dict[str, Any] | None) -> str | None:
-    """Return the 16-bit precision that the files request; None if they leave it to the run."""
+    """Return the 16-bit precision that the files request. None if the run decides."""
     if json_content is not None:
         return config_files.DeepSpeedFile(json_content).precision or None
     precision: str | None = content.get("mixed_precision")
@@ -223,7 +233,7 @@ def _sentences(errors: Iterable[str]) -> str:
 
 
 def _wrong_sections(content: dict[str, Any]) -> list[str]:
-    """List sections that lack their distributed_type or a setting that they need."""
+    """Return the errors of sections that lack a setting or do not match the distributed_type."""
     kind, fsdp = content["distributed_type"], content.get("fsdp_config")
     deepspeed = content.get("deepspeed_config")
     if (kind == "DEEPSPEED") != (deepspeed is not None):
@@ -247,7 +257,10 @@ def _wrong_sections(content: dict[str, Any]) -> list[str]:
 
 
 def _read_json(yaml_path: Path, path: Path) -> dict[str, Any]:
-    """Read the DeepSpeed JSON that an accelerate file names, refusing keys that DeepSpeed would ignore."""
+    """Return the content of the DeepSpeed JSON that an accelerate file names.
+
+    Raises Refusal for keys that DeepSpeed would ignore and for other errors.
+    """
     _check_is_seen(yaml_path, path)
     content = with_keys(path, load(path, "JSON"))
     if wrong := strict.validation_errors("json", content, config_files.of_json(str(path), content)):
@@ -256,7 +269,7 @@ def _read_json(yaml_path: Path, path: Path) -> dict[str, Any]:
 
 
 def _wrong_in_json(json_name: str | None, folder: Path) -> list[str]:
-    """Return the errors in the JSON that a refused file names, so that one message lists all errors."""
+    """Return the errors in the JSON of a file that has errors itself, so that one message lists all of them."""
     if json_name is None or not (folder / json_name).is_file():
         return []
     try:
@@ -267,9 +280,11 @@ def _wrong_in_json(json_name: str | None, folder: Path) -> list[str]:
 
 
 def _read_ddp_json(file: Path) -> dict[str, Any] | None:
-    """Read the JSON with DDP's settings, which lies in the same folder because an accelerate file cannot name it.
+    """Return the settings of DDP from the JSON next to an accelerate file.
 
-    Returns None if there is none. DDP then has its defaults."""
+    The JSON has the same name, because an accelerate file cannot name it. Returns None if there is no JSON, so that DDP
+    has its defaults. Raises Refusal for a key or a value that is not allowed.
+    """
     path = file.with_suffix(".json")
     if path == file or not path.exists():
         return None

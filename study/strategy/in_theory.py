@@ -1,4 +1,4 @@
-"""Convert a strategy and a run into the engine, model shape and job of the theory package."""
+"""Convert a strategy and a run into the Engine, ModelShape and Job of study/theory."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from study.theory.engine import Engine, Job, PrecisionClass, parameter_bytes
 from study.theory.model_states import is_bf16_optimizer
 from study.theory.shapes import ModelShape
 
-# Where a file is silent; elements.
+# DeepSpeed's defaults of settings that a file leaves out, in elements.
 _SILENT = ("reduce_bucket_size", "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold",
            "stage3_max_live_parameters", "stage3_max_reuse_distance", "sub_group_size")  # fmt: skip
 _ZERO = known_keys.engine_schema("deepspeed", "strict")["zero_optimization"]
-# Sizes that only stage 3 has, by the engine's field.
+# Settings that only stage 3 has, by the field of Engine.
 _STAGE_3_SIZES = {
     "persistence_threshold": "stage3_param_persistence_threshold",
     "prefetch_bucket_size": "stage3_prefetch_bucket_size",
@@ -33,7 +33,7 @@ _AUTOCAST: dict[PrecisionClass, PrecisionClass] = {"bf16": "bf16-autocast", "fp1
 
 
 def precision_class(chosen: Strategy, precision: PrecisionClass) -> PrecisionClass:
-    """Return the class in which a strategy trains in 16 bits.
+    """Return the precision class in which a strategy trains if 16 bits are requested.
 
     DeepSpeed's stages 1 to 3 and FSDP2 compute in 16 bits and keep fp32 masters. All others compute under autocast."""
     has_masters = chosen.zero_stage or chosen.distributed_type == "FSDP"
@@ -43,7 +43,10 @@ def precision_class(chosen: Strategy, precision: PrecisionClass) -> PrecisionCla
 def engine_of_strategy(
     chosen: Strategy, hidden: int, world_size: int, precision: PrecisionClass, accumulation_dtype: str = "fp32"
 ) -> Engine:
-    """Describe the engine that a file configures for a model of this hidden size."""
+    """Return the engine that a strategy's file configures for a model of this hidden size.
+
+    `accumulation_dtype` is the type in which gradients accumulate if the parameters are in 16 bits.
+    """
     in_fp32 = parameter_bytes(precision) == 4 or (accumulation_dtype == "fp32" and precision != "pure-bf16")
     accumulation_bytes = 4 if in_fp32 else 2
     if chosen.distributed_type == "FSDP":
@@ -95,7 +98,7 @@ def _deepspeed_engine(
 
 
 def _zero_settings(chosen: Strategy, hidden: int) -> dict[str, Any]:
-    """Return the settings of `zero_optimization`: the file's, the values of "auto", and DeepSpeed's defaults."""
+    """Return the settings of `zero_optimization`, with values instead of "auto" and DeepSpeed's defaults."""
     in_file = (chosen.deepspeed_json or {}).get("zero_optimization", {})
     explicit = {key: value for key, value in in_file.items() if value != "auto"}
     automatic = {key: value for key, value in suited_buckets(hidden).items() if in_file.get(key) == "auto"}
@@ -103,9 +106,9 @@ def _zero_settings(chosen: Strategy, hidden: int) -> dict[str, Any]:
 
 
 def advised_engine(chosen: Strategy, hidden: int, world_size: int, precision: PrecisionClass) -> Engine:
-    """Describe the engine of a strategy if one precision is requested for all strategies.
+    """Return the engine of a strategy if the user requests one precision for all strategies.
 
-    Raises Refusal for fp8 under an engine other than FSDP2, about which nothing is known.
+    Raises Refusal for fp8 with an engine other than FSDP2, because there is no model of that.
     """
     if precision == "fp8" and chosen.distributed_type != "FSDP":
         raise Refusal("fp8 is predicted only for FSDP2. Use another precision or strategy")
@@ -134,7 +137,7 @@ def of_run(config: RunConfig, chosen: Strategy, world_size: int) -> tuple[ModelS
 
 
 def job_of(config: RunConfig, world_size: int, device: Literal["cpu", "gpu"]) -> Job:
-    """Return the job of one rank in a step of a run."""
+    """Return the work of one rank in an optimizer step of a run."""
     micro_batch_size, accumulation = config.batches(world_size)
     return Job(
         micro_batch_size=micro_batch_size,

@@ -1,4 +1,4 @@
-"""Names of strategies. A user's file may not take the name of a shipped strategy with other content."""
+"""Names of strategies. A file with the name of a shipped strategy but other content gets another name."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-# By the names of the files in accelerate_configs/, the digest of what each says; tests/test_strategy.py keeps it true.
+# The digest of the settings of each file in accelerate_configs/, by name. tests/test_strategy.py checks the digests.
 DIGESTS: dict[str, str] = json.loads(Path(__file__).with_name("shipped.json").read_text())
 
-# Who starts processes, where a JSON lies, and what the run sets alike for every strategy.
+# Settings that do not define a strategy: launcher, path of the JSON, and settings that the run sets for all strategies.
 _SET_BY_THE_RUN = {
     "deepspeed_config_file", "deepspeed_multinode_launcher", "gradient_accumulation_steps", "gradient_clipping",
     "train_micro_batch_size_per_gpu", "train_batch_size", "steps_per_print",
@@ -20,7 +20,10 @@ _UNSET = (None, "none", False, "auto")
 
 
 def normalized_settings(files: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of an accelerate file and its JSON that decide how a run is distributed."""
+    """Return the settings of an accelerate file and its JSON that decide how a run is distributed.
+
+    `files` has the contents under "yaml" and "json".
+    """
     content = files.get("yaml")
     content = content if isinstance(content, dict) else {}
     sections = {name: content.get(name) for name in ("deepspeed_config", "fsdp_config", "parallelism_config")}

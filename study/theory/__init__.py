@@ -1,1 +1,4 @@
-"""Formulas of memory, communication and time, by the papers and by what engines do; without torch or the study."""
+"""Formulas for memory, communication and time, by the papers and by the code of the engines.
+
+This package does not import torch.
+"""

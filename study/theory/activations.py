@@ -1,7 +1,7 @@
-"""Bytes of activations, logits and temporary tensors: the residual states of arXiv:1910.02054, sec. 3.2.
+"""Bytes of activations, logits and temporary tensors, which arXiv:1910.02054, sec. 3.2, calls residual states.
 
-The tensors that autograd saves were counted on the modules of transformers 5.23, and tests count them again. For BERT
-in 16 bits with dropout and eager attention, the sum equals that of arXiv:2205.05198: s b h (34 + 5 a s / h).
+The tensors that autograd saves were counted in the modules of transformers 5.23. Tests count them again. For BERT in
+16 bits with dropout and eager attention, the sum equals the formula s b h (34 + 5 a s / h) of arXiv:2205.05198.
 """
 
 from __future__ import annotations
@@ -15,24 +15,29 @@ from study.theory.engine import Engine, Job, LossKernel, Numbers
 from study.theory.shapes import GATED, Architecture, ModelShape
 from study.theory.shapes.shape import HEAD_NORMS
 
-# How a precision class computes: all in fp32; 16-bit products between fp32 parameters; all in 16 bits.
+# fp32: everything is fp32. autocast: parameters are fp32, matrix products are in 16 bits. half: everything is in 16
+# bits.
 Arithmetic = Literal["fp32", "autocast", "half"]
 
 
 @dataclass(frozen=True)
 class BlockBytes:
-    """The tensors that one transformer block without dropout saves for its backward pass, by their size per token."""
+    """Counts of the tensors that one transformer block saves for its backward pass, by the size of a tensor.
 
-    hidden: dict[Arithmetic, tuple[int, int]]  # of the hidden size: in fp32, and in the type of the products
+    A pair of counts is for tensors in fp32 and tensors in the type of the matrix products. Masks of dropout are counted
+    separately.
+    """
+
+    hidden: dict[Arithmetic, tuple[int, int]]  # tensors of the hidden size
     outside: dict[Arithmetic, tuple[int, int]]  # the same outside the blocks, once per model
-    projections: tuple[int, int]  # of the queries' size and of the keys', where `hidden` does not count them
-    wide: int  # of the feed-forward size, in the products' type; with an activation function of one kernel
-    softmax: dict[Arithmetic, tuple[int, int]]  # eager attention's matrices: in fp32, and in the products' type
-    norms: int  # numbers that the norms keep
-    dropouts: int  # masks of the hidden size
-    temporaries: dict[Arithmetic, float]  # bytes per token and hidden element that its backward holds beside all that
-    head_norms: dict[Arithmetic, tuple[int, int]] = field(default_factory=lambda: _NONE)  # of queries' and keys' size
-    viewed: int = 0  # of the hidden size: one kernel's attention reads parts of it, so that all of it is kept
+    projections: tuple[int, int]  # tensors of the size of queries, and of keys; 0 if in `hidden`
+    wide: int  # tensors of the feed-forward size, if the activation function is one kernel
+    softmax: dict[Arithmetic, tuple[int, int]]  # matrices of eager attention
+    norms: int  # numbers per token that the norms save
+    dropouts: int  # dropout masks of the hidden size
+    temporaries: dict[Arithmetic, float]  # temporary bytes in backward, per token and hidden element
+    head_norms: dict[Arithmetic, tuple[int, int]] = field(default_factory=lambda: _NONE)  # norms of queries and keys
+    viewed: int = 0  # tensors of the hidden size: fused attention reads parts, so all is saved
 
 
 _NONE: dict[Arithmetic, tuple[int, int]] = dict.fromkeys(get_args(Arithmetic), (0, 0))
@@ -54,7 +59,7 @@ _GEMMA2 = BlockBytes(
     outside={"fp32": (0, 3), "autocast": (2, 1), "half": (2, 1)},
     projections=(2, 2),
     wide=4,
-    softmax={"fp32": (0, 2), "autocast": (1, 2), "half": (1, 2)},  # one more: the cap on attention's logits
+    softmax={"fp32": (0, 2), "autocast": (1, 2), "half": (1, 2)},  # one more matrix for the cap on attention's logits
     norms=4,
     dropouts=0,
     temporaries={"fp32": 17.0, "autocast": 14.0, "half": 14.0},
@@ -100,42 +105,46 @@ BLOCKS: dict[Architecture, BlockBytes] = {
         _GEMMA2, softmax=_SOFTMAX_IN_FP32, head_norms={"fp32": (0, 2), "autocast": (2, 0), "half": (2, 0)}
     ),
 }
-TRANSFORM_HIDDEN = 3  # tensors of the hidden size that the layer before the output layer keeps
-EXPERT_HIDDEN = 2  # tensors of the hidden size that a token's every expert keeps: what goes in, what comes out
-DENSE_WIDE = 2.7  # a feed-forward's width over the hidden size, where temporaries were measured
-# These have no other attention in transformers than the eager one.
+TRANSFORM_HIDDEN = 3  # tensors of the hidden size that the layer before the output layer saves
+EXPERT_HIDDEN = 2  # tensors of the hidden size that each expert of a token saves: its input and output
+DENSE_WIDE = 2.7  # feed-forward width / hidden size of the models whose temporaries were measured
+# transformers has only eager attention for these architectures.
 EAGER_ONLY = ("gpt-neo", "gpt-j", "gemma2")
-# transformers composes this of PyTorch's operators, each of which keeps its input; others are one kernel.
+# transformers composes this activation function of several PyTorch operators, each of which saves its input. The others
+# are a single kernel.
 COMPOSED_ACTIVATION = "gelu_new"
-COMPOSED_WIDE = 3  # more tensors of the feed-forward size
-OUTPUT_IS_ENOUGH = "relu"  # its backward needs no input: one tensor less
+COMPOSED_WIDE = 3  # additional saved tensors of the feed-forward size
+OUTPUT_IS_ENOUGH = "relu"  # its backward pass needs only the output, so one tensor less is saved
 COMPOSED_TEMPORARIES = {"fp32": 16.0, "autocast": 0.0, "half": 1.7}
 
-# Of a logit at the start of backward, by what becomes of the logits. eager, all fp32: log-softmax, which is kept, its
-# gradient, and that of the logits. upcast: fp32 logits, and a copy that becomes their gradient. fused: 16-bit logits
-# and their gradient. chunked: no more than a few tokens' at once.
+# Bytes per logit at the start of the backward pass, by the kernel of the loss. eager: the saved log-softmax, its
+# gradient and the gradient of the logits, all in fp32. upcast: fp32 logits, and a copy that becomes their gradient.
+# fused: 16-bit logits and their gradient. chunked: the logits of a few tokens at a time, which are neglected.
 LOGIT_BYTES: dict[LossKernel, int] = {"eager": 12, "upcast": 8, "fused": 4, "chunked": 0}
 
 
 def arithmetic(engine: Engine) -> Arithmetic:
-    """Return the arithmetic of the blocks. FSDP2's mixed precision casts the module, so nothing in it is fp32."""
+    """Return the arithmetic of the blocks.
+
+    FSDP2's mixed precision casts whole modules, so nothing inside a block is fp32.
+    """
     if engine.compute_bytes == 4:
         return "fp32"
     return "autocast" if engine.precision.endswith("-autocast") and engine.kind != "fsdp" else "half"
 
 
 def block_bytes(shape: ModelShape, engine: Engine, job: Job) -> Numbers:
-    """Predict the bytes that one block saves for its backward pass, per rank and micro step."""
+    """Return the bytes that one block saves for its backward pass, per rank and micro step."""
     block, computed_in = BLOCKS[shape.architecture], arithmetic(engine)
     size = engine.compute_bytes
     full, short = block.hidden[computed_in]
     normed_full, normed_short = block.head_norms[computed_in]
-    if computed_in == "half" and job.is_fused:  # norms' inputs too; an RMSNorm of operators also keeps what it weighs
+    if computed_in == "half" and job.is_fused:  # inputs of norms too; an RMSNorm of operators saves one tensor more
         full, short = 0, sum(block.hidden["fp32"]) - (block.norms if shape.architecture in GATED else 0)
         normed_full, normed_short = 0, sum(block.head_norms["fp32"]) // 2
     queries, keys = block.projections
     eager = is_eager(shape, job)
-    if eager:  # keys and values are repeated for every query head
+    if eager:  # eager attention repeats keys and values for every query head
         queries, keys = queries + keys, 0
     token_bytes: Numbers = shape.hidden * (4 * full + size * short) + 4 * block.norms
     token_bytes += size * shape.head_size * (queries * shape.heads + keys * shape.kv_heads)
@@ -148,37 +157,40 @@ def block_bytes(shape: ModelShape, engine: Engine, job: Job) -> Numbers:
     if eager:
         matrices = _softmax_bytes(shape, engine, job)
     elif job.dropout and job.device == "cpu":
-        # PyTorch's CPU kernel has no dropout: its composed one keeps softmax, mask and product, and all in fp32.
+        # PyTorch's CPU kernel has no dropout. The composed attention saves softmax, mask and product, all in fp32.
         matrices = 12
         token_bytes += 3 * (4 - size) * shape.head_size * shape.heads
     else:
         matrices = 0
         token_bytes += size * block.viewed * shape.hidden
         token_bytes += 4 * shape.heads  # the logarithm of softmax's sum
-        if shape.is_encoder and job.kernels == "transformers":  # reviews are padded: every block keeps its mask
+        if shape.is_encoder and job.kernels == "transformers":  # padded reviews: every block saves its mask
             token_bytes = token_bytes + size * job.sequence_length
     return job.tokens * (token_bytes + matrices * shape.heads * job.sequence_length)
 
 
 def _inside_bytes(shape: ModelShape, engine: Engine, job: Job) -> float:
-    """Count the bytes per token that a block's feed-forward layer saves, over all experts that receive the token."""
+    """Return the bytes per token that a block's feed-forward layer saves, summed over the experts of the token."""
     size = engine.compute_bytes
     wide = size * shape.feed_forward * _wide(shape, job)
     if not shape.experts:
         return wide
-    if arithmetic(engine) == "autocast":  # which does not cast a grouped product
+    if arithmetic(engine) == "autocast":  # autocast does not cast a grouped matrix product
         size, wide = 4, 2 * wide
     return shape.experts_per_token * (wide + EXPERT_HIDDEN * size * shape.hidden) + 4 * shape.experts
 
 
 def _wide(shape: ModelShape, job: Job) -> int:
-    """Count the saved tensors of a block that have the feed-forward width."""
+    """Return the number of saved tensors of a block that have the feed-forward width."""
     more = COMPOSED_WIDE if _is_composed(shape, job) else 0
     return BLOCKS[shape.architecture].wide + more - (1 if shape.activation == OUTPUT_IS_ENOUGH else 0)
 
 
 def outside_bytes(shape: ModelShape, engine: Engine, job: Job) -> Numbers:
-    """Predict the bytes that embeddings, the last norm and a layer before the output layer save for backward."""
+    """Return the bytes that the layers outside the blocks save for the backward pass.
+
+    These are embeddings, the last norm, and a layer before the output layer.
+    """
     size = engine.compute_bytes
     full, short = BLOCKS[shape.architecture].outside[arithmetic(engine)]
     masks = _mask_bytes(job, size) if job.dropout and BLOCKS[shape.architecture].dropouts else 0
@@ -187,15 +199,15 @@ def outside_bytes(shape: ModelShape, engine: Engine, job: Job) -> Numbers:
 
 
 def temporary_bytes(shape: ModelShape, engine: Engine, job: Job) -> Numbers:
-    """Predict the temporary bytes at the peak of a block's backward pass, without the block's saved tensors.
+    """Return the temporary bytes at the peak of a block's backward pass, without the block's saved tensors.
 
-    The peak is in the feed-forward part. If attention's matrices are materialized, it can be in attention instead, when
-    the saved tensors of the feed-forward part are already freed.
+    The peak is usually in the feed-forward part. If the matrices of attention are materialized, the peak can be in
+    attention instead. At that time, the saved tensors of the feed-forward part are already freed.
     """
     block, computed_in, size = BLOCKS[shape.architecture], arithmetic(engine), engine.compute_bytes
     composed = COMPOSED_TEMPORARIES[computed_in] if _is_composed(shape, job) else 0
     wide = job.tokens * shape.hidden * (block.temporaries[computed_in] + composed)
-    if shape.experts:  # in fp32 under autocast, too; and as much more as experts are wider together
+    if shape.experts:  # under autocast too, these are fp32; they grow with the width of all experts together
         wide = job.tokens * shape.hidden * block.temporaries["fp32" if computed_in == "autocast" else computed_in]
         wide = wide * max(1.0, shape.feed_forward_per_token / (DENSE_WIDE * shape.hidden))
     if is_eager(shape, job):
@@ -209,27 +221,30 @@ def temporary_bytes(shape: ModelShape, engine: Engine, job: Job) -> Numbers:
 
 
 def logit_bytes(shape: ModelShape, job: Job) -> Numbers:
-    """Predict the bytes of the logits and of the copies that the loss makes of them; 0 for a model that classifies."""
+    """Return the bytes of the logits and of the copies that the loss makes of them.
+
+    This is 0 for a head that reads one token per sequence, because its logits are small.
+    """
     if shape.is_pooled:
         return 0 * job.tokens
     return job.tokens * shape.output_width * LOGIT_BYTES[job.loss]
 
 
 def checkpoint_bytes(shape: ModelShape, engine: Engine, job: Job) -> Numbers:
-    """Predict the bytes that a checkpointed block saves: its input, which is fp32 under autocast."""
+    """Return the bytes that a checkpointed block saves. This is its input, which is fp32 under autocast."""
     size = 4 if arithmetic(engine) == "autocast" else engine.compute_bytes
     return job.tokens * shape.hidden * size
 
 
 def cast_bytes(shape: ModelShape, engine: Engine) -> int:
-    """Count autocast's 16-bit copies of the weights, which live as long as the saved tensors."""
+    """Return the bytes of autocast's 16-bit copies of the weights, which exist as long as the saved tensors."""
     if arithmetic(engine) != "autocast":
         return 0
-    # An embedding is looked up, not multiplied, unless it is the head too.
+    # Embeddings are not multiplied, so they are not cast, unless the embedding is the output layer too.
     rows = 0 if shape.has_tied_head else shape.vocabulary
     rows += shape.position_rows
     rows += 2 if shape.architecture == "bert" else 0  # token types
-    experts = shape.layers * shape.experts * 3 * shape.feed_forward  # their product is not cast
+    experts = shape.layers * shape.experts * 3 * shape.feed_forward  # autocast does not cast the products of experts
     return 2 * (sum(shape.parameters.matrices) - (rows + experts) * shape.hidden)
 
 
@@ -243,16 +258,16 @@ def _is_composed(shape: ModelShape, job: Job) -> bool:
 
 
 def _mask_bytes(job: Job, size: int) -> int:
-    """Bytes per element of a dropout mask: one byte on a GPU; on a CPU, the mask has the type of its input."""
+    """Return the bytes per element of a dropout mask: 1 on a GPU; on a CPU, the mask has the type of its input."""
     return 1 if job.device == "gpu" else size
 
 
 def _softmax_bytes(shape: ModelShape, engine: Engine, job: Job) -> int:
-    """Bytes per element of attention's matrices."""
+    """Return the saved bytes per element of the matrices of eager attention."""
     full, short = BLOCKS[shape.architecture].softmax[arithmetic(engine)]
     size = engine.compute_bytes
     saved = 4 * full + size * short
     if not job.dropout:
         return saved
-    # The product with the values reads what dropout left; where softmax is cast, the cast is gone for it.
+    # The product with the values saves the output of dropout. If softmax is cast, this replaces the cast matrix.
     return saved + _mask_bytes(job, size) + (0 if full else size)

@@ -1,4 +1,4 @@
-"""The configuration of an engine, and the job of one rank: how much it computes, and how."""
+"""The configuration of an engine, and the work of one rank in a step, which is called a job."""
 
 from __future__ import annotations
 
@@ -7,66 +7,68 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from study.engines.strategy_names import OffloadDevice
 
-if TYPE_CHECKING:  # the command line lists what these types allow, and does without numpy's import
+if TYPE_CHECKING:  # the command line uses these types and should not import numpy
     import numpy as np
 
-# Of one configuration a number, of a grid an array of numbers; arrays of one expression must broadcast.
+# A number for one configuration, or an array for a grid of configurations. Arrays in one expression must broadcast.
 Numbers: TypeAlias = "int | float | np.ndarray"
 
 PrecisionClass = Literal["fp32", "tf32", "bf16-autocast", "fp16-autocast", "bf16", "fp16", "pure-bf16", "fp8"]
 Optimizer = Literal["adamw", "adamw-8bit", "lamb", "muon", "adafactor", "sgd"]
-# How an optimizer step is computed: all parameters in one kernel; operation by operation over the list of all of them,
-# which takes a copy of what one operation makes; or parameter by parameter.
+# How an optimizer step is computed. fused: one kernel for all parameters. foreach: operation by operation for all
+# parameters, which needs memory for the result of one operation. loop: parameter by parameter.
 OptimizerKernel = Literal["fused", "foreach", "loop"]
-# What becomes of the logits: transformers casts them to fp32, and its loss keeps copies; the same cast, and a loss
-# that puts the gradient in their place; no cast either; and never all of them at once (fused with the output layer).
+# How the loss handles the logits. eager: transformers casts them to fp32, and the loss makes copies. upcast: the same
+# cast, and the gradient replaces the logits. fused: no cast, and the gradient replaces the logits. chunked: the loss is
+# fused with the output layer, so that only a few logits exist at a time.
 LossKernel = Literal["eager", "upcast", "fused", "chunked"]
-# transformers: its own modules, composed of PyTorch's operators, logits in fp32. fused: activation functions, norms and
-# the loss in one kernel each, as LLM Foundry and Megatron have them.
+# transformers: the modules of transformers, which are composed of PyTorch's operators, with fp32 logits. fused: one
+# kernel each for activation functions, norms and the loss, as in LLM Foundry and Megatron.
 Kernels = Literal["fused", "transformers"]
-# sdpa: PyTorch's, FlashAttention-2; flash-1: its first version, as of 2022, in Triton too; eager: operators.
+# sdpa: PyTorch's fused attention (FlashAttention-2). flash-1: the first FlashAttention of 2022, also the one in Triton.
+# eager: separate operators.
 Attention = Literal["sdpa", "eager", "flash-1"]
-Checkpointing = Literal["full", "selective", "none"]  # as one asks for it
+Checkpointing = Literal["full", "selective", "none"]  # as users request it
 
 
 @dataclass(frozen=True)
 class Engine:
-    """The settings that decide how an engine stores and moves model states. Every value is as the engine reports it."""
+    """The settings that decide how an engine stores and moves model states, as the engine itself reports them."""
 
     kind: Literal["torch", "ddp", "deepspeed", "fsdp"]  # fsdp: FSDP2, always stage 3
-    zero_stage: int  # 0: nothing is sharded
+    zero_stage: int  # 0 if nothing is sharded
     world_size: int
-    # config.py's classes; tf32: fp32 that is multiplied in TF32; pure-bf16: no fp32 copy of anything; fp8: bf16 whose
-    # products with weights are in FP8.
+    # The classes of study/config.py, and: tf32 is fp32 multiplied in TF32, pure-bf16 has no fp32 copy of anything, and
+    # fp8 is bf16 with products with weights in FP8.
     precision: PrecisionClass
     accumulation_bytes: int  # per gradient element
     offload_optimizer: OffloadDevice = "none"
     offload_param: OffloadDevice = "none"
-    reduce_bucket_size: int = 0  # elements, as the sizes below
+    reduce_bucket_size: int = 0  # in elements, as all sizes below
     persistence_threshold: int = 0
     prefetch_bucket_size: int = 0
     max_live_parameters: int = 0
     max_reuse_distance: int = 0
-    sub_group_size: int = 1_000_000_000  # stage 3 updates so much at once
-    secondary_partition_size: int = 1  # stage 3: ranks that share a second copy of the parameters; 1: there is none
-    param_swap_buffer_size: int = 0  # of the host, where parameters are on a disk
+    sub_group_size: int = 1_000_000_000  # stage 3 updates this many elements at a time
+    secondary_partition_size: int = 1  # stage 3: ranks that share a second copy of the parameters; 1 without one
+    param_swap_buffer_size: int = 0  # size of the host's buffers if parameters are on a disk
     overlap_comm: bool = False
-    multi_rank_allreduce: bool = True  # stages 1 and 2: reduce to every rank, not only to the owner
+    multi_rank_allreduce: bool = True  # stages 1 and 2: gradients are reduced to every rank, not only to the owner
     reshard_after_forward: bool = True  # fsdp
-    replicas: int = 1  # fsdp, stages 1 and 2: each sharded over world_size / replicas ranks
-    reduces_in_fp32: bool = False  # fsdp: gradients of 16-bit products; otherwise in their own type
+    replicas: int = 1  # fsdp and stages 1 and 2: each replica is sharded over world_size / replicas ranks
+    reduces_in_fp32: bool = False  # fsdp: gradients of 16-bit products are reduced in fp32, not in their own type
     gradient_as_bucket_view: bool = False  # ddp
     optimizer: Optimizer = "adamw"
     optimizer_kernel: OptimizerKernel = "fused"
 
     @property
     def name(self) -> str:
-        """The engine as tables name it: FSDP, DDP, one process, ZeRO-0 to ZeRO-3."""
+        """The name of the engine in tables: FSDP, DDP, one process, or ZeRO-0 to ZeRO-3."""
         return {"fsdp": "FSDP", "ddp": "DDP", "torch": "one process"}.get(self.kind, f"ZeRO-{self.zero_stage}")
 
     @property
     def num_shards(self) -> int:
-        """Number of ranks over which the sharded model states are split."""
+        """Number of ranks over which one copy of the model states is sharded."""
         return self.world_size // self.replicas
 
     @property
@@ -76,7 +78,7 @@ class Engine:
 
     @property
     def compute_bytes(self) -> int:
-        """Bytes per element of the inputs of matrix products; autocast casts them."""
+        """Bytes per element of the inputs of matrix products, after autocast has cast them."""
         return 4 if self.precision in ("fp32", "tf32") else 2
 
 
@@ -86,25 +88,29 @@ def parameter_bytes(precision: str) -> int:
 
 @dataclass(frozen=True)
 class Job:
-    """The work of one rank in an optimizer step. The three numbers may be arrays that broadcast (a grid)."""
+    """The work of one rank in an optimizer step.
+
+    The first three fields may be arrays that broadcast. The job is then a grid of configurations.
+    """
 
     micro_batch_size: Numbers  # sequences per rank and forward pass
     sequence_length: Numbers  # tokens
     gradient_accumulation_steps: Numbers = 1
-    # Of every transformer block; selective: of every second, or every second product of each, which comes to the same.
+    # True applies to every block. selective applies to every second block, or to every second product of each block,
+    # which gives the same numbers.
     activation_checkpointing: bool | Literal["selective"] = False
     attention: Attention = "sdpa"
     dropout: bool = False
     kernels: Kernels = "transformers"
-    compiled: bool = False  # torch.compile, which fuses what transformers composes
-    loss_kernel: LossKernel | None = None  # None: as the other kernels are
+    compiled: bool = False  # torch.compile, which fuses the operators of transformers
+    loss_kernel: LossKernel | None = None  # None if it follows from `kernels` and `compiled`
     device: Literal["cpu", "gpu"] = "gpu"
 
     def __post_init__(self) -> None:
         import numpy as np
 
         for name in ("micro_batch_size", "sequence_length", "gradient_accumulation_steps"):
-            if isinstance(value := getattr(self, name), np.ndarray):  # whose integers overflow
+            if isinstance(value := getattr(self, name), np.ndarray):  # because integers of numpy can overflow
                 object.__setattr__(self, name, value.astype(float))
 
     @property
@@ -119,7 +125,7 @@ class Job:
 
     @property
     def is_fused(self) -> bool:
-        """Whether a norm or activation function is one kernel, which saves its input and no intermediate tensor."""
+        """Whether each norm and activation function is a single kernel, which saves only its input."""
         return self.kernels == "fused" or self.compiled
 
     @property

@@ -1,4 +1,4 @@
-"""FLOPs of training on one sequence, computed from the shape of the model."""
+"""The FLOPs of training on one sequence, computed from the shape of the model."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from study.theory.shapes import GATED, ModelShape
 
 @dataclass(frozen=True)
 class Product:
-    """One kind of matrix product of a forward pass: `count` products of (rows, inner) with (inner, columns)."""
+    """One kind of matrix product in a forward pass: `count` products of (rows, inner) with (inner, columns)."""
 
-    count: int  # that a token takes part in
+    count: int  # products per token
     inner: int
     columns: int
-    experts: int = 0  # the matrices are so many, where a token is sent to some of them
+    experts: int = 0  # number of matrices if each token uses only some of them; otherwise 0
 
     @property
     def num_matrices(self) -> int:
@@ -23,7 +23,7 @@ class Product:
 
 
 def block_products(shape: ModelShape) -> list[Product]:
-    """List the products of one transformer block with its weights; each has a row per token."""
+    """Return the products of one transformer block with its weights. Each has one row per token."""
     queries, keys = shape.heads * shape.head_size, shape.kv_heads * shape.head_size
     if shape.architecture in ("gpt2", "gpt-neox"):  # one matrix for query, key and value
         attention = [Product(1, shape.hidden, queries + 2 * keys)]
@@ -38,7 +38,7 @@ def block_products(shape: ModelShape) -> list[Product]:
 
 
 def _expert_products(shape: ModelShape) -> list[Product]:
-    """List the products of the router, and of the experts that a token uses."""
+    """Return the products of the router, and of the experts that a token uses."""
     per_token, experts = shape.experts_per_token, shape.experts
     return [
         Product(1, shape.hidden, experts),
@@ -48,43 +48,51 @@ def _expert_products(shape: ModelShape) -> list[Product]:
 
 
 def head_products(shape: ModelShape) -> list[Product]:
-    """List the products after the last block, with a row per token; in a pooled head, with a row per sequence."""
+    """Return the products after the last block.
+
+    Each has one row per token, or one row per sequence if the head is pooled.
+    """
     first = [Product(1, shape.hidden, shape.hidden)] if shape.is_pooled or shape.has_transform else []
     return [*first, Product(1, shape.hidden, shape.output_width)] if shape.output_width else first
 
 
 def attention_flops_per_sequence(shape: ModelShape, sequence_length: Numbers, causal: bool = False) -> Numbers:
-    """Count the two products of attention (queries with keys, weights with values) of one block, forward.
+    """Return the FLOPs of one block's attention in the forward pass.
 
-    With `causal`, only unmasked scores count, as in FlashAttention: half of all, plus the diagonal.
+    They are the products of queries with keys and of weights with values. With `causal`, only unmasked scores count, as
+    in FlashAttention. These are half of all scores, plus half of the diagonal.
     """
     pairs = sequence_length * (sequence_length + 1) / 2 if causal else sequence_length * sequence_length
     return 4 * shape.heads * shape.head_size * pairs
 
 
 def head_flops_per_sequence(shape: ModelShape, sequence_length: Numbers) -> Numbers:
-    """Count the head, forward: on every token, except that BERT's pooler and classes read one token."""
+    """Return the FLOPs of the head in the forward pass.
+
+    The head reads every token. Only BERT's pooler and its classifier of sequences read a single token.
+    """
     elements = sum(product.count * product.inner * product.columns for product in head_products(shape))
     return 2 * elements * (1 if shape.is_pooled else sequence_length)
 
 
 def blocks_flops_per_sequence(shape: ModelShape, sequence_length: Numbers) -> Numbers:
-    """Count all blocks, forward. Activation checkpointing computes this twice."""
+    """Return the FLOPs of all blocks in the forward pass. Activation checkpointing computes this twice."""
     elements = sum(product.count * product.inner * product.columns for product in block_products(shape))
     return shape.layers * (2 * sequence_length * elements + attention_flops_per_sequence(shape, sequence_length))
 
 
 def model_flops_per_sequence(shape: ModelShape, sequence_length: Numbers) -> Numbers:
-    """Count the matrix products of one sequence, forward and backward, with two FLOPs per multiply-add.
+    """Return the FLOPs of all matrix products for one sequence, forward and backward, with two FLOPs per multiply-add.
 
-    Recomputation is not included. study/training/optimizer_steps.py counts the same with PyTorch's counter. The
-    backward pass takes twice as many as the forward pass, because every product has a gradient for each of its two
-    factors. This includes the first block, because embeddings are trained. That counter ignores rotary positions.
+    Recomputation is not included. The backward pass needs twice as many FLOPs as the forward pass, because every
+    product has a gradient for each of its two factors. This is true for the first block too, because embeddings are
+    trained. study/training/optimizer_steps.py measures the same number with PyTorch's counter, which ignores rotary
+    positions.
     """
     return 3 * (blocks_flops_per_sequence(shape, sequence_length) + head_flops_per_sequence(shape, sequence_length))
 
 
 def hardware_flops_per_sequence(shape: ModelShape, sequence_length: Numbers, recomputed: float) -> Numbers:
-    """Count the FLOPs that a GPU executes: model FLOPs, plus the `recomputed` share of the blocks' forward pass."""
+    """Return the FLOPs that a GPU executes: model FLOPs, plus the `recomputed` share of the blocks' forward pass."""
     again = recomputed * blocks_flops_per_sequence(shape, sequence_length)
     return model_flops_per_sequence(shape, sequence_length) + again

@@ -1,7 +1,8 @@
-"""GPUs and the machines around them: memory, dense peaks, links, disks and prices, with sources.
+"""Data of GPUs and of machines with GPUs: memory, dense peak rates, links, disks and prices, with sources.
 
-Rates are bytes per second in one direction of a link: half of the sum of both directions in data sheets. They are the
-hardware's limits; the models decide which share software reaches. None means unknown.
+Rates of links are in bytes per second for one direction. Data sheets give the sum of both directions, which is twice as
+much. All rates are limits of the hardware. Software reaches only a share of them, which step_time.py models. None means
+unknown.
 """
 
 from __future__ import annotations
@@ -16,26 +17,26 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU. Peaks are those of dense matrix products, without sparsity."""
+    """The data sheet of one GPU. Peak rates are those of dense matrix products, without sparsity."""
 
     name: str  # on the command line
     torch_name: str  # as torch reports it, without the vendor
-    memory_bytes: int  # as built
-    torch_memory_bytes: int  # what the driver leaves of it: the smallest total that torch was seen to report
-    context_bytes: int  # of these, what one process takes outside torch's allocator
-    peak_flops_per_second: Mapping[str, float] = field(hash=False)  # fp32, tf32, fp16, bf16, fp8; no unit: no key
+    memory_bytes: int  # memory of the hardware
+    torch_memory_bytes: int  # memory without the driver's part: the smallest total that torch reported
+    context_bytes: int  # part of torch_memory_bytes that one process uses outside torch's allocator
+    peak_flops_per_second: Mapping[str, float] = field(hash=False)  # by type: fp32, tf32, fp16, bf16, fp8
     memory_bandwidth: float
     link: str  # between the GPUs of a node
     link_bandwidth: float
     pcie_bandwidth: float  # between GPU and host
-    source: str  # of memory, peaks and links
-    price_per_hour: float | None  # USD: one GPU's share of a machine rented on demand
-    price_date: str  # year and month, as far as known
+    source: str  # source of memory, peak rates and links
+    price_per_hour: float | None  # USD per GPU, for a machine rented on demand
+    price_date: str  # year and, if known, month
     price_source: str
 
 
-_PCIE_3, _PCIE_4, _PCIE_5 = 16e9, 32e9, 64e9  # 16 lanes; the data sheets' 32, 64 and 128 GB/s are both directions
-_LINKS = {  # of 300, 600, 900 and 1,800 GB/s in both directions
+_PCIE_3, _PCIE_4, _PCIE_5 = 16e9, 32e9, 64e9  # 16 lanes; data sheets give 32, 64 and 128 GB/s for both directions
+_LINKS = {  # data sheets give 300, 600, 900 and 1,800 GB/s for both directions
     "NVLink 2": 150e9,
     "NVLink 3": 300e9,
     "NVLink 4": 450e9,
@@ -55,7 +56,7 @@ _V100_SHEET = "NVIDIA V100 Tensor Core GPU data sheet"
 _A100_SHEET = "NVIDIA A100 Tensor Core GPU data sheet"
 _H100_SHEET = f"NVIDIA H100 Tensor Core GPU data sheet, {_HALF}"
 
-# Amazon's are those of Linux in Northern Virginia.
+# Sources of prices. Amazon's prices are for Linux in Northern Virginia.
 _AWS_READ = "Amazon EC2, price list as read by data-receipts/109-gpu-pricing"
 _AWS_CATALOG = "Amazon EC2, price list as in SkyPilot's catalog v8"
 _AWS_REMEMBERED = "Amazon EC2, as remembered, not looked up"
@@ -83,11 +84,12 @@ def _known(rows: list[tuple[Any, ...]]) -> dict[str, Gpu]:
     return gpus
 
 
-# Memory in GiB: as built, torch's total, a process's context. The second is from messages "CUDA out of memory ... GPU 0
-# has a total capacity of 39.38 GiB" in public issues and logs, about ten for each card; drivers differ by up to 0.2
-# GiB, so the smallest seen. (Those of A10G and L4 do not name the card.) The third is, in such messages of processes
-# that had a card to themselves, the memory in use less what torch had reserved: T4 0.11 to 0.17, V100 0.37 to 0.39,
-# A10G or L4 0.28 to 0.38, A100 0.49, H200 0.51, B200 0.69 GiB; H100 is taken to be as H200.
+# Each row has three sizes of memory in GiB: of the hardware, the total that torch reports, and a process's context. The
+# total is from messages "CUDA out of memory ... GPU 0 has a total capacity of 39.38 GiB" in public issues and logs,
+# about ten for each GPU. Drivers differ by up to 0.2 GiB, so the smallest total is used. (The messages of A10G and L4
+# do not name the GPU.) The context is from such messages of processes that were alone on a GPU: memory in use minus
+# memory that torch had reserved. It was 0.11 to 0.17 for T4, 0.37 to 0.39 for V100, 0.28 to 0.38 for A10G or L4, 0.49
+# for A100, 0.51 for H200 and 0.69 GiB for B200. H100 is assumed to equal H200.
 GPUS: dict[str, Gpu] = _known([
     ("t4", "T4", 16, 14.56, 0.2, {"fp32": 8.1, "fp16": 65}, 320, "PCIe 3", _PCIE_3,
      "NVIDIA T4 Tensor Core GPU data sheet and product brief", (0.978, "2025", f"g4dn.metal, {_AWS_REMEMBERED}")),
@@ -150,9 +152,9 @@ def _spelled(text: str) -> str:
 
 
 def find_gpu(text: str) -> Gpu:
-    """Find a GPU by the name a person writes: a100-80gb, H100_80GB, "NVIDIA A100-SXM4-80GB".
+    """Return the GPU with a name as people write it, such as a100-80gb, H100_80GB or "NVIDIA A100-SXM4-80GB".
 
-    Raises ValueError with the nearest names.
+    Raises ValueError with similar names if there is no such GPU.
     """
     names = dict(GPUS)
     names |= {_spelled(gpu.torch_name): gpu for gpu in GPUS.values()}
@@ -160,14 +162,14 @@ def find_gpu(text: str) -> Gpu:
     spelling = _spelled(text).removeprefix("nvidia-").removeprefix("tesla-")
     if spelling in names:
         return names[spelling]
-    near = [name for name in GPUS if spelling and name.startswith(spelling)]  # a100: which of them?
+    near = [name for name in GPUS if spelling and name.startswith(spelling)]  # such as a100, which is ambiguous
     near = near or list(dict.fromkeys(names[name].name for name in difflib.get_close_matches(spelling, names, n=3)))
     hint = f"near are {', '.join(near)}" if near else f"known are {', '.join(GPUS)}"
     raise ValueError(f"unknown GPU {text!r}: {hint}. Use one of these")
 
 
 def find(torch_name: str) -> Gpu | None:
-    """Find a GPU by exactly the name that torch reports; None if it is not known.
+    """Return the GPU with exactly the name that torch reports. None if it is not known.
 
     The whole name must match, because a slice of a GPU (MIG) or a similar model is another GPU.
     """
@@ -175,21 +177,21 @@ def find(torch_name: str) -> Gpu | None:
 
 
 def generation_of(gpu: Gpu) -> str:
-    """Name the generation of a GPU's chip.
+    """Return the generation of a GPU's chip.
 
-    The A10G has a generation of its own, with a third of the A100's memory bandwidth.
+    The A10G has its own generation, because it has only a third of the A100's memory bandwidth.
     """
     return next(name for start, name in _GENERATIONS.items() if gpu.name.startswith(start))
 
 
-_GENERATIONS = {  # by the beginning of a name
+_GENERATIONS = {  # generation by the beginning of a GPU's name
     "t4": "Turing", "v100": "Volta", "a10g": "GA102", "a100": "Ampere", "l4": "Ada", "h100": "Hopper", "h200": "Hopper",
     "b200": "Blackwell",
 }  # fmt: skip
 
 
 def peak_flops_per_second(gpu: Gpu, precision: str, tf32: bool | None) -> float | None:
-    """Return the peak of the type in which a run of this precision class multiplies; None if the GPU lacks it.
+    """Return the peak rate of a GPU for the type in which a precision class multiplies. None if the GPU lacks it.
 
     `tf32` says whether fp32 products may use tensor cores.
     """
@@ -198,7 +200,10 @@ def peak_flops_per_second(gpu: Gpu, precision: str, tf32: bool | None) -> float 
 
 
 def product_flops_per_second(gpu: Gpu, precision: str) -> float:
-    """Return the peak for a precision class, for fp32 without TF32. Raises ValueError if the GPU has none."""
+    """Return the peak rate of a GPU for a precision class. For fp32, this is the rate without TF32.
+
+    Raises ValueError if the GPU does not support the type.
+    """
     peak = peak_flops_per_second(gpu, precision, tf32=False)
     if peak is None:
         raise ValueError(
@@ -207,13 +212,14 @@ def product_flops_per_second(gpu: Gpu, precision: str) -> float:
     return peak
 
 
-# What NCCL takes outside torch's allocator once a process has joined others: such a message of an H200 under Megatron
-# has 1.14 GiB outside the allocator, the context above included. One case; it grows with channels and communicators.
+# Memory that NCCL uses outside torch's allocator if there are several processes. It is from a single message of an H200
+# under Megatron with 1.14 GiB outside the allocator, including the context above. It grows with channels and
+# communicators.
 NCCL_BYTES = round(0.6 * 2**30)
 
 
 def usable_memory_bytes(gpu: Gpu, world_size: int = 1) -> int:
-    """Bytes of a GPU that torch's allocator can use: its memory without those of driver, CUDA context and NCCL."""
+    """Return the bytes of a GPU that torch's allocator can use, without those of driver, CUDA context and NCCL."""
     return gpu.torch_memory_bytes - gpu.context_bytes - (NCCL_BYTES if world_size > 1 else 0)
 
 
@@ -222,15 +228,15 @@ def usable_memory_bytes(gpu: Gpu, world_size: int = 1) -> int:
 
 @dataclass(frozen=True)
 class Box:
-    """GPUs of one kind in nodes of equal size, and the host memory, disks and network of a node."""
+    """A machine: GPUs of one kind in nodes of equal size, and the host memory, disks and network of a node."""
 
     gpu: Gpu
     num_gpus: int
     gpus_per_node: int = 8
-    node_bandwidth: float = 200e9  # of a node, to all others: 8 x 200 Gbit/s
-    host_memory_bytes: int | None = None  # of a node, as all below
+    node_bandwidth: float = 200e9  # from a node to all others; the default is 8 x 200 Gbit/s
+    host_memory_bytes: int | None = None  # per node, as all fields below
     host_memory_bandwidth: float | None = None
-    host_cores: int | None = None  # physical
+    host_cores: int | None = None  # physical cores
     disk_bytes: int | None = None  # local NVMe
     disk_read_bandwidth: float | None = None
     disk_write_bandwidth: float | None = None
@@ -250,27 +256,27 @@ class Box:
         return max(1, self.num_gpus // self.gpus_per_node)
 
 
-# A drive's sequential read and write: data sheets of Samsung's data center drives PM983 and PM9A3, as remembered.
-# Clouds do not say whose drives they have, and may throttle them.
+# Sequential read and write rates of a drive: data sheets of Samsung's data center drives PM983 and PM9A3, from memory,
+# not looked up. Clouds do not publish which drives they have, and may throttle them.
 _PCIE_3_DRIVE = (3.2e9, 2.0e9)
 _PCIE_4_DRIVE = (6.8e9, 4.0e9)
 
 
 @dataclass(frozen=True)
 class _Node:
-    """One node as clouds rent it out."""
+    """One node as cloud providers rent it out."""
 
     gpu: str
     gpus: int
     gigabits: float
-    host: tuple[int, int, float]  # GiB, physical cores, GB/s by the processors' memory channels
-    drives: tuple[int, float, tuple[float, float]] | None  # how many, TB each, read and write of one
+    host: tuple[int, int, float]  # GiB, physical cores, GB/s of the processors' memory channels
+    drives: tuple[int, float, tuple[float, float]] | None  # number, TB each, read and write rate of one
     source: str
 
     def box(self, num_gpus: int) -> Box:
-        """Return the machine with that many GPUs.
+        """Return a machine with this number of GPUs.
 
-        With fewer than a node has, it has the same share of the node's host.
+        If it has fewer GPUs than a node, it has the same share of the node's host.
         """
         share = min(1.0, num_gpus / self.gpus)
         gib, cores, gigabytes_per_second = self.host
@@ -294,11 +300,11 @@ class _Node:
         return self.gigabits * 1e9 / 8
 
 
-# One node as clouds rent it out. Memory and processors of p3.16xlarge, p5, p5en and p6-b200 are from SkyPilot's catalog
-# v8, processors and network of ND A100 v4 from Azure's page; the rest is as remembered of the providers' pages. (p4d
-# and p4de, whose prices are above, have 1,152 GiB and 400 Gbit/s; 1,600 Gbit/s is what most A100 clusters have.) Memory
-# channels, two sockets: Broadwell 4 x DDR4-2400, Skylake 6 x DDR4-2666, Cascade Lake 6 x DDR4-2933, Rome and Milan 8 x
-# DDR4-3200, Sapphire Rapids 8 x DDR5-4800, Emerald Rapids 8 x DDR5-5600.
+# Nodes as cloud providers rent them out. Memory and processors of p3.16xlarge, p5, p5en and p6-b200 are from SkyPilot's
+# catalog v8. Processors and network of ND A100 v4 are from Azure's page. All else is from memory of the providers'
+# pages, not looked up. (p4d and p4de, whose prices are above, have 1,152 GiB and 400 Gbit/s. Most A100 clusters have
+# 1,600 Gbit/s.) Memory channels with two sockets: Broadwell 4 x DDR4-2400, Skylake 6 x DDR4-2666, Cascade Lake 6 x
+# DDR4-2933, Rome and Milan 8 x DDR4-3200, Sapphire Rapids 8 x DDR5-4800, Emerald Rapids 8 x DDR5-5600.
 _NODES = {
     node.gpu: node
     for node in (
@@ -318,10 +324,10 @@ _NODES = {
 
 
 def typical_box(gpu: Gpu, num_gpus: int, gpus_per_node: int | None = None) -> Box:
-    """Return the machine that clouds rent out with these GPUs.
+    """Return the machine with these GPUs that cloud providers rent out.
 
-    With fewer GPUs than a node has, the machine has the same share of the node's host. If no node with this GPU is
-    known, or none with this `gpus_per_node`, the host is unknown. Raises ValueError if the GPUs do not fill the nodes.
+    If it has fewer GPUs than a node, it has the same share of the node's host. If no node with this GPU and this
+    `gpus_per_node` is known, the fields of the host are None. Raises ValueError if the GPUs do not fill the nodes.
     """
     node = _NODES.get(gpu.name)
     if node is None:

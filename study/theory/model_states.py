@@ -1,7 +1,7 @@
-"""Bytes of one rank's model states: by the ZeRO paper, and as DeepSpeed 0.19 and accelerate really allocate them.
+"""Bytes of one rank's model states, by the ZeRO paper and as DeepSpeed 0.19 and accelerate really allocate them.
 
-The engine's bytes are the paper's bytes plus differences, each with a named reason. A measurement that differs
-from this sum is unexplained. Sources in the comments are below deepspeed/runtime/ of release 0.19.8.
+The engine's bytes are the paper's bytes plus differences, each with a named reason. If a measurement differs from this
+sum, its difference is unexplained. Sources in the comments are below deepspeed/runtime/ of release 0.19.8.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from typing import Literal, get_args
 from study.theory.engine import Engine, Optimizer, parameter_bytes
 from study.theory.shapes import ParameterSizes
 
-StepPhase = Literal["stepping", "resting"]  # as the optimizer is about to step; between two steps
+StepPhase = Literal["stepping", "resting"]  # just before the optimizer step; between two steps
 STEP_PHASES: tuple[StepPhase, ...] = get_args(StepPhase)
 StatePart = Literal["parameters", "gradients", "optimizer_states", "communication_buffers"]
 STATE_PARTS: tuple[StatePart, ...] = get_args(StatePart)
 
-MASTER_BYTES = 4  # DeepSpeed's masters and Adam's moments are fp32 in every precision of the study
+MASTER_BYTES = 4  # DeepSpeed's masters and Adam's moments are fp32 in every precision of this project
 MOMENTS_BYTES = 8
-# What other optimizers keep of a parameter's element where Adam keeps its two moments of 4 bytes. bitsandbytes: a byte
-# of each, and 4 for every 256 of them; Muon: one of matrices, and Adam's of embedding, head and vectors; Adafactor:
-# sums of rows and columns; SGD: nothing without momentum.
+# The states of other optimizers relative to Adam's two moments of 4 bytes per element. bitsandbytes needs one byte per
+# moment, and 4 bytes for every 256 of them. Muon has one moment for matrices, and Adam's two for embedding, head and
+# vectors. Adafactor has sums of rows and columns, which are neglected. SGD without momentum has none.
 STATE_SHARE: dict[Optimizer, float] = {
     "adamw": 1.0, "lamb": 1.0, "adamw-8bit": 2 * (1 + 4 / 256) / 8, "muon": 0.5, "adafactor": 0.0, "sgd": 0.0,
 }  # fmt: skip
@@ -90,7 +90,7 @@ REASONS: dict[str, str] = {
 
 @dataclass(frozen=True)
 class StateBytes:
-    """Model states of one rank by part, in bytes or in bytes per parameter."""
+    """The model states of one rank by part, in bytes or in bytes per parameter."""
 
     parameters: float
     gradients: float
@@ -112,11 +112,13 @@ class Difference:
 
 
 def paper_bytes_per_parameter(zero_stage: int, world_size: int, precision: str) -> StateBytes:
-    """Predict one rank's model states with Adam (arXiv:1910.02054, sec. 3.1 and 5), in bytes per parameter.
+    """Return one rank's model states with Adam by the ZeRO paper, in bytes per parameter.
 
-    16-bit parameters: 2 + 2 + K with K = 12. fp32 parameters, autocast included: 4 + 4 + 8, the same arithmetic without
-    a master copy; all in bf16: 2 + 2 + 4. The paper spells out neither. Stage 0 is data parallelism, 1 P_os, 2 P_os+g,
-    3 P_os+g+p; raises ValueError for another.
+    Source: arXiv:1910.02054, sec. 3.1 and 5. Parameters, gradients and optimizer states take 2 + 2 + 12 bytes with
+    16-bit parameters. With fp32 parameters, which includes autocast, they take 4 + 4 + 8 bytes, because there is no
+    master copy. If everything is in bf16, they take 2 + 2 + 4 bytes. The paper does not state the last two cases. Stage
+    0 is data parallelism. Stages 1, 2 and 3 are P_os, P_os+g and P_os+g+p. Raises ValueError for another stage and for
+    a world_size below 1.
     """
     if zero_stage not in (0, 1, 2, 3):
         raise ValueError(f"zero_stage {zero_stage}: must be 0, 1, 2 or 3")
@@ -132,14 +134,14 @@ def paper_bytes_per_parameter(zero_stage: int, world_size: int, precision: str) 
 
 
 def _optimizer_bytes(precision: str) -> int:
-    """Adam's moments, and the fp32 masters of 16-bit parameters, in bytes per parameter."""
+    """Return the bytes per parameter of Adam's moments and of the fp32 masters of 16-bit parameters."""
     if precision == "pure-bf16":
         return 4
     return MOMENTS_BYTES + (MASTER_BYTES if parameter_bytes(precision) == 2 else 0)
 
 
 def paper_bytes(engine: Engine, num_params: int, phase: StepPhase) -> StateBytes:
-    """Predict one rank's bytes by the paper. Between steps, gradients count as released."""
+    """Return the bytes of one rank's model states by the paper. Between steps, gradients are assumed to be freed."""
     per_parameter = paper_bytes_per_parameter(engine.zero_stage, engine.num_shards, engine.precision)
     gradients = per_parameter.gradients if phase == "stepping" else 0.0
     return StateBytes(
@@ -151,7 +153,7 @@ def paper_bytes(engine: Engine, num_params: int, phase: StepPhase) -> StateBytes
 
 @dataclass(frozen=True)
 class Places:
-    """Bytes of one rank by the place where they are stored: GPU, host memory, or disk."""
+    """The bytes of one rank by storage place: GPU, host memory, or disk."""
 
     device: float
     host: float
@@ -159,10 +161,10 @@ class Places:
 
 
 def paper_bytes_by_place(engine: Engine, num_params: int) -> Places:
-    """Predict one rank's bytes by the papers, by storage place, just before the optimizer step.
+    """Return the bytes of one rank's model states by the papers and by storage place, just before the optimizer step.
 
-    Offload of the optimizer moves Adam's states, masters and fp32 gradients (arXiv:2101.06840, sec. 4), that of
-    parameters the parameters (arXiv:2104.07857, sec. 5); to the host, or to a disk, which leaves nothing in memory.
+    Optimizer offload moves Adam's states, masters and fp32 gradients (arXiv:2101.06840, sec. 4). Parameter offload
+    moves the parameters (arXiv:2104.07857, sec. 5). Both move them to the host, or to a disk without a copy in memory.
     """
     per_parameter = paper_bytes_per_parameter(engine.zero_stage, engine.num_shards, engine.precision)
     places = {"none": 0.0, "cpu": 0.0, "nvme": 0.0}
@@ -177,11 +179,10 @@ def paper_bytes_by_place(engine: Engine, num_params: int) -> Places:
 def engine_differences(
     engine: Engine, sizes: ParameterSizes, rank: int, phase: StepPhase, accumulates: bool = False
 ) -> list[Difference]:
-    """List the differences between the engine's bytes of one rank and `paper_bytes`.
+    """Return the differences between the engine's bytes of one rank and `paper_bytes`.
 
-    The prediction is `paper_bytes` plus these differences.
-
-    `accumulates` says that an optimizer step has more than one micro step.
+    The predicted bytes are `paper_bytes` plus these differences. `accumulates` is True if an optimizer step has more
+    than one micro step.
     """
     if engine.zero_stage == 0:
         differences = _unsharded(engine, sizes, phase)
@@ -204,9 +205,9 @@ def _unsharded(engine: Engine, sizes: ParameterSizes, phase: StepPhase) -> list[
 
 
 def _beyond_adam(engine: Engine, sizes: ParameterSizes) -> float:
-    """Bytes of one rank's share of an optimizer's states, minus the bytes that Adam's states would need."""
+    """Return the bytes of one rank's share of an optimizer's states, minus the bytes that Adam's states would need."""
     share, moments = STATE_SHARE[engine.optimizer], _moment_bytes(engine)
-    if engine.optimizer == "adamw-8bit":  # whatever the type of the parameters
+    if engine.optimizer == "adamw-8bit":  # its moments do not depend on the type of the parameters
         share = share * MOMENTS_BYTES / moments
     elements = float(sizes.num_params)
     if engine.optimizer == "muon":
@@ -216,11 +217,12 @@ def _beyond_adam(engine: Engine, sizes: ParameterSizes) -> float:
 
 
 def accumulated_on_host(engine: Engine, sizes: ParameterSizes, rank: int) -> float:
-    """Bytes of the host buffers in which one rank adds up the gradients of micro steps.
+    """Return the bytes of the host buffers in which one rank adds up the gradients of micro steps.
 
     The gradients that the optimizer reads are not counted here.
 
-    zero/stage_1_and_2.py, async_accumulate_grad_in_cpu_via_gpu: a buffer of the parameter's own length and type.
+    Each buffer has the length and type of its parameter. Source: zero/stage_1_and_2.py,
+    async_accumulate_grad_in_cpu_via_gpu.
     """
     if engine.offload_optimizer == "none" or engine.zero_stage != 2 or _has_own_fp32_buffer(engine):
         return 0.0
@@ -229,7 +231,7 @@ def accumulated_on_host(engine: Engine, sizes: ParameterSizes, rank: int) -> flo
 
 
 def reduced_gradient_bytes(engine: Engine, sizes: ParameterSizes, rank: int) -> float:
-    """Bytes of one rank's reduced gradients at stages 1 and 2, before the optimizer flattens them.
+    """Return the bytes of one rank's reduced gradients at stages 1 and 2, before the optimizer flattens them.
 
     A parameter that crosses the edge of the partition is in the buffer as a whole (copy_grads_in_partition).
     """
@@ -240,18 +242,18 @@ def reduced_gradient_bytes(engine: Engine, sizes: ParameterSizes, rank: int) -> 
 
 
 def _has_own_fp32_buffer(engine: Engine) -> bool:
-    """Whether stages 1 and 2 accumulate 16-bit gradients in fp32 (_use_compact_grad_partition_buffer)."""
+    """Return whether stages 1 and 2 accumulate 16-bit gradients in fp32 (_use_compact_grad_partition_buffer)."""
     return parameter_bytes(engine.precision) == 2 and engine.accumulation_bytes == 4
 
 
 @dataclass(frozen=True)
 class _Share:
-    """The part of one parameter group that one rank owns at stages 1 and 2."""
+    """The part of one parameter group that one rank owns at stages 1 and 2, which is called its partition."""
 
-    elements: int  # of its partition, padding included
-    views: int  # of its partition, padding not included
-    whole: int  # of all parameters that lie in the partition, in part or whole
-    pieces: int  # of which it is put together, padding included
+    elements: int  # elements of the partition, with padding
+    views: int  # elements of the partition, without padding
+    whole: int  # elements of all parameters that are at least partly in the partition
+    pieces: int  # number of tensors in the partition, with the padding
 
 
 @lru_cache(maxsize=4096)
@@ -321,11 +323,14 @@ def _stages_1_and_2(engine: Engine, sizes: ParameterSizes, rank: int, phase: Ste
 
 @dataclass(frozen=True)
 class _Stage3Shards:
-    """The parameters that one rank owns at stage 3, in elements. Shares of one parameter are padded to one size."""
+    """The parameters that one rank owns at stage 3, in elements.
 
-    groups: list[list[int]]  # of each parameter, by parameter group
-    sub_groups: list[int]  # which are updated one after another
-    padding: float  # beyond an equal share of all parameters
+    All ranks have equal shares, because they are padded.
+    """
+
+    groups: list[list[int]]  # share of each parameter, by parameter group
+    sub_groups: list[int]  # sizes of sub-groups, which are updated one after another
+    padding: float  # elements beyond 1 / world_size of all parameters
 
     @classmethod
     def of(cls, engine: Engine, sizes: ParameterSizes) -> _Stage3Shards:
@@ -335,11 +340,14 @@ class _Stage3Shards:
 
     @property
     def owned(self) -> int:
-        """Elements of all parameters, padding included."""
+        """Elements of the rank's shares of all parameters, with padding."""
         return sum(self.sub_groups)
 
     def on_disk(self, engine: Engine, phase: StepPhase) -> int:
-        """Elements whose fp32 states and gradients are on a disk; the first sub-group is swapped in to be updated."""
+        """Return the elements whose fp32 states and gradients are on a disk.
+
+        Just before the optimizer step, the first sub-group is already back in memory.
+        """
         if engine.offload_optimizer != "nvme":
             return 0
         swapped_out = self.sub_groups[1:] if phase == "stepping" else self.sub_groups
@@ -347,7 +355,7 @@ class _Stage3Shards:
 
 
 def _stage_3(engine: Engine, sizes: ParameterSizes, rank: int, phase: StepPhase) -> list[Difference]:
-    del rank  # all ranks hold the same
+    del rank  # all ranks have equal shares
     shards = _Stage3Shards.of(engine, sizes)
     in_phase = _stage_3_stepping if phase == "stepping" else _stage_3_resting
     return [
@@ -370,7 +378,11 @@ def _stage_3_always(engine: Engine, shards: _Stage3Shards) -> list[Difference]:
 
 
 def _stage_3_swapped(engine: Engine, shards: _Stage3Shards, phase: StepPhase) -> list[Difference]:
-    """Bytes that are on a disk instead of in memory, and the buffers into which the first sub-group is swapped."""
+    """Return the differences of swapping to a disk.
+
+    They are the bytes that are on the disk instead of in memory, and the buffers into which the first sub-group is
+    read.
+    """
     size, masters = parameter_bytes(engine.precision), master_bytes(engine)
     states = masters + _moment_bytes(engine)
     differences = []
@@ -383,10 +395,10 @@ def _stage_3_swapped(engine: Engine, shards: _Stage3Shards, phase: StepPhase) ->
     first = shards.sub_groups[0]
     if phase == "stepping" and first * masters >= SWAP_AT_LEAST_BYTES:
         aligned = SWAP_ALIGNMENT_BYTES // masters
-        spare = -(-max(shards.sub_groups) // aligned) * aligned - first  # of a buffer: swap_tensor/optimizer_utils.py
+        spare = -(-max(shards.sub_groups) // aligned) * aligned - first  # unused: swap_tensor/optimizer_utils.py
         differences += [
             Difference("optimizer_states", "swap-buffers", states * spare),
-            Difference("communication_buffers", "swap-buffers", masters * spare),  # which the gradients are in
+            Difference("communication_buffers", "swap-buffers", masters * spare),  # buffers with the gradients
         ]
     return differences
 
@@ -419,9 +431,12 @@ def _stage_3_stepping(engine: Engine, sizes: ParameterSizes, shards: _Stage3Shar
 
 
 def _fsdp(engine: Engine, sizes: ParameterSizes, rank: int, phase: StepPhase) -> list[Difference]:
-    """torch/distributed/fsdp/_fully_shard/_fsdp_param.py, _init_sharded_param, and _fsdp_collectives.py."""
+    """Return the differences of FSDP2.
+
+    Source: torch/distributed/fsdp/_fully_shard/_fsdp_param.py, _init_sharded_param, and _fsdp_collectives.py.
+    """
     fair, shards = sizes.num_params / engine.num_shards, engine.num_shards
-    width = statistics.mode(sizes.vectors)  # a matrix has rows of the hidden size, or a number of rows that divides
+    width = statistics.mode(sizes.vectors)  # the length of rows: the hidden size
     largest = own = 0
     for numel, row in [*((n, width) for n in sizes.matrices), *((n, 1) for n in sizes.vectors)]:
         rows_per_rank = -(-numel // row // shards)
@@ -446,7 +461,7 @@ def _fsdp(engine: Engine, sizes: ParameterSizes, rank: int, phase: StepPhase) ->
 
 
 def secondary_bytes(engine: Engine, sizes: ParameterSizes) -> float:
-    """Bytes of one rank's share of the secondary copy of the parameters (ZeRO++'s hpZ), once it is complete."""
+    """Return the bytes of one rank's share of the complete secondary copy of the parameters (ZeRO++'s hpZ)."""
     if engine.secondary_partition_size == 1:
         return 0.0
     whole = engine.world_size * sum(map(sum, _shards(engine, sizes)))
@@ -454,22 +469,25 @@ def secondary_bytes(engine: Engine, sizes: ParameterSizes) -> float:
 
 
 def master_bytes(engine: Engine) -> int:
-    """Bytes per element of the weights that the optimizer updates, and of the gradients that it reads."""
+    """Return the bytes per element of the weights that the optimizer updates, and of the gradients that it reads."""
     return 2 if engine.precision == "pure-bf16" else MASTER_BYTES
 
 
 def _moment_bytes(engine: Engine) -> int:
-    """Bytes per element of Adam's two moments together."""
+    """Return the bytes per element of Adam's two moments together."""
     return 2 * master_bytes(engine)
 
 
 def _shards(engine: Engine, sizes: ParameterSizes) -> list[list[int]]:
-    """Elements of each parameter on one rank at stage 3, padding included, by group."""
+    """Return the elements of each parameter on one rank at stage 3, with padding, by group."""
     return [[-(-size // engine.world_size) for size in group] for group in sizes.groups]
 
 
 def _sub_groups(shards: list[int], sub_group_size: int) -> list[int]:
-    """Elements of each sub-group of a group; no shard is divided between two (stage3.py, _create_fp16_sub_groups)."""
+    """Return the elements of each sub-group of a parameter group.
+
+    No shard is divided between two sub-groups (stage3.py, _create_fp16_sub_groups).
+    """
     sub_groups, filled = [], 0
     for shard in shards:
         filled += shard
@@ -480,11 +498,11 @@ def _sub_groups(shards: list[int], sub_group_size: int) -> list[int]:
 
 
 def largest_sub_group(engine: Engine, sizes: ParameterSizes) -> int:
-    """Elements of one rank's largest sub-group at stage 3. The swap buffers have this size."""
+    """Return the elements of one rank's largest sub-group at stage 3. The swap buffers have this size."""
     return max(elements for group in _shards(engine, sizes) for elements in _sub_groups(group, engine.sub_group_size))
 
 
 def _bucket_bytes(engine: Engine) -> int:
-    """Bytes per element of stage 3's reduce buckets: one bucket for each type that is communicated."""
+    """Return the bytes per element of stage 3's reduce buckets. There is one bucket for each communicated type."""
     size = parameter_bytes(engine.precision)
     return size + 2 if engine.precision.endswith("-autocast") else size

@@ -1,4 +1,4 @@
-"""The peak memory of one rank in an optimizer step: model states, buffers and activations together.
+"""The peak memory of one rank in an optimizer step: model states, buffers and activations.
 
 The memory of a step can be highest at five moments: at the start of the backward pass, in the backward pass of the
 last block, in that of the first block, at the end of the backward pass, and in the optimizer step. The bytes of each
@@ -45,20 +45,21 @@ PeakPart = Literal[
 ]
 PEAK_PARTS: tuple[PeakPart, ...] = get_args(PeakPart)
 PEAK_MOMENTS = ("loss", "last block", "first block", "end of backward", "optimizer step")
-# Pinned on the host: zero/offload_config.py, buffer_count of parameters; of the optimizer 4, and as measured 2 more.
+# Pinned buffers on the host. For parameters: buffer_count in zero/offload_config.py. For the optimizer: 4 by default,
+# and 2 more that were measured.
 PARAM_SWAP_BUFFERS = 5
 OPTIMIZER_SWAP_BUFFERS = 6
 
 
 @dataclass(frozen=True)
 class Peak:
-    """Bytes of one rank at the moment of its peak, by part."""
+    """The bytes of one rank at its peak, by part and by the device that stores them."""
 
-    parts: dict[PeakPart, Numbers]  # on the device that computes
+    parts: dict[PeakPart, Numbers]  # bytes on the device that computes
     moment: Numbers  # index into PEAK_MOMENTS
-    host_bytes: Numbers  # offloaded to the host, at the host's own highest
-    host_bytes_then: Numbers  # at this moment
-    disk_bytes: float  # offloaded to a disk
+    host_bytes: Numbers  # bytes offloaded to the host, at the host's own peak
+    host_bytes_then: Numbers  # bytes offloaded to the host at the moment of the peak
+    disk_bytes: float  # bytes offloaded to a disk
 
     @property
     def total(self) -> Numbers:
@@ -67,7 +68,7 @@ class Peak:
 
 @dataclass(frozen=True)
 class States:
-    """Model states of one rank in bytes, by the device that stores them."""
+    """The bytes of one rank's model states, by the device that stores them."""
 
     device: dict[StatePart, float]
     host: float
@@ -75,31 +76,32 @@ class States:
 
 
 def states(engine: Engine, shape: ModelShape, phase: StepPhase, rank: int = 0) -> States:
-    """Predict one rank's model states and permanent buffers, by device (model_states.py has the formulas).
+    """Return the bytes of one rank's model states and permanent buffers, by device.
 
-    The host buffers of gradient accumulation are not included; `peak` adds them.
+    model_states.py has the formulas. The host buffers of gradient accumulation are not included, because `peak` adds
+    them.
     """
     paper = paper_bytes(engine, shape.num_params, phase)
     on_device: dict[StatePart, float] = {part: getattr(paper, part) for part in STATE_PARTS}
     disk = 0.0
     for difference in engine_differences(engine, shape.parameters, rank, phase, accumulates=False):
-        if difference.reason != "swap-buffers":  # all of them are counted below
+        if difference.reason != "swap-buffers":  # all swap buffers are counted below
             on_device[difference.part] += difference.num_bytes
         if difference.reason == "on-disk":
             disk -= difference.num_bytes
     host = 0.0
     persistent = 0.0
-    if engine.offload_optimizer != "none":  # gradients move with the states that they update
+    if engine.offload_optimizer != "none":  # gradients are offloaded together with the optimizer states
         host += on_device["optimizer_states"] + on_device["gradients"]
         on_device["optimizer_states"] = on_device["gradients"] = 0.0
-        if engine.zero_stage < 3:  # stage_1_and_2.py: what arrives is staged, and accumulated beside the fp32 gradients
+        if engine.zero_stage < 3:  # stage_1_and_2.py: buffers for arriving and accumulated gradients
             host += engine.parameter_bytes * (max(shape.parameters.matrices) + shape.num_params / engine.world_size)
         if engine.offload_optimizer == "nvme":
             host += OPTIMIZER_SWAP_BUFFERS * 4 * largest_sub_group(engine, shape.parameters)
     if engine.offload_param == "nvme":
         host += PARAM_SWAP_BUFFERS * engine.parameter_bytes * engine.param_swap_buffer_size
     if engine.offload_param != "none":
-        if engine.world_size > 1 and phase == "resting":  # what of stage 3 stays whole, as model_states.py counts it
+        if engine.world_size > 1 and phase == "resting":  # persistent parameters of stage 3
             small = sum(n for group in shape.parameters.groups for n in group if n <= engine.persistence_threshold)
             persistent = engine.parameter_bytes * small
         host += on_device["parameters"] - persistent
@@ -107,15 +109,16 @@ def states(engine: Engine, shape: ModelShape, phase: StepPhase, rank: int = 0) -
     return States(on_device, host, disk)
 
 
-RANKS_LOOKED_AT = 64  # parameters that are larger than a partition lie in front
+RANKS_LOOKED_AT = 64  # enough, because parameters larger than a partition come first
 
 
 def fullest_rank(engine: Engine, shape: ModelShape) -> int:
-    """Return the rank that uses the most memory.
+    """Return the rank that uses the most memory at its peak.
 
-    Usually this is the first rank, which has the largest shares. At stages 1 and 2 all shares are equally large. There
-    it is the rank with the most parameters that cross an edge of its partition. If several ranks have as many, it is
-    the last of them: its gradients are computed first, so its buffer for them exists for the longest time.
+    Usually this is rank 0, which has the largest shares. At stages 1 and 2, all shares have the same size, and the rank
+    with the largest buffer of reduced gradients uses the most. The buffer contains parameters as a whole if they cross
+    an edge of the rank's partition. If several ranks have equally large buffers, the last of them is returned, because
+    its gradients are computed first and its buffer exists for the longest time.
     """
     if engine.kind != "deepspeed" or engine.zero_stage not in (1, 2):
         return 0
@@ -124,7 +127,10 @@ def fullest_rank(engine: Engine, shape: ModelShape) -> int:
 
 
 def peak(shape: ModelShape, engine: Engine, job: Job, rank: int | None = None) -> Peak:
-    """Predict the peak of a steady optimizer step, of one rank or of the rank that uses the most memory."""
+    """Return the predicted peak of a steady optimizer step.
+
+    If `rank` is None, this is the peak of the rank that uses the most memory.
+    """
     rank = fullest_rank(engine, shape) if rank is None else rank
     resting = states(engine, shape, "resting", rank)
     stepping = states(engine, shape, "stepping", rank)
@@ -136,7 +142,7 @@ def peak(shape: ModelShape, engine: Engine, job: Job, rank: int | None = None) -
     stacked = np.array([[np.broadcast_to(value, grid) for value in row.values()] for row in rows], dtype=float)
     on_host = [*[resting.host + accumulated] * (len(rows) - 1), stepping.host + accumulated]
     hosts = np.array([np.broadcast_to(host, grid) for host in on_host])
-    # A CPU's "device" is the host.
+    # On a CPU, offloaded bytes are in the same memory.
     highest = (stacked.sum(axis=1) + (hosts if job.device == "cpu" else 0.0)).argmax(axis=0)
     chosen = np.take_along_axis(stacked, highest[None, None], axis=0)[0]
     parts = {part: value if grid else float(value) for part, value in zip(PEAK_PARTS, chosen, strict=True)}
@@ -148,27 +154,27 @@ def peak(shape: ModelShape, engine: Engine, job: Job, rank: int | None = None) -
 def _moments(
     shape: ModelShape, engine: Engine, job: Job, rank: int, resting: States, stepping: States
 ) -> list[dict[PeakPart, Numbers]]:
-    """List the bytes in memory at each of PEAK_MOMENTS."""
+    """Return the bytes in memory at each of PEAK_MOMENTS, by part."""
     temporary = activations.temporary_bytes(shape, engine, job)
     logits = activations.logit_bytes(shape, job)
     at_loss, in_last, in_first = _activations(shape, engine, job, logits)
     gradients = _gradients(shape, engine, job, rank)
-    secondary = secondary_bytes(engine, shape.parameters)  # made as parameters are released
+    secondary = secondary_bytes(engine, shape.parameters)  # this copy is made when parameters are released
     whole = _whole_bytes(shape, engine, job)
-    # Where forward releases nothing, there is no secondary copy before backward does.
+    # If the forward pass releases nothing, there is no secondary copy until the backward pass releases parameters.
     released = secondary if engine.max_live_parameters < shape.num_params else 0.0
     bucket = gradients.bucket
     head = 0 if shape.is_pooled else gradients.size * shape.output_width * shape.hidden
-    # The embedding's gradient is the last to come, unless the embedding is the head too, whose comes first.
+    # The gradient of the embedding is computed last. If the embedding is the head too, its gradient is computed first.
     embeddings: float = (
         0 if shape.has_tied_head or not gradients.unreduced else gradients.size * shape.vocabulary * shape.hidden
     )
-    if engine.kind == "fsdp":  # and with it what surrounds the blocks is reduced
+    if engine.kind == "fsdp":  # the parameters outside the blocks are reduced together with it
         embeddings += gradients.accumulated * (shape.outside_params - _tied_unit(shape, engine)) / shape.num_params
-    # An accumulated gradient is there from the first micro step on.
+    # Accumulated gradients exist from the first micro step on.
     is_accumulating = np.asarray(job.gradient_accumulation_steps) > 1
     before = gradients.accumulated * is_accumulating
-    # With views, what was accumulated apart is let go of as backward copies it into the buckets.
+    # With gradients as views of buckets, the backward pass copies accumulated gradients to the buckets and frees them.
     still_apart = 0.0 if engine.gradient_as_bucket_view else before
     return [
         _row(resting, activations=at_loss, logits=logits, gathered=whole.at_loss + released, gradients=before),
@@ -200,7 +206,10 @@ def _moments(
 
 
 def _activations(shape: ModelShape, engine: Engine, job: Job, logits: Numbers) -> tuple[Numbers, Numbers, Numbers]:
-    """Bytes of activations, with autocast's casts, at the loss and in backward of the last and of the first block."""
+    """Return the bytes of activations at the loss, and in the backward pass of the last and of the first block.
+
+    They include autocast's copies of the weights.
+    """
     block = activations.block_bytes(shape, engine, job)
     outside = activations.outside_bytes(shape, engine, job)
     casts = activations.cast_bytes(shape, engine)
@@ -208,20 +217,21 @@ def _activations(shape: ModelShape, engine: Engine, job: Job, logits: Numbers) -
     saved = block
     if recomputed:
         saved = recomputed * activations.checkpoint_bytes(shape, engine, job) + (1 - recomputed) * block
-    # Autocast's 16-bit weights live as long as what is kept for backward; checkpointed blocks keep none, so that they
-    # go as forward ends, before the loss makes more of the logits than a cast.
+    # Autocast's 16-bit weights exist as long as the tensors that are saved for the backward pass. Checkpointed blocks
+    # save none, so the copies are freed when the forward pass ends, before the loss makes most of its copies of the
+    # logits.
     until_loss = np.maximum(casts - (1 - 4 / activations.LOGIT_BYTES["eager"]) * logits, 0.0) if recomputed else casts
     at_loss = shape.layers * saved + outside + until_loss
-    # A checkpointed block is computed again, beside its input, which all others still keep.
+    # A checkpointed block is recomputed while the inputs of all blocks are still saved.
     in_last = shape.layers * saved + outside + (recomputed * (block + casts / shape.layers) if recomputed else casts)
     in_first = outside + (0 if recomputed else casts) + block
     return at_loss, in_last, in_first
 
 
 def _optimizer_bytes(engine: Engine, shape: ModelShape) -> float:
-    """Bytes that torch's unfused AdamW allocates in its step: the root of all second moments.
+    """Return the bytes that torch's unfused AdamW allocates in its step for the root of all second moments.
 
-    torch/optim/adamw.py, _multi_tensor_adamw. DeepSpeed brings fused kernels of its own.
+    Source: torch/optim/adamw.py, _multi_tensor_adamw. DeepSpeed has its own fused kernels, which allocate nothing.
     """
     if engine.optimizer_kernel != "foreach" or engine.kind == "deepspeed" or engine.offload_optimizer != "none":
         return 0.0
@@ -239,7 +249,7 @@ def _row(
     gradients: Numbers = 0.0,
     buffers: Numbers = 0.0,
 ) -> dict[PeakPart, Numbers]:
-    """Add up one moment: the model states in memory and the other parts, in the order of PEAK_PARTS."""
+    """Return the bytes at one moment by part, in the order of PEAK_PARTS: model states and the other parts together."""
     return {
         "parameters": model_states.device["parameters"],
         "gradients": model_states.device["gradients"] + gradients,
@@ -254,25 +264,25 @@ def _row(
 
 @dataclass(frozen=True)
 class _Gradients:
-    """Bytes that the backward pass adds to the memory that is in use between steps."""
+    """The bytes that the backward pass adds to the memory that is in use between steps."""
 
-    size: int  # per element, as autograd makes them
-    accumulated: float  # there between micro steps
-    unreduced: float  # all of them, before they are reduced
-    bucket: float  # allocated as backward begins
-    flushed: float  # at the end of backward, beside bucket and gradients
-    first_bucket: float | None = None  # in the last block's backward, the first of all; None: as in every other's
-    early: float = 0.0  # allocated whole in the last block's backward, before most of it is filled
-    stepping: float = 0.0  # as the optimizer steps, beside what model_states.py says
-    added: float = 0.0  # at the end of backward, of the micro step that is added to those before
+    size: int  # bytes per element of the gradients that autograd makes
+    accumulated: float  # gradients that exist between micro steps
+    unreduced: float  # all gradients before they are reduced
+    bucket: float  # buckets that are allocated when the backward pass begins
+    flushed: float  # additional bytes at the end of the backward pass
+    first_bucket: float | None = None  # bucket in the backward pass of the last block, if it differs
+    early: float = 0.0  # allocated in the last block's backward pass, before it is filled
+    stepping: float = 0.0  # additional bytes in the optimizer step, beyond model_states.py
+    added: float = 0.0  # at the end of backward, gradients to be added to earlier ones
 
 
 def _gradients(shape: ModelShape, engine: Engine, job: Job, rank: int) -> _Gradients:
     psi, size = shape.num_params, engine.parameter_bytes
     largest = size * max(shape.parameters.matrices)
-    # A tied embedding's two gradients are there at once with their sum.
+    # The two gradients of a tied embedding exist at the same time as their sum.
     tied = 2 * size * shape.vocabulary * shape.hidden if shape.has_tied_head else 0
-    if engine.gradient_as_bucket_view:  # which rest: what backward makes is copied there, and let go of
+    if engine.gradient_as_bucket_view:  # permanent buckets: gradients are copied there and freed
         return _Gradients(size, size * psi, 0, 0, max(tied, largest), added=largest)
     if engine.kind in ("torch", "ddp"):
         return _Gradients(size, size * psi, size * psi, 0, tied, added=largest)
@@ -288,30 +298,31 @@ def _gradients(shape: ModelShape, engine: Engine, job: Job, rank: int) -> _Gradi
 
 
 def _stage_1_and_2_gradients(shape: ModelShape, engine: Engine, rank: int, tied: float) -> _Gradients:
-    """Follow DeepSpeed's stage_1_and_2.py."""
+    """Return the bytes of gradients at stages 1 and 2, as in DeepSpeed's stage_1_and_2.py."""
     psi, size = shape.num_params, engine.parameter_bytes
     largest = max(shape.parameters.matrices)
     in_fp32 = size == 2 and engine.accumulation_bytes == 4
-    # average_tensor flattens the bucket, and casts that to the type that is communicated.
+    # average_tensor flattens the bucket and casts it to the communicated type.
     copies = size + (4 if in_fp32 else 0)
-    if is_bf16_optimizer(engine):  # has no bucket, and its fp32 gradients rest
+    if is_bf16_optimizer(engine):  # this optimizer has no bucket, and its fp32 gradients are permanent
         return _Gradients(size, 0, size * psi, 0, max(tied, copies * min(psi, ENGINE_BUCKET_ELEMENTS)))
     staged, reduced = 0, reduced_gradient_bytes(engine, shape.parameters, rank)
-    if engine.offload_optimizer != "none":  # one parameter's gradient (temp_grad_buffer_for_gpu_offload)
+    if engine.offload_optimizer != "none":  # buffer for one gradient (temp_grad_buffer_for_gpu_offload)
         staged, reduced = size * largest, 0.0
     in_bucket = min(psi, engine.reduce_bucket_size)
     bucket = (2 if engine.overlap_comm else 1) * size * engine.reduce_bucket_size + staged
     if engine.zero_stage == 1 and not engine.overlap_comm:
-        # After backward, all at once; what is tied is still there. What bf16 gradients were added to in fp32 is not let
-        # go of as the bucket fills, and the bucket is of its type.
+        # All gradients are reduced after the backward pass, when the gradients of a tied embedding still exist. If bf16
+        # gradients are accumulated in fp32, these are not freed while the bucket fills, and the bucket is fp32.
         if in_fp32:
             bucket = 4 * engine.reduce_bucket_size + staged
             return _Gradients(size, 4 * psi, 4 * psi, bucket, tied + 4 * in_bucket)
         return _Gradients(size, size * psi, size * psi, bucket, tied + max(0, copies * in_bucket - size * psi))
     if not engine.multi_rank_allreduce:
-        # Bucket by bucket to the owners, who put what is theirs into a buffer that is as large as all of it from the
-        # first on (copy_grads_in_partition), beside what was accumulated. At the end the largest is left, which is
-        # reduced in place; what is added in fp32 is cast before, a rank's share of it (_add_to_grad_partition_buffer).
+        # Each bucket is reduced to its owners. An owner copies its part to a buffer that has its full size from the
+        # first bucket on (copy_grads_in_partition), in addition to the accumulated gradients. The largest gradient
+        # comes last and is reduced in place. If gradients are added in fp32, the rank's share of it is cast before
+        # (_add_to_grad_partition_buffer).
         early = reduced if _owns_last_block(shape, engine, rank) else 0.0
         cast = 4 * min(largest, -(-psi // engine.world_size)) if in_fp32 else 0
         return _Gradients(
@@ -321,7 +332,10 @@ def _stage_1_and_2_gradients(shape: ModelShape, engine: Engine, rank: int, tied:
 
 
 def _owns_last_block(shape: ModelShape, engine: Engine, rank: int) -> bool:
-    """Return whether a rank's partition has the gradients that are computed first, more than fit into a bucket."""
+    """Return whether a rank owns gradients of the last block and this block does not fit into one bucket.
+
+    The gradients of the last block are computed first.
+    """
     model = model_of(shape, autocast=False)
     last = [item for item in model.blocks[-1] if not isinstance(item, str)]
     if sum(p.numel for module in last for p in module) <= engine.reduce_bucket_size:
@@ -333,11 +347,14 @@ def _owns_last_block(shape: ModelShape, engine: Engine, rank: int) -> bool:
 
 
 def _stage_3_gradients(shape: ModelShape, engine: Engine, job: Job, tied: float) -> _Gradients:
-    """Follow stage3.py: the bucket is permanent, and reduce_scatter_coalesced copies its content."""
+    """Return the bytes of gradients at stage 3, as in DeepSpeed's stage3.py.
+
+    The bucket is permanent, and reduce_scatter_coalesced copies its content.
+    """
     size, psi = engine.parameter_bytes, shape.num_params
     largest = size * max(shape.parameters.matrices)
     on_gloo = job.device == "cpu" and engine.world_size > 1
-    if largest > size * engine.reduce_bucket_size:  # reduced by itself and in place, beside its parameter
+    if largest > size * engine.reduce_bucket_size:  # reduced alone and in place, while its parameter is gathered
         flushed = 2 * largest + max(tied, largest if on_gloo else 0)
     else:
         in_bucket = size * min(psi, engine.reduce_bucket_size)
@@ -346,28 +363,35 @@ def _stage_3_gradients(shape: ModelShape, engine: Engine, job: Job, tied: float)
 
 
 def _around(shape: ModelShape) -> int:
-    """Elements outside the blocks that FSDP2 keeps gathered throughout a micro step, without a separate embedding."""
+    """Return the elements outside the blocks that FSDP2 keeps gathered throughout a micro step.
+
+    An embedding that is not tied to the head is a unit of its own and is not included.
+    """
     return shape.outside_params - (0 if shape.has_tied_head else shape.vocabulary * shape.hidden)
 
 
 def _tied_unit(shape: ModelShape, engine: Engine) -> int:
-    """Elements of FSDP2's last unit if the head is tied to the embedding.
+    """Return the elements of FSDP2's last unit if the head is tied to the embedding, otherwise 0.
 
-    This unit stays gathered until the backward pass ends, and has no shard of its gradients until then. Runs and traces
-    without tied weights, and those on one rank, have no such unit.
+    This unit stays gathered until the backward pass ends, and has no shard of its gradients until then. With one rank,
+    there is no such unit.
     """
     return _last_unit(shape) if shape.has_tied_head and engine.num_shards > 1 else 0
 
 
 def _last_unit(shape: ModelShape) -> int:
-    """Elements of the unit whose gradients FSDP2 reduces last: the embedding, or everything outside the blocks."""
+    """Return the elements of the unit whose gradients FSDP2 reduces last.
+
+    This is the embedding, or everything outside the blocks.
+    """
     return max(shape.outside_params - _around(shape), _around(shape))
 
 
 def _fsdp_gradients(shape: ModelShape, engine: Engine, job: Job) -> _Gradients:
-    """Follow torch.distributed.fsdp: a unit's gradients and their copy exist until the next unit's do.
+    """Return the bytes of gradients under FSDP2, as in torch.distributed.fsdp.
 
-    The parameters outside the blocks come last: the embedding by itself, or with the others if it is tied to the head.
+    The gradients of a unit and their copy exist until those of the next unit exist. The parameters outside the blocks
+    come last: the embedding alone, or together with the others if it is tied to the head.
     """
     size, master = engine.compute_bytes, master_bytes(engine)
     on_gloo = job.device == "cpu" and engine.num_shards > 1
@@ -377,28 +401,29 @@ def _fsdp_gradients(shape: ModelShape, engine: Engine, job: Job) -> _Gradients:
     return _Gradients(
         size,
         accumulated=sharded,
-        # Several ranks copy a unit's gradients in a loop, whose variable keeps the last: the embedding's
-        # (foreach_reduce).
+        # With several ranks, a loop copies the gradients of a unit. Its variable keeps the last gradient alive, which
+        # is the embedding's (foreach_reduce).
         unreduced=sharded * (1 - tied / shape.num_params)
         + size * (shape.outside_params if engine.num_shards > 1 else _around(shape)),
-        # One block's gradients, as far as its feed-forward part, and what was made of the block's before it.
+        # The gradients of one block's feed-forward part, and the reduced gradients of the block that was computed
+        # before.
         bucket=size * _feed_forward(shape) + reduced * shape.block_params,
         first_bucket=size * _feed_forward(shape),
-        # Beside what the first block's reduction worked on, kept until the next waits for it (ReduceScatterState).
+        # The first block's reduction keeps its buffers until the next reduction waits for it (ReduceScatterState).
         flushed=reduced * (last * (2 if on_gloo else 1) + (shape.block_params if tied else 0)),
-        # Replicas' all-reduces keep what they worked on until backward ends (_fsdp_param_group.py, AllReduceState).
+        # The all-reduces of replicas keep their buffers until backward ends (_fsdp_param_group.py, AllReduceState).
         added=master * (last if engine.replicas == 1 else shape.num_params) / engine.num_shards,
     )
 
 
 def _feed_forward(shape: ModelShape) -> int:
-    """Elements of a block without its attention. The gradients of attention are computed after these."""
+    """Return the elements of a block without its attention, whose gradients are computed before those of attention."""
     return shape.block_params - 2 * shape.hidden * shape.head_size * (shape.heads + shape.kv_heads)
 
 
 @dataclass(frozen=True)
 class _Whole:
-    """Bytes of gathered parameters, which exist in addition to their shards, by moment."""
+    """The bytes of gathered parameters by moment. They exist in addition to the shards."""
 
     at_loss: float = 0.0
     last_block: float = 0.0
@@ -409,14 +434,15 @@ class _Whole:
 def _whole_bytes(shape: ModelShape, engine: Engine, job: Job) -> _Whole:
     """Return the bytes of gathered parameters by moment, without the secondary copy."""
     if engine.kind == "fsdp":
-        # What surrounds the blocks stays; in backward one block computes, and the next is there ahead of it.
+        # Parameters outside the blocks stay gathered. In the backward pass, one block computes while the next is
+        # prefetched.
         size, around = engine.compute_bytes, _around(shape)
-        ahead = shape.outside_params - around if engine.num_shards > 1 else 0  # an embedding, before its turn
+        ahead = shape.outside_params - around if engine.num_shards > 1 else 0  # a separate embedding is prefetched
         first = size * (around + ahead + shape.block_params)
         if not engine.reshard_after_forward:
             return _Whole(size * shape.num_params, size * shape.num_params, first, size * around)
         return _Whole(size * around, size * (around + 2 * shape.block_params), first, size * around)
     if engine.zero_stage != 3 or (engine.world_size == 1 and engine.offload_param == "none"):
-        return _Whole()  # one process uses its shards themselves
+        return _Whole()  # one process uses its shards directly
     whole = whole_elements(engine, shape, job)
     return _Whole(*(engine.parameter_bytes * elements for elements in whole))

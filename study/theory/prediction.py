@@ -1,4 +1,4 @@
-"""Memory, largest micro batch, step time and price of one strategy on machines with GPUs."""
+"""Predict memory, largest micro batch, step time and price of one strategy on machines with GPUs."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ from study.theory.peaks import Peak
 from study.theory.shapes import ModelShape
 from study.theory.step_time import StepTime
 
-# What torch's allocator must have beyond the tensors at their peak, as freed blocks do not fit what comes next. The
-# least at which all 17 published configurations that ran out of memory are said not to fit; 12 of the 191 that
-# trained are then said not to, either (10 with 0.05). The rows of measured_by_others/mpt_throughput.csv leave room
-# for 0.09.
+# Memory that torch's allocator needs beyond the peak of the tensors, because freed blocks do not always fit later
+# tensors. This is the smallest share with which all 17 published configurations that ran out of memory are predicted
+# not to fit. With it, 12 of the 191 configurations that trained are predicted not to fit either (10 with 0.05). The
+# rows of measured_by_others/mpt_throughput.csv would allow up to 0.09.
 ALLOCATOR_SLACK = 0.07
-# What it takes where the card has it, over the same peak: not what a training needs, but what nvidia-smi shows, with a
-# context and NCCL, and torch.cuda.max_memory_reserved without. As `published_rows.fitted_reserve` fits it.
+# Memory that torch's allocator reserves if the GPU has enough, relative to the peak of the tensors. A training does not
+# need that much. torch.cuda.max_memory_reserved reports it, and nvidia-smi shows it together with the context and NCCL.
+# `published_rows.fitted_reserve` fits this number.
 RESERVED = 1.4
 
 LARGEST_MICRO_BATCH = 1 << 16
@@ -38,8 +39,8 @@ class Prediction:
     box: Box
     peak: Peak
     step: StepTime
-    collectives: list[ExpectedCollective]  # of one step
-    model_flops_per_step: Numbers  # of one GPU, nothing that is recomputed
+    collectives: list[ExpectedCollective]  # collectives of one step
+    model_flops_per_step: Numbers  # per GPU, without recomputation
 
     @property
     def needed_bytes(self) -> Numbers:
@@ -81,7 +82,7 @@ class Prediction:
 
     @property
     def communicated_bytes(self) -> Numbers:
-        """Bytes that a rank sends in a step, without a ring's factor (N - 1) / N; 0 for one process."""
+        """Bytes that a rank sends in a step, without the factor (N - 1) / N of a ring. 0 for one process."""
         return sum(collective.moved_bytes for collective in self.collectives) if self.engine.world_size > 1 else 0
 
     @property
@@ -91,7 +92,7 @@ class Prediction:
 
 
 def predict(shape: ModelShape, engine: Engine, job: Job, box: Box) -> Prediction:
-    """Predict memory, communication and time of one configuration, or of a grid of batches and lengths."""
+    """Return the predicted memory, communication and time of one configuration, or of a grid of batches and lengths."""
     return Prediction(
         engine=engine,
         job=job,
@@ -106,9 +107,10 @@ def predict(shape: ModelShape, engine: Engine, job: Job, box: Box) -> Prediction
 
 
 def lacking(peak: Peak, box: Box) -> str | None:
-    """Name what a node lacks for offload, host memory or a disk; None if it lacks nothing or its size is unknown.
+    """Return "host memory" or "disk" if a node has too little of it for offload, otherwise None.
 
-    For a grid, this is about the element that needs the most.
+    None is also returned if the size of the node's memory or disk is unknown. For a grid, this is about the
+    configuration that needs the most.
     """
     for resource, needed, available in (
         ("host memory", peak.host_bytes, box.host_memory_bytes),
@@ -120,14 +122,14 @@ def lacking(peak: Peak, box: Box) -> str | None:
 
 
 def fits(peak: Peak, box: Box) -> Numbers:
-    """Return whether the GPU has enough memory, and the node enough for what is offloaded."""
+    """Return whether the GPU has enough memory, and the node has enough memory and disk for offloaded data."""
     return np.less_equal(needed_bytes(peak.total), usable_memory_bytes(box.gpu, box.num_gpus)) & (
         lacking(peak, box) is None
     )
 
 
 def predicted_memory(case: MeasuredCase) -> float | bool:
-    """Predict the quantity of memory that a source published, such as the peak of tensors or the reserved bytes."""
+    """Return the prediction of the quantity of memory that a source published, such as the peak of the tensors."""
     if case.quantity == "allocated_bytes":
         return float(sum(peaks.states(case.engine, case.shape, "resting").device.values()))
     peak = peaks.peak(case.shape, case.engine, case.job)
@@ -139,7 +141,10 @@ def predicted_memory(case: MeasuredCase) -> float | bool:
 
 
 def shown_bytes(peak: Peak, box: Box, whole_card: bool = True, factor: float = RESERVED) -> float:
-    """Bytes that nvidia-smi shows for a GPU, or that torch's allocator reserves. Never more than the GPU has."""
+    """Return the bytes that nvidia-smi shows for a GPU, or that torch's allocator reserves if `whole_card` is False.
+
+    `factor` is the reserved memory relative to the peak of the tensors. The result is never more than the GPU has.
+    """
     usable = usable_memory_bytes(box.gpu, box.num_gpus)
     outside = box.gpu.memory_bytes - usable if whole_card else 0
     return min(float(peak.total) * factor, usable) + outside
@@ -150,24 +155,27 @@ def _ranks_per_node(box: Box) -> int:
 
 
 def needed_bytes(peak_bytes: Numbers) -> Numbers:
-    """Bytes that one GPU needs: the peak of its tensors, plus the allocator's share."""
+    """Return the bytes that one GPU needs: the peak of its tensors, plus a share for the allocator."""
     return peak_bytes * (1 + ALLOCATOR_SLACK)
 
 
 def free_bytes(peak: Peak, box: Box) -> Numbers:
-    """Bytes of a GPU's memory that stay free; negative if memory is missing."""
+    """Return the bytes of a GPU's memory that stay free. Negative if memory is missing."""
     return usable_memory_bytes(box.gpu, box.num_gpus) - needed_bytes(peak.total)
 
 
 def largest_micro_batch(shape: ModelShape, engine: Engine, job: Job, box: Box) -> int:
-    """Find the largest micro batch that fits a GPU, in sequences; 0 if not even one sequence fits."""
+    """Return the largest micro batch that fits a GPU, in sequences. 0 if not even one sequence fits.
+
+    Large results are rounded down to a grid of 1,025 values between two powers of two.
+    """
 
     def has_room(batches: np.ndarray) -> np.ndarray:
         peak = peaks.peak(shape, engine, dataclasses.replace(job, micro_batch_size=batches))
         return np.greater_equal(free_bytes(peak, box), 0)
 
     powers = 1 << np.arange(LARGEST_MICRO_BATCH.bit_length())
-    fitting = int(has_room(powers).sum())  # memory grows with the batch
+    fitting = int(has_room(powers).sum())  # if a batch does not fit, larger ones do not fit either
     if fitting in (0, len(powers)):
         return 0 if fitting == 0 else LARGEST_MICRO_BATCH
     between = np.unique(np.linspace(powers[fitting - 1], powers[fitting], 1025).astype(int))
@@ -175,16 +183,20 @@ def largest_micro_batch(shape: ModelShape, engine: Engine, job: Job, box: Box) -
 
 
 def splits(sequences_per_gpu: int) -> list[tuple[int, int]]:
-    """List the splits of a GPU's share of the global batch into (micro batch, accumulation), largest first."""
+    """Return all splits of a GPU's share of the global batch into (micro batch, accumulation steps).
+
+    The split with the largest micro batch is the first.
+    """
     small = [n for n in range(1, math.isqrt(sequences_per_gpu) + 1) if not sequences_per_gpu % n]
     divisors = {n for divisor in small for n in (divisor, sequences_per_gpu // divisor)}
     return [(micro, sequences_per_gpu // micro) for micro in sorted(divisors, reverse=True)]
 
 
 def best_split(shape: ModelShape, engine: Engine, job: Job, box: Box, sequences_per_gpu: int) -> Prediction:
-    """Predict the fastest split of a GPU's share of the global batch that fits.
+    """Return the prediction for the fastest split of a GPU's share of the global batch that fits.
 
-    If no split fits, it is the one with the smallest micro batch."""
+    If no split fits, the prediction is for the split with the smallest micro batch.
+    """
     micro, accumulation = (np.array(column) for column in zip(*splits(sequences_per_gpu), strict=True))
     job = dataclasses.replace(job, micro_batch_size=micro, gradient_accumulation_steps=accumulation)
     grid = predict(shape, engine, job, box)

@@ -1,8 +1,8 @@
-"""The time of an optimizer step in seconds: computation, communication and offload.
+"""Predict the time of an optimizer step in seconds: computation, communication and offload.
 
-A GPU multiplies at a share of its peak and moves bytes at a share of its memory bandwidth, and these two times add up.
-The part of communication that does not overlap with them is added. Five constants per generation of GPUs are fitted to
-published throughput (tools/planner_accuracy.py). The source of every other constant is given below.
+A GPU multiplies at a share of its peak rate and moves bytes at a share of its memory bandwidth. The times of both are
+added, and so is the part of communication that does not overlap with them. Five constants per generation of GPUs are
+fitted to published throughput (tools/planner_accuracy.py). The sources of all other constants are given below.
 """
 
 from __future__ import annotations
@@ -23,79 +23,83 @@ from study.theory.shapes.shape import FOUR_NORMS, HEAD_NORMS
 
 @dataclass(frozen=True)
 class Constants:
-    """The shares of the data sheet's rates that a generation of GPUs reaches."""
+    """The fitted constants of one generation of GPUs, which are mostly shares of the rates in the data sheet."""
 
-    product_efficiency: float  # share of the peak: a matrix product, once its bytes are paid for
+    product_efficiency: float  # share of the peak: matrix products, without the time of their bytes
     attention_efficiency: float  # share of the peak: the attention kernel of LLM Foundry's tables
-    memory_efficiency: float  # share of the memory bandwidth: bytes of products and of all other kernels
-    hop_seconds: float  # per collective that leaves a node and node of its ring
-    unhidden: float  # as UNHIDDEN, between nodes, where collectives wait for a network
+    memory_efficiency: float  # share of the memory bandwidth: products and all other kernels
+    hop_seconds: float  # seconds per node of a ring, for each collective between nodes
+    unhidden: float  # like UNHIDDEN, for several nodes, whose collectives wait for a network
 
 
-# Fitted by tools/planner_accuracy.py to the rows of grades A and B of measured_by_others: to those of A100, both 40 and
-# 80 GB, of H100 and H200, and of V100. Rows of V100 determine little: products are at the bound, attention and what is
-# hidden between nodes stay where the fit begins.
+# tools/planner_accuracy.py fitted these constants to the rows of grades A and B of measured_by_others. Ampere uses A100
+# with 40 and 80 GB, Hopper uses H100 and H200, and Volta uses V100. The rows of V100 determine little: the constant of
+# products is at its bound, and those of attention and of overlap between nodes keep their initial values.
 AMPERE = Constants(0.873, 0.322, 0.484, 121e-6, 0.36)
 HOPPER = Constants(0.729, 0.182, 0.468, 54e-6, 0.39)
 VOLTA = Constants(1.0, 0.35, 0.44, 50e-6, 0.5)
 FITTED = {"Ampere": AMPERE, "Hopper": HOPPER, "Volta": VOLTA}
-# The first that is fitted lends its constants to a generation that is not.
+# A generation without fitted constants uses those of the first generation in its list.
 _NEAREST = {
     "Hopper": ("Hopper", "Ampere"), "Blackwell": ("Hopper", "Ampere"), "Volta": ("Volta", "Ampere"),
     "Turing": ("Volta", "Ampere"),
 }  # fmt: skip
 
-# FlashAttention-2, forward and backward with a causal mask: 180 to 200 of 312 TFLOP/s on A100 (arXiv:2307.08691,
-# figure 4), and about 35 % of the peak on H100 (arXiv:2407.08608, abstract). FlashAttention-3 is twice as fast there.
+# FlashAttention-2 with a causal mask, forward and backward, reaches 180 to 200 of 312 TFLOP/s on A100
+# (arXiv:2307.08691, figure 4), and about 35 % of the peak on H100 (arXiv:2407.08608, abstract). FlashAttention-3 is
+# twice as fast on H100.
 FLASH_EFFICIENCY = {"Ampere": 0.6, "Hopper": 0.35}
 
-# NCCL's bandwidth over that of the link: all-reduces of nccl-tests on 8 x A100 reach 200 to 235 of 300 GB/s (issues 149
-# and 178 of NVIDIA/nccl-tests), on 3 nodes of 4 x 200 Gbit/s 85 to 96 of 100 GB/s (issue 119). The fit cannot tell it
-# from what is hidden, so that it is not fitted.
+# NCCL's bandwidth relative to that of the link. All-reduces of nccl-tests reach 200 to 235 of 300 GB/s on 8 x A100
+# (issues 149 and 178 of NVIDIA/nccl-tests), and 85 to 96 of 100 GB/s on 3 nodes with 4 x 200 Gbit/s (issue 119). This
+# constant is not fitted, because the fit cannot separate it from the share of communication that overlaps.
 LINK_EFFICIENCY = 0.75
-# Of the shorter of computing and communicating, the share that does not vanish behind the longer in a node, where
-# collectives take multiprocessors and memory from what is computed. Assumed: the rows hardly tell it.
+# The share of the shorter of computation and communication that is not hidden by the longer one, within a node. There,
+# collectives use multiprocessors and memory bandwidth that computation needs too. This is assumed, because the rows
+# hardly determine it.
 UNHIDDEN = 0.5
-# Assumed: the order of magnitude of a NCCL call, of a copy that reaches PCIe's effective rate, and of PyTorch launching
-# a kernel from Python. The published rows are too large to show the first and the third.
+# Assumed orders of magnitude: the time of a NCCL call, the share of PCIe's rate that a copy reaches, and the time that
+# PyTorch needs to launch a kernel from Python. The published rows are too large to determine the first and the third.
 COLLECTIVE_SECONDS = 20e-6
 PCIE_EFFICIENCY = 0.8
 KERNEL_SECONDS = 6e-6
 KERNELS_PER_BLOCK = {"fused": 14, "transformers": 24}  # forward; twice as many backward
 
-# Bytes per parameter that an optimizer step on the GPU reads and writes, all in fp32, in one kernel: AdamW reads
-# parameter, gradient and two moments and writes three of them; LAMB reads its update and the parameter twice more, for
-# their norms; 8-bit moments take a byte each. Clipping reads the gradient, then reads and writes it.
+# Bytes per parameter that an optimizer step on the GPU reads and writes if it is one kernel and everything is fp32.
+# AdamW reads parameter, gradient and two moments, and writes all but the gradient. LAMB reads its update and the
+# parameter two more times for their norms. 8-bit moments take one byte each. Clipping reads the gradient twice and
+# writes it once.
 FUSED_BYTES = {"adamw": 28, "lamb": 44, "adamw-8bit": 16, "muon": 36, "adafactor": 20, "sgd": 12}
 CLIPPING_BYTES = 12
-# AdamW operation by operation: torch/optim/adamw.py, _multi_tensor_adamw.
+# The same for AdamW operation by operation: torch/optim/adamw.py, _multi_tensor_adamw.
 FOREACH_BYTES = 80
-# Muon's five Newton-Schulz iterations (kellerjordan.github.io/posts/muon): products of a matrix with itself and of the
-# result, at most 6 multiplications of an element's row each.
+# Muon's five Newton-Schulz iterations (kellerjordan.github.io/posts/muon). Each has products of a matrix with itself
+# and with the result, which need at most 6 FLOPs per element, times the hidden size.
 MUON_FLOPS = 5 * 6
-# With 16-bit parameters beside it: the gradient is cast up, the new parameter cast down.
+# Additional bytes with 16-bit parameters: the gradient is cast to fp32, and the new parameter is cast to 16 bits.
 MASTER_CAST_BYTES = 12
-# The same in host memory, and the gradient's copy.
+# Bytes per parameter of AdamW in host memory, with these casts and a copy of the gradient.
 HOST_STEP_BYTES = 28 + 12 + 6
-# The published CPU-Adam updates 1e10 parameters in 2.57 s (arXiv:2101.06840, its table of Adam latencies; as
-# remembered, not looked up) on a host of 256 GB/s: 30 bytes per parameter at 0.46 of the bandwidth.
+# The published CPU-Adam updates 1e10 parameters in 2.57 s on a host with 256 GB/s (arXiv:2101.06840, table of Adam
+# latencies, from memory, not looked up). This is 30 bytes per parameter at 0.46 of the bandwidth.
 HOST_MEMORY_EFFICIENCY = 0.46
-# Per thread: fitted by the same to the published times with offload (measured_by_others/published.yaml).
+# Bytes per second and thread. tools/planner_accuracy.py fitted it to the published times with offload
+# (measured_by_others/published.yaml).
 HOST_THREAD_BANDWIDTH = 1.91e9
 
 
 @dataclass(frozen=True)
 class StepTime:
-    """The time of one optimizer step in seconds, by part; arrays for a grid."""
+    """The time of one optimizer step in seconds, by part. The values are arrays if the job is a grid."""
 
     forward: Numbers
     backward: Numbers
     recompute: Numbers  # activation checkpointing's second forward pass
     optimizer: Numbers  # on the GPU
-    communication: Numbers  # all of it, hidden or not
-    exposed_communication: Numbers  # what it adds to the step
-    offload: Numbers  # what transfers, the host's optimizer step and the disk add
-    evidence: Evidence  # what the interval of the total rests on
+    communication: Numbers  # with the part that overlaps with computation
+    exposed_communication: Numbers  # the part of communication that does not overlap
+    offload: Numbers  # added by transfers, the host's optimizer step and the disk
+    evidence: Evidence  # the published times that the interval of the total is based on
 
     @property
     def total(self) -> Numbers:
@@ -112,12 +116,12 @@ class StepTime:
 
 
 def tokens_per_second_per_gpu(job: Job, step_seconds: Numbers) -> Numbers:
-    """Divide one rank's tokens of an optimizer step by its seconds."""
+    """Return the tokens per second and GPU from the seconds of an optimizer step."""
     return job.tokens * job.gradient_accumulation_steps / step_seconds
 
 
 def nearest_generations(generation: str) -> tuple[str, ...]:
-    """Order the generations that have fitted constants by their similarity to a GPU, most similar first."""
+    """Return the generations whose fitted constants suit a generation of GPUs, the best one first."""
     return _NEAREST.get(generation, ("Ampere", "Hopper"))
 
 
@@ -129,7 +133,7 @@ def seconds(
     constants: Constants | None = None,
     host_thread_bandwidth: float | None = None,
 ) -> StepTime:
-    """Predict the time of one optimizer step in which all GPUs take part.
+    """Return the predicted time of one optimizer step on all GPUs of a machine.
 
     `constants` and `host_thread_bandwidth` replace the fitted values; the fit itself uses them. Raises ValueError if
     the GPU cannot multiply in the engine's precision, if engine and machine have different numbers of GPUs, or if the
@@ -146,7 +150,7 @@ def seconds(
     moved = _communication(shape, engine, job, box, speed)
     pcie = _pcie(shape, engine, job, box)
 
-    # Transfers of parameters share the prefetcher's place with gathers; those of gradients that of reductions.
+    # Transfers of parameters overlap with the same computation as gathers, and transfers of gradients as reductions.
     forward_hidden = moved.forward + pcie.forward
     backward_hidden = moved.backward + pcie.backward
     recomputed_and_backward = compute.recompute + compute.backward
@@ -156,7 +160,7 @@ def seconds(
     last_hidden = moved.last_backward + pcie.last_backward
     exposed_last = exposed(recomputed_and_backward, backward_hidden + last_hidden, unhidden)
     added = micro_steps * exposed_forward + (micro_steps - 1) * exposed_backward + exposed_last
-    # Of what is exposed, transfers over PCIe count as offload, by their share of the bytes' time.
+    # The share of PCIe transfers in the time of all transfers decides which part of the exposed time counts as offload.
     everything = micro_steps * (forward_hidden + backward_hidden) + last_hidden
     transferred = micro_steps * (pcie.forward + pcie.backward) + pcie.last_backward
     by_pcie = added * transferred / np.maximum(everything, 1e-30)
@@ -167,7 +171,7 @@ def seconds(
     else:
         optimizer, host = 0.0, _host_step(num_owned, engine, box, host_thread_bandwidth or HOST_THREAD_BANDWIDTH)
     serial = micro_steps * moved.serial + moved.step
-    zero = 0.0 * added  # of the grid's form
+    zero = 0.0 * added  # gives every value the shape of the grid
     return StepTime(
         forward=micro_steps * compute.forward + zero,
         backward=micro_steps * compute.backward + zero,
@@ -181,9 +185,9 @@ def seconds(
 
 
 def _optimizer_step(shape: ModelShape, num_owned: float, engine: Engine, speed: _Speed) -> float:
-    """Seconds of the optimizer step on the GPU."""
+    """Return the seconds of the optimizer step on the GPU."""
     moved: float = CLIPPING_BYTES + FUSED_BYTES[engine.optimizer]
-    if engine.optimizer_kernel != "fused" and engine.kind != "deepspeed":  # which brings its own
+    if engine.optimizer_kernel != "fused" and engine.kind != "deepspeed":  # DeepSpeed has its own fused kernel
         moved += FOREACH_BYTES - FUSED_BYTES["adamw"]
     moved *= model_states.master_bytes(engine) / model_states.MASTER_BYTES
     if engine.parameter_bytes == 2 and engine.precision != "pure-bf16" and engine.kind != "fsdp":
@@ -193,13 +197,17 @@ def _optimizer_step(shape: ModelShape, num_owned: float, engine: Engine, speed: 
 
 
 def exposed(compute: Numbers, hidden: Numbers, unhidden: float) -> Numbers:
-    """Seconds that communication adds to a step after its overlap with computation."""
+    """Return the seconds that communication adds to a step after its overlap with computation.
+
+    `compute` and `hidden` are the seconds of computation and of communication that can overlap. `unhidden` is the share
+    of the shorter one that does not overlap.
+    """
     return np.maximum(hidden - compute, 0.0) + unhidden * np.minimum(compute, hidden)
 
 
 @dataclass(frozen=True)
 class _Speed:
-    """The rates that a GPU reaches in one case."""
+    """The rates that a GPU reaches with one engine."""
 
     products: float  # FLOP/s
     attention: float  # FLOP/s
@@ -225,7 +233,7 @@ class _Speed:
 
 @dataclass(frozen=True)
 class _Compute:
-    """Seconds of one micro step."""
+    """The seconds of computation in one micro step, by pass."""
 
     forward: Numbers
     backward: Numbers
@@ -244,7 +252,7 @@ def _compute(shape: ModelShape, engine: Engine, job: Job, speed: _Speed) -> _Com
     attention, attention_backward = _attention(shape, engine, job, speed)
     read, read_backward = block_bytes_per_token(shape, engine, job)
     launched = KERNELS_PER_BLOCK["fused" if job.is_fused else "transformers"] * KERNEL_SECONDS
-    # The host launches kernels while the GPU computes: of the two, the slower counts.
+    # The host launches kernels while the GPU computes, so the slower of the two counts.
     block = np.maximum(products + attention + tokens * read / speed.memory, launched)
     block_backward = np.maximum(2 * products + attention_backward + tokens * read_backward / speed.memory, 2 * launched)
 
@@ -259,7 +267,7 @@ def _compute(shape: ModelShape, engine: Engine, job: Job, speed: _Speed) -> _Com
         loss_backward = tokens * shape.output_width * logit_read_backward / speed.memory
     casts = 0.0
     if engine.precision.endswith("-autocast") and engine.kind != "fsdp":
-        # Of fp32 weights forward; of their gradients, and their addition to what is there, backward.
+        # Casts of fp32 weights in the forward pass; casts and additions of their gradients in the backward pass.
         casts = shape.num_params / speed.memory
     forward = shape.layers * block + head + loss
     return _Compute(
@@ -269,9 +277,9 @@ def _compute(shape: ModelShape, engine: Engine, job: Job, speed: _Speed) -> _Com
     )
 
 
-# Bytes per logit, forward and backward, beside the product, by the bytes of a number. fused and chunked: the loss reads
-# them, its gradient takes their place. eager: cast to fp32, log-softmax, its gradient, cast back; upcast: cast, read,
-# its gradient in their place, cast back.
+# Bytes per logit that are moved in forward and backward, without the product. `size` is the bytes per logit. fused and
+# chunked: the loss reads the logits, and the gradient replaces them. eager: cast to fp32, log-softmax, gradient, cast
+# back. upcast: cast to fp32, read, the gradient replaces the logits, cast back.
 def _logit_bytes_moved(loss: LossKernel, size: int) -> tuple[int, int]:
     match loss:
         case "upcast":
@@ -282,10 +290,10 @@ def _logit_bytes_moved(loss: LossKernel, size: int) -> tuple[int, int]:
 
 
 def _attention(shape: ModelShape, engine: Engine, job: Job, speed: _Speed) -> tuple[Numbers, Numbers]:
-    """Seconds of one block's attention, forward and backward.
+    """Return the seconds of one block's attention in the forward and in the backward pass.
 
-    A fused kernel computes only unmasked scores. Its backward pass has five products where the forward pass has two,
-    because it saves no scores. Eager attention computes all scores like any other product, and writes each several
+    A fused kernel computes only unmasked scores. It saves no scores, so its backward pass has five products where the
+    forward pass has two. Eager attention computes all scores like any other product, and writes each of them several
     times.
     """
     eager = activations.is_eager(shape, job)
@@ -296,31 +304,33 @@ def _attention(shape: ModelShape, engine: Engine, job: Job, speed: _Speed) -> tu
         return multiplied / rate, 2.5 * multiplied / rate
     size = engine.compute_bytes
     scores = job.micro_batch_size * shape.heads * job.sequence_length * job.sequence_length
-    if job.is_fused:  # scaling, mask, softmax and dropout in one kernel: its input, its output, and what drops
+    if job.is_fused:  # one kernel for scaling, mask, softmax and dropout
         dropped = size + 1 if job.dropout else 0
         forward = multiplied / speed.products + scores * (4 * size + dropped) / speed.memory
         return forward, 2 * multiplied / speed.products + scores * (6 * size + dropped) / speed.memory
     dropped = 2 * size + 1 if job.dropout else 0
-    # Autocast's softmax is in fp32: cast, computed and cast back where it would be read and written once.
+    # Autocast computes softmax in fp32. The scores are cast, computed and cast back instead of read and written once.
     widened = 16 if engine.precision.endswith("-autocast") else 0
-    # Written, scaled, masked, softmax, read by the product; and backwards.
+    # The scores are written, scaled, masked, put through softmax, and read by the product. The backward pass is
+    # similar.
     forward = multiplied / speed.products + scores * (9 * size + dropped + widened) / speed.memory
     return forward, 2 * multiplied / speed.products + scores * (8 * size + dropped + widened) / speed.memory
 
 
 def block_bytes_per_token(shape: ModelShape, engine: Engine, job: Job) -> tuple[float, float]:
-    """Count the bytes per token that a block's kernels move, forward and backward, without products and attention.
+    """Return the bytes per token that a block's kernels move in forward and backward, without products and attention.
 
-    The operators of the modules were counted. A kernel reads its inputs and writes its output once.
+    The operators of the modules were counted. Each kernel reads its inputs once and writes its output once.
     """
     hidden, inside = shape.hidden, shape.feed_forward_per_token
     size = engine.compute_bytes
     fused = job.is_fused
-    # Under autocast PyTorch's norms, and so the sums of the residual stream, are in fp32.
+    # Under autocast, PyTorch's norms are in fp32, and therefore the sums of the residual stream too.
     stream = 4 if engine.precision.endswith("-autocast") and not fused else size
     gated = shape.architecture in GATED
     num_norms = 4 if shape.architecture in FOUR_NORMS else 2
-    if gated and not fused:  # RMSNorm in operators: cast to fp32, square, mean, scale, cast back, weigh
+    # An RMSNorm of operators casts to fp32, squares, averages, scales, casts back and multiplies by the weight.
+    if gated and not fused:
         norm, norm_backward = 32, 64
     else:
         norm, norm_backward = stream + stream, 5 * stream
@@ -328,16 +338,16 @@ def block_bytes_per_token(shape: ModelShape, engine: Engine, job: Job) -> tuple[
         norm, norm_backward = norm + stream + size, norm_backward + stream + size  # cast for the next product
     add, add_backward = size + 2 * stream, 3 * stream
     if gated:
-        activation, activation_backward = 5 * size, 9 * size  # activation; times the other half
+        activation, activation_backward = 5 * size, 9 * size  # activation, then the product with the other half
     elif shape.activation == "gelu_new" and not fused:
         activation, activation_backward = 18 * size, 27 * size  # eight operators
     else:
         activation, activation_backward = 2 * size, 3 * size
-    biases = 0 if gated else size * (5 * hidden + inside)  # their gradients are sums of what is there
+    biases = 0 if gated else size * (5 * hidden + inside)  # the gradients of biases are sums of existing tensors
     queries_and_keys = shape.head_size * (shape.heads + shape.kv_heads)  # queries and keys
     rotated = 0 if shape.position_rows else queries_and_keys
     normed = num_norms * hidden + (queries_and_keys if shape.architecture in HEAD_NORMS else 0)
-    # Of every expert that it is sent to: a token is copied there, and its result weighed and added.
+    # A token is copied to each of its experts. The result of each expert is weighted and added.
     routed = 4 * size * shape.experts_per_token
     rotation = 3 * size if fused else 11 * size
     dropped = 2 * (2 * size + 1) if job.dropout else 0
@@ -357,9 +367,11 @@ def block_bytes_per_token(shape: ModelShape, engine: Engine, job: Job) -> tuple[
 
 @dataclass(frozen=True)
 class _Moved:
-    """Seconds of communication, by the computation with which it overlaps.
+    """The seconds of communication, by the computation with which it overlaps.
 
-    It overlaps with the forward or backward pass of a micro step, with the last backward pass, or with nothing."""
+    It overlaps with the forward or backward pass of a micro step, or with the last backward pass. `serial` is
+    communication in a micro step that overlaps with nothing, and `step` is communication after the last micro step.
+    """
 
     forward: float = 0.0
     backward: float = 0.0
@@ -368,13 +380,16 @@ class _Moved:
     step: float = 0.0
 
 
-# Within a node where they fit; else priced as the world's.
+# Collectives in subgroups. If a subgroup does not fit into a node, its collectives take as long as those of all ranks.
 SUBGROUPS = ("subgroup_all_gather", "subgroup_reduce_scatter")
 GATHERS = ("all_gather", "subgroup_all_gather", "broadcast")
 
 
 def _num_gathers(shape: ModelShape, engine: Engine, job: Job) -> float:
-    """The number of times that a micro step gathers all parameters at stage 3; fractional if some stay gathered."""
+    """Return how often a micro step gathers all parameters at stage 3.
+
+    The number is fractional if some parameters stay gathered, and 0 at other stages.
+    """
     if engine.zero_stage != 3:
         return 0.0
     if engine.kind == "fsdp":
@@ -383,22 +398,22 @@ def _num_gathers(shape: ModelShape, engine: Engine, job: Job) -> float:
 
 
 def _communication(shape: ModelShape, engine: Engine, job: Job, box: Box, speed: _Speed) -> _Moved:
-    """Convert the collectives of theory/communication/ into seconds, by the pass with which they overlap."""
+    """Return the seconds of the collectives of theory/communication/, by the computation with which they overlap."""
     world_size = engine.world_size
     if world_size == 1:
         return _Moved()
     nodes = box.num_nodes
     link, latency = box.gpu.link_bandwidth, COLLECTIVE_SECONDS
-    if nodes > 1:  # a ring leaves and enters each node once, over all its adapters
+    if nodes > 1:  # a ring leaves and enters each node once and uses all its network adapters
         link, latency = min(link, box.node_bandwidth), latency + nodes * speed.constants.hop_seconds
     subgroup = engine.secondary_partition_size if engine.secondary_partition_size > 1 else engine.num_shards
 
     def link_rate(kind: str) -> tuple[float, float]:
         """Return the bytes per second and the latency in seconds of one collective.
 
-        A ring sends all but one part of a tensor over each link.
+        In a ring of n ranks, n - 1 of n parts of a tensor pass over each link.
         """
-        if kind == "subgroup_all_reduce":  # of replicas: one ring for each shard, all at once over a node's adapters
+        if kind == "subgroup_all_reduce":  # across replicas: one ring per shard; all rings share a node's adapters
             at_once = min(engine.num_shards, box.gpus_per_node) if nodes > 1 else 1
             return LINK_EFFICIENCY * link / at_once * engine.replicas / (engine.replicas - 1), latency
         if kind in SUBGROUPS and subgroup <= box.gpus_per_node:
@@ -406,7 +421,7 @@ def _communication(shape: ModelShape, engine: Engine, job: Job, box: Box, speed:
         return LINK_EFFICIENCY * link * world_size / (world_size - 1), latency
 
     def spent(sums: communication.Sums) -> tuple[float, float]:
-        """Seconds of the gathers and of the reductions. An all-reduce sends its bytes twice."""
+        """Return the seconds of the gathers and those of the reductions. An all-reduce sends its bytes twice."""
         seconds = [0.0, 0.0]
         for kind, (count, num_bytes) in sums.items():
             passes = 2 if kind.endswith("all_reduce") else 1
@@ -434,7 +449,7 @@ def _communication(shape: ModelShape, engine: Engine, job: Job, box: Box, speed:
 
 @dataclass(frozen=True)
 class _Pcie:
-    """Seconds of a GPU's transfers over PCIe, by the computation with which they overlap."""
+    """The seconds of a GPU's transfers over PCIe, by the computation with which they overlap."""
 
     forward: Numbers = 0.0
     backward: Numbers = 0.0
@@ -442,31 +457,38 @@ class _Pcie:
 
 
 def _pcie(shape: ModelShape, engine: Engine, job: Job, box: Box) -> _Pcie:
-    """Count the transfers over PCIe of DeepSpeed 0.19.8 (runtime/zero/stage_1_and_2.py and stage3.py)."""
-    rate = PCIE_EFFICIENCY * box.gpu.pcie_bandwidth * engine.num_shards / shape.num_params  # parameters of a rank
+    """Return the seconds of the transfers over PCIe that offload needs.
+
+    Source for DeepSpeed 0.19.8: runtime/zero/stage_1_and_2.py and stage3.py.
+    """
+    # Bytes per parameter, divided by this rate, are the seconds in which a rank's share is sent.
+    rate = PCIE_EFFICIENCY * box.gpu.pcie_bandwidth * engine.num_shards / shape.num_params
     once = parameter_bytes(engine.precision) / rate
     forward: float = 0.0
     backward: Numbers = 0.0
-    if engine.offload_param != "none":  # a shard is sent up before each gather
+    if engine.offload_param != "none":  # a shard is sent to the GPU before each gather
         forward, backward = once, max(0.0, _num_gathers(shape, engine, job) - 1) * once
     if engine.offload_optimizer == "none":
         return _Pcie(forward, backward)
-    if engine.kind == "fsdp":  # gradients go down in every micro step, and add up there
+    if engine.kind == "fsdp":  # gradients are sent to the host in every micro step and added there
         return _Pcie(forward, backward + once)
-    last_backward = 4 / rate  # gradients go down in fp32, as the host's optimizer reads them
+    last_backward = 4 / rate  # gradients are sent to the host in fp32, which the host's optimizer reads
     if engine.zero_stage == 2:
-        # They add up in host memory: each micro step sends them down, and all but the first had them up before
-        # (async_accumulate_grad_in_cpu_via_gpu); a single one does neither.
+        # Gradients are added up through host memory. Each micro step sends them to the host, and all but the first
+        # micro step fetch them before (async_accumulate_grad_in_cpu_via_gpu). A single micro step does neither.
         micro_steps = np.asarray(job.gradient_accumulation_steps)
         backward = backward + np.where(micro_steps > 1, 2 - 1 / micro_steps, 0.0) * once
     elif engine.zero_stage == 3:
-        # As there, in the type that they add up in; but the first, too, has them up again (partition_grads).
+        # The same, in the type of accumulation. Here, the first micro step fetches them too (partition_grads).
         backward = backward + 2 * engine.accumulation_bytes / rate
     return _Pcie(forward, backward, last_backward)
 
 
 def _host_step(num_owned: float, engine: Engine, box: Box, thread_bandwidth: float) -> float:
-    """Seconds of the optimizer step in host memory, and of the transfer of the new parameters to the GPU."""
+    """Return the seconds of the optimizer step in host memory and of the transfer of the new parameters to the GPU.
+
+    Raises ValueError if the host of the machine is not known.
+    """
     if box.host_memory_bandwidth is None or box.host_cores is None:
         raise ValueError(f"{box.gpu.name}: its host is not known. Set host_memory_bandwidth and host_cores")
     ranks = min(engine.world_size, box.gpus_per_node)
@@ -479,7 +501,11 @@ def _host_step(num_owned: float, engine: Engine, box: Box, thread_bandwidth: flo
 
 
 def _disk(shape: ModelShape, engine: Engine, box: Box, num_gathers: Numbers) -> Numbers:
-    """Seconds of a node's disks, without any overlap, because DeepSpeed's pipelined swapping is off by default."""
+    """Return the seconds of a node's disks.
+
+    They do not overlap with anything, because DeepSpeed's pipelined swapping is off by default. Raises ValueError if
+    the machine has no known disk.
+    """
     if "nvme" not in (engine.offload_optimizer, engine.offload_param):
         return 0.0
     if not box.disk_read_bandwidth or not box.disk_write_bandwidth:
@@ -487,7 +513,7 @@ def _disk(shape: ModelShape, engine: Engine, box: Box, num_gathers: Numbers) -> 
     share = shape.num_params * min(engine.world_size, box.gpus_per_node) / engine.num_shards
     read: Numbers = 0.0
     written = 0.0
-    if engine.offload_optimizer == "nvme":  # gradient, master and moments, in fp32; the gradient is written before
+    if engine.offload_optimizer == "nvme":  # reads and writes gradient, master and moments in fp32
         read, written = 16 * share, 16 * share
     if engine.offload_param == "nvme":
         size = parameter_bytes(engine.precision)

@@ -1,4 +1,4 @@
-"""The workloads: data, model, loss and metric of each, with the same functions.
+"""The workloads. Each is a module with the same functions for data, model, loss and metric.
 
 `WORKLOADS` imports torch and transformers on first use, so that `sources.check` can be called without them.
 """
@@ -29,9 +29,10 @@ def __getattr__(name: str) -> Any:
 
 
 def load_metric(name: str) -> evaluate.EvaluationModule:
-    """Load one of the study's own metrics from its file: no network, values kept in memory.
+    """Return one of this project's metrics, loaded from its file.
 
-    `evaluate` imports a copy, which it writes under the cache folder of Hugging Face.
+    This needs no network, and the metric keeps its values in memory. `evaluate` imports a copy of the file, which it
+    writes to the cache folder of Hugging Face. Raises Refusal if that fails.
     """
     import evaluate
 

@@ -1,4 +1,7 @@
-"""Sentiment of film reviews: BERT with a two-class head, and data drawn as in the a100-replication protocol."""
+"""The workload bert-imdb: BERT with two classes learns the sentiment of film reviews.
+
+The data are drawn as in the protocol of the source a100-replication.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,11 @@ PRETRAINED_VOCABULARY = 30522
 
 
 def load(config: RunConfig) -> Splits:
-    """Draw and tokenize the reviews: split 80/20, shuffle each part, take the first n, all with `split_seed`."""
+    """Return the tokenized reviews of a run.
+
+    The reviews are split 80/20, each part is shuffled, and the first ones of each part are taken. `split_seed` decides
+    the split and the order.
+    """
     sources.check(config)
     tokenizer = sources.load_tokenizer(config)
     parts = _shuffled(config)
@@ -55,14 +62,14 @@ def load(config: RunConfig) -> Splits:
 
 
 def _shuffled(config: RunConfig) -> datasets.DatasetDict:
-    """Return the shuffled training and held-out reviews. Runs take the first of each."""
+    """Return the shuffled training and held-out reviews. Runs use the first reviews of each part."""
     reviews = sources.load_reviews(config)
     sources.require_reviews(config, len(reviews), f"--data {config.data}")
     return reviews.train_test_split(test_size=sources.HELD_OUT, seed=config.split_seed).shuffle(seed=config.split_seed)
 
 
 def tokenise(reviews: datasets.Dataset, tokenizer: PreTrainedTokenizerBase, length: int) -> Examples:
-    """Cut or pad each review to `length` tokens: (reviews, length)."""
+    """Return the tokens of each review, cut or padded to `length`. The shape is (reviews, length)."""
     tokens = tokenizer(list(reviews["text"]), max_length=length, truncation=True, padding="max_length")
     return Examples(
         input_ids=torch.tensor(tokens["input_ids"]),
@@ -72,7 +79,7 @@ def tokenise(reviews: datasets.Dataset, tokenizer: PreTrainedTokenizerBase, leng
 
 
 def model_config(config: RunConfig, splits: Splits) -> BertConfig:
-    """Describe the model in full, published sizes included, so that nothing is left to a download."""
+    """Return the complete configuration of the model, so that no configuration has to be downloaded."""
     return _settings(config, splits.vocab_size, splits.pad_token_id)
 
 
@@ -95,19 +102,20 @@ def _settings(config: RunConfig, vocab_size: int, pad_token_id: int) -> BertConf
 
 
 def block_class(config: RunConfig) -> str:
-    """Name the class of the model's blocks, which FSDP2 shards one by one."""
-    del config  # of every size
+    """Return the name of the class of the model's blocks, which FSDP2 shards one by one."""
+    del config  # all sizes have the same class
     return "BertLayer"
 
 
 def build_model(config: RunConfig, splits: Splits) -> PreTrainedModel:
-    """Build the model with fp32 weights.
+    """Return the model with fp32 weights.
 
-    Random weights, and the head in any case, are drawn with torch's current seed.
+    Random weights are drawn with torch's current seed. The head is always random unless a folder of weights contains
+    it.
     """
     settings = model_config(config, splits)
     if config.weights is not None:
-        # Of masked words there is neither; a run's model/ has both.
+        # Weights from pretraining on masked words have neither part. The folder model/ of a run has both.
         drawn = ("classifier.", "bert.pooler.")
         own: PreTrainedModel = sources.from_folder(config.weights, BertForSequenceClassification, settings, drawn)
         return own
@@ -127,11 +135,11 @@ def build_model(config: RunConfig, splits: Splits) -> PreTrainedModel:
 
 
 def left_over(config: RunConfig) -> Examples:
-    """Return the text of the training reviews that a run neither draws nor holds out, as windows: (windows, length)."""
+    """Return the text of all training reviews that a run does not use, as windows of shape (windows, length)."""
     sources.check(config)
     parts = _shuffled(config)
     texts = parts["train"]["text"][:]
-    # IMDB has some reviews several times.
+    # IMDB contains some reviews several times.
     drawn = {*texts[: config.num_train_examples], *parts["test"]["text"][: config.num_eval_examples]}
     unused = [text for text in texts[config.num_train_examples :] if text not in drawn]
     if not unused:
@@ -144,44 +152,51 @@ def left_over(config: RunConfig) -> Examples:
 
 
 class _MaskedWords(BertForMaskedLM):  # type: ignore[no-untyped-call]
-    """Masked-language-model training as in Devlin et al., arXiv:1810.04805, section 3.1."""
+    """BERT for pretraining on masked words (arXiv:1810.04805, section 3.1)."""
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        """Return the mean cross-entropy. Scores are computed only at masked positions, to save memory."""
+        """Return the mean cross-entropy under "loss". Scores are computed only at masked positions, to save memory."""
         is_masked = labels != -100
         scores = self.cls(self.bert(input_ids, attention_mask).last_hidden_state[is_masked])
         return {"loss": functional.cross_entropy(scores, labels[is_masked])}
 
 
 def body(config: RunConfig) -> tuple[PreTrainedModel, PreTrainedModel, DataCollatorForLanguageModeling]:
-    """Return the model to pretrain on `left_over`, the part of it to keep, and the function that makes batches."""
+    """Return the model to pretrain on `left_over`, the part whose weights are kept, and the collator for batches."""
     tokenizer = sources.load_tokenizer(config)
     model = _MaskedWords(_settings(config, len(tokenizer), tokenizer.pad_token_id))
     return model, model.bert, DataCollatorForLanguageModeling(tokenizer)
 
 
 def load_model(config: RunConfig, splits: Splits, folder: Path) -> PreTrainedModel:
-    """Load weights that `build_model` made and `save_pretrained` wrote, partitioned if DeepSpeed requests that."""
+    """Return the model with the weights that `save_pretrained` wrote to `folder`.
+
+    The weights come from `build_model`. The model is partitioned while it is loaded if DeepSpeed is configured for
+    that.
+    """
     return BertForSequenceClassification.from_pretrained(
         folder, config=model_config(config, splits), dtype=torch.float32
     )
 
 
 def inputs(batch: dict[str, Tensor]) -> dict[str, Any]:
-    """Return the model's arguments without labels, because the model would compute the loss in its own precision."""
+    """Return the arguments of the model.
+
+    Labels are left out, because the model would compute the loss in its precision.
+    """
     return {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"]}
 
 
 def loss(model_output: ModelOutput, batch: dict[str, Tensor]) -> Tensor:
-    """Mean cross-entropy over the batch, in fp32 or fp64."""
+    """Return the mean cross-entropy over the batch, in fp32, or in fp64 if the logits are fp64."""
     return functional.cross_entropy(sources.at_least_fp32(model_output.logits), batch["labels"])
 
 
 def sequence_losses(model_output: ModelOutput, batch: dict[str, Tensor]) -> Tensor:
-    """Loss of each review, shape (batch,), in fp32 or fp64, for evaluation."""
+    """Return the loss of each review for evaluation, shape (batch,), in fp32, or in fp64 if the logits are fp64."""
     return functional.cross_entropy(sources.at_least_fp32(model_output.logits), batch["labels"], reduction="none")
 
 
 def predictions(model_output: ModelOutput, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """Predicted and true labels, one row per review, for the metric."""
+    """Return the predicted and the true labels for the metric, each of shape (batch,)."""
     return model_output.logits.argmax(dim=-1), batch["labels"]

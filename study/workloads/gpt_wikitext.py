@@ -1,4 +1,7 @@
-"""Next-token prediction on WikiText-2: GPT-2 and larger models of its kind, on blocks of equal length."""
+"""The workload gpt-wikitext: GPT-2 and similar larger models predict the next token of WikiText-2.
+
+The text is cut into blocks of equal length.
+"""
 
 from __future__ import annotations
 
@@ -33,13 +36,13 @@ PRETRAINED = {
     "6b": "EleutherAI/gpt-j-6b",
 }
 PRETRAINED_VOCABULARY = 50257
-GPT_J_VOCABULARY = 50400  # GPT-2's entries and 143 that no text uses: rows of the published embedding
+GPT_J_VOCABULARY = 50400  # rows of the published embedding: GPT-2's entries, and 143 that no text uses
 
 
 def load(config: RunConfig) -> Splits:
-    """Cut the tokenized text into blocks.
+    """Return the tokenized text of a run, cut into blocks.
 
-    Training blocks are drawn with `split_seed`; evaluation uses the first blocks.
+    Training blocks are drawn with `split_seed`. Evaluation uses the first blocks of the validation text.
     """
     sources.check(config)
     tokenizer = sources.load_tokenizer(config)
@@ -62,7 +65,7 @@ def load(config: RunConfig) -> Splits:
 
 
 def _shuffled(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> dict[str, np.ndarray]:
-    """Return the shuffled training blocks, of which runs take the first, and the validation blocks in order."""
+    """Return the shuffled training blocks and the validation blocks in order. Runs use the first blocks of each."""
     articles = sources.load_articles(config)
     blocks = {split: _blocks(lines, tokenizer, config.sequence_length) for split, lines in articles.items()}
     for split, rows in blocks.items():
@@ -72,7 +75,10 @@ def _shuffled(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> dict[str
 
 
 def _blocks(lines: list[str], tokenizer: PreTrainedTokenizerBase, length: int) -> np.ndarray:
-    """Tokenize line by line, join, and cut into blocks: (num_blocks, length). The tail is dropped."""
+    """Return the token ids of the joined lines, cut into blocks of shape (num_blocks, length).
+
+    Tokens after the last full block are dropped.
+    """
     nonempty = [line for line in lines if line]
     tokens = tokenizer(nonempty, add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"]
     ids = np.fromiter(chain.from_iterable(tokens), dtype=np.int64)
@@ -85,7 +91,7 @@ def _examples(blocks: np.ndarray) -> Examples:
 
 
 def model_config(config: RunConfig, splits: Splits) -> PreTrainedConfig:
-    """Describe the model in full, published sizes included, so that nothing is left to a download."""
+    """Return the complete configuration of the model, so that no configuration has to be downloaded."""
     return _settings(config, splits.vocab_size, splits.pad_token_id)
 
 
@@ -131,12 +137,12 @@ def _model_class(config: RunConfig) -> type[PreTrainedModel]:
 
 
 def block_class(config: RunConfig) -> str:
-    """Name the class of the model's blocks, which FSDP2 shards one by one."""
+    """Return the name of the class of the model's blocks, which FSDP2 shards one by one."""
     return {"2.7b": "GPTNeoBlock", "6b": "GPTJBlock"}.get(config.size, "GPT2Block")
 
 
 def build_model(config: RunConfig, splits: Splits) -> PreTrainedModel:
-    """Build the model with fp32 weights. Random weights are drawn with torch's current seed."""
+    """Return the model with fp32 weights. Random weights are drawn with torch's current seed."""
     settings = model_config(config, splits)
     model_class = _model_class(config)
     if config.weights is not None:
@@ -159,25 +165,32 @@ def build_model(config: RunConfig, splits: Splits) -> PreTrainedModel:
 
 
 def _with_loss(model: PreTrainedModel) -> PreTrainedModel:
-    model.loss_type = "ForCausalLM"  # transformers finds none for GPT2LMHeadModel, warns, and takes this one
+    model.loss_type = "ForCausalLM"  # without this, transformers warns and uses the same loss
     return model
 
 
 def left_over(config: RunConfig) -> Examples:
-    """Return the training blocks that a run does not draw: (blocks, length)."""
+    """Return the training blocks that a run does not use, of shape (blocks, length)."""
     sources.check(config)
     return _examples(_shuffled(config, sources.load_tokenizer(config))["train"][config.num_train_examples :])
 
 
 def body(config: RunConfig) -> tuple[PreTrainedModel, PreTrainedModel, None]:
-    """Return the model to pretrain on `left_over`, the part of it to keep, and the function that makes batches."""
+    """Return the model to pretrain on `left_over`, the part whose weights are kept, and the collator for batches.
+
+    The part is the whole model. The collator is None, because the examples need no special one.
+    """
     tokenizer = sources.load_tokenizer(config)
     model = _with_loss(_model_class(config)(_settings(config, len(tokenizer), tokenizer.pad_token_id)))
     return model, model, None
 
 
 def load_model(config: RunConfig, splits: Splits, folder: Path) -> PreTrainedModel:
-    """Load weights that `build_model` made and `save_pretrained` wrote, partitioned if DeepSpeed requests that."""
+    """Return the model with the weights that `save_pretrained` wrote to `folder`.
+
+    The weights come from `build_model`. The model is partitioned while it is loaded if DeepSpeed is configured for
+    that.
+    """
     settings = model_config(config, splits)
     return _with_loss(_model_class(config).from_pretrained(folder, config=settings, dtype=torch.float32))
 
@@ -185,28 +198,32 @@ def load_model(config: RunConfig, splits: Splits, folder: Path) -> PreTrainedMod
 def inputs(batch: dict[str, Tensor]) -> dict[str, Any]:
     """Return the arguments of the model.
 
-    There is no mask, because blocks are full and causal attention has its own kernel.
+    There is no attention mask, because blocks have no padding and causal attention has its own kernel.
     """
     return {"input_ids": batch["input_ids"], "labels": batch["labels"]}
 
 
 def loss(model_output: ModelOutput, batch: dict[str, Tensor]) -> Tensor:
-    """Return the mean next-token loss over the batch, which transformers computes in fp32.
+    """Return the mean next-token loss over the batch.
 
-    All blocks have equal lengths.
+    The mean over tokens equals the mean over blocks, because all blocks have equal lengths. transformers computes the
+    loss in fp32. If the logits are fp64, it is computed here in fp64.
     """
-    if model_output.logits.dtype == torch.float64:  # which transformers would round
+    if model_output.logits.dtype == torch.float64:  # transformers would round these to fp32
         return sequence_losses(model_output, batch).mean()
     return model_output.loss
 
 
 def sequence_losses(model_output: ModelOutput, batch: dict[str, Tensor]) -> Tensor:
-    """Mean next-token loss of each block, shape (batch,), in fp32 or fp64, for evaluation."""
+    """Return the mean next-token loss of each block for evaluation, shape (batch,).
+
+    It is in fp32, or in fp64 if the logits are fp64.
+    """
     logits = sources.at_least_fp32(model_output.logits[:, :-1])
     return functional.cross_entropy(logits.transpose(1, 2), batch["labels"][:, 1:], reduction="none").mean(dim=1)
 
 
 def predictions(model_output: ModelOutput, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """Mean next-token loss and number of predicted tokens, one row per block, for the metric."""
+    """Return the mean next-token loss and the number of predicted tokens of each block, for the metric."""
     targets = batch["labels"][:, 1:]
     return sequence_losses(model_output, batch), torch.full_like(targets[:, 0], targets.shape[1])

@@ -1,6 +1,6 @@
-"""The sources of text and tokenizers: the Hugging Face hub, a folder of files, or the bundled synthetic sample.
+"""Load text and tokenizers from the Hugging Face hub, a folder of files, or the bundled synthetic sample.
 
-One source is never replaced by another: if the requested source cannot provide the data, a `Refusal` is raised.
+No source replaces another. If the requested source cannot provide the data, `Refusal` is raised.
 Importing this module and calling `check` import neither torch nor transformers.
 """
 
@@ -34,20 +34,20 @@ FILES_DATA = {
     "gpt-wikitext": ("wikitext-2/train.txt", "wikitext-2/validation.txt"),
 }
 FILES_TOKENIZER = {"bert-imdb": "tokenizers/bert-large-uncased", "gpt-wikitext": "tokenizers/gpt2"}
-# Both: without the second, transformers makes a tokenizer with an empty vocabulary and says nothing.
+# Both are needed. Without the second, transformers makes a tokenizer with an empty vocabulary, without a warning.
 TOKENIZER_PARTS = ("tokenizer_config.json", "tokenizer.json")
 
-# Models that transformers has without SDPA, by workload and size; asked of transformers itself only by a test.
+# Models that do not support SDPA in transformers, by workload and size. A test compares this with transformers.
 WITHOUT_SDPA = {("gpt-wikitext", "2.7b"): "GPTNeoForCausalLM", ("gpt-wikitext", "6b"): "GPTJForCausalLM"}
 
-WEIGHTS = "model.safetensors"  # what save_pretrained writes of a model that fits into one file
+WEIGHTS = "model.safetensors"  # the file that save_pretrained writes if the model fits into one file
 
-HELD_OUT = 0.2  # of the labelled training reviews
+HELD_OUT = 0.2  # share of the labeled training reviews that is held out
 HUB_PROBE_SECONDS = 5.0
 
 
 class Examples:
-    """A map-style dataset of equally long examples: item i is {name: tensor[i]}."""
+    """A map-style dataset of examples with equal length. Item i is {name: tensor[i]}."""
 
     def __init__(self, **tensors: torch.Tensor) -> None:
         self.tensors = tensors
@@ -61,7 +61,7 @@ class Examples:
 
 @dataclass(frozen=True, kw_only=True)
 class Splits:
-    """The examples of one run, and their properties that decide how its model is built."""
+    """The examples of one run, and the properties of the data that the model depends on."""
 
     train: Examples
     evaluation: Examples
@@ -71,7 +71,7 @@ class Splits:
 
 
 class ModelOutput(Protocol):
-    """The output of a model with loss and logits, both of which are optional in the types of transformers."""
+    """A model's output that has a loss and logits. In the types of transformers, both are optional."""
 
     loss: torch.Tensor
     logits: torch.Tensor
@@ -83,7 +83,7 @@ class ModelOutput(Protocol):
 def check(config: RunConfig) -> None:
     """Raise Refusal for a model that the workload cannot build, and for missing or insufficient data.
 
-    This takes milliseconds and does not ask the hub.
+    This takes milliseconds and does not contact the hub.
     """
     name = WITHOUT_SDPA.get((config.workload, config.size))
     if config.attention == "sdpa" and name:
@@ -108,8 +108,8 @@ def check(config: RunConfig) -> None:
 
 
 def require_reviews(config: RunConfig, num_reviews: int, source: str) -> None:
-    """Raise Refusal if more examples are requested than the two parts of the labeled reviews have."""
-    num_held_out = math.ceil(HELD_OUT * num_reviews)  # as datasets' train_test_split rounds
+    """Raise Refusal if a run requests more examples than the training or the held-out part of the reviews has."""
+    num_held_out = math.ceil(HELD_OUT * num_reviews)  # train_test_split of datasets rounds up too
     for name, requested, available, part in (
         ("num_train_examples", config.num_train_examples, num_reviews - num_held_out, "80 %"),
         ("num_eval_examples", config.num_eval_examples, num_held_out, "20 %"),
@@ -122,7 +122,7 @@ def require_reviews(config: RunConfig, num_reviews: int, source: str) -> None:
 
 
 def require_blocks(config: RunConfig, split: str, available: int, source: str) -> None:
-    """Raise Refusal if more examples are requested than the text has blocks. `split` is "train" or "validation"."""
+    """Raise Refusal if a run requests more examples than the text has blocks. `split` is "train" or "validation"."""
     name = {"train": "num_train_examples", "validation": "num_eval_examples"}[split]
     requested = getattr(config, name)
     if requested > available:
@@ -156,7 +156,7 @@ def _check_folder(config: RunConfig) -> None:
 
 
 def _data_dir(config: RunConfig) -> Path:
-    assert config.data_dir is not None  # RunConfig sees to it
+    assert config.data_dir is not None  # RunConfig checks this
     return config.data_dir
 
 
@@ -196,7 +196,7 @@ def _check_texts(config: RunConfig) -> None:
         with path.open("rb") as file:
             if not any(line.strip() for line in file):
                 raise Refusal(f"{path} holds no text; replace it or correct --data-dir")
-        # A token takes at least one byte, so this only refuses what is hopeless; `load` counts the tokens.
+        # A token has at least one byte, so this finds only texts that are certainly too short. `load` counts tokens.
         require_blocks(config, path.stem, path.stat().st_size // config.sequence_length, str(path))
 
 
@@ -204,7 +204,10 @@ def _check_texts(config: RunConfig) -> None:
 
 
 def load_reviews(config: RunConfig) -> datasets.Dataset:
-    """Load all labeled training reviews in their original order, with columns text and label (1: positive)."""
+    """Return all labeled training reviews in their original order.
+
+    The columns are `text` and `label`, which is 1 for positive and 0 for negative.
+    """
     import datasets
 
     if config.data == "hub":
@@ -220,7 +223,7 @@ def load_reviews(config: RunConfig) -> datasets.Dataset:
 
     path = _data_dir(config) / FILES_DATA["bert-imdb"][0]
     try:
-        # In memory: datasets' own readers write a copy into a cache.
+        # Read into memory here, because the readers of datasets write a copy to a cache.
         table = pyarrow.parquet.ParquetFile(path).read(columns=["text", "label"])
     except (OSError, pyarrow.ArrowException) as error:
         raise _unreadable(path, error) from error
@@ -234,7 +237,10 @@ def load_reviews(config: RunConfig) -> datasets.Dataset:
 
 
 def load_articles(config: RunConfig) -> dict[str, list[str]]:
-    """Load the training and validation lines of WikiText-2 as on the hub: with newlines, and a blank line as ""."""
+    """Return the lines of WikiText-2 under "train" and "validation".
+
+    The format is that of the hub: lines end with a newline, and a blank line is "".
+    """
     if config.data == "hub":
         import datasets
 
@@ -257,7 +263,7 @@ def _read_lines(path: Path) -> list[str]:
 
 
 def load_tokenizer(config: RunConfig) -> PreTrainedTokenizerBase:
-    """Load the tokenizer of the workload. GPT's tokenizer pads with its end-of-text token."""
+    """Return the tokenizer of the workload. GPT's tokenizer pads with its end-of-text token."""
     from transformers import AutoTokenizer
 
     if config.data == "bundled":
@@ -269,7 +275,7 @@ def load_tokenizer(config: RunConfig) -> PreTrainedTokenizerBase:
         folder = _data_dir(config) / FILES_TOKENIZER[config.workload]
         try:
             tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-        except Exception as error:  # whatever a damaged file makes tokenizers and transformers raise
+        except Exception as error:  # a damaged file can raise any exception in tokenizers and transformers
             raise Refusal(
                 f"{folder} holds no usable tokenizer ({_first_line(error)}); replace it or correct --data-dir"
             ) from error
@@ -286,7 +292,7 @@ def load_tokenizer(config: RunConfig) -> PreTrainedTokenizerBase:
 def from_hub(
     subject: str, load: Callable[[], T], remedy: str = "use --data files --data-dir FOLDER or --data bundled"
 ) -> T:
-    """Return `load()`. Raises Refusal with `remedy` for failures of the network, the hub and its cache.
+    """Return the result of `load`. Raises Refusal with `remedy` if the network, the hub or its cache fails.
 
     One request without retries is sent first, because the libraries retry for 20 to 50 seconds without a network. With
     HF_HUB_OFFLINE=1 no request is sent, and the hub's cache is used.
@@ -301,9 +307,9 @@ def from_hub(
 
 
 def from_folder(folder: Path, model_class: type[Any], settings: Any, drawn: tuple[str, ...] = ()) -> Any:
-    """Load a model with fp32 weights from a folder.
+    """Return a model with the fp32 weights in a folder.
 
-    Parameters whose names match `drawn` may be missing; they are drawn.
+    Parameters whose names begin with one of `drawn` may be missing in the folder. They get random weights.
 
     Raises Refusal if the weights in the folder are not those of such a model.
     """
@@ -313,7 +319,7 @@ def from_folder(folder: Path, model_class: type[Any], settings: Any, drawn: tupl
         model, loading_info = model_class.from_pretrained(
             folder, config=settings, dtype=torch.float32, output_loading_info=True
         )
-    except (OSError, ValueError, RuntimeError) as error:  # the last: another shape
+    except (OSError, ValueError, RuntimeError) as error:  # RuntimeError means another shape
         raise Refusal(
             f"--weights {folder}: cannot be loaded ({_first_line(error)}); name a model of this size"
         ) from error
@@ -325,7 +331,7 @@ def from_folder(folder: Path, model_class: type[Any], settings: Any, drawn: tupl
 
 
 def nothing_left(config: RunConfig) -> Refusal:
-    """Return the message for runs that draw all of a text, so that nothing is left for pretraining."""
+    """Return the Refusal for runs that use all of a text, so that nothing is left for pretraining."""
     return Refusal(
         f"num_train_examples {config.num_train_examples} leaves nothing of {config.workload}'s text to train a body "
         "on; lower it in the study"
@@ -343,7 +349,7 @@ def _hub_failures() -> tuple[type[Exception], ...]:
     from huggingface_hub import errors
     from huggingface_hub.utils import httpx  # type: ignore[attr-defined]
 
-    # huggingface_hub's errors have no base in common, and httpx's are no OSError.
+    # The errors of huggingface_hub have no common base class, and those of httpx are not OSErrors.
     kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, Exception)]
     return OSError, ValueError, httpx.HTTPError, DatasetsError, *(k for k in kinds if k.__module__ == errors.__name__)
 
@@ -363,7 +369,7 @@ def _first_line(error: Exception) -> str:
 
 
 def describe(config: RunConfig, splits: dict[str, Examples], **more: Any) -> dict[str, Any]:
-    """Describe the training data: the source by name, counts, and a digest of every token and label."""
+    """Return a description of the data for the record: source, counts, and a digest of tokens and labels."""
     if config.data == "hub":
         names = {"text": list(HUB_DATA[config.workload]), "tokenizer": HUB_TOKENIZER[config.workload]}
     elif config.data == "files":
@@ -375,7 +381,7 @@ def describe(config: RunConfig, splits: dict[str, Examples], **more: Any) -> dic
 
 
 def digest(*parts: Examples) -> str:
-    """Return the SHA-256 of the token ids and labels of the parts, in order, with their shapes."""
+    """Return the SHA-256 of the token ids and labels of all parts in order, including their shapes."""
     total = hashlib.sha256()
     for part in parts:
         for name in ("input_ids", "labels"):
@@ -386,7 +392,7 @@ def digest(*parts: Examples) -> str:
 
 
 def at_least_fp32(logits: torch.Tensor) -> torch.Tensor:
-    """Return logits in the type in which losses are computed: fp32, or fp64 if the logits are fp64."""
+    """Return the logits in fp32, or in fp64 if they are fp64, because losses are computed in these types."""
     import torch
 
     return logits if logits.dtype == torch.float64 else logits.float()

@@ -1,5 +1,6 @@
-"""Run a published program, and pairs of settings that differ unseen: `python tools/published`.
+"""Run a published program and the parity traps: `python tools/published`.
 
-`protocol` starts the a100-replication's program, of which `program` is one process; `traps` starts the pairs, of which
-`trap_arm` trains one side. study/claims reads their results.
+`protocol` runs the program of the source a100-replication, and `program` is one process of it. `traps` runs pairs of
+trainings that differ in a setting which nobody wrote down, and `trap_arm` trains one side of a pair. study/claims reads
+their results.
 """

@@ -1,4 +1,4 @@
-"""Run what others published, as it is and mended: the a100-replication's program, and parity traps.
+"""Run the program of the source a100-replication, as published and corrected, and the parity traps.
 
 python tools/published protocol --output FILE
 python tools/published traps --output FILE

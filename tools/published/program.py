@@ -1,14 +1,15 @@
-"""What does the a100-replication's program do, as its appendix prints it, or with some of its defects mended?
+"""Run the program of the source a100-replication once, as its appendix prints it or with some defects corrected.
 
     PYTHONPATH=tools python -m published.program SPEC
 
-One process is one start of the program: its arms run one after another, as there. SPEC is a JSON file: one of PROGRAMS
-in study/claims/defects.py, the repeat, the workload and the starting weights. Its answer is the observations of each
-arm.
+One process runs the program once, with its arms one after another as in the appendix. SPEC is a JSON file with one of
+PROGRAMS in study/claims/defects.py, the repeat, the configuration and the pretrained weights. The result has the
+observations of each arm.
 
-The appendix prints its function in two blocks, the second without indentation; here it is put together again. What
-differs from it even where nothing is mended: starts are drawn from seeds that are known, so that they can be had again;
-on a CPU `use_cpu` is set, and the peak is the kernel's, of resident memory; no cache is emptied before an arm.
+The appendix prints its function in two blocks, the second without indentation. Here, it is one function again. Three
+things differ from the appendix even if no defect is corrected. Random weights come from known seeds, so that they can
+be reproduced. On a CPU, `use_cpu` is set, and the peak is the resident memory that the kernel reports. No cache is
+emptied before an arm.
 """
 
 from __future__ import annotations
@@ -36,13 +37,13 @@ if TYPE_CHECKING:
     from published.watched_trainer import Watched
     from study.workloads.sources import Examples, Splits
 
-PUBLISHED_SEED = 42  # of split, order and dropout, in every start of the published program
-# The appendix's dictionary. Where it is honoured DeepSpeed demands a batch size, which Trainer puts in for "auto".
+PUBLISHED_SEED = 42  # of split, order and dropout, in every run of the published program
+# The dictionary of the appendix. If it takes effect, DeepSpeed needs a batch size, which Trainer fills in for "auto".
 SETTINGS = {"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}}}
 BATCH_SIZE = {"train_micro_batch_size_per_gpu": "auto"}
-WARMUP_STEPS = 5  # left out of the median step
-MOST_HELD_OUT = 2000  # reviews on which a mended evaluation rests
-# How the body is trained where there are no published weights, on reviews that the protocol never sees.
+WARMUP_STEPS = 5  # steps that are excluded from the median step time
+MOST_HELD_OUT = 2000  # the most reviews that a corrected evaluation uses
+# How the pretrained weights are trained if there are no published ones, on reviews that the protocol does not use.
 BODY_SEED = 0
 BODY_TRAINING: dict[str, Any] = {
     "per_device_train_batch_size": 32,
@@ -54,7 +55,10 @@ BODY_TRAINING: dict[str, Any] = {
 
 
 class ArmFailed(Exception):
-    """Trainer did not train an arm. That is a result: earlier arms have used the same process."""
+    """Trainer failed to train an arm.
+
+    This is a result of the program, because the arms before it ran in the same process.
+    """
 
     def __init__(self, error: Exception) -> None:
         first = next((line for line in str(error).splitlines() if line.strip()), "")
@@ -63,7 +67,7 @@ class ArmFailed(Exception):
 
 def main() -> None:
     spec = json.loads(Path(sys.argv[1]).read_text())
-    warnings.simplefilter("ignore")  # the engine's own, several lines a step
+    warnings.simplefilter("ignore")  # the engine warns in every step
     extensions.use_own_folder()
     extensions.use_built()
     os.environ.update(QUIET_ENVIRONMENT | dict(os.environ))
@@ -76,21 +80,25 @@ def main() -> None:
     processes.send_result(facts)
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)  # as train.py ends, and for the same reason
+    os._exit(0)  # train.py ends in the same way, for the same reason
 
 
 def run(program: Program, repeat: int, config: RunConfig, body: Path | None) -> dict[str, Any]:
-    """Run the arms of a program; return what is observed of each, up to the first that fails, with its error."""
+    """Run the arms of a program and return the observations of each.
+
+    The program ends with the first arm that fails. This arm has an "error" instead of observations.
+    """
     from study.records import machine
 
-    seed = repeat + 1 if program.own_seeds else PUBLISHED_SEED  # not the body's, which has learned to suit its head
+    # No repeat has BODY_SEED, because the pretrained weights suit the head of that seed.
+    seed = repeat + 1 if program.own_seeds else PUBLISHED_SEED
     splits, held_out = load(config, seed, body is not None)
     model = None
     arms: list[dict[str, Any]] = []
     life_peak = 0
     for position, arm in enumerate(program.arms):
         if model is None or program.fresh_model:
-            # The appendix draws the head before any seed is set: another one at each start, and for each model built.
+            # The appendix draws the head before it sets a seed, so each run and each new model gets another head.
             unseeded = 1000 * (repeat + 1) + 10 * program.start + position
             model = build(config, splits, body, seed if program.seeded_head else unseeded)
         try:
@@ -107,7 +115,7 @@ def run(program: Program, repeat: int, config: RunConfig, body: Path | None) -> 
 
 
 def _reviews(config: RunConfig, of_body: bool | None) -> Any:
-    """The labelled reviews: those that train the body, the others, or (None) all of them."""
+    """Return labeled reviews: those for pretraining if True, the others if False, or all if None."""
     from study.workloads import sources
 
     reviews = sources.load_reviews(config)
@@ -118,9 +126,10 @@ def _reviews(config: RunConfig, of_body: bool | None) -> Any:
 
 
 def load(config: RunConfig, seed: int, has_body: bool) -> tuple[Splits, Examples]:
-    """Draw reviews as the appendix does (split 80/20, shuffle, take the first), and more of the held-out part.
+    """Return the reviews that the appendix draws, and more held-out reviews for a better evaluation.
 
-    Those more are without reviews that are trained on too.
+    The appendix splits the reviews 80/20, shuffles each part and takes the first of each. The additional held-out
+    reviews do not include reviews that are also in the training data.
     """
     from study.workloads import bert_imdb, sources
 
@@ -148,7 +157,7 @@ def load(config: RunConfig, seed: int, has_body: bool) -> tuple[Splits, Examples
 
 
 def build(config: RunConfig, splits: Splits, body: Path | None, head_seed: int) -> Any:
-    """Build the classifier: a published or a trained body, and a head drawn from this seed."""
+    """Return the classifier with published or pretrained weights, and with a random head of this seed."""
     import torch
 
     from study.workloads import bert_imdb
@@ -161,7 +170,7 @@ def build(config: RunConfig, splits: Splits, body: Path | None, head_seed: int) 
 
 
 def train_body(config: RunConfig, path: Path) -> dict[str, Any]:
-    """Train a classifier on the reviews of the body's share and write its body's weights to `path`."""
+    """Train a classifier on the reviews for pretraining, and write its weights without the head to `path`."""
     import torch
     from transformers import Trainer, TrainingArguments, set_seed
 
@@ -188,7 +197,10 @@ def train_body(config: RunConfig, path: Path) -> dict[str, Any]:
 def train(
     model: Any, arm: str, program: Program, seed: int, config: RunConfig, splits: Splits, held_out: Examples
 ) -> dict[str, Any]:
-    """Call the appendix's `train_model`, and observe it. Raises ArmFailed where Trainer does not train."""
+    """Train one arm as `train_model` of the appendix does, and return what was observed.
+
+    Raises ArmFailed if Trainer fails.
+    """
     from published.watched_trainer import StepEdges, Watched
     from study.training.memory import PhaseMemory
     from study.training.optimizer_steps import make_clock
@@ -226,14 +238,17 @@ def train(
 
 
 def _training_arguments(arm: str, program: Program, seed: int, config: RunConfig, folder: str) -> TrainingArguments:
-    """The appendix's TrainingArguments of an arm; ZeRO's settings where it puts them, or where they are read."""
+    """Return the appendix's TrainingArguments for an arm.
+
+    The published program sets the DeepSpeed settings where Trainer ignores them. `program.honoured` corrects that.
+    """
     import torch
     from transformers import TrainingArguments
 
     kind, batch_size = arm.split("-")
     honoured: dict[str, Any] = {}
     if kind == "zero" and program.honoured:
-        # What a launcher sets for one process: without it DeepSpeed looks for MPI.
+        # The variables that a launcher sets for one process. Without them, DeepSpeed tries to use MPI.
         os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
         honoured = {"deepspeed": {**SETTINGS, **BATCH_SIZE}}
     training_args = TrainingArguments(
@@ -253,12 +268,12 @@ def _training_arguments(arm: str, program: Program, seed: int, config: RunConfig
         **honoured,
     )
     if kind == "zero" and not program.honoured:
-        training_args.deepspeed = SETTINGS  # as published: nothing reads it any more
+        training_args.deepspeed = SETTINGS  # as published; nothing reads this attribute afterwards
     return training_args
 
 
 def _read_back(trainer: Watched) -> dict[str, Any]:
-    """What the arm really was, read from the engine."""
+    """Return the actual settings of the arm, read from the engine."""
     from study.engines.readback.facts import base_optimizer
 
     engine: Any = trainer.model_wrapped
@@ -275,7 +290,7 @@ def _read_back(trainer: Watched) -> dict[str, Any]:
     if hasattr(engine, "zero_optimization_stage"):
         offload = engine.zero_offload_optimizer()
         facts["zero_stage"] = engine.zero_optimization_stage()
-        device = getattr(offload, "device", "none")  # a word, or an enumeration's
+        device = getattr(offload, "device", "none")  # a string, or a member of an enumeration
         facts["offload_optimizer_device"] = str(getattr(device, "value", device))
         facts["gradient_clipping"] = engine.gradient_clipping()
         facts["batch_size"] = engine.train_micro_batch_size_per_gpu()
@@ -283,7 +298,10 @@ def _read_back(trainer: Watched) -> dict[str, Any]:
 
 
 def _learned(trainer: Watched, held_out: Examples) -> dict[str, Any]:
-    """Losses as Trainer reports them last, and mended: the mean of each epoch, and over many held-out reviews."""
+    """Return the last losses that Trainer logs, and corrected losses.
+
+    The corrected losses are the mean training loss of each epoch, and the loss over many held-out reviews.
+    """
     import torch
 
     history = trainer.state.log_history

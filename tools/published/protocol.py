@@ -1,7 +1,7 @@
-"""Run the a100-replication's program as published, and mended step by step.
+"""Run the program of the source a100-replication as published, and with its defects corrected step by step.
 
-Each program of study/claims/defects.yaml is started in a process of its own (program.py), repeat by repeat.
-study/claims/defects.py computes the effects from what this writes.
+Each program of study/claims/defects.yaml runs in its own process (program.py), once per repeat.
+study/claims/defects.py computes the effects from the results.
 """
 
 from __future__ import annotations
@@ -22,25 +22,26 @@ from study.errors import Refusal
 from study.records.machine import SAME
 from study.workloads import sources
 
-TRAINED_HERE = ("tiny", "micro", "mini")  # by a rate and in a number of epochs that suit small models
+TRAINED_HERE = ("tiny", "micro", "mini")  # sizes for which BODY_TRAINING in program.py works
 TIMEOUT_SECONDS = 3600  # of one process
 SHOWN = ("workload", "size", "data", "num_train_examples", "num_eval_examples", "sequence_length", "dropout", "epochs")
-FEWEST_STEPS = 10  # of an arm: the appendix logs its loss after so many
+FEWEST_STEPS = 10  # per arm, because the appendix logs the loss every 10 steps
 LARGEST_BATCH = 16
-BODY_SHARE = 4  # one review in so many trains the body, where no published weights are to be had
+BODY_SHARE = 4  # if there are no published weights, 1 of 4 reviews is used for pretraining
 
 
 def measure(config: RunConfig, repeats: int, programs: Sequence[str], output: Path) -> None:
-    """Run what the file lacks of these programs, or of all, and write each run into it.
+    """Run the programs that the file does not contain yet, and add each run to the file.
 
-    Raises Refusal, and RunFailed where a program failed.
+    `programs` are names of programs, or empty for all. Raises Refusal if the flags or the content of the file do not
+    fit, and RunFailed if a program fails.
     """
     if unknown := set(programs) - set(PROGRAMS):
         raise Refusal(f"--program {min(unknown)}: is unknown; take one of {', '.join(PROGRAMS)}")
     _check(config, output)
     experiment = _kept(output, config)
     names = list(programs or PROGRAMS)
-    # Each repeat begins with another program, so that a drift of the machine favours none.
+    # Each repeat begins with another program, so that a slow change of the machine favors none.
     ordered = [(names[(repeat + i) % len(names)], repeat) for repeat in range(repeats) for i in range(len(names))]
     missing = [(name, repeat) for name, repeat in ordered if f"{name}/{repeat}" not in experiment["runs"]]
     with tempfile.TemporaryDirectory(prefix="zero-study-protocol-") as folder:
@@ -65,7 +66,7 @@ def measure(config: RunConfig, repeats: int, programs: Sequence[str], output: Pa
 
 
 def _check(config: RunConfig, output: Path) -> None:
-    """Refuse, before anything is started, what would fail or would not be this experiment."""
+    """Raise Refusal, before any program is started, for settings that would fail or change the experiment."""
     sources.check(config)
     if config.num_train_examples * config.epochs < FEWEST_STEPS * LARGEST_BATCH:
         raise Refusal(
@@ -84,7 +85,7 @@ def _check(config: RunConfig, output: Path) -> None:
 
 
 def _kept(output: Path, config: RunConfig) -> dict[str, Any]:
-    """What the file has of this experiment. Raises Refusal where it holds another one."""
+    """Return the content of the file, or of a new one. Raises Refusal if the file has another experiment."""
     settings = config.model_dump(mode="json", include=set(SHOWN))
     content = defects.read(output) if output.exists() else {"settings": settings, "runs": {}}
     if content["settings"] != settings:
@@ -95,7 +96,10 @@ def _kept(output: Path, config: RunConfig) -> dict[str, Any]:
 
 
 def _start(config: RunConfig, body: Path | None, name: str | None, repeat: int, folder: Path) -> dict[str, Any]:
-    """Start a program once and return what it observed; without a name, train the body. Raises Refusal, RunFailed."""
+    """Run a program once and return its observations. If `name` is None, train the pretrained weights.
+
+    Raises Refusal or RunFailed if the process fails.
+    """
     spec = folder / "spec.json"
     program = None if name is None else PROGRAMS[name]._asdict()
     job = {"config": config.model_dump(mode="json"), "body": body and str(body), "program": program, "repeat": repeat}

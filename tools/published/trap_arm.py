@@ -1,9 +1,10 @@
-"""Train one arm of a trap as published scripts do, seed after seed, and ask the engine what it really was.
+"""Train one arm of a trap as published scripts do, seed after seed, and read the actual settings from the engine.
 
     accelerate launch --config_file FILE tools/published/trap_arm.py JOB.json
 
-`traps.py` writes the job and starts this. Nothing here guards against anything: the study's own trainer refuses most of
-these set-ups. JOB.json: {"program": {...}, "settings": {...}, "seeds": [...], "data_dir": ... or null}.
+`traps.py` writes the job and starts this script. The script does not check its settings, because it has to run set-ups
+that this project's own trainer refuses. JOB.json contains {"program": {...}, "settings": {...}, "seeds": [...],
+"data_dir": ... or null}.
 """
 
 from __future__ import annotations
@@ -48,11 +49,14 @@ def main() -> None:
         status = 1
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(status)  # as study/train.py ends, and for the same reason
+    os._exit(status)  # study/train.py ends in the same way, for the same reason
 
 
 def run(job: dict[str, Any]) -> None:
-    """Train every seed, then the first again, and answer what each learned. Raises RuntimeError where it differs."""
+    """Train every seed, then the first one again, and send the results.
+
+    Raises RuntimeError if the first seed gives another result the second time, or if the engine differs between seeds.
+    """
     logging: Any = transformers.utils.logging
     logging.set_verbosity_error()
     logging.disable_progress_bar()
@@ -70,8 +74,8 @@ def run(job: dict[str, Any]) -> None:
     for seed in [*job["seeds"], job["seeds"][0]]:
         facts, learned = training.train(seed)
         ran.append(facts)
-        # The first seed had this process to itself. That it comes out the same after all others shows that no seed
-        # leaves anything behind for the next one, which is not so everywhere: old hooks fire, state is inherited.
+        # The first seed ran in a new process. If it gives the same result after all others, no seed affects the next
+        # one. This is not always true: hooks of an earlier model can still run, and state can be inherited.
         if seeds.setdefault(str(seed), learned) != learned:
             raise RuntimeError(f"seed {seed}: trained again in the same process, it comes out differently")
     if any(facts != ran[0] for facts in ran):
@@ -83,7 +87,10 @@ def run(job: dict[str, Any]) -> None:
 
 
 def with_own_vocabulary(splits: Splits) -> Splits:
-    """Number the tokens that occur from 0: most rows of the embedding would never be trained, but always be sent."""
+    """Return the splits with only the tokens that occur, numbered from 0.
+
+    Otherwise most rows of the embedding would never be trained, but be communicated in every step.
+    """
     parts = (splits.train.tensors, splits.evaluation.tensors)
     tokens: Any = torch.cat([part["input_ids"] for part in parts])
     present, numbered = tokens.unique(return_inverse=True)
@@ -112,7 +119,7 @@ def build_accelerator(program: dict[str, Any]) -> Accelerator:
 
 @dataclasses.dataclass(frozen=True)
 class Training:
-    """What every seed of an arm shares. All that trains is collective."""
+    """The settings that all seeds of an arm share, and the methods that train. All ranks must call them together."""
 
     accelerator: Accelerator
     program: dict[str, Any]
@@ -121,7 +128,7 @@ class Training:
     splits: Splits
 
     def train(self, seed: int) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Train one seed from its own weights; return what the engine was, and what was learned."""
+        """Train one seed from its own initial weights. Return the actual settings of the engine, and the results."""
         self.accelerator.free_memory()
         set_seed(seed)
         model = self.build_model()
@@ -156,7 +163,11 @@ class Training:
         return self.read_back(model, optimizer) | counts, learned
 
     def build_model(self) -> Any:
-        """Build it "whole"; "partitioned", as transformers does at stage 3; or "loaded", the whole one's weights."""
+        """Return the model for one seed, built as `initial_weights` of the program says.
+
+        "whole" builds it unpartitioned, "partitioned" lets transformers partition it at stage 3, and "loaded" saves the
+        whole model and loads it again.
+        """
         how = self.program["initial_weights"]
         if how == "partitioned":
             settings = bert_imdb.model_config(self.config, self.splits)
@@ -165,7 +176,7 @@ class Training:
             model = bert_imdb.build_model(self.config, self.splits)
         if how == "whole":
             return model
-        with tempfile.TemporaryDirectory() as folder:  # of each rank's own
+        with tempfile.TemporaryDirectory() as folder:  # a folder for each rank
             model.save_pretrained(folder)
             return bert_imdb.load_model(self.config, self.splits, Path(folder))
 
@@ -173,7 +184,7 @@ class Training:
         name, decay, rate = (
             self.program["optimizer"], self.settings["weight_decay"], self.settings["learning_rate"],
         )  # fmt: skip
-        if name == "config":  # accelerate's stand-in for the one in the DeepSpeed config
+        if name == "config":  # accelerate's placeholder for the optimizer in the DeepSpeed config
             return DummyOptim(model.parameters(), lr=rate, weight_decay=decay)
         groups = weights.parameter_groups(model, decay)
         if name == "sgd":
@@ -181,17 +192,20 @@ class Training:
         return {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[name](groups, lr=rate)
 
     def schedule(self, step: int, num_steps: int) -> float:
-        """Share of the peak learning rate in step `step` (1-based): linear warm-up, linear decay."""
+        """Return the share of the peak learning rate in a step, with linear warm-up and linear decay.
+
+        `step` counts from 1.
+        """
         warmup = self.settings["warmup_steps"]
         return float(step / warmup if step <= warmup else max(0.0, 1 - (step - 1 - warmup) / (num_steps - warmup)))
 
     def train_epochs(
         self, model: Any, optimizer: Any, scheduler: Any, batches: Any, num_steps: int
     ) -> tuple[list[float], str, dict[str, Any]]:
-        """Train; return each step's loss, a digest of the examples in each step, and what was counted.
+        """Train all epochs. Return the loss of each step, a digest of the examples in each step, and counts of steps.
 
-        A step is the program's, after its own accumulation; the digest is the same in whatever order a step has them.
-        Without a scheduler the rate is set by hand.
+        A step is a step of the script, after the accumulation that the script asks for. The digest does not depend on
+        the order of the examples within a step. Without a scheduler, this function sets the learning rate.
         """
         accumulation, clip = self.program["gradient_accumulation_steps"], self.program["clip_grad_norm"]
         rate = self.settings["sgd_learning_rate" if self.program["optimizer"] == "sgd" else "learning_rate"]
@@ -228,7 +242,7 @@ class Training:
 
     @torch.no_grad()
     def evaluate(self, model: Any, batches: Any) -> float:
-        """Mean loss over the held-out examples."""
+        """Return the mean loss over the held-out examples."""
         model.eval()
         losses = []
         for batch in batches:
@@ -237,7 +251,10 @@ class Training:
         return torch.cat(losses).mean().item()
 
     def read_back(self, model: Any, optimizer: Any) -> dict[str, Any]:
-        """Ask the engine, after the last step, what it is and how often it stepped. Rank-local."""
+        """Return the actual settings of the engine after the last step, and how often it stepped.
+
+        This involves no communication between ranks.
+        """
         base = base_optimizer(optimizer)
         states = list(base.state.values())
         facts = {
@@ -249,7 +266,7 @@ class Training:
             "parameter_dtypes": sorted({str(p.dtype).removeprefix("torch.") for p in model.parameters()}),
             "autocast": self.accelerator.mixed_precision if self.accelerator.native_amp else None,
             "model_state_bytes": model_state_bytes(model, engine_optimizer(model, optimizer), None).model_states,
-            # torch counts in a tensor, DeepSpeedCPUAdam in a number; SGD does not count.
+            # torch counts steps in a tensor, DeepSpeedCPUAdam in a number. SGD does not count them.
             "optimizer_steps": max((int(state["step"]) for state in states if "step" in state), default=None),
         }
         if self.accelerator.distributed_type.value != "DEEPSPEED":

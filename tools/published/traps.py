@@ -1,9 +1,9 @@
-"""Measure the parity traps: train pairs of runs that read as the same training and differ in one unwritten setting.
+"""Measure the parity traps: pairs of runs that look like the same training but differ in one unwritten setting.
 
-A trap is an arm and its control that differ in a setting which nobody wrote down, and a pair of arms in which that
-setting is matched; traps.yaml has them. Arms are small trainings from scratch, started by accelerate as published
-scripts are (trap_arm.py). The file gets what each engine was and what it learned; study/claims/traps.py computes the
-differences from it.
+In a trap, an arm and its control differ in a setting that nobody wrote down. In a second pair of arms, this setting is
+the same on both sides. traps.yaml lists the traps. Arms are small trainings from scratch that accelerate starts, as it
+starts published scripts (trap_arm.py). The file gets the actual settings of each engine and its results.
+study/claims/traps.py computes the differences from the file.
 """
 
 from __future__ import annotations
@@ -26,17 +26,20 @@ from study.records.machine import SAME
 from study.running.launch import QUIET_ENVIRONMENT
 from study.workloads import sources
 
-TIMEOUT_SECONDS = 3600  # of one arm, with all its seeds
+TIMEOUT_SECONDS = 3600  # for one arm with all its seeds
 
 
 class Trap(NamedTuple):
-    """Arms by name, and what they are compared by: keys of a seed's facts or of what the engine was."""
+    """The names of the arms of a trap, and the quantities by which they are compared.
+
+    A quantity is a key of a seed's results or of the actual settings of the engine.
+    """
 
     what: str
     control: str
     trapped: str
     matched: str
-    matched_control: str | None = None  # None: the control
+    matched_control: str | None = None  # None if it is the same as `control`
     quantities: Sequence[str] = ("train_loss", "eval_loss")
 
     @property
@@ -51,7 +54,10 @@ TRAPS = {name: Trap(**keys) for name, keys in _DATA["traps"].items()}
 
 
 def asked_of(arm: str) -> dict[str, Any]:
-    """What an arm is started with: an accelerate file, a DeepSpeed JSON if it names one, and what the script does."""
+    """Return the settings that start an arm: the accelerate file, the DeepSpeed JSON, and the settings of the script.
+
+    The DeepSpeed JSON is None if the arm has none.
+    """
     asked = ARMS[arm]
     num_processes = asked.get("processes", 1)
     script = {"micro_batch_size": 16 // num_processes, **_DATA["script"], **asked.get("script", {})}
@@ -78,7 +84,11 @@ def asked_of(arm: str) -> dict[str, Any]:
 
 
 def measure(names: Sequence[str], num_seeds: int, data_dir: Path | None, output: Path) -> None:
-    """Measure what the file lacks of these traps, or of all. Raises Refusal, and RunFailed where a launch failed."""
+    """Measure the traps that the file does not contain yet, and add them to the file.
+
+    `names` are names of traps, or empty for all. Seeds count from 0. Raises Refusal if the settings or the content of
+    the file do not fit, and RunFailed if a launch fails.
+    """
     if unknown := [name for name in names if name not in TRAPS]:
         raise Refusal(f"--trap {unknown[0]}: is unknown; take one of {', '.join(TRAPS)}")
     files.require_folder(output)
@@ -104,7 +114,7 @@ def measure(names: Sequence[str], num_seeds: int, data_dir: Path | None, output:
 
 
 def check_machine(arms: Sequence[str]) -> None:
-    """Refuse arms that would fail on this machine; build the extensions that they need."""
+    """Raise Refusal for arms that would fail on this machine, and build the extensions that the arms need."""
     num_gpus = len(this_machine.find().gpu_memory_bytes)
     asked = {arm: asked_of(arm) for arm in arms}
     of_two = [arm for arm in arms if asked[arm]["accelerate_file"]["num_processes"] == 2]
@@ -118,7 +128,7 @@ def check_machine(arms: Sequence[str]) -> None:
 
 
 def read_or_begin(path: Path, from_files: bool) -> dict[str, Any]:
-    """The content of the file so far, or of a new one. Raises Refusal where it was made with other settings."""
+    """Return the content of the file, or of a new one. Raises Refusal if other settings produced the file."""
     command = "python tools/published traps" + (" --data-dir DIR" if from_files else "") + " --output FILE"
     if not path.exists():
         begun = {"command": command, "date": None, "machine": None, "settings": SETTINGS, "data": None}
@@ -131,7 +141,10 @@ def read_or_begin(path: Path, from_files: bool) -> dict[str, Any]:
 
 
 def start(arm: str, seeds: list[int], data_dir: Path | None) -> dict[str, Any]:
-    """Launch one arm, which trains the seeds one after the other; return what it wrote. Raises RunFailed."""
+    """Launch one arm, which trains the seeds one after another, and return its results.
+
+    Raises RunFailed if it fails.
+    """
     asked = asked_of(arm)
     with tempfile.TemporaryDirectory(prefix="zero-study-traps-") as name:
         folder = Path(name)
@@ -157,7 +170,10 @@ def start(arm: str, seeds: list[int], data_dir: Path | None) -> dict[str, Any]:
 
 
 def add(content: dict[str, Any], arm: str, launched: dict[str, Any]) -> None:
-    """Put one launch into the file's content. Raises Refusal where it does not belong to what is in there."""
+    """Add the results of one launch to the content of the file.
+
+    Raises Refusal if machine, data or engine differ from those in the file.
+    """
     known = content["arms"].setdefault(arm, {"asked": asked_of(arm), "ran": launched["ran"], "seeds": {}})
     machine = {name: launched["machine"][name] for name in SAME}
     for where, key, value in (

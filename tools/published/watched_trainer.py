@@ -1,4 +1,4 @@
-"""What does Hugging Face's Trainer do in each step? The losses that it sees, and the edges of its steps."""
+"""Record what Hugging Face's Trainer does in each step: its losses, and when its steps begin and end."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from transformers import Trainer, TrainerCallback
 
 
 class Watched(Trainer):
-    """Trainer as it is, which keeps the loss of every micro batch in `seen_losses`."""
+    """The unchanged Trainer, except that it keeps the loss of every micro batch in `seen_losses`."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -24,7 +24,7 @@ class Watched(Trainer):
 
 
 class StepEdges(TrainerCallback):
-    """Note when each step begins and ends, by a clock and by how long this process has computed."""
+    """Record when each step begins and ends, by a clock and by the processor time of this process."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
@@ -36,7 +36,7 @@ class StepEdges(TrainerCallback):
     on_step_end = on_step_begin
 
     def seconds(self) -> tuple[list[float], list[float]]:
-        """The seconds of each step: by the clock, and of the processor."""
+        """Return the seconds of each step by the clock, and the seconds of processor time."""
         steps = list(zip(self._edges[::2], self._edges[1::2], strict=True))
         wall, processor = ([end[which] - begin[which] for begin, end in steps] for which in (0, 1))
         return wall, processor

@@ -1,4 +1,4 @@
-"""The rules that decide claims, one module for each kind of rule, and the observation that all of them return."""
+"""The rules that decide claims, one module per kind of rule, and the observation that all rules return."""
 
 from __future__ import annotations
 
@@ -12,13 +12,16 @@ Text = Annotated[str, Field(min_length=1)]
 
 @dataclass(frozen=True)
 class Observed:
-    """An observed value with its interval and its evidence. Bytes are bytes, whatever the unit of the claim."""
+    """An observed value with its interval and its evidence.
+
+    If `in_bytes` is set, the value is in bytes, even if the claim uses another unit.
+    """
 
     value: float | bool | str
     evidence: tuple[str, ...]  # run ids of records, a formula with its numbers, or a result
-    interval: tuple[float, float] | None = None  # of a yes or no: what the two ends of the amount behind it say
+    interval: tuple[float, float] | None = None  # for yes or no: the answers at the two ends
     in_bytes: bool = False
-    told: str = ""  # how the interval came about, or what shows the outcome
+    told: str = ""  # how the interval was computed, or the evidence of the outcome
 
     @property
     def number(self) -> float:
@@ -27,10 +30,10 @@ class Observed:
 
     @property
     def ends(self) -> tuple[float, float]:
-        """The interval; without one, the value twice."""
+        """The two ends of the interval. Both equal the value if there is no interval."""
         return self.interval or (self.number, self.number)
 
 
 def around(value: float, factor: float) -> tuple[float, float]:
-    """The interval from a factor below a value to the factor above it."""
+    """Return the interval from value / factor to value * factor."""
     return value / factor, value * factor

@@ -1,4 +1,7 @@
-"""Evaluate formulas over the numbers of a source and of the sources that it cites: + - * / **, min and max only."""
+"""Evaluate formulas with the numbers of a source and of the sources that it cites.
+
+Formulas may use + - * / **, min and max.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ _ALLOWED = (
 
 
 def observe(formula: str, numbers: Mapping[str, float]) -> Observed:
-    """Evaluate a formula. Raises ValueError for anything that is not allowed, and if the value is not finite."""
+    """Return the value of a formula. Raises ValueError if it uses anything else, or if its value is not finite."""
     value = _evaluated(formula, _checked(formula, numbers), numbers)
     filled = ast.unparse(_Filled(numbers).visit(_parsed(formula)))
     steps = formula if filled == formula else f"{formula} = {filled}"
@@ -31,7 +34,10 @@ def _parsed(formula: str) -> ast.Expression:
 
 
 def _checked(formula: str, numbers: Mapping[str, float]) -> ast.Expression:
-    """Parse a formula that holds only numbers, known names and what is allowed; its numbers are floats."""
+    """Return the parsed formula with all numbers as floats.
+
+    Raises ValueError for an unknown name and for anything that is not allowed.
+    """
     tree = _parsed(formula)
     functions = {node.func for node in ast.walk(tree) if isinstance(node, ast.Call) and not node.keywords}
     for node in ast.walk(tree):
@@ -41,7 +47,7 @@ def _checked(formula: str, numbers: Mapping[str, float]) -> ast.Expression:
         if isinstance(node, ast.Constant):
             if not isinstance(node.value, (int, float)) or isinstance(node.value, bool):
                 raise ValueError(f"formula {formula!r}: {node.value!r} is no number")
-            node.value = float(node.value)  # a power of whole numbers may have no end
+            node.value = float(node.value)  # because a power of integers could be extremely large
         if isinstance(node, ast.Name) and node.id not in (_FUNCTIONS if node in functions else numbers):
             raise ValueError(f"formula {formula!r}: {node.id} is not among the source's numbers; add it there")
     return tree
@@ -58,7 +64,7 @@ def _evaluated(formula: str, tree: ast.Expression, numbers: Mapping[str, float])
 
 
 class _Filled(ast.NodeTransformer):
-    """Put the numbers in the place of their names."""
+    """Replace names by their numbers."""
 
     def __init__(self, numbers: Mapping[str, float]) -> None:
         self._numbers = numbers

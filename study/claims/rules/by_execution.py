@@ -1,6 +1,6 @@
-"""Read how today's engines handled the code lines of claims, from the committed results of snippets.py.
+"""Read how current engines handled the code lines of claims, from the committed results of snippets.py.
 
-A result is of the rule as it then stood: one whose digest differs decides nothing.
+A result contains the digest of its rule. If the rule has changed since, the result is not used.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ Scalar = bool | int | float | str | None
 
 
 class Execution(StrictModel):
-    """A rule: the claim's code lines are given to today's engine by study/claims/snippets.py."""
+    """A rule that runs the claim's code lines with the current engine. study/claims/snippets.py runs them."""
 
     type: Literal["execution"]
     through: Literal["deepspeed-json", "accelerate-yaml", "training-arguments", "python"]
     snippet: Text
     processes: Literal[1, 2] = 1
-    wants: dict[Text, Scalar] = Field(default_factory=dict)  # by expression: what it is where the lines are in effect
-    measures: Text | None = None  # the expression of what is observed, where that is no outcome
+    wants: dict[Text, Scalar] = Field(default_factory=dict)  # values by expression if the lines take effect
+    measures: Text | None = None  # expression of the observed value; None if the outcome is observed
 
     @model_validator(mode="after")
     def _can_be_given(self) -> Execution:
@@ -48,7 +48,7 @@ class Execution(StrictModel):
                 can = isinstance(yaml.safe_load(self.snippet), dict)
             elif self.through == "training-arguments":
                 can = isinstance(ast.parse(self.snippet, mode="eval").body, ast.Call)
-            else:  # whatever it is, Python is asked
+            else:  # Python itself decides whether the lines are valid
                 can = True
         except (ValueError, SyntaxError, yaml.YAMLError):
             can = False
@@ -68,17 +68,17 @@ class Execution(StrictModel):
 
 
 class Result(Facts, strict=True):
-    """The result of one claim's code lines."""
+    """The result of running one claim's code lines."""
 
-    rule_sha256: str  # of the rule that was followed
+    rule_sha256: str  # digest of the rule that was applied
     outcome: Outcome
-    message: str | None  # the engine's own, where it refused
-    found: dict[str, Scalar | list[Scalar]]  # by expression of the rule's `wants`; by rank where the ranks differ
+    message: str | None  # the engine's message if it refused the lines
+    found: dict[str, Scalar | list[Scalar]]  # by expression of `wants`; a list by rank if ranks differ
     measured: Scalar | list[Scalar]
 
 
 class Results(Facts, strict=True):
-    """The file of results."""
+    """The content of the file of results."""
 
     date: str
     command: str
@@ -87,14 +87,18 @@ class Results(Facts, strict=True):
 
 
 def outcome(wants: Mapping[str, Any], values: Mapping[str, Any], message: str | None) -> Outcome:
-    """Return the outcome of code lines; they count as accepted only if they then have an effect."""
+    """Return the outcome of code lines: rejected, ignored or accepted.
+
+    The lines are rejected if the engine has a message. They are accepted if all values are as expected, otherwise
+    ignored.
+    """
     if message is not None:
         return "rejected"
     return "accepted" if values == wants else "ignored"
 
 
 def read(path: Path = RESULTS) -> Results:
-    """Read the file of results. Raises Refusal naming the file and the key."""
+    """Return the content of the file of results. Raises Refusal with the file and the key."""
     content = load(path, f"results; run `{COMMAND}`")
     with refusing(str(path)):
         return Results.model_validate(content)
@@ -106,12 +110,15 @@ def _committed() -> Results:
 
 
 def versions() -> str:
-    """The versions that the results are of, as a sentence names them."""
+    """Return the packages and versions that produced the results, as text for a sentence."""
     return ", ".join(f"{name} {version}" for name, version in _committed().versions.items())
 
 
 def observe(name: str, rule: Execution) -> Observed:
-    """Return the result of a claim's code lines. Raises ValueError if there is none, or it is of another rule."""
+    """Return the observed result of a claim's code lines.
+
+    Raises ValueError if there is no result, if the rule has changed since, or if the result contradicts itself.
+    """
     again = f"run `{COMMAND} --claim {name}`"
     results_file = RESULTS.relative_to(ROOT)
     result = _committed().results.get(name)
@@ -127,13 +134,13 @@ def observe(name: str, rule: Execution) -> Observed:
         )
     observed: bool | float | str = result.outcome
     if rule.measures is not None and result.outcome == "accepted":
-        assert result.measured is not None  # as nothing was refused
+        assert result.measured is not None  # because the engine accepted the lines
         observed = result.measured
     return Observed(observed, (f"{results_file}: {name}: {result.outcome}",), told=_what_shows_it(rule, result))
 
 
 def _what_shows_it(rule: Execution, result: Result) -> str:
-    """Return the evidence in words, for the sentence of a verdict."""
+    """Return the evidence of the outcome in words: the engine's message, or the values of the expressions."""
     if result.message is not None:
         return result.message
     values = [

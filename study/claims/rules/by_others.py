@@ -1,9 +1,9 @@
-"""Compare published measurements of others: pairs of rows that differ only in what a claim is about.
+"""Compare published measurements of others, in pairs of rows that differ only in what a claim is about.
 
-No row is picked by hand: of each source all pairs are taken that differ in what the rule names and in nothing else.
-Grade C, where too much is assumed, decides nothing. A row is one run on its box, so every rate has the allowance of
-REPEAT; and rows show what was seen there, not what holds elsewhere: a claim of everything fails by one pair against it,
-and where none is, it holds on these rows.
+No row is picked by hand. The comparison uses all pairs of rows of one source that differ only in the conditions that
+the rule names. Rows of grade C, which need too many assumptions, are not used. A row is a single run, so every rate has
+the uncertainty REPEAT. Rows show what happened in these runs, not what happens elsewhere. One pair can contradict a
+claim about all cases. If no pair contradicts it, the claim holds for these rows only.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ from study.theory import measured_by_others
 from study.theory.measured_by_others import TIMES, MeasuredCase
 from study.theory.step_time import tokens_per_second_per_gpu
 
-A_LIST = Field(strict=False)  # so that a list of the file becomes a tuple
-REPEAT = 0.02  # relative; rows of one setting that a source measured twice are up to 1.7 % apart
+A_LIST = Field(strict=False)  # lists of the YAML file become tuples
+REPEAT = 0.02  # relative; repeated measurements of one source differ by up to 1.7 %
 
-Condition = Literal[  # in which two rows may differ
+Condition = Literal[  # conditions in which two rows may differ
     "model", "engine", "precision", "gpus", "micro_batch", "accumulation", "batch", "sequence_length", "checkpointing"
 ]
 Several = Annotated[tuple[Text, ...], A_LIST]
 
 
 class Rows(StrictModel):
-    """A selection of rows; None selects any value."""
+    """A selection of rows by their properties. A property that is None selects rows with any value."""
 
     model: Text | None = None
-    engine: Text | Several | None = None  # as the page of what others measured names it
+    engine: Text | Several | None = None  # as named on the page of measurements by others
     precision: Text | Several | None = None
     gpu: Text | None = None
     micro_batch: int | None = None
     sequence_length: int | None = None
 
     def has(self, case: MeasuredCase) -> bool:
-        """Whether a row is one of them."""
+        """Return whether this row is in the selection."""
         facts = _facts(case)
         conditions = self.model_dump(exclude_none=True)
         return all(
@@ -52,15 +52,15 @@ class Rows(StrictModel):
 
 
 class ByOthers(StrictModel):
-    """A rule: the claim is compared with rows that others published."""
+    """A rule that compares the claim with rows that others published."""
 
     type: Literal["others"]
-    quantity: Literal["speed", "fits"]  # tokens of a GPU and second, `of` over `to`; or whether `of` trained
-    asks: Literal["every", "one"]  # every: the worst pair decides; one: the best does, where it is as expected
-    grade: Literal["A", "B"]  # the lowest that is let in
+    quantity: Literal["speed", "fits"]  # speed: tokens/s per GPU of `of` over `to`; fits: whether `of` trained
+    asks: Literal["every", "one"]  # every: the worst pair decides; one: the best pair decides
+    grade: Literal["A", "B"]  # the lowest grade that is used
     of: Rows
     to: Rows | None = None
-    differs: Annotated[tuple[Condition, ...], A_LIST] = ()  # batch: of a GPU and step, which otherwise is equal
+    differs: Annotated[tuple[Condition, ...], A_LIST] = ()  # batch: sequences per GPU and step; equal unless listed
 
     @model_validator(mode="after")
     def _whole(self) -> ByOthers:
@@ -70,7 +70,7 @@ class ByOthers(StrictModel):
 
 
 class Pair(NamedTuple):
-    """Two rows of one source, and the rate of the first over that of the second."""
+    """Two rows of one source, and the rate of the first divided by the rate of the second."""
 
     of: MeasuredCase
     to: MeasuredCase
@@ -78,7 +78,11 @@ class Pair(NamedTuple):
 
 
 def observe(rule: ByOthers, band: tuple[float, float] | None) -> Observed:
-    """Return the observation from the rows; `band`: the expected ratio. Raises ValueError if there is no such row."""
+    """Return what the selected rows show.
+
+    `band` is the range of expected ratios, which decides which pair is the worst or the best. It is not used for a rule
+    about `fits`. Raises ValueError if no row or no pair matches the rule.
+    """
     if rule.quantity == "fits":
         return _fits(rule)
     assert band is not None
@@ -96,10 +100,10 @@ def observe(rule: ByOthers, band: tuple[float, float] | None) -> Observed:
 
 
 def pairs(rule: ByOthers) -> Iterator[Pair]:
-    """Return all pairs of rows of a source that differ only in what the rule names."""
+    """Yield all pairs of rows of one source that differ only in the conditions that the rule names."""
     assert rule.to is not None
     rows = [case for case in measured_by_others.cases() if case.quantity in TIMES and case.grade in _grades(rule)]
-    rows = [case for case in rows if not case.outside]  # such times differ by more than REPEAT from run to run
+    rows = [case for case in rows if not case.outside]  # their times vary by more than REPEAT between runs
     for of, to in itertools.permutations(rows, 2):
         if of.family == to.family and rule.of.has(of) and rule.to.has(to) and _differ(of, to) <= {*rule.differs}:
             yield Pair(of, to, _speed(of) / _speed(to))
@@ -119,7 +123,7 @@ def _fits(rule: ByOthers) -> Observed:
 
 
 def _against(ratio: float, band: tuple[float, float]) -> float:
-    """Return how far a ratio is outside the expected range, as a logarithm; below 0 inside the range."""
+    """Return how far a ratio is outside the expected range, as a logarithm. Negative inside the range."""
     below = math.log(band[0] / ratio) if band[0] > 0 else -math.inf
     return max(below, math.log(ratio / band[1]))
 
@@ -129,12 +133,12 @@ def _grades(rule: ByOthers) -> str:
 
 
 def _speed(case: MeasuredCase) -> float:
-    """Tokens per second of a GPU, as published."""
+    """Return the published speed of a row in tokens per second and GPU."""
     return float(tokens_per_second_per_gpu(case.job, case.seconds))
 
 
 def _facts(case: MeasuredCase) -> dict[str, Any]:
-    """A row, part by part, each part without what is in another."""
+    """Return the conditions of a row by name. No condition repeats another one."""
     engine, job, box = case.engine, case.job, case.box
     return {
         "model": case.shape.name,
@@ -151,7 +155,7 @@ def _facts(case: MeasuredCase) -> dict[str, Any]:
 
 
 def _differ(first_case: MeasuredCase, second_case: MeasuredCase) -> set[str]:
-    """The parts in which two rows differ."""
+    """Return the names of the conditions in which two rows differ."""
 
     def parts(case: MeasuredCase) -> dict[str, Any]:
         settings = dataclasses.replace(case.engine, precision="fp32", world_size=1, accumulation_bytes=0)
@@ -170,7 +174,7 @@ def _differ(first_case: MeasuredCase, second_case: MeasuredCase) -> set[str]:
 
 
 def _scope(case: MeasuredCase) -> str:
-    """Return the deciding evidence in words: whose row, of which grade, about what."""
+    """Describe the deciding row in words: its source, its grade and its setting."""
     facts = _facts(case)
     setting = (
         f"{facts['model']} in {facts['precision']}, {facts['gpus']} x {facts['gpu']}, {facts['sequence_length']} tokens"
@@ -185,7 +189,7 @@ def _in_words(pair: Pair) -> str:
 
 
 def _sources(cases: Sequence[MeasuredCase]) -> list[str]:
-    """Return the address of each source, and what it reports about its software or what is assumed."""
+    """Return the address of each source, with what it reports about its software and what is assumed."""
     return list(dict.fromkeys(f"{case.family}: {case.url}: {' '.join(case.conditions.split())}" for case in cases))
 
 

@@ -1,8 +1,9 @@
-"""The collectives of an optimizer step and their bytes, by the ZeRO paper and as engines run them.
+"""Predict the collectives of an optimizer step and their bytes, by the ZeRO paper and as engines run them.
 
-The steps of the engines are simulated: which module a pass visits (`model_order`), when a bucket is full (`buckets`:
-DDP, stages 0 to 2), and which parameters are gathered, prefetched and released (`sharded`: stage 3, FSDP2).
-Sources in the comments are below deepspeed/runtime/ of release 0.19.8, torch/ of 2.13 and accelerate/ of 1.15.
+The steps of the engines are simulated. `model_order` has the order in which a pass visits modules. `buckets` decides
+when a bucket is full (DDP, stages 0 to 2). `sharded` decides which parameters are gathered, prefetched and released
+(stage 3, FSDP2). Sources in the comments are below deepspeed/runtime/ of release 0.19.8, torch/ of 2.13 and accelerate/
+of 1.15.
 """
 
 from __future__ import annotations
@@ -23,7 +24,10 @@ from study.theory.shapes import ModelShape
 
 @dataclass(frozen=True)
 class ExpectedCollective:
-    """One kind of collective in a steady optimizer step of rank 0. Its numbers are arrays if the job is a grid."""
+    """One kind of collective in a steady optimizer step of rank 0.
+
+    Counts and bytes are arrays if the job is a grid.
+    """
 
     kind: str
     count: Numbers
@@ -31,20 +35,20 @@ class ExpectedCollective:
 
     @property
     def moved_bytes(self) -> Numbers:
-        """Bytes that a rank sends; an all-reduce sends its bytes twice (arXiv:1910.02054, sec. 7.1)."""
+        """Bytes that a rank sends. An all-reduce sends its bytes twice (arXiv:1910.02054, sec. 7.1)."""
         return self.bytes * (2 if self.kind.endswith("all_reduce") else 1)
 
 
 def paper_volume(zero_stage: int, num_params: int, gradient_accumulation_steps: Numbers = 1) -> Numbers:
-    """Count the elements that a rank sends in an optimizer step by the ZeRO paper (arXiv:1910.02054, sec. 7).
+    """Return the elements that a rank sends in an optimizer step by the ZeRO paper (arXiv:1910.02054, sec. 7).
 
     Multiplied by the bytes of an element, the result is comparable with the sum of `ExpectedCollective.moved_bytes`.
-    Like the paper, it omits the factor (N - 1) / N of a ring. The paper counts one micro step: 2 Psi to average
-    gradients under data parallelism, P_os and P_os+g, and 3 Psi for P_os+g+p. Here its accounting is extended to
-    gradient accumulation. Stages 0 and 1 keep full gradients and average them once per step. Stage 2 sends the
-    gradients that a rank does not own in every micro step, and gathers the parameters once. Stage 3 also gathers the
-    parameters twice in every micro step. Activation checkpointing adds nothing, because the gather of the backward pass
-    serves the recomputation.
+    Like the paper, it omits the factor (N - 1) / N of a ring. The paper counts a step with one micro step. Data
+    parallelism, P_os and P_os+g send 2 Psi, and P_os+g+p sends 3 Psi, for Psi parameters. This function extends the
+    count to gradient accumulation. Stages 0 and 1 keep full gradients and average them once per step. Stage 2 sends the
+    gradients that a rank does not own in every micro step, and gathers the parameters once per step. Stage 3 reduces
+    gradients and gathers the parameters twice in every micro step. Activation checkpointing adds nothing, because the
+    recomputation uses the gather of the backward pass. Raises ValueError for another stage.
     """
     if zero_stage in (0, 1):
         return 2 * num_params + 0 * gradient_accumulation_steps
@@ -56,12 +60,12 @@ def paper_volume(zero_stage: int, num_params: int, gradient_accumulation_steps: 
 
 
 def collectives(engine: Engine, shape: ModelShape, job: Job) -> list[ExpectedCollective]:
-    """List the collectives that rank 0 issues in a steady optimizer step, by kind.
+    """Return the collectives that rank 0 issues in a steady optimizer step, one entry per kind.
 
-    Counts and bytes are arrays if the accumulation of the job is an array. A step is steady once stage 3 has recorded
-    the order of the modules, which is from the third step on. The gradient norm is the one that this project's trainer
-    computes; DeepSpeed's own norm at stage 0 would add an all-reduce of 4 bytes. Stage 3's sub-groups, each with a norm
-    of its own, have DeepSpeed's default size of 1e9 elements.
+    Counts and bytes are arrays if the gradient accumulation of the job is an array. Steps are steady from the third
+    step on, because stage 3 first records the order of the modules. The collectives include the gradient norm that this
+    project's trainer computes. DeepSpeed's own norm at stage 0 would add an all-reduce of 4 bytes. Each of stage 3's
+    sub-groups has its own norm.
     """
     per_step, per_micro_step = parts(engine, shape, bool(job.activation_checkpointing), job.dropout)
     steps = job.gradient_accumulation_steps
@@ -78,10 +82,10 @@ Sums = dict[str, tuple[int, int]]  # kind -> count, bytes
 
 @lru_cache(maxsize=4096)
 def parts(engine: Engine, shape: ModelShape, checkpointing: bool, dropout: bool) -> tuple[Sums, Sums]:
-    """Add up the collectives of an optimizer step: those issued once, and those of each micro step.
+    """Return the sums of the collectives that are issued once per optimizer step, and of those per micro step.
 
-    If the first micro step differs from the later ones, the later ones count as often as there are micro steps, and the
-    difference counts once.
+    If the first micro step differs from the later ones, the second sum is that of a later one. The difference of the
+    first one is in the first sum.
     """
     model = model_of(shape, autocast=engine.precision.endswith("-autocast"))
     per_step: list[Collective] = []
@@ -90,7 +94,7 @@ def parts(engine: Engine, shape: ModelShape, checkpointing: bool, dropout: bool)
         per_step += buckets.ddp_step(engine, shape, model)
     elif engine.kind == "fsdp":
         per_micro_step += sharded.fsdp_micro_step(engine, shape, model)
-        # The norm of the gradients, in double precision, among the ranks that share a replica.
+        # The norm of the gradients, in fp64, among the ranks that share a replica.
         per_step += [("subgroup_all_reduce" if engine.replicas > 1 else "all_reduce", 8)]
     elif engine.kind == "deepspeed" and engine.zero_stage == 0:
         per_step += buckets.stage_0_step(engine, model)
@@ -112,7 +116,7 @@ def parts(engine: Engine, shape: ModelShape, checkpointing: bool, dropout: bool)
 
 
 def _added(sums: Sums, first: Sums, later: Sums) -> Sums:
-    """Add the difference between the first micro step and the later ones, which can be negative."""
+    """Return `sums` plus the difference between the first micro step and a later one, which can be negative."""
     added = {}
     for kind in {*sums, *first, *later}:
         (count, size), (more, more_size), (less, less_size) = (s.get(kind, (0, 0)) for s in (sums, first, later))

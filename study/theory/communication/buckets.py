@@ -1,4 +1,4 @@
-"""Gradient buckets: the reductions of DistributedDataParallel and of DeepSpeed's stages 0 to 2, in elements.
+"""The collectives of gradient buckets: DistributedDataParallel and DeepSpeed's stages 0 to 2.
 
 DeepSpeed implements them in engine.py, zero/stage_1_and_2.py and bf16_optimizer.py.
 """
@@ -14,20 +14,23 @@ from study.theory.model_states import is_bf16_optimizer
 from study.theory.shapes import ModelShape
 from study.theory.shapes.shape import FOUR_NORMS
 
-Collective = tuple[str, int]  # its kind, and the bytes of its whole tensor
+Collective = tuple[str, int]  # the kind, and the bytes of the whole tensor
 
-ENGINE_BUCKET_ELEMENTS = 500_000_000  # engine.py, MEMORY_OPT_ALLREDUCE_SIZE: without ZeRO, whatever is configured
+ENGINE_BUCKET_ELEMENTS = 500_000_000  # engine.py, MEMORY_OPT_ALLREDUCE_SIZE: fixed, without ZeRO
 DDP_FIRST_BUCKET_BYTES = 1 << 20  # torch/csrc/distributed/c10d/reducer.hpp, kDefaultFirstBucketBytes
-DDP_BUCKET_BYTES = 25 << 20  # bucket_cap_mb, which the study leaves alone
+DDP_BUCKET_BYTES = 25 << 20  # default of bucket_cap_mb, which this project does not change
 
 
 def sent_bytes(engine: Engine, parameter: Parameter) -> int:
-    """Bytes per sent element, by communication_data_type in DeepSpeed's engine.py and by torch_autocast.py."""
+    """Return the bytes per element with which a parameter is sent.
+
+    Source: communication_data_type in DeepSpeed's engine.py, and torch_autocast.py.
+    """
     return 2 if parameter.is_lowered else engine.parameter_bytes
 
 
 def chunks(numels: Iterable[int], limit: int) -> Iterator[int]:
-    """Yield the sizes of flat tensors, each of which is closed when it exceeds a limit (engine.py)."""
+    """Yield the sizes of flat tensors that are filled one after another until they exceed a limit (engine.py)."""
     filled = 0
     for numel in numels:
         filled += numel
@@ -39,7 +42,7 @@ def chunks(numels: Iterable[int], limit: int) -> Iterator[int]:
 
 
 def full_buckets(engine: Engine, order: Sequence[Parameter]) -> Iterator[tuple[int, list[Parameter]]]:
-    """Yield full buckets, with the bytes per element. Each communicated type fills a bucket of its own."""
+    """Yield the bytes per element and the parameters of each full bucket. Each communicated type has its own bucket."""
     pending: dict[int, list[Parameter]] = defaultdict(list)
     elements: dict[int, int] = defaultdict(int)
     for parameter in order:
@@ -56,7 +59,10 @@ def full_buckets(engine: Engine, order: Sequence[Parameter]) -> Iterator[tuple[i
 
 
 def ddp_step(engine: Engine, shape: ModelShape, model: Model) -> Iterator[Collective]:
-    """List DistributedDataParallel's reductions: buckets in the order of gradients, as rebuilt after the first step."""
+    """Yield the collectives of DistributedDataParallel in one step.
+
+    Its buckets are in the order in which gradients are complete, because DDP rebuilds them after the first step.
+    """
     filled, limit = 0, DDP_FIRST_BUCKET_BYTES
     for parameter in model.gradient_order():
         filled += parameter.numel * engine.parameter_bytes
@@ -66,12 +72,12 @@ def ddp_step(engine: Engine, shape: ModelShape, model: Model) -> Iterator[Collec
     if filled:
         yield "all_reduce", filled
     buffers = buffer_bytes(shape)
-    if buffers:  # rank 0's, at the first forward pass after a reduction
+    if buffers:  # rank 0 sends its buffers in the first forward pass after a reduction
         yield "broadcast", buffers
 
 
 def buffer_bytes(shape: ModelShape) -> int:
-    """Bytes of the buffers of a `transformers` model, which DDP broadcasts."""
+    """Return the bytes of the buffers of a `transformers` model, which DDP broadcasts."""
     if shape.architecture in ("gpt2", "opt"):
         return 0
     if shape.architecture == "bert":  # positions and token types, as int64
@@ -83,13 +89,13 @@ def buffer_bytes(shape: ModelShape) -> int:
     if shape.architecture == "gpt-neox":  # rotates a quarter of a head
         return 2 * 4 * (shape.head_size // 8)
     frequencies = 2 * 4 * (shape.head_size // 2)
-    if shape.architecture == "gemma3":  # of blocks with a window, and of those without
+    if shape.architecture == "gemma3":  # separate ones for blocks with and without a window
         frequencies *= 2
     return frequencies + (4 if shape.architecture in FOUR_NORMS else 0)  # the embedding's scale
 
 
 def stage_0_step(engine: Engine, model: Model) -> Iterator[Collective]:
-    """List the reductions of engine.py's allreduce_no_retain, which takes parameters in declaration order."""
+    """Yield the reductions of allreduce_no_retain in engine.py, which takes parameters in the order of declaration."""
     order = dict.fromkeys(p for module in modules_of(model.layout) for p in module)
     for elements in chunks((p.numel for p in order), ENGINE_BUCKET_ELEMENTS):
         yield "all_reduce", elements * engine.parameter_bytes
@@ -99,9 +105,10 @@ def stage_0_step(engine: Engine, model: Model) -> Iterator[Collective]:
 
 
 def partitioned_reductions(engine: Engine, model: Model) -> Iterator[Collective]:
-    """List the reductions of average_tensor: a bucket goes to every rank, or each slice of it to its owner.
+    """Yield the reductions of average_tensor, which reduces a bucket to every rank, or each slice of it to its owner.
 
-    Stage 2 reduces in hooks of the backward pass. Stage 1 reduces after it, group by group, unless overlap_comm is set.
+    Stage 2 reduces in hooks of the backward pass. Stage 1 reduces after the backward pass, group by group, unless
+    overlap_comm is set.
     """
     in_hooks = engine.zero_stage == 2 or engine.overlap_comm
     order = model.gradient_order() if in_hooks else model.parameters
@@ -121,14 +128,14 @@ def partitioned_reductions(engine: Engine, model: Model) -> Iterator[Collective]
 
 
 def bf16_reductions(engine: Engine, model: Model) -> Iterator[Collective]:
-    """List the reductions of bf16_optimizer.py, which pads and casts flat fp32 gradients before it averages them."""
+    """Yield the reductions of bf16_optimizer.py, which pads and casts flat fp32 gradients before it averages them."""
     flat = [_partition_elements(engine, group) * engine.num_shards for group in model.groups]
     for elements in chunks(flat, ENGINE_BUCKET_ELEMENTS):
         yield "all_reduce", elements * engine.parameter_bytes
 
 
 def partitioned_step(engine: Engine, model: Model) -> Iterator[Collective]:
-    """List the collectives of the optimizer's step: norms, the overflow check, and the gather of the parameters."""
+    """Yield the collectives of the optimizer step: norms, the overflow check, and the gather of the parameters."""
     if not is_bf16_optimizer(engine):
         yield from [("all_reduce", 4)] * len(model.groups)  # the norm of each group
         if engine.parameter_bytes == 2:  # check_grad_overflow
@@ -141,6 +148,6 @@ def partitioned_step(engine: Engine, model: Model) -> Iterator[Collective]:
 
 
 def _partition_elements(engine: Engine, group: Sequence[Parameter]) -> int:
-    """Elements of a group's flat buffer that one rank owns, after alignment (nccl_start_alignment_factor)."""
+    """Return the aligned elements of a group's flat buffer that one rank owns (nccl_start_alignment_factor)."""
     alignment = 2 * engine.num_shards
     return -(-sum(p.numel for p in group) // alignment) * alignment // engine.num_shards

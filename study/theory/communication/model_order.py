@@ -11,9 +11,9 @@ from functools import lru_cache
 
 from study.theory.shapes import Architecture, Head, ModelShape
 
-# The parameters of a module, by their group of the optimizer: 0 matrices, 1 vectors.
+# The parameters of a module, each by its group in the optimizer: 0 for matrices, 1 for vectors.
 MATRIX = (0,)  # an embedding, or a linear layer without a bias
-LINEAR = (0, 1)  # with its bias
+LINEAR = (0, 1)  # a linear layer with a bias
 NORM = (1, 1)  # weight and bias
 SCALE = (1,)  # a norm without a bias
 
@@ -32,7 +32,7 @@ class _Part:
     visited: str
 
 
-# What follows the last norm, and whether the model's base ends before it.
+# The modules after the last norm. The first bracket ends the base model.
 _HEADS: dict[Head, _Part] = {
     "tokens": _Part({}, ") output )"),
     "sequence classes": _Part({"score": MATRIX}, ") score )"),
@@ -54,12 +54,12 @@ _BERT_HEADS: dict[Head, _Part] = {
 
 @dataclass(frozen=True)
 class _Order:
-    """A model's parts without its head. The backward pass visits them in reverse order."""
+    """The parts of a model without its head. The backward pass visits them in reverse order."""
 
     before: _Part
     block: _Part
-    last_norm: tuple[int, ...] = NORM  # empty: none, or declared before the blocks
-    is_linear: bool = True  # its matrices are torch.nn.Linear, which DeepSpeed's autocast sends in 16 bits, not Conv1D
+    last_norm: tuple[int, ...] = NORM  # empty if there is none or if `before` contains it
+    is_linear: bool = True  # matrices are torch.nn.Linear, not Conv1D; DeepSpeed's autocast sends these in 16 bits
 
 
 _WORDS_AND_POSITIONS = _Part({"words": MATRIX, "positions": MATRIX}, "( ( words positions dropout")
@@ -77,7 +77,7 @@ _EXPERTS = {"experts": (0, 0)}  # all gates and ups, all downs
 
 
 def _mixture(declared: dict[str, tuple[int, ...]]) -> _Order:
-    """Lay out a decoder with a mixture of experts. All experts of a block are one module."""
+    """Return the parts of a decoder with a mixture of experts. All experts of a block are one module."""
     attention = _NORMED_BLOCK if "query_norm" in declared else _LLAMA_BLOCK
     visited = attention.replace("gate activation up down", "router ( experts )")
     return dataclasses.replace(_LLAMA, block=_Part(declared, visited))
@@ -198,12 +198,12 @@ _ORDERS: dict[Architecture, _Order] = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True, eq=False)  # a parameter is equal to itself only
+@dataclass(frozen=True, eq=False)  # a parameter equals only itself
 class Parameter:
     """One parameter and its position in the optimizer's flat buffers, in elements."""
 
     numel: int
-    group: int  # of the optimizer: 0 matrices, 1 vectors
+    group: int  # group in the optimizer: 0 for matrices, 1 for vectors
     start: int  # in the group's flat buffer
     is_lowered: bool  # communicated in 16 bits under DeepSpeed's autocast
 
@@ -212,7 +212,7 @@ class Parameter:
         return self.start + self.numel
 
 
-Module = tuple[Parameter, ...]  # empty: a dropout, an activation function
+Module = tuple[Parameter, ...]  # empty for dropouts and activation functions
 Layout = list[Module | str]  # modules in the order of a forward pass, and the brackets around them
 
 
@@ -225,11 +225,11 @@ class Model:
         self.groups: tuple[list[Parameter], list[Parameter]] = ([], [])
         self.ends_in_dropout = order.block.visited.rstrip(" )").endswith("dropout")  # each block
         self._sizes_left = [list(sizes) for sizes in shape.parameters.groups]
-        self._tied_output: Module = ()  # the embedding, where it is the output layer too
+        self._tied_output: Module = ()  # the embedding, if it is the output layer too
         self._modules: dict[str, Module] = {}
         tied = shape.has_tied_head
         self.before = self._take(order.before, {"words"} if autocast and tied else set())
-        # Embeddings: integers go in, so that the backward pass never leaves them.
+        # Embeddings. Their inputs are integers, so the backward pass has no hook that leaves them.
         self.lookups = [module for module in modules_of(self.before) if module[0].group == 0]
         lowered = set(order.block.declared) - {"router", "experts"} if autocast and order.is_linear else set()
         self.blocks = [self._take(order.block, lowered) for _ in range(shape.layers)]
@@ -239,9 +239,10 @@ class Model:
         assert not any(self._sizes_left), shape
 
     def _take(self, part: _Part, lowered: set[str]) -> Layout:
-        """Remove the next part's parameters from the sizes of the groups, and lay them out as its modules.
+        """Return the modules of a part in the order of the forward pass.
 
-        A `lowered` module with a matrix is a linear layer. One without a matrix is a norm.
+        The sizes of their parameters are removed from the remaining sizes of the groups. `lowered` names modules whose
+        parameters are sent in 16 bits if they have a matrix. A module without a matrix is a norm, which is not.
         """
         self._modules |= {
             name: tuple(self._next(group, name in lowered and 0 in groups) for group in groups)
@@ -251,7 +252,7 @@ class Model:
         for word in part.visited.split():
             if word in "()":
                 layout.append(word)
-            elif word == "output":  # what is left over: a layer of its own, or a tied one's bias, which GPT-J has
+            elif word == "output":  # all remaining parameters: the output layer, or only its bias if it is tied
                 unused = (self._next(group, "output" in lowered) for group in (0, 1) if self._sizes_left[group])
                 layout.append((*self._tied_output, *unused))
             else:
@@ -273,7 +274,10 @@ class Model:
         return [*self.before, *(item for block in self.blocks for item in block), *self.after]
 
     def gradient_order(self) -> list[Parameter]:
-        """Return the order in which gradients are complete: a bias before its matrix, a tied embedding last."""
+        """Return the parameters in the order in which their gradients are complete.
+
+        A bias comes before its matrix, and a tied embedding comes last.
+        """
         modules = modules_of(self.layout)
         if self._tied_output:
             modules[-1] = tuple(p for p in modules[-1] if p not in self._tied_output)
@@ -284,7 +288,7 @@ class Model:
 
 
 def _after(shape: ModelShape, order: _Order) -> _Part:
-    """List the modules after the last block: a norm, and the head."""
+    """Return the modules after the last block: a norm, and the head."""
     if shape.is_encoder:
         return _BERT_HEADS[shape.head]
     head = _HEADS[shape.head]
@@ -294,10 +298,13 @@ def _after(shape: ModelShape, order: _Order) -> _Part:
 
 @lru_cache(maxsize=64)
 def model_of(shape: ModelShape, autocast: bool) -> Model:
-    """Lay out a shape. With `autocast` (DeepSpeed's), the parameters of linear layers are sent in 16 bits."""
+    """Return the modules of a shape.
+
+    With `autocast`, which is DeepSpeed's, the parameters of linear layers are sent in 16 bits.
+    """
     return Model(shape, autocast)
 
 
 def modules_of(layout: Layout) -> list[Module]:
-    """List the modules with parameters."""
+    """Return the modules of a layout that have parameters, without brackets."""
     return [item for item in layout if item and not isinstance(item, str)]

@@ -1,4 +1,4 @@
-"""Sharded parameters: the gathers and reductions of DeepSpeed's stage 3 and of FSDP2, module by module.
+"""The gathers and reductions of sharded parameters, module by module: DeepSpeed's stage 3 and FSDP2.
 
 In DeepSpeed, zero/parameter_offload.py has the hooks, zero/partitioned_param_coordinator.py the gathers, and
 zero/stage3.py the reductions and the optimizer's step.
@@ -19,14 +19,14 @@ from study.theory.communication.model_order import Layout, Model, Module, Parame
 from study.theory.engine import Engine, Job
 from study.theory.shapes import ModelShape
 
-Visit = tuple[str, Module]  # enter or leave
+Visit = tuple[str, Module]  # "enter" or "leave", and the module
 
 
 class Sections(NamedTuple):
     """The module visits of one micro step by phase, with the blocks in the order of the backward pass."""
 
     forward: list[Visit]
-    after: list[Visit]  # backward of what follows the blocks
+    after: list[Visit]  # backward pass of the modules after the blocks
     blocks: list[list[Visit]]
     before: list[Visit]
 
@@ -36,7 +36,7 @@ class Sections(NamedTuple):
 
 
 def sections(model: Model, checkpointing: bool, dropout: bool) -> Sections:
-    """Follow one micro step from module to module, as the hooks of zero/parameter_offload.py see it."""
+    """Return the visits of modules in one micro step, as the hooks of zero/parameter_offload.py see them."""
     blocks = [list(_backward_of_block(model, block, checkpointing, dropout)) for block in model.blocks[::-1]]
     before = [
         (action, module)
@@ -51,8 +51,8 @@ def _backward_of_block(model: Model, block: Layout, checkpointing: bool, dropout
     if not checkpointing:
         yield from _backward(block)
         return
-    # Checkpointing without re-entry computes a block again when the backward pass first needs what was not kept, in the
-    # block's last module, and stops inside that module, as soon as all is there.
+    # Non-reentrant checkpointing recomputes a block when the backward pass first needs a tensor that was not saved.
+    # This is in the block's last module. The recomputation stops inside that module, as soon as all tensors exist.
     last, module = max(
         (at, item)
         for at, item in enumerate(block)
@@ -79,14 +79,14 @@ def _backward(layout: Layout) -> Iterator[Visit]:
 
 
 def _passed(item: Module | str) -> Iterator[Visit]:
-    """List the visits on entering and leaving a module; a bracket stands for a module that contains others."""
+    """Yield the visits on entering and leaving a module. A bracket stands for a module that contains others."""
     module: Module = () if isinstance(item, str) else item
     yield "enter", module
     yield "leave", module
 
 
 class Limits(NamedTuple):
-    """The settings of stage 3 that decide how long parameters stay gathered, in elements, as in `Engine`."""
+    """The fields of `Engine` that decide how long stage 3 keeps parameters gathered, in elements."""
 
     persistence_threshold: int
     prefetch_bucket_size: int
@@ -102,15 +102,16 @@ class Gather(NamedTuple):
     """The parameters that are gathered in one collective."""
 
     parameters: list[Parameter]
-    were_released: bool  # in this micro step before
+    were_released: bool  # whether they were already gathered and released in this micro step
 
 
 class Coordinator:
-    """The gathers, prefetches and releases of stage 3 in one micro step (zero/partitioned_param_coordinator.py).
+    """Simulate the gathers, prefetches and releases of stage 3 in one micro step.
 
-    Every micro step begins and ends with the parameters that stay gathered between steps, so all micro steps are equal.
-    With `splits_released`, parameters that were released before are gathered separately from the others, because they
-    have a secondary copy in a smaller group.
+    DeepSpeed implements them in zero/partitioned_param_coordinator.py. Every micro step begins and ends with the
+    parameters that stay gathered between steps, so all micro steps are equal. With `splits_released`, parameters that
+    were released before in the micro step are gathered separately from the others, because they have a secondary copy
+    in a smaller group.
     """
 
     def __init__(self, limits: Limits, model: Model, visits: list[Visit], splits_released: bool = False) -> None:
@@ -119,7 +120,7 @@ class Coordinator:
         self._persistent = {p for p in model.parameters if p.numel <= limits.persistence_threshold}
         self._available = set(self._persistent)
         self._live = 0  # elements gathered in this micro step
-        self.live: list[int] = []  # the same, after each visit
+        self.live: list[int] = []  # `_live` after each visit
         self._gathered: list[Gather] = []
         self._splits_released = splits_released
         self._released: set[Parameter] = set()
@@ -132,7 +133,7 @@ class Coordinator:
             self._uses[parameter].append(step)
 
     def gathered(self) -> list[Gather]:
-        active: dict[Parameter, set[int]] = defaultdict(set)  # modules that a parameter is in use by
+        active: dict[Parameter, set[int]] = defaultdict(set)  # modules that use a parameter at present
         step = 0
         for action, module in self._visits:
             if action == "leave":
@@ -181,7 +182,7 @@ class Coordinator:
             self._live -= parameter.numel
 
     def _is_kept(self, parameter: Parameter, step: int) -> bool:
-        """Return whether a parameter stays gathered after its module (__params_to_release)."""
+        """Return whether a parameter stays gathered after a module has used it (__params_to_release)."""
         if parameter in self._persistent or self._fetched_for.get(parameter, -1) > step:
             return True
         uses = self._uses[parameter]
@@ -196,24 +197,31 @@ class Coordinator:
 
 
 class Whole(NamedTuple):
-    """The most elements that stage 3 has gathered at a time, without those that stay gathered between steps."""
+    """The most elements that stage 3 has gathered at one time, in three phases of a micro step.
 
-    at_loss: int  # between forward and backward
-    last_block: int  # in its backward
-    first_block: int
+    Elements that stay gathered between steps are not included.
+    """
+
+    at_loss: int  # between the forward and the backward pass
+    last_block: int  # in the backward pass of the last block
+    first_block: int  # in the backward pass of the first block
 
 
 def whole_elements(engine: Engine, shape: ModelShape, job: Job) -> Whole:
-    """Count the elements that stage 3 has gathered at three moments of a micro step."""
+    """Return the most elements that stage 3 has gathered in three phases of a micro step."""
     limits = Limits.of(engine)
-    # Blocks are alike: more of them than fill the limits three times over change nothing but the time that this takes.
+    # All blocks are equal. If the blocks fill the limits three times, more blocks change only the time of the
+    # simulation.
     filled = 3 * (limits.max_live_parameters + limits.prefetch_bucket_size) // shape.block_params + 8
     fewer = dataclasses.replace(shape, layers=min(shape.layers, filled))
     return _gathered(fewer, _autocast(engine), limits, job.activation_checkpointing, job.dropout)[1]
 
 
 def gathered_elements(engine: Engine, shape: ModelShape, job: Job) -> int:
-    """Count the elements that a micro step gathers; with one process, from the place where they are offloaded."""
+    """Return the elements that a micro step gathers.
+
+    With one process, it fetches them from where they are offloaded.
+    """
     gathered, _ = _gathered(shape, _autocast(engine), Limits.of(engine), job.activation_checkpointing, job.dropout)
     return sum(parameter.numel for gather in gathered for parameter in gather.parameters)
 
@@ -221,12 +229,12 @@ def gathered_elements(engine: Engine, shape: ModelShape, job: Job) -> int:
 def gathers(
     engine: Engine, shape: ModelShape, checkpointing: bool, dropout: bool, is_first: bool = False
 ) -> Iterator[Collective]:
-    """List the gathers of a micro step, in bytes.
+    """Yield the gathers of a micro step, in bytes.
 
-    With a secondary copy, the first micro step of an optimizer step differs from the others: a parameter's secondary
-    copy is made when the parameter is first released. From then until the optimizer step it is gathered from the group
-    of ranks that shares the copy (partition_parameters.py, _partition_param_sec; stage3.py,
-    invalidate_secondary_tensor).
+    With a secondary copy, the first micro step of an optimizer step (`is_first`) differs from the others. The secondary
+    copy of a parameter is made when the parameter is first released. From then until the optimizer step, the parameter
+    is gathered from the group of ranks that shares the copy. Sources: partition_parameters.py, _partition_param_sec,
+    and stage3.py, invalidate_secondary_tensor.
     """
     has_secondary = engine.secondary_partition_size > 1
     splits_released = has_secondary and is_first
@@ -242,13 +250,13 @@ def gathers(
 
 
 def reductions(engine: Engine, model: Model) -> Iterator[Collective]:
-    """List the reductions of a micro step, in bytes."""
+    """Yield the reductions of a micro step, in bytes."""
     for size, bucket in full_buckets(engine, model.gradient_order()):
         yield "reduce_scatter", size * sum(_padded_elements(engine, p) for p in bucket)
 
 
 def step(engine: Engine, model: Model) -> Iterator[Collective]:
-    """List the collectives of the optimizer's step: norms, and the gather of persistent parameters (_post_step)."""
+    """Yield the collectives of the optimizer step: norms, and the gather of persistent parameters (_post_step)."""
     norm_bytes = 4 if engine.offload_optimizer != "none" else 8
     for group in model.groups:  # _create_fp16_sub_groups
         shards = [_padded_elements(engine, p) // engine.world_size for p in group]
@@ -266,7 +274,7 @@ def step(engine: Engine, model: Model) -> Iterator[Collective]:
 def _gathered(
     shape: ModelShape, autocast: bool, limits: Limits, checkpointing: bool, dropout: bool, splits_released: bool = False
 ) -> tuple[list[Gather], Whole]:
-    """List the gathers of one micro step, and count the most elements that are gathered at one time."""
+    """Return the gathers of one micro step, and the most elements that are gathered at one time in three phases."""
     model = model_of(shape, autocast)
     followed = sections(model, checkpointing, dropout)
     coordinator = Coordinator(limits, model, followed.visits, splits_released)
@@ -290,18 +298,18 @@ def _autocast(engine: Engine) -> bool:
 
 
 def fsdp_micro_step(engine: Engine, shape: ModelShape, model: Model) -> list[Collective]:
-    """List FSDP2's gathers and reductions of a micro step. A parameter's rows are padded to a multiple of the shards.
+    """Return FSDP2's gathers and reductions of a micro step.
 
-    Each block is a unit, and the parameters outside the blocks are another (accelerate/utils/fsdp_utils.py,
-    fsdp2_prepare_model). Gradients are reduced in every micro step, because this project's trainer sets
-    `sync_each_batch` and the trainer of the published rows does the same; unreduced gradients would cost the memory
-    that sharding saves. Checkpointing adds no gather, because the backward pass gathers a block before it recomputes it
-    (fsdp/_fully_shard/_fsdp_state.py).
+    The rows of each parameter are padded to a multiple of the number of shards. Each block is a unit, and the
+    parameters outside the blocks are another (accelerate/utils/fsdp_utils.py, fsdp2_prepare_model). Gradients are
+    reduced in every micro step, because this project's trainer sets `sync_each_batch`, and the trainer of the published
+    rows does the same. Unreduced gradients would need the memory that sharding saves. Checkpointing adds no gather,
+    because the backward pass gathers a block before it recomputes it (fsdp/_fully_shard/_fsdp_state.py).
     """
     words = _row_padded(model.lookups[0][0], shape, engine)
     around = _row_padded_elements(model.before, shape, engine) - words
     end = _row_padded_elements(model.after, shape, engine)
-    # Without an output layer what follows the blocks is of the root's own group.
+    # Without an output layer, the modules after the blocks are in the unit of the root module.
     unsharded = [end, around] if shape.head == "tokens" else [around + end]
     resharded = [] if shape.has_tied_head else [words]
     resharded += [_row_padded_elements(block, shape, engine) for block in model.blocks]
@@ -320,12 +328,12 @@ def fsdp_micro_step(engine: Engine, shape: ModelShape, model: Model) -> list[Col
 
 
 def _row_padded_elements(layout: Layout, shape: ModelShape, engine: Engine) -> int:
-    """Count the elements of all parameters, each once, with their padding."""
+    """Return the elements of all parameters of a layout with their padding. Each parameter counts once."""
     return sum(_row_padded(p, shape, engine) for p in {p: None for module in modules_of(layout) for p in module})
 
 
 def _row_padded(parameter: Parameter, shape: ModelShape, engine: Engine) -> int:
-    """Elements of a parameter after its rows, each of the hidden size, are divided into equal shards.
+    """Return the elements of a parameter after its rows are padded to equal shards. Rows have the hidden size.
 
     GPT-2 stores the matrices of its blocks transposed, so for GPT-2 this is exact only if the number of shards divides
     the hidden size.

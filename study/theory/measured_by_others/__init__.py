@@ -1,4 +1,7 @@
-"""Published measurements with which the models are compared, each with its source and conditions; see README.md."""
+"""Published measurements with which the models are compared, each with its source and its conditions.
+
+README.md in this folder describes them.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ from study.theory.shapes import ModelShape
 FOLDER = Path(__file__).parent
 THROUGHPUT = FOLDER / "mpt_throughput.csv"
 
-# The tables' names, and what their headings say of the network between nodes, in bytes/s.
+# The GPUs by their names in the tables, with the network bandwidth between nodes in bytes/s from the tables' headings.
 _GPUS = {
     "a100_40gb": ("a100-40gb", 8 * 200e9 / 8),
     "a100_80gb": ("a100-80gb", 8 * 200e9 / 8),
@@ -33,7 +36,7 @@ class MeasuredRow:
     """One row of the published MPT tables."""
 
     model: str  # 125m ... 70b
-    fp8: bool  # some linear layers in fp8, which the models of theory do not know
+    fp8: bool  # some linear layers are in fp8, which study/theory does not model
     shape: ModelShape
     engine: Engine
     job: Job
@@ -43,7 +46,7 @@ class MeasuredRow:
 
     @property
     def seconds(self) -> float:
-        """Of a step."""
+        """Seconds per optimizer step."""
         return float(self.job.tokens * self.job.gradient_accumulation_steps / self.tokens_per_second_per_gpu)
 
     @property
@@ -57,7 +60,7 @@ class MeasuredRow:
 
 
 def throughput_rows() -> list[MeasuredRow]:
-    """Read the published MPT tables."""
+    """Return the rows of the published MPT tables."""
     with open(THROUGHPUT, encoding="utf-8", newline="") as file:
         return [_row(line) for line in csv.DictReader(file)]
 
@@ -65,7 +68,7 @@ def throughput_rows() -> list[MeasuredRow]:
 def _row(line: dict[str, str]) -> MeasuredRow:
     gpu, node_bandwidth = _GPUS[line["gpu"]]
     sequence_length, num_gpus = int(line["sequence_length"]), int(line["num_gpus"])
-    # The tables' models have as many positions as their sequences have tokens.
+    # The models of the tables have as many positions as their sequences have tokens.
     shape = dataclasses.replace(shapes.find(f"mpt-{line['model']}"), positions=sequence_length)
     resharded = {"FULL_SHARD": True, "SHARD_GRAD_OP": False}[line["sharding_strategy"]]
     checkpointing = {"True": True, "False": False}[line["activation_checkpointing"]]
@@ -75,7 +78,7 @@ def _row(line: dict[str, str]) -> MeasuredRow:
         model=line["model"],
         fp8=line["precision"] == "amp_fp8",
         shape=shape,
-        # LLM Foundry's mixed precision "PURE": parameters, gradients and what is communicated in bf16, masters in fp32.
+        # LLM Foundry's mixed precision "PURE": parameters, gradients and communication in bf16, masters in fp32.
         engine=Engine(
             "fsdp", 3, num_gpus, "bf16-autocast", 4, reshard_after_forward=resharded, optimizer_kernel="foreach"
         ),
@@ -96,18 +99,18 @@ TIMES: tuple[Quantity, ...] = ("tokens_per_second_per_gpu", "samples_per_second"
 
 @dataclass(frozen=True)
 class MeasuredCase:
-    """One published number of a run, with all that is known about the run."""
+    """One published measurement of a run, with everything that is known about the run."""
 
     name: str
-    family: str  # who measured it
-    grade: Grade  # A: all is said; B: one thing is assumed; C: indicative
-    collected_as: Grade  # the grade before theory had to assume something, which makes an A a B
-    outside: str  # why the model of times does not describe it; empty: it does
+    family: str  # the source that measured it
+    grade: Grade  # A: everything is published; B: one thing is assumed; C: rough
+    collected_as: Grade  # the grade before an assumption changed an A to a B
+    outside: str  # why the model of times does not cover it; empty if it does
     quantity: Quantity
-    published: float  # of fits a bool
+    published: float  # a bool if the quantity is "fits"
     source: str
     url: str
-    conditions: str  # as published, and what had to be assumed
+    conditions: str  # the published conditions and the assumptions
     shape: ModelShape
     engine: Engine
     job: Job
@@ -120,7 +123,7 @@ class MeasuredCase:
 
     @property
     def seconds(self) -> float:
-        """Seconds per step, whichever quantity of time was published."""
+        """Seconds per optimizer step, converted from the published time or rate."""
         if self.quantity == "seconds_per_step":
             return self.published
         if self.quantity == "samples_per_second":
@@ -133,7 +136,7 @@ class MeasuredCase:
 
 
 def cases(kind: Literal["times", "memory"] = "times") -> list[MeasuredCase]:
-    """List the published times, or the published memory, of published.yaml."""
+    """Return the cases of published.yaml with published times, or those with published memory."""
     return [case for case in _cases() if (case.quantity in TIMES) == (kind == "times")]
 
 
@@ -160,7 +163,7 @@ def _cases() -> tuple[MeasuredCase, ...]:
 
 
 def _setting(entry: dict[str, Any], content: dict[str, Any]) -> tuple[ModelShape, Engine, Job, Box]:
-    """Read the model, the settings and the machine of a published run."""
+    """Return the model, engine, job and machine of a published run from its entry."""
     box = _box(dict(entry["box"]))
     job = dict(entry["job"])
     if job.get("activation_checkpointing") == "full":
@@ -175,7 +178,7 @@ def _setting(entry: dict[str, Any], content: dict[str, Any]) -> tuple[ModelShape
         precision += "-autocast"
     if engine.get("replicas") == "nodes":
         engine["replicas"] = box.num_nodes
-    own = "foreach" if engine["kind"] in ("torch", "ddp", "fsdp") else "fused"  # PyTorch's default, and DeepSpeed's
+    own = "foreach" if engine["kind"] in ("torch", "ddp", "fsdp") else "fused"  # defaults of PyTorch and DeepSpeed
     engine = {
         "accumulation_bytes": parameter_bytes(precision),
         "optimizer": entry.get("optimizer", "adamw"),
@@ -186,13 +189,16 @@ def _setting(entry: dict[str, Any], content: dict[str, Any]) -> tuple[ModelShape
 
 
 def _box(box: dict[str, Any]) -> Box:
-    """Read a machine. Properties of its host that the source does not give are those of a typical rented machine."""
+    """Return a machine from its entry.
+
+    Properties of the host that the source does not give are those of a typical rented machine.
+    """
     gpu = hardware.find_gpu(box.pop("gpu"))
     rented = {}
     if "gpus_per_node" not in box and "host_cores" not in box:
         typical = hardware.typical_box(gpu, box["num_gpus"])
         rented = {name: getattr(typical, name) for name in _OF_HOST}
-    # Of a card that theory has with another link or another memory.
+    # The GPU of this run has another link or memory bandwidth than the GPU in hardware.py.
     own = {name: box.pop(name) for name in ("link_bandwidth", "memory_bandwidth") if name in box}
     if "network_gbps" in box:
         box["node_bandwidth"] = box.pop("network_gbps") * 1e9 / 8
@@ -204,7 +210,7 @@ _OF_HOST = ("host_memory_bytes", "host_memory_bandwidth", "host_cores", "disk_by
 
 
 def _name(entry: dict[str, Any], job: Job, box: Box) -> str:
-    """Name a configuration by the settings that distinguish it from others."""
+    """Return the name of a configuration, made of the settings that distinguish it from others."""
     words = [entry["model"], f"{box.num_gpus} x {box.gpu.name}", entry["engine"].replace("_", " "), entry["precision"]]
     words.append(f"{job.sequence_length} tokens x {job.micro_batch_size} x {job.gradient_accumulation_steps}")
     checkpointing = {False: [], True: ["checkpointing"], "selective": ["selective checkpointing"]}

@@ -1,4 +1,4 @@
-"""Shapes of models, found by a known name, a config.json, or an id on the Hugging Face hub."""
+"""Shapes of models. They are found by a known name, a config.json, or an id on the Hugging Face hub."""
 
 from study.theory.shapes.config_json import from_config as from_config
 from study.theory.shapes.known_models import DEFAULT_LENGTH as DEFAULT_LENGTH

@@ -10,9 +10,9 @@ from typing import Any
 
 from study.theory.shapes.shape import Architecture, Head, ModelShape
 
-# What the classes of transformers 5.23 mean where a file leaves a setting out; tools/config_defaults.py writes it.
+# The defaults of the configuration classes of transformers 5.23, written by tools/config_defaults.py.
 DEFAULTS_FILE = Path(__file__).with_name("config_defaults.json")
-# How most files call the parts of a shape.
+# The keys that most files use for the parts of a shape.
 _KEYS = {
     "hidden": "hidden_size",
     "layers": "num_hidden_layers",
@@ -42,15 +42,15 @@ class ModelType:
     """The keys that a model_type's config.json uses for the parts of a shape, and the defaults of missing ones."""
 
     architecture: Architecture
-    classes: dict[str, Head]  # that `architectures` may name; the first is meant where it names none
-    keys: dict[str, str]  # by part of a shape
-    derived: frozenset[str] = frozenset()  # parts that may be null: 4 hidden, as many as heads, hidden / heads
-    counted: dict[str, Any] = field(default_factory=dict)  # beside COUNTED, or otherwise
-    window_switch: str | None = None  # the setting without which its sliding_window is not meant
+    classes: dict[str, Head]  # classes that `architectures` may name; the first is the default
+    keys: dict[str, str]  # keys by part of a shape
+    derived: frozenset[str] = frozenset()  # parts that follow from others if null: 4 hidden, heads, hidden / heads
+    counted: dict[str, Any] = field(default_factory=dict)  # additions to COUNTED and exceptions from it
+    window_switch: str | None = None  # the setting that switches sliding_window on
 
 
 def _decoder(prefix: str, output: str = "ForCausalLM", labels_tokens: bool = True) -> dict[str, Head]:
-    """Build the ModelType of a decoder whose classes have the usual names."""
+    """Return the heads of a decoder's classes, by class name, if the classes have the usual names."""
     classes: dict[str, Head] = {
         f"{prefix}{output}": "tokens",
         f"{prefix}Model": "none",
@@ -118,9 +118,9 @@ MODEL_TYPES = {
     ),
 }  # fmt: skip
 _DEFAULTS: dict[str, dict[str, Any]] = json.loads(DEFAULTS_FILE.read_text(encoding="utf-8"))
-# Settings that add parameters, or change what is multiplied, with the one value of each that is counted: the default.
+# Settings that add parameters or change the matrix products. Only the given value, which is the default, is supported.
 COUNTED = {"type_vocab_size": 2, "add_cross_attention": False, "attention_bias": False, "mlp_bias": False}
-# What is asked for and not counted, with what to say of it.
+# Model types that users request but that are not supported, with the explanation.
 REFUSED = {
     "t5": "an encoder and a decoder, which are not counted",
     "modernbert": "an encoder whose blocks differ, which is not counted",
@@ -129,7 +129,7 @@ REFUSED = {
         'text_config, with model_type "gemma3_text"'
     ),
 }
-LARGEST_WIDTH = 100_000_000  # of anything that a config.json counts, positions included
+LARGEST_WIDTH = 100_000_000  # upper limit for all sizes in a config.json, including positions
 MOST_LAYERS = 10_000
 
 
@@ -137,11 +137,11 @@ MOST_LAYERS = 10_000
 
 
 def from_config(content: dict[str, Any], source: str) -> ModelShape:
-    """Read a model's shape from the content of a transformers config.json; `source` becomes its name.
+    """Return a model's shape from the content of a transformers config.json. `source` becomes the name of the shape.
 
-    The counted class is the one in `architectures`. If there is none, BERT has the two-class head of bert-imdb, and all
-    others have an output layer over their vocabulary. Raises ValueError for a value of the wrong type, for sizes that
-    do not divide, and for settings that are not supported.
+    The shape is that of the class in `architectures`. If there is none, BERT has the two-class head of bert-imdb, and
+    all others have an output layer over their vocabulary. Raises ValueError for a value of the wrong type, for sizes
+    that are not multiples of each other, and for settings that are not supported.
     """
     model_type = _model_type(content, source)
     of_class = _DEFAULTS[content["model_type"]]
@@ -154,7 +154,7 @@ def from_config(content: dict[str, Any], source: str) -> ModelShape:
         return _number(settings[key], f"{source}: {key}", MOST_LAYERS if part == "layers" else LARGEST_WIDTH)
 
     def number_or(part: str, otherwise: int) -> int:
-        """Return the number under a key, or its default, which may follow from other settings."""
+        """Return the number for a part of the shape, or `otherwise` if the file does not have it."""
         key = keys.get(part)
         return otherwise if key is None or (settings.get(key) is None and part in model_type.derived) else number(part)
 
@@ -215,7 +215,7 @@ def _model_type(content: dict[str, Any], source: str) -> ModelType:
 
 
 def _check_counted(settings: dict[str, Any], model_type: ModelType, source: str) -> None:
-    """Raise ValueError for a setting that adds parameters or products that are not counted here."""
+    """Raise ValueError for a setting that adds parameters or matrix products that are not supported here."""
     counted_values = {**COUNTED, **model_type.counted}
     if model_type.architecture == "opt" and settings.get("word_embed_proj_dim") is not None:
         counted_values["word_embed_proj_dim"] = settings["hidden_size"]
@@ -245,7 +245,7 @@ def _head(content: dict[str, Any], model_type: ModelType, source: str) -> tuple[
 
 
 def _notes(settings: dict[str, Any], model_type: ModelType, experts: int) -> Iterator[str]:
-    """List the settings of a file that are ignored or guessed."""
+    """Yield notes on settings of a file that are ignored or guessed."""
     if quantization := settings.get("quantization_config"):
         method = quantization.get("quant_method") if isinstance(quantization, dict) else None
         yield (
@@ -265,7 +265,10 @@ def _notes(settings: dict[str, Any], model_type: ModelType, experts: int) -> Ite
 
 
 def _in_own_words(content: dict[str, Any], own_names: dict[str, str], source: str) -> dict[str, Any]:
-    """Return the content with each setting under the key that its model_type uses."""
+    """Return the content with each setting under the key that its model_type uses.
+
+    Raises ValueError if the file has two keys for the same setting with different values.
+    """
     for usual, own in own_names.items():
         if usual in content and content[usual] != content.get(own, content[usual]):
             conflict = f"{own} is {content[own]!r} and {usual} {content[usual]!r}"

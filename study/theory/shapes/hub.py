@@ -1,7 +1,7 @@
-"""Fetch a model's config.json from the Hugging Face hub with nothing but Python's own library.
+"""Fetch a model's config.json from the Hugging Face hub with Python's standard library only.
 
-The variables of huggingface_hub are honored: HF_ENDPOINT, HF_TOKEN (or the file that `hf auth login` writes),
-HF_HUB_OFFLINE, and those that say where its cache is. Proxies are taken from the environment, as everywhere in Python.
+The environment variables of huggingface_hub apply: HF_ENDPOINT, HF_TOKEN (or the file that `hf auth login` writes),
+HF_HUB_OFFLINE, and the variables for the path of the cache. Proxies are taken from the environment, as usual in Python.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-TIMEOUT_SECONDS = 5.0  # for all of it: the name's resolution, the connection, redirects and the answer
+TIMEOUT_SECONDS = 5.0  # for everything: name resolution, connection, redirects and response
 LARGEST_BYTES = 1 << 20
 _TRUE = {"1", "ON", "YES", "TRUE"}
 
 
 class Unavailable(ValueError):
-    """The hub did not return the file. The message says why, and what would help."""
+    """Raised if the hub did not return the file. The message gives the reason and, if known, a remedy."""
 
 
 def read_config(hub_id: str) -> bytes:
-    """Return the content of a model's config.json, from the hub or, if that cannot be asked, from its local cache.
+    """Return the content of a model's config.json from the hub, or from its local cache if the hub fails.
 
-    Raises Unavailable after at most `TIMEOUT_SECONDS`.
+    Raises Unavailable, after at most `TIMEOUT_SECONDS`, if neither has the file.
     """
     cached = _cached(hub_id)
     if any(os.environ.get(name, "").upper() in _TRUE for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")):
@@ -42,7 +42,10 @@ def read_config(hub_id: str) -> bytes:
 
 
 def _fetch_in_time(hub_id: str) -> bytes:
-    """Fetch in a thread of its own: the time-out of a socket does not hold for the resolution of a name."""
+    """Return the content of the file from the hub. Raises Unavailable after TIMEOUT_SECONDS.
+
+    The request runs in its own thread, because the time-out of a socket does not include name resolution.
+    """
     answer: list[bytes | Exception] = []
 
     def fetch() -> None:
@@ -82,7 +85,7 @@ def _fetch(hub_id: str) -> bytes:
 
 
 class _TokenStaysOnItsHost(urllib.request.HTTPRedirectHandler):
-    """Send the token along when the hub redirects to itself, and to no other host."""
+    """Send the token again if the hub redirects to its own host, but not if it redirects to another host."""
 
     def redirect_request(self, request: urllib.request.Request, *arguments: Any) -> urllib.request.Request | None:
         redirected = super().redirect_request(request, *arguments)
@@ -95,7 +98,10 @@ class _TokenStaysOnItsHost(urllib.request.HTTPRedirectHandler):
 
 
 def _of_status(status: int, hub_id: str, has_token: bool) -> str:
-    """Explain an HTTP status of the hub. For an unknown id it answers 401 to users who are not logged in."""
+    """Return an explanation of an HTTP status of the hub.
+
+    For an unknown id, the hub answers 401 to users who are not logged in.
+    """
     if status in (401, 403):
         token = "the token in use has no access to it" if has_token else "no token is set (HF_TOKEN)"
         return f"the hub gives it to nobody, or only with a token: it does not exist, is private or is gated; {token}"
@@ -123,7 +129,10 @@ def _home() -> Path:
 
 
 def _cached(hub_id: str) -> Path | None:
-    """Find the file where huggingface_hub keeps it: the snapshot that the branch main names."""
+    """Return the path of the file in the cache of huggingface_hub. None if it is not there.
+
+    It is in the snapshot to which the branch main points.
+    """
     folder = Path(os.environ.get("HF_HUB_CACHE") or _home() / "hub") / f"models--{hub_id.replace('/', '--')}"
     try:
         path = folder / "snapshots" / (folder / "refs" / "main").read_text().strip() / "config.json"

@@ -1,8 +1,9 @@
-"""Models known by name. Any other model is found by its config.json or by its id on the Hugging Face hub.
+"""Find models by a known name, by a config.json, or by an id on the Hugging Face hub.
 
-known_models.csv has shapes as the hub's config.json files have them, with their ids there. BERT: arXiv:1810.04805, and
-its miniatures, arXiv:1908.08962. MPT: LLM Foundry's benchmark tables, whose numbers of parameters are those of a GPT-2
-with biases, exactly; they have as many positions as the sequence has tokens, 2048 in most rows.
+known_models.csv contains the shapes of the config.json files on the hub, with their ids. The BERT models are from
+arXiv:1810.04805, and the small ones from arXiv:1908.08962. The MPT models are those of LLM Foundry's benchmark tables.
+Their numbers of parameters are exactly those of a GPT-2 with biases. They have as many positions as the sequences have
+tokens, which is 2048 in most rows.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from study.theory.shapes.config_json import from_config
 from study.theory.shapes.shape import ModelShape
 
 COUNTS = ("layers", "hidden", "heads", "kv_heads", "feed_forward", "head_size", "vocabulary", "positions")
-DEFAULT_LENGTH = 1024  # tokens of a sequence, where nobody says how many
+DEFAULT_LENGTH = 1024  # default length of a sequence, in tokens
 
 
 def _read() -> dict[str, tuple[ModelShape, list[str]]]:
-    """Read the table of known models, each with its ids on the hub."""
+    """Return the shape and the hub ids of each known model, by name."""
     with open(Path(__file__).with_name("known_models.csv"), encoding="utf-8", newline="") as file:
         return {line["name"]: (_shape_of(line), line["hub_ids"].split()) for line in csv.DictReader(file)}
 
@@ -39,18 +40,22 @@ KNOWN: dict[str, ModelShape] = {name: shape for name, (shape, _) in _ROWS.items(
 _BY_NAME = KNOWN | {hub_id.lower(): shape for shape, ids in _ROWS.values() for hub_id in ids}
 
 
-LONGEST_PATH = 1024  # beyond what a file system takes, asking it is an error
+LONGEST_PATH = 1024  # longer paths cause an error in the file system
 
 
 def find_known(text: str) -> ModelShape | None:
-    """Find a model by a known name or hub id, ignoring case, without reading a file or asking the hub."""
+    """Return the model with a known name or hub id, ignoring case. None if it is not known.
+
+    This reads no file and does not contact the hub.
+    """
     return _BY_NAME.get(text.strip().lower())
 
 
 def find(text: str) -> ModelShape:
-    """Find a model by a known name or hub id, in any case, by a config.json or its folder, or on the hub.
+    """Return the model with a known name or hub id (ignoring case), a path of a config.json or its folder, or a hub id.
 
-    The hub is asked only for an id that is not known here, for five seconds at most. Raises ValueError with the remedy.
+    The hub is contacted only for an id that is not known here, for at most five seconds. Raises ValueError with a
+    remedy.
     """
     if shape := find_known(text):
         return shape
@@ -58,10 +63,10 @@ def find(text: str) -> ModelShape:
 
 
 def find_for_length(text: str, sequence_length: int | None = None) -> tuple[ModelShape, int, list[str]]:
-    """Find a model as `find` does; return it with the length of its sequences, and notes on how it is counted.
+    """Return a model as `find` does, with the length of its sequences in tokens and notes on the model.
 
-    `sequence_length`: in tokens; None: 1,024, or as many as the model has positions. A model with fewer positions than
-    that is taken as if it had as many. Raises ValueError with the remedy.
+    If `sequence_length` is None, the length is 1,024, or the number of the model's positions if that is smaller. If the
+    model has fewer positions than `sequence_length`, the returned shape has that many. Raises ValueError with a remedy.
     """
     shape = find(text)
     length = sequence_length or min(DEFAULT_LENGTH, shape.positions)
@@ -72,9 +77,9 @@ def find_for_length(text: str, sequence_length: int | None = None) -> tuple[Mode
 
 
 def read_config(text: str) -> tuple[dict[str, Any], str]:
-    """Read the config.json that a path or an id on the hub names; return it with where it was found.
+    """Return the content of the config.json with this path or hub id, and where it was found.
 
-    Raises ValueError with the remedy.
+    Raises ValueError with a remedy.
     """
     if not text.strip():
         raise ValueError("the name of the model is empty. Use a known name, a config.json, or a hub id (owner/name)")
@@ -129,7 +134,7 @@ def _from_hub(hub_id: str) -> tuple[dict[str, Any], str]:
 
 
 def _near(text: str) -> str:
-    """Suggest known names that are similar to a text: the start of a sentence that continues with "or"."""
+    """Return the start of a sentence that suggests similar known names. The caller continues it with "or"."""
     name = text.lower().rpartition("/")[2]
     by_last_part = {spelling.rpartition("/")[2]: shape.name for spelling, shape in _BY_NAME.items()}
     near = dict.fromkeys(by_last_part[n] for n in difflib.get_close_matches(name, by_last_part, n=3, cutoff=0.5))

@@ -1,6 +1,6 @@
-"""The shape of a transformer, and the sizes of its parameters by optimizer group, in the order of the engine.
+"""The shape of a transformer, and the sizes of its parameters by optimizer group, in the order of an engine.
 
-Modules of `transformers` 5.23, models/*/modeling_*.py.
+The modules are those of `transformers` 5.23, models/*/modeling_*.py.
 """
 
 from __future__ import annotations
@@ -13,23 +13,24 @@ Architecture = Literal[
     "bert", "gpt2", "gpt-neo", "gpt-j", "gpt-neox", "opt",
     "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "mixtral", "qwen3-moe",
 ]  # fmt: skip
-# What follows the last block: a logit for every word at every token, classes for a sequence or for every token.
+# The output after the last block. tokens: a logit for every entry of the vocabulary, at every token. The classes are
+# for a whole sequence or for every token.
 Head = Literal["tokens", "sequence classes", "token classes", "none"]
 
-# Their feed-forward multiplies its inside by a gate, so that it has three matrices, not two.
+# In these, the feed-forward layer has a gate, so it has three matrices instead of two.
 GATED: tuple[Architecture, ...] = ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "mixtral", "qwen3-moe")
 LEARNED_POSITIONS: tuple[Architecture, ...] = ("bert", "gpt2", "gpt-neo", "opt")
-FOUR_NORMS: tuple[Architecture, ...] = ("gemma2", "gemma3")  # in a block
-HEAD_NORMS: tuple[Architecture, ...] = ("qwen3", "gemma3", "qwen3-moe")  # of every query and key
-OPT_OFFSET = 2  # rows of its position embedding that no token has
+FOUR_NORMS: tuple[Architecture, ...] = ("gemma2", "gemma3")  # four norms per block
+HEAD_NORMS: tuple[Architecture, ...] = ("qwen3", "gemma3", "qwen3-moe")  # with norms of every query and key
+OPT_OFFSET = 2  # unused rows of its position embedding
 
 
 @dataclass(frozen=True)
 class ParameterSizes:
-    """Elements of each parameter, in the two groups (with and without weight decay) of this project's AdamW."""
+    """The elements of each parameter, in the two groups of this project's AdamW: with and without weight decay."""
 
-    matrices: tuple[int, ...]  # weight decay
-    vectors: tuple[int, ...]  # biases and norms: none
+    matrices: tuple[int, ...]  # with weight decay
+    vectors: tuple[int, ...]  # biases and norms, without weight decay
 
     @property
     def groups(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -42,20 +43,20 @@ class ParameterSizes:
 
 @dataclass(frozen=True)
 class Widths:
-    """The widths of a block. The size of each parameter is a product of widths."""
+    """The widths of a block, from which the sizes of its parameters follow."""
 
     architecture: Architecture
     hidden: int
-    attention: int  # of all queries together
-    key_value: int  # of all keys, and of all values
-    feed_forward: int  # of one expert, where there are several
+    attention: int  # width of all queries together
+    key_value: int  # width of all keys together, and of all values
+    feed_forward: int  # width of one expert, if there are experts
     head_size: int
     experts: int = 0
 
 
 @dataclass(frozen=True)
 class Outside:
-    """The sizes of the parameters outside the blocks."""
+    """The properties that decide the sizes of the parameters outside the blocks, and the number of blocks."""
 
     layers: int
     positions: int
@@ -66,19 +67,22 @@ class Outside:
 
 
 def block(w: Widths) -> tuple[list[int], list[int]]:
-    """List matrices and vectors of one block, each in the order of named_parameters() of transformers' models."""
+    """Return the sizes of the matrices and of the vectors of one block.
+
+    Both are in the order of named_parameters() of the models of transformers.
+    """
     hidden, wide = w.hidden, w.feed_forward
     attention = [hidden * w.attention, hidden * w.key_value, hidden * w.key_value, hidden * w.attention]
     fused = [sum(attention[:3]), attention[3]]  # query, key and value are one matrix
     plain = [hidden * wide, wide * hidden]
     match w.architecture:
-        case "bert" | "opt":  # query, key, value and output have biases; a norm; and one at the end
+        case "bert" | "opt":  # biases of query, key, value and output; a norm; another norm at the end
             return [*attention, *plain], [hidden] * 6 + [wide] + [hidden] * 3
         case "gpt2":
             return [*fused, *plain], [hidden] * 2 + [3 * hidden] + [hidden] * 3 + [wide, hidden]
         case "gpt-neox":  # both norms first
             return [*fused, *plain], [hidden] * 4 + [3 * hidden, hidden, wide, hidden]
-        case "gpt-neo":  # of the attention only the output has a bias
+        case "gpt-neo":  # in attention, only the output has a bias
             return [*attention, *plain], [hidden] * 5 + [wide, hidden]
         case "gpt-j":  # one norm for both halves of the block; no biases in attention
             return [*attention, *plain], [hidden] * 2 + [wide, hidden]
@@ -89,7 +93,10 @@ def block(w: Widths) -> tuple[list[int], list[int]]:
 
 
 def _gated_feed_forward(w: Widths) -> list[int]:
-    """List gate, up and down projections. With experts, gates and ups are one parameter, and the router is another."""
+    """Return the sizes of the gate, up and down projections.
+
+    With experts, all gate and up projections are one parameter, and the router is an additional parameter.
+    """
     matrix = w.hidden * w.feed_forward
     if not w.experts:
         return [matrix, matrix, matrix]
@@ -98,13 +105,13 @@ def _gated_feed_forward(w: Widths) -> list[int]:
 
 
 def all_sizes(w: Widths, outside: Outside) -> ParameterSizes:
-    """List every parameter of a model."""
+    """Return the sizes of all parameters of a model."""
     hidden = w.hidden
     block_matrices, block_vectors = block(w)
     embeddings, first_norm, last_norm = [outside.vocabulary * hidden], [], [hidden] * 2
     if w.architecture in LEARNED_POSITIONS:
         embeddings.append((outside.positions + (OPT_OFFSET if w.architecture == "opt" else 0)) * hidden)
-    if w.architecture == "bert":  # token types; a norm after the embeddings, and none at the end
+    if w.architecture == "bert":  # token types; the norm is after the embeddings, not at the end
         embeddings.append(2 * hidden)
         first_norm, last_norm = [hidden] * 2, []
     elif w.architecture == "opt":  # declared before the blocks
@@ -119,7 +126,7 @@ def all_sizes(w: Widths, outside: Outside) -> ParameterSizes:
 
 
 def _head(w: Widths, outside: Outside) -> tuple[list[int], list[int]]:
-    """List the matrices and vectors after the last norm."""
+    """Return the sizes of the matrices and of the vectors after the last norm."""
     hidden, words = w.hidden, outside.vocabulary
     is_bert = w.architecture == "bert"
     pooler = ([hidden**2], [hidden]) if is_bert else ([], [])
@@ -127,19 +134,19 @@ def _head(w: Widths, outside: Outside) -> tuple[list[int], list[int]]:
     match outside.head:
         case "none":
             return pooler
-        case "sequence classes":  # a decoder's has no bias
+        case "sequence classes":  # the classifier of a decoder has no bias
             return ([*pooler[0], *classifier], [hidden, outside.labels]) if is_bert else (classifier, [])
         case "token classes":
             return classifier, [outside.labels]
     output = [] if outside.tied else [words * hidden]
-    if is_bert:  # a layer and a norm before the output, whose bias is tied as its weights are
+    if is_bert:  # a layer and a norm before the output; its bias is tied like its weights
         return [hidden**2, *output], [words, *[hidden] * 3, *([] if outside.tied else [words])]
     return output, [words] if w.architecture == "gpt-j" else []
 
 
 # ---------------------------------------------------------------- the shape
 
-Plain = Literal["bert", "gpt2", "gpt-neo", "gpt-j"]  # what the workloads train
+Plain = Literal["bert", "gpt2", "gpt-neo", "gpt-j"]  # the architectures that the workloads train
 
 
 @dataclass(frozen=True)
@@ -152,21 +159,21 @@ class ModelShape:
     hidden: int
     heads: int
     vocabulary: int
-    positions: int  # the longest sequence; rows of the position embedding where the architecture learns one
+    positions: int  # the longest sequence, and the rows of a learned position embedding
     feed_forward: int
-    kv_heads: int  # fewer than heads: grouped-query attention
-    head_size: int  # hidden / heads in most, not in Gemma
-    tied: bool  # the output layer's weights are the embedding's
-    activation: str  # as its config.json calls it: gelu, gelu_new, silu ...
+    kv_heads: int  # fewer than heads with grouped-query attention
+    head_size: int  # hidden / heads in most models, but not in Gemma
+    tied: bool  # whether the output layer shares the weights of the embedding
+    activation: str  # name in its config.json, such as gelu, gelu_new or silu
     head: Head = "tokens"
-    labels: int = 2  # of a head of classes
-    experts: int = 0  # in every block, each as wide as feed_forward; 0: one feed-forward for every token
+    labels: int = 2  # number of classes, if the head has classes
+    experts: int = 0  # experts per block, each of width feed_forward; 0 without experts
     experts_per_token: int = 0
-    notes: tuple[str, ...] = field(default=(), compare=False)  # what of its config.json is ignored, or guessed
+    notes: tuple[str, ...] = field(default=(), compare=False)  # ignored or guessed settings of its config.json
 
     @cached_property
     def parameters(self) -> ParameterSizes:
-        """Every parameter, in the order in which an engine sees them."""
+        """The sizes of all parameters, in the order in which an engine sees them."""
         outside = Outside(self.layers, self.positions, self.vocabulary, self.tied, self.head, self.labels)
         return all_sizes(self._widths, outside)
 
@@ -193,7 +200,7 @@ class ModelShape:
 
     @property
     def is_encoder(self) -> bool:
-        """Whether every token attends to all others, including later ones."""
+        """Whether every token attends to all tokens, including later ones."""
         return self.architecture == "bert"
 
     @property
@@ -208,7 +215,7 @@ class ModelShape:
 
     @property
     def has_transform(self) -> bool:
-        """Whether a layer and a norm precede the output layer, as in BERT with its masked-word head."""
+        """Whether there is a layer and a norm before the output layer, as in BERT with its masked-word head."""
         return self.is_encoder and self.head == "tokens"
 
     @property
@@ -220,7 +227,7 @@ class ModelShape:
 
     @property
     def position_rows(self) -> int:
-        """Rows of a learned position embedding."""
+        """Number of rows of the learned position embedding. 0 if there is none."""
         if self.architecture not in LEARNED_POSITIONS:
             return 0
         return self.positions + (OPT_OFFSET if self.architecture == "opt" else 0)
@@ -256,9 +263,10 @@ def plain(
     vocabulary: int,
     activation: str | None = None,
 ) -> ModelShape:
-    """Describe a model with a feed-forward width of four hidden sizes, and one key and value head per query head.
+    """Return the shape of a model in which feed-forward layers are four times as wide as the hidden size.
 
-    BERT has the head of bert-imdb, two classes; the others predict tokens.
+    There is one key and value head per query head. BERT has the two-class head of bert-imdb, and all others predict
+    tokens.
     """
     return ModelShape(
         name=name,
@@ -288,9 +296,10 @@ def architecture_of(workload: str, size: str) -> Plain:
 def parameter_sizes(
     architecture: Architecture, layers: int, hidden: int, positions: int, num_params: int
 ) -> ParameterSizes:
-    """List the parameters of one of this project's models. The vocabulary follows from the number of parameters.
+    """Return the sizes of the parameters of one of this project's models, from its number of parameters.
 
-    Raises ValueError if no vocabulary gives that number of parameters.
+    The size of the vocabulary follows from the number of parameters. Raises ValueError if no vocabulary gives this
+    number.
     """
     no_words, one_word = (
         with_vocabulary(architecture, layers, hidden, positions, words).num_params for words in (0, 1)
@@ -306,7 +315,10 @@ def parameter_sizes(
 def with_vocabulary(
     architecture: Architecture, layers: int, hidden: int, positions: int, vocabulary: int
 ) -> ParameterSizes:
-    """List the parameters of one of this project's models; `vocabulary` is the number of rows of its embedding."""
+    """Return the sizes of the parameters of one of this project's models.
+
+    `vocabulary` is the number of rows of its embedding.
+    """
     widths = Widths(architecture, hidden, attention=hidden, key_value=hidden, feed_forward=4 * hidden, head_size=0)
     tied, head = architecture != "gpt-j", _study_head(architecture)
     return all_sizes(widths, Outside(layers, positions, vocabulary, tied, head, labels=2))

@@ -1,4 +1,4 @@
-"""The share of predicted labels that are right: an `evaluate` metric of this project, so that no hub is needed."""
+"""The share of correct labels, as an `evaluate` metric of this project that needs no download from the hub."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ import evaluate
 
 
 class Accuracy(evaluate.Metric):  # type: ignore[misc]
-    """`compute(predictions, references)` of labels gives {"accuracy"}."""
+    """A metric whose `compute(predictions, references)` takes labels and returns {"accuracy": share}."""
 
     def _info(self) -> evaluate.MetricInfo:
         return evaluate.MetricInfo(

@@ -1,4 +1,4 @@
-"""The perplexity of a language model: an `evaluate` metric over losses that were computed where the model is."""
+"""The perplexity of a language model, as an `evaluate` metric that takes losses instead of texts."""
 
 import math
 from collections.abc import Sequence
@@ -8,7 +8,10 @@ import evaluate
 
 
 class Perplexity(evaluate.Metric):  # type: ignore[misc]
-    """`compute(predictions, references)` of mean losses and token counts gives {"validation_loss", "perplexity"}."""
+    """A metric whose `compute` takes mean losses as predictions and numbers of tokens as references.
+
+    It returns {"validation_loss", "perplexity"}.
+    """
 
     def _info(self) -> evaluate.MetricInfo:
         return evaluate.MetricInfo(
@@ -23,5 +26,5 @@ class Perplexity(evaluate.Metric):  # type: ignore[misc]
     def _compute(self, predictions: Sequence[float], references: Sequence[int]) -> dict[str, float]:
         total = math.fsum(loss * tokens for loss, tokens in zip(predictions, references, strict=True))
         loss = total / sum(references)
-        # math.exp raises above 709; a model that far gone has no finite perplexity. NaN stays NaN.
+        # math.exp raises an error above 709, so larger losses have an infinite perplexity. NaN stays NaN.
         return {"validation_loss": loss, "perplexity": math.inf if loss > 700 else math.exp(loss)}
