@@ -2,8 +2,8 @@
 
 FUNCTIONS has the functions that the ledger may name. Their arguments describe a case: a model, a strategy's file, GPUs
 and a batch, in the precision class in which that strategy trains. Gradients accumulate in 16 bits, as DeepSpeed does by
-default. Predictions have intervals. For memory, the interval is the largest error of predictions on a CPU. For time, it
-is the spread of the model of step times.
+default. Predictions have intervals. For memory, the interval covers the errors that were measured on a CPU. For time,
+it is the spread of the model of step times.
 """
 
 from __future__ import annotations
