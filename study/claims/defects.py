@@ -2,8 +2,8 @@
 
 tools/published runs that program both as published and corrected. defects.yaml lists the defects, the programs that
 were run, and the pairs of arms that are compared. An effect is the value of ZeRO's arm divided by the value of the
-plain arm, minus 1. A negative effect means that ZeRO is better. There is one effect per repeat. The interval is the 95
-% interval of Student's t over the repeats.
+plain arm, minus 1. A negative effect means that ZeRO is better. There is one effect per repeat. The interval is
+Student's t at 95 % over the repeats.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def effect(results: Mapping[str, Any], comparison: Comparison, metric: Metric) -> Effect | None:
-    """Return the effect of a comparison on one metric; None if no repeat has both arms."""
+    """Return the effect of a comparison on one metric. None if no repeat has both arms."""
     plain, zero = (_values(results, place, comparison.reading[metric]) for place in comparison[:2])
     programs = [PROGRAMS[name] for name, _ in (comparison.plain, comparison.zero)]
     drawn = metric not in LOSSES or any(program.own_seeds or not program.seeded_head for program in programs)

@@ -1,4 +1,4 @@
-"""Return the sentences of the ledger with their verdicts, and summaries of them for pages, notebooks and `--json`."""
+"""The sentences of the ledger with their verdicts, and summaries of them for pages, notebooks and `--json`."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class JudgedClaim(NamedTuple):
 class JudgedSentence(NamedTuple):
     """A sentence of a source and the claims that were read in it, the quoted claim first.
 
-    `sentence` is None if the source has no sentences; then the only reading is one of its claims.
+    `sentence` is None if the source has no sentences. Then the only reading is one of its claims.
     """
 
     source: str
@@ -68,7 +68,7 @@ class JudgedSentence(NamedTuple):
 
     @property
     def by(self) -> str:
-        """The kind of evidence that the verdict is based on; empty if this project tried nothing."""
+        """The kind of evidence that the verdict is based on. Empty if this project tried nothing."""
         basis = verdicts.headline([reading.verdict for reading in self.readings])[1]
         return BASES[basis] if basis else ""
 

@@ -150,7 +150,7 @@ def _give(name: str, rule: Execution) -> _Ended:
 
 
 def _message(name: str, rule: Execution, ended: _Ended) -> str | None:
-    """Return the engine's message if it refused the lines; None if it accepted them.
+    """Return the engine's message if it refused the lines. None if it accepted them.
 
     Raises RunFailed if the lines could not be executed at all.
     """

@@ -200,10 +200,9 @@ def decided_by(source: Source, claim: Claim) -> Basis:
 def headline(readings: Sequence[Verdict]) -> tuple[str, Basis | None]:
     """Return the verdict on a sentence, and the kind of evidence that it is based on.
 
-    `readings` are the verdicts on the claims that were read in the sentence.
-
-    If no reading contradicts the sentence, the first reading decides. If some readings contradict it and others agree,
-    the verdict is "in part". Otherwise the contradiction with the strongest evidence decides.
+    `readings` are the verdicts on the claims that were read in the sentence. If no reading contradicts the sentence,
+    the first reading decides. If some readings contradict it and others agree, the verdict is "in part". Otherwise the
+    contradiction with the strongest evidence decides.
     """
     against = [verdict for verdict in readings if Conclusion.of(verdict.verdict).standing == "no"]
     if not against:
@@ -237,7 +236,7 @@ def _in_unit_of_claim(observed: Observed, claim: Claim) -> Observation:
 
 
 def _agrees(observation: Observation, claim: Claim) -> bool | None:
-    """Return whether the observation agrees with the expectation; None if its interval allows both answers."""
+    """Return whether the observation agrees with the expectation. None if its interval allows both answers."""
     expected = claim.expected.value
     if isinstance(observation.value, str):
         return observation.value == expected
@@ -409,7 +408,7 @@ def stale(committed: dict[str, Verdict], now: dict[str, Verdict]) -> dict[str, s
 
 
 def _differing(first: Verdict, second: Verdict) -> str:
-    """Name the parts in which two verdicts differ: verdict, numbers, evidence, reason.
+    """Return the names of the parts in which two verdicts differ: verdict, numbers, evidence, reason.
 
     Numbers that agree within NUMBERS_TOLERANCE count as equal.
     """

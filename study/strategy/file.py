@@ -43,7 +43,7 @@ class Strategy:
     offload_param_device: OffloadDevice
     zero3_init: bool  # whether the model is partitioned while it is built
     deepspeed_json: dict[str, Any] | None  # the JSON that the file names; None if it names none
-    ddp_json: dict[str, Any] | None  # DDP's settings from NAME.json next to NAME.yaml; None without it
+    ddp_json: dict[str, Any] | None  # DDP's settings from the JSON with the same name; None without it
     gradient_clipping: float | None  # None if the run decides
     gradient_accumulation_steps: int | None  # None if the run decides
     content: dict[str, Any]  # the content of the accelerate file

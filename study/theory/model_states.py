@@ -219,10 +219,8 @@ def _beyond_adam(engine: Engine, sizes: ParameterSizes) -> float:
 def accumulated_on_host(engine: Engine, sizes: ParameterSizes, rank: int) -> float:
     """Return the bytes of the host buffers in which one rank adds up the gradients of micro steps.
 
-    The gradients that the optimizer reads are not counted here.
-
-    Each buffer has the length and type of its parameter. Source: zero/stage_1_and_2.py,
-    async_accumulate_grad_in_cpu_via_gpu.
+    The gradients that the optimizer reads are not counted here. Each buffer has the length and type of its parameter.
+    Source: zero/stage_1_and_2.py, async_accumulate_grad_in_cpu_via_gpu.
     """
     if engine.offload_optimizer == "none" or engine.zero_stage != 2 or _has_own_fp32_buffer(engine):
         return 0.0

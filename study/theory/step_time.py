@@ -135,7 +135,7 @@ def seconds(
 ) -> StepTime:
     """Return the predicted time of one optimizer step on all GPUs of a machine.
 
-    `constants` and `host_thread_bandwidth` replace the fitted values; the fit itself uses them. Raises ValueError if
+    `constants` and `host_thread_bandwidth` replace the fitted values. The fit itself needs this. Raises ValueError if
     the GPU cannot multiply in the engine's precision, if engine and machine have different numbers of GPUs, or if the
     host or the disk of an offload is not known.
     """

@@ -6,7 +6,7 @@ One process runs the program once, with its arms one after another as in the app
 PROGRAMS in study/claims/defects.py, the repeat, the configuration and the pretrained weights. The result has the
 observations of each arm.
 
-The appendix prints its function in two blocks, the second without indentation. Here, it is one function again. Three
+The appendix prints its function in two blocks, the second without indentation. Here, it is one function again. Some
 things differ from the appendix even if no defect is corrected. Random weights come from known seeds, so that they can
 be reproduced. On a CPU, `use_cpu` is set, and the peak is the resident memory that the kernel reports. No cache is
 emptied before an arm.
@@ -181,7 +181,7 @@ def train_body(config: RunConfig, path: Path) -> dict[str, Any]:
     vocabulary = {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id}
     splits = sources.Splits(train=examples, evaluation=examples, description={}, **vocabulary)
     set_seed(BODY_SEED)
-    # From scratch, dropout keeps BERT at chance for long.
+    # With random weights and dropout, BERT stays at chance for a long time.
     model: Any = bert_imdb.build_model(config.model_copy(update={"dropout": 0.0}), splits)
     with tempfile.TemporaryDirectory() as folder:
         own: dict[str, Any] = {"use_cpu": not torch.cuda.is_available(), "report_to": "none", "disable_tqdm": True}
@@ -212,7 +212,7 @@ def train(
             memory = PhaseMemory(training_args.device, enabled=True)
             data = {"train_dataset": splits.train, "eval_dataset": splits.evaluation}
             trainer = Watched(model=model, args=training_args, callbacks=[edges], **data)
-            # One number that differs where weights do.
+            # A single number that differs if the weights differ.
             first_weights = sum(parameter.detach().double().abs().sum().item() for parameter in model.parameters())
             memory.begin("arm")
             started, started_cpu = time.time(), time.process_time()

@@ -107,7 +107,7 @@ def measure(names: Sequence[str], num_seeds: int, data_dir: Path | None, output:
                 name: trap._asdict() for name, trap in TRAPS.items() if set(trap.arms) <= set(content["arms"])
             }
             content["date"] = datetime.datetime.now(datetime.UTC).date().isoformat()
-            # Lists of plain values on one line.
+            # Put lists of plain values on one line.
             shown = json.dumps(content, indent=1, allow_nan=False)
             shown = re.sub(r"\[[^][{}]*\]", lambda match: re.sub(r"\s*\n\s*", " ", match[0]), shown)
             files.write_whole(output, f"{shown}\n".encode())

@@ -174,7 +174,7 @@ def _differ(first_case: MeasuredCase, second_case: MeasuredCase) -> set[str]:
 
 
 def _scope(case: MeasuredCase) -> str:
-    """Describe the deciding row in words: its source, its grade and its setting."""
+    """Return a description of the deciding row: its source, its grade and its setting."""
     facts = _facts(case)
     setting = (
         f"{facts['model']} in {facts['precision']}, {facts['gpus']} x {facts['gpu']}, {facts['sequence_length']} tokens"

@@ -1,7 +1,8 @@
-"""Observe claims in the committed records of runs: the functions that the ledger may name, with their arguments.
+"""Evaluate claims with the committed records of runs.
 
-All records are of a CPU. Losses: fp32, the models of the studies in LEARNED, two processes, by compare/differences.py,
-seed by seed. Bytes: where the models of a study differ, or the ranks, the interval is from least to most.
+FUNCTIONS has the functions that the ledger may name. All records are from a CPU. Losses are compared seed by seed with
+compare/differences.py, for the models of the studies in LEARNED, in fp32 with two processes. If bytes differ between
+the models or ranks of a study, the interval is from the smallest to the largest value.
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ T = TypeVar("T")
 CPU = ROOT / "reports" / "cpu"
 RECORDS = CPU / "records"
 PROTOCOL = CPU / "published" / "protocol.json"
-LEARNED = ("learned", "learned-gpt", "learning-bert")  # studies that tell what a model learns
-WORLD_SIZE = 2  # of the runs whose losses are compared
-PARTS = (*STATE_PARTS, "model_states")  # the last: parameters, gradients and optimizer states together
-NOTICEABLE_SHARE = 0.01  # share of a step's bytes from which on a collective is more than losses and norms
+LEARNED = ("learned", "learned-gpt", "learning-bert")  # studies about the losses that models reach
+WORLD_SIZE = 2  # number of processes of the runs whose losses are compared
+PARTS = (*STATE_PARTS, "model_states")  # model_states: parameters, gradients and optimizer states together
+NOTICEABLE_SHARE = 0.01  # collectives with a smaller share of a step's bytes are for losses and norms
 REDUCTIONS = ("all_reduce", "reduce", "reduce_scatter")
 
 
@@ -57,7 +58,7 @@ def _known(value: T | None) -> T:
 
 
 def _name(path: str) -> str:
-    """A strategy's name; the ledger may name its file."""
+    """Return the name of a strategy, from its name or the path of its file."""
     return Path(path).stem
 
 
@@ -67,25 +68,26 @@ def _name(path: str) -> str:
 def loss_difference(
     study: str, strategy: str, control: str, part: str = "training", steps: int | None = None
 ) -> Observed:
-    """Relative difference of loss, strategy less control, with its interval over seeds.
+    """Return the relative difference of a strategy's loss from the control's, with its interval over seeds.
 
-    part: training, the mean of the last ten steps, or of the first `steps`; evaluation, the held-out loss at the end.
+    If `part` is "training", the loss is the mean of the last ten steps, or of the first `steps` if that is given. If it
+    is "evaluation", the loss is the held-out loss at the end.
     """
     if part not in ("training", "evaluation"):
         raise ValueError(f"part {part!r}: must be 'training' or 'evaluation'")
     from study.compare.facts import CURVE
 
     table = _table(study)
-    if steps is not None:  # compared in the place of the last losses
+    if steps is not None:  # the first losses replace the last ones
         at = CURVE.index("loss")
         table = table.assign(mean_final_loss=[curve[:steps, at].mean() for curve in table["curve"]])
     return _compared(table, study, strategy, control, "mean_final_loss" if part == "training" else "eval_loss")
 
 
 def different_bits(strategy: str, control: str) -> Observed:
-    """Number of trainings with fixed orders whose final bits differ from the control's of the same setting.
+    """Return in how many settings the trained bits of a strategy differ from the control's, with all orders fixed.
 
-    Of the studies `bits` and `bits-learned`, those in which no rounding tells the two strategies apart.
+    The settings are those of the studies `bits` and `bits-learned` in which the two strategies have the same roundings.
     """
     from study.compare import bits
 
@@ -104,7 +106,7 @@ def different_bits(strategy: str, control: str) -> Observed:
 
 
 def gradient_norm_ratio(study: str, strategy: str, control: str) -> Observed:
-    """The mean gradient norm of a run over the control's, with its interval over seeds."""
+    """Return the mean gradient norm of a strategy divided by the control's, with its interval over seeds."""
     difference = _compared(_table(study), study, strategy, control, "mean_grad_norm")
     low, high = difference.ends
     return Observed(1 + difference.number, difference.evidence, (1 + low, 1 + high), told=difference.told)
@@ -112,9 +114,10 @@ def gradient_norm_ratio(study: str, strategy: str, control: str) -> Observed:
 
 @lru_cache(maxsize=len(LEARNED))
 def _table(study: str) -> pd.DataFrame:
-    """The runs of such a study, and of STUDY-others, without labelled parts: variants of the control are no controls.
+    """Return the runs of a study of LEARNED and of its study STUDY-others.
 
-    An arm's runs stand for every strategy that was shown, in one run of the part `once`, to end with its weights.
+    Runs with a label are left out, because variants of the control are not controls. Some strategies ran only once and
+    ended with exactly the weights of another strategy. They get copies of all runs of that strategy.
     """
     import pandas as pd
 
@@ -160,9 +163,9 @@ def _compared(table: pd.DataFrame, study: str, strategy: str, control: str, metr
 
 
 def state_bytes_per_parameter(strategy: str, world_size: int, precision: str, part: str) -> Observed:
-    """Bytes that the largest rank holds per parameter as the optimizer is about to step.
+    """Return the bytes per parameter of the largest rank just before the optimizer step.
 
-    part: one of PARTS; model_states are what the paper counts.
+    `part` is one of PARTS. "model_states" are the states that the ZeRO paper counts.
     """
     if part not in PARTS:
         raise ValueError(f"part {part!r}: must be one of {', '.join(PARTS)}")
@@ -181,7 +184,7 @@ def state_bytes_per_parameter(strategy: str, world_size: int, precision: str, pa
 
 
 def state_ratio(strategy: str, part: str, precision: str, world_size: int, to_world_size: int) -> Observed:
-    """Bytes per parameter of a part of the states on so many ranks over those on another number."""
+    """Return `state_bytes_per_parameter` with `world_size` ranks divided by that with `to_world_size` ranks."""
     above, below = (
         state_bytes_per_parameter(strategy, count, precision, part) for count in (world_size, to_world_size)
     )
@@ -191,7 +194,7 @@ def state_ratio(strategy: str, part: str, precision: str, world_size: int, to_wo
 
 
 def _ratio(above: Observed, below: Observed, description: str) -> Observed:
-    """One observed value over another, from the least to the most that both allow."""
+    """Return one observed value divided by another, with the interval that both intervals allow."""
     (low, high), (least, most) = above.ends, below.ends
     interval = None if (low, least) == (high, most) else (low / most, high / least)
     return Observed(above.number / below.number, above.evidence + below.evidence, interval, told=description)
@@ -204,10 +207,10 @@ def _from_least_to_most(values: list[float], runs: list[RecordFile]) -> Observed
 
 
 def peak_ratio(of: str, to: str, precision: str | None = None) -> Observed:
-    """Bytes of tensors at the highest moment of a step over those of another strategy, of the fullest process.
+    """Return the peak tensor memory of one strategy divided by that of another, for the process that uses the most.
 
-    From least to most, over the models, numbers of processes and precisions of `peaks-real`; `precision` takes only the
-    runs of one. In bf16 DDP is autocast.
+    The interval is from the smallest to the largest ratio over the models, numbers of processes and precisions of the
+    study `peaks-real`. If `precision` is given, only its runs are used. In bf16, DDP uses autocast.
     """
     from study.compare import table
 
@@ -238,9 +241,9 @@ def _of_step(r: Record) -> tuple[str, int, int, bool]:
 
 
 def volume(strategy: str, world_size: int, accumulation: int) -> Observed:
-    """Bytes of a step's collectives over those of all parameters, an all-reduce counted twice."""
+    """Return the bytes of a step's collectives divided by the bytes of all parameters. All-reduces count twice."""
     runs = _sending(strategy, world_size, accumulation)
-    values = [_moved(f.record) / (4 * _known(f.record.num_params)) for f in runs]  # all are in fp32
+    values = [_moved(f.record) / (4 * _known(f.record.num_params)) for f in runs]  # all runs are in fp32
     return _from_least_to_most(values, runs)
 
 
@@ -249,12 +252,12 @@ def _moved(r: Record, kinds: tuple[str, ...] | None = None) -> int:
 
 
 def volume_ratio(of: dict[str, Any], to: dict[str, Any]) -> Observed:
-    """`volume` of one case over that of another."""
+    """Return `volume` of one case divided by that of another."""
     return _ratio(volume(**of), volume(**to), "least to most")
 
 
 def reduced_ratio(strategy: str, world_size: int, accumulation: int) -> Observed:
-    """Bytes that reduce gradients in a step of so many micro steps over those of a step of one."""
+    """Return the bytes of gradient reductions in a step with `accumulation` micro steps divided by those with one."""
     accumulated, plain = (_sending(strategy, world_size, steps) for steps in (accumulation, 1))
     values = [
         _moved(a.record, REDUCTIONS) / _moved(b.record, REDUCTIONS) for a, b in zip(accumulated, plain, strict=True)
@@ -263,7 +266,7 @@ def reduced_ratio(strategy: str, world_size: int, accumulation: int) -> Observed
 
 
 def uses_collective(strategy: str, world_size: int, collective: str) -> Observed:
-    """Whether a step has a collective for more than losses and norms."""
+    """Return whether a step uses a collective for more than losses and norms."""
     runs = _sending(strategy, world_size, 1)
     kind = collective.replace("-", "_")
     shares = [_moved(f.record, (kind,)) / _moved(f.record) for f in runs]
@@ -276,7 +279,10 @@ def uses_collective(strategy: str, world_size: int, collective: str) -> Observed
 
 
 def accumulation_difference(workload: str, strategy: str, micro_batch: int) -> Observed:
-    """The largest relative difference of loss, over all steps, that accumulation makes at one global batch."""
+    """Return the largest relative difference of loss in any step between runs with and without gradient accumulation.
+
+    Both runs have the same global batch.
+    """
     accumulated, plain = _parity_pair(workload, strategy, micro_batch)
     losses = [[line["loss"] for line in steps_of(f)] for f in (accumulated, plain)]
     value = max(abs(a - b) / abs(b) for a, b in zip(*losses, strict=True))
@@ -284,7 +290,7 @@ def accumulation_difference(workload: str, strategy: str, micro_batch: int) -> O
 
 
 def _parity_pair(workload: str, strategy: str, micro_batch: int) -> tuple[RecordFile, RecordFile]:
-    """The runs of the study `parity`, without dropout and clipping, with accumulation and without."""
+    """Return a run with gradient accumulation and one without, from the runs of the study `parity` without dropout."""
     alike = [
         f
         for f in _finished("parity")
@@ -305,9 +311,9 @@ def _parity_pair(workload: str, strategy: str, micro_batch: int) -> tuple[Record
 
 
 def protocol_effect(program: str, metric: defects.Metric) -> Observed:
-    """What ZeRO's arm of a published program has over the plain one's, less 1, with its interval over repeats.
+    """Return the relative difference of ZeRO's arm from the plain arm of a published program, with its interval.
 
-    program: published, or mended, of all its defects.
+    `program` is "published", or "mended" for the program with all defects corrected. The interval is over repeats.
     """
     from study.claims import defects
 

@@ -1,8 +1,9 @@
-"""Observe claims in the papers' formulas and the models of study/theory: the functions that the ledger may name.
+"""Evaluate claims with the papers' formulas and the models of study/theory.
 
-They are asked of a case: a model, a strategy's file, GPUs and a batch, in the precision class in which that strategy
-trains. Gradients accumulate in the parameters' type, as DeepSpeed does unless it is told otherwise. What is predicted
-has an interval: of memory as far as predictions were seen to be off on a CPU, of time the spread of its model.
+FUNCTIONS has the functions that the ledger may name. Their arguments describe a case: a model, a strategy's file, GPUs
+and a batch, in the precision class in which that strategy trains. Gradients accumulate in 16 bits, as DeepSpeed does by
+default. Predictions have intervals. For memory, the interval covers the errors that were measured on a CPU. For time,
+it is the spread of the model of step times.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ from study.theory.peaks import Peak
 from study.theory.prediction import Prediction
 from study.theory.shapes import ModelShape
 
-POSITIONS, VOCABULARY = 1024, 50257  # of a model that is given by its shape
-MEMORY_ERROR = 0.10  # relative: memory_views.AT_MOST of a prediction; 6 of 7 published ones keep to it
+POSITIONS, VOCABULARY = 1024, 50257  # of a model that the ledger describes by its sizes
+MEMORY_ERROR = 0.10  # relative, as memory_views.AT_MOST; 6 of 7 published peaks are within it
 _WORST_AND_BEST = (1 + MEMORY_ERROR, 1 - MEMORY_ERROR)
-_LEAST = {"micro_batch": 1, "checkpointing": True}  # what takes the least memory
+_LEAST = {"micro_batch": 1, "checkpointing": True}  # the settings that need the least memory
 _LEAST_JOB = Job(1, POSITIONS, activation_checkpointing=True, kernels="fused")
-WIDEST = 1 << 17  # hidden size of the largest model that is looked for
+WIDEST = 1 << 17  # the largest hidden size that `largest_model` tries
 
 # ---------------------------------------------------------------- cases
 
@@ -46,7 +47,7 @@ class _Typed(BaseModel):
 
 
 class GivenModel(_Typed):
-    """A model without a name in theory, given by its sizes."""
+    """A model that study/theory does not know by name, described by its sizes."""
 
     name: str
     architecture: Literal["bert", "gpt2", "gpt-neo", "gpt-j"]
@@ -56,7 +57,7 @@ class GivenModel(_Typed):
 
 
 class Case(_Typed):
-    """The inputs of the models of memory and time, named as in the ledger."""
+    """The inputs of the models of memory and time, with the names that the ledger uses."""
 
     model: str | GivenModel
     strategy: str
@@ -67,12 +68,15 @@ class Case(_Typed):
     precision: PrecisionClass
     checkpointing: bool
     accumulation: Count = 1
-    kernels: Literal["fused", "transformers"] = "fused"  # transformers: its own modules, which hold and move more
-    node: Literal["dgx-2", "whole"] | None = None  # whole: fewer GPUs have all of a rented node; None: their share
+    kernels: Literal["fused", "transformers"] = "fused"  # the modules of transformers need more memory and time
+    node: Literal["dgx-2", "whole"] | None = None  # whole: few GPUs have a whole rented node; None: a share of it
 
     @classmethod
     def of(cls, arguments: Mapping[str, Any], subject: str = "arguments") -> Case:
-        """Read a case of the ledger. Raises ValueError naming the key that is missing, unknown or of another type."""
+        """Return a case from the arguments in the ledger.
+
+        Raises ValueError with the key if a key is missing, unknown or of another type.
+        """
         if not isinstance(arguments, Mapping):
             raise ValueError(f"{subject}: {arguments!r} is not a case; give {', '.join(cls.model_fields)}")
         if "model" in arguments:
@@ -111,18 +115,21 @@ class Case(_Typed):
 
 @lru_cache(maxsize=4096)
 def peak_of(case: Case) -> Peak:
-    """Predict the highest moment of a rank of the case."""
+    """Return the predicted peak memory of the case, for the rank that uses the most."""
     return peaks.peak(case.shape, case.engine, case.job)
 
 
 @lru_cache(maxsize=4096)
 def prediction_of(case: Case) -> Prediction:
-    """Predict memory and time of the case."""
+    """Return the predicted memory and time of the case."""
     return prediction.predict(case.shape, case.engine, case.job, case.box)
 
 
 def model_of(model: str | Mapping[str, Any], subject: str = "model") -> str | GivenModel:
-    """Read a model of the ledger. Raises ValueError naming the key that is missing, unknown or of another type."""
+    """Return a model from its entry in the ledger, which is a name or sizes.
+
+    Raises ValueError with the key if a key is missing, unknown or of another type.
+    """
     if not isinstance(model, Mapping):
         return model
     with refusing(subject):
@@ -130,7 +137,7 @@ def model_of(model: str | Mapping[str, Any], subject: str = "model") -> str | Gi
 
 
 def shape_of(model: str | GivenModel) -> ModelShape:
-    """Find the shape of a model. Raises ValueError for a name that is none of theory's."""
+    """Return the shape of a model. Raises ValueError for a name that study/theory does not know."""
     if isinstance(model, GivenModel):
         return shapes.plain(**model.model_dump(), positions=POSITIONS, vocabulary=VOCABULARY)
     if model not in shapes.KNOWN:
@@ -139,7 +146,7 @@ def shape_of(model: str | GivenModel) -> ModelShape:
 
 
 def engine_in_16_bits(strategy: str, hidden: int, world_size: int, precision: PrecisionClass) -> Engine:
-    """Describe the engine of a strategy, in the class in which it trains and with gradients in 16 bits."""
+    """Return the engine of a strategy, in the precision class in which it trains and with gradients in 16 bits."""
     chosen = file.read_by_name(strategy)
     return in_theory.engine_of_strategy(
         chosen, hidden, world_size, in_theory.precision_class(chosen, precision), "bf16"
@@ -147,7 +154,10 @@ def engine_in_16_bits(strategy: str, hidden: int, world_size: int, precision: Pr
 
 
 def box_of(gpu: str, gpus: int, node: str | None) -> Box:
-    """Find the machine of a case. Raises ValueError for an unknown GPU or node, and for GPUs that do not fill nodes."""
+    """Return the machine of a case.
+
+    Raises ValueError for an unknown GPU or node, and if the GPUs do not fill the nodes.
+    """
     card = hardware.find_gpu(gpu)
     box = hardware.typical_box(card, gpus)
     match node:
@@ -156,8 +166,9 @@ def box_of(gpu: str, gpus: int, node: str | None) -> Box:
         case "whole":
             return dataclasses.replace(hardware.typical_box(card, box.gpus_per_node), num_gpus=gpus)
         case "dgx-2":
-            # As theory/measured_by_others/published.yaml has it: 16 V100, 1.5 TB of memory, eight drives of 3.84 TB, of
-            # which the papers count 28 TB; two sockets of 24 cores and six channels of DDR4-2666.
+            # As in theory/measured_by_others/published.yaml: 16 V100, 1.5 TB of memory, and eight drives of 3.84 TB, of
+            # which
+            # the papers count 28 TB. Two sockets, each with 24 cores and six channels of DDR4-2666.
             return Box(
                 card,
                 gpus,
@@ -176,33 +187,37 @@ def box_of(gpu: str, gpus: int, node: str | None) -> Box:
 
 
 def paper_bytes_per_parameter(zero_stage: int, world_size: int, precision: str) -> Observed:
-    """Bytes of model states that a rank holds per parameter."""
+    """Return the bytes of model states per parameter on one rank, by the ZeRO paper."""
     parts = model_states.paper_bytes_per_parameter(zero_stage, world_size, precision)
     return Observed(parts.total, (f"{parts.parameters:.6g} + {parts.gradients:.6g} + {parts.optimizer_states:.6g}",))
 
 
 def paper_total_bytes(num_params: float, zero_stage: int, world_size: int, precision: str) -> Observed:
-    """Bytes of model states that a rank holds."""
+    """Return the bytes of model states on one rank, by the ZeRO paper."""
     per_parameter = paper_bytes_per_parameter(zero_stage, world_size, precision)
     evidence = f"{num_params:g} x ({per_parameter.evidence[0]})"
     return Observed(num_params * per_parameter.number, (evidence,), in_bytes=True)
 
 
 def paper_reduction(zero_stage: int, world_size: int, precision: str) -> Observed:
-    """Bytes at stage 0 over those at this stage."""
+    """Return the bytes of model states at stage 0 divided by those at this stage."""
     above, below = (paper_bytes_per_parameter(stage, world_size, precision) for stage in (0, zero_stage))
     return Observed(above.number / below.number, (f"({above.evidence[0]}) / ({below.evidence[0]})",))
 
 
 def paper_peak_reduction(zero_stage: int, world_size: int, precision: str) -> Observed:
-    """A peak at stage 0 over that at this stage: between none, where activations are all, and that of the states."""
+    """Return the peak memory at stage 0 divided by that at this stage, as an interval.
+
+    Its lower end, 1, is the ratio if there are only activations. Its upper end is the ratio if there are only model
+    states.
+    """
     states = paper_reduction(zero_stage, world_size, precision)
     ends = (1.0, states.number)
     return Observed(states.value, states.evidence, ends, told="from activations alone to states alone")
 
 
 def paper_saving_share(zero_stage: int, of_stage: int, world_size: int, precision: str) -> Observed:
-    """What one stage saves against stage 0, over what another saves."""
+    """Return the bytes that one stage saves compared with stage 0, divided by the bytes that `of_stage` saves."""
     whole, mine, theirs = (
         paper_bytes_per_parameter(stage, world_size, precision).number for stage in (0, zero_stage, of_stage)
     )
@@ -211,33 +226,33 @@ def paper_saving_share(zero_stage: int, of_stage: int, world_size: int, precisio
 
 
 def paper_offload_reduction(world_size: int, precision: PrecisionClass) -> Observed:
-    """Bytes on the device at stage 2 over those with the optimizer offloaded."""
+    """Return the bytes on the GPU at stage 2 divided by those at stage 2 with the optimizer offloaded."""
     plain, offloaded = (Engine("deepspeed", 2, world_size, precision, 2, device) for device in ("none", "cpu"))
     above, below = (model_states.paper_bytes_by_place(engine, 1).device for engine in (plain, offloaded))
     return Observed(above / below, (f"{above:g} / {below:g} bytes per parameter",))
 
 
 def paper_volume(zero_stage: int, accumulation: int) -> Observed:
-    """Parameters that a rank moves in a step, over the model's."""
+    """Return how many times the number of the model's parameters a rank sends in a step, by the ZeRO paper."""
     value = communication.paper_volume(zero_stage, 1, accumulation)
     micro_steps = f"{accumulation} micro step{'' if accumulation == 1 else 's'}"
     return Observed(float(value), (f"stage {zero_stage}, {micro_steps}: {value:g}",))
 
 
 def paper_volume_ratio(of: dict[str, Any], to: dict[str, Any]) -> Observed:
-    """Parameters moved in one case over those moved in another."""
+    """Return `paper_volume` of one case divided by that of another."""
     above, below = paper_volume(**of), paper_volume(**to)
     return Observed(above.number / below.number, (*above.evidence, *below.evidence))
 
 
 def num_params(model: str | dict[str, Any]) -> Observed:
-    """Parameters of a model."""
+    """Return the number of parameters of a model."""
     shape = shape_of(model_of(model))
     return Observed(float(shape.num_params), (f"{shape.name}: {shape.num_params:,} counted",))
 
 
 def link_bandwidth(gpu: str, directions: str) -> Observed:
-    """GB/s of a GPU's links to the others of its node; directions: one or both."""
+    """Return the bandwidth of a GPU's links to the other GPUs of its node in GB/s. `directions` is "one" or "both"."""
     card = hardware.find_gpu(gpu)
     if directions not in ("one", "both"):
         raise ValueError(f"directions {directions!r}: must be 'one' or 'both'")
@@ -249,14 +264,17 @@ def link_bandwidth(gpu: str, directions: str) -> Observed:
 
 
 def peak(**arguments: Any) -> Observed:
-    """Bytes that a GPU holds at the highest moment of a step."""
+    """Return the peak memory of a GPU in a step, in bytes."""
     case = Case.of(arguments)
     total = float(peak_of(case).total)
     return Observed(total, (_peak_in_words(case),), around(total, 1 + MEMORY_ERROR), in_bytes=True)
 
 
 def peak_of_any_batch(**arguments: Any) -> Observed:
-    """`peak` where the batch is unknown: from one sequence a GPU, checkpointed, to all of the GPU's memory."""
+    """Return the peak memory of a GPU in bytes if the batch is not known.
+
+    The interval is from one checkpointed sequence per GPU to the whole memory of the GPU.
+    """
     least = peak(**arguments, **_LEAST)
     card = float(Case.of({**arguments, **_LEAST}).box.gpu.memory_bytes)
     ends = (least.ends[0], max(least.ends[1], card))
@@ -264,14 +282,14 @@ def peak_of_any_batch(**arguments: Any) -> Observed:
 
 
 def memory_ratio(of: dict[str, Any], to: dict[str, Any]) -> Observed:
-    """The peak of one case over that of another."""
+    """Return the peak memory of one case divided by that of another."""
     above, below = Case.of(of), Case.of(to)
     value = float(peak_of(above).total / peak_of(below).total)
     return Observed(value, (_peak_in_words(above), _peak_in_words(below)), around(value, 1 + MEMORY_ERROR))
 
 
 def fits(**arguments: Any) -> Observed:
-    """Whether a GPU has room at the highest moment, and the node for what is offloaded."""
+    """Return whether the GPU has enough memory for the peak, and the node enough for offloaded data."""
     case = Case.of(arguments)
     predicted_peak = peak_of(case)
     expected, worst, best = (_has_room(predicted_peak, case.box, factor) for factor in (1.0, *_WORST_AND_BEST))
@@ -284,13 +302,16 @@ def fits(**arguments: Any) -> Observed:
 
 
 def largest_model(strategy: str, gpu: str, gpus: int, node: str | None = None) -> Observed:
-    """Parameters of the largest GPT that fits, with one sequence of 1,024 tokens a GPU, checkpointed, in 16 bits."""
+    """Return the number of parameters of the largest GPT that fits.
+
+    It trains one sequence of 1,024 tokens per GPU, in 16 bits and with activation checkpointing.
+    """
     value, low, high = (_largest(strategy, gpu, gpus, node, factor) for factor in (1.0, *_WORST_AND_BEST))
     return Observed(value, (f"{strategy}, {gpus} x {gpu}: {value / 1e9:.2f} billion",), (low, high))
 
 
 def capacity_ratio(of: dict[str, Any], to: dict[str, Any]) -> Observed:
-    """The largest model of one strategy and box over that of another."""
+    """Return `largest_model` of one strategy and machine divided by that of another."""
     above, below = largest_model(**of), largest_model(**to)
     ends = (above.ends[0] / below.ends[1], above.ends[1] / below.ends[0])
     return Observed(above.number / below.number, (*above.evidence, *below.evidence), ends)
@@ -305,14 +326,17 @@ def _largest(strategy: str, gpu: str, gpus: int, node: str | None, factor: float
 
 
 def _holds(shape: ModelShape, strategy: str, box: Box, factor: float) -> bool:
-    """Whether a box holds a model with the least batch, in 16 bits."""
+    """Return whether a model fits on a machine with one checkpointed sequence per GPU, in 16 bits.
+
+    `factor` is the assumed peak divided by the predicted one.
+    """
     precision: PrecisionClass = "bf16" if "bf16" in box.gpu.peak_flops_per_second else "fp16"
     engine = engine_in_16_bits(strategy, shape.hidden, box.num_gpus, precision)
     return _has_room(peaks.peak(shape, engine, _LEAST_JOB), box, factor)
 
 
 def _has_room(predicted_peak: Peak, box: Box, factor: float) -> bool:
-    """Whether there is room for a peak that is this factor of the predicted one."""
+    """Return whether there is enough memory if the peak is `factor` times the predicted one."""
     needed = factor * prediction.needed_bytes(predicted_peak.total)
     fits_gpu = bool(needed <= hardware.usable_memory_bytes(box.gpu, box.num_gpus))
     return fits_gpu and prediction.lacking(predicted_peak, box) is None
@@ -328,7 +352,10 @@ def _peak_in_words(case: Case) -> str:
 def engine_volume(
     strategy: str, model: str | dict[str, Any], world_size: int, accumulation: int, checkpointing: bool
 ) -> Observed:
-    """Parameters that a rank of today's DeepSpeed moves in a step, over the model's, in bf16."""
+    """Return how many times the number of the model's parameters a rank sends in a step.
+
+    This is for current DeepSpeed in bf16, simulated.
+    """
     shape = shape_of(model_of(model))
     engine = engine_in_16_bits(strategy, shape.hidden, world_size, "bf16")
     job = Job(1, POSITIONS, accumulation, checkpointing, kernels="fused")
@@ -339,7 +366,7 @@ def engine_volume(
 
 
 def speed_ratio(of: dict[str, Any], to: dict[str, Any]) -> Observed:
-    """Tokens per second and GPU of one case over those of another."""
+    """Return the tokens per second and GPU of one case divided by those of another."""
     above, below = Case.of(of), Case.of(to)
     value = _speed(above) / _speed(below)
     evidence = (_speed_in_words(above), _speed_in_words(below))
@@ -347,7 +374,10 @@ def speed_ratio(of: dict[str, Any], to: dict[str, Any]) -> Observed:
 
 
 def speed_ratio_change(of: dict[str, Any], to: dict[str, Any], along: str, start: Any, end: Any) -> Observed:
-    """How much `speed_ratio` rises from one value of an argument, set on both sides, to another."""
+    """Return how much `speed_ratio` increases if an argument of both cases changes.
+
+    `along` is the name of the argument, which changes from `start` to `end`.
+    """
     first, last = (speed_ratio({**of, along: value}, {**to, along: value}) for value in (start, end))
     low, high = around(last.number / first.number, _ratio_spread(Case.of(of), Case.of(to)))
     evidence = tuple(f"{along} {value}: {ratio.value:.4g}" for value, ratio in ((start, first), (end, last)))
@@ -356,11 +386,12 @@ def speed_ratio_change(of: dict[str, Any], to: dict[str, Any], along: str, start
 
 
 def _ratio_spread(above: Case, below: Case) -> float:
-    """How far a ratio of two predicted times may be off.
+    """Return the factor by which a ratio of two predicted times may be wrong.
 
-    What both have in common cancels: where nothing but sharding, batch or length differs it is taken to be as uncertain
-    as a single time of what the constants were fitted to. Offload, other GPUs, models or types, autocast against 16-bit
-    parameters among them: as of two times whose errors know nothing of each other.
+    Errors that both times share cancel. If only sharding, batch or sequence length differ, the ratio is assumed to be
+    as uncertain as a single time of the class to which the constants were fitted. In all other cases, the errors of the
+    two times are assumed to be independent. These are offload and different GPUs, models, kernels or precisions, which
+    include autocast compared with 16-bit parameters.
     """
     sides = (above, below)
     alike = len({(case.model, case.gpu, case.gpus, case.kernels, case.engine.precision) for case in sides}) == 1
@@ -391,7 +422,7 @@ FUNCTIONS: dict[str, Callable[..., Observed]] = {
 
 
 def check_cases(function: str, arguments: Mapping[str, Any]) -> None:
-    """Raise ValueError where an argument of a case is missing, unknown or of another type."""
+    """Raise ValueError if an argument of a case is missing, unknown or of another type."""
     if function in ("peak", "fits"):
         Case.of(arguments)
     elif function == "peak_of_any_batch":
