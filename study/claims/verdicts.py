@@ -32,7 +32,7 @@ NUMBERS_TOLERANCE = 1e-4  # relative; smaller differences of observed values com
 
 
 class Conclusion(Enum):
-    """A verdict on a sentence or claim as readers see it: its word, its standing and its meaning."""
+    """A verdict on a sentence: its name, whether the sentence is right ("yes", "no", "part", ...), and its meaning."""
 
     AGREES = (
         "our small runs agree",

@@ -64,7 +64,10 @@ def command(
         )
     chosen = _ranks(ranks_wanted, world_size, bool(script_words))
     if script_words and not Path(script_words[0]).is_file():
-        raise Refusal(f"{script_words[0]}: no such script. Write the options of dry-run before the strategy.")
+        raise Refusal(
+            f"{script_words[0]}: there is no such script. What follows the strategy is read as a script and its "
+            "arguments, so write the options of dry-run before the strategy."
+        )
     trainable = None if script_words else models.find(model, sequence_length)
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
     extensions.use_own_folder()

@@ -38,9 +38,9 @@ FILLED_IN_BY_ACCELERATE = ("gradient_accumulation_steps", "gradient_clipping", "
 def trace(shape: ModelShape, engine: Engine, job: Job) -> Traced:
     """Trace a steady optimizer step of rank 0.
 
-    Raises Refusal if the model, the engine or the job cannot be traced. DeepSpeed's rank is a fork of this process, in
-    which no backward pass may have run before. Torch's engines are traced in this process, in which no process group
-    may exist.
+    Raises Refusal if the model, the engine or the job cannot be traced. For DeepSpeed, the rank is a fork of this
+    process, so call this before any backward pass in this process. Torch's engines are traced in this process itself,
+    so call this before a process group exists.
     """
     check_traceable(shape, engine, job)
     transformers.utils.logging.set_verbosity_error()  # type: ignore[no-untyped-call]

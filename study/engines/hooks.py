@@ -97,9 +97,10 @@ def _replace(owner: Any, name: str) -> _Place:
 
 
 def without_graphs() -> AbstractContextManager[Any]:
-    """Return a context in which compiled functions run without their graphs.
+    """Return a context in which compiled functions run eagerly.
 
-    Under a probe, torch.compile would otherwise discard its graphs permanently.
+    Their compiled graphs are kept for later. Without this context, torch.compile would discard them if a probe is
+    active.
     """
     # A script that compiled something has imported torch._dynamo already. Importing it here would take seconds.
     return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()

@@ -130,7 +130,10 @@ def not_compared(old: Lock, new: Lock) -> list[str]:
 
 
 def compare(old: Mapping[str, str], new: Mapping[str, str]) -> list[Change]:
-    """Return the changes in a training from the releases `old` to `new`. Those that may affect training come first."""
+    """Return what changes for a training if packages are upgraded from the releases `old` to `new`.
+
+    Those that may affect training come first.
+    """
     changes = [
         replace(fault, how="comes" if comes else "goes", alarms=comes)
         for fault in known_faults()

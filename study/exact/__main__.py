@@ -28,8 +28,8 @@ HEARTBEAT_SECONDS = 10
 def main(words: Sequence[str] | None = None) -> int:
     """Run the chosen trainings, print the results, and return the exit status.
 
-    The status is 0 if every training that ran has the reference's bits, every planted fault was detected, and each
-    strategy that --only names was trained at least once. Otherwise it is 1.
+    The status is 0 if every training that ran is bitwise identical to the reference, every planted fault was detected,
+    and each strategy that --only names was trained at least once. Otherwise it is 1.
     """
     os.environ |= {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}  # before torch
     parser = _parser()

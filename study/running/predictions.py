@@ -188,8 +188,7 @@ def _check(config: RunConfig, chosen: Strategy) -> None:
         raise Refusal("fp64 is not predicted")
     if chosen.distributed_type == "FSDP" and config.precision not in ("fp32", "bf16"):
         raise Refusal(
-            f"{config.precision} under {chosen.name} is refused, because it computes in fp32, or in bf16 with fp32"
-            " shards"
+            f"{chosen.name} does not support {config.precision}. It computes in fp32, or in bf16 with fp32 shards"
         )
     if in_theory.precision_class(chosen, config.precision) != config.precision:
         raise Refusal(

@@ -254,7 +254,7 @@ def before_prepare(model: torch.nn.Module, config: RunConfig, stage: int | None)
 
 
 def after_prepare(model: Any, optimizer: Any, config: RunConfig, stage: int | None) -> None:
-    """Set the pins of the model and optimizer that accelerate's `prepare` has returned.
+    """Fix the order of additions in the model and the optimizer that accelerate's `prepare` has returned.
 
     `optimizer` is the engine's own optimizer.
     """

@@ -114,7 +114,7 @@ def _step(folder: Path) -> int:
 
 
 def set_aside(folder: Path, resumed_step: int) -> None:
-    """Rename the checkpoints of later steps than the resumed one. They are damaged or belong to another run.
+    """Rename all checkpoints whose step is later than `resumed_step`. They are damaged or belong to another run.
 
     Without this, a later start would choose them as this run's newest checkpoints, and the run's own checkpoints would
     be deleted as the oldest ones. `resumed_step` is the step of the checkpoint that the run resumed from, or 0 if it
@@ -197,8 +197,9 @@ def _say_what_rounds_otherwise(checkpoint: Checkpoint) -> None:
     for description, then, current in zip(("processor", "number of threads of a process"), before, now, strict=True):
         if then is not None and then != current:
             print(
-                f"{checkpoint.folder}: the {description} was {then} and is {current} now. The run continues, "
-                "but sums on the CPU are rounded differently, so its last bits differ from those of an uninterrupted run.",
+                f"{checkpoint.folder}: the {description} was {then} and is {current} now. The run continues, but "
+                "sums on the CPU are rounded differently, so its last bits differ from those of an uninterrupted "
+                "run.",
                 flush=True,
             )
 

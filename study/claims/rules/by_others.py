@@ -42,7 +42,7 @@ class Rows(StrictModel):
     sequence_length: int | None = None
 
     def has(self, case: MeasuredCase) -> bool:
-        """Return whether this row is in the selection."""
+        """Return whether this selection contains a published row."""
         facts = _facts(case)
         conditions = self.model_dump(exclude_none=True)
         return all(

@@ -87,7 +87,7 @@ def _has_rows(ours: Shapes, theirs: Shapes) -> bool:
 
 
 def different_weights(ours: dict[Key, Seen], theirs: dict[Key, Seen]) -> Iterator[Difference]:
-    """Yield the weights before the first step that are missing, or differ by more than rounding to the coarser type."""
+    """Yield the initial weights that one side lacks, or that differ by more than rounding to the coarser data type."""
     for key in ours | theirs:
         if (key.step, key.kind) != (0, "weights"):
             continue

@@ -122,7 +122,7 @@ class Passes:
     def note(self, is_training: bool) -> bool:
         """Count a forward pass that begins, and return whether it is part of training.
 
-        A pass without gradients in evaluation mode is not. It evaluates the model and interrupts the training of the
+        A pass in evaluation mode without gradients is an evaluation. It is not part of training, and it interrupts the
         step.
         """
         if torch.is_grad_enabled():

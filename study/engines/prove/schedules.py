@@ -28,7 +28,7 @@ _MANY = (list, tuple, set, deque)
 
 
 def parts_of(schedule: Any) -> list[Any]:
-    """Return the schedules of which a schedule such as SequentialLR consists, including the parts of these."""
+    """Return all schedules inside a composite schedule such as SequentialLR, including nested ones."""
     parts = [part for part in getattr(schedule, "_schedulers", ()) if isinstance(part, LRScheduler)]
     return [nested for part in parts for nested in (part, *parts_of(part))]
 

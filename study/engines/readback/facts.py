@@ -98,7 +98,7 @@ def replicated_names(model: Any) -> set[str]:
 def whole_parameters(model: Any) -> list[Any]:
     """Return a model's parameters.
 
-    Under FSDP1, flat parameters replace the original ones, which are views of a shard.
+    Under FSDP1, return the flat parameters, because the original parameters are only views of a shard.
     """
     flat = [m._handle.flat_param for m in model.modules() if getattr(m, "_handle", None) is not None]
     views = {id(p) for flat_parameter in flat for p in flat_parameter._params or ()}

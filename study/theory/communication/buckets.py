@@ -105,7 +105,7 @@ def stage_0_step(engine: Engine, model: Model) -> Iterator[Collective]:
 
 
 def partitioned_reductions(engine: Engine, model: Model) -> Iterator[Collective]:
-    """Yield the reductions of average_tensor, which reduces a bucket to every rank, or each slice of it to its owner.
+    """Yield the reductions of DeepSpeed's average_tensor: one per bucket to all ranks, or one per slice to its owner.
 
     Stage 2 reduces in hooks of the backward pass. Stage 1 reduces after the backward pass, group by group, unless
     overlap_comm is set.
