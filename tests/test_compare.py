@@ -267,7 +267,7 @@ def test_steps_that_a_line_would_not_give_back_are_refused(folder, tmp_path):
     ("spoil", "match"),
     [
         (lambda text: text.replace('{"run_id": ', '{"run": ', 1), "line 1 does not begin with a run_id"),
-        (lambda text: text + text.splitlines()[0] + "\n", r"line \d is the second line of auto-ddp"),
+        (lambda text: text + text.splitlines()[0] + "\n", r"line \d is a duplicate"),
         (lambda text: text.replace("\n", "\n\n", 1), "line 2 does not begin with a run_id"),
     ],
 )

@@ -101,7 +101,7 @@ def fixtures(through: str) -> dict[str, Any]:
 
 
 def on_cpu() -> dict[str, Any]:
-    """Return the arguments that TrainingArguments need in addition to the published ones if there is no GPU."""
+    """Return the extra TrainingArguments that a published snippet needs to run without a GPU."""
     return {"use_cpu": True} | ({"ddp_backend": "gloo"} if "RANK" in os.environ else {})
 
 

@@ -233,7 +233,9 @@ def read_lines(path: Path) -> dict[str, bytes]:
             raise Refusal(f"{path}: line {number} does not begin with a run_id. Restore it, or collect its run again.")
         run_id = start[1].decode()
         if run_id in lines:
-            raise Refusal(f"{path}: line {number} is the second line of {run_id}. Remove one of them.")
+            raise Refusal(
+                f"{path}: line {number} is a duplicate, because an earlier line has the same run_id {run_id}. Remove one of them."
+            )
         lines[run_id] = line
     return lines
 

@@ -21,7 +21,7 @@ STAT = Path("/proc/stat")
 
 
 class CounterReading(NamedTuple):
-    """The processor time, in seconds, that the processors of this process have counted up to one moment."""
+    """One reading of the kernel's counters: the seconds that the processors of this process have worked so far."""
 
     at: float
     busy: float  # processor time of all processes, without waiting for disks

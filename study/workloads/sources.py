@@ -302,7 +302,7 @@ def from_hub(
         return load()
     except _hub_failures() as error:
         raise Refusal(
-            f"cannot reach the hub for {subject}, or it did not deliver ({_first_line(error)}); {remedy}"
+            f"cannot reach the hub for {subject}, or the hub answered with an error ({_first_line(error)}). To continue, {remedy}"
         ) from error
 
 

@@ -98,7 +98,7 @@ def outcome(wants: Mapping[str, Any], values: Mapping[str, Any], message: str | 
 
 
 def read(path: Path = RESULTS) -> Results:
-    """Return the content of the file of results. Raises Refusal with the file and the key."""
+    """Return the content of the results file. Raises Refusal if the file is invalid."""
     content = load(path, f"results; run `{COMMAND}`")
     with refusing(str(path)):
         return Results.model_validate(content)

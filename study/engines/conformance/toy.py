@@ -136,7 +136,7 @@ def losses(cell: Cell, model: Any, outputs: Any, tokens: torch.Tensor) -> list[t
 
 
 def outside_inputs(tokens: torch.Tensor) -> torch.Tensor:
-    """Return the inputs of the block for its call outside the forward pass.
+    """Return the inputs with which the test model's block is called outside the model's forward pass.
 
     Each token has a fixed vector of numbers that bf16 can represent.
     """

@@ -82,7 +82,7 @@ class Recording:
 
     @classmethod
     def read(cls, folder: Path) -> Recording:
-        """Read a folder of one recording, and the runs with noise that belong to it.
+        """Read one recording from its folder, and the noise runs that were recorded with it.
 
         Raises Refusal if there is no recording, or if another release of zero-study made it. Raises Damaged if a file
         is damaged or missing, or if the files belong to different recordings.

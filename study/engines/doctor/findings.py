@@ -30,7 +30,7 @@ def cut(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Instead:
-    """The key that --fix writes in the place of another key, with this value or with the old one."""
+    """A replacement by --fix: the new key, and its value. Without a value, the new key gets the old key's value."""
 
     key: str
     value: Any = KEEP

@@ -59,7 +59,7 @@ def of_variable(name: str) -> Allowed | None:
 
 
 def check_flags(flags: Iterable[str]) -> None:
-    """Raise Refusal for the first flag that a run does not accept. `flags` are the launcher's own names."""
+    """Raise Refusal for the first flag that a run does not accept. `flags` are spelled as the launcher spells them."""
     for name in flags:
         if not (rule := of_flag(name)).is_accepted:
             raise Refusal(f"accelerate launch --{name} is not accepted: {rule.reason}")

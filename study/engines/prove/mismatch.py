@@ -267,7 +267,7 @@ def of_built(facts: dict[str, Any]) -> list[str]:
 
 
 def of_asked(sources: list[str], num_agreed: int) -> str:
-    """Return the line on the sources of the request, and on how many requested settings the engine has."""
+    """Return the line that names the sources of the request, and says how many requested settings agree."""
     if not sources:
         return _line("requested", "unknown: no launcher and no file requests anything (asked= names a file)")
     settings = "1 setting agrees" if num_agreed == 1 else f"{num_agreed} settings agree"

@@ -43,7 +43,7 @@ def is_known(collectives: Iterable[OneKind]) -> bool:
 
 
 def moved_by_gloo(collectives: Iterable[OneKind], world_size: int) -> float:
-    """Return the bytes that a rank sends with gloo, without the factor (n - 1) / n of a ring, like `moved_bytes`.
+    """Return the bytes that a rank sends with gloo. The factor (n - 1) / n of a ring is omitted, as in `moved_bytes`.
 
     Collectives with an unknown algorithm are counted as if they sent their bytes once.
     """
