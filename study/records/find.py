@@ -234,7 +234,8 @@ def read_lines(path: Path) -> dict[str, bytes]:
         run_id = start[1].decode()
         if run_id in lines:
             raise Refusal(
-                f"{path}: line {number} is a duplicate, because an earlier line has the same run_id {run_id}. Remove one of them."
+                f"{path}: line {number} is a duplicate, because an earlier line has the same run_id {run_id}. Remove "
+                "one of them."
             )
         lines[run_id] = line
     return lines

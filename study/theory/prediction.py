@@ -76,7 +76,7 @@ class Prediction:
 
     @property
     def mfu(self) -> Numbers:
-        """Model FLOPs per second, divided by the GPU's dense peak in the same data type (arXiv:2204.02311, appendix B)."""
+        """Model FLOPs per second, divided by the GPU's dense peak of the data type (arXiv:2204.02311, appendix B)."""
         peak = product_flops_per_second(self.box.gpu, self.engine.precision)
         return self.model_flops_per_step / self.step.total / peak
 

@@ -302,7 +302,8 @@ def from_hub(
         return load()
     except _hub_failures() as error:
         raise Refusal(
-            f"cannot reach the hub for {subject}, or the hub answered with an error ({_first_line(error)}). To continue, {remedy}"
+            f"cannot reach the hub for {subject}, or the hub answered with an error ({_first_line(error)}). "
+            f"To continue, {remedy}"
         ) from error
 
 
