@@ -270,7 +270,7 @@ def test_every_strategy_is_traced_or_it_is_said_why_not(tmp_path: Path, capsys: 
     assert cli.run(["advise", "--model", str(tmp_path), *question.split()]) == 0
     printed = " ".join(capsys.readouterr().out.split())
     for name in set(file.names()) - {"single"}:
-        assert f" {name}, 8 x 1: traced" in printed or name in printed.partition("Not traced, but predicted:")[2]
+        assert f" {name}, 8 x 1: traced" in printed or name in printed.partition("Not traced, only predicted:")[2]
 
 
 def test_states_are_those_of_theory_on_a_thousand_ranks() -> None:

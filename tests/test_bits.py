@@ -109,7 +109,7 @@ def test_diff_records_the_trainer_and_names_a_planted_fault(tmp_path):
         assert done.returncode == 0, done.stderr[-2000:]
     done = launching.command_line(["diff", tmp_path / "sound", tmp_path / "wrong"])
     assert done.returncode == 1
-    assert "x 0.98 in B" in done.stdout
+    assert "0.98 times as large" in done.stdout
 
 
 @pytest.mark.launches

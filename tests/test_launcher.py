@@ -298,5 +298,5 @@ def test_a_file_of_the_current_folder_is_no_module_of_a_run(tmp_path):
     assert {"torch", "accelerate", "deepspeed", "transformers", "numpy"} <= told["libraries"].keys()
     (tmp_path / "sitecustomize.py").write_text("")
     done = attempt([*launch, "--output-dir", "again"], cwd=tmp_path, env=as_installed)
-    assert "sitecustomize.py  own" in done.stderr
+    assert "sitecustomize.py instead of Python's own" in done.stderr
     assert not (tmp_path / "again").exists()

@@ -81,4 +81,4 @@ def test_the_command_refuses_what_it_cannot_execute(tmp_path):
     content["versions"]["deepspeed"] = "0.0"
     path = tmp_path / "snippets.json"
     path.write_text(json.dumps(content))
-    assert "versions: these are not installed here" in refused("--output", path, "--claim", next(iter(REAL)))
+    assert "these versions are not installed here" in refused("--output", path, "--claim", next(iter(REAL)))
