@@ -176,7 +176,10 @@ BATCH, GROUP, ON_ONE = ["--global-batch-size"], ["--shard-group-size"], ["--mode
         ([*CASE, "--write", "x.json"], "--write x.json: accelerate would read a file of this name as JSON"),
         ([*CASE, *GROUP, "4"], "--shard-group-size goes with --strategy fsdp2_hybrid, zero1 or zero2"),
         ([*CASE, "--strategy", "zero3", *GROUP, "4"], "--shard-group-size 4: zero3 has no groups"),
-        ([*CASE, "--strategy", "zero1", *GROUP, "3"], "--shard-group-size 3: the size must be at least 2, and --gpus 8 a multiple"),
+        (
+            [*CASE, "--strategy", "zero1", *GROUP, "3"],
+            "--shard-group-size 3: the size must be at least 2, and --gpus 8 a multiple",
+        ),
         (
             [*CASE, "--strategy", "zero1", *GROUP, "4", "--write", "x.yaml"],
             "--write x.yaml: DeepSpeed can only shard stages 1",
