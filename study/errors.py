@@ -6,7 +6,8 @@ import difflib
 import importlib.metadata
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import click
@@ -147,6 +148,22 @@ def describe_missing(error: ModuleNotFoundError) -> str | None:
         if extra and missing and f"{name.lower().replace('-', '_')}_".startswith(f"{missing}_"):
             return f"{name} is not installed; run: pip install 'zero-study[{extra[1]}]' (in a clone: '.[{extra[1]}]')"
     return None
+
+
+@contextmanager
+def exit_if_missing(is_command: bool) -> Iterator[None]:
+    """Exit with status 2 and one message if the block imports a package of an extra that is not installed.
+
+    If the module is imported and not run as a command, the error is raised as it is.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as missing:
+        message = describe_missing(missing) if is_command else None
+        if message is None:
+            raise
+        print(f"zero-study: {message}", file=sys.stderr)
+        sys.exit(2)
 
 
 def run_command(command: click.Command) -> None:

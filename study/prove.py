@@ -2,21 +2,15 @@
 
 import sys
 
-from .errors import describe_missing
+from .errors import exit_if_missing
 
-try:
+with exit_if_missing(is_command=__name__ == "__main__"):
     if __name__ == "__main__":
         from .engines.prove.__main__ import main
     else:
         from .engines import prove
 
         sys.modules[__name__] = prove  # one module under both names
-except ModuleNotFoundError as missing:
-    message = describe_missing(missing) if __name__ == "__main__" else None
-    if message is None:
-        raise
-    print(f"zero-study: {message}", file=sys.stderr)
-    sys.exit(2)
 
 if __name__ == "__main__":
     main()

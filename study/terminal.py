@@ -46,6 +46,11 @@ def wrapped(text: str, indent: str = "", later_indent: str | None = None, column
     return "\n".join(lines).replace(_KEPT_SPACE, " ")
 
 
+def counted(number: int, noun: str, plural: str | None = None) -> str:
+    """Return a number with its noun: "1 run", "2 runs". `plural` is needed if it is not the noun with an "s"."""
+    return f"{number} {noun if number == 1 else plural or f'{noun}s'}"
+
+
 # ---------------------------------------------------------------- tables
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import re
 import statistics
-import textwrap
 from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import groupby
@@ -174,7 +173,7 @@ def _block(rows: list[_Row], several_machines: bool, each: bool) -> list[str]:
 
 
 def _wrapped(text: str) -> list[str]:
-    return textwrap.wrap(text, WIDTH, break_on_hyphens=False)
+    return terminal.wrapped(text, columns=WIDTH).split("\n")
 
 
 def _answer(rows: Sequence[_Row]) -> list[str]:
@@ -222,7 +221,7 @@ def _other_control(rows: Sequence[_Row]) -> list[str]:
 def _names_in_sentences(rows: Sequence[_Row]) -> list[str]:
     """Return a unique name for each row."""
     counts = Counter(row.name for row in rows)
-    ranks = [f"{row.first.world_size} rank{'s'[: row.first.world_size > 1]}" for row in rows]
+    ranks = [terminal.counted(row.first.world_size, "rank") for row in rows]
     return [
         row.name if counts[row.name] == 1 else f"{row.name} ({rank})" for row, rank in zip(rows, ranks, strict=True)
     ]
@@ -414,7 +413,7 @@ def of_run(folder: Path) -> str:
 
 def _proof_line(record: Record) -> str:
     proof = proven(record)
-    processes = "1 process" if record.world_size == 1 else f"{record.world_size} processes"
+    processes = formatting.processes(record.world_size)
     return f"verified  {record.strategy}: {_engine(proof)}, {processes} on {proof.device}, {proof.precision}"
 
 

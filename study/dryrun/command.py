@@ -75,13 +75,13 @@ def command(
     are_all_there = bool(script_words) and len(chosen) == world_size <= real_ranks.MOST_RANKS
     place = World(world_size, min(per_machine, world_size), chosen, variables, are_all_there)
     if trainable is None:
-        progress.at_once(f"Running the script as {_counted_ranks(chosen)}")
+        progress.at_once(f"Running the script as {terminal.counted(len(chosen), 'rank')}")
         answers = run_script(script_words, place)
         title, notes = Path(script_words[0]).name, tuple[str, ...]()
     else:
         micro_batch_size, micro_steps = batch["micro_batch_size"], batch["gradient_accumulation_steps"]
         job = Job(micro_batch_size, trainable.sequence_length, micro_steps, activation_checkpointing)
-        progress.at_once(f"Running three training steps as {_counted_ranks(chosen)} of {world_size:,}")
+        progress.at_once(f"Running three training steps as {terminal.counted(len(chosen), 'rank')} of {world_size:,}")
         answers = _train(trainable, job, place)
         title, notes = f"{trainable.name}, {micro_batch_size} x {job.sequence_length} tokens", trainable.notes
     if output is not None:
@@ -92,10 +92,6 @@ def command(
     title_line = f"Dry run of {file.stem}: {title}, {ranks_text} of {world_size:,}."
     kind = text.REAL if are_all_there else text.TRACED
     return _report(answers, place, [title_line, *(f"Note: {note}." for note in notes), kind], trainable is not None)
-
-
-def _counted_ranks(chosen: Sequence[int]) -> str:
-    return "1 rank" if len(chosen) == 1 else f"{len(chosen)} ranks"
 
 
 def _ranks(numbers: str | None, world_size: int, has_script: bool) -> list[int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,7 +41,7 @@ def text(advice: Advice) -> str:
     rows = [["strategy", "fits", "GiB", "free", "batch", "s/step", HEAD[places[-1]]]]
     rows += [[cells[place] for place in places] for cells in map(_row, chosen)]
     more = f"{len(advice.options) - len(chosen)} more strategies, " if len(advice.options) > len(chosen) else ""
-    notes = f", and {len(advice.notes)} note{'s'[: len(advice.notes) > 1]}" if advice.notes else ""
+    notes = f", and {terminal.counted(len(advice.notes), 'note')}" if advice.notes else ""
     legend = "GiB, free: memory needed and left per GPU. batch: micro batch x accumulation steps"
     legend += "; c: with activation checkpointing." if any(" c" in row[4] for row in rows) else "."
     legend += " s/step: predicted seconds per optimizer step, with the interval of the prediction."
@@ -51,7 +50,7 @@ def text(advice: Advice) -> str:
 
 
 def _wrapped(lines: Iterable[str]) -> list[str]:
-    return [part for line in lines for part in textwrap.wrap(line, NARROW, break_on_hyphens=False) or [""]]
+    return [part for line in lines for part in terminal.wrapped(line, columns=NARROW).split("\n")]
 
 
 def _setting(advice: Advice) -> str:

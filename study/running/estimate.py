@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from study import terminal
 from study.config import RunConfig
 from study.records.schema import Outcome, Record
 from study.run import Run
@@ -70,7 +71,7 @@ class Estimate(NamedTuple):
     def __str__(self) -> str:
         if not self.num_earlier_runs:
             return f"{duration(self.seconds)} (a guess)"
-        return f"{duration(self.seconds)} ({counted(self.num_earlier_runs, 'earlier run')})"
+        return f"{duration(self.seconds)} ({terminal.counted(self.num_earlier_runs, 'earlier run')})"
 
 
 @dataclass(frozen=True)
@@ -199,7 +200,3 @@ def duration(seconds: float) -> str:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)
     return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"
-
-
-def counted(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

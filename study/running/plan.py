@@ -24,7 +24,7 @@ from study.records.laboratory import LABORATORY
 from study.records.schema import Outcome, OutcomeStatus, Record
 from study.run import Run
 from study.running import checks, studies
-from study.running.estimate import Estimate, History, counted, duration, model_state_bytes
+from study.running.estimate import Estimate, History, duration, model_state_bytes
 from study.running.studies import Study
 from study.strategy import shipped
 from study.theory import hardware
@@ -230,7 +230,7 @@ def _check_same(run: Run, record: Record, path: Path) -> None:
         planned = run.config.model_dump(mode="json")
         difference = f"with {name}={record.config.get(name)!r}, but the study plans {planned[name]!r}"
     elif ranks is not None and len(ranks) != run.num_machines:
-        difference = f"on {counted(len(ranks), 'machine')}, but {run.num_machines} are planned"
+        difference = f"on {terminal.counted(len(ranks), 'machine')}, but {run.num_machines} are planned"
     elif run.laboratory and rate not in (None, run.laboratory):
         difference = f"on a network with a rate of {rate}, but the study plans {run.laboratory}"
     elif record.strategy_file and (key := _differing_strategy(run.strategy.written, record.strategy_file)):
@@ -339,7 +339,7 @@ def missing_resources(study: Study, run: Run, machine: Machine) -> str | None:
     present = len(machine.gpu_memory_bytes)
     num_gpus = 1 if run.config.share_device else num_local
     if num_gpus > present and (present or study.device == "gpu"):
-        return f"needs {counted(num_gpus, 'GPU')}, found {present}"
+        return f"needs {terminal.counted(num_gpus, 'GPU')}, found {present}"
     on_device, on_host = model_state_bytes(run)
     if not present:  # without a GPU, a rank's device is the host
         return _too_large("model states", on_device + on_host, num_local, "host", machine.host_memory_bytes)
@@ -412,7 +412,7 @@ def summary(plan: Plan) -> str:
             text += ", a guess, because there is no similar earlier run"
         else:
             text += (
-                f", estimated from earlier runs (for {counted(guesses, 'run')} a guess)"
+                f", estimated from earlier runs (for {terminal.counted(guesses, 'run')} a guess)"
                 if guesses
                 else (", estimated from earlier runs")
             )

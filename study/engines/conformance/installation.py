@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from ... import processes
+from ... import processes, terminal
 from ...files import ROOT
 from .. import extensions
 from . import releases
@@ -148,7 +148,7 @@ def train(
     failures: dict[Cell, Failure] = {}
     for num_ranks in sorted({cell.num_ranks for cell in cells}):
         numbered = {number: cell for number, cell in enumerate(cells) if cell.num_ranks == num_ranks}
-        say(f"Training {len(numbered)} cells on {num_ranks} rank{'s'[: num_ranks > 1]} ...")
+        say(f"Training {len(numbered)} cells on {terminal.counted(num_ranks, 'rank')} ...")
         (folder / "cells.json").write_text(json.dumps([(n, dataclasses.asdict(cell)) for n, cell in numbered.items()]))
         errors = _launch(folder, max(num_ranks, WORKERS), environment, module)
         for number, cell in numbered.items():

@@ -32,7 +32,7 @@ from torch.nn.utils import clip_grad
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._pytree import tree_flatten_with_path, tree_leaves
 
-from ... import __version__
+from ... import __version__, terminal
 from ...files import write_whole
 from ..hooks import before_updates, listening, without_graphs
 from ..readback import full_tensors
@@ -338,8 +338,7 @@ class Recorder:
             written = json.dumps(content, separators=(",", ":"))
             write_whole(self._folder / f"rank-{rank()}.json.gz", gzip.compress(written.encode(), mtime=0))
             if rank() == 0:
-                number = "1 optimizer step" if completed == 1 else f"{completed} optimizer steps"
-                print(f"Recorded {number} in {self._folder}.", flush=True)
+                print(f"Recorded {terminal.counted(completed, 'optimizer step')} in {self._folder}.", flush=True)
         self._has_ended = True
 
 

@@ -53,7 +53,7 @@ def _summary(examined: Examined) -> str:
     missing = sum(finding.value is ABSENT for finding in of_keys if finding.matters)
     wrong = sum(finding.matters for finding in of_keys) - missing
     num_keys = sum(finding.value is not ABSENT for finding in of_keys)
-    keys = f"{num_keys} key" if num_keys == 1 else f"{num_keys} keys"
+    keys = terminal.counted(num_keys, "key")
     if wrong:
         summary = f"{wrong} of {keys} {'does' if wrong == 1 else 'do'} not work as written"
         summary += f", and {_missing_keys(missing)}" if missing else ""

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from ... import terminal
 from ..readback.facts import ddp_of, inner_module, replicated_names, whole_size
 from .checksums import Checksum, checksums, first_difference
 from .proved_step import NEAR, Step
@@ -162,7 +163,7 @@ def _ascent(cause: str) -> str:
 
 
 def _backward_calls(number: int) -> str:
-    return "1 backward call" if number == 1 else f"{number} backward calls"
+    return terminal.counted(number, "backward call")
 
 
 def not_trained(model: Any, optimizer: Any, stepped: Iterable[Any], unchanged: set[str]) -> tuple[list[str], list[str]]:

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from ... import __version__
+from ... import __version__, terminal
 from ..hooks import before_updates, listening
 from ..readback.demands import Demand
 from ..readback.dtypes import precision_of, precision_of_autocast
@@ -213,7 +213,7 @@ class StepWatcher:
         if counts:
             passes = self._requested_passes()
             reason = f"; the last one had fewer forward passes than the requested {passes}" if self._short else ""
-            steps = "1 optimizer step" if self._steps == 1 else f"{self._steps} optimizer steps"
+            steps = terminal.counted(self._steps, "optimizer step")
             message = f"training ended after {steps}, before a step could be counted{reason}"
             _print(f"proof: not made, {message}")
             if self._strict:
