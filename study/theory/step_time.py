@@ -434,6 +434,8 @@ def _communication(shape: ModelShape, engine: Engine, job: Job, box: Box, speed:
     if engine.kind == "ddp":
         return _Moved(last_backward=gathered_once + reduced_once)
     forward = gathered / max(1.0, _num_gathers(shape, engine, job))
+    if engine.kind == "fsdp" and not engine.syncs_each_micro_step:
+        return _Moved(forward=forward, backward=gathered - forward, last_backward=reduced_once)
     if engine.kind == "fsdp":
         return _Moved(forward=forward, backward=gathered - forward + reduced, step=reduced_once)
     if engine.zero_stage == 1 and engine.overlap_comm:
@@ -470,7 +472,9 @@ def _pcie(shape: ModelShape, engine: Engine, job: Job, box: Box) -> _Pcie:
         forward, backward = once, max(0.0, _num_gathers(shape, engine, job) - 1) * once
     if engine.offload_optimizer == "none":
         return _Pcie(forward, backward)
-    if engine.kind == "fsdp":  # gradients are sent to the host in every micro step and added there
+    if engine.kind == "fsdp":  # after each reduction, gradients are sent to the host and added there
+        if not engine.syncs_each_micro_step:
+            return _Pcie(forward, backward, once)
         return _Pcie(forward, backward + once)
     last_backward = 4 / rate  # gradients are sent to the host in fp32, which the host's optimizer reads
     if engine.zero_stage == 2:
