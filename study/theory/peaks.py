@@ -215,6 +215,10 @@ def _activations(shape: ModelShape, engine: Engine, job: Job, logits: Numbers) -
     casts = activations.cast_bytes(shape, engine)
     recomputed = job.recomputed
     saved = block
+    if job.activation_checkpointing == "selective-op":
+        saved = np.minimum(activations.selective_op_bytes(shape, engine, job), block)
+        at_loss = shape.layers * saved + outside + casts
+        return at_loss, at_loss + block - saved, outside + casts + block
     if recomputed:
         saved = recomputed * activations.checkpoint_bytes(shape, engine, job) + (1 - recomputed) * block
     # Autocast's 16-bit weights exist as long as the tensors that are saved for the backward pass. Checkpointed blocks
