@@ -204,6 +204,19 @@ def test_what_is_sent_takes_its_time(name):
     assert time.communication == pytest.approx(expected)
 
 
+def test_an_optimizer_step_streams():
+    """The bytes of AdamW and of clipping, in fp32."""
+    fused = Engine("ddp", 0, 8, "fp32", 4)
+    num_bytes = (step_time.FUSED_BYTES["adamw"] + step_time.CLIPPING_BYTES) * GPT2_XL.num_params
+    rate = BOX.gpu.memory_bandwidth * step_time.STREAM_EFFICIENCY
+    assert seconds(fused).optimizer == pytest.approx(num_bytes / rate)
+    foreach = dataclasses.replace(fused, optimizer_kernel="foreach")
+    num_bytes = (step_time.FOREACH_BYTES + step_time.CLIPPING_BYTES) * GPT2_XL.num_params
+    assert seconds(foreach).optimizer == pytest.approx(num_bytes / rate)
+    zero1 = ENGINES["zero1"]  # DeepSpeed has its own fused kernel
+    assert seconds(dataclasses.replace(zero1, optimizer_kernel="foreach")).optimizer == seconds(zero1).optimizer
+
+
 def test_fsdp2_that_reduces_in_the_last_micro_step_sends_less():
     """Gathers are the same in every micro step. Without accumulation, there is no difference."""
     deferred = ENGINES["fsdp2_deferred"]

@@ -272,8 +272,9 @@ def test_sizes_may_be_whole_floats(tmp_path, monkeypatch):
              "reduce_bucket_size": 5e8, "stage3_prefetch_bucket_size": 5e7}  # fmt: skip
     as_integers = {key: int(size) for key, size in sizes.items()}
     engines = []
+    path = beside(tmp_path, monkeypatch, "zero3_tuned", "")
     for written in (sizes, as_integers):
-        path = beside(tmp_path, monkeypatch, "zero3_tuned", json.dumps({ZERO: {"stage": 3, **written}}))
+        path.with_suffix(".json").write_text(json.dumps({ZERO: {"stage": 3, **written}}))
         engines.append(in_theory.engine_of_strategy(read_strategy(path), 8192, 64, "bf16"))
     assert engines[0] == engines[1]
     shape = shapes.find("llama-2-70b")
