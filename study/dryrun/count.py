@@ -17,6 +17,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -124,7 +125,10 @@ class _Kind:
 
 
 def _block_lists(model: nn.Module) -> list[tuple[nn.Module, list[nn.Module]]]:
-    """Return the lists of repeated blocks, each with its blocks: those that must not be split, or the outermost lists."""
+    """Return the lists of repeated blocks, each with its blocks.
+
+    These are the blocks that transformers says must not be split, or else the members of the outermost lists.
+    """
     whole = set(getattr(model, "_no_split_modules", None) or ())
     lists = [(each, list(each)) for each in model.modules() if isinstance(each, nn.ModuleList | nn.Sequential)]
     named = [(each, blocks) for each, blocks in lists if blocks and all(type(b).__name__ in whole for b in blocks)]
@@ -187,7 +191,7 @@ class _Seen:
     hidden: int = 0
 
 
-class _Watch(TensorTracker):
+class _Watch(TensorTracker):  # type: ignore[no-untyped-call]
     """Record what each part of a model saves, multiplies and moves."""
 
     def __init__(self, model: nn.Module, kinds: dict[nn.Module, int]) -> None:
@@ -300,17 +304,11 @@ class _Watch(TensorTracker):
             return
         part, seen = self._part, self.seen
         keys = [leaf.untyped_storage()._cdata for leaf in inputs]
-        if (
-            name == "_to_copy"
-            and keys
-            and keys[0] in self.parameter_storages
-            and inputs[0].numel() == self.parameter_storages[keys[0]]
-        ):
-            if not self._is_backward and inputs[0].dim() > 1:
-                self._cast_of[outputs[0].untyped_storage()._cdata] = keys[0]
-                self._alive.append(outputs[0])
-                seen.casts[part] += outputs[0].numel() * outputs[0].element_size()
-                return
+        if name == "_to_copy" and not self._is_backward and inputs and self._is_matrix(inputs[0]):
+            self._cast_of[outputs[0].untyped_storage()._cdata] = keys[0]
+            self._alive.append(outputs[0])
+            seen.casts[part] += outputs[0].numel() * outputs[0].element_size()
+            return
         in_pass = seen.backward if self._is_backward else seen.forward
         in_pass[part].kernels += 1
         if name.startswith(FUSED_ATTENTION):
@@ -337,15 +335,16 @@ class _Watch(TensorTracker):
         elif name == "cat":
             seen.rotated[part] += outputs[0].numel()
 
+    def _is_matrix(self, tensor: Tensor) -> bool:
+        """Return whether a tensor is the whole of a parameter with at least two dimensions."""
+        return tensor.dim() > 1 and self.parameter_storages.get(tensor.untyped_storage()._cdata) == tensor.numel()
+
     def _count_product(
         self, func: Any, name: str, args: Any, options: Any, result: Any, inputs: Any, outputs: Any, keys: Any
     ) -> None:
         seen, part = self.seen, self._part
         packet = func.overloadpacket
-        if packet in flop_registry:
-            flops = float(flop_registry[packet](*args, **options, out_val=result))
-        else:
-            flops = 0.0
+        flops = float(flop_registry[packet](*args, **options, out_val=result)) if packet in flop_registry else 0.0
         weights = {self._cast_of.get(key, key) for key in keys} & set(self.parameter_storages)
         seen.products[part] += flops
         seen.weights[part] |= weights
@@ -382,11 +381,11 @@ class _Watch(TensorTracker):
             if key in self._storages
         }
         saved = {storage: self._held_at_start.get(storage, 0) for storage in self._saved_storages}
-        held = sum(size for storage, size in self._held_at_start.items() if storage not in not_counted)
-        held_saved = sum(saved.values())
+        held: float = sum(size for storage, size in self._held_at_start.items() if storage not in not_counted)
+        held_saved: float = sum(saved.values())
         begins = [*self.windows, (OUTSIDE, len(self._changes))]
         at = 0
-        for (part, begin), (_, end) in zip(begins, begins[1:], strict=False):
+        for (part, begin), (_, end) in pairwise(begins):
             while at < begin:
                 held, held_saved = self._step(at, not_counted, saved, held, held_saved)
                 at += 1
@@ -717,20 +716,22 @@ class _Counting:
             shares = [values(each) / BATCH / (executions if is_sum else 1) for each in among]
             return fit(shares, lengths, has_constant)
 
+        entering = fitted(lambda each: each.entering.get(part, 0.0), is_sum=False)
+        is_fixed = not entering.per_token  # an input that is as long for every text, such as an image
         return SettingCounts(
             saved=fitted(lambda each: each.saved.get(part, 0.0)),
-            entering=fitted(lambda each: each.entering.get(part, 0.0), is_sum=False),
-            temporary=fitted(lambda each: each.temporary.get(part, 0.0), is_sum=False, has_constant=False),
-            moved_forward=fitted(lambda each: each.forward[part].moved, has_constant=False),
-            moved_backward=fitted(lambda each: each.backward[part].moved, has_constant=False),
+            entering=entering,
+            temporary=fitted(lambda each: each.temporary.get(part, 0.0), is_sum=False, has_constant=is_fixed),
+            moved_forward=fitted(lambda each: each.forward[part].moved, has_constant=is_fixed),
+            moved_backward=fitted(lambda each: each.backward[part].moved, has_constant=is_fixed),
             kernels=round(among[-1].forward[part].kernels / executions),
             casts=round(among[-1].casts.get(part, 0.0) / self._modules_of(part)),
         )
 
     def _experts(self, named: list[tuple[str, Any]], rows: float | None, length: int) -> int:
         """Return the elements of the experts of a block that a token does not use."""
-        count = _first(self.config, *EXPERTS, default=0)
-        chosen = rows / (BATCH * length) if rows else _first(self.config, *ACTIVE_EXPERTS, default=0)
+        count: Any = _first(self.config, *EXPERTS, default=0)
+        chosen: float = rows / (BATCH * length) if rows else _first(self.config, *ACTIVE_EXPERTS, default=0)
         if not isinstance(count, int) or not count or not chosen or chosen >= count:
             return 0
         of_experts = sum(
@@ -739,7 +740,7 @@ class _Counting:
             if (p.dim() >= 2 and p.shape[0] == count and "expert" in name and "shared" not in name and p.dim() == 3)
             or re.search(r"experts\.\d+\.", name)
         )
-        return round(of_experts * (count - chosen) / count)
+        return int(round(of_experts * (count - chosen) / count))
 
     # ------------------------------------------------------------ layout
 

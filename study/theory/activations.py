@@ -11,7 +11,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from study.theory import traced
+from study.theory import flops, traced
 from study.theory.engine import Engine, Job, LossKernel, Numbers
 from study.theory.shapes import GATED, Architecture, ModelShape
 from study.theory.shapes.shape import HEAD_NORMS
@@ -237,16 +237,16 @@ def temporary_bytes(shape: ModelShape, engine: Engine, job: Job) -> Numbers:
     return np.maximum(wide, attention)
 
 
-def logit_bytes(shape: ModelShape, job: Job) -> Numbers:
-    """Return the bytes of the logits and of the copies that the loss makes of them.
-
-    This is 0 for a head that reads one token per sequence, because its logits are small.
-    """
+def num_logits(shape: ModelShape, job: Job) -> Numbers:
+    """Return the number of logits of a micro batch. 0 for a head that reads one token per sequence, which has few."""
     if shape.counts is not None:
-        return shape.counts.logits.of(job.micro_batch_size, job.sequence_length) * LOGIT_BYTES[job.loss]
-    if shape.is_pooled:
-        return 0 * job.tokens
-    return job.tokens * shape.output_width * LOGIT_BYTES[job.loss]
+        return shape.counts.logits.of(job.micro_batch_size, job.sequence_length)
+    return 0 * job.tokens if shape.is_pooled else job.tokens * shape.output_width
+
+
+def logit_bytes(shape: ModelShape, job: Job) -> Numbers:
+    """Return the bytes of the logits and of the copies that the loss makes of them."""
+    return num_logits(shape, job) * LOGIT_BYTES[job.loss]
 
 
 def checkpoint_bytes(shape: ModelShape, engine: Engine, job: Job) -> Numbers:
@@ -255,6 +255,20 @@ def checkpoint_bytes(shape: ModelShape, engine: Engine, job: Job) -> Numbers:
         return traced.checkpoint_bytes(shape.counts, arithmetic(engine), job)
     size = 4 if arithmetic(engine) == "autocast" else engine.compute_bytes
     return job.tokens * shape.hidden * size
+
+
+def selective_op_bytes(shape: ModelShape, engine: Engine, job: Job) -> Numbers:
+    """Return the bytes that one block saves with torchtitan's selective checkpointing of operators.
+
+    These are the block's input, the output of fused attention, and the outputs of the first, third, fifth ... matrix
+    product (torchtitan/distributed/activation_checkpoint.py, _get_custom_policy).
+    """
+    if shape.counts is not None:
+        return traced.selective_op_bytes(shape.counts, arithmetic(engine), engine.compute_bytes, job)
+    outputs = [product.columns for product in flops.block_products(shape) for _ in range(product.count)]
+    width = sum(outputs[::2]) + shape.heads * shape.head_size
+    saved = job.tokens * (engine.compute_bytes * width + 4 * shape.heads)
+    return saved + checkpoint_bytes(shape, engine, job)
 
 
 def cast_bytes(shape: ModelShape, engine: Engine) -> int:

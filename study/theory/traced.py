@@ -86,6 +86,18 @@ def temporary_bytes(counts: ModelCounts, arithmetic: Arithmetic, job: Job) -> Nu
     return _largest([temporary(part) for part in _executed(counts) or [counts.outside]])
 
 
+def selective_op_bytes(counts: ModelCounts, arithmetic: Arithmetic, size: int, job: Job) -> Numbers:
+    """Return the bytes that a block saves with torchtitan's selective checkpointing of operators.
+
+    Its products read and write about as many elements, and the outputs of half of them are saved, besides the block's
+    input and the output of attention, which has the width of the input.
+    """
+    batch, length = job.micro_batch_size, job.sequence_length
+    outputs = _mean(counts, lambda part: part.product_elements.of(batch, length) / 2)
+    entering = checkpoint_bytes(counts, arithmetic, job)
+    return size * outputs / 2 + 2 * entering
+
+
 def checkpoint_bytes(counts: ModelCounts, arithmetic: Arithmetic, job: Job) -> Numbers:
     """Return the bytes of a block's input, as a mean over all blocks."""
     batch, length = job.micro_batch_size, job.sequence_length
@@ -103,9 +115,13 @@ def cast_bytes(counts: ModelCounts) -> int:
 def moved_bytes(part: PartCounts, arithmetic: Arithmetic, size: int, job: Job) -> tuple[Numbers, Numbers]:
     """Return the bytes that a part's kernels move in forward and backward, without products and fused attention."""
     batch, length = job.micro_batch_size, job.sequence_length
-    if job.is_fused:
-        return size * part.fused_forward.of(batch, length), size * part.fused_backward.of(batch, length)
     counts = setting_of(part, arithmetic, job)
+    if job.is_fused:
+        pairs = batch * length * length
+        # With one kernel for scaling, mask and softmax, eager attention moves 4 of 9 times the bytes in forward, and 6
+        # of 8 in backward (step_time.py, _attention).
+        forward = size * part.fused_forward.of(batch, length) + 4 / 9 * counts.moved_forward.per_pair * pairs
+        return forward, size * part.fused_backward.of(batch, length) + 6 / 8 * counts.moved_backward.per_pair * pairs
     return counts.moved_forward.of(batch, length), counts.moved_backward.of(batch, length)
 
 

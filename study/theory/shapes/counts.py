@@ -207,9 +207,10 @@ def _part(content: Mapping[str, Any]) -> PartCounts:
 
 
 def _setting(content: Mapping[str, Any]) -> SettingCounts:
-    return SettingCounts(
-        **{name: Polynomial(*value) if isinstance(value, list) else value for name, value in content.items()}
-    )
+    values: dict[str, Any] = {
+        name: Polynomial(*value) if isinstance(value, list) else value for name, value in content.items()
+    }
+    return SettingCounts(**values)
 
 
 def _layout_content(layout: Iterable[Item]) -> list[Any]:
