@@ -730,7 +730,7 @@ class _Counting:
 
     def _experts(self, named: list[tuple[str, Any]], rows: float | None, length: int) -> int:
         """Return the elements of the experts of a block that a token does not use."""
-        count: Any = _first(self.config, *EXPERTS, default=0)
+        count: int = _first(self.config, *EXPERTS, default=0)
         chosen: float = rows / (BATCH * length) if rows else _first(self.config, *ACTIVE_EXPERTS, default=0)
         if not isinstance(count, int) or not count or not chosen or chosen >= count:
             return 0
@@ -740,7 +740,7 @@ class _Counting:
             if (p.dim() >= 2 and p.shape[0] == count and "expert" in name and "shared" not in name and p.dim() == 3)
             or re.search(r"experts\.\d+\.", name)
         )
-        return int(round(of_experts * (count - chosen) / count))
+        return round(of_experts * (count - chosen) / count)
 
     # ------------------------------------------------------------ layout
 
