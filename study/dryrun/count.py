@@ -734,7 +734,7 @@ class _Counting:
         chosen: float = rows / (BATCH * length) if rows else _first(self.config, *ACTIVE_EXPERTS, default=0)
         if not isinstance(count, int) or not count or not chosen or chosen >= count:
             return 0
-        of_experts = sum(
+        of_experts: int = sum(
             p.numel()
             for name, p in named
             if (p.dim() >= 2 and p.shape[0] == count and "expert" in name and "shared" not in name and p.dim() == 3)
