@@ -39,7 +39,9 @@ _CHOICES: dict[str, tuple[str | None, ...]] = {
 
 _IN_GROUPS = "fsdp2_hybrid, zero1 or zero2"
 MOST_GPUS = 1_000_000
-SEQUENCES_PER_GPU = 8  # sequences per GPU and step, if no global batch is requested
+# Sequences per GPU and step, if no global batch is requested. A requested micro batch that does not divide it replaces
+# it, so that there is no gradient accumulation.
+SEQUENCES_PER_GPU = 8
 
 
 @dataclass(frozen=True)
@@ -170,10 +172,11 @@ class Request:
     def batch(self) -> tuple[int, int | None, int | None]:
         """Return the sequences per GPU and step, the micro batch size and the number of accumulation steps.
 
-        The last two are None if the planner is to choose them. Raises Refusal if a number does not divide another.
+        The last two are None if the planner is to choose them. A micro batch alone does not change the default of
+        `SEQUENCES_PER_GPU` sequences if it divides it. Raises Refusal if a number does not divide another.
         """
         micro, accumulation = self.micro_batch_size, self.gradient_accumulation_steps
-        if micro is not None and accumulation is None and self.global_batch_size is None:
+        if micro is not None and self.has_other_default_batch:
             accumulation = 1
         if micro is not None and accumulation is not None:
             self._check_product(micro, accumulation)
@@ -188,6 +191,16 @@ class Request:
         if accumulation is not None:
             return sequences, self._divide(sequences, accumulation, "--gradient-accumulation-steps"), accumulation
         return sequences, None, None
+
+    @property
+    def has_other_default_batch(self) -> bool:
+        """Whether the requested micro batch replaces the default number of sequences, which is no multiple of it."""
+        return (
+            self.micro_batch_size is not None
+            and self.gradient_accumulation_steps is None
+            and self.global_batch_size is None
+            and SEQUENCES_PER_GPU % self.micro_batch_size != 0
+        )
 
     def _check_product(self, micro: int, accumulation: int) -> None:
         """Raise Refusal if the global batch is not the product of micro batch, accumulation steps and GPUs."""
