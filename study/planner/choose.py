@@ -15,7 +15,7 @@ from study.errors import Refusal, refusing
 from study.planner.request import CHECKPOINTED, Request, find_model
 from study.strategy import file, in_theory
 from study.strategy.file import Strategy
-from study.theory import intervals, peaks, prediction, shapes
+from study.theory import hardware, intervals, peaks, prediction, shapes
 from study.theory.engine import Engine, Job, Numbers
 from study.theory.hardware import Box
 from study.theory.peaks import Peak
@@ -121,6 +121,8 @@ def advise(model: str, request: Request, trace: Trace | None = None) -> Advice:
     if trace is not None:
         options = trace(shape, request, options)
     notes += _short(options)
+    if any(option.prediction.peak.host_bytes for option in options) and (note := hardware.whole_host_note(box)):
+        notes.append(note)
     recommended, reason = _recommend(options)
     return Advice(shape, request, box, notes, options, recommended, reason)
 
