@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from study.cli.options import A_STUDY, NUMBER, PATH, TRACING, choice, command, require
+from study.cli.options import A_STUDY, NUMBER, PATH, READ_AND_WRITE, TRACING, choice, command, require
 from study.errors import Refusal
 from study.progress import after_two_seconds
 from study.theory import engine as engine_types
@@ -30,11 +30,21 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--gpu",
-    required=True,
     metavar="NAME",
-    help="Kind of GPU: t4, l4, a10g, v100-16gb, a100-40gb, a100-80gb, h100-sxm, h200 ...",
+    help="Kind of GPU: a100-80gb, h100-sxm, b200, l40s, rtx-4090, mi300x ... `--gpu list` prints all names.",
 )
 @click.option("--gpus", "num_gpus", type=NUMBER, help="Number of GPUs.")
+@click.option(
+    "--gpu-memory",
+    type=float,
+    metavar="GIB",
+    help="Memory of the GPU. Use the three options --gpu-memory, --gpu-tflops and --gpu-bandwidth for a GPU without a "
+    "name, or some of them to change a GPU that --gpu names.",
+)
+@click.option(
+    "--gpu-tflops", type=float, metavar="TFLOPS", help="Peak rate of the GPU in bf16, dense, with accumulation in fp32."
+)
+@click.option("--gpu-bandwidth", type=float, metavar="GB/S", help="Bandwidth of the GPU's memory.")
 @click.option(
     "--sequence-length",
     type=NUMBER,
@@ -99,6 +109,27 @@ if TYPE_CHECKING:
 )
 @click.option("--gpus-per-node", type=NUMBER, help="GPUs in one node. [default: as cloud providers offer it]")
 @click.option(
+    "--link-bandwidth",
+    type=float,
+    metavar="GB/S",
+    help="Bandwidth of a GPU to the other GPUs of its node, in one direction. [default: as in the GPU's data sheet]",
+)
+@click.option(
+    "--host-memory",
+    type=float,
+    metavar="GIB",
+    help="Host memory of a node, which offload needs. [default: as cloud providers offer it]",
+)
+@click.option("--host-cores", type=NUMBER, help="Physical cores of a node.")
+@click.option("--host-bandwidth", type=float, metavar="GB/S", help="Bandwidth of a node's host memory.")
+@click.option("--disk", type=float, metavar="TB", help="Size of a node's local NVMe disks.")
+@click.option(
+    "--disk-bandwidth",
+    type=READ_AND_WRITE,
+    metavar="READ[,WRITE]",
+    help="GB/s with which a node's disks read and write. One number counts for both.",
+)
+@click.option(
     "--shard-group-size",
     type=NUMBER,
     help="GPUs that share one copy of the model states (hybrid sharding, ZeRO-1 within nodes). [default: for hybrid "
@@ -136,6 +167,14 @@ def _advise(
     from study import planner
     from study.planner import advice_text, launch
 
+    if options["gpu"] == "list":
+        _print_gpus()
+        return
+    if options["gpu"] is None and options["gpu_memory"] is None:
+        raise Refusal(
+            "--gpu is missing. Name a GPU, for instance a100-80gb (`--gpu list` prints all names), or give its numbers "
+            "with --gpu-memory, --gpu-tflops and --gpu-bandwidth."
+        )
     if model is None and num_gpus is None:
         raise Refusal(
             "--model and --gpus are both missing. Add --model to find GPUs for a model, --gpus to find a model for "
@@ -166,6 +205,18 @@ def _advise(
                 print(f"\nWrote the accelerate file of the recommended strategy to {write}")
                 for path in written[1:]:
                     print(f"Wrote {path}, which belongs to it")
+
+
+def _print_gpus() -> None:
+    """Print all GPUs that --gpu takes, with their main numbers."""
+    from study import terminal
+    from study.theory import gpus
+
+    meaning = (
+        "TFLOP/s: the dense peak in bf16 with accumulation in fp32 (t4 and v100: in fp16). link: between the GPUs of a "
+        "node, in one direction. The name that torch.cuda.get_device_name() returns works too."
+    )
+    print("\n".join([*terminal.table(*gpus.table()), "", terminal.wrapped(meaning)]))
 
 
 def _check_write(path: Path, is_complete: bool) -> None:

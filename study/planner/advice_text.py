@@ -287,7 +287,7 @@ def assumed(request: Request, box: Box, groups: str = "") -> list[tuple[str, str
     kernels = "compiled" if request.compile else KERNELS_IN_WORDS[request.kernels]
     # FlashAttention-2 needs 16-bit types and a GPU since Ampere. Otherwise PyTorch uses another kernel that does not
     # store the scores.
-    has_flash = hardware.generation_of(box.gpu) not in ("Volta", "Turing") and "32" not in request.chosen_precision
+    has_flash = hardware.has_flash_attention(box.gpu) and "32" not in request.chosen_precision
     attention = {
         "sdpa": f"sdpa ({'FlashAttention-2' if has_flash else 'memory-efficient'})",
         "flash-1": "FlashAttention of 2022",

@@ -176,6 +176,8 @@ def advise(model: str, request: Request, trace: Trace | None = None) -> Advice:
     if trace is not None:
         options = trace(shape, request, options)
     notes += _short(options)
+    if any(option.prediction.peak.host_bytes for option in options) and (note := hardware.whole_host_note(box)):
+        notes.append(note)
     return Advice(shape, request, box, notes, options, recommend(options), left_out)
 
 
