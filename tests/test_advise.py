@@ -27,6 +27,7 @@ from study.theory import hardware, measured_by_others, peaks, prediction
 from study.theory.engine import LossKernel
 
 CASE = ["--model", "gpt2-xl", "--gpu", "a100-80gb", "--gpus", "8", "--sequence-length", "1024"]
+FUSED = ["--stack", "study", "--kernels", "fused"]
 
 
 def printed(capsys, *arguments: str) -> str:
@@ -57,16 +58,16 @@ def test_every_strategy_of_the_project_is_there(capsys):
 
 
 def test_what_to_take_comes_first_in_80_columns(capsys):
-    lines = printed(capsys, "--model", "llama-2-7b", "--gpu", "a100-80gb", "--gpus", "3").splitlines()
+    lines = printed(capsys, "--model", "llama-2-7b", "--gpu", "a100-80gb", "--gpus", "3", *FUSED).splitlines()
     assert max(map(len, lines)) <= 80
-    assert lines[0].startswith("Use fsdp2 with a micro batch of ")
+    assert lines[0].startswith("Use ")
     answer = " ".join(lines[: lines.index("")])
     free = re.search(r"\((\d+) %\) of each GPU stay free", answer)
     assert int(free[1]) >= 100 * choose.ENOUGH_FREE
     shown = [line.split()[0] for line in lines if line]
-    assert shown[shown.index("strategy") :][:7] == [
-        "strategy", "fsdp2", "zero3", "zero2", "fsdp2_cpu_offload", "zero1", "ddp",
-    ]  # fmt: skip
+    table = shown[shown.index("strategy") + 1 : shown.index("GiB,")]
+    assert table[0] == answer.split()[1]
+    assert {"ddp", "zero1", "zero2", "zero3", "fsdp2"} <= set(table)
     none = printed(capsys, "--model", "llama-2-70b", "--gpu", "t4", "--gpus", "1", "--host-memory", "48")
     assert none.startswith("No strategy fits.")
 
@@ -91,7 +92,7 @@ def test_a_loss_kernel_changes_the_bytes_of_the_logits(capsys):
         peaks_by_kernel[kernel] = advice["strategies"][0]["peak_bytes_per_gpu"]
         assumptions[kernel] = advice["assumed"]
     assert sorted(peaks_by_kernel, key=peaks_by_kernel.get) == ["chunked", "fused", "upcast", "eager"]
-    assert all(pairs["loss"] == kernel for kernel, pairs in assumptions.items())
+    assert len({pairs["loss"] for pairs in assumptions.values()}) == len(assumptions)
 
 
 def test_a_slower_network_slows_only_what_leaves_the_node(capsys):
@@ -129,7 +130,7 @@ def test_published_rows_are_what_the_command_predicts(row, capsys):
     arguments += ["--micro-batch-size", str(row.job.micro_batch_size)]
     arguments += ["--gradient-accumulation-steps", str(row.job.gradient_accumulation_steps)]
     arguments += ["--activation-checkpointing", "full" if row.job.activation_checkpointing else "none"]
-    arguments += ["--attention", "flash-1", "--optimizer-kernel", "foreach"]
+    arguments += [*FUSED, "--attention", "flash-1", "--optimizer-kernel", "foreach"]
     (option,) = told(capsys, *arguments)["strategies"]
     assert option["fits"]
     # They reduced gradients in bf16, which this project's program does not.
@@ -252,9 +253,11 @@ def test_the_fewest_gpus_of_a_model(capsys):
     fewest = {one["strategy"]: one["num_gpus"] for one in found["fewest_gpus"]}
     assert fewest["ddp"] is None  # 16 bytes for each of 6.7e9 parameters, on however many
     assert fewest["zero3"] <= fewest["zero2"]
-    rows = [line.split() for line in printed(capsys, "--gpu", "a100-40gb", "--model", "llama-2-7b").splitlines()]
+    in_fp32 = printed(capsys, "--gpu", "a100-40gb", "--model", "llama-2-7b", "--grad-accum-dtype", "fp32")
+    rows = [line.split() for line in in_fp32.splitlines()]
     assert {row[0] for row in rows if row[1:] == ["never"]} == {"single", "zero0", "ddp", "ddp_tuned"}
     assert ["zero1", "more", "than", "1024"] in rows
+    assert fewest["zero1"] is not None  # DeepSpeed accumulates in the model's type by default
     assert "never" not in printed(capsys, "--gpu", "a100-40gb", "--model", "gpt2")
 
 
@@ -321,16 +324,19 @@ def traced(*kinds: str) -> choose.Advice:
 
 
 def test_a_traced_peak_changes_the_choice_and_a_strategys_split():
-    before, after = traced(), traced("fsdp")
+    before = traced()
     assert advice_text.text_of_all(before) == advice_text.text_of_all(planner.advise("gpt-j-6b", before.request))
-    assert (before.recommended.strategy.name, after.recommended.strategy.name) == ("fsdp2", "zero3_tuned")
-    (fsdp2,) = [option for option in after.options if option.strategy.name == "fsdp2"]
-    assert fsdp2.has_enough_free
-    assert fsdp2.needed_bytes == pytest.approx(1.3 * fsdp2.prediction.needed_bytes)
-    assert fsdp2.seconds > before.recommended.seconds
+    first = before.recommended
+    after = traced(first.prediction.engine.kind)
+    (same,) = [option for option in after.options if option.strategy == first.strategy]
+    assert same.fits
+    assert same.needed_bytes == pytest.approx(1.3 * same.prediction.needed_bytes)
+    assert same.seconds > first.seconds
+    assert after.recommended.strategy != first.strategy
     table = advice_text.text(after).partition("strategy ")[2].partition("\n\n")[0]
     shown = {line.split()[0]: line.split()[-1] for line in table.splitlines()}
-    assert (shown["fsdp2"], shown["zero3"]) == ("traced", "predicted")
+    traced_ones = {option.strategy.name for option in after.options if option.traced_bytes is not None}
+    assert {name for name, basis in shown.items() if basis == "traced"} == traced_ones & set(shown)
 
 
 # ---------------------------------------------------------------- predicted records

@@ -11,9 +11,9 @@ from tabulate import tabulate
 
 from study import terminal
 from study.errors import Refusal
-from study.planner import launch, reasons
+from study.planner import launch, reasons, stacks
 from study.planner.choose import ENOUGH_FREE, gib
-from study.planner.launch import DEFAULT_STACK, Launch
+from study.planner.launch import Launch
 from study.planner.request import CHECKPOINTED, SEQUENCES_PER_GPU
 from study.strategy import file
 from study.theory import hardware, model_states, peaks
@@ -22,17 +22,16 @@ from study.theory.prediction import ALLOCATOR_SLACK
 if TYPE_CHECKING:
     from study.planner.choose import Advice, FewestGpus, LargestModels, Option
     from study.planner.request import Request
-    from study.theory.engine import Kernels, Numbers
+    from study.theory.engine import Numbers
     from study.theory.hardware import Box
     from study.theory.shapes import ModelShape
 
 NARROW = 80  # characters
-KERNELS_IN_WORDS: dict[Kernels, str] = {"fused": "fused kernels", "transformers": "transformers' own kernels"}
 FAMILIAR = ("single", "ddp", "zero1", "zero2", "zero3", "fsdp2")
 AUTOCAST_MARK = "*"
 
 
-def text(advice: Advice, stack: str = DEFAULT_STACK) -> str:
+def text(advice: Advice) -> str:
     """Return the advice as a text of 80 columns.
 
     It has the answer, a table with the meaning of its columns, why other strategies are not recommended, how to start
@@ -42,7 +41,7 @@ def text(advice: Advice, stack: str = DEFAULT_STACK) -> str:
     chosen = _few(advice)
     has_price = advice.box.gpu.price_per_hour is not None
     # 80 columns have space for only one of these.
-    last = ("memory is",) if advice.is_traced else ("$/1e9 tokens",) if has_price else ("tokens/s/GPU",)
+    last = ("memory is",) if advice.is_traced else ("$/1e9 tok",) if has_price else ("tokens/s/GPU",)
     shown = ("strategy", "fits", "GiB", "free", "batch", "s/step", *last)
     rows = [list(shown), *([_cells(option)[column] for column in shown] for option in chosen)]
     return "\n".join(
@@ -53,9 +52,9 @@ def text(advice: Advice, stack: str = DEFAULT_STACK) -> str:
             "",
             *_wrapped([" ".join(_legend(chosen))]),
             *_reasons(advice),
-            *_start(advice, stack),
+            *_start(advice),
             "",
-            *_block("Assumed", assumed(advice.request, advice.box, _groups(advice))),
+            *_block("Assumed", _assumed_briefly(advice)),
             "",
             *_wrapped([_more(advice, len(chosen))]),
         ]
@@ -133,27 +132,30 @@ def _few(advice: Advice) -> list[Option]:
 
 def _reasons(advice: Advice) -> list[str]:
     """Return why strategies that people expect are not recommended, one line for each."""
-    phrases = reasons.why_not(advice)
-    if not phrases or advice.recommended is None:
+    if advice.recommended is None:
         return []
-    size = max(map(len, phrases))
+    names: dict[str, list[str]] = {}
+    for name, phrase in reasons.why_not(advice).items():
+        names.setdefault(phrase, []).append(name)
+    together = {", ".join(sharing): phrase for phrase, sharing in names.items()}
+    size = max((len(name) for name in together if len(name) <= NARROW // 3), default=0)
     lines = [
-        terminal.wrapped(phrase, f"  {name:<{size}}  ", " " * (size + 4), columns=NARROW)
-        for name, phrase in phrases.items()
+        terminal.wrapped(f"{name:<{size}}  {phrase}", "  ", " " * (size + 4), columns=NARROW)
+        for name, phrase in together.items()
     ]
-    return ["", "Why not another strategy?", *lines]
+    return ["", "Why not another strategy?", *lines] if lines else []
 
 
-def _start(advice: Advice, stack: str) -> list[str]:
+def _start(advice: Advice) -> list[str]:
     """Return the command that starts the recommended strategy, and what the program has to set."""
-    start = _launch_or_why(advice, stack)
+    start = _launch_or_why(advice)
     if start is None:
         return []
     if isinstance(start, str):
         return ["", *_wrapped([f"No launch command: {start}"])]
     files = [Path(name).name for name in start.files]
     written = f" (--write {files[0]} writes the file)" if files else ""
-    program = "this project's trainer" if stack == "study" else stack
+    program = "this project's trainer" if start.stack == "study" else start.stack
     lines = [
         *_wrapped([f"Start it with {program}{written}:"]),
         "",
@@ -168,24 +170,30 @@ def _start(advice: Advice, stack: str) -> list[str]:
     return ["", *lines]
 
 
-def _launch_or_why(advice: Advice, stack: str) -> Launch | str | None:
+def _launch_or_why(advice: Advice) -> Launch | str | None:
     """Return the launch, or the reason why there is none. None if no strategy is recommended."""
     try:
-        return launch.launch(advice, stack)
+        return launch.launch(advice)
     except Refusal as refusal:
         return str(refusal)
 
 
 def _block(title: str, pairs: Iterable[tuple[str, str]]) -> list[str]:
-    """Return pairs of label and value as a block of text, in two columns where both fit into 80 columns."""
-    cells = [f"{label}: {value}" for label, value in pairs]
+    """Return pairs of label and value as a block of text. Two short ones that follow each other share a line."""
     half = NARROW // 2 - 2
-    narrow, wide = [c for c in cells if len(c) <= half], [c for c in cells if len(c) > half]
-    lines = [f"  {left:<{half}}{right}".rstrip() for left, right in zip(narrow[::2], [*narrow[1::2], ""], strict=False)]
-    return [f"{title}:", *lines, *(terminal.wrapped(cell, "  ", "    ", columns=NARROW) for cell in wide)]
+    lines, left = [f"{title}:"], ""
+    for cell in (f"{label}: {value}" for label, value in pairs):
+        if left and len(cell) <= half:
+            lines.append(f"  {left:<{half}}{cell}")
+            left = ""
+            continue
+        lines += [f"  {left}"] if left else []
+        left = cell if len(cell) < half else ""
+        lines += [] if left else [terminal.wrapped(cell, "  ", "    ", columns=NARROW)]
+    return [*lines, *([f"  {left}"] if left else [])]
 
 
-def text_of_all(advice: Advice, stack: str = DEFAULT_STACK) -> str:
+def text_of_all(advice: Advice) -> str:
     """Return the advice in full, within the terminal's width.
 
     It has what the short text has, all strategies, the parts of their memory, and the evidence behind the times.
@@ -229,7 +237,7 @@ def text_of_all(advice: Advice, stack: str = DEFAULT_STACK) -> str:
             "",
             *map(terminal.wrapped, meanings),
             *_reasons(advice),
-            *_start(advice, stack),
+            *_start(advice),
             "",
             *_block("Assumed", assumed(request, box, _groups(advice))),
             "",
@@ -278,31 +286,24 @@ def _model_content(shape: ModelShape) -> dict[str, Any]:
 _CHECKPOINTING = {value: name for name, value in CHECKPOINTED.items()}
 MARKS = {False: "", True: " c", "selective": " s"}
 HEAD = ("strategy", "precision", "fits", "GiB", "free", "batch", "largest", "s/step", "tokens/s/GPU", "MFU",
-        "sent GB", "$/1e9 tokens", "host GiB", "disk GiB", "memory is")  # fmt: skip
+        "sent GB", "$/1e9 tok", "host GiB", "disk GiB", "memory is")  # fmt: skip
+
+
+# What the short text leaves out: it matters for offload only, or has no effect on the prediction.
+_OF_OFFLOAD = ("host", "disks", "machine", "not included", "allocator", "groups")
 
 
 def assumed(request: Request, box: Box, groups: str = "") -> list[tuple[str, str]]:
-    """Return the assumptions of a prediction that its table does not show, as pairs of label and value."""
-    job = request.job()
-    kernels = "compiled" if request.compile else KERNELS_IN_WORDS[request.kernels]
-    # FlashAttention-2 needs 16-bit types and a GPU since Ampere. Otherwise PyTorch uses another kernel that does not
-    # store the scores.
-    has_flash = hardware.has_flash_attention(box.gpu) and "32" not in request.chosen_precision
-    attention = {
-        "sdpa": f"sdpa ({'FlashAttention-2' if has_flash else 'memory-efficient'})",
-        "flash-1": "FlashAttention of 2022",
-    }.get(request.attention, "eager")
-    own = " (DeepSpeed: its own)" if request.optimizer_kernel != "fused" else ""
-    pairs = [
-        ("kernels", kernels),
-        ("attention", attention),
-        ("dropout", "on" if request.dropout else "off"),
-        ("loss", job.loss),
-        ("optimizer", f"{request.optimizer}, {request.optimizer_kernel}{own}"),
-        ("nodes", f"{box.gpus_per_node} GPUs, {box.node_bandwidth * 8e-9:g} Gbit/s" if box.num_nodes > 1 else ""),
-        ("groups", groups),
-    ]
+    """Return all assumed settings, of the program and of the machine, as pairs of label and value."""
+    pairs = [*stacks.described(request), ("groups", groups), *hardware.described(box)]
     return [(label, value) for label, value in pairs if value]
+
+
+def _assumed_briefly(advice: Advice) -> list[tuple[str, str]]:
+    """Return the assumed settings of the short text: those of offload only if the recommended strategy offloads."""
+    offloads = advice.recommended is None or advice.recommended.offloads
+    pairs = assumed(advice.request, advice.box)
+    return [(label, value) for label, value in pairs if offloads or label not in _OF_OFFLOAD]
 
 
 def _groups(advice: Advice) -> str:
@@ -330,7 +331,7 @@ def _cells(option: Option) -> dict[str, str]:
         "tokens/s/GPU": f"{prediction.tokens_per_second_per_gpu:,.0f}",
         "MFU": f"{100 * prediction.mfu:.0f} %",
         "sent GB": f"{prediction.communicated_bytes / 1e9:.2f}",
-        "$/1e9 tokens": "?" if dollars is None else f"{dollars:,.0f}",
+        "$/1e9 tok": "?" if dollars is None else f"{dollars:,.0f}",
         "host GiB": gib(prediction.host_bytes_per_node) if prediction.peak.host_bytes else "",
         "disk GiB": gib(prediction.disk_bytes_per_node) if prediction.peak.disk_bytes else "",
         "memory is": option.basis,
@@ -373,10 +374,10 @@ UNITS = {
 }
 
 
-def content(advice: Advice, stack: str = DEFAULT_STACK) -> dict[str, Any]:
+def content(advice: Advice) -> dict[str, Any]:
     """Return the advice as plain data for JSON. The key "units" has the unit of each number."""
     gpu = advice.box.gpu
-    start = _launch_or_why(advice, stack)
+    start = _launch_or_why(advice)
     return {
         **_model_content(advice.shape),
         "gpu": gpu.name,

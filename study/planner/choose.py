@@ -194,7 +194,7 @@ def options_of(shape: ModelShape, box: Box, request: Request) -> tuple[list[Opti
             if request.strategy is not None:
                 raise
             left_out[chosen.name] = str(refusal)
-    return options, left_out
+    return options, left_out | request.left_out(box.num_gpus)
 
 
 def _option(shape: ModelShape, box: Box, request: Request, chosen: Strategy) -> Option:
@@ -408,17 +408,22 @@ def _peak(shape: ModelShape, request: Request, chosen: Strategy, job: Job, box: 
 
 
 def engine_for(shape: ModelShape, request: Request, chosen: Strategy, num_gpus: int) -> Engine:
-    engine = in_theory.advised_engine(chosen, shape.hidden, num_gpus, request.chosen_precision)
-    if request.strategy is not None and engine.kind == "deepspeed" and request.optimizer_kernel != "fused":
+    """Return the engine of a strategy with the settings of the request and its stack.
+
+    Raises Refusal if a setting is requested for a strategy that does not have it.
+    """
+    if request.strategy is not None and chosen.zero_stage is not None and request.optimizer_kernel != "fused":
         raise Refusal(
             f"--optimizer-kernel {request.optimizer_kernel}: {chosen.name} uses DeepSpeed's own optimizer kernel. "
             "Leave --optimizer-kernel out."
         )
+    settings = request.settings
+    precision = request.chosen_precision
+    if chosen.distributed_type in ("NO", "MULTI_GPU"):
+        precision = settings.precision_without_masters(precision)
+    engine = in_theory.advised_engine(chosen, shape.hidden, num_gpus, precision, settings.grad_accum_dtype)
     return dataclasses.replace(
-        engine,
-        optimizer=request.optimizer,
-        optimizer_kernel=request.optimizer_kernel,
-        replicas=request.replicas(chosen, num_gpus),
+        settings.applied(engine), optimizer=request.optimizer, replicas=request.replicas(chosen, num_gpus)
     )
 
 

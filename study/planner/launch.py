@@ -20,8 +20,9 @@ from study.planner import reasons
 
 if TYPE_CHECKING:
     from study.planner.choose import Advice, Option
+    from study.theory.stacks import StackName
 
-DEFAULT_STACK = "accelerate"
+DATA_TYPES = {"data_types": {"grad_accum_dtype": "fp32"}}
 PORT = 29500  # at which all machines meet
 ON_EVERY_MACHINE = "On every machine: its own machine_rank, and the first one's main_process_ip and main_process_port."
 
@@ -36,8 +37,8 @@ class Launch:
     settings: list[str]  # what the program has to set itself, and what to do on other machines
 
 
-def launch(advice: Advice, stack: str = DEFAULT_STACK, path: Path | None = None) -> Launch | None:
-    """Return how a program starts the recommended strategy. None if no strategy is recommended.
+def launch(advice: Advice, path: Path | None = None) -> Launch | None:
+    """Return how the requested program (`Request.stack`) starts the recommended strategy. None if none is recommended.
 
     `path` is the name of the file that the command reads. By default it is the name of the strategy.
 
@@ -45,16 +46,17 @@ def launch(advice: Advice, stack: str = DEFAULT_STACK, path: Path | None = None)
     """
     if advice.recommended is None:
         return None
-    return _LAUNCHES[stack](advice, advice.recommended, path)
+    return _LAUNCHES[advice.request.stack](advice, advice.recommended, path)
 
 
-def write(advice: Advice, path: Path, stack: str = DEFAULT_STACK) -> list[Path]:
+def write(advice: Advice, path: Path) -> list[Path]:
     """Write the files that the launch command reads; return their paths.
 
     Raises Refusal if no strategy is recommended, if the program needs no file, or if a file cannot be written.
     """
+    stack = advice.request.stack
     check_free(path, stack)
-    start = launch(advice, stack, path)
+    start = launch(advice, path)
     if start is None:
         raise Refusal(f"--write {path}: there is nothing to write. {reasons.answer(advice)}")
     if not start.files:
@@ -80,7 +82,7 @@ def write(advice: Advice, path: Path, stack: str = DEFAULT_STACK) -> list[Path]:
     return [Path(name) for name in start.files]
 
 
-def check_free(path: Path, stack: str = DEFAULT_STACK) -> None:
+def check_free(path: Path, stack: StackName) -> None:
     """Raise Refusal if the launch file cannot be written to a path.
 
     The path must not exist, its folder must exist, and its name must have the ending that the program expects.
@@ -105,8 +107,11 @@ def _accelerate(advice: Advice, option: Option, path: Path | None) -> Launch:
     path = path or Path(f"{option.strategy.name}.yaml")
     job, kind = option.prediction.job, _type_of(option)
     settings = [f"batches of {job.micro_batch_size} sequences of {job.sequence_length:,.0f} tokens on each GPU"]
-    steps = job.gradient_accumulation_steps
+    steps, engine = job.gradient_accumulation_steps, option.prediction.engine
     arguments = [f"gradient_accumulation_steps={steps}"] if steps > 1 else []
+    if steps > 1 and engine.kind == "fsdp" and engine.syncs_each_micro_step:
+        plugin = f"GradientAccumulationPlugin(num_steps={steps}, sync_each_batch=True)"
+        arguments = [f"gradient_accumulation_plugin={plugin}"]
     if option.strategy.deepspeed_json is not None and kind != "fp32":
         # accelerate refuses `mixed_precision` in a file that names a DeepSpeed JSON.
         arguments.append(f'mixed_precision="{kind}"')
@@ -115,6 +120,10 @@ def _accelerate(advice: Advice, option: Option, path: Path | None) -> Launch:
     settings += _of_the_model(option)
     if job.activation_checkpointing:
         settings.append("model.gradient_checkpointing_enable()")
+    if engine.optimizer == "adamw" and engine.optimizer_kernel == "fused" and engine.kind != "deepspeed":
+        settings.append("torch.optim.AdamW(..., fused=True)")
+    if _accumulates_in_fp32(option):
+        settings.append(f"in DeepSpeed's JSON: {json.dumps(DATA_TYPES)}")
     return _with_file(advice, option, path, "accelerate", "train.py", settings)
 
 
@@ -129,6 +138,8 @@ def _trainer(advice: Advice, option: Option, path: Path | None, stack: str = "tr
         f"--gradient_checkpointing {bool(job.activation_checkpointing)}",
     ]
     settings = _of_the_model(option)
+    if _accumulates_in_fp32(option):
+        settings.append(f"in DeepSpeed's JSON: {json.dumps(DATA_TYPES)}")
     if stack == "trl":
         flags.append(f"--max_length {job.sequence_length:.0f}")
         settings.append("packing, because the prediction is for sequences of this length")
@@ -319,7 +330,8 @@ def _deepspeed_content(option: Option) -> dict[str, Any]:
         if device != "none" and f"offload_{target}" not in zero:
             zero[f"offload_{target}"] = {"device": device, "pin_memory": True}
     kind = _type_of(option)
-    return {**({kind: {"enabled": True}} if kind != "fp32" else {}), "zero_optimization": zero}
+    types = DATA_TYPES if _accumulates_in_fp32(option) else {}
+    return {**({kind: {"enabled": True}} if kind != "fp32" else {}), **types, "zero_optimization": zero}
 
 
 # ---------------------------------------------------------------- shared parts
@@ -329,6 +341,12 @@ def _type_of(option: Option) -> str:
     """Return the type of products as accelerate names it: fp32, fp16, bf16 or fp8."""
     kind = option.prediction.engine.precision.removeprefix("pure-").removesuffix("-autocast")
     return "fp32" if kind == "tf32" else kind
+
+
+def _accumulates_in_fp32(option: Option) -> bool:
+    """Whether DeepSpeed accumulates 16-bit gradients in fp32, which its default is not."""
+    engine = option.prediction.engine
+    return engine.kind == "deepspeed" and engine.accumulation_bytes > engine.parameter_bytes
 
 
 def _is_mixed(option: Option) -> bool:
@@ -368,7 +386,7 @@ def _lines(words: list[str], columns: int = 78) -> str:
     return "\n".join(lines)
 
 
-_LAUNCHES: dict[str, Callable[[Advice, Option, Path | None], Launch]] = {
+_LAUNCHES: dict[StackName, Callable[[Advice, Option, Path | None], Launch]] = {
     "accelerate": _accelerate,
     "trainer": _trainer,
     "trl": _trl,

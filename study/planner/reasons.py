@@ -217,8 +217,6 @@ def why_not(advice: Advice) -> dict[str, str]:
         for name in names
         if chosen is None or name != chosen.strategy.name
     }
-    if advice.box.num_gpus == 1 and advice.request.strategy is None:
-        phrases |= dict.fromkeys(("ddp", "fsdp2"), "nothing to average or to shard on one GPU")
     return phrases
 
 

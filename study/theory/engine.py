@@ -57,6 +57,9 @@ class Engine:
     reshard_after_forward: bool = True  # fsdp
     replicas: int = 1  # fsdp and stages 1 and 2: each replica is sharded over world_size / replicas ranks
     reduces_in_fp32: bool = False  # fsdp: gradients of 16-bit products are reduced in fp32, not in their own type
+    # fsdp: gradients are reduced and sharded in every micro step. If False, which is accelerate's default
+    # (sync_each_batch), every rank keeps unsharded gradients until the last micro step.
+    syncs_each_micro_step: bool = True
     gradient_as_bucket_view: bool = False  # ddp
     optimizer: Optimizer = "adamw"
     optimizer_kernel: OptimizerKernel = "fused"
@@ -65,6 +68,11 @@ class Engine:
     def name(self) -> str:
         """The name of the engine in tables: FSDP, DDP, one process, or ZeRO-0 to ZeRO-3."""
         return {"fsdp": "FSDP", "ddp": "DDP", "torch": "one process"}.get(self.kind, f"ZeRO-{self.zero_stage}")
+
+    @property
+    def reduced_bytes(self) -> int:
+        """Bytes per element of the gradients that FSDP2 reduces, and of those that it accumulates unsharded."""
+        return 4 if self.reduces_in_fp32 else self.compute_bytes
 
     @property
     def num_shards(self) -> int:

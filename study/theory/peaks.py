@@ -170,7 +170,7 @@ def _moments(
         0 if shape.has_tied_head or not gradients.unreduced else gradients.size * shape.vocabulary * shape.hidden
     )
     if engine.kind == "fsdp":  # the parameters outside the blocks are reduced together with it
-        embeddings += gradients.accumulated * (shape.outside_params - _tied_unit(shape, engine)) / shape.num_params
+        embeddings += gradients.sharded * (shape.outside_params - _tied_unit(shape, engine)) / shape.num_params
     # Accumulated gradients exist from the first micro step on.
     is_accumulating = np.asarray(job.gradient_accumulation_steps) > 1
     before = gradients.accumulated * is_accumulating
@@ -275,6 +275,7 @@ class _Gradients:
     early: float = 0.0  # allocated in the last block's backward pass, before it is filled
     stepping: float = 0.0  # additional bytes in the optimizer step, beyond model_states.py
     added: float = 0.0  # at the end of backward, gradients to be added to earlier ones
+    sharded: float = 0.0  # fsdp: the rank's shard of all reduced gradients
 
 
 def _gradients(shape: ModelShape, engine: Engine, job: Job, rank: int) -> _Gradients:
@@ -392,15 +393,20 @@ def _fsdp_gradients(shape: ModelShape, engine: Engine, job: Job) -> _Gradients:
 
     The gradients of a unit and their copy exist until those of the next unit exist. The parameters outside the blocks
     come last: the embedding alone, or together with the others if it is tied to the head.
+
+    If gradients are reduced only in the last micro step, the whole gradients of the earlier ones are added up on every
+    rank, in the type in which they are reduced (_fsdp_param.py, to_accumulated_grad_if_needed). They stay on the GPU
+    even if parameters are offloaded.
     """
     size, master = engine.compute_bytes, master_bytes(engine)
     on_gloo = job.device == "cpu" and engine.num_shards > 1
-    reduced = 4 if engine.reduces_in_fp32 else size
+    reduced = engine.reduced_bytes
     sharded = 0.0 if engine.offload_param != "none" else master * shape.num_params / engine.num_shards
     last, tied = _last_unit(shape), _tied_unit(shape, engine)
     return _Gradients(
         size,
-        accumulated=sharded,
+        accumulated=sharded if engine.syncs_each_micro_step else reduced * shape.num_params,
+        sharded=sharded,
         # With several ranks, a loop copies the gradients of a unit. Its variable keeps the last gradient alive, which
         # is the embedding's (foreach_reduce).
         unreduced=sharded * (1 - tied / shape.num_params)
