@@ -59,7 +59,9 @@ class Option:
         """
         # Traces and predictions have the same margin, because traces are no closer to the published peaks of tensors
         # than predictions are (reports/dry_run).
-        return prediction.needed_bytes(self.prediction.peak.total if self.traced_bytes is None else self.traced_bytes)
+        if self.traced_bytes is None:
+            return self.prediction.needed_bytes
+        return prediction.needed_bytes(self.traced_bytes)
 
     @property
     def free_bytes(self) -> Numbers:
