@@ -27,6 +27,7 @@ from study.theory import hardware, measured_by_others, peaks, prediction
 from study.theory.engine import LossKernel
 
 CASE = ["--model", "gpt2-xl", "--gpu", "a100-80gb", "--gpus", "8", "--sequence-length", "1024"]
+FUSED = ["--stack", "study", "--kernels", "fused"]
 
 
 def printed(capsys, *arguments: str) -> str:
@@ -57,7 +58,7 @@ def test_every_strategy_of_the_project_is_there(capsys):
 
 
 def test_what_to_take_comes_first_in_80_columns(capsys):
-    lines = printed(capsys, "--model", "llama-2-7b", "--gpu", "a100-80gb", "--gpus", "3").splitlines()
+    lines = printed(capsys, "--model", "llama-2-7b", "--gpu", "a100-80gb", "--gpus", "3", *FUSED).splitlines()
     assert max(map(len, lines)) <= 80
     assert lines[0].startswith("Use fsdp2 with a micro batch of ")
     answer = " ".join(lines[: lines.index("")])
@@ -72,7 +73,8 @@ def test_what_to_take_comes_first_in_80_columns(capsys):
 
 def test_a_smaller_micro_batch_is_named_only_if_it_frees_memory(capsys):
     # Half of this micro batch needs a buffer for accumulated gradients, and so more memory.
-    answer = printed(capsys, "--model", "llama-3.1-8b", "--gpu", "a100-80gb", "--gpus", "1").partition("\n\n")[0]
+    answer = printed(capsys, "--model", "llama-3.1-8b", "--gpu", "a100-80gb", "--gpus", "1", *FUSED)
+    answer = answer.partition("\n\n")[0]
     assert "Little headroom" in answer
     assert "reduce the micro batch" not in answer
 
@@ -135,7 +137,7 @@ def test_published_rows_are_what_the_command_predicts(row, capsys):
     arguments += ["--micro-batch-size", str(row.job.micro_batch_size)]
     arguments += ["--gradient-accumulation-steps", str(row.job.gradient_accumulation_steps)]
     arguments += ["--activation-checkpointing", "full" if row.job.activation_checkpointing else "none"]
-    arguments += ["--attention", "flash-1", "--optimizer-kernel", "foreach"]
+    arguments += [*FUSED, "--attention", "flash-1", "--optimizer-kernel", "foreach"]
     (option,) = told(capsys, *arguments)["strategies"]
     assert option["fits"]
     # They reduced gradients in bf16, which this project's program does not.
@@ -258,9 +260,11 @@ def test_the_fewest_gpus_of_a_model(capsys):
     fewest = {one["strategy"]: one["num_gpus"] for one in found["fewest_gpus"]}
     assert fewest["ddp"] is None  # 16 bytes for each of 6.7e9 parameters, on however many
     assert fewest["zero3"] <= fewest["zero2"]
-    rows = [line.split() for line in printed(capsys, "--gpu", "a100-40gb", "--model", "llama-2-7b").splitlines()]
+    in_fp32 = printed(capsys, "--gpu", "a100-40gb", "--model", "llama-2-7b", "--grad-accum-dtype", "fp32")
+    rows = [line.split() for line in in_fp32.splitlines()]
     assert {row[0] for row in rows if row[1:] == ["never"]} == {"single", "zero0", "ddp", "ddp_tuned"}
     assert ["zero1", "more", "than", "1024"] in rows
+    assert fewest["zero1"] is not None  # DeepSpeed accumulates in the model's type by default
     assert "never" not in printed(capsys, "--gpu", "a100-40gb", "--model", "gpt2")
 
 

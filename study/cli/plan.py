@@ -16,6 +16,7 @@ from study.cli.options import A_STUDY, NUMBER, PATH, TRACING, choice, command, r
 from study.errors import Refusal
 from study.progress import after_two_seconds
 from study.theory import engine as engine_types
+from study.theory import stacks
 
 if TYPE_CHECKING:
     from study.planner import Request
@@ -56,31 +57,53 @@ if TYPE_CHECKING:
     "Precision of the training. [default: bf16 if the GPU supports it, otherwise fp16]",
 )
 @choice(
+    "--stack",
+    stacks.StackName,
+    "The program that trains. It decides the defaults of the settings below, which the answer lists.",
+    stacks.DEFAULT_STACK,
+)
+@choice(
     "--activation-checkpointing",
     engine_types.Checkpointing,
     "Recompute the activations of every block (full) or of every second one (selective) in the backward pass. "
-    "[default: full, if that makes a strategy fit or faster]",
+    "[default: as the stack; if that has it off, full if that makes a strategy fit or faster]",
 )
 @choice(
     "--kernels",
     engine_types.Kernels,
-    "fused: norms, activation functions and loss are one kernel each. transformers: several kernels, as its models do.",
-    "fused",
+    "fused: norms, activation functions and loss are one kernel each. transformers: several kernels, as its models "
+    "do. [default: as the stack]",
 )
 @click.option("--compile", is_flag=True, help="Assume torch.compile, which fuses these kernels.")
 @choice(
     "--attention",
     engine_types.Attention,
     "sdpa: PyTorch's (FlashAttention-2 if GPU and precision support it). eager: separate operators. flash-1: "
-    "FlashAttention of 2022.",
-    "sdpa",
+    "FlashAttention of 2022. [default: as the stack]",
 )
 @click.option("--dropout", is_flag=True, help="Assume dropout.")
 @choice(
     "--loss-kernel",
     engine_types.LossKernel,
     "How the loss handles logits: fp32 logits and copies, fp32 logits, 16-bit logits, or never all logits at once. "
-    "[default: as --kernels]",
+    "[default: as the stack, or as --kernels if that is given]",
+)
+@choice(
+    "--grad-accum-dtype",
+    stacks.GradientType,
+    "Type in which DeepSpeed accumulates gradients (grad_accum_dtype): fp32, or the model's type. [default: as the "
+    "stack]",
+)
+@click.option(
+    "--sync-each-batch/--no-sync-each-batch",
+    default=None,
+    help="Whether FSDP2 reduces gradients in every micro step. Otherwise every GPU keeps unsharded gradients until the "
+    "last one. [default: as the stack]",
+)
+@choice(
+    "--reduce-dtype",
+    stacks.GradientType,
+    "Type in which FSDP2 reduces gradients: fp32, or the model's type. [default: as the stack]",
 )
 @choice(
     "--optimizer",
@@ -91,8 +114,7 @@ if TYPE_CHECKING:
 @choice(
     "--optimizer-kernel",
     engine_types.OptimizerKernel,
-    "foreach, PyTorch's default, needs one more copy of what is updated.",
-    "fused",
+    "foreach, PyTorch's default, needs one more copy of what is updated. [default: as the stack]",
 )
 @click.option(
     "--network-gbps", type=float, metavar="GBIT", help="Network rate of a node. [default: as cloud providers offer it]"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -303,7 +304,7 @@ def _row(option: Option) -> list[str]:
         batch,
         str(option.largest_micro_batch),
         f"{prediction.step.total:.3g} ({_short(prediction.step.low)}-"
-        f"{'?' if option.is_short else _short(prediction.step.high)})",
+        f"{'?' if option.is_short or math.isinf(prediction.step.high) else _short(prediction.step.high)})",
         f"{prediction.tokens_per_second_per_gpu:,.0f}",
         f"{100 * prediction.mfu:.0f} %",
         f"{prediction.communicated_bytes / 1e9:.2f}",
@@ -365,7 +366,9 @@ def _option_content(option: Option, num_params: int) -> dict[str, Any]:
         "largest_micro_batch_size": option.largest_micro_batch,
         "seconds_per_step": float(prediction.step.total),
         "seconds_per_step_low": float(prediction.step.low),
-        "seconds_per_step_high": None if option.is_short else float(prediction.step.high),
+        "seconds_per_step_high": None
+        if option.is_short or math.isinf(prediction.step.high)
+        else float(prediction.step.high),
         "seconds_per_step_rests_on": None if option.is_short else prediction.step.evidence.sentence,
         "tokens_per_second_per_gpu": float(prediction.tokens_per_second_per_gpu),
         "mfu": float(prediction.mfu),

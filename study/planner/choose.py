@@ -117,6 +117,8 @@ def advise(model: str, request: Request, trace: Trace | None = None) -> Advice:
             if request.strategy is not None:
                 raise
             strategies_by_refusal.setdefault(str(refusal), []).append(chosen.name)
+    for name, reason in request.left_out(request.num_gpus).items():
+        strategies_by_refusal.setdefault(reason, []).append(name)
     notes += [f"left out: {', '.join(names)}: {reason}" for reason, names in strategies_by_refusal.items()]
     if not options:
         raise Refusal(notes[-1])
@@ -311,17 +313,22 @@ def _peak(shape: ModelShape, request: Request, chosen: Strategy, job: Job, box: 
 
 
 def engine_for(shape: ModelShape, request: Request, chosen: Strategy, num_gpus: int) -> Engine:
-    engine = in_theory.advised_engine(chosen, shape.hidden, num_gpus, request.chosen_precision)
-    if request.strategy is not None and engine.kind == "deepspeed" and request.optimizer_kernel != "fused":
+    """Return the engine of a strategy with the settings of the request and its stack.
+
+    Raises Refusal if a setting is requested for a strategy that does not have it.
+    """
+    if request.strategy is not None and chosen.zero_stage is not None and request.optimizer_kernel != "fused":
         raise Refusal(
             f"--optimizer-kernel {request.optimizer_kernel}: {chosen.name} uses DeepSpeed's own optimizer kernel. "
             "Leave --optimizer-kernel out."
         )
+    settings = request.settings
+    precision = request.chosen_precision
+    if chosen.distributed_type in ("NO", "MULTI_GPU"):
+        precision = settings.precision_without_masters(precision)
+    engine = in_theory.advised_engine(chosen, shape.hidden, num_gpus, precision, settings.grad_accum_dtype)
     return dataclasses.replace(
-        engine,
-        optimizer=request.optimizer,
-        optimizer_kernel=request.optimizer_kernel,
-        replicas=request.replicas(chosen, num_gpus),
+        settings.applied(engine), optimizer=request.optimizer, replicas=request.replicas(chosen, num_gpus)
     )
 
 

@@ -24,12 +24,14 @@ from study.theory.engine import (
 )
 from study.theory.hardware import Box
 from study.theory.shapes import DEFAULT_LENGTH, ModelShape
+from study.theory.stacks import DEFAULT_STACK, STACKS, GradientType, Stack, StackName
 
 CHECKPOINTED: dict[Checkpointing, bool | Literal["selective", "selective-op"]] = {
     "full": True, "selective": "selective", "selective-op": "selective-op", "none": False,
 }  # fmt: skip
 
 _CHOICES: dict[str, tuple[str | None, ...]] = {
+    "stack": get_args(StackName),
     "precision": (None, *get_args(PrecisionClass)),
     "activation_checkpointing": (None, *get_args(Checkpointing)),
     "kernels": get_args(Kernels),
@@ -37,7 +39,12 @@ _CHOICES: dict[str, tuple[str | None, ...]] = {
     "loss_kernel": (None, *get_args(LossKernel)),
     "optimizer": get_args(Optimizer),
     "optimizer_kernel": get_args(OptimizerKernel),
+    "grad_accum_dtype": get_args(GradientType),
+    "reduce_dtype": get_args(GradientType),
 }
+# The fields of Request that are the stack's if they are not requested.
+OF_STACK = ("kernels", "attention", "loss_kernel", "optimizer_kernel", "activation_checkpointing", "grad_accum_dtype",
+            "sync_each_batch", "reduce_dtype")  # fmt: skip
 
 _IN_GROUPS = "fsdp2_hybrid, zero1 or zero2"
 MOST_GPUS = 1_000_000
@@ -56,14 +63,21 @@ class Request:
     micro_batch_size: int | None = None
     gradient_accumulation_steps: int | None = None
     precision: PrecisionClass | None = None  # None: bf16 if the GPU supports it, else fp16
-    activation_checkpointing: Checkpointing | None = None  # None: full, if it makes a strategy fit or faster
-    kernels: Kernels = "fused"
+    # The program whose defaults apply to all settings that are not requested. The fields of OF_STACK are None in a call
+    # if they are not requested, and are filled in then.
+    stack: StackName = DEFAULT_STACK
+    # None if neither the request nor the stack sets it: full, if it makes a strategy fit or faster
+    activation_checkpointing: Checkpointing | None = None
+    kernels: Kernels = None  # type: ignore[assignment]
     compile: bool = False
-    attention: Attention = "sdpa"
+    attention: Attention = None  # type: ignore[assignment]
     dropout: bool = False
     loss_kernel: LossKernel | None = None  # None: the same kind as the other kernels
     optimizer: Optimizer = "adamw"
-    optimizer_kernel: OptimizerKernel = "fused"
+    optimizer_kernel: OptimizerKernel = None  # type: ignore[assignment]
+    grad_accum_dtype: GradientType = None  # type: ignore[assignment]  # DeepSpeed
+    sync_each_batch: bool = None  # type: ignore[assignment]  # FSDP2 reduces gradients in every micro step
+    reduce_dtype: GradientType = None  # type: ignore[assignment]  # FSDP2
     network_gbps: float | None = None  # Gbit/s between a node and all others; None: that of typical rented machines
     gpus_per_node: int | None = None
     # GPUs per copy of the model states; None: those of a node, for strategies with groups
@@ -79,9 +93,28 @@ class Request:
             raise Refusal(f"num_gpus={self.num_gpus}: must be at most {MOST_GPUS:,}")
         if self.network_gbps is not None and not 0 < self.network_gbps < math.inf:
             raise Refusal(f"network_gbps={self.network_gbps!r}: must be a number above 0, in Gbit/s of a node")
+        if self.stack in STACKS:
+            self._fill_in_from_stack()
         for name, values in _CHOICES.items():
             if getattr(self, name) not in values:
                 raise Refusal(f"{name}={getattr(self, name)!r}: unknown; take one of {', '.join(filter(None, values))}")
+
+    def _fill_in_from_stack(self) -> None:
+        """Set every field of OF_STACK that is not requested to the stack's default.
+
+        If other kernels are requested than the stack's, or torch.compile, the loss has their kind.
+        """
+        stack = STACKS[self.stack]
+        has_own_kernels = self.compile or self.kernels not in (None, stack.kernels)
+        for name in OF_STACK:
+            if getattr(self, name) is None and not (name == "loss_kernel" and has_own_kernels):
+                object.__setattr__(self, name, getattr(stack, name))
+
+    @property
+    def settings(self) -> Stack:
+        """The stack with the requested settings instead of its own."""
+        requested = {name: getattr(self, name) for name in OF_STACK if name != "loss_kernel"}
+        return dataclasses.replace(STACKS[self.stack], loss_kernel=self.job().loss, **requested)
 
     def box(self, num_gpus: int | None = None) -> Box:
         with refusing():
@@ -125,6 +158,8 @@ class Request:
             raise Refusal(f"--shard-group-size goes with --strategy {_IN_GROUPS}. Add one of them.")
         if self.strategy is not None:
             chosen = file.read_by_name(self.strategy)
+            if reason := cannot_run(STACKS[self.stack], chosen):
+                raise Refusal(f"--strategy {self.strategy}: {reason}. Take another strategy, or another --stack.")
             if self.shard_group_size is None and not chosen.could_run(num_gpus):
                 is_single = chosen.distributed_type == "NO"
                 limit, remedy = (
@@ -132,8 +167,25 @@ class Request:
                 )
                 raise Refusal(f"--strategy {self.strategy}: {limit}, --gpus asks for {num_gpus}; take {remedy}")
             return [chosen]
+        return [chosen for chosen in self._possible(num_gpus) if self._why_left_out(chosen, num_gpus) is None]
+
+    def left_out(self, num_gpus: int) -> dict[str, str]:
+        """Return why shipped strategies are not among `strategies`, by name.
+
+        Strategies that cannot run on this many GPUs are not listed. The result is empty if a strategy is requested.
+        """
+        if self.strategy is not None:
+            return {}
+        reasons = {chosen.name: self._why_left_out(chosen, num_gpus) for chosen in self._possible(num_gpus)}
+        return {name: reason for name, reason in reasons.items() if reason is not None}
+
+    def _possible(self, num_gpus: int) -> list[Strategy]:
         shipped = map(file.read_by_name, file.names())
-        return [chosen for chosen in shipped if chosen.could_run(num_gpus) and _makes_sense(chosen, num_gpus)]
+        return [chosen for chosen in shipped if chosen.could_run(num_gpus)]
+
+    def _why_left_out(self, chosen: Strategy, num_gpus: int) -> str | None:
+        stack = STACKS[self.stack]
+        return cannot_run(stack, chosen) or _makes_no_sense(chosen, num_gpus, has_single="NO" in stack.runs)
 
     def could_run(self, num_gpus: int) -> bool:
         """Return whether the requested strategy can train on this many GPUs.
@@ -224,14 +276,30 @@ class Request:
         return quotient
 
 
-def _makes_sense(chosen: Strategy, num_gpus: int) -> bool:
-    """Return whether a strategy is useful on this many GPUs.
+def _makes_no_sense(chosen: Strategy, num_gpus: int, has_single: bool) -> str | None:
+    """Return why a strategy is useless on this many GPUs. None if it is useful.
 
-    On one GPU there is nothing to average or to shard. Only training without an engine, DeepSpeed and parameter offload
-    are useful there.
+    On one GPU there is nothing to average or to shard. Only training without an engine and offload are useful there.
+    `has_single` says whether the stack can train without an engine. If it cannot, DeepSpeed's stages are useful too.
     """
-    alone = chosen.distributed_type in ("NO", "DEEPSPEED") or chosen.offload_param_device != "none"
-    return num_gpus > 1 or alone
+    offloads = (chosen.offload_optimizer_device, chosen.offload_param_device) != ("none", "none")
+    if num_gpus > 1 or offloads or chosen.distributed_type == "NO":
+        return None
+    if chosen.distributed_type == "DEEPSPEED" and not has_single:
+        return None
+    return "on one GPU there is nothing to shard or to average"
+
+
+def cannot_run(stack: Stack, chosen: Strategy) -> str | None:
+    """Return why a program cannot run a strategy. None if it can."""
+    if chosen.distributed_type not in stack.runs:
+        return f"{stack.name} has no {_ENGINES[chosen.distributed_type]}"
+    if stack.name == "torchtitan" and chosen.ddp_json is not None:
+        return "torchtitan has no option for DDP's gradient_as_bucket_view"
+    return None
+
+
+_ENGINES = {"NO": "training without an engine", "MULTI_GPU": "DDP", "DEEPSPEED": "ZeRO", "FSDP": "FSDP2"}
 
 
 def find_model(name: str, asked: Request) -> tuple[ModelShape, Request, list[str]]:

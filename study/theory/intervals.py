@@ -35,6 +35,9 @@ COUNTS_OF: dict[tuple[str, str], tuple[int, int]] = {
 }
 OPTIMIZERS = frozenset(CROSS_VALIDATION["optimizers"])  # optimizers of all published times
 CARDS = frozenset(CROSS_VALIDATION["cards"])
+# What no published time has. The time of such a model is a guess, because transformers may compute the experts one
+# after another, and stage 3 may gather them one by one.
+MIXTURE = "a mixture of experts"
 
 
 @dataclass(frozen=True)
@@ -63,8 +66,18 @@ class Evidence:
         return cls(**{name: entry[name] for name in names} | {"left_out": tuple(entry["left_out"])})
 
     @property
+    def is_rough(self) -> bool:
+        """Whether the time is only a guess, so that its interval has no upper end."""
+        return MIXTURE in self.lacks
+
+    @property
     def sentence(self) -> str:
         """A text that says which published times the interval is based on, and which are missing."""
+        if self.is_rough:
+            return (
+                "a guess without an upper end: no published time is of a mixture of experts, and the experts may be "
+                "computed and gathered one after another"
+            )
         rows = {
             "fsdp": "FSDP on A100 and H100",
             "zero3": "ZeRO-3 on A100 and V100",
@@ -117,9 +130,10 @@ def distance_of(shape: ModelShape, engine: Engine, box: Box) -> Distance:
 def _lacks(shape: ModelShape, engine: Engine, box: Box) -> tuple[str, ...]:
     """Return the properties of a case that no published time has.
 
-    These are the optimizer, the GPU, and the engine on this number of GPUs of this generation.
+    These are a mixture of experts, the optimizer, the GPU, and the engine on this number of GPUs of this generation.
     """
-    lacking = [f"the optimizer {engine.optimizer}"] if engine.optimizer not in OPTIMIZERS else []
+    lacking = [MIXTURE] if shape.experts else []
+    lacking += [f"the optimizer {engine.optimizer}"] if engine.optimizer not in OPTIMIZERS else []
     lacking += [f"the card {box.gpu.name}"] if box.gpu.name not in CARDS else []
     name, generation = name_of(shape, engine), hardware.generation_of(box.gpu)
     if distance_of(shape, engine, box) == "new count":

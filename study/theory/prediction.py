@@ -89,6 +89,17 @@ class Prediction:
         return sum(collective.moved_bytes for collective in self.collectives) if self.engine.world_size > 1 else 0
 
     @property
+    def dollars_per_hour(self) -> float | None:
+        """The price of all GPUs per hour in US dollars. None if the price of the GPU is unknown."""
+        price = self.box.gpu.price_per_hour
+        return None if price is None else price * self.box.num_gpus
+
+    @property
+    def dollars_per_step(self) -> Numbers | None:
+        """The price of an optimizer step on all GPUs in US dollars. None if the price of the GPU is unknown."""
+        return None if self.dollars_per_hour is None else self.dollars_per_hour / 3600 * self.step.total
+
+    @property
     def dollars_per_billion_tokens(self) -> Numbers | None:
         price = self.box.gpu.price_per_hour
         return None if price is None else price / 3600 / self.tokens_per_second_per_gpu * 1e9

@@ -125,7 +125,8 @@ class StepTime:
 
     @property
     def high(self) -> Numbers:
-        return self.total * self.evidence.spread
+        """The upper end of the interval. Infinite if the time is only a guess (`Evidence.is_rough`)."""
+        return self.total * (np.inf if self.evidence.is_rough else self.evidence.spread)
 
 
 def tokens_per_second_per_gpu(job: Job, step_seconds: Numbers) -> Numbers:
