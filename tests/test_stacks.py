@@ -13,7 +13,7 @@ from study import cli
 from study.config import build_config
 from study.planner import Request, choose, stacks
 from study.strategy import file, in_theory
-from study.theory import shapes
+from study.theory import prediction, shapes
 from study.theory.engine import Engine
 from study.theory.stacks import DEFAULT_STACK, STACKS, Stack, StackName
 
@@ -117,6 +117,17 @@ def test_gradients_in_fp32_are_described_as_such():
     for precision, kind in (("fp32", "fp32"), ("bf16", "bf16"), ("bf16-autocast", "fp32")):
         described = dict(stacks.described(Request("a100-80gb", 8, precision=precision)))
         assert described["gradients under DeepSpeed"] == f"accumulated in {kind}"
+
+
+def test_prices_are_of_all_gpus():
+    asked = Request("a100-80gb", 8)
+    box = asked.box()
+    predicted = prediction.predict(LLAMA, engine("zero3"), asked.job(), box)
+    assert predicted.dollars_per_hour == 8 * box.gpu.price_per_hour
+    assert predicted.dollars_per_step == pytest.approx(predicted.dollars_per_hour * predicted.step.total / 3600)
+    free = dataclasses.replace(box, gpu=dataclasses.replace(box.gpu, price_per_hour=None))
+    unpriced = dataclasses.replace(predicted, box=free)
+    assert (unpriced.dollars_per_hour, unpriced.dollars_per_step) == (None, None)
 
 
 def test_an_unknown_stack_is_refused():

@@ -76,7 +76,7 @@ def _legend(options: Sequence[Option]) -> list[str]:
     kinds = {option.prediction.job.activation_checkpointing for option in options}
     marks = [
         *(["c: with activation checkpointing"] if True in kinds else []),
-        *(["s: with selective activation checkpointing"] if "selective" in kinds else []),
+        *(["s: with selective activation checkpointing"] if kinds - {True, False} else []),
     ]
     sentences = [
         "GiB, free: memory needed and left per GPU.",
@@ -255,7 +255,7 @@ def _evidence(advice: Advice) -> list[str]:
     """Return the evidence behind the intervals of the times, one line for all strategies that share it."""
     names: dict[str, list[str]] = {}
     for option in advice.options:
-        if not option.is_rough:  # a note says that no evidence is known for such steps
+        if not option.is_short:  # a note says that no evidence is known for short steps
             names.setdefault(option.prediction.step.evidence.sentence, []).append(option.strategy.name)
     return [f"s/step of {', '.join(sharing)}: {sentence}." for sentence, sharing in names.items()]
 
@@ -284,7 +284,7 @@ def _model_content(shape: ModelShape) -> dict[str, Any]:
 
 
 _CHECKPOINTING = {value: name for name, value in CHECKPOINTED.items()}
-MARKS = {False: "", True: " c", "selective": " s"}
+MARKS = {False: "", True: " c", "selective": " s", "selective-op": " s"}
 HEAD = ("strategy", "precision", "fits", "GiB", "free", "batch", "largest", "s/step", "tokens/s/GPU", "MFU",
         "sent GB", "$/1e9 tok", "host GiB", "disk GiB", "memory is")  # fmt: skip
 
@@ -425,7 +425,7 @@ def _option_content(option: Option, num_params: int) -> dict[str, Any]:
         "seconds_per_step": float(prediction.step.total),
         "seconds_per_step_low": float(prediction.step.low),
         "seconds_per_step_high": None if option.is_rough else float(prediction.step.high),
-        "seconds_per_step_rests_on": None if option.is_rough else prediction.step.evidence.sentence,
+        "seconds_per_step_rests_on": None if option.is_short else prediction.step.evidence.sentence,
         "tokens_per_second_per_gpu": float(prediction.tokens_per_second_per_gpu),
         "mfu": float(prediction.mfu),
         "communicated_bytes_per_step": _whole(prediction.communicated_bytes),

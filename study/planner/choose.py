@@ -49,7 +49,6 @@ class Option:
     prediction: Prediction
     largest_micro_batch: int
     is_short: bool  # whether the step is shorter than all steps behind its interval
-    is_mixture: bool = False  # whether the model is a mixture of experts, whose time was never compared with a source
     traced: Traced | None = None
 
     @property
@@ -65,7 +64,9 @@ class Option:
         """
         # Traces and predictions have the same margin, because traces are no closer to the published peaks of tensors
         # than predictions are (reports/dry_run).
-        return prediction.needed_bytes(self.prediction.peak.total if self.traced_bytes is None else self.traced_bytes)
+        if self.traced_bytes is None:
+            return self.prediction.needed_bytes
+        return prediction.needed_bytes(self.traced_bytes)
 
     @property
     def free_bytes(self) -> Numbers:
@@ -88,7 +89,7 @@ class Option:
     @property
     def is_rough(self) -> bool:
         """Whether the time has no upper end, because no published time of such a step is behind it."""
-        return self.is_short or self.is_mixture
+        return self.is_short or self.prediction.step.evidence.is_rough
 
     @property
     def seconds(self) -> float:
@@ -238,7 +239,7 @@ def option_of(
     computed = best.step.forward + best.step.backward + best.step.recompute
     is_short = bool(computed < SHORTEST * shape.layers * best.job.gradient_accumulation_steps)
     is_short = is_short and intervals.timing_class(shape, best.engine) != "offload"
-    return Option(chosen, best, largest, is_short, bool(shape.experts), traced)
+    return Option(chosen, best, largest, is_short, traced)
 
 
 def _short(options: Sequence[Option]) -> list[str]:

@@ -118,8 +118,7 @@ def _accelerate(advice: Advice, option: Option, path: Path | None) -> Launch:
     if arguments:
         settings.append(f"Accelerator({', '.join(arguments)})")
     settings += _of_the_model(option)
-    if job.activation_checkpointing:
-        settings.append("model.gradient_checkpointing_enable()")
+    settings += _checkpointing(option)
     if engine.optimizer == "adamw" and engine.optimizer_kernel == "fused" and engine.kind != "deepspeed":
         settings.append("torch.optim.AdamW(..., fused=True)")
     if _accumulates_in_fp32(option):
@@ -135,9 +134,11 @@ def _trainer(advice: Advice, option: Option, path: Path | None, stack: str = "tr
         f"--per_device_train_batch_size {job.micro_batch_size}",
         f"--gradient_accumulation_steps {job.gradient_accumulation_steps}",
         f"--{kind} True" if kind != "fp32" and _is_mixed(option) else "--bf16 False",
-        f"--gradient_checkpointing {bool(job.activation_checkpointing)}",
+        f"--gradient_checkpointing {job.activation_checkpointing is True}",
     ]
     settings = _of_the_model(option)
+    if job.activation_checkpointing not in (True, False):
+        settings += _checkpointing(option)
     if _accumulates_in_fp32(option):
         settings.append(f"in DeepSpeed's JSON: {json.dumps(DATA_TYPES)}")
     if stack == "trl":
@@ -271,8 +272,8 @@ def _torchtitan(advice: Advice, option: Option, path: Path | None) -> Launch:
     engine, job = option.prediction.engine, option.prediction.job
     if engine.kind == "deepspeed":
         raise Refusal(f"torchtitan cannot run {option.strategy.name}. Use --strategy fsdp2.")
-    shards = engine.num_shards if engine.kind == "fsdp" else 1
-    checkpointing = {True: "full", "selective": "selective", False: "none"}[job.activation_checkpointing]
+    shards, kind = engine.num_shards if engine.kind == "fsdp" else 1, job.activation_checkpointing
+    checkpointing = "selective" if isinstance(kind, str) else "full" if kind else "none"
     flags = [
         f"--training.local_batch_size {job.micro_batch_size}",
         f"--training.global_batch_size {_global_batch(option)}",
@@ -305,8 +306,7 @@ def _deepspeed(advice: Advice, option: Option, path: Path | None) -> Launch:
     machines = f"--num_gpus {box.num_gpus}" if box.num_nodes == 1 else "--hostfile hostfile"
     command = f"deepspeed {machines} train.py --deepspeed --deepspeed_config {path}"
     settings = [f"sequences of {job.sequence_length:,.0f} tokens"]
-    if job.activation_checkpointing:
-        settings.append("model.gradient_checkpointing_enable()")
+    settings += _checkpointing(option)
     if box.num_nodes > 1:
         settings.append(f"hostfile: one line per machine, NAME slots={box.gpus_per_node}")
     return Launch("deepspeed", command, {str(path): json.dumps(content, indent=2) + "\n"}, settings)
@@ -361,6 +361,16 @@ def _of_the_model(option: Option) -> list[str]:
     return ["from_pretrained(..., dtype=torch.float32)"] if option.prediction.engine.kind != "deepspeed" else []
 
 
+def _checkpointing(option: Option) -> list[str]:
+    """Return how a program of its own checkpoints activations. transformers has a switch for all blocks only."""
+    match option.prediction.job.activation_checkpointing:
+        case False:
+            return []
+        case True:
+            return ["model.gradient_checkpointing_enable()"]
+    return ["activation checkpointing of every second block, which transformers has no switch for"]
+
+
 def _global_batch(option: Option) -> int:
     job = option.prediction.job
     return int(job.micro_batch_size * job.gradient_accumulation_steps * option.prediction.box.num_gpus)
@@ -374,7 +384,7 @@ def _torchrun(advice: Advice) -> str:
     return f"--nnodes {box.num_nodes} --nproc_per_node {box.gpus_per_node} {meet}"
 
 
-def _lines(words: list[str], columns: int = 78) -> str:
+def _lines(words: list[str], columns: int = 74) -> str:
     """Join words of a command, with backslashes where a line would be longer than `columns`."""
     lines = [""]
     for word in " ".join(words).split(" "):

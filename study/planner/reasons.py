@@ -47,12 +47,12 @@ def answer(advice: Advice) -> str:
 def _settings(option: Option) -> str:
     job = option.prediction.job
     steps = job.gradient_accumulation_steps
-    checkpointing = {True: "activation checkpointing", "selective": "selective activation checkpointing"}
+    kind = "activation checkpointing" if job.activation_checkpointing is True else "selective activation checkpointing"
     return _listed(
         [
             f"a micro batch of {job.micro_batch_size}",
             *([f"{steps} accumulation steps"] if steps > 1 else []),
-            *([checkpointing[job.activation_checkpointing]] if job.activation_checkpointing else []),
+            *([kind] if job.activation_checkpointing else []),
         ]
     )
 
@@ -96,7 +96,7 @@ def _risk(advice: Advice, option: Option) -> str:
         parts.append(f"it may run out of memory, but {why}")
     elif option.offloads and (better := _without_offload(advice, option)) is not None:
         parts.append(better)
-    if option.is_mixture:
+    if option.prediction.step.evidence.is_rough:
         parts.append("the time is a rough guess, because no mixture of experts was compared with a measurement")
     elif option.is_short:
         parts.append(

@@ -26,7 +26,9 @@ from study.theory.hardware import Box
 from study.theory.shapes import DEFAULT_LENGTH, ModelShape
 from study.theory.stacks import DEFAULT_STACK, STACKS, GradientType, Stack, StackName
 
-CHECKPOINTED: dict[Checkpointing, bool | Literal["selective"]] = {"full": True, "selective": "selective", "none": False}
+CHECKPOINTED: dict[Checkpointing, bool | Literal["selective", "selective-op"]] = {
+    "full": True, "selective": "selective", "selective-op": "selective-op", "none": False,
+}  # fmt: skip
 
 _CHOICES: dict[str, tuple[str | None, ...]] = {
     "stack": get_args(StackName),

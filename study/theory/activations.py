@@ -11,6 +11,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
+from study.theory import flops
 from study.theory.engine import Engine, Job, LossKernel, Numbers
 from study.theory.shapes import GATED, Architecture, ModelShape
 from study.theory.shapes.shape import HEAD_NORMS
@@ -234,6 +235,18 @@ def checkpoint_bytes(shape: ModelShape, engine: Engine, job: Job) -> Numbers:
     """Return the bytes that a checkpointed block saves. This is its input, which is fp32 under autocast."""
     size = 4 if arithmetic(engine) == "autocast" else engine.compute_bytes
     return job.tokens * shape.hidden * size
+
+
+def selective_op_bytes(shape: ModelShape, engine: Engine, job: Job) -> Numbers:
+    """Return the bytes that one block saves with torchtitan's selective checkpointing of operators.
+
+    These are the block's input, the output of fused attention, and the outputs of the first, third, fifth ... matrix
+    product (torchtitan/distributed/activation_checkpoint.py, _get_custom_policy).
+    """
+    outputs = [product.columns for product in flops.block_products(shape) for _ in range(product.count)]
+    width = sum(outputs[::2]) + shape.heads * shape.head_size
+    saved = job.tokens * (engine.compute_bytes * width + 4 * shape.heads)
+    return saved + checkpoint_bytes(shape, engine, job)
 
 
 def cast_bytes(shape: ModelShape, engine: Engine) -> int:

@@ -28,7 +28,7 @@ Kernels = Literal["fused", "transformers"]
 # sdpa: PyTorch's fused attention (FlashAttention-2). flash-1: the first FlashAttention of 2022, also the one in Triton.
 # eager: separate operators.
 Attention = Literal["sdpa", "eager", "flash-1"]
-Checkpointing = Literal["full", "selective", "none"]  # as users request it
+Checkpointing = Literal["full", "selective", "selective-op", "none"]  # as users request it
 
 
 @dataclass(frozen=True)
@@ -104,9 +104,9 @@ class Job:
     micro_batch_size: Numbers  # sequences per rank and forward pass
     sequence_length: Numbers  # tokens
     gradient_accumulation_steps: Numbers = 1
-    # True applies to every block. selective applies to every second block, or to every second product of each block,
-    # which gives the same numbers.
-    activation_checkpointing: bool | Literal["selective"] = False
+    # True applies to every block, and "selective" to every second block. With "selective-op", every block keeps the
+    # outputs of attention and of every second matrix product, as torchtitan's selective checkpointing of operators.
+    activation_checkpointing: bool | Literal["selective", "selective-op"] = False
     attention: Attention = "sdpa"
     dropout: bool = False
     kernels: Kernels = "transformers"
@@ -128,8 +128,10 @@ class Job:
 
     @property
     def recomputed(self) -> float:
-        """The share of the blocks' forward pass that the backward pass recomputes instead of reading saved tensors."""
-        return 0.5 if self.activation_checkpointing == "selective" else float(self.activation_checkpointing)
+        """The share of the blocks' products that the backward pass recomputes instead of reading saved tensors."""
+        if isinstance(self.activation_checkpointing, str):
+            return 0.5
+        return float(self.activation_checkpointing)
 
     @property
     def is_fused(self) -> bool:

@@ -60,6 +60,7 @@ class Peak:
     host_bytes: Numbers  # bytes offloaded to the host, at the host's own peak
     host_bytes_then: Numbers  # bytes offloaded to the host at the moment of the peak
     disk_bytes: float  # bytes offloaded to a disk
+    totals: tuple[Numbers, ...]  # bytes on the device at each of PEAK_MOMENTS
 
     @property
     def total(self) -> Numbers:
@@ -148,7 +149,8 @@ def peak(shape: ModelShape, engine: Engine, job: Job, rank: int | None = None) -
     parts = {part: value if grid else float(value) for part, value in zip(PEAK_PARTS, chosen, strict=True)}
     then = np.take_along_axis(hosts, highest[None], axis=0)[0]
     host = max(resting.host, stepping.host) + (accumulated if np.ndim(accumulated) else float(accumulated))
-    return Peak(parts, highest if grid else int(highest), host, then, resting.disk)
+    totals = tuple(total if grid else float(total) for total in stacked.sum(axis=1))
+    return Peak(parts, highest if grid else int(highest), host, then, resting.disk, totals)
 
 
 def _moments(
@@ -215,6 +217,10 @@ def _activations(shape: ModelShape, engine: Engine, job: Job, logits: Numbers) -
     casts = activations.cast_bytes(shape, engine)
     recomputed = job.recomputed
     saved = block
+    if job.activation_checkpointing == "selective-op":
+        saved = np.minimum(activations.selective_op_bytes(shape, engine, job), block)
+        at_loss = shape.layers * saved + outside + casts
+        return at_loss, at_loss + block - saved, outside + casts + block
     if recomputed:
         saved = recomputed * activations.checkpoint_bytes(shape, engine, job) + (1 - recomputed) * block
     # Autocast's 16-bit weights exist as long as the tensors that are saved for the backward pass. Checkpointed blocks

@@ -28,7 +28,7 @@ class Constants:
 
     product_efficiency: float  # share of the peak: matrix products, without the time of their bytes
     attention_efficiency: float  # share of the peak: the attention kernel of LLM Foundry's tables
-    memory_efficiency: float  # share of the memory bandwidth: products and all other kernels
+    memory_efficiency: float  # share of the memory bandwidth: operands of matrix products, as if they were read apart
     hop_seconds: float  # seconds per node of a ring, for each collective between nodes
     unhidden: float  # like UNHIDDEN, for several nodes, whose collectives wait for a network
 
@@ -60,6 +60,19 @@ ACHIEVABLE = {
     "Gaudi 2": 0.969, "Gaudi 3": 0.741,
 }  # fmt: skip
 
+# Kernels that compute little (norms, activation functions, softmax and masks of eager attention, the loss, casts, and
+# the optimizer) stream through large tensors, as a copy does, and reach this share of the memory bandwidth. PyTorch's
+# pull request 119842 measured fused AdamW in bf16 on 1/128 of Llama-2-70B's parameters on an H100 with HBM2e: 4.5 ms
+# before and 3.6 ms after, which at 14 bytes per parameter is 1.7 and 2.1 TB/s. The data sheet of the H100 with HBM2e
+# (PCIe) has 2.0 TB/s. The constant is not fitted: with 0.80 to 0.90, the errors of published times are nearly the same.
+# With the fitted efficiency of products instead, models with eager attention would be predicted 20 to 40 % too slow,
+# because their products need few bytes and these kernels many.
+STREAM_EFFICIENCY = 0.85
+# Products in fp32 do not use tensor cores and come nearer to their (lower) peak. Assumed: published rows in fp32 are
+# described equally well by 0.85 to 1.0. With one efficiency for both, the many fp32 rows of V100 decide that of its
+# tensor cores, which are then predicted twice as fast as they were.
+FP32_EFFICIENCY = 0.93
+
 # FlashAttention-2 with a causal mask, forward and backward, reaches 180 to 200 of 312 TFLOP/s on A100
 # (arXiv:2307.08691, figure 4), and about 35 % of the peak on H100 (arXiv:2407.08608, abstract). FlashAttention-3 is
 # twice as fast on H100. All other generations have the share of their nearest one. (Volta and Turing have no
@@ -89,12 +102,6 @@ FUSED_BYTES = {"adamw": 28, "lamb": 44, "adamw-8bit": 16, "muon": 36, "adafactor
 CLIPPING_BYTES = 12
 # The same for AdamW operation by operation: torch/optim/adamw.py, _multi_tensor_adamw.
 FOREACH_BYTES = 80
-# The share of the memory bandwidth that a fused optimizer kernel reaches. It streams through large tensors, as a copy
-# does. PyTorch's pull request 119842 measured fused AdamW in bf16 on 1/128 of Llama-2-70B's parameters on an H100 with
-# HBM2e: 4.5 ms before and 3.6 ms after, which at 14 bytes per parameter is 1.7 and 2.1 TB/s. The data sheet of the H100
-# with HBM2e (PCIe) has 2.0 TB/s. The constant is not fitted, because the fused optimizer steps in the published rows
-# take at most 7 % of a step. Optimizers operation by operation use the fitted `memory_efficiency`.
-FUSED_OPTIMIZER_EFFICIENCY = 0.85
 # Muon's five Newton-Schulz iterations (kellerjordan.github.io/posts/muon). Each has products of a matrix with itself
 # and with the result, which need at most 6 FLOPs per element, times the hidden size.
 MUON_FLOPS = 5 * 6
@@ -134,7 +141,8 @@ class StepTime:
 
     @property
     def high(self) -> Numbers:
-        return self.total * self.evidence.spread
+        """The upper end of the interval. Infinite if the time is only a guess (`Evidence.is_rough`)."""
+        return self.total * (np.inf if self.evidence.is_rough else self.evidence.spread)
 
 
 def tokens_per_second_per_gpu(job: Job, step_seconds: Numbers) -> Numbers:
@@ -235,9 +243,7 @@ def _optimizer_step(shape: ModelShape, num_owned: float, engine: Engine, speed: 
     if engine.parameter_bytes == 2 and engine.precision != "pure-bf16" and engine.kind != "fsdp":
         moved += MASTER_CAST_BYTES
     multiplied = MUON_FLOPS * shape.hidden if engine.optimizer == "muon" else 0
-    is_fused = engine.optimizer_kernel == "fused" or engine.kind == "deepspeed"
-    bandwidth = speed.fused_optimizer if is_fused else speed.memory
-    return num_owned * (moved / bandwidth + multiplied / speed.products)
+    return num_owned * (moved / speed.stream + multiplied / speed.products)
 
 
 def exposed(compute: Numbers, hidden: Numbers, unhidden: float) -> Numbers:
@@ -256,8 +262,8 @@ class _Speed:
     products: float  # FLOP/s
     attention: float  # FLOP/s
     flash: float  # FLOP/s
-    memory: float  # bytes/s
-    fused_optimizer: float  # bytes/s
+    operands: float  # bytes/s of the operands of products
+    stream: float  # bytes/s of all other kernels
     constants: Constants
 
     @classmethod
@@ -265,11 +271,11 @@ class _Speed:
         peak = product_flops_per_second(box.gpu, engine.precision)
         attention = box.gpu.peak_flops_per_second["bf16"] if engine.precision == "fp8" else peak
         return cls(
-            peak * constants.product_efficiency,
+            peak * (FP32_EFFICIENCY if engine.precision == "fp32" else constants.product_efficiency),
             attention * constants.attention_efficiency,
             attention * flash_efficiency(generation_of(box.gpu), constants),
             box.gpu.memory_bandwidth * constants.memory_efficiency,
-            box.gpu.memory_bandwidth * FUSED_OPTIMIZER_EFFICIENCY,
+            box.gpu.memory_bandwidth * STREAM_EFFICIENCY,
             constants,
         )
 
@@ -292,15 +298,19 @@ def _compute(shape: ModelShape, engine: Engine, job: Job, speed: _Speed) -> _Com
     def product(kind: flops.Product) -> Numbers:
         moved = kind.count * tokens * (kind.inner + kind.columns) + kind.num_matrices * kind.inner * kind.columns
         multiplied = 2 * kind.count * tokens * kind.inner * kind.columns
-        return multiplied / speed.products + size * moved / speed.memory
+        return multiplied / speed.products + size * moved / speed.operands
 
     products = sum(product(kind) for kind in flops.block_products(shape))
     attention, attention_backward = _attention(shape, engine, job, speed)
     read, read_backward = block_bytes_per_token(shape, engine, job)
     launched = KERNELS_PER_BLOCK["fused" if job.is_fused else "transformers"] * KERNEL_SECONDS
     # The host launches kernels while the GPU computes, so the slower of the two counts.
-    block = np.maximum(products + attention + tokens * read / speed.memory, launched)
-    block_backward = np.maximum(2 * products + attention_backward + tokens * read_backward / speed.memory, 2 * launched)
+    block = np.maximum(products + attention + tokens * read / speed.stream, launched)
+    block_backward = np.maximum(2 * products + attention_backward + tokens * read_backward / speed.stream, 2 * launched)
+
+    again = job.recomputed * block
+    if job.activation_checkpointing == "selective-op":  # half of the products, no attention, all other kernels
+        again = job.recomputed * products + tokens * read / speed.stream
 
     if shape.is_pooled:
         head = flops.head_flops_per_sequence(shape, job.sequence_length) * job.micro_batch_size / speed.products
@@ -309,17 +319,17 @@ def _compute(shape: ModelShape, engine: Engine, job: Job, speed: _Speed) -> _Com
     else:
         head = sum(product(kind) for kind in flops.head_products(shape))
         logit_read, logit_read_backward = _logit_bytes_moved(job.loss, size)
-        loss = tokens * shape.output_width * logit_read / speed.memory
-        loss_backward = tokens * shape.output_width * logit_read_backward / speed.memory
+        loss = tokens * shape.output_width * logit_read / speed.stream
+        loss_backward = tokens * shape.output_width * logit_read_backward / speed.stream
     casts = 0.0
     if engine.precision.endswith("-autocast") and engine.kind != "fsdp":
         # Casts of fp32 weights in the forward pass; casts and additions of their gradients in the backward pass.
-        casts = shape.num_params / speed.memory
+        casts = shape.num_params / speed.stream
     forward = shape.layers * block + head + loss
     return _Compute(
         forward=forward + 6 * casts,
         backward=shape.layers * block_backward + 2 * head + loss_backward + 18 * casts,
-        recompute=job.recomputed * shape.layers * block + 0.0 * forward,
+        recompute=shape.layers * again + 0.0 * forward,
     )
 
 
@@ -352,15 +362,15 @@ def _attention(shape: ModelShape, engine: Engine, job: Job, speed: _Speed) -> tu
     scores = job.micro_batch_size * shape.heads * job.sequence_length * job.sequence_length
     if job.is_fused:  # one kernel for scaling, mask, softmax and dropout
         dropped = size + 1 if job.dropout else 0
-        forward = multiplied / speed.products + scores * (4 * size + dropped) / speed.memory
-        return forward, 2 * multiplied / speed.products + scores * (6 * size + dropped) / speed.memory
+        forward = multiplied / speed.products + scores * (4 * size + dropped) / speed.stream
+        return forward, 2 * multiplied / speed.products + scores * (6 * size + dropped) / speed.stream
     dropped = 2 * size + 1 if job.dropout else 0
     # Autocast computes softmax in fp32. The scores are cast, computed and cast back instead of read and written once.
     widened = 16 if engine.precision.endswith("-autocast") else 0
     # The scores are written, scaled, masked, put through softmax, and read by the product. The backward pass is
     # similar.
-    forward = multiplied / speed.products + scores * (9 * size + dropped + widened) / speed.memory
-    return forward, 2 * multiplied / speed.products + scores * (8 * size + dropped + widened) / speed.memory
+    forward = multiplied / speed.products + scores * (9 * size + dropped + widened) / speed.stream
+    return forward, 2 * multiplied / speed.products + scores * (8 * size + dropped + widened) / speed.stream
 
 
 def block_bytes_per_token(shape: ModelShape, engine: Engine, job: Job) -> tuple[float, float]:
