@@ -137,7 +137,12 @@ def _reasons(advice: Advice) -> list[str]:
     names: dict[str, list[str]] = {}
     for name, phrase in reasons.why_not(advice).items():
         names.setdefault(phrase, []).append(name)
-    together = {", ".join(sharing): phrase for phrase, sharing in names.items()}
+    is_of_one = ("takes ", "lacks ", "leaves ")  # these phrases would need a plural
+    together = {
+        label: phrase
+        for phrase, sharing in names.items()
+        for label in (sharing if phrase.startswith(is_of_one) else [", ".join(sharing)])
+    }
     size = max((len(name) for name in together if len(name) <= NARROW // 3), default=0)
     lines = [
         terminal.wrapped(f"{name:<{size}}  {phrase}", "  ", " " * (size + 4), columns=NARROW)
@@ -471,8 +476,9 @@ def text_of_largest(largest: LargestModels) -> str:
     request = largest.request
     head = f"Largest GPT on {request.num_gpus} x {request.box().gpu.name} (width x layers, in the proportions of GPT-3)"
     foot = f"At these sizes, hardly any memory is free. For {100 * ENOUGH_FREE:.0f} % of it, use smaller models."
-    conditions = _with_conditions(head, request, request.box(), largest.shapes)
-    return "\n".join([*conditions, "", *_aligned(rows), "", *_wrapped([foot])])
+    conditions = _with_conditions(head, request)
+    block = _block("Assumed", _assumed_of_memory(request, request.box(), largest.shapes))
+    return "\n".join([conditions, "", *_aligned(rows), "", *_wrapped([foot]), "", *block])
 
 
 def content_of_largest(largest: LargestModels) -> dict[str, Any]:
@@ -510,9 +516,8 @@ def text_of_fewest(fewest: FewestGpus) -> str:
     if any(row[1] == "never" for row in rows):
         legend.append("never: the strategy does not shard, so every GPU needs memory for all of it.")
     foot = ["", *legend] if legend else []
-    return "\n".join(
-        [*_with_conditions(head, request, request.box(1), fewest.fewest), *notes, "", *_aligned(rows), *foot]
-    )
+    block = _block("Assumed", _assumed_of_memory(request, request.box(1), fewest.fewest))
+    return "\n".join([_with_conditions(head, request), *notes, "", *_aligned(rows), *foot, "", *block])
 
 
 def content_of_fewest(fewest: FewestGpus) -> dict[str, Any]:
@@ -547,14 +552,10 @@ def _assumed_of_memory(request: Request, box: Box, names: Iterable[str]) -> list
     return assumed(request, box, f"groups of {size}" if size else groups)
 
 
-def _with_conditions(head: str, request: Request, box: Box, names: Iterable[str]) -> list[str]:
+def _with_conditions(head: str, request: Request) -> str:
     checkpointed = {"none": "", "selective": " and selective activation checkpointing"}.get(
         request.activation_checkpointing or "full", " and activation checkpointing"
     )
-    return [
-        terminal.wrapped(
-            f"{head}, with one sequence of {request.sequence_length:,} tokens per GPU{checkpointed}. Predicted, not "
-            "measured."
-        ),
-        *_block("Assumed", _assumed_of_memory(request, box, names)),
-    ]
+    return terminal.wrapped(
+        f"{head}, with one sequence of {request.sequence_length:,} tokens per GPU{checkpointed}. Predicted, not measured."
+    )

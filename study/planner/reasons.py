@@ -234,6 +234,8 @@ def _why_not(advice: Advice, option: Option) -> str:
         return f"nothing to shard on one GPU; {time}"
     if option in choose.equally_fast(choose.preferred(advice.options)):
         return f"as fast, but {_less_simple(option, chosen)}"
+    if option.offloads and not chosen.offloads and option.seconds <= chosen.seconds:
+        return f"{time}, less than the error of the prediction, but it needs host memory"
     within = option.seconds <= chosen.slowest_seconds and not chosen.is_rough and option.seconds > chosen.seconds
     return f"{time}{', less than the error of the prediction' if within else ''}"
 
