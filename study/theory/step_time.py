@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from study.theory import activations, communication, flops, intervals, model_states
+from study.theory import activations, communication, flops, intervals, model_states, traced
 from study.theory.communication.sharded import gathered_elements
 from study.theory.engine import Engine, Job, LossKernel, Numbers, parameter_bytes
 from study.theory.gpus import LIKE
@@ -293,44 +293,104 @@ class _Compute:
 
 
 def _compute(shape: ModelShape, engine: Engine, job: Job, speed: _Speed) -> _Compute:
-    size, tokens = engine.compute_bytes, job.tokens
-
-    def product(kind: flops.Product) -> Numbers:
-        moved = kind.count * tokens * (kind.inner + kind.columns) + kind.num_matrices * kind.inner * kind.columns
-        multiplied = 2 * kind.count * tokens * kind.inner * kind.columns
-        return multiplied / speed.products + size * moved / speed.operands
-
-    products = sum(product(kind) for kind in flops.block_products(shape))
-    attention, attention_backward = _attention(shape, engine, job, speed)
-    read, read_backward = block_bytes_per_token(shape, engine, job)
-    launched = KERNELS_PER_BLOCK["fused" if job.is_fused else "transformers"] * KERNEL_SECONDS
-    # The host launches kernels while the GPU computes, so the slower of the two counts.
-    block = np.maximum(products + attention + tokens * read / speed.stream, launched)
-    block_backward = np.maximum(2 * products + attention_backward + tokens * read_backward / speed.stream, 2 * launched)
-
-    again = job.recomputed * block
-    if job.activation_checkpointing == "selective-op":  # half of the products, no attention, all other kernels
-        again = job.recomputed * products + tokens * read / speed.stream
-
-    if shape.is_pooled:
-        head = flops.head_flops_per_sequence(shape, job.sequence_length) * job.micro_batch_size / speed.products
-        loss: Numbers = 0.0
-        loss_backward: Numbers = 0.0
-    else:
-        head = sum(product(kind) for kind in flops.head_products(shape))
-        logit_read, logit_read_backward = _logit_bytes_moved(job.loss, size)
-        loss = tokens * shape.output_width * logit_read / speed.stream
-        loss_backward = tokens * shape.output_width * logit_read_backward / speed.stream
+    blocks = _blocks(shape, engine, job, speed) if shape.counts is None else _traced_blocks(shape, engine, job, speed)
+    head = _head_seconds(shape, engine, job, speed)
+    logits = activations.num_logits(shape, job)
+    logit_read, logit_read_backward = _logit_bytes_moved(job.loss, engine.compute_bytes)
     casts = 0.0
     if engine.precision.endswith("-autocast") and engine.kind != "fsdp":
         # Casts of fp32 weights in the forward pass; casts and additions of their gradients in the backward pass.
         casts = shape.num_params / speed.stream
-    forward = shape.layers * block + head + loss
+    forward = blocks.forward + head + logits * logit_read / speed.stream
     return _Compute(
         forward=forward + 6 * casts,
-        backward=shape.layers * block_backward + 2 * head + loss_backward + 18 * casts,
-        recompute=shape.layers * again + 0.0 * forward,
+        backward=blocks.backward + 2 * head + logits * logit_read_backward / speed.stream + 18 * casts,
+        recompute=blocks.recompute + 0.0 * forward,
     )
+
+
+def _product_seconds(kind: flops.Product, tokens: Numbers, size: int, speed: _Speed) -> Numbers:
+    """Return the seconds of products with weights in one forward pass."""
+    moved = kind.count * tokens * (kind.inner + kind.columns) + kind.num_matrices * kind.inner * kind.columns
+    multiplied = 2 * kind.count * tokens * kind.inner * kind.columns
+    return multiplied / speed.products + size * moved / speed.operands
+
+
+def _blocks(shape: ModelShape, engine: Engine, job: Job, speed: _Speed) -> _Compute:
+    """Return the seconds of all blocks of a model that has formulas."""
+    size, tokens = engine.compute_bytes, job.tokens
+    products = sum(_product_seconds(kind, tokens, size, speed) for kind in flops.block_products(shape))
+    attention, attention_backward = _attention(shape, engine, job, speed)
+    read, read_backward = block_bytes_per_token(shape, engine, job)
+    kernels = KERNELS_PER_BLOCK["fused" if job.is_fused else "transformers"]
+    return _repeated(
+        shape.layers, job, products, attention, attention_backward, tokens * read / speed.stream,
+        tokens * read_backward / speed.stream, kernels,
+    )  # fmt: skip
+
+
+def _traced_blocks(shape: ModelShape, engine: Engine, job: Job, speed: _Speed) -> _Compute:
+    """Return the seconds of all blocks of a traced model."""
+    assert shape.counts is not None
+    size, batch, length = engine.compute_bytes, job.micro_batch_size, job.sequence_length
+    arithmetic, is_eager = activations.arithmetic(engine), activations.is_eager(shape, job)
+    total = _Compute(0.0, 0.0, 0.0)
+    for kind, part in enumerate(shape.counts.kinds):
+        count = shape.counts.executed.count(kind)
+        operands = part.product_elements.of(batch, length) + part.weights
+        products = part.products.of(batch, length) / speed.products + size * operands / speed.operands
+        multiplied = part.attention.of(batch, length)
+        if is_eager:  # the kernels between its two products are among the others
+            attention, attention_backward = multiplied / speed.products, 2 * multiplied / speed.products
+        else:
+            rate = speed.attention if job.attention == "flash-1" else speed.flash
+            attention = part.causal * multiplied / rate
+            attention_backward = 2.5 * attention
+        moved, moved_backward = traced.moved_bytes(part, arithmetic, size, job)
+        kernels = KERNELS_PER_BLOCK["fused"] if job.is_fused else traced.setting_of(part, arithmetic, job).kernels
+        seconds = _repeated(
+            count, job, products, attention, attention_backward, moved / speed.stream, moved_backward / speed.stream,
+            kernels,
+        )  # fmt: skip
+        total = _Compute(
+            total.forward + seconds.forward, total.backward + seconds.backward, total.recompute + seconds.recompute
+        )
+    return total
+
+
+def _repeated(
+    count: int,
+    job: Job,
+    products: Numbers,
+    attention: Numbers,
+    attention_backward: Numbers,
+    others: Numbers,
+    others_backward: Numbers,
+    kernels: int,
+) -> _Compute:
+    """Return the seconds of equal blocks from the seconds of the products, the attention and the other kernels of one.
+
+    The host launches kernels while the GPU computes, so the slower of the two counts.
+    """
+    launched = kernels * KERNEL_SECONDS
+    block = np.maximum(products + attention + others, launched)
+    again = job.recomputed * block
+    if job.activation_checkpointing == "selective-op":  # half of the products, no attention, all other kernels
+        again = job.recomputed * products + others
+    backward = np.maximum(2 * products + attention_backward + others_backward, 2 * launched)
+    return _Compute(forward=count * block, backward=count * backward, recompute=count * again)
+
+
+def _head_seconds(shape: ModelShape, engine: Engine, job: Job, speed: _Speed) -> Numbers:
+    """Return the seconds of the products outside the blocks in one forward pass."""
+    size = engine.compute_bytes
+    if shape.counts is not None:
+        outside, batch, length = shape.counts.outside, job.micro_batch_size, job.sequence_length
+        operands = outside.product_elements.of(batch, length) + outside.weights
+        return outside.products.of(batch, length) / speed.products + size * operands / speed.operands
+    if shape.is_pooled:
+        return flops.head_flops_per_sequence(shape, job.sequence_length) * job.micro_batch_size / speed.products
+    return sum(_product_seconds(kind, job.tokens, size, speed) for kind in flops.head_products(shape))
 
 
 # Bytes per logit that are moved in forward and backward, without the product. `size` is the bytes per logit. fused and
