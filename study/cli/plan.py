@@ -75,7 +75,8 @@ if TYPE_CHECKING:
 @choice(
     "--activation-checkpointing",
     engine_types.Checkpointing,
-    "Recompute the activations of every block (full) or of every second one (selective) in the backward pass. "
+    "Recompute the activations of every block (full), of every second one (selective), or of some operators in every "
+    "block (selective-op, as torchtitan does) in the backward pass. "
     "[default: as the stack; if that has it off, full if that makes a strategy fit or faster]",
 )
 @choice(
