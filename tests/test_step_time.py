@@ -257,6 +257,15 @@ def test_the_interval_is_that_of_the_kind_of_case():
     assert times.high / times.total == pytest.approx(times.total / times.low) == times.evidence.spread
 
 
+def test_the_time_of_a_mixture_has_no_upper_end():
+    mixture = dataclasses.replace(shapes.find("mistral-7b"), architecture="mixtral", experts=8, experts_per_token=2)
+    time = step_time.seconds(mixture, ENGINES["zero3"], Job(4, 1024), BOX)
+    assert time.evidence.is_rough
+    assert (time.low < time.total, time.high) == (True, np.inf)
+    assert "no published time is of a mixture of experts" in time.evidence.sentence
+    assert not seconds().evidence.is_rough
+
+
 def test_offloaded_gradients_cross_pcie_as_deepspeed_sends_them():
     """Stage 2: every micro step down, all but the first up before; stage 3: both, always; fp32 at the end."""
 

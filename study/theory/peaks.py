@@ -60,6 +60,7 @@ class Peak:
     host_bytes: Numbers  # bytes offloaded to the host, at the host's own peak
     host_bytes_then: Numbers  # bytes offloaded to the host at the moment of the peak
     disk_bytes: float  # bytes offloaded to a disk
+    totals: tuple[Numbers, ...]  # bytes on the device at each of PEAK_MOMENTS
 
     @property
     def total(self) -> Numbers:
@@ -148,7 +149,8 @@ def peak(shape: ModelShape, engine: Engine, job: Job, rank: int | None = None) -
     parts = {part: value if grid else float(value) for part, value in zip(PEAK_PARTS, chosen, strict=True)}
     then = np.take_along_axis(hosts, highest[None], axis=0)[0]
     host = max(resting.host, stepping.host) + (accumulated if np.ndim(accumulated) else float(accumulated))
-    return Peak(parts, highest if grid else int(highest), host, then, resting.disk)
+    totals = tuple(total if grid else float(total) for total in stacked.sum(axis=1))
+    return Peak(parts, highest if grid else int(highest), host, then, resting.disk, totals)
 
 
 def _moments(
