@@ -35,7 +35,7 @@ def without_memory() -> Iterator[None]:
     """
     answers = _Answers()  # type: ignore[no-untyped-call]
     with (
-        listening(torch.nn.Module, "_apply", _apply),
+        listening(torch.nn.Module, "_apply", change_in_place),
         listening(torch.Tensor, "data_ptr", _address),
         listening(DeviceMesh, "__init__", _with_memory),
         listening(_fsdp_init, "init_device_mesh", _with_memory),
@@ -113,7 +113,9 @@ def _without_comparing_ranks(call: Callable[..., None], *arguments: Any, **optio
     call(*arguments, **{**options, "init_sync": False})
 
 
-def _apply(call: Callable[..., Any], module: torch.nn.Module, change: Callable[..., Any], recurse: bool = True) -> Any:
+def change_in_place(
+    call: Callable[..., Any], module: torch.nn.Module, change: Callable[..., Any], recurse: bool = True
+) -> Any:
     """Change a module's parameters in place.
 
     PyTorch would swap the parameters instead, which is not possible for tensors without memory.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -94,9 +94,11 @@ def torch_engine(shape: ModelShape, engine: Engine, job: Job, mesh: DeviceMesh |
     """Prepare a training with one process, DDP or FSDP2.
 
     `mesh` has the ranks of FSDP2. At most two micro steps are run, because memory is the same in all later ones as in
-    the second. Gradients are not clipped, because clipping works in place.
+    the second. If FSDP2 reduces only in the last micro step, three are run: the first, one between, and the last.
+    Gradients are not clipped, because clipping works in place.
     """
-    micro_steps = min(int(job.gradient_accumulation_steps), 2)
+    defers = engine.kind == "fsdp" and not engine.syncs_each_micro_step
+    micro_steps = min(int(job.gradient_accumulation_steps), 3 if defers else 2)
     model: nn.Module = build_model(shape, job, torch.bfloat16 if engine.precision == "pure-bf16" else torch.float32)
     if engine.kind == "fsdp" and mesh is not None:
         _shard(model, shape, engine, mesh)
@@ -108,13 +110,19 @@ def torch_engine(shape: ModelShape, engine: Engine, job: Job, mesh: DeviceMesh |
     trained: Any = model
     if engine.kind == "ddp":
         trained = DistributedDataParallel(model, gradient_as_bucket_view=engine.gradient_as_bucket_view)
+
+    def accumulate(is_last: bool) -> AbstractContextManager[Any]:
+        if defers and mesh is not None:
+            trained.set_requires_gradient_sync(is_last)  # as accelerate's no_sync does for FSDP2
+        return nullcontext() if is_last or engine.kind != "ddp" else trained.no_sync()
+
     return Training(
         trained,
         optimizer,
         micro_steps,
         compute_loss=lambda: loss(trained, make_batch(shape, job), shape),
         backward=lambda value: value.backward(),  # type: ignore[no-untyped-call]
-        accumulate=lambda is_last: nullcontext() if is_last or engine.kind != "ddp" else trained.no_sync(),
+        accumulate=accumulate,
         clip_gradients=lambda: None,
         micro_steps_left_out=int(job.gradient_accumulation_steps) - micro_steps,
     )

@@ -250,7 +250,7 @@ def _model_content(shape: ModelShape) -> dict[str, Any]:
 
 
 _CHECKPOINTING = {value: name for name, value in CHECKPOINTED.items()}
-MARKS = {False: "", True: " c", "selective": " s"}
+MARKS = {False: "", True: " c", "selective": " s", "selective-op": " s"}
 HEAD = ("strategy", "precision", "fits", "GiB a GPU", "free", "batch", "largest", "s/step", "tokens/s/GPU", "MFU",
         "sent GB", "$/1e9 tokens", "host", "disk GiB", "memory is")  # fmt: skip
 

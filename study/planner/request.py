@@ -25,7 +25,9 @@ from study.theory.engine import (
 from study.theory.hardware import Box
 from study.theory.shapes import DEFAULT_LENGTH, ModelShape
 
-CHECKPOINTED: dict[Checkpointing, bool | Literal["selective"]] = {"full": True, "selective": "selective", "none": False}
+CHECKPOINTED: dict[Checkpointing, bool | Literal["selective", "selective-op"]] = {
+    "full": True, "selective": "selective", "selective-op": "selective-op", "none": False,
+}  # fmt: skip
 
 _CHOICES: dict[str, tuple[str | None, ...]] = {
     "precision": (None, *get_args(PrecisionClass)),

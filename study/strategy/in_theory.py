@@ -98,8 +98,15 @@ def _deepspeed_engine(
 
 
 def _zero_settings(chosen: Strategy, hidden: int) -> dict[str, Any]:
-    """Return the settings of `zero_optimization`, with values instead of "auto" and DeepSpeed's defaults."""
+    """Return the settings of `zero_optimization`, with values instead of "auto" and DeepSpeed's defaults.
+
+    Sizes that a file writes as whole floats, such as 1e9, are integers in the result, as DeepSpeed converts them
+    (runtime/config_utils.py, pp_int and the types of zero/config.py).
+    """
     in_file = (chosen.deepspeed_json or {}).get("zero_optimization", {})
+    in_file = {
+        key: int(value) if isinstance(value, float) and value.is_integer() else value for key, value in in_file.items()
+    }
     explicit = {key: value for key, value in in_file.items() if value != "auto"}
     automatic = {key: value for key, value in suited_buckets(hidden).items() if in_file.get(key) == "auto"}
     return {**DEEPSPEED_DEFAULTS, **explicit, **automatic}
