@@ -340,7 +340,10 @@ class _Watch(TensorTracker):  # type: ignore[no-untyped-call]
     ) -> None:
         seen, part = self.seen, self._part
         packet = func.overloadpacket
-        flops = float(flop_registry[packet](*args, **options, out_val=result)) if packet in flop_registry else 0.0
+        if name == "_grouped_mm":  # PyTorch's counter has no formula: each row is multiplied with one of the matrices
+            flops = 2.0 * inputs[0].shape[0] * inputs[1].shape[-2] * inputs[1].shape[-1]
+        else:
+            flops = float(flop_registry[packet](*args, **options, out_val=result)) if packet in flop_registry else 0.0
         weights = {self._cast_of.get(key, key) for key in keys} & set(self.parameter_storages)
         seen.products[part] += flops
         seen.weights[part] |= weights
@@ -783,7 +786,8 @@ def _with_gradients(events: list[tuple[int, str, nn.Module]]) -> list[bool]:
 
 
 def _items(action: str, module: nn.Module, numbers: dict[int, int]) -> list[Item]:
-    own = tuple(numbers[id(p)] for p in module._meta_parameters if id(p) in numbers)  # type: ignore[union-attr]
+    parameters = getattr(module, "_meta_parameters", ())  # a function of transformers may be a module of its own
+    own = tuple(numbers[id(p)] for p in parameters if id(p) in numbers)
     is_container = bool(module._modules)
     if action == "enter":
         return ["(", *([own] if own else [])] if is_container else [own]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from study.theory.shapes import formulas
+from study.theory.shapes.counts import ModelCounts
 from study.theory.shapes.shape import Architecture, Head, ModelShape
 
 # The defaults of the configuration classes of transformers 5.23, written by tools/config_defaults.py.
@@ -23,7 +26,9 @@ _KEYS = {
     "vocabulary": "vocab_size",
     "tied": "tie_word_embeddings",
 }
-_LLAMA_KEYS = {**_KEYS, "kv_heads": "num_key_value_heads", "head_size": "head_dim"}
+_GROUPED_KEYS = {**_KEYS, "kv_heads": "num_key_value_heads"}
+_LLAMA_KEYS = {**_GROUPED_KEYS, "head_size": "head_dim"}
+_GEMMA_KEYS = {**_LLAMA_KEYS, "activation": "hidden_activation"}
 _EXPERT_KEYS = {**_LLAMA_KEYS, "experts": "num_local_experts", "experts_per_token": "num_experts_per_tok"}
 _GPT2_KEYS = {
     **_KEYS,
@@ -47,6 +52,18 @@ class ModelType:
     derived: frozenset[str] = frozenset()  # parts that follow from others if null: 4 hidden, heads, hidden / heads
     counted: dict[str, Any] = field(default_factory=dict)  # additions to COUNTED and exceptions from it
     window_switch: str | None = None  # the setting that switches sliding_window on
+    more: dict[str, str] = field(default_factory=dict)  # keys of further numbers in the formulas of the type
+    switches: tuple[str, ...] = ()  # settings of which both values have formulas
+    activations: tuple[str, ...] = ("one kernel",)  # kinds of activation functions that have formulas
+    layers: Callable[[dict[str, Any], int], list[str]] | None = None  # the kind of each block, if blocks differ
+
+
+# Kinds of activation functions by name. Most are one kernel, which saves its input.
+ACTIVATIONS = {
+    **dict.fromkeys(("gelu", "gelu_pytorch_tanh", "silu", "swish"), "one kernel"),
+    "relu": "relu",
+    "gelu_new": "gelu_new",
+}
 
 
 def _decoder(prefix: str, output: str = "ForCausalLM", labels_tokens: bool = True) -> dict[str, Head]:
@@ -59,19 +76,76 @@ def _decoder(prefix: str, output: str = "ForCausalLM", labels_tokens: bool = Tru
     return {**classes, f"{prefix}ForTokenClassification": "token classes"} if labels_tokens else classes
 
 
+def _encoder(prefix: str) -> dict[str, Head]:
+    """Return the heads of an encoder's classes, by class name."""
+    return {
+        f"{prefix}ForSequenceClassification": "sequence classes",
+        f"{prefix}ForMaskedLM": "tokens",
+        f"{prefix}Model": "none",
+        f"{prefix}ForTokenClassification": "token classes",
+        f"{prefix}ForQuestionAnswering": "token classes",
+    }
+
+
+def _alternating(every: int, key: str | None = None, full_first: bool = False) -> Callable[..., list[str]]:
+    """Return the kinds of blocks of which each `every`-th one attends to all tokens, and the others to a window.
+
+    `key` is an old setting that replaces `every`.
+    """
+
+    def layers(settings: dict[str, Any], count: int) -> list[str]:
+        if settings.get("layer_types"):
+            return list(settings["layer_types"])
+        step = settings.get(key) or every if key else every
+        shift = 0 if full_first else 1
+        return ["sliding_attention" if (number + shift) % step else "full_attention" for number in range(count)]
+
+    return layers
+
+
+def _modernbert_layers(settings: dict[str, Any], count: int) -> list[str]:
+    """Return the kinds of ModernBERT's blocks. The first one has no norm before its attention."""
+    kinds = _alternating(3, "global_attn_every_n_layers", full_first=True)(settings, count)
+    return [f"first {kinds[0]}", *kinds[1:]]
+
+
+def _sparse_layers(settings: dict[str, Any], count: int) -> list[str]:
+    """Return the kinds of blocks of a mixture of experts in which some blocks have none."""
+    dense, step = settings.get("mlp_only_layers") or [], settings.get("decoder_sparse_step") or 1
+    return ["dense" if number in dense or (number + 1) % step else "experts" for number in range(count)]
+
+
+def _first_dense_layers(settings: dict[str, Any], count: int) -> list[str]:
+    first = settings["first_k_dense_replace"]
+    return ["dense" if number < first else "experts" for number in range(count)]
+
+
+def _rotated_layers(settings: dict[str, Any], count: int) -> list[str]:
+    """Return the kinds of SmolLM3's blocks, of which some have no rotary positions."""
+    rotated = settings.get("no_rope_layers")  # 1 for a block with rotary positions
+    step = settings.get("no_rope_layer_interval") or 4
+    rotated = [(number + 1) % step for number in range(count)] if rotated is None else rotated
+    return ["rotary positions" if each else "no positions" for each in rotated]
+
+
+_QWEN_MOE_KEYS = {
+    **_LLAMA_KEYS,
+    "experts": "num_experts",
+    "experts_per_token": "num_experts_per_tok",
+    "feed_forward": "moe_intermediate_size",
+}
 MODEL_TYPES = {
-    "bert": ModelType(
-        "bert",
-        {
-            "BertForSequenceClassification": "sequence classes", "BertForMaskedLM": "tokens", "BertModel": "none",
-            "BertForTokenClassification": "token classes", "BertForQuestionAnswering": "token classes",
-        },
-        _KEYS,
-    ),
+    "bert": ModelType("bert", _encoder("Bert"), _KEYS),
     "gpt2": ModelType("gpt2", _decoder("GPT2", "LMHeadModel"), _GPT2_KEYS, derived=frozenset({"feed_forward"})),
     "gpt_neo": ModelType("gpt-neo", _decoder("GPTNeo"), _GPT_NEO_KEYS, derived=frozenset({"feed_forward"})),
     "gptj": ModelType("gpt-j", _decoder("GPTJ", labels_tokens=False), _GPT2_KEYS, derived=frozenset({"feed_forward"})),
-    "llama": ModelType("llama", _decoder("Llama"), _LLAMA_KEYS, derived=frozenset({"kv_heads", "head_size"})),
+    "llama": ModelType(
+        "llama",
+        _decoder("Llama"),
+        _LLAMA_KEYS,
+        derived=frozenset({"kv_heads", "head_size"}),
+        switches=("attention_bias", "mlp_bias"),
+    ),
     "mistral": ModelType("mistral", _decoder("Mistral"), _LLAMA_KEYS, derived=frozenset({"head_size"})),
     "qwen2": ModelType(
         "qwen2",
@@ -80,13 +154,21 @@ MODEL_TYPES = {
         derived=frozenset({"kv_heads", "head_size"}),
         window_switch="use_sliding_window",
     ),
-    "gemma2": ModelType("gemma2", _decoder("Gemma2"), {**_LLAMA_KEYS, "activation": "hidden_activation"}),
+    "gemma": ModelType("gemma", _decoder("Gemma"), _LLAMA_KEYS, counted={"use_bidirectional_attention": None}),
+    "gemma2": ModelType(
+        "gemma2",
+        _decoder("Gemma2"),
+        _GEMMA_KEYS,
+        counted={"use_bidirectional_attention": None},
+        layers=_alternating(2),
+    ),
     "qwen3": ModelType(
         "qwen3",
         _decoder("Qwen3"),
         _LLAMA_KEYS,
         derived=frozenset({"kv_heads"}),
         window_switch="use_sliding_window",
+        switches=("attention_bias",),
     ),
     "gemma3_text": ModelType(
         "gemma3",
@@ -94,19 +176,82 @@ MODEL_TYPES = {
             "Gemma3ForCausalLM": "tokens", "Gemma3TextModel": "none",
             "Gemma3TextForSequenceClassification": "sequence classes",
         },
-        {**_LLAMA_KEYS, "activation": "hidden_activation"},
+        _GEMMA_KEYS,
         counted={"use_bidirectional_attention": False},
+        layers=_alternating(6, "sliding_window_pattern"),
     ),
     "mixtral": ModelType("mixtral", _decoder("Mixtral"), _EXPERT_KEYS, derived=frozenset({"kv_heads", "head_size"})),
+    "qwen2_moe": ModelType(
+        "qwen2-moe",
+        _decoder("Qwen2Moe"),
+        _QWEN_MOE_KEYS,
+        derived=frozenset({"head_size"}),
+        counted={"qkv_bias": True},
+        window_switch="use_sliding_window",
+        more={"dense": "intermediate_size", "shared": "shared_expert_intermediate_size"},
+        layers=_sparse_layers,
+    ),
     "qwen3_moe": ModelType(
         "qwen3-moe",
         _decoder("Qwen3Moe"),
-        {**_EXPERT_KEYS, "feed_forward": "moe_intermediate_size"},
+        _QWEN_MOE_KEYS,
         derived=frozenset({"head_size"}),
-        counted={"decoder_sparse_step": 1, "mlp_only_layers": []},
         window_switch="use_sliding_window",
+        more={"dense": "intermediate_size"},
+        layers=_sparse_layers,
     ),
-    "gpt_neox": ModelType("gpt-neox", _decoder("GPTNeoX"), _KEYS, counted={"attention_bias": True}),
+    "gpt_oss": ModelType(
+        "gpt-oss",
+        _decoder("GptOss"),
+        _EXPERT_KEYS,
+        derived=frozenset({"kv_heads", "head_size"}),
+        counted={"attention_bias": True},
+        layers=_alternating(2),
+    ),
+    "deepseek_v3": ModelType(
+        "deepseek-v3",
+        _decoder("DeepseekV3"),
+        {
+            **_KEYS, "experts": "n_routed_experts", "experts_per_token": "num_experts_per_tok",
+            "feed_forward": "moe_intermediate_size",
+        },
+        more={
+            "dense": "intermediate_size", "shared_experts": "n_shared_experts", "q_lora": "q_lora_rank",
+            "kv_lora": "kv_lora_rank", "rope_size": "qk_rope_head_dim", "nope_size": "qk_nope_head_dim",
+            "v_size": "v_head_dim",
+        },
+        layers=_first_dense_layers,
+    ),
+    "phi3": ModelType("phi3", _decoder("Phi3"), _GROUPED_KEYS, derived=frozenset({"kv_heads"})),
+    "olmo2": ModelType("olmo2", _decoder("Olmo2", labels_tokens=False), _GROUPED_KEYS, derived=frozenset({"kv_heads"})),
+    "granite": ModelType(
+        "granite",
+        {"GraniteForCausalLM": "tokens", "GraniteModel": "none"},
+        _GROUPED_KEYS,
+        derived=frozenset({"kv_heads"}),
+    ),
+    "smollm3": ModelType(
+        "smollm3",
+        _decoder("SmolLM3"),
+        _GROUPED_KEYS,
+        derived=frozenset({"kv_heads"}),
+        window_switch="use_sliding_window",
+        layers=_rotated_layers,
+    ),
+    "phi": ModelType(
+        "phi",
+        _decoder("Phi"),
+        _GROUPED_KEYS,
+        derived=frozenset({"kv_heads"}),
+        counted={"qk_layernorm": False},
+        activations=("gelu_new",),
+    ),
+    "gpt_neox": ModelType(
+        "gpt-neox",
+        _decoder("GPTNeoX"),
+        _KEYS,
+        counted={"attention_bias": True, "use_parallel_residual": True},
+    ),
     "opt": ModelType(
         "opt",
         _decoder("OPT", labels_tokens=False),
@@ -115,20 +260,39 @@ MODEL_TYPES = {
             "do_layer_norm_before": True, "_remove_final_layer_norm": False, "enable_bias": True,
             "layer_norm_elementwise_affine": True,
         },
+        activations=("relu", "one kernel"),
+    ),
+    "roberta": ModelType("roberta", _encoder("Roberta"), _KEYS, counted={"is_decoder": False}),
+    "distilbert": ModelType(
+        "distilbert",
+        _encoder("DistilBert"),
+        {
+            **_KEYS, "hidden": "dim", "layers": "n_layers", "heads": "n_heads", "feed_forward": "hidden_dim",
+            "activation": "activation",
+        },
+    ),
+    "modernbert": ModelType(
+        "modernbert",
+        _encoder("ModernBert"),
+        {**_KEYS, "activation": "hidden_activation"},
+        counted={"decoder_bias": True, "norm_bias": False, "classifier_bias": False},
+        layers=_modernbert_layers,
     ),
 }  # fmt: skip
+# The architectures that this project trains. Their shapes have formulas in Python; the others are in architectures.json.
+TRAINED = ("bert", "gpt2", "gpt-neo", "gpt-j")
 _DEFAULTS: dict[str, dict[str, Any]] = json.loads(DEFAULTS_FILE.read_text(encoding="utf-8"))
 # Settings that add parameters or change the matrix products. Only the given value, which is the default, is supported.
 COUNTED = {"type_vocab_size": 2, "add_cross_attention": False, "attention_bias": False, "mlp_bias": False}
 # Model types that users request but that are not supported, with the explanation.
 REFUSED = {
     "t5": "an encoder and a decoder, which are not counted",
-    "modernbert": "an encoder whose blocks differ, which is not counted",
     "gemma3": (
         "text and images in one model, which is not counted; its text alone is: make a config.json of its "
         'text_config, with model_type "gemma3_text"'
     ),
 }
+TRACE = "Change the file, or install PyTorch and transformers, which can count any model"
 LARGEST_WIDTH = 100_000_000  # upper limit for all sizes in a config.json, including positions
 MOST_LAYERS = 10_000
 
@@ -145,7 +309,7 @@ def from_config(content: dict[str, Any], source: str) -> ModelShape:
     """
     model_type = _model_type(content, source)
     of_class = _DEFAULTS[content["model_type"]]
-    settings = {**of_class["defaults"], **_in_own_words(content, of_class["own_names"], source)}
+    settings: dict[str, Any] = {**of_class["defaults"], **_in_own_words(content, of_class["own_names"], source)}
     _check_counted(settings, model_type, source)
     keys = model_type.keys
 
@@ -170,7 +334,8 @@ def from_config(content: dict[str, Any], source: str) -> ModelShape:
             f"{source}: {keys['experts_per_token']} {experts_per_token} is more than {keys['experts']} {experts}. "
             "Correct one of them."
         )
-    head, labels = _head(content, model_type, source)
+    class_name, labels = _class(content, model_type, source)
+    head = model_type.classes[class_name]
     tied, activation = settings[keys["tied"]], settings[keys["activation"]]
     if not isinstance(tied, bool):
         raise ValueError(f"{source}: {keys['tied']} is {tied!r}. Use true or false")
@@ -178,7 +343,7 @@ def from_config(content: dict[str, Any], source: str) -> ModelShape:
         raise ValueError(
             f'{source}: {keys["activation"]} is {activation!r}. Use the name of a function, such as "gelu"'
         )
-    return ModelShape(
+    shape = ModelShape(
         name=source,
         architecture=model_type.architecture,
         layers=number("layers"),
@@ -197,6 +362,99 @@ def from_config(content: dict[str, Any], source: str) -> ModelShape:
         experts_per_token=experts_per_token,
         notes=tuple(_notes(settings, model_type, experts)),
     )
+    if model_type.architecture in TRAINED:
+        return shape
+    more = {part: _number(settings[key], f"{source}: {key}", LARGEST_WIDTH) for part, key in model_type.more.items()}
+    counts = _counts(shape, model_type, class_name, settings, more, source)
+    return dataclasses.replace(shape, counts=counts, config=content)
+
+
+def _counts(
+    shape: ModelShape,
+    model_type: ModelType,
+    class_name: str,
+    settings: dict[str, Any],
+    more: dict[str, int],
+    source: str,
+) -> ModelCounts:
+    """Return the counts of a shape from the formulas of its model_type.
+
+    Raises ValueError if there are none for one of its settings.
+    """
+    name = settings["model_type"]
+    variant = _variant(model_type, settings, source)
+    blocks = formulas.architectures()[name]["blocks"]
+    if variant not in blocks:
+        raise ValueError(f"{source}: there are no formulas for {name} with {variant}. {TRACE}")
+    layers = ["block"] * shape.layers if model_type.layers is None else model_type.layers(settings, shape.layers)
+    if len(layers) != shape.layers or any(kind not in blocks[variant] for kind in layers):
+        key = next((key for key in ("layer_types", "no_rope_layers") if settings.get(key)), model_type.keys["layers"])
+        raise ValueError(
+            f"{source}: {key} is {settings.get(key)!r}, but there are formulas for {shape.layers} blocks of the kinds "
+            f"{', '.join(blocks[variant])}. {TRACE}"
+        )
+    numbers = {
+        "hidden": shape.hidden,
+        "queries": shape.heads * shape.head_size,
+        "keys": shape.kv_heads * shape.head_size,
+        "feed_forward": shape.feed_forward,
+        "heads": shape.heads,
+        "kv_heads": shape.kv_heads,
+        "head_size": shape.head_size,
+        "vocabulary": shape.vocabulary,
+        "positions": shape.positions,
+        "labels": shape.labels,
+        "experts": shape.experts,
+        "active": shape.experts_per_token,
+        **more,
+    }
+    return formulas.counts(name, numbers, class_name, shape.tied and shape.head == "tokens", variant, layers)
+
+
+def _variant(model_type: ModelType, settings: dict[str, Any], source: str) -> str:
+    """Return the name of the formulas for the settings that change the modules of a block."""
+    key = model_type.keys["activation"]
+    activation = ACTIVATIONS.get(settings[key])
+    if activation not in model_type.activations:
+        known = [name for name, kind in ACTIVATIONS.items() if kind in model_type.activations]
+        raise ValueError(
+            f"{source}: {key} is {settings[key]!r}, but there are formulas for {', '.join(known)} only. {TRACE}"
+        )
+    different = [] if activation == model_type.activations[0] else [activation]
+    for switch in model_type.switches:
+        if not isinstance(settings[switch], bool):
+            raise ValueError(f"{source}: {switch} is {settings[switch]!r}. Use true or false")
+        different += [switch] if settings[switch] else []
+    return " and ".join(different)
+
+
+def from_parts(architecture: Architecture, name: str, head: Head, **parts: Any) -> ModelShape:
+    """Return a model's shape from the parts that `ModelType.keys` names, such as hidden=4096.
+
+    Parts that are not given have the defaults of the model type.
+    """
+    type_name, model_type = next(each for each in MODEL_TYPES.items() if each[1].architecture == architecture)
+    settings = {key: parts[part] for part, key in model_type.keys.items() if part in parts}
+    class_name = next(each for each, of_class in model_type.classes.items() if of_class == head)
+    labels = {"num_labels": parts["labels"]} if "labels" in parts else {}
+    return from_config({"model_type": type_name, "architectures": [class_name], **settings, **labels}, name)
+
+
+def changed(shape: ModelShape, **parts: Any) -> ModelShape:
+    """Return a shape with other values of some of its parts, such as positions=4096, and with the counts of these."""
+    new = dataclasses.replace(shape, **parts)
+    if new.architecture in TRAINED or (shape.counts is not None and shape.config is None):
+        return new
+    type_name, model_type = next(each for each in MODEL_TYPES.items() if each[1].architecture == new.architecture)
+    before = shape.config if shape.config is not None and new.architecture == shape.architecture else {}
+    settings = {key: getattr(new, part) for part, key in model_type.keys.items()}
+    own_names = _DEFAULTS[type_name]["own_names"]
+    content = {own_names.get(key, key): value for key, value in before.items()} | settings
+    content |= {"model_type": type_name, "num_labels": new.labels}
+    if new.head != shape.head or not before:
+        content["architectures"] = [next(name for name, head in model_type.classes.items() if head == new.head)]
+        content.pop("id2label", None)
+    return dataclasses.replace(from_config(content, new.name), notes=shape.notes)
 
 
 def _check_multiple(key: str, divisor_key: str, remainder: int, source: str) -> None:
@@ -219,20 +477,20 @@ def _check_counted(settings: dict[str, Any], model_type: ModelType, source: str)
     counted_values = {**COUNTED, **model_type.counted}
     if model_type.architecture == "opt" and settings.get("word_embed_proj_dim") is not None:
         counted_values["word_embed_proj_dim"] = settings["hidden_size"]
+    for key in model_type.switches:
+        counted_values.pop(key, None)
     for key, counted in counted_values.items():
-        if (value := settings.get(key, counted)) != counted and not (counted == [] and value is None):
-            raise ValueError(
-                f"{source}: {key} is {value!r}, which this project cannot count. Only {counted} is supported"
-            )
+        if (value := settings.get(key, counted)) != counted:
+            raise ValueError(f"{source}: {key} is {value!r}, but there are formulas for {counted} only. {TRACE}")
 
 
-def _head(content: dict[str, Any], model_type: ModelType, source: str) -> tuple[Head, int]:
-    """Return the head of the class in `architectures`, and its number of classes."""
+def _class(content: dict[str, Any], model_type: ModelType, source: str) -> tuple[str, int]:
+    """Return the class in `architectures`, and its number of labels."""
     classes = content.get("architectures") or [next(iter(model_type.classes))]
     if not isinstance(classes, list) or len(classes) != 1 or classes[0] not in [*model_type.classes]:
         raise ValueError(
-            f"{source}: architectures is {classes!r}, which this project cannot count. Use one of"
-            f" {', '.join(model_type.classes)}"
+            f"{source}: architectures is {classes!r}, but there are formulas for one of"
+            f" {', '.join(model_type.classes)}. {TRACE}"
         )
     names = content.get("id2label")
     if names is not None and not isinstance(names, dict):
@@ -241,7 +499,7 @@ def _head(content: dict[str, Any], model_type: ModelType, source: str) -> tuple[
     labels = len(names or {}) or 2 if labels is None else _number(labels, f"{source}: num_labels", LARGEST_WIDTH)
     if names and len(names) != labels:
         raise ValueError(f"{source}: num_labels is {labels}, but id2label has {len(names)} names. Remove one of them")
-    return model_type.classes[classes[0]], labels
+    return classes[0], labels
 
 
 def _notes(settings: dict[str, Any], model_type: ModelType, experts: int) -> Iterator[str]:
@@ -252,7 +510,7 @@ def _notes(settings: dict[str, Any], model_type: ModelType, experts: int) -> Ite
             f"its quantization_config{f' ({method})' if isinstance(method, str) else ''} is ignored: quantised weights "
             "are not trained in 16 bits, and what is counted here is the model without quantisation"
         )
-    if not settings.get("architectures") and model_type.architecture == "bert":
+    if not settings.get("architectures") and next(iter(model_type.classes.values())) != "tokens":
         yield f"it names no architectures: counted as {next(iter(model_type.classes))}"
     window, switch = settings.get("sliding_window"), model_type.window_switch
     if isinstance(window, int) and window and (switch is None or settings.get(switch)):

@@ -6,16 +6,15 @@ The modules are those of `transformers` 5.23, models/*/modeling_*.py.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal, TypeAlias
 
 from study.theory.shapes.counts import ModelCounts
 
-Architecture = Literal[
-    "bert", "gpt2", "gpt-neo", "gpt-j", "gpt-neox", "opt",
-    "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "mixtral", "qwen3-moe", "traced",
-]  # fmt: skip
+# The name of a model type in config_json.py, or "traced".
+Architecture: TypeAlias = str
 # The output after the last block. tokens: a logit for every entry of the vocabulary, at every token. The classes are
 # for a whole sequence or for every token.
 Head = Literal["tokens", "sequence classes", "token classes", "none"]
@@ -174,6 +173,8 @@ class ModelShape:
     experts_per_token: int = 0
     notes: tuple[str, ...] = field(default=(), compare=False)  # ignored or guessed settings of its config.json
     counts: ModelCounts | None = None  # of a traced model; its sizes above are then only words for them
+    # The config.json of a traced model, from which transformers can build it again.
+    config: Mapping[str, Any] | None = field(default=None, compare=False, repr=False)
 
     @cached_property
     def parameters(self) -> ParameterSizes:
