@@ -301,7 +301,13 @@ class ModelShape:
 # ---------------------------------------------------------------- the study's models
 
 
-def traced(name: str, counts: ModelCounts, positions: int, notes: tuple[str, ...] = ()) -> ModelShape:
+def traced(
+    name: str,
+    counts: ModelCounts,
+    positions: int,
+    notes: tuple[str, ...] = (),
+    config: Mapping[str, Any] | None = None,
+) -> ModelShape:
     """Return the shape of a traced model. `positions` is the longest sequence, in tokens."""
     rows = 0 if counts.embedding is None else counts.outside.rows[counts.embedding]
     experts = any(kind.unused_experts for kind in counts.kinds)
@@ -322,6 +328,7 @@ def traced(name: str, counts: ModelCounts, positions: int, notes: tuple[str, ...
         experts=int(experts),
         notes=notes,
         counts=counts,
+        config=config,
     )
 
 
