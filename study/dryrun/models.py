@@ -237,7 +237,7 @@ def shape_of_class(built: type[Any], config: Any, name: str) -> ModelShape:
 
 
 def _of_class(
-    built: type[Any], config: Any, name: str, sequence_length: int | None, notes: tuple[str, ...] = ()
+    built: type[Any], config: Any, name: str, sequence_length: int | None, notes: tuple[str, ...] | None = None
 ) -> Trainable:
     """Return a trainable model of a transformers class for which theory has no formulas.
 
@@ -255,7 +255,9 @@ def _of_class(
         built.__name__,
         sum(parameter.numel() for parameter in model.parameters()),
         sequence_length or min([DEFAULT_LENGTH, *_positions(config)]),
-        notes or (f"theory has no formulas for {built.__name__}, so it is built and run by transformers",),
+        notes
+        if notes is not None
+        else (f"theory has no formulas for {built.__name__}, so it is built and run by transformers",),
         build=lambda job: _build(make, config, job),
         loss=lambda model, batch: _loss(model, batch, built.__name__),
         batch=lambda job: _batch(job, built.__name__),

@@ -6,15 +6,14 @@ The tensors that autograd saves were counted in the modules of transformers 5.23
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 import numpy as np
 
 from study.theory import flops, traced
 from study.theory.engine import Engine, Job, LossKernel, Numbers
-from study.theory.shapes import GATED, Architecture, ModelShape
-from study.theory.shapes.shape import HEAD_NORMS
+from study.theory.shapes import Architecture, ModelShape
 
 # fp32: everything is fp32. autocast: parameters are fp32, matrix products are in 16 bits. half: everything is in 16
 # bits.
@@ -31,44 +30,17 @@ class BlockBytes:
 
     hidden: dict[Arithmetic, tuple[int, int]]  # tensors of the hidden size
     outside: dict[Arithmetic, tuple[int, int]]  # the same outside the blocks, once per model
-    projections: tuple[int, int]  # tensors of the size of queries, and of keys; 0 if in `hidden`
     wide: int  # tensors of the feed-forward size, if the activation function is one kernel
     softmax: dict[Arithmetic, tuple[int, int]]  # matrices of eager attention
     norms: int  # numbers per token that the norms save
     dropouts: int  # dropout masks of the hidden size
     temporaries: dict[Arithmetic, float]  # temporary bytes in backward, per token and hidden element
-    head_norms: dict[Arithmetic, tuple[int, int]] = field(default_factory=lambda: _NONE)  # norms of queries and keys
-    viewed: int = 0  # tensors of the hidden size: fused attention reads parts, so all is saved
 
 
-_NONE: dict[Arithmetic, tuple[int, int]] = dict.fromkeys(get_args(Arithmetic), (0, 0))
 _SOFTMAX_IN_FP32: dict[Arithmetic, tuple[int, int]] = {"fp32": (0, 1), "autocast": (1, 1), "half": (1, 1)}
-_LLAMA = BlockBytes(
-    hidden={"fp32": (0, 6), "autocast": (4, 5), "half": (2, 4)},
-    outside={"fp32": (0, 3), "autocast": (2, 1), "half": (1, 2)},
-    projections=(2, 2),
-    wide=4,
-    softmax=_SOFTMAX_IN_FP32,
-    norms=2,
-    dropouts=0,
-    temporaries={"fp32": 25.0, "autocast": 14.0, "half": 16.0},
-)
-_QWEN3 = replace(_LLAMA, head_norms={"fp32": (0, 2), "autocast": (1, 1), "half": (1, 1)})
-_EXPERTS_HIDDEN: dict[Arithmetic, tuple[int, int]] = {"fp32": (0, 6), "autocast": (4, 4), "half": (2, 4)}
-_GEMMA2 = BlockBytes(
-    hidden={"fp32": (0, 10), "autocast": (8, 5), "half": (8, 2)},
-    outside={"fp32": (0, 3), "autocast": (2, 1), "half": (2, 1)},
-    projections=(2, 2),
-    wide=4,
-    softmax={"fp32": (0, 2), "autocast": (1, 2), "half": (1, 2)},  # one more matrix for the cap on attention's logits
-    norms=4,
-    dropouts=0,
-    temporaries={"fp32": 17.0, "autocast": 14.0, "half": 14.0},
-)
 _GPT_NEO = BlockBytes(
     hidden={"fp32": (0, 8), "autocast": (2, 8), "half": (2, 6)},
     outside={"fp32": (0, 2), "autocast": (1, 1), "half": (0, 2)},
-    projections=(0, 0),
     wide=2,
     softmax=_SOFTMAX_IN_FP32,
     norms=4,
@@ -89,33 +61,14 @@ BLOCKS: dict[Architecture, BlockBytes] = {
     ),
     "gpt-neo": _GPT_NEO,
     "gpt-j": replace(_GPT_NEO, hidden={"fp32": (0, 6), "autocast": (1, 8), "half": (2, 4)}, norms=2),
-    "gpt-neox": replace(_GPT_NEO, hidden={"fp32": (0, 7), "autocast": (1, 6), "half": (0, 7)}, viewed=3),
-    "opt": replace(
-        _GPT_NEO,
-        hidden={"fp32": (0, 8), "autocast": (2, 8), "half": (0, 8)},
-        temporaries={"fp32": 36.0, "autocast": 17.0, "half": 18.0},
-    ),
-    "llama": _LLAMA,
-    "mistral": _LLAMA,
-    "qwen2": _LLAMA,
-    "qwen3": _QWEN3,
-    "mixtral": replace(_LLAMA, hidden=_EXPERTS_HIDDEN),
-    "qwen3-moe": replace(_QWEN3, hidden=_EXPERTS_HIDDEN),
-    "gemma2": _GEMMA2,
-    "gemma3": replace(
-        _GEMMA2, softmax=_SOFTMAX_IN_FP32, head_norms={"fp32": (0, 2), "autocast": (2, 0), "half": (2, 0)}
-    ),
 }
 TRANSFORM_HIDDEN = 3  # tensors of the hidden size that the layer before the output layer saves
-EXPERT_HIDDEN = 2  # tensors of the hidden size that each expert of a token saves: its input and output
-DENSE_WIDE = 2.7  # feed-forward width / hidden size of the models whose temporaries were measured
 # transformers has only eager attention for these architectures.
-EAGER_ONLY = ("gpt-neo", "gpt-j", "gemma2")
+EAGER_ONLY = ("gpt-neo", "gpt-j")
 # transformers composes this activation function of several PyTorch operators, each of which saves its input. The others
 # are a single kernel.
 COMPOSED_ACTIVATION = "gelu_new"
 COMPOSED_WIDE = 3  # additional saved tensors of the feed-forward size
-OUTPUT_IS_ENOUGH = "relu"  # its backward pass needs only the output, so one tensor less is saved
 COMPOSED_TEMPORARIES = {"fp32": 16.0, "autocast": 0.0, "half": 1.7}
 
 # Bytes per logit at the start of the backward pass, by the kernel of the loss. eager: the saved log-softmax, its
@@ -144,20 +97,11 @@ def block_bytes(shape: ModelShape, engine: Engine, job: Job) -> Numbers:
     block, computed_in = BLOCKS[shape.architecture], arithmetic(engine)
     size = engine.compute_bytes
     full, short = block.hidden[computed_in]
-    normed_full, normed_short = block.head_norms[computed_in]
-    if computed_in == "half" and job.is_fused:  # inputs of norms too; an RMSNorm of operators saves one tensor more
-        full, short = 0, sum(block.hidden["fp32"]) - (block.norms if shape.architecture in GATED else 0)
-        normed_full, normed_short = 0, sum(block.head_norms["fp32"]) // 2
-    queries, keys = block.projections
+    if computed_in == "half" and job.is_fused:  # inputs of norms too
+        full, short = 0, sum(block.hidden["fp32"])
     eager = is_eager(shape, job)
-    if eager:  # eager attention repeats keys and values for every query head
-        queries, keys = queries + keys, 0
     token_bytes: Numbers = shape.hidden * (4 * full + size * short) + 4 * block.norms
-    token_bytes += size * shape.head_size * (queries * shape.heads + keys * shape.kv_heads)
-    token_bytes += _inside_bytes(shape, engine, job)
-    if shape.architecture in HEAD_NORMS:
-        per_head = shape.head_size * (4 * normed_full + size * normed_short) + 4
-        token_bytes += per_head * (shape.heads + shape.kv_heads)
+    token_bytes += size * shape.feed_forward * _wide(shape, job)
     if job.dropout:
         token_bytes += block.dropouts * shape.hidden * _mask_bytes(job, size)
     if eager:
@@ -168,7 +112,6 @@ def block_bytes(shape: ModelShape, engine: Engine, job: Job) -> Numbers:
         token_bytes += 3 * (4 - size) * shape.head_size * shape.heads
     else:
         matrices = 0
-        token_bytes += size * block.viewed * shape.hidden
         token_bytes += 4 * shape.heads  # the logarithm of softmax's sum
         if shape.is_encoder and job.kernels == "transformers":  # padded reviews: every block saves its mask
             token_bytes = token_bytes + size * job.sequence_length
@@ -182,21 +125,10 @@ def largest_block_bytes(shape: ModelShape, engine: Engine, job: Job) -> Numbers:
     return block_bytes(shape, engine, job)
 
 
-def _inside_bytes(shape: ModelShape, engine: Engine, job: Job) -> float:
-    """Return the bytes per token that a block's feed-forward layer saves, summed over the experts of the token."""
-    size = engine.compute_bytes
-    wide = size * shape.feed_forward * _wide(shape, job)
-    if not shape.experts:
-        return wide
-    if arithmetic(engine) == "autocast":  # autocast does not cast a grouped matrix product
-        size, wide = 4, 2 * wide
-    return shape.experts_per_token * (wide + EXPERT_HIDDEN * size * shape.hidden) + 4 * shape.experts
-
-
 def _wide(shape: ModelShape, job: Job) -> int:
     """Return the number of saved tensors of a block that have the feed-forward width."""
     more = COMPOSED_WIDE if _is_composed(shape, job) else 0
-    return BLOCKS[shape.architecture].wide + more - (1 if shape.activation == OUTPUT_IS_ENOUGH else 0)
+    return BLOCKS[shape.architecture].wide + more
 
 
 def outside_bytes(shape: ModelShape, engine: Engine, job: Job) -> Numbers:
@@ -224,15 +156,12 @@ def temporary_bytes(shape: ModelShape, engine: Engine, job: Job) -> Numbers:
     block, computed_in, size = BLOCKS[shape.architecture], arithmetic(engine), engine.compute_bytes
     composed = COMPOSED_TEMPORARIES[computed_in] if _is_composed(shape, job) else 0
     wide = job.tokens * shape.hidden * (block.temporaries[computed_in] + composed)
-    if shape.experts:  # under autocast too, these are fp32; they grow with the width of all experts together
-        wide = job.tokens * shape.hidden * block.temporaries["fp32" if computed_in == "autocast" else computed_in]
-        wide = wide * max(1.0, shape.feed_forward_per_token / (DENSE_WIDE * shape.hidden))
     if is_eager(shape, job):
         full, _ = block.softmax[computed_in]
         matrices = (4 if full else size) + (0 if job.dropout else size)
     else:
         matrices = 4 if job.dropout and job.device == "cpu" else 0
-    block_inside = size * (shape.feed_forward_per_token * _wide(shape, job) + 3.5 * shape.hidden)
+    block_inside = size * (shape.feed_forward * _wide(shape, job) + 3.5 * shape.hidden)
     attention = job.tokens * (matrices * shape.heads * job.sequence_length - block_inside)
     return np.maximum(wide, attention)
 
@@ -281,8 +210,7 @@ def cast_bytes(shape: ModelShape, engine: Engine) -> int:
     rows = 0 if shape.has_tied_head else shape.vocabulary
     rows += shape.position_rows
     rows += 2 if shape.architecture == "bert" else 0  # token types
-    experts = shape.layers * shape.experts * 3 * shape.feed_forward  # autocast does not cast the products of experts
-    return 2 * (sum(shape.parameters.matrices) - (rows + experts) * shape.hidden)
+    return 2 * (sum(shape.parameters.matrices) - rows * shape.hidden)
 
 
 def is_eager(shape: ModelShape, job: Job) -> bool:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from study.theory import traced
 from study.theory.engine import Numbers
-from study.theory.shapes import GATED, ModelShape
+from study.theory.shapes import ModelShape
 
 
 @dataclass(frozen=True)
@@ -16,36 +16,17 @@ class Product:
     count: int  # products per token
     inner: int
     columns: int
-    experts: int = 0  # number of matrices if each token uses only some of them; otherwise 0
-
-    @property
-    def num_matrices(self) -> int:
-        return self.experts or self.count
 
 
 def block_products(shape: ModelShape) -> list[Product]:
     """Return the products of one transformer block with its weights. Each has one row per token."""
     queries, keys = shape.heads * shape.head_size, shape.kv_heads * shape.head_size
-    if shape.architecture in ("gpt2", "gpt-neox"):  # one matrix for query, key and value
+    if shape.architecture == "gpt2":  # one matrix for query, key and value
         attention = [Product(1, shape.hidden, queries + 2 * keys)]
     else:
         attention = [Product(1, shape.hidden, queries), Product(2, shape.hidden, keys)]
     attention.append(Product(1, queries, shape.hidden))
-    if shape.experts:
-        return [*attention, *_expert_products(shape)]
-    inwards = 2 if shape.architecture in GATED else 1
-    inside = [Product(inwards, shape.hidden, shape.feed_forward), Product(1, shape.feed_forward, shape.hidden)]
-    return [*attention, *inside]
-
-
-def _expert_products(shape: ModelShape) -> list[Product]:
-    """Return the products of the router, and of the experts that a token uses."""
-    per_token, experts = shape.experts_per_token, shape.experts
-    return [
-        Product(1, shape.hidden, experts),
-        Product(per_token, shape.hidden, 2 * shape.feed_forward, experts),
-        Product(per_token, shape.feed_forward, shape.hidden, experts),
-    ]
+    return [*attention, Product(1, shape.hidden, shape.feed_forward), Product(1, shape.feed_forward, shape.hidden)]
 
 
 def head_products(shape: ModelShape) -> list[Product]:

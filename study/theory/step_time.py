@@ -18,8 +18,7 @@ from study.theory.engine import Engine, Job, LossKernel, Numbers, parameter_byte
 from study.theory.gpus import LIKE
 from study.theory.hardware import Box, generation_of, product_flops_per_second
 from study.theory.intervals import Evidence
-from study.theory.shapes import GATED, ModelShape
-from study.theory.shapes.shape import FOUR_NORMS, HEAD_NORMS
+from study.theory.shapes import ModelShape
 
 
 @dataclass(frozen=True)
@@ -311,7 +310,7 @@ def _compute(shape: ModelShape, engine: Engine, job: Job, speed: _Speed) -> _Com
 
 def _product_seconds(kind: flops.Product, tokens: Numbers, size: int, speed: _Speed) -> Numbers:
     """Return the seconds of products with weights in one forward pass."""
-    moved = kind.count * tokens * (kind.inner + kind.columns) + kind.num_matrices * kind.inner * kind.columns
+    moved = kind.count * tokens * (kind.inner + kind.columns) + kind.count * kind.inner * kind.columns
     multiplied = 2 * kind.count * tokens * kind.inner * kind.columns
     return multiplied / speed.products + size * moved / speed.operands
 
@@ -438,39 +437,26 @@ def block_bytes_per_token(shape: ModelShape, engine: Engine, job: Job) -> tuple[
 
     The operators of the modules were counted. Each kernel reads its inputs once and writes its output once.
     """
-    hidden, inside = shape.hidden, shape.feed_forward_per_token
+    hidden, inside = shape.hidden, shape.feed_forward
     size = engine.compute_bytes
     fused = job.is_fused
     # Under autocast, PyTorch's norms are in fp32, and therefore the sums of the residual stream too.
     stream = 4 if engine.precision.endswith("-autocast") and not fused else size
-    gated = shape.architecture in GATED
-    num_norms = 4 if shape.architecture in FOUR_NORMS else 2
-    # An RMSNorm of operators casts to fp32, squares, averages, scales, casts back and multiplies by the weight.
-    if gated and not fused:
-        norm, norm_backward = 32, 64
-    else:
-        norm, norm_backward = stream + stream, 5 * stream
+    norm, norm_backward = stream + stream, 5 * stream
     if stream != size:
         norm, norm_backward = norm + stream + size, norm_backward + stream + size  # cast for the next product
     add, add_backward = size + 2 * stream, 3 * stream
-    if gated:
-        activation, activation_backward = 5 * size, 9 * size  # activation, then the product with the other half
-    elif shape.activation == "gelu_new" and not fused:
+    if shape.activation == "gelu_new" and not fused:
         activation, activation_backward = 18 * size, 27 * size  # eight operators
     else:
         activation, activation_backward = 2 * size, 3 * size
-    biases = 0 if gated else size * (5 * hidden + inside)  # the gradients of biases are sums of existing tensors
-    queries_and_keys = shape.head_size * (shape.heads + shape.kv_heads)  # queries and keys
-    rotated = 0 if shape.position_rows else queries_and_keys
-    normed = num_norms * hidden + (queries_and_keys if shape.architecture in HEAD_NORMS else 0)
-    # A token is copied to each of its experts. The result of each expert is weighted and added.
-    routed = 4 * size * shape.experts_per_token
+    biases = size * (5 * hidden + inside)  # the gradients of biases are sums of existing tensors
+    rotated = 0 if shape.position_rows else shape.head_size * (shape.heads + shape.kv_heads)  # queries and keys
     rotation = 3 * size if fused else 11 * size
     dropped = 2 * (2 * size + 1) if job.dropout else 0
-    forward = normed * norm + hidden * (2 * add + dropped + routed) + inside * activation + rotated * rotation
+    forward = hidden * (2 * norm + 2 * add + dropped) + inside * activation + rotated * rotation
     backward = (
-        normed * norm_backward
-        + hidden * (2 * add_backward + dropped + 2 * routed)
+        hidden * (2 * norm_backward + 2 * add_backward + dropped)
         + inside * activation_backward
         + rotated * rotation
         + biases

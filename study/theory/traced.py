@@ -79,7 +79,9 @@ def temporary_bytes(counts: ModelCounts, arithmetic: Arithmetic, job: Job) -> Nu
     size = 2 if arithmetic == "half" else 4
 
     def temporary(part: PartCounts) -> Numbers:
-        highest = setting_of(part, arithmetic, job).temporary.of(batch, length)
+        # The matrices of eager attention are needed at another time than the largest tensors of fused attention's step.
+        settings = (setting_of(part, arithmetic, job), part.settings[f"{arithmetic} sdpa"])
+        highest = _largest([setting.temporary.of(batch, length) for setting in settings])
         # A single kernel needs the gradients of its input and its output. Several kernels need those of each result.
         return np.maximum(highest - size * part.composed.of(batch, length), highest / 2) if job.is_fused else highest
 

@@ -12,7 +12,6 @@ from study.theory.communication.model_order import Model, Parameter, modules_of
 from study.theory.engine import Engine
 from study.theory.model_states import is_bf16_optimizer
 from study.theory.shapes import ModelShape
-from study.theory.shapes.shape import FOUR_NORMS
 
 Collective = tuple[str, int]  # the kind, and the bytes of the whole tensor
 
@@ -80,20 +79,13 @@ def buffer_bytes(shape: ModelShape) -> int:
     """Return the bytes of the buffers of a `transformers` model, which DDP broadcasts."""
     if shape.counts is not None:
         return shape.counts.buffers
-    if shape.architecture in ("gpt2", "opt"):
-        return 0
     if shape.architecture == "bert":  # positions and token types, as int64
         return 2 * 8 * shape.positions
     if shape.architecture == "gpt-neo":  # each block has a causal mask of booleans
         return shape.layers * shape.positions**2
     if shape.architecture == "gpt-j":  # sines and cosines of its 64 rotary dimensions in each block
         return shape.layers * shape.positions * 64 * 4
-    if shape.architecture == "gpt-neox":  # rotates a quarter of a head
-        return 2 * 4 * (shape.head_size // 8)
-    frequencies = 2 * 4 * (shape.head_size // 2)
-    if shape.architecture == "gemma3":  # separate ones for blocks with and without a window
-        frequencies *= 2
-    return frequencies + (4 if shape.architecture in FOUR_NORMS else 0)  # the embedding's scale
+    return 0
 
 
 def stage_0_step(engine: Engine, model: Model) -> Iterator[Collective]:

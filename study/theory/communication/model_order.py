@@ -5,7 +5,6 @@ The modules and parameters are those of `transformers` 5.23, models/*/modeling_*
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from study.theory.shapes.counts import Item, ModelCounts, PartCounts
 MATRIX = (0,)  # an embedding, or a linear layer without a bias
 LINEAR = (0, 1)  # a linear layer with a bias
 NORM = (1, 1)  # weight and bias
-SCALE = (1,)  # a norm without a bias
+SCALE = (1,)  # a vector alone
 
 
 @dataclass(frozen=True)
@@ -66,26 +65,6 @@ class _Order:
 
 
 _WORDS_AND_POSITIONS = _Part({"words": MATRIX, "positions": MATRIX}, "( ( words positions dropout")
-_GATED = {"gate": MATRIX, "up": MATRIX, "down": MATRIX}
-_ATTENTION = {"query": MATRIX, "key": MATRIX, "value": MATRIX, "attention_output": MATRIX}
-_LLAMA_BLOCK = "( norm_1 ( query key value attention_output ) norm_2 ( gate activation up down ) )"
-_LLAMA = _Order(
-    before=_Part({"words": MATRIX}, "( ( words"),
-    block=_Part({**_ATTENTION, **_GATED, "norm_1": SCALE, "norm_2": SCALE}, _LLAMA_BLOCK),
-    last_norm=SCALE,
-)
-_HEAD_NORMS = {"query_norm": SCALE, "key_norm": SCALE}
-_NORMED_BLOCK = _LLAMA_BLOCK.replace("value", "value query_norm key_norm")
-_EXPERTS = {"experts": (0, 0)}  # all gates and ups, all downs
-
-
-def _mixture(declared: dict[str, tuple[int, ...]]) -> _Order:
-    """Return the parts of a decoder with a mixture of experts. All experts of a block are one module."""
-    attention = _NORMED_BLOCK if "query_norm" in declared else _LLAMA_BLOCK
-    visited = attention.replace("gate activation up down", "router ( experts )")
-    return dataclasses.replace(_LLAMA, block=_Part(declared, visited))
-
-
 _ORDERS: dict[Architecture, _Order] = {
     "bert": _Order(
         before=_Part(
@@ -132,72 +111,6 @@ _ORDERS: dict[Architecture, _Order] = {
             "( norm_1 ( query key value dropout attention_output dropout ) ( up activation down dropout ) )",
         ),
     ),
-    "gpt-neox": _Order(
-        before=_Part({"words": MATRIX}, "( ( words dropout"),
-        block=_Part(
-            {
-                "norm_1": NORM, "norm_2": NORM, "query_key_value": LINEAR, "attention_output": LINEAR, "up": LINEAR,
-                "down": LINEAR,
-            },
-            "( norm_1 ( query_key_value attention_output ) dropout norm_2 ( up activation down ) dropout )",
-        ),
-    ),
-    "opt": _Order(
-        before=_Part({"words": MATRIX, "positions": MATRIX, "last_norm": NORM}, "( ( ( words positions"),
-        block=_Part(
-            {
-                "key": LINEAR, "value": LINEAR, "query": LINEAR, "attention_output": LINEAR, "norm_1": NORM,
-                "up": LINEAR, "down": LINEAR, "norm_2": NORM,
-            },
-            "( norm_1 ( query key value attention_output ) norm_2 up activation down )",
-        ),
-        last_norm=(),
-    ),
-    "llama": _LLAMA,
-    "mistral": _LLAMA,
-    "mixtral": _mixture({**_ATTENTION, "router": MATRIX, **_EXPERTS, "norm_1": SCALE, "norm_2": SCALE}),
-    "qwen3-moe": _mixture(
-        {
-            **_ATTENTION, **_HEAD_NORMS, **_EXPERTS, "router": MATRIX, "norm_1": SCALE,
-            "norm_2": SCALE,
-        }
-    ),
-    "qwen3": _Order(
-        before=_LLAMA.before,
-        block=_Part({**_ATTENTION, **_HEAD_NORMS, **_GATED, "norm_1": SCALE, "norm_2": SCALE}, _NORMED_BLOCK),
-        last_norm=SCALE,
-    ),
-    "gemma3": _Order(
-        before=_LLAMA.before,
-        block=_Part(
-            {
-                **_ATTENTION, **_HEAD_NORMS, **_GATED, "norm_1": SCALE, "norm_2": SCALE, "norm_3": SCALE,
-                "norm_4": SCALE,
-            },
-            "( norm_1 ( query key value query_norm key_norm attention_output ) norm_2 norm_3 "
-            "( gate activation up down ) norm_4 )",
-        ),
-        last_norm=SCALE,
-    ),
-    "qwen2": _Order(
-        before=_LLAMA.before,
-        block=_Part(
-            {
-                "query": LINEAR, "key": LINEAR, "value": LINEAR, "attention_output": MATRIX, **_GATED,
-                "norm_1": SCALE, "norm_2": SCALE,
-            },
-            _LLAMA_BLOCK,
-        ),
-        last_norm=SCALE,
-    ),
-    "gemma2": _Order(
-        before=_LLAMA.before,
-        block=_Part(
-            {**_ATTENTION, **_GATED, "norm_1": SCALE, "norm_2": SCALE, "norm_3": SCALE, "norm_4": SCALE},
-            "( norm_1 ( query key value attention_output ) norm_2 norm_3 ( gate activation up down ) norm_4 )",
-        ),
-        last_norm=SCALE,
-    ),
 }  # fmt: skip
 
 
@@ -235,7 +148,7 @@ class Model:
         self.before = self._take(order.before, {"words"} if autocast and tied else set())
         # Embeddings. Their inputs are integers, so the backward pass has no hook that leaves them.
         self.lookups = [module for module in modules_of(self.before) if module[0].group == 0]
-        lowered = set(order.block.declared) - {"router", "experts"} if autocast and order.is_linear else set()
+        lowered = set(order.block.declared) if autocast and order.is_linear else set()
         self.blocks = [self._take(order.block, lowered) for _ in range(shape.layers)]
         if tied:
             self._tied_output = self.lookups[0]
@@ -298,14 +211,20 @@ class TracedModel(Model):
         self._autocast = autocast
         self.groups = ([], [])
         self.ends_in_dropout = False
-        outside = self._parameters(counts.outside)
+        outside: dict[int, Parameter] = {}
+        sets: list[list[dict[int, Parameter]]] = [[] for _ in counts.kinds]
+        for kind, numbers in counts.declared:
+            if kind is None:
+                outside |= self._parameters(counts.outside, numbers)
+            else:
+                sets[kind].append(self._parameters(counts.kinds[kind], numbers))
+        embedding = None if counts.embedding is None else outside[counts.embedding]
+        self._tied_output = (embedding,) if counts.tied and embedding is not None else ()
         self.before = _placed(counts.before, outside, outside)
         self.lookups = [
-            module for module in modules_of(self.before) if module[0].group == 0 and not module[0].is_linear
-        ]
-        sets = [
-            [self._parameters(kind) for _ in range(copies)]
-            for kind, copies in zip(counts.kinds, counts.copies, strict=True)
+            module
+            for module in modules_of(self.before)
+            if module[0].group == 0 and (module[0] is embedding or not module[0].is_linear)
         ]
         used: Counter[int] = Counter()
         self.blocks = []
@@ -314,23 +233,22 @@ class TracedModel(Model):
             self.blocks.append(_placed(counts.kinds[kind].layout, own, outside))
             used[kind] += 1
         self.after = _placed(counts.after, outside, outside)
-        embedding = None if counts.embedding is None else outside[counts.embedding]
-        self._tied_output = (embedding,) if counts.tied and embedding is not None else ()
 
-    def _parameters(self, part: PartCounts) -> list[Parameter]:
-        made = []
+    def _parameters(self, part: PartCounts, numbers: Iterable[int]) -> dict[int, Parameter]:
+        """Return parameters of a part by their numbers, and add them to the groups of the optimizer."""
+        made = {}
         vectors, linear = set(part.vectors), set(part.linear)
-        for number, numel in enumerate(part.parameters):
+        for number in numbers:
             group = int(number in vectors)
             members = self.groups[group]
             start = members[-1].end if members else 0
             is_linear = number in linear
-            members.append(Parameter(numel, group, start, self._autocast and is_linear, is_linear))
-            made.append(members[-1])
+            members.append(Parameter(part.parameters[number], group, start, self._autocast and is_linear, is_linear))
+            made[number] = members[-1]
         return made
 
 
-def _placed(layout: Iterable[Item], own: list[Parameter], outside: list[Parameter]) -> Layout:
+def _placed(layout: Iterable[Item], own: dict[int, Parameter], outside: dict[int, Parameter]) -> Layout:
     """Return a layout with parameters in place of their numbers. Negative numbers are those of the outside."""
     return [
         item if isinstance(item, str) else tuple(own[n] if n >= 0 else outside[-1 - n] for n in item) for item in layout

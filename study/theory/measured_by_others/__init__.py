@@ -70,7 +70,7 @@ def _row(line: dict[str, str]) -> MeasuredRow:
     gpu, node_bandwidth = _GPUS[line["gpu"]]
     sequence_length, num_gpus = int(line["sequence_length"]), int(line["num_gpus"])
     # The models of the tables have as many positions as their sequences have tokens.
-    shape = dataclasses.replace(shapes.find(f"mpt-{line['model']}"), positions=sequence_length)
+    shape = shapes.changed(shapes.find(f"mpt-{line['model']}"), positions=sequence_length)
     resharded = {"FULL_SHARD": True, "SHARD_GRAD_OP": False}[line["sharding_strategy"]]
     checkpointing = {"True": True, "False": False}[line["activation_checkpointing"]]
     micro_batch_size = int(line["micro_batch_size"])
@@ -176,8 +176,8 @@ def _setting(entry: dict[str, Any], content: dict[str, Any]) -> tuple[ModelShape
         job["activation_checkpointing"] = True
     model = {"name": entry["model"], **content["models"].get(entry["model"], {})}
     shape = shapes.find(model.pop("model", entry["model"]))
-    shape = dataclasses.replace(shape, **model)
-    shape = dataclasses.replace(shape, positions=max(shape.positions, job["sequence_length"]))
+    shape = shapes.changed(shape, **model)
+    shape = shapes.changed(shape, positions=max(shape.positions, job["sequence_length"]))
     engine = dict(content["engines"][entry["engine"]])
     precision = entry["precision"]
     if precision in ("fp16", "bf16") and engine["kind"] in ("torch", "ddp") and "accumulation_bytes" not in engine:

@@ -1,6 +1,8 @@
 """Shapes of models. They are found by a known name, a config.json, or an id on the Hugging Face hub."""
 
+from study.theory.shapes.config_json import changed as changed
 from study.theory.shapes.config_json import from_config as from_config
+from study.theory.shapes.config_json import from_parts as from_parts
 from study.theory.shapes.known_models import DEFAULT_LENGTH as DEFAULT_LENGTH
 from study.theory.shapes.known_models import KNOWN as KNOWN
 from study.theory.shapes.known_models import find as find
@@ -8,7 +10,6 @@ from study.theory.shapes.known_models import find_for_length as find_for_length
 from study.theory.shapes.known_models import find_known as find_known
 from study.theory.shapes.known_models import for_length as for_length
 from study.theory.shapes.known_models import read_config as read_config
-from study.theory.shapes.shape import GATED as GATED
 from study.theory.shapes.shape import Architecture as Architecture
 from study.theory.shapes.shape import Head as Head
 from study.theory.shapes.shape import ModelShape as ModelShape

@@ -279,7 +279,7 @@ MODEL_TYPES = {
         layers=_modernbert_layers,
     ),
 }  # fmt: skip
-# The architectures that this project trains. Their shapes have formulas in Python; the others are in architectures.json.
+# The architectures that this project trains. Their shapes have formulas in Python, the others in architectures.json.
 TRAINED = ("bert", "gpt2", "gpt-neo", "gpt-j")
 _DEFAULTS: dict[str, dict[str, Any]] = json.loads(DEFAULTS_FILE.read_text(encoding="utf-8"))
 # Settings that add parameters or change the matrix products. Only the given value, which is the default, is supported.
@@ -292,7 +292,6 @@ REFUSED = {
         'text_config, with model_type "gemma3_text"'
     ),
 }
-TRACE = "Change the file, or install PyTorch and transformers, which can count any model"
 LARGEST_WIDTH = 100_000_000  # upper limit for all sizes in a config.json, including positions
 MOST_LAYERS = 10_000
 
@@ -385,13 +384,13 @@ def _counts(
     variant = _variant(model_type, settings, source)
     blocks = formulas.architectures()[name]["blocks"]
     if variant not in blocks:
-        raise ValueError(f"{source}: there are no formulas for {name} with {variant}. {TRACE}")
+        raise ValueError(f"{source}: there are no formulas for {name} with {variant}")
     layers = ["block"] * shape.layers if model_type.layers is None else model_type.layers(settings, shape.layers)
     if len(layers) != shape.layers or any(kind not in blocks[variant] for kind in layers):
         key = next((key for key in ("layer_types", "no_rope_layers") if settings.get(key)), model_type.keys["layers"])
         raise ValueError(
             f"{source}: {key} is {settings.get(key)!r}, but there are formulas for {shape.layers} blocks of the kinds "
-            f"{', '.join(blocks[variant])}. {TRACE}"
+            f"{', '.join(blocks[variant])}"
         )
     numbers = {
         "hidden": shape.hidden,
@@ -417,9 +416,7 @@ def _variant(model_type: ModelType, settings: dict[str, Any], source: str) -> st
     activation = ACTIVATIONS.get(settings[key])
     if activation not in model_type.activations:
         known = [name for name, kind in ACTIVATIONS.items() if kind in model_type.activations]
-        raise ValueError(
-            f"{source}: {key} is {settings[key]!r}, but there are formulas for {', '.join(known)} only. {TRACE}"
-        )
+        raise ValueError(f"{source}: {key} is {settings[key]!r}, but there are formulas for {', '.join(known)} only")
     different = [] if activation == model_type.activations[0] else [activation]
     for switch in model_type.switches:
         if not isinstance(settings[switch], bool):
@@ -434,6 +431,8 @@ def from_parts(architecture: Architecture, name: str, head: Head, **parts: Any) 
     Parts that are not given have the defaults of the model type.
     """
     type_name, model_type = next(each for each in MODEL_TYPES.items() if each[1].architecture == architecture)
+    if architecture in TRAINED:
+        return ModelShape(name=name, architecture=architecture, head=head, **parts)
     settings = {key: parts[part] for part, key in model_type.keys.items() if part in parts}
     class_name = next(each for each, of_class in model_type.classes.items() if of_class == head)
     labels = {"num_labels": parts["labels"]} if "labels" in parts else {}
@@ -481,7 +480,7 @@ def _check_counted(settings: dict[str, Any], model_type: ModelType, source: str)
         counted_values.pop(key, None)
     for key, counted in counted_values.items():
         if (value := settings.get(key, counted)) != counted:
-            raise ValueError(f"{source}: {key} is {value!r}, but there are formulas for {counted} only. {TRACE}")
+            raise ValueError(f"{source}: {key} is {value!r}, but there are formulas for {counted} only")
 
 
 def _class(content: dict[str, Any], model_type: ModelType, source: str) -> tuple[str, int]:
@@ -489,8 +488,7 @@ def _class(content: dict[str, Any], model_type: ModelType, source: str) -> tuple
     classes = content.get("architectures") or [next(iter(model_type.classes))]
     if not isinstance(classes, list) or len(classes) != 1 or classes[0] not in [*model_type.classes]:
         raise ValueError(
-            f"{source}: architectures is {classes!r}, but there are formulas for one of"
-            f" {', '.join(model_type.classes)}. {TRACE}"
+            f"{source}: architectures is {classes!r}, but there are formulas for one of {', '.join(model_type.classes)}"
         )
     names = content.get("id2label")
     if names is not None and not isinstance(names, dict):

@@ -6,7 +6,7 @@ widely used models. This module needs neither torch nor transformers.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -128,6 +128,25 @@ class ModelCounts:
     def embedding_params(self) -> int:
         """The elements of the largest embedding."""
         return 0 if self.embedding is None else self.outside.parameters[self.embedding]
+
+    @property
+    def declared(self) -> Iterator[tuple[int | None, Sequence[int]]]:
+        """The parameters in their usual order: the kind of each block, or None outside, with parameter numbers of it.
+
+        Modules outside the blocks come first if the forward pass visits them first, and otherwise last.
+        """
+        early = {number for item in self.before if not isinstance(item, str) for number in item}
+        outside = range(len(self.outside.parameters))
+        yield None, [number for number in outside if number in early]
+        left = list(self.copies)
+        for kind in self.executed:
+            if left[kind]:
+                left[kind] -= 1
+                yield kind, range(len(self.kinds[kind].parameters))
+        for kind, copies in enumerate(left):
+            for _ in range(copies):
+                yield kind, range(len(self.kinds[kind].parameters))
+        yield None, [number for number in outside if number not in early]
 
     @property
     def blocks(self) -> tuple[PartCounts, ...]:

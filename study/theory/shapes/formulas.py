@@ -30,9 +30,7 @@ def architectures() -> dict[str, Any]:
 
 def evaluate(formula: str, numbers: Mapping[str, float]) -> float:
     """Return the value of a formula: a sum of products, or the largest of several sums."""
-    return max(
-        sum(_product(term.split("*"), numbers) for term in each.split(" + ")) for each in formula.split(MAXIMUM)
-    )
+    return max(sum(_product(term.split("*"), numbers) for term in each.split(" + ")) for each in formula.split(MAXIMUM))
 
 
 def _product(factors: Sequence[str], numbers: Mapping[str, float]) -> float:

@@ -9,35 +9,51 @@ tokens, which is 2048 in most rows.
 from __future__ import annotations
 
 import csv
-import dataclasses
 import difflib
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from study.files import parse_json
 from study.theory.shapes import hub
-from study.theory.shapes.config_json import from_config
+from study.theory.shapes.config_json import changed, from_config, from_parts
 from study.theory.shapes.shape import ModelShape
 
 COUNTS = ("layers", "hidden", "heads", "kv_heads", "feed_forward", "head_size", "vocabulary", "positions")
 DEFAULT_LENGTH = 1024  # default length of a sequence, in tokens
 
 
-def _read() -> dict[str, tuple[ModelShape, list[str]]]:
-    """Return the shape and the hub ids of each known model, by name."""
-    with open(Path(__file__).with_name("known_models.csv"), encoding="utf-8", newline="") as file:
-        return {line["name"]: (_shape_of(line), line["hub_ids"].split()) for line in csv.DictReader(file)}
+class _Known(Mapping[str, ModelShape]):
+    """The shapes of known models by name. A shape is made when it is first looked up."""
+
+    def __init__(self) -> None:
+        with open(Path(__file__).with_name("known_models.csv"), encoding="utf-8", newline="") as file:
+            self.lines = {line["name"]: line for line in csv.DictReader(file)}
+        self._shapes: dict[str, ModelShape] = {}
+
+    def __getitem__(self, name: str) -> ModelShape:
+        if name not in self._shapes:
+            self._shapes[name] = _shape_of(self.lines[name])
+        return self._shapes[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.lines)
+
+    def __len__(self) -> int:
+        return len(self.lines)
 
 
 def _shape_of(line: dict[str, str]) -> ModelShape:
     words: dict[str, Any] = {name: line[name] for name in ("name", "architecture", "activation", "head")}
     counts: dict[str, Any] = {name: int(line[name]) for name in COUNTS}
-    return ModelShape(**words, **counts, tied=line["tied"] == "True")
+    return from_parts(**words, **counts, tied=line["tied"] == "True")
 
 
-_ROWS = _read()
-KNOWN: dict[str, ModelShape] = {name: shape for name, (shape, _) in _ROWS.items()}
-_BY_NAME = KNOWN | {hub_id.lower(): shape for shape, ids in _ROWS.values() for hub_id in ids}
+KNOWN = _Known()
+# The names of known models by their spellings: the names themselves, and ids on the hub in lower case.
+_BY_NAME = {name: name for name in KNOWN} | {
+    hub_id.lower(): name for name, line in KNOWN.lines.items() for hub_id in line["hub_ids"].split()
+}
 
 
 LONGEST_PATH = 1024  # longer paths cause an error in the file system
@@ -48,7 +64,8 @@ def find_known(text: str) -> ModelShape | None:
 
     This reads no file and does not contact the hub.
     """
-    return _BY_NAME.get(text.strip().lower())
+    name = _BY_NAME.get(text.strip().lower())
+    return None if name is None else KNOWN[name]
 
 
 def find(text: str) -> ModelShape:
@@ -77,7 +94,7 @@ def for_length(shape: ModelShape, sequence_length: int | None = None) -> tuple[M
     if length <= shape.positions:
         return shape, length, list(shape.notes)
     note = f"{shape.name} has {shape.positions:,} positions: taken as if it had {length:,}"
-    return dataclasses.replace(shape, positions=length), length, [*shape.notes, note]
+    return changed(shape, positions=length), length, [*shape.notes, note]
 
 
 def read_config(text: str) -> tuple[dict[str, Any], str]:
@@ -97,7 +114,7 @@ def read_config(text: str) -> tuple[dict[str, Any], str]:
     owner, slash, name = text.partition("/")
     if slash and owner and name and "/" not in name and " " not in text:
         return _from_hub(text)
-    near = list(dict.fromkeys(_BY_NAME[n].name for n in difflib.get_close_matches(text.lower(), _BY_NAME, n=3)))
+    near = list(dict.fromkeys(_BY_NAME[n] for n in difflib.get_close_matches(text.lower(), _BY_NAME, n=3)))
     hint = f"near are {', '.join(near)}" if near else f"known are {', '.join(KNOWN)}"
     raise ValueError(f"unknown model {text!r}: {hint}. Use a known name, a config.json, or a hub id (owner/name)")
 
@@ -140,6 +157,6 @@ def _from_hub(hub_id: str) -> tuple[dict[str, Any], str]:
 def _near(text: str) -> str:
     """Return the start of a sentence that suggests similar known names. The caller continues it with "or"."""
     name = text.lower().rpartition("/")[2]
-    by_last_part = {spelling.rpartition("/")[2]: shape.name for spelling, shape in _BY_NAME.items()}
+    by_last_part = {spelling.rpartition("/")[2]: known for spelling, known in _BY_NAME.items()}
     near = dict.fromkeys(by_last_part[n] for n in difflib.get_close_matches(name, by_last_part, n=3, cutoff=0.5))
     return f"give a known name of about its size, such as {', '.join(near)}" if near else "give a known name"

@@ -19,12 +19,7 @@ Architecture: TypeAlias = str
 # for a whole sequence or for every token.
 Head = Literal["tokens", "sequence classes", "token classes", "none"]
 
-# In these, the feed-forward layer has a gate, so it has three matrices instead of two.
-GATED: tuple[Architecture, ...] = ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "mixtral", "qwen3-moe")
-LEARNED_POSITIONS: tuple[Architecture, ...] = ("bert", "gpt2", "gpt-neo", "opt")
-FOUR_NORMS: tuple[Architecture, ...] = ("gemma2", "gemma3")  # four norms per block
-HEAD_NORMS: tuple[Architecture, ...] = ("qwen3", "gemma3", "qwen3-moe")  # with norms of every query and key
-OPT_OFFSET = 2  # unused rows of its position embedding
+LEARNED_POSITIONS: tuple[Architecture, ...] = ("bert", "gpt2", "gpt-neo")
 
 
 @dataclass(frozen=True)
@@ -51,9 +46,7 @@ class Widths:
     hidden: int
     attention: int  # width of all queries together
     key_value: int  # width of all keys together, and of all values
-    feed_forward: int  # width of one expert, if there are experts
-    head_size: int
-    experts: int = 0
+    feed_forward: int
 
 
 @dataclass(frozen=True)
@@ -78,32 +71,15 @@ def block(w: Widths) -> tuple[list[int], list[int]]:
     fused = [sum(attention[:3]), attention[3]]  # query, key and value are one matrix
     plain = [hidden * wide, wide * hidden]
     match w.architecture:
-        case "bert" | "opt":  # biases of query, key, value and output; a norm; another norm at the end
+        case "bert":  # biases of query, key, value and output; a norm; another norm at the end
             return [*attention, *plain], [hidden] * 6 + [wide] + [hidden] * 3
         case "gpt2":
             return [*fused, *plain], [hidden] * 2 + [3 * hidden] + [hidden] * 3 + [wide, hidden]
-        case "gpt-neox":  # both norms first
-            return [*fused, *plain], [hidden] * 4 + [3 * hidden, hidden, wide, hidden]
         case "gpt-neo":  # in attention, only the output has a bias
             return [*attention, *plain], [hidden] * 5 + [wide, hidden]
         case "gpt-j":  # one norm for both halves of the block; no biases in attention
             return [*attention, *plain], [hidden] * 2 + [wide, hidden]
-    biases = [w.attention, w.key_value, w.key_value] if w.architecture == "qwen2" else []
-    head_norms = [w.head_size] * 2 if w.architecture in HEAD_NORMS else []
-    norms = [hidden] * (4 if w.architecture in FOUR_NORMS else 2)  # without biases
-    return [*attention, *_gated_feed_forward(w)], [*biases, *head_norms, *norms]
-
-
-def _gated_feed_forward(w: Widths) -> list[int]:
-    """Return the sizes of the gate, up and down projections.
-
-    With experts, all gate and up projections are one parameter, and the router is an additional parameter.
-    """
-    matrix = w.hidden * w.feed_forward
-    if not w.experts:
-        return [matrix, matrix, matrix]
-    router, experts = w.hidden * w.experts, [w.experts * 2 * matrix, w.experts * matrix]
-    return [router, *experts] if w.architecture == "mixtral" else [*experts, router]
+    raise ValueError(f"there are no formulas for the blocks of {w.architecture}")
 
 
 def all_sizes(w: Widths, outside: Outside) -> ParameterSizes:
@@ -112,14 +88,10 @@ def all_sizes(w: Widths, outside: Outside) -> ParameterSizes:
     block_matrices, block_vectors = block(w)
     embeddings, first_norm, last_norm = [outside.vocabulary * hidden], [], [hidden] * 2
     if w.architecture in LEARNED_POSITIONS:
-        embeddings.append((outside.positions + (OPT_OFFSET if w.architecture == "opt" else 0)) * hidden)
+        embeddings.append(outside.positions * hidden)
     if w.architecture == "bert":  # token types; the norm is after the embeddings, not at the end
         embeddings.append(2 * hidden)
         first_norm, last_norm = [hidden] * 2, []
-    elif w.architecture == "opt":  # declared before the blocks
-        first_norm, last_norm = [hidden] * 2, []
-    elif w.architecture in GATED:
-        last_norm = [hidden]
     head, head_vectors = _head(w, outside)
     return ParameterSizes(
         matrices=(*embeddings, *block_matrices * outside.layers, *head),
@@ -193,8 +165,7 @@ class ModelShape:
         """Number of active parameters: all parameters except those of the experts that a token does not use."""
         if self.counts is not None:
             return self.counts.active_params
-        idle = self.experts - self.experts_per_token
-        return self.num_params - self.layers * idle * 3 * self.hidden * self.feed_forward
+        return self.num_params
 
     @property
     def block_params(self) -> int:
@@ -278,12 +249,7 @@ class ModelShape:
         """Number of rows of the learned position embedding. 0 if there is none."""
         if self.architecture not in LEARNED_POSITIONS:
             return 0
-        return self.positions + (OPT_OFFSET if self.architecture == "opt" else 0)
-
-    @property
-    def feed_forward_per_token(self) -> int:
-        """The feed-forward width per token, summed over the experts that a token uses."""
-        return self.feed_forward * (self.experts_per_token or 1)
+        return self.positions
 
     @property
     def _widths(self) -> Widths:
@@ -293,8 +259,6 @@ class ModelShape:
             attention=self.heads * self.head_size,
             key_value=self.kv_heads * self.head_size,
             feed_forward=self.feed_forward,
-            head_size=self.head_size,
-            experts=self.experts,
         )
 
 
@@ -334,11 +298,11 @@ def traced(
 
 def _traced_sizes(counts: ModelCounts) -> ParameterSizes:
     groups: tuple[list[int], list[int]] = ([], [])
-    blocks = [kind for kind, copies in zip(counts.kinds, counts.copies, strict=True) for _ in range(copies)]
-    for part in (counts.outside, *blocks):
+    for kind, numbers in counts.declared:
+        part = counts.outside if kind is None else counts.kinds[kind]
         vectors = set(part.vectors)
-        for number, numel in enumerate(part.parameters):
-            groups[number in vectors].append(numel)
+        for number in numbers:
+            groups[number in vectors].append(part.parameters[number])
     return ParameterSizes(tuple(groups[0]), tuple(groups[1]))
 
 
@@ -408,7 +372,7 @@ def with_vocabulary(
 
     `vocabulary` is the number of rows of its embedding.
     """
-    widths = Widths(architecture, hidden, attention=hidden, key_value=hidden, feed_forward=4 * hidden, head_size=0)
+    widths = Widths(architecture, hidden, attention=hidden, key_value=hidden, feed_forward=4 * hidden)
     tied, head = architecture != "gpt-j", _study_head(architecture)
     return all_sizes(widths, Outside(layers, positions, vocabulary, tied, head, labels=2))
 
