@@ -14,20 +14,15 @@ from study.training.memory import CpuPeak
 BATCH, LENGTH = 3, 40
 SIZES = {"hidden": 64, "feed_forward": 200, "words": 1000, "positions": 64}
 # What is called otherwise here, and the names of dropouts.
-MODEL_TYPES = {
-    "gemma3": "gemma3_text", "qwen3-moe": "qwen3_moe", "gpt-j": "gptj", "gpt-neo": "gpt_neo", "gpt-neox": "gpt_neox",
-}  # fmt: skip
+MODEL_TYPES = {"gpt-j": "gptj", "gpt-neo": "gpt_neo"}
 DROPOUTS = {
     "bert": ["hidden_dropout_prob", "attention_probs_dropout_prob"],
     **dict.fromkeys(("gpt2", "gpt-j"), ("resid_pdrop", "embd_pdrop", "attn_pdrop")),
     "gpt-neo": ["resid_dropout", "embed_dropout", "attention_dropout"],
-    "gpt-neox": ["hidden_dropout", "attention_dropout"],
-    "opt": ["dropout", "attention_dropout"],
 }
 CLASSES = {"fp32": "fp32", "autocast": "bf16-autocast", "half": "bf16"}
-# One architecture for each block that is counted otherwise; Mistral's and Qwen2's are Llama's.
-BLOCKS = [name for name in activations.BLOCKS if name not in ("mistral", "qwen2")]
-DROPPED = [name for name in BLOCKS if name not in ("qwen3", "mixtral", "qwen3-moe")]  # attention's own, as Llama's
+# The architectures with formulas in Python; test_formulas.py has the others.
+BLOCKS = list(activations.BLOCKS)
 SDPA = [name for name in BLOCKS if name not in activations.EAGER_ONLY]
 
 
@@ -35,7 +30,6 @@ def build(architecture: str, layers: int, attention: str, dropout: float) -> tor
     model_type = MODEL_TYPES.get(architecture, architecture)
     own = {
         "gpt-neo": {"attention_types": [[["global"], layers]], "num_layers": layers},
-        "qwen3-moe": {"num_experts": 8, "moe_intermediate_size": 200},  # beside which a few numbers per row are little
     }.get(architecture, {})
     own |= dict.fromkeys(DROPOUTS.get(architecture, ["attention_dropout"]), dropout)
     own |= {"attn_implementation": attention, "use_cache": False}
@@ -77,7 +71,7 @@ def shape_of(model: torch.nn.Module) -> shapes.ModelShape:
     [
         *((name, "sdpa", 0.0) for name in SDPA),
         *((name, "eager", 0.0) for name in BLOCKS),
-        *((name, "eager", 0.1) for name in DROPPED),
+        *((name, "eager", 0.1) for name in BLOCKS),
         ("bert", "sdpa", 0.1),
         ("gpt2", "sdpa", 0.1),
     ],

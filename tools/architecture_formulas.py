@@ -121,12 +121,13 @@ class Traces:
 
     def sample(self, name: str, seed: int, class_name: str, tied: bool, variant: str, has_eager: bool) -> Sample:
         """Return the numbers and the counts of a random model. Outside the blocks, eager attention is left out."""
-        numbers = numbers_of(draw(name, seed))
+        sizes = draw(name, seed) | ({"labels": 2} if class_name.endswith("QuestionAnswering") else {})
+        numbers = numbers_of(sizes)
         file = f"{name}-{seed}-{variant}-{class_name}-{tied}{'' if has_eager else '-sdpa'}.pkl"
         path = None if self.folder is None else self.folder / file
         if path is not None and path.is_file():
             return numbers, pickle.loads(path.read_bytes())
-        config = _config(name, draw(name, seed), variant, tied)
+        config = _config(name, sizes, variant, tied)
         count.ATTENTION = ("sdpa", "eager") if has_eager else ("sdpa",)  # type: ignore[assignment]
         try:
             counts = count.count(getattr(transformers, class_name), config)
@@ -140,13 +141,17 @@ class Traces:
 def _config(name: str, sizes: Mapping[str, int], variant: str, tied: bool) -> Any:
     kind = MODEL_TYPES[name]
     settings: dict[str, Any] = {key: sizes[part] for part, key in (kind.keys | kind.more).items() if part in sizes}
+    fields_of = {each.name for each in fields(CONFIG_MAPPING[name])}
+    own_names = {own: name for name, own in CONFIG_MAPPING[name].attribute_map.items() if name in fields_of}
+    settings = {own_names.get(key, key): value for key, value in settings.items()}
     settings |= TRACED_WITH.get(name, {})
     lists = [value for value in settings.values() if isinstance(value, list) and len(value) > 1]
     settings[kind.keys["layers"]] = len(lists[0]) if lists else 2
     for word in variant.split(" and ") if variant else []:
         settings |= {kind.keys["activation"]: ACTIVATION[word]} if word in ACTIVATION else {word: True}
     tokens = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"), 0)
-    return CONFIG_MAPPING[name](**settings, **tokens, tie_word_embeddings=tied, num_labels=sizes["labels"])
+    configuration: Any = CONFIG_MAPPING[name]
+    return configuration(**settings, **tokens, tie_word_embeddings=tied, num_labels=sizes["labels"])
 
 
 # ---------------------------------------------------------------- formulas
@@ -318,7 +323,7 @@ def _maximum(y: np.ndarray[Any, Any], columns: Columns) -> str | None:
                     factors = np.round(np.linalg.solve(matrix[list(places)], y[list(places)]))
                 except np.linalg.LinAlgError:
                     continue
-                if tuple(factors) in tried or (factors <= 0).any():
+                if tuple(factors) in tried or (factors == 0).any() or factors.max() < 0:
                     continue
                 tried.add(tuple(factors))
                 values = matrix @ factors
@@ -417,7 +422,7 @@ def part_formulas(fitter: Fitter, samples: Sequence[tuple[dict[str, int], PartCo
     def setting(name: str) -> dict[str, Any]:
         result: dict[str, Any] = {}
         counts = [part.settings[name] for part in parts if name in part.settings]
-        for each in (each.name for each in fields(SettingCounts)):
+        for each in (each.name for each in fields(SettingCounts) if each.name != "temporary_elsewhere"):
             values = [getattr(count, each) for count in counts]
             if each == "kernels":
                 result[each] = Counter(values).most_common(1)[0][0]
@@ -433,6 +438,14 @@ def part_formulas(fitter: Fitter, samples: Sequence[tuple[dict[str, int], PartCo
                 )
                 per_pair = round(values[pairs[0]].per_pair / numbers[pairs[0]]["heads"])
                 result[each] = ["0", per_token, f"{per_pair}*heads"]
+                others = [at for at, value in enumerate(values) if not value.per_pair]
+                if others and name.endswith("sdpa"):  # a model that has eager attention only
+                    result["temporary_elsewhere"] = fitter.fit(
+                        f"{place} {name} temporary per_token",
+                        [values[at].per_token for at in others],
+                        [numbers[at] for at in others],
+                        terms,
+                    )
             else:
                 result[each] = polynomial(f"{name} {each}", values)
         return result
@@ -568,6 +581,8 @@ def architecture(fitter: Fitter, traces: Traces, name: str) -> tuple[dict[str, A
             key = f"{each} tied" if is_tied and head == "tokens" else each
             for size in range(FEWEST_OUTSIDE, MOST_OUTSIDE + 1):
                 samples = [traces.sample(name, seed, each, is_tied, "", False) for seed in range(size + 1)]
+                if size == FEWEST_OUTSIDE and len({n["labels"] for n, _ in samples[:-1]}) == 1:
+                    continue  # else the number of labels would count as a constant
                 trial = fitter.copy()
                 outsides[key] = outside_formulas(trial, samples[:-1], eager)
                 n, counts = samples[-1]
@@ -592,13 +607,20 @@ def part_errors(content: Mapping[str, Any], numbers: Mapping[str, int], part: Pa
     for setting, counts in part.settings.items():
         for each in fields(SettingCounts):
             own, true = getattr(computed.settings[setting], each.name), getattr(counts, each.name)
-            if each.name == "temporary" and setting.endswith("eager"):  # the larger of two peaks counts
-                sdpa = setting.replace("eager", "sdpa")
-                pair = ((computed.settings, own), (part.settings, true))
-                peaks = [max(peak.of(1, LONG), settings[sdpa].temporary.of(1, LONG)) for settings, peak in pair]
-                own, true = map(float, peaks)
+            if each.name == "temporary":
+                own, true = peak(computed.settings, setting), peak(part.settings, setting)
+            if each.name == "temporary_elsewhere":
+                continue
             errors[f"{setting} {each.name}"] = difference(own, true)
     return errors
+
+
+def peak(settings: Mapping[str, SettingCounts], name: str) -> float:
+    """Return the largest temporary bytes of a part with a sequence of LONG tokens."""
+    of_setting = (settings[name], settings[name.replace("eager", "sdpa")])
+    return max(
+        float(each.of(1, LONG)) for setting in of_setting for each in (setting.temporary, setting.temporary_elsewhere)
+    )
 
 
 def difference(one: Any, other: Any) -> float:

@@ -81,7 +81,8 @@ def temporary_bytes(counts: ModelCounts, arithmetic: Arithmetic, job: Job) -> Nu
     def temporary(part: PartCounts) -> Numbers:
         # The matrices of eager attention are needed at another time than the largest tensors of fused attention's step.
         settings = (setting_of(part, arithmetic, job), part.settings[f"{arithmetic} sdpa"])
-        highest = _largest([setting.temporary.of(batch, length) for setting in settings])
+        peaks = [peak for setting in settings for peak in (setting.temporary, setting.temporary_elsewhere)]
+        highest = _largest([peak.of(batch, length) for peak in peaks])
         # A single kernel needs the gradients of its input and its output. Several kernels need those of each result.
         return np.maximum(highest - size * part.composed.of(batch, length), highest / 2) if job.is_fused else highest
 

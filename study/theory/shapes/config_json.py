@@ -128,12 +128,6 @@ def _rotated_layers(settings: dict[str, Any], count: int) -> list[str]:
     return ["rotary positions" if each else "no positions" for each in rotated]
 
 
-_QWEN_MOE_KEYS = {
-    **_LLAMA_KEYS,
-    "experts": "num_experts",
-    "experts_per_token": "num_experts_per_tok",
-    "feed_forward": "moe_intermediate_size",
-}
 MODEL_TYPES = {
     "bert": ModelType("bert", _encoder("Bert"), _KEYS),
     "gpt2": ModelType("gpt2", _decoder("GPT2", "LMHeadModel"), _GPT2_KEYS, derived=frozenset({"feed_forward"})),
@@ -180,11 +174,10 @@ MODEL_TYPES = {
         counted={"use_bidirectional_attention": False},
         layers=_alternating(6, "sliding_window_pattern"),
     ),
-    "mixtral": ModelType("mixtral", _decoder("Mixtral"), _EXPERT_KEYS, derived=frozenset({"kv_heads", "head_size"})),
     "qwen2_moe": ModelType(
         "qwen2-moe",
         _decoder("Qwen2Moe"),
-        _QWEN_MOE_KEYS,
+        {**_EXPERT_KEYS, "experts": "num_experts", "feed_forward": "moe_intermediate_size"},
         derived=frozenset({"head_size"}),
         counted={"qkv_bias": True},
         window_switch="use_sliding_window",
@@ -194,12 +187,13 @@ MODEL_TYPES = {
     "qwen3_moe": ModelType(
         "qwen3-moe",
         _decoder("Qwen3Moe"),
-        _QWEN_MOE_KEYS,
+        {**_EXPERT_KEYS, "feed_forward": "moe_intermediate_size"},
         derived=frozenset({"head_size"}),
         window_switch="use_sliding_window",
         more={"dense": "intermediate_size"},
         layers=_sparse_layers,
     ),
+    "mixtral": ModelType("mixtral", _decoder("Mixtral"), _EXPERT_KEYS, derived=frozenset({"kv_heads", "head_size"})),
     "gpt_oss": ModelType(
         "gpt-oss",
         _decoder("GptOss"),

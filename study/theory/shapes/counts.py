@@ -64,6 +64,7 @@ class SettingCounts:
     moved_backward: Polynomial
     kernels: int  # number of kernels in the forward pass
     casts: int = 0  # bytes of autocast's copies of the weights
+    temporary_elsewhere: Polynomial = Polynomial()  # a peak at another moment, which is the higher one at some lengths
 
 
 @dataclass(frozen=True)

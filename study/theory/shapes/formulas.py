@@ -101,6 +101,7 @@ def _setting(setting: Mapping[str, Any], numbers: Mapping[str, float]) -> Settin
         moved_backward=_polynomial(setting["moved_backward"], numbers),
         kernels=setting["kernels"],
         casts=_whole(setting["casts"], numbers),
+        temporary_elsewhere=_polynomial(setting.get("temporary_elsewhere", "0"), numbers),
     )
 
 
