@@ -59,34 +59,21 @@ FUSED_ATTENTION = "_scaled_dot_product"
 PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "convolution", "_grouped_mm", "mv", "addmv", "addbmm", "dot")
 
 
-def count_class(name: str) -> ModelCounts:
-    """Count a class of transformers in its default configuration. Raises Refusal if it cannot be built or traced."""
-    built = getattr(transformers, name, None)
-    configuration = getattr(built, "config_class", None)
-    if built is None or configuration is None:
-        raise Refusal(f"{name}: transformers {transformers.__version__} has no model class of this name")
-    try:
-        config = configuration()
-    except Exception as error:  # a configuration may raise anything
-        raise Refusal(f"{name}: its default configuration cannot be made ({_in_words(error)})") from None
-    return count(built, config)
-
-
 def _quiet() -> None:
     """Do not print the traceback of an operator that fails, because the caller gets it as an exception."""
     logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL + 1)
     transformers.utils.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
 
 
-def count(built: type[Any], config: Any) -> ModelCounts:
-    """Count a model of a class and a configuration of transformers.
+def count(built: type[Any], config: Any, attention: Sequence[str] = ATTENTION) -> ModelCounts:
+    """Count a model of a class and a configuration of transformers, with these kernels of attention.
 
     Raises Refusal with what could not be built or traced.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         _quiet()
-        return _Counting(built, config).counts()
+        return _Counting(built, config).counts(attention)
 
 
 def prepare(config: Any) -> None:
@@ -446,7 +433,7 @@ class _Counting:
                     self.has_sdpa = False
                     self.model = make(copy.deepcopy(self._config), attn_implementation="eager")
         except Exception as error:  # any class and configuration may come here and raise anything
-            raise Refusal(f"{self.name}: transformers cannot build it ({_in_words(error)})") from None
+            raise Refusal(f"{self.name}: transformers cannot build it ({in_words(error)})") from None
         self.config = self.model.config
         self.model.train()
         if hasattr(self.model, "set_default_language"):
@@ -461,7 +448,8 @@ class _Counting:
         by_signature: dict[tuple[Any, ...], int] = {}
         seen: set[int] = set()  # parameters
         for module in self.model.modules():
-            module._meta_parameters = [p for p in module._parameters.values() if p is not None]  # type: ignore[assignment]
+            own: Any = [p for p in module._parameters.values() if p is not None]
+            module._meta_parameters = own
         for owner, blocks in _block_lists(self.model):
             kept: list[int] = []
             for place, block in enumerate(blocks):
@@ -545,15 +533,16 @@ class _Counting:
             inputs["use_cache"] = False  # type: ignore[assignment]
         return inputs
 
-    def counts(self) -> ModelCounts:
+    def counts(self, attention: Sequence[str]) -> ModelCounts:
+        """Return the counts of the model. Raises Refusal with the reason if a training step cannot be traced."""
         try:
-            return self._counts()
+            return self._counts(attention)
         except Refusal:
             raise
         except Exception as error:  # the code of any model may come here and raise anything
-            raise Refusal(f"{self.name}: a training step cannot be traced ({_in_words(error)})") from None
+            raise Refusal(f"{self.name}: a training step cannot be traced ({in_words(error)})") from None
 
-    def _counts(self) -> ModelCounts:
+    def _counts(self, kernels: Sequence[str]) -> ModelCounts:
         lengths = self._lengths()
         began = time.perf_counter()
         first = self._first_run(lengths[-1])
@@ -561,7 +550,7 @@ class _Counting:
             lengths = SHORT_LENGTHS
             first = self.run("autocast sdpa" if self.needs_autocast else "half sdpa", BATCH, lengths[-1])
         runs: dict[str, list[_Seen]] = {}
-        for setting in (f"{arithmetic} {attention}" for attention in ATTENTION for arithmetic in ARITHMETIC):
+        for setting in (f"{arithmetic} {attention}" for attention in kernels for arithmetic in ARITHMETIC):
             if setting.endswith("eager") and not (self.has_sdpa and any(first.attention.values())):
                 continue
             # A model that cannot be cast to 16 bits computes under autocast there.
@@ -599,7 +588,7 @@ class _Counting:
         try:
             return self.run("half sdpa", BATCH, length)
         except Exception as error:  # the code of any model may come here and raise anything
-            reason = _in_words(error)
+            reason = in_words(error)
         for cut, casts_buffers in ((False, False), (True, True), (False, True)):
             self._build()
             self._find_kinds(cut)
@@ -607,7 +596,7 @@ class _Counting:
             try:
                 return self.run("half sdpa", BATCH, length)
             except Exception as error:
-                reason = reason or _in_words(error)
+                reason = reason or in_words(error)
         self._build()
         self._find_kinds(cut=True)
         self.casts_buffers, self.needs_autocast = False, True
@@ -783,7 +772,7 @@ def _with_gradients(events: list[tuple[int, str, nn.Module]]) -> list[bool]:
 
 
 def _items(action: str, module: nn.Module, numbers: dict[int, int]) -> list[Item]:
-    own = tuple(numbers[id(p)] for p in module._meta_parameters if id(p) in numbers)  # type: ignore[union-attr]
+    own = tuple(numbers[id(p)] for p in getattr(module, "_meta_parameters", ()) if id(p) in numbers)
     is_container = bool(module._modules)
     if action == "enter":
         return ["(", *([own] if own else [])] if is_container else [own]
@@ -831,7 +820,7 @@ def fit(values: Sequence[float], lengths: Sequence[int], has_constant: bool = Tr
         if (found < 0).any():
             continue
         worst = float(np.abs(columns @ found - y).max() / highest)
-        polynomial = Polynomial(**dict(zip(names, map(float, found), strict=True)))
+        polynomial = Polynomial(**{name: round(float(value), 4) for name, value in zip(names, found, strict=True)})
         if best is None or worst < best[0]:
             best = worst, polynomial
         if worst < CLOSE:
@@ -915,5 +904,5 @@ def _logits(outputs: Any) -> Tensor | None:
     )
 
 
-def _in_words(error: Exception) -> str:
+def in_words(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
