@@ -24,14 +24,12 @@ import numpy as np
 import torch
 import transformers
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from study.dryrun.fake import ANSWER, change_in_place
+from study.dryrun.fake import without_memory
 from study.dryrun.tracker import TensorTracker
-from study.engines.hooks import listening
 from study.errors import Refusal
 from study.theory.shapes.counts import Item, ModelCounts, PartCounts, Polynomial, SettingCounts
 
@@ -194,10 +192,11 @@ class _Seen:
 class _Watch(TensorTracker):  # type: ignore[no-untyped-call]
     """Record what each part of a model saves, multiplies and moves."""
 
-    def __init__(self, model: nn.Module, kinds: dict[nn.Module, int]) -> None:
+    def __init__(self, model: nn.Module, kinds: dict[nn.Module, int], experts: int) -> None:
         super().__init__()
         self.seen = _Seen()
         self._kinds = kinds
+        self._experts = experts
         self._running: list[nn.Module] = []
         self._part = OUTSIDE
         self._is_backward = False
@@ -281,12 +280,9 @@ class _Watch(TensorTracker):  # type: ignore[no-untyped-call]
     # ------------------------------------------------------------ operators
 
     def _run(self, func: Any, args: Any, options: Any) -> Any:
-        if func is torch.ops.aten._local_scalar_dense.default:  # a model that reads a number goes on with this one
-            kind = args[0].dtype
-            return ANSWER if kind.is_floating_point else False if kind is torch.bool else 0
-        if func is torch.ops.aten._grouped_mm.default and args[0].dtype is torch.float32:
-            # The shapes of PyTorch's fake operator are right, but it accepts only 16 bits.
-            result = func(args[0].bfloat16(), args[1].bfloat16(), *args[2:], **{**options, "out_dtype": None}).float()
+        if func is torch.ops.aten.nonzero.default and self._experts:
+            # The tokens of one expert, if all experts have equally many.
+            result = args[0].new_empty((args[0].numel() // self._experts, args[0].dim()), dtype=torch.long)
         else:
             result = func(*args, **options)
         self._count(func, args, options, result)
@@ -494,14 +490,9 @@ class _Counting:
         if self.has_sdpa:
             self.model.set_attn_implementation(attention)
         with ExitStack() as stack:
-            stack.enter_context(
-                listening(transformers.masking_utils, "find_packed_sequence_indices", lambda call, position_ids: None)
-            )
-            stack.enter_context(listening(nn.Module, "_apply", change_in_place))
-            stack.enter_context(listening(torch.distributions.Distribution, "__init__", _unchecked))
-            stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+            stack.enter_context(without_memory())
             stack.enter_context(_materialized(self.model, dtype, self.casts_buffers))
-            watch = _Watch(self.model, self.kind_of)
+            watch = _Watch(self.model, self.kind_of, _first(self.config, *EXPERTS, default=0))
             inputs = self._inputs(batch, length, dtype)
             stack.enter_context(watch)
             with (
@@ -730,17 +721,19 @@ class _Counting:
 
     def _experts(self, named: list[tuple[str, Any]], rows: float | None, length: int) -> int:
         """Return the elements of the experts of a block that a token does not use."""
+        per_token: float = rows / (BATCH * length) if rows else _first(self.config, *ACTIVE_EXPERTS, default=0)
         count: int = _first(self.config, *EXPERTS, default=0)
-        chosen: float = rows / (BATCH * length) if rows else _first(self.config, *ACTIVE_EXPERTS, default=0)
-        if not isinstance(count, int) or not count or not chosen or chosen >= count:
+        if not per_token or not count:
             return 0
-        of_experts: int = sum(
-            p.numel()
-            for name, p in named
-            if (p.dim() >= 2 and p.shape[0] == count and "expert" in name and "shared" not in name and p.dim() == 3)
-            or re.search(r"experts\.\d+\.", name)
-        )
-        return round(of_experts * (count - chosen) / count)
+        idle = 0.0
+        for name, parameter in named:
+            if "shared" in name or "expert" not in name:
+                continue
+            if parameter.dim() == 3:  # of all experts together
+                idle += parameter.numel() * max(0.0, 1 - per_token / parameter.shape[0])
+            elif re.search(r"experts\.\d+\.", name):
+                idle += parameter.numel() * max(0.0, 1 - per_token / count)
+        return round(idle)
 
     # ------------------------------------------------------------ layout
 
@@ -847,11 +840,6 @@ def fit(values: Sequence[float], lengths: Sequence[int], has_constant: bool = Tr
         return Polynomial(per_token=float(values[-1] / lengths[-1]))
     chosen = best[1] if worst >= CLOSE else polynomial
     return chosen if has_constant else Polynomial(0.0, chosen.per_token, chosen.per_pair)
-
-
-def _unchecked(call: Callable[..., None], *arguments: Any, **options: Any) -> None:
-    """Make a random distribution without reading its parameters."""
-    call(*arguments, **{**options, "validate_args": False})
 
 
 def _first(config: Any, *names: str, default: Any) -> Any:

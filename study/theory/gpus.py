@@ -146,6 +146,8 @@ def _gpu(
 # 0.45 to 0.78 GiB for MI300X. H100 is assumed to equal H200, GB200, B300 and GB300 to equal B200, and MI325X and MI355X
 # to equal MI300X. For Gaudi, the total is the limit of Habana's allocator, as in its example of Optimum Habana, which
 # has no context.
+# Rates of RTX A6000, RTX 6000 Ada and H200 NVL, and the fp32 rate of MI250X, are as remembered from the data sheets,
+# not looked up.
 GPUS: dict[str, Gpu] = {gpu.name: gpu for gpu in (
     _gpu("t4", "T4", "Turing", (16, 14.56, 0.2), {"fp32": 8.1, "fp16": 65}, 320, _PCIE_3, _PCIE_3,
          "NVIDIA T4 Tensor Core GPU data sheet and product brief", (0.978, "2025", f"g4dn.metal, {_AWS_REMEMBERED}")),
@@ -234,7 +236,7 @@ GPUS: dict[str, Gpu] = {gpu.name: gpu for gpu in (
     _gpu("gb200", "GB200", "Blackwell", (186, 184.31, 0.7), _BLACKWELL_GRACE, 8000, _NVLINK_5, _C2C_OF_TWO,
          f"NVIDIA GB200 {_GB_SHEET}"),
     _gpu("b300", "B300 SXM6 AC", "Blackwell", (270, 267.69, 0.7),
-         {"fp32": 75, "tf32": 1125, "fp16": 2250, "bf16": 2250, "fp8": 4500}, 8000, _NVLINK_5, _PCIE_5,
+         {"fp32": 75, "tf32": 1125, "fp16": 2250, "bf16": 2250, "fp8": 4500}, 7700, _NVLINK_5, _PCIE_5,
          f"NVIDIA HGX B300 specifications, divided by 8 GPUs, {_HALF}"),
     _gpu("gb300", "GB300", "Blackwell", (279, 276.50, 0.7), _BLACKWELL_GRACE, 8000, _NVLINK_5, _C2C_OF_TWO,
          f"NVIDIA GB300 {_GB_SHEET}"),
