@@ -84,7 +84,7 @@ def _why(advice: Advice, option: Option) -> str:
     if fastest is option:
         return f"{begin} the fastest of those that {which}"
     return (
-        f"{begin} the simplest within {100 * EQUALLY_FAST:.0f} % of the fastest ({fastest.strategy.name}, "
+        f"{begin} the simplest strategy within {100 * EQUALLY_FAST:.0f} % of the fastest ({fastest.strategy.name}, "
         f"{100 * (1 - fastest.seconds / option.seconds):.1f} % faster), among those that {which}"
     )
 
