@@ -238,7 +238,7 @@ def _with_file(
 
 
 def _axolotl(advice: Advice, option: Option, path: Path | None) -> Launch:
-    """axolotl's keys: src/axolotl/utils/schemas/{config,training,fsdp}.py; its docs/multi-gpu.qmd."""
+    """Use the keys of axolotl's schemas, and of its guide about several GPUs."""
     path = path or Path("axolotl.yaml")
     box, engine, job = advice.box, option.prediction.engine, option.prediction.job
     content: dict[str, Any] = {
@@ -277,7 +277,7 @@ def _axolotl(advice: Advice, option: Option, path: Path | None) -> Launch:
 
 
 def _torchtitan(advice: Advice, option: Option, path: Path | None) -> Launch:
-    """torchtitan's options: torchtitan/config/configs.py of 0.3.0."""
+    """Use the options of `TrainingConfig` and `ParallelismConfig` in torchtitan 0.3.0."""
     engine, job = option.prediction.engine, option.prediction.job
     if engine.kind == "deepspeed":
         raise Refusal(f"torchtitan cannot run {option.strategy.name}. Use --strategy fsdp2.")
