@@ -49,7 +49,7 @@ def test_counts_are_those_of_the_formulas(name):
             job = Job(4, length, attention=attention)
             found, expected = (activations.block_bytes(shape, engine, job) for shape in (traced, formulas))
             # The formula of BERT counts a mask of the padding, which a batch without padding does not have.
-            assert found == pytest.approx(expected, rel=0.04 if (name, attention) != ("gpt2", "sdpa") else 1e-3)
+            assert found == pytest.approx(expected, rel=0.05 if (name, attention) != ("gpt2", "sdpa") else 1e-3)
     engine = Engine("ddp", 0, 8, "bf16", 4)
     fused = Job(4, length, kernels="fused")
     found, expected = (activations.block_bytes(shape, engine, fused) for shape in (traced, formulas))
