@@ -137,9 +137,7 @@ def lacking(peak: Peak, box: Box) -> str | None:
 
 def fits(peak: Peak, box: Box) -> Numbers:
     """Return whether the GPU has enough memory, and the node has enough memory and disk for offloaded data."""
-    return np.less_equal(needed_for(peak), usable_memory_bytes(box.gpu, box.num_gpus)) & (
-        lacking(peak, box) is None
-    )
+    return np.less_equal(needed_for(peak), usable_memory_bytes(box.gpu, box.num_gpus)) & (lacking(peak, box) is None)
 
 
 def predicted_memory(case: MeasuredCase) -> float | bool:
