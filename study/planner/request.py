@@ -46,16 +46,30 @@ _CHOICES: dict[str, tuple[str | None, ...]] = {
 OF_STACK = ("kernels", "attention", "loss_kernel", "optimizer_kernel", "activation_checkpointing", "grad_accum_dtype",
             "sync_each_batch", "reduce_dtype")  # fmt: skip
 
+# Units of the options that are not whole numbers.
+_RATES = {
+    "network_gbps": "Gbit/s of a node",
+    "gpu_memory": "GiB",
+    "gpu_tflops": "TFLOP/s, dense and in 16 bits",
+    "gpu_bandwidth": "GB/s",
+    "host_memory": "GiB of a node",
+    "host_bandwidth": "GB/s of a node",
+    "disk": "TB of a node",
+    "disk_bandwidth": "GB/s, for reading and writing",
+    "link_bandwidth": "GB/s in one direction",
+}
 _IN_GROUPS = "fsdp2_hybrid, zero1 or zero2"
 MOST_GPUS = 1_000_000
-SEQUENCES_PER_GPU = 8  # sequences per GPU and step, if no global batch is requested
+# Sequences per GPU and step, if no global batch is requested. A requested micro batch that does not divide it replaces
+# it, so that there is no gradient accumulation.
+SEQUENCES_PER_GPU = 8
 
 
 @dataclass(frozen=True)
 class Request:
     """The question of a user to the planner. Raises Refusal if a value is not valid."""
 
-    gpu: str
+    gpu: str | None = None  # None: the GPU is given by its three numbers below
     num_gpus: int = 1
     sequence_length: int | None = None  # None: 1,024, or the model's number of positions if that is smaller
     global_batch_size: int | None = None
@@ -82,17 +96,30 @@ class Request:
     gpus_per_node: int | None = None
     # GPUs per copy of the model states; None: those of a node, for strategies with groups
     shard_group_size: int | None = None
+    # The user's own GPU and machine. None: those of the GPU `gpu`, and of a typical machine with it.
+    gpu_memory: float | None = None  # GiB
+    gpu_tflops: float | None = None  # dense, in 16 bits, with accumulation in fp32
+    gpu_bandwidth: float | None = None  # GB/s of the GPU's memory
+    host_memory: float | None = None  # GiB of a node
+    host_cores: int | None = None  # of a node
+    host_bandwidth: float | None = None  # GB/s of a node's host memory
+    disk: float | None = None  # TB of a node
+    disk_bandwidth: tuple[float, float] | None = None  # GB/s that a node's disks read and write
+    link_bandwidth: float | None = None  # GB/s between the GPUs of a node, in one direction
 
     def __post_init__(self) -> None:
         counts = ("num_gpus", "sequence_length", "global_batch_size", "micro_batch_size", "gradient_accumulation_steps")
-        for name in (*counts, "gpus_per_node", "shard_group_size"):
+        for name in (*counts, "gpus_per_node", "shard_group_size", "host_cores"):
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
                 raise Refusal(f"{name}={value!r}: must be a whole number of at least 1")
         if self.num_gpus > MOST_GPUS:
             raise Refusal(f"num_gpus={self.num_gpus}: must be at most {MOST_GPUS:,}")
-        if self.network_gbps is not None and not 0 < self.network_gbps < math.inf:
-            raise Refusal(f"network_gbps={self.network_gbps!r}: must be a number above 0, in Gbit/s of a node")
+        for name, unit in _RATES.items():
+            value = getattr(self, name)
+            for number in value if isinstance(value, tuple) else () if value is None else (value,):
+                if not 0 < number < math.inf:
+                    raise Refusal(f"{name}={value!r}: must be a number above 0, in {unit}")
         if self.stack in STACKS:
             self._fill_in_from_stack()
         for name, values in _CHOICES.items():
@@ -117,11 +144,20 @@ class Request:
         return dataclasses.replace(STACKS[self.stack], loss_kernel=self.job().loss, **requested)
 
     def box(self, num_gpus: int | None = None) -> Box:
+        """Return the machine: the requested numbers, and those of a typical machine where the request has none."""
         with refusing():
-            box = hardware.typical_box(hardware.find_gpu(self.gpu), num_gpus or self.num_gpus, self.gpus_per_node)
-            if self.network_gbps is None:
-                return box
-            return dataclasses.replace(box, node_bandwidth=self.network_gbps * 1e9 / 8)
+            base = None if self.gpu is None else hardware.find_gpu(self.gpu)
+            gpu = hardware.from_numbers(base, self.gpu_memory, self.gpu_tflops, self.gpu_bandwidth)
+            return hardware.with_host(
+                hardware.typical_box(gpu, num_gpus or self.num_gpus, self.gpus_per_node),
+                memory_gib=self.host_memory,
+                cores=self.host_cores,
+                gigabytes_per_second=self.host_bandwidth,
+                disk_terabytes=self.disk,
+                disk_gigabytes_per_second=self.disk_bandwidth,
+                link_gigabytes_per_second=self.link_bandwidth,
+                network_gigabits_per_second=self.network_gbps,
+            )
 
     def job(self, micro_batch_size: int = 1, gradient_accumulation_steps: int = 1) -> Job:
         """Return what each rank computes.
@@ -146,7 +182,8 @@ class Request:
         precision = self.precision or ("bf16" if "bf16" in has else "fp16")
         kind = precision.removeprefix("pure-").removesuffix("-autocast")
         if kind not in has:
-            raise Refusal(f"--precision {precision}: {self.box(1).gpu.name} does not support it. Use fp16 or fp32.")
+            name, supported = self.box(1).gpu.name, ", ".join(kind for kind in has if kind != "tf32")
+            raise Refusal(f"--precision {precision}: {name} does not support it. It supports {supported}.")
         return precision
 
     def strategies(self, num_gpus: int) -> list[Strategy]:
@@ -224,10 +261,11 @@ class Request:
     def batch(self) -> tuple[int, int | None, int | None]:
         """Return the sequences per GPU and step, the micro batch size and the number of accumulation steps.
 
-        The last two are None if the planner is to choose them. Raises Refusal if a number does not divide another.
+        The last two are None if the planner is to choose them. A micro batch alone does not change the default of
+        `SEQUENCES_PER_GPU` sequences if it divides it. Raises Refusal if a number does not divide another.
         """
         micro, accumulation = self.micro_batch_size, self.gradient_accumulation_steps
-        if micro is not None and accumulation is None and self.global_batch_size is None:
+        if micro is not None and self.has_other_default_batch:
             accumulation = 1
         if micro is not None and accumulation is not None:
             self._check_product(micro, accumulation)
@@ -242,6 +280,16 @@ class Request:
         if accumulation is not None:
             return sequences, self._divide(sequences, accumulation, "--gradient-accumulation-steps"), accumulation
         return sequences, None, None
+
+    @property
+    def has_other_default_batch(self) -> bool:
+        """Whether the requested micro batch replaces the default number of sequences, which is no multiple of it."""
+        return (
+            self.micro_batch_size is not None
+            and self.gradient_accumulation_steps is None
+            and self.global_batch_size is None
+            and SEQUENCES_PER_GPU % self.micro_batch_size != 0
+        )
 
     def _check_product(self, micro: int, accumulation: int) -> None:
         """Raise Refusal if the global batch is not the product of micro batch, accumulation steps and GPUs."""

@@ -26,7 +26,8 @@ CHECKPOINTING: dict[Checkpointing | None, str] = {
     None: "full, if that makes a strategy fit or faster",
     "none": "off",
     "full": "full: every block",
-    "selective": "selective: every second block or product",
+    "selective": "selective: every second block",
+    "selective-op": "selective: results of every second matrix product and of attention are kept",
 }
 
 

@@ -166,11 +166,9 @@ def _moments(
     # If the forward pass releases nothing, there is no secondary copy until the backward pass releases parameters.
     released = secondary if engine.max_live_parameters < shape.num_params else 0.0
     bucket = gradients.bucket
-    head = 0 if shape.is_pooled else gradients.size * shape.output_width * shape.hidden
+    head = gradients.size * shape.output_params
     # The gradient of the embedding is computed last. If the embedding is the head too, its gradient is computed first.
-    embeddings: float = (
-        0 if shape.has_tied_head or not gradients.unreduced else gradients.size * shape.vocabulary * shape.hidden
-    )
+    embeddings: float = 0 if shape.has_tied_head or not gradients.unreduced else gradients.size * shape.embedding_params
     if engine.kind == "fsdp":  # the parameters outside the blocks are reduced together with it
         embeddings += gradients.sharded * (shape.outside_params - _tied_unit(shape, engine)) / shape.num_params
     # Accumulated gradients exist from the first micro step on.
@@ -213,6 +211,7 @@ def _activations(shape: ModelShape, engine: Engine, job: Job, logits: Numbers) -
     They include autocast's copies of the weights.
     """
     block = activations.block_bytes(shape, engine, job)
+    largest = activations.largest_block_bytes(shape, engine, job)
     outside = activations.outside_bytes(shape, engine, job)
     casts = activations.cast_bytes(shape, engine)
     recomputed = job.recomputed
@@ -229,8 +228,8 @@ def _activations(shape: ModelShape, engine: Engine, job: Job, logits: Numbers) -
     until_loss = np.maximum(casts - (1 - 4 / activations.LOGIT_BYTES["eager"]) * logits, 0.0) if recomputed else casts
     at_loss = shape.layers * saved + outside + until_loss
     # A checkpointed block is recomputed while the inputs of all blocks are still saved.
-    in_last = shape.layers * saved + outside + (recomputed * (block + casts / shape.layers) if recomputed else casts)
-    in_first = outside + (0 if recomputed else casts) + block
+    in_last = shape.layers * saved + outside + (recomputed * (largest + casts / shape.layers) if recomputed else casts)
+    in_first = outside + (0 if recomputed else casts) + (largest if recomputed else block)
     return at_loss, in_last, in_first
 
 
@@ -288,7 +287,7 @@ def _gradients(shape: ModelShape, engine: Engine, job: Job, rank: int) -> _Gradi
     psi, size = shape.num_params, engine.parameter_bytes
     largest = size * max(shape.parameters.matrices)
     # The two gradients of a tied embedding exist at the same time as their sum.
-    tied = 2 * size * shape.vocabulary * shape.hidden if shape.has_tied_head else 0
+    tied = 2 * size * shape.embedding_params if shape.has_tied_head else 0
     if engine.gradient_as_bucket_view:  # permanent buckets: gradients are copied there and freed
         return _Gradients(size, size * psi, 0, 0, max(tied, largest), added=largest)
     if engine.kind in ("torch", "ddp"):
@@ -378,7 +377,7 @@ def _around(shape: ModelShape) -> int:
 
     An embedding that is not tied to the head is a unit of its own and is not included.
     """
-    return shape.outside_params - (0 if shape.has_tied_head else shape.vocabulary * shape.hidden)
+    return shape.outside_params - (0 if shape.has_tied_head else shape.embedding_params)
 
 
 def _tied_unit(shape: ModelShape, engine: Engine) -> int:
@@ -423,18 +422,13 @@ def _fsdp_gradients(shape: ModelShape, engine: Engine, job: Job) -> _Gradients:
         + size * (shape.outside_params if engine.num_shards > 1 else _around(shape)),
         # The gradients of one block's feed-forward part, and the reduced gradients of the block that was computed
         # before.
-        bucket=size * _feed_forward(shape) + reduced * shape.block_params,
-        first_bucket=size * _feed_forward(shape),
+        bucket=size * shape.feed_forward_params + reduced * shape.block_params,
+        first_bucket=size * shape.feed_forward_params,
         # The first block's reduction keeps its buffers until the next reduction waits for it (ReduceScatterState).
         flushed=reduced * (last * (2 if on_gloo else 1) + (shape.block_params if tied else 0)),
         # The all-reduces of replicas keep their buffers until backward ends (_fsdp_param_group.py, AllReduceState).
         added=master * (last if engine.replicas == 1 else shape.num_params) / engine.num_shards,
     )
-
-
-def _feed_forward(shape: ModelShape) -> int:
-    """Return the elements of a block without its attention, whose gradients are computed before those of attention."""
-    return shape.block_params - 2 * shape.hidden * shape.head_size * (shape.heads + shape.kv_heads)
 
 
 @dataclass(frozen=True)

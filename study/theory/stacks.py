@@ -144,7 +144,7 @@ STACKS: dict[StackName, Stack] = {
             loss_kernel="chunked",
             sync_each_batch=True,
             reduce_dtype="fp32",
-            activation_checkpointing="selective",
+            activation_checkpointing="selective-op",
             allocator="expandable_segments:True",
         ),
         Stack(

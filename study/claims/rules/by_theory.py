@@ -159,7 +159,7 @@ def box_of(gpu: str, gpus: int, node: str | None) -> Box:
     Raises ValueError for an unknown GPU or node, and if the GPUs do not fill the nodes.
     """
     card = hardware.find_gpu(gpu)
-    box = hardware.typical_box(card, gpus)
+    box = hardware.rented_box(card, gpus)
     match node:
         case None:
             return box

@@ -6,7 +6,6 @@ zero/stage3.py the reductions and the optimizer's step.
 
 from __future__ import annotations
 
-import dataclasses
 from bisect import bisect_left
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator
@@ -213,7 +212,7 @@ def whole_elements(engine: Engine, shape: ModelShape, job: Job) -> Whole:
     # All blocks are equal. If the blocks fill the limits three times, more blocks change only the time of the
     # simulation.
     filled = 3 * (limits.max_live_parameters + limits.prefetch_bucket_size) // shape.block_params + 8
-    fewer = dataclasses.replace(shape, layers=min(shape.layers, filled))
+    fewer = shape.shortened(filled)
     return _gathered(fewer, _autocast(engine), limits, job.activation_checkpointing, job.dropout)[1]
 
 
@@ -306,7 +305,7 @@ def fsdp_micro_step(engine: Engine, shape: ModelShape, model: Model) -> tuple[li
     adds no gather, because the backward pass gathers a block before it recomputes it
     (fsdp/_fully_shard/_fsdp_state.py).
     """
-    words = _row_padded(model.lookups[0][0], shape, engine)
+    words = _row_padded(model.lookups[0][0], shape, engine) if model.lookups else 0
     around = _row_padded_elements(model.before, shape, engine) - words
     end = _row_padded_elements(model.after, shape, engine)
     # Without an output layer, the modules after the blocks are in the unit of the root module.
