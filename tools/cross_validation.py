@@ -120,9 +120,8 @@ def of_row(row: MeasuredRow) -> Timed:
 def of_case(case: MeasuredCase) -> Timed:
     """Read a single published number as a step time."""
     judged = case.grade, case.collected_as, case.outside
-    measured_by = "/".join(case.url.replace("microsoft", "deepspeedai").split("/")[3:5])
     return Timed(
-        case.name, measured_by, case.family, *judged, case.shape, case.engine, case.job, case.box, case.seconds
+        case.name, case.measured_by, case.family, *judged, case.shape, case.engine, case.job, case.box, case.seconds
     )
 
 

@@ -123,9 +123,7 @@ def _without_comparing_ranks(call: Callable[..., None], *arguments: Any, **optio
     call(*arguments, **{**options, "init_sync": False})
 
 
-def _apply(
-    call: Callable[..., Any], module: torch.nn.Module, change: Callable[..., Any], recurse: bool = True
-) -> Any:
+def _apply(call: Callable[..., Any], module: torch.nn.Module, change: Callable[..., Any], recurse: bool = True) -> Any:
     """Change a module's parameters in place.
 
     PyTorch would swap the parameters instead, which is not possible for tensors without memory.
