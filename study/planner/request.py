@@ -6,8 +6,10 @@ import dataclasses
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from importlib.util import find_spec
 from typing import Literal, get_args
 
+from study import progress
 from study.errors import Refusal, refusing
 from study.strategy import file
 from study.strategy.file import Strategy
@@ -26,6 +28,7 @@ from study.theory.hardware import Box
 from study.theory.shapes import DEFAULT_LENGTH, ModelShape
 from study.theory.stacks import DEFAULT_STACK, STACKS, GradientType, Stack, StackName
 
+INSTALL = "pip install 'zero-study[train]'"
 CHECKPOINTED: dict[Checkpointing, bool | Literal["selective", "selective-op"]] = {
     "full": True, "selective": "selective", "selective-op": "selective-op", "none": False,
 }  # fmt: skip
@@ -356,6 +359,26 @@ def find_model(name: str, asked: Request) -> tuple[ModelShape, Request, list[str
     Returns its shape, the request with the sequence length filled in, and notes on how the model is counted. Raises
     Refusal if the model is unknown.
     """
-    with refusing():
-        shape, length, notes = shapes.find_for_length(name, asked.sequence_length)
+    try:
+        with refusing():
+            shape, length, notes = shapes.find_for_length(name, asked.sequence_length)
+    except Refusal as not_known:
+        with refusing():
+            shape, length, notes = shapes.for_length(_traced(name, not_known), asked.sequence_length)
     return shape, dataclasses.replace(asked, sequence_length=length), notes
+
+
+def _traced(name: str, not_known: Refusal) -> ModelShape:
+    """Return the shape of a model that theory does not know, from a trace of its modules.
+
+    Raises `not_known` if the name stands for no model of transformers, or if PyTorch is not installed.
+    """
+    if find_spec("torch") is None or find_spec("transformers") is None:
+        raise Refusal(f"{not_known} With PyTorch, other models of transformers are traced: {INSTALL}") from None
+    progress.at_once(f"Tracing the modules of {name}")  # starts no thread, because the trace is in a fork
+    from study.dryrun import models
+
+    shape = models.counted(name)
+    if shape is None:
+        raise not_known
+    return shape

@@ -6,9 +6,10 @@ The modules are those of `transformers` 5.23, models/*/modeling_*.py.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 from study.theory.shapes.counts import ModelCounts
 
@@ -174,6 +175,8 @@ class ModelShape:
     experts_per_token: int = 0
     notes: tuple[str, ...] = field(default=(), compare=False)  # ignored or guessed settings of its config.json
     counts: ModelCounts | None = None  # of a traced model; its sizes above are then only words for them
+    # The config.json of a traced model, from which transformers can build it again.
+    config: Mapping[str, Any] | None = field(default=None, compare=False, repr=False)
 
     @cached_property
     def parameters(self) -> ParameterSizes:
@@ -300,7 +303,13 @@ class ModelShape:
 # ---------------------------------------------------------------- the study's models
 
 
-def traced(name: str, counts: ModelCounts, positions: int, notes: tuple[str, ...] = ()) -> ModelShape:
+def traced(
+    name: str,
+    counts: ModelCounts,
+    positions: int,
+    notes: tuple[str, ...] = (),
+    config: Mapping[str, Any] | None = None,
+) -> ModelShape:
     """Return the shape of a traced model. `positions` is the longest sequence, in tokens."""
     rows = 0 if counts.embedding is None else counts.outside.rows[counts.embedding]
     experts = any(kind.unused_experts for kind in counts.kinds)
@@ -321,6 +330,7 @@ def traced(name: str, counts: ModelCounts, positions: int, notes: tuple[str, ...
         experts=int(experts),
         notes=notes,
         counts=counts,
+        config=config,
     )
 
 
