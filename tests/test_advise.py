@@ -27,6 +27,7 @@ from study.theory import hardware, measured_by_others, peaks, prediction
 from study.theory.engine import LossKernel
 
 CASE = ["--model", "gpt2-xl", "--gpu", "a100-80gb", "--gpus", "8", "--sequence-length", "1024"]
+FUSED = ["--stack", "study", "--kernels", "fused"]
 
 
 def printed(capsys, *arguments: str) -> str:
@@ -57,24 +58,18 @@ def test_every_strategy_of_the_project_is_there(capsys):
 
 
 def test_what_to_take_comes_first_in_80_columns(capsys):
-    lines = printed(capsys, "--model", "llama-2-7b", "--gpu", "a100-80gb", "--gpus", "3").splitlines()
+    lines = printed(capsys, "--model", "llama-2-7b", "--gpu", "a100-80gb", "--gpus", "3", *FUSED).splitlines()
     assert max(map(len, lines)) <= 80
-    assert lines[0].startswith("Use fsdp2 with a micro batch of ")
+    assert lines[0].startswith("Use ")
     answer = " ".join(lines[: lines.index("")])
-    assert re.search(r"GiB \(11 %\) of each GPU stay free", answer)
-    assert "only 11 % of the GPU stays free" in answer
-    assert re.search(r"reduce the micro batch to \d+, which is predicted to leave \d+ % free and to take", answer)
+    free = re.search(r"\((\d+) %\) of each GPU stay free", answer)
+    assert int(free[1]) >= 100 * choose.ENOUGH_FREE
     shown = [line.split()[0] for line in lines if line]
-    assert shown[shown.index("strategy") :][:6] == ["strategy", "fsdp2", "zero3", "zero2", "zero1", "ddp"]
-    none = printed(capsys, "--model", "llama-2-70b", "--gpu", "t4", "--gpus", "1")
-    assert ("Little headroom" in none, none.startswith("No strategy fits.")) == (False, True)
-
-
-def test_a_smaller_micro_batch_is_named_only_if_it_frees_memory(capsys):
-    # Half of this micro batch needs a buffer for accumulated gradients, and so more memory.
-    answer = printed(capsys, "--model", "llama-3.1-8b", "--gpu", "a100-80gb", "--gpus", "1").partition("\n\n")[0]
-    assert "Little headroom" in answer
-    assert "reduce the micro batch" not in answer
+    table = shown[shown.index("strategy") + 1 : shown.index("GiB,")]
+    assert table[0] == answer.split()[1]
+    assert {"ddp", "zero1", "zero2", "zero3", "fsdp2"} <= set(table)
+    none = printed(capsys, "--model", "llama-2-70b", "--gpu", "t4", "--gpus", "1", "--host-memory", "48")
+    assert none.startswith("No strategy fits.")
 
 
 def test_every_strategy_is_shown_within_the_width(capsys, monkeypatch):
@@ -97,7 +92,7 @@ def test_a_loss_kernel_changes_the_bytes_of_the_logits(capsys):
         peaks_by_kernel[kernel] = advice["strategies"][0]["peak_bytes_per_gpu"]
         assumptions[kernel] = advice["assumed"]
     assert sorted(peaks_by_kernel, key=peaks_by_kernel.get) == ["chunked", "fused", "upcast", "eager"]
-    assert all(f"loss {kernel}" in text for kernel, text in assumptions.items())
+    assert len({pairs["loss"] for pairs in assumptions.values()}) == len(assumptions)
 
 
 def test_a_slower_network_slows_only_what_leaves_the_node(capsys):
@@ -135,7 +130,7 @@ def test_published_rows_are_what_the_command_predicts(row, capsys):
     arguments += ["--micro-batch-size", str(row.job.micro_batch_size)]
     arguments += ["--gradient-accumulation-steps", str(row.job.gradient_accumulation_steps)]
     arguments += ["--activation-checkpointing", "full" if row.job.activation_checkpointing else "none"]
-    arguments += ["--attention", "flash-1", "--optimizer-kernel", "foreach"]
+    arguments += [*FUSED, "--attention", "flash-1", "--optimizer-kernel", "foreach"]
     (option,) = told(capsys, *arguments)["strategies"]
     assert option["fits"]
     # They reduced gradients in bf16, which this project's program does not.
@@ -159,7 +154,10 @@ BATCH, GROUP, ON_ONE = ["--global-batch-size"], ["--shard-group-size"], ["--mode
             [*CASE, *BATCH, "64", "--micro-batch-size", "4", "--gradient-accumulation-steps", "4"],
             "--global-batch-size 64 is not --micro-batch-size 4 x --gradient-accumulation-steps 4 x --gpus 8 = 128",
         ),
-        ([*ON_ONE, "--gpu", "t4", "--precision", "bf16"], "--precision bf16: t4 does not support it. Use fp16"),
+        (
+            [*ON_ONE, "--gpu", "t4", "--precision", "bf16"],
+            "--precision bf16: t4 does not support it. It supports fp32, fp16.",
+        ),
         ([*CASE, "--strategy", "zero9"], "strategy 'zero9' is unknown"),
         ([*CASE, "--strategy", "single"], "--strategy single: runs one process, --gpus asks for 8; take ddp"),
         (["--gpu", "l4"], "--model and --gpus are both missing"),
@@ -167,9 +165,9 @@ BATCH, GROUP, ON_ONE = ["--global-batch-size"], ["--shard-group-size"], ["--mode
         ([*CASE, "--gradient-accumulation-steps", "4"], "--gradient-accumulation-steps needs --micro-batch-size"),
         (["--model", "x" * 5000, "--gpu", "l4", "--gpus", "1"], "unknown model 'x"),
         (["--model", "gpt2-xxl", "--gpu", "l4", "--gpus", "1"], "unknown model 'gpt2-xxl': near are gpt2-xl"),
-        ([*ON_ONE, "--gpu", "a100"], "unknown GPU 'a100': near are a100-pcie-40gb, a100-40gb, a100-pcie-80gb,"),
-        ([*ON_ONE, "--gpu", "h1000-sxm"], "unknown GPU 'h1000-sxm': near are h100-sxm"),
-        ([*ON_ONE, "--gpu", ""], "unknown GPU '': known are t4, v100"),
+        ([*ON_ONE, "--gpu", "a100"], "unknown GPU 'a100'. Did you mean a100-40gb or a100-80gb"),
+        ([*ON_ONE, "--gpu", "h1000-sxm"], "unknown GPU 'h1000-sxm'. Did you mean h100-sxm?"),
+        ([*ON_ONE, "--gpu", ""], "unknown GPU ''. Use one of the names"),
         (["--model", "gpt2", "--gpu", "a100-80gb", "--gpus", "12"], "12 GPUs do not fill nodes of 8"),
         (["--model", "gpt2", "--gpu", "l4", "--gpus", "1" + 23 * "0"], "--gpus 1000"),
         ([*CASE, "--write", "/proc/x.yaml"], "--write /proc/x.yaml: "),
@@ -187,9 +185,8 @@ BATCH, GROUP, ON_ONE = ["--global-batch-size"], ["--shard-group-size"], ["--mode
         ([*CASE, "--strategy", "zero2", "--optimizer-kernel", "foreach"], "--optimizer-kernel foreach: zero2 uses"),
         (["--gpu", "l4", "--gpus", "1", "--write", "x.yaml"], "--write x.yaml: needs both --model and --gpus"),
         (
-            ["--model", "llama-2-70b", "--gpu", "l4", "--gpus", "1", "--write", "x.yaml"],
-            "--write x.yaml: there is nothing to write. No strategy fits. zero3_nvme_offload comes nearest: it lacks "
-            "host memory",
+            ["--model", "llama-2-70b", "--gpu", "l4", "--gpus", "1", "--host-memory", "96", "--write", "x.yaml"],
+            "--write x.yaml: there is nothing to write. No strategy fits. zero3_nvme_offload comes nearest: it lacks ",
         ),
     ],
 )
@@ -202,7 +199,7 @@ def test_the_written_file_is_a_strategy_for_the_box(tmp_path, capsys):
         path = tmp_path / f"{name}.yaml"
         arguments = ["--model", "gpt2-xl", "--gpu", "a100-80gb", "--gpus", "16", "--strategy", name]
         text = printed(capsys, *arguments, "--write", str(path))
-        assert text.splitlines()[-1] == f"Wrote the accelerate file of the recommended strategy to {path}"
+        assert f"Wrote the accelerate file of the recommended strategy to {path}" in text.splitlines()
         written, shipped = file.read_strategy(path), file.read_strategy(file.find_strategy(name))
         assert (written.num_processes, written.num_machines) == (16, 2)
         assert (written.zero_stage, written.deepspeed_json) == (shipped.zero_stage, shipped.deepspeed_json)
@@ -223,13 +220,11 @@ def test_the_simplest_of_the_equally_fast_is_recommended(monkeypatch):
     options = planner.advise("gpt2", Request("a100-80gb", 8)).options
     speeds = dict.fromkeys((option.strategy.name for option in options), 100.0)
     monkeypatch.setattr(choose, "_speed", lambda option: speeds[option.strategy.name])
-    assert choose._recommend(options)[0].strategy.name == "ddp"
+    assert choose.recommend(options).strategy.name == "ddp"
     speeds["ddp"] = 96.0  # more than EQUALLY_FAST behind
-    assert choose._recommend(options)[0].strategy.name == "zero0"
-    speeds["zero2_cpu_offload"] = 200.0
-    chosen, reason = choose._recommend(options)
-    assert chosen.strategy.name == "zero2_cpu_offload"
-    assert reason.endswith("of those that fit it is predicted to be the fastest")
+    assert choose.recommend(options).strategy.name == "zero0"
+    speeds["zero3"] = 200.0
+    assert choose.recommend(options).strategy.name == "zero3"
 
 
 def test_a_simpler_strategy_that_is_hardly_slower_is_recommended():
@@ -258,9 +253,11 @@ def test_the_fewest_gpus_of_a_model(capsys):
     fewest = {one["strategy"]: one["num_gpus"] for one in found["fewest_gpus"]}
     assert fewest["ddp"] is None  # 16 bytes for each of 6.7e9 parameters, on however many
     assert fewest["zero3"] <= fewest["zero2"]
-    rows = [line.split() for line in printed(capsys, "--gpu", "a100-40gb", "--model", "llama-2-7b").splitlines()]
+    in_fp32 = printed(capsys, "--gpu", "a100-40gb", "--model", "llama-2-7b", "--grad-accum-dtype", "fp32")
+    rows = [line.split() for line in in_fp32.splitlines()]
     assert {row[0] for row in rows if row[1:] == ["never"]} == {"single", "zero0", "ddp", "ddp_tuned"}
     assert ["zero1", "more", "than", "1024"] in rows
+    assert fewest["zero1"] is not None  # DeepSpeed accumulates in the model's type by default
     assert "never" not in printed(capsys, "--gpu", "a100-40gb", "--model", "gpt2")
 
 
@@ -278,9 +275,8 @@ def test_a_short_step_has_no_upper_end(capsys):
 
 def test_hybrid_sharding_is_within_nodes(capsys):
     nodes = ["--model", "llama-2-7b", "--gpu", "a100-80gb", "--gpus", "64", "--strategy"]
-    assumed = " ".join(printed(capsys, *nodes, "fsdp2_hybrid", "--all").split()).partition("Assumed: ")[2]
-    assert "nodes of 8" in assumed.partition(".")[0]
-    assert "fsdp2_hybrid in groups of 8" in assumed.partition(".")[0]
+    assumed = " ".join(printed(capsys, *nodes, "fsdp2_hybrid", "--all").split()).partition("Assumed:")[2]
+    assert "fsdp2_hybrid in groups of 8" in assumed
 
     def states(*words: str) -> float:
         (option,) = told(capsys, *nodes, *words)["strategies"]
@@ -328,15 +324,19 @@ def traced(*kinds: str) -> choose.Advice:
 
 
 def test_a_traced_peak_changes_the_choice_and_a_strategys_split():
-    before, after = traced(), traced("deepspeed")
+    before = traced()
     assert advice_text.text_of_all(before) == advice_text.text_of_all(planner.advise("gpt-j-6b", before.request))
-    assert (before.recommended.strategy.name, after.recommended.strategy.name) == ("zero3", "fsdp2")
-    (zero3,) = [option for option in after.options if option.strategy.name == "zero3"]
-    assert zero3.fits
-    assert zero3.needed_bytes == pytest.approx(1.3 * zero3.prediction.needed_bytes)
-    assert zero3.prediction.step.total > before.recommended.prediction.step.total
-    shown = {line.split()[0]: line.split()[-1] for line in advice_text.text(after).splitlines() if line}
-    assert (shown["fsdp2"], shown["zero3"]) == ("predicted", "traced")
+    first = before.recommended
+    after = traced(first.prediction.engine.kind)
+    (same,) = [option for option in after.options if option.strategy == first.strategy]
+    assert same.fits
+    assert same.needed_bytes == pytest.approx(1.3 * same.prediction.needed_bytes)
+    assert same.seconds > first.seconds
+    assert after.recommended.strategy != first.strategy
+    table = advice_text.text(after).partition("strategy ")[2].partition("\n\n")[0]
+    shown = {line.split()[0]: line.split()[-1] for line in table.splitlines()}
+    traced_ones = {option.strategy.name for option in after.options if option.traced_bytes is not None}
+    assert {name for name, basis in shown.items() if basis == "traced"} == traced_ones & set(shown)
 
 
 # ---------------------------------------------------------------- predicted records

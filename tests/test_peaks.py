@@ -91,7 +91,9 @@ def test_published_memory(case):
 
 
 def test_what_is_reserved_is_as_it_was_fitted():
-    assert published_rows.fitted_reserve() == pytest.approx(prediction.RESERVED)
+    assert published_rows.fitted_reserve() == pytest.approx(prediction.RESERVED, abs=0.02)
+    medians = published_rows.reserve_by_source().values()
+    assert (round(min(medians), 1), round(max(medians), 1)) == prediction.RESERVED_RANGE
 
 
 def test_a_grid_is_its_cells():
@@ -99,6 +101,7 @@ def test_a_grid_is_its_cells():
     for name in ("ddp", "zero1", "zero2_cpu_offload", "zero3", "zero3_tuned", "fsdp2"):
         chosen = file.read_strategy(file.find_strategy(name))
         engine = in_theory.engine_of_strategy(chosen, shape.hidden, 8, in_theory.precision_class(chosen, "bf16"))
+        engine = dataclasses.replace(engine, syncs_each_micro_step=False)  # matters for FSDP2 only
         micro, length = np.array([1, 8, 64]), np.array([[128], [1024]])
         # As many accumulations as a peak has parts, so that the two axes cannot be taken for one another.
         deep = np.arange(1, len(peaks.PEAK_PARTS) + 1)[:, None]

@@ -35,6 +35,7 @@ ENGINES = {
     "zero3_cpu_offload": Engine("deepspeed", 3, 8, "bf16", 4, "cpu", "cpu", overlap_comm=True, **BUCKETS),
     "zero3_nvme_offload": Engine("deepspeed", 3, 8, "bf16", 4, "nvme", "nvme", overlap_comm=True, **BUCKETS),
     "fsdp2": Engine("fsdp", 3, 8, "bf16-autocast", 4),
+    "fsdp2_deferred": Engine("fsdp", 3, 8, "bf16", 4, syncs_each_micro_step=False),
 }
 
 
@@ -203,6 +204,37 @@ def test_what_is_sent_takes_its_time(name):
     assert time.communication == pytest.approx(expected)
 
 
+def test_an_optimizer_step_streams():
+    """The bytes of AdamW and of clipping, in fp32."""
+    fused = Engine("ddp", 0, 8, "fp32", 4)
+    num_bytes = (step_time.FUSED_BYTES["adamw"] + step_time.CLIPPING_BYTES) * GPT2_XL.num_params
+    rate = BOX.gpu.memory_bandwidth * step_time.STREAM_EFFICIENCY
+    assert seconds(fused).optimizer == pytest.approx(num_bytes / rate)
+    foreach = dataclasses.replace(fused, optimizer_kernel="foreach")
+    num_bytes = (step_time.FOREACH_BYTES + step_time.CLIPPING_BYTES) * GPT2_XL.num_params
+    assert seconds(foreach).optimizer == pytest.approx(num_bytes / rate)
+    zero1 = ENGINES["zero1"]  # DeepSpeed has its own fused kernel
+    assert seconds(dataclasses.replace(zero1, optimizer_kernel="foreach")).optimizer == seconds(zero1).optimizer
+
+
+def test_fsdp2_that_reduces_in_the_last_micro_step_sends_less():
+    """Gathers are the same in every micro step. Without accumulation, there is no difference."""
+    deferred = ENGINES["fsdp2_deferred"]
+    synced = dataclasses.replace(deferred, syncs_each_micro_step=True)
+
+    def sent(engine: Engine, steps: int) -> dict[str, float]:
+        return {one.kind: one.bytes for one in communication.collectives(engine, GPT2_XL, Job(4, 1024, steps))}
+
+    assert sent(deferred, 1) == sent(synced, 1)
+    assert sent(deferred, 4)["all_gather"] == sent(synced, 4)["all_gather"]
+    assert sent(deferred, 4)["reduce_scatter"] == sent(synced, 4)["reduce_scatter"] / 4
+    assert seconds(deferred, Job(4, 1024, 4)).total < seconds(synced, Job(4, 1024, 4)).total
+    assert seconds(deferred).total == pytest.approx(seconds(synced).total, rel=1e-3)
+    offloaded = dataclasses.replace(deferred, offload_optimizer="cpu", offload_param="cpu")
+    pcie = step_time._pcie(GPT2_XL, offloaded, Job(4, 1024, 4), BOX)
+    assert pcie.backward == pcie.forward == pcie.last_backward  # gathers twice, gradients once
+
+
 def test_the_interval_is_that_of_the_kind_of_case():
     job = Job(4, 1024, kernels="fused")
 
@@ -223,6 +255,15 @@ def test_the_interval_is_that_of_the_kind_of_case():
     assert kind(ENGINES["zero3_cpu_offload"]) == ("offload", "known")
     times = seconds(ENGINES["zero3"], job)
     assert times.high / times.total == pytest.approx(times.total / times.low) == times.evidence.spread
+
+
+def test_the_time_of_a_mixture_has_no_upper_end():
+    mixture = dataclasses.replace(shapes.find("mistral-7b"), architecture="mixtral", experts=8, experts_per_token=2)
+    time = step_time.seconds(mixture, ENGINES["zero3"], Job(4, 1024), BOX)
+    assert time.evidence.is_rough
+    assert (time.low < time.total, time.high) == (True, np.inf)
+    assert "no published time is of a mixture of experts" in time.evidence.sentence
+    assert not seconds().evidence.is_rough
 
 
 def test_offloaded_gradients_cross_pcie_as_deepspeed_sends_them():

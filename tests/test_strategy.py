@@ -27,9 +27,11 @@ from study.records import schema
 from study.records.schema import Proof, Record
 from study.run import Run, make_run
 from study.running import checks
-from study.strategy import file
+from study.strategy import file, in_theory
 from study.strategy import shipped as names
 from study.strategy.file import find_strategy, read_by_name, read_strategy
+from study.theory import peaks, shapes
+from study.theory.engine import Job
 from study.training import accelerators, optimizer_steps, proof, request
 
 HEAD = "num_processes: 2\nmixed_precision: 'no'\n"
@@ -262,6 +264,23 @@ def test_a_file_whose_settings_are_unlike_is_read_each_by_its_own_key(tmp_path, 
     found = [(s.offload_optimizer_device, s.offload_param_device, s.gradient_accumulation_steps)
              for s in (in_json, in_yaml)]  # fmt: skip
     assert found == [("cpu", "nvme", 4), ("nvme", "cpu", 3)]
+
+
+def test_sizes_may_be_whole_floats(tmp_path, monkeypatch):
+    """Most public files write 1e9. DeepSpeed makes an integer of it, and refuses 1.5."""
+    sizes = {"stage3_max_live_parameters": 1e9, "stage3_max_reuse_distance": 1e9, "sub_group_size": 1000000000.0,
+             "reduce_bucket_size": 5e8, "stage3_prefetch_bucket_size": 5e7}  # fmt: skip
+    as_integers = {key: int(size) for key, size in sizes.items()}
+    engines = []
+    path = beside(tmp_path, monkeypatch, "zero3_tuned", "")
+    for written in (sizes, as_integers):
+        path.with_suffix(".json").write_text(json.dumps({ZERO: {"stage": 3, **written}}))
+        engines.append(in_theory.engine_of_strategy(read_strategy(path), 8192, 64, "bf16"))
+    assert engines[0] == engines[1]
+    shape = shapes.find("llama-2-70b")
+    assert peaks.peak(shape, engines[0], Job(1, 1024)).total == peaks.peak(shape, engines[1], Job(1, 1024)).total
+    path.with_suffix(".json").write_text(json.dumps({ZERO: {"stage": 3, **sizes, "sub_group_size": 1.5}}))
+    assert "sub_group_size is 1.5" in refusal(read_strategy, path)
 
 
 def test_auto_becomes_what_suits_the_model(tmp_path, monkeypatch):

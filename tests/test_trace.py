@@ -84,14 +84,36 @@ def test_gradients_accumulate_beside_ddps_buckets():
 
 
 @pytest.mark.parametrize(
-    ("engine", "kind", "times"), [(Engine("ddp", 0, 2, "fp32", 4), "all_reduce", 1), (FSDP2, "reduce_scatter", 5)]
+    ("engine", "kind", "times"),
+    [
+        (Engine("ddp", 0, 2, "fp32", 4), "all_reduce", 1),
+        (FSDP2, "reduce_scatter", 5),
+        (dataclasses.replace(FSDP2, syncs_each_micro_step=False), "reduce_scatter", 1),
+        (dataclasses.replace(FSDP2, syncs_each_micro_step=False), "all_gather", 5),
+    ],
 )
 def test_collectives_are_those_of_all_micro_steps(engine, kind, times):
-    """Two micro steps are traced, of however many: DDP reduces in the last one, FSDP2 in each."""
+    """Not all micro steps are traced: DDP reduces in the last one, FSDP2 in each of them or in the last one."""
     once, often = (
         {each["kind"]: each for each in trace(DECODER, engine, Job(2, 64, steps)).collectives}[kind] for steps in (1, 5)
     )
     assert (often["count"], often["bytes"]) == (times * once["count"], times * once["bytes"])
+
+
+@pytest.mark.parametrize(
+    ("precision", "in_fp32", "num_bytes"), [("fp32", False, 4), ("bf16", False, 2), ("bf16", True, 4)]
+)
+def test_whole_gradients_accumulate_if_fsdp2_reduces_only_once(precision, in_fp32, num_bytes):
+    """Their type is that of the reduction. Reduced in every micro step, they are shards in fp32."""
+    engine = Engine("fsdp", 3, 4, precision, 4, reduces_in_fp32=in_fp32, syncs_each_micro_step=False)
+    job = Job(4, 64, 4)
+    synced, deferred = (
+        trace(DECODER, dataclasses.replace(engine, syncs_each_micro_step=syncs), job) for syncs in (True, False)
+    )
+    assert deferred.total - synced.total == pytest.approx((num_bytes - 1) * DECODER.num_params, rel=0.2)
+    assert deferred.total == pytest.approx(peaks.peak(DECODER, engine, job).total, rel=0.07)
+    once = dataclasses.replace(job, gradient_accumulation_steps=1)
+    assert trace(DECODER, engine, once).total < deferred.total
 
 
 def test_a_trace_as_json(capsys):

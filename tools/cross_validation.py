@@ -1,7 +1,7 @@
 """Cross-validation of predicted step times with published ones, compared with two rules of thumb.
 
-Every published time is predicted by constants that were fitted without some of the times: without its whole family
-(all that the same people measured), its model size, its number of GPUs, its GPU, or its generation of GPUs. The
+Every published time is predicted by constants that were fitted without some of the times: without its whole source
+(all that the same people measured, called "family" in the results), its model size, its number of GPUs, its GPU, or its generation of GPUs. The
 planner's model and two rules of thumb are fitted to the same rows. The error is the predicted time divided by the
 published time, less one. An error above 0 means that the prediction is too slow.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import operator
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -33,7 +34,8 @@ ROBUST_SCALE = 0.03
 # Where rows say nothing of a constant, as those of one node say nothing of hops, it stays near what one would guess. A
 # factor of e away from the guess counts as much as one row that is 3 % off.
 GUESS = Constants(0.8, 0.35, 0.6, 50e-6, step_time.UNHIDDEN)
-MOST_OF_FAMILY = 10  # rows of another family that count: more are of one stack and one box
+# A source with more rows than this weighs no more than this many, because its rows share a program and machines.
+MOST_OF_SOURCE = 10
 FEWEST = 9  # fewer cannot bound nine of ten
 NAMES = ("125m", "350m", "760m", "1b", "3b", "7b", "13b", "30b", "70b")  # the published tables' models
 SIZES = {name: shapes.find(f"mpt-{name}").num_params for name in NAMES}
@@ -73,6 +75,13 @@ class Timed:
     def kind(self) -> str:
         """The engine's name in tables."""
         return name_of(self.shape, self.engine)
+
+    @property
+    def strategy(self) -> str:
+        """The engine's name, and for engines that gather parameters whether there are several nodes."""
+        if self.kind not in ("FSDP", "ZeRO-3"):
+            return self.kind
+        return f"{self.kind}, {'one node' if self.box.num_nodes == 1 else 'several nodes'}"
 
     @property
     def size(self) -> str:
@@ -152,9 +161,8 @@ def fit_constants(rows: tuple[Timed, ...]) -> Constants:
     from scipy.optimize import least_squares
 
     start = np.log(dataclasses.astuple(GUESS))
-    of_family = Counter(row.family for row in rows)
-    most = {name: math.inf if name == FOUNDRY else MOST_OF_FAMILY for name in of_family}
-    weights = [min(1.0, most[row.family] / of_family[row.family]) ** 0.5 for row in rows]
+    of_source = Counter(row.measured_by for row in rows)
+    weights = [min(1.0, MOST_OF_SOURCE / of_source[row.measured_by]) ** 0.5 for row in rows]
 
     def errors(logarithms: np.ndarray) -> np.ndarray:
         constants = Constants(*map(float, np.exp(logarithms)))
@@ -234,8 +242,7 @@ class Judged:
 def judge(times: list[Timed]) -> list[Judged]:
     """Predict every time by a fit to all times, and by fits without its group, for each way to group them.
 
-    A GPU is left out only if its generation has another one, because otherwise the whole generation is left out. The
-    family of LLM Foundry is never left out.
+    A GPU is left out only if its generation has another one, because otherwise the whole generation is left out.
     """
     everything = fit(times)
     left_out: list[dict[str, Errors]] = [{} for _ in times]
@@ -245,9 +252,7 @@ def judge(times: list[Timed]) -> list[Judged]:
             training = [timed for timed, own in zip(times, groups, strict=True) if own != name]
             members = [index for index, own in enumerate(groups) if own == name]
             generation = times[members[0]].generation
-            if name == FOUNDRY or (
-                split == "card" and not any(row.fitted and row.generation == generation for row in training)
-            ):
+            if split == "card" and not any(row.fitted and row.generation == generation for row in training):
                 continue
             fitted = fit(training)
             for index in members:
@@ -281,6 +286,8 @@ def _family(timed: Timed) -> str:
 GROUPINGS: dict[str, Callable[[Timed], list[Any]]] = {
     "grade": _grades, "family": lambda timed: [_family(timed)], "generation": lambda timed: [timed.generation],
     "engine": lambda timed: [timed.kind], "model size": lambda timed: [timed.size],
+    "strategy": lambda timed: [] if timed.grade == "C" else [timed.strategy],
+    "source": lambda timed: [] if timed.grade == "C" else [timed.measured_by],
     "GPU count": lambda timed: [timed.box.num_gpus],
 }  # fmt: skip
 
@@ -353,6 +360,7 @@ def _interval(judged: list[Judged], engine: TimingClass, distance: Distance, lea
     return {
         "engine": engine, "distance": distance, "left_out": list(splits), "spread": spread,
         "cases": len({timed.name for timed, _, _ in predictions}), "predictions": len(predictions),
+        "sources": len({timed.measured_by for timed, _, _ in predictions}),
         "inside": sum(_factor(error) <= spread for _, _, error in predictions), "tried": tried, "held": num_inside,
         "tried_all": tried + len(other_groups), "held_all": num_inside_all,
         **summarize((timed.name, error) for timed, _, error in predictions),
@@ -385,13 +393,26 @@ def _factor(error: float) -> float:
 
 
 def _bound(predictions: Iterable[tuple[Timed, str, float]]) -> float:
-    """Bound nine of ten future errors by the worst known error of each time, rounded up to 0.05.
+    """Bound nine of ten errors of a source that is not among the predictions, rounded up to 0.05.
 
-    The rank is that of split conformal prediction, which has this coverage on average for every distribution. With
-    fewer than nine times, the bound is the largest factor.
+    The worst error of each time counts, and a source weighs no more than MOST_OF_SOURCE times. The factor within which
+    nine tenths of this weight lie is made wider for few sources, as the interval of Student's t for the next of
+    `num_sources` normal values is wider than that of a known distribution.
     """
-    worst: dict[str, float] = {}
+    from scipy.stats import norm, t
+
+    worst: dict[Timed, float] = {}
     for timed, _, error in predictions:
-        worst[timed.name] = max(worst.get(timed.name, 1.0), _factor(error))
-    rank = min(len(worst), math.ceil(NINE_OF_TEN * (len(worst) + 1)))
-    return math.ceil(round(20 * sorted(worst.values())[rank - 1], 9)) / 20
+        worst[timed] = max(worst.get(timed, 1.0), _factor(error))
+    of_source = Counter(timed.measured_by for timed in worst)
+    num_sources = len(of_source)
+    weight_of = {name: min(1.0, MOST_OF_SOURCE / count) for name, count in of_source.items()}
+    left = NINE_OF_TEN * sum(weight_of[timed.measured_by] for timed in worst)
+    factor = 1.0
+    for timed, factor in sorted(worst.items(), key=operator.itemgetter(1)):
+        left -= weight_of[timed.measured_by]
+        if left < 1e-9:
+            break
+    both_sides = (1 + NINE_OF_TEN) / 2
+    quantile = t.ppf(both_sides, max(1, num_sources - 1)) * math.sqrt(1 + 1 / num_sources)
+    return math.ceil(round(20 * factor ** float(quantile / norm.ppf(both_sides)), 9)) / 20

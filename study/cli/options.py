@@ -63,7 +63,29 @@ class _WholeNumber(click.ParamType):
         return number
 
 
+class _ReadAndWrite(click.ParamType):
+    """An option type: one positive number for reading and writing, or two with a comma between them."""
+
+    name = "read,write"
+
+    def convert(
+        self, value: str | tuple[float, float], param: click.Parameter | None, context: click.Context | None
+    ) -> tuple[float, float]:
+        if isinstance(value, tuple):
+            return value
+        try:
+            numbers = [float(part) for part in value.split(",")]
+            read, write = numbers * 2 if len(numbers) == 1 else numbers
+        except ValueError:
+            flag = param.opts[0] if param else self.name
+            raise Refusal(
+                f"{flag} {value}: must be one number, or two with a comma between them, such as 6.8,4"
+            ) from None
+        return read, write
+
+
 NUMBER = _WholeNumber()
+READ_AND_WRITE = _ReadAndWrite()
 PATH = click.Path(path_type=Path)
 
 # The options of a command that is started on every machine of a run. Accelerate's launcher uses the same names.

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from study.cli.options import A_STUDY, NUMBER, PATH, TRACING, choice, command, require
+from study.cli.options import A_STUDY, NUMBER, PATH, READ_AND_WRITE, TRACING, choice, command, require
 from study.errors import Refusal
 from study.progress import after_two_seconds
 from study.theory import engine as engine_types
+from study.theory import stacks
 
 if TYPE_CHECKING:
     from study.planner import Request
@@ -30,11 +31,21 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--gpu",
-    required=True,
     metavar="NAME",
-    help="Kind of GPU: t4, l4, a10g, v100-16gb, a100-40gb, a100-80gb, h100-sxm, h200 ...",
+    help="Kind of GPU: a100-80gb, h100-sxm, b200, l40s, rtx-4090, mi300x ... `--gpu list` prints all names.",
 )
 @click.option("--gpus", "num_gpus", type=NUMBER, help="Number of GPUs.")
+@click.option(
+    "--gpu-memory",
+    type=float,
+    metavar="GIB",
+    help="Memory of the GPU. Use the three options --gpu-memory, --gpu-tflops and --gpu-bandwidth for a GPU without a "
+    "name, or some of them to change a GPU that --gpu names.",
+)
+@click.option(
+    "--gpu-tflops", type=float, metavar="TFLOPS", help="Peak rate of the GPU in bf16, dense, with accumulation in fp32."
+)
+@click.option("--gpu-bandwidth", type=float, metavar="GB/S", help="Bandwidth of the GPU's memory.")
 @click.option(
     "--sequence-length",
     type=NUMBER,
@@ -56,31 +67,54 @@ if TYPE_CHECKING:
     "Precision of the training. [default: bf16 if the GPU supports it, otherwise fp16]",
 )
 @choice(
+    "--stack",
+    stacks.StackName,
+    "The program that trains. It decides the defaults of the settings below, which the answer lists.",
+    stacks.DEFAULT_STACK,
+)
+@choice(
     "--activation-checkpointing",
     engine_types.Checkpointing,
-    "Recompute the activations of every block (full) or of every second one (selective) in the backward pass. "
-    "[default: full, if that makes a strategy fit or faster]",
+    "Recompute the activations of every block (full), of every second one (selective), or of some operators in every "
+    "block (selective-op, as torchtitan does) in the backward pass. "
+    "[default: as the stack; if that has it off, full if that makes a strategy fit or faster]",
 )
 @choice(
     "--kernels",
     engine_types.Kernels,
-    "fused: norms, activation functions and loss are one kernel each. transformers: several kernels, as its models do.",
-    "fused",
+    "fused: norms, activation functions and loss are one kernel each. transformers: several kernels, as its models "
+    "do. [default: as the stack]",
 )
 @click.option("--compile", is_flag=True, help="Assume torch.compile, which fuses these kernels.")
 @choice(
     "--attention",
     engine_types.Attention,
     "sdpa: PyTorch's (FlashAttention-2 if GPU and precision support it). eager: separate operators. flash-1: "
-    "FlashAttention of 2022.",
-    "sdpa",
+    "FlashAttention of 2022. [default: as the stack]",
 )
 @click.option("--dropout", is_flag=True, help="Assume dropout.")
 @choice(
     "--loss-kernel",
     engine_types.LossKernel,
     "How the loss handles logits: fp32 logits and copies, fp32 logits, 16-bit logits, or never all logits at once. "
-    "[default: as --kernels]",
+    "[default: as the stack, or as --kernels if that is given]",
+)
+@choice(
+    "--grad-accum-dtype",
+    stacks.GradientType,
+    "Type in which DeepSpeed accumulates gradients (grad_accum_dtype): fp32, or the model's type. [default: as the "
+    "stack]",
+)
+@click.option(
+    "--sync-each-batch/--no-sync-each-batch",
+    default=None,
+    help="Whether FSDP2 reduces gradients in every micro step. Otherwise every GPU keeps unsharded gradients until the "
+    "last one. [default: as the stack]",
+)
+@choice(
+    "--reduce-dtype",
+    stacks.GradientType,
+    "Type in which FSDP2 reduces gradients: fp32, or the model's type. [default: as the stack]",
 )
 @choice(
     "--optimizer",
@@ -91,13 +125,33 @@ if TYPE_CHECKING:
 @choice(
     "--optimizer-kernel",
     engine_types.OptimizerKernel,
-    "foreach, PyTorch's default, needs one more copy of what is updated.",
-    "fused",
+    "foreach, PyTorch's default, needs one more copy of what is updated. [default: as the stack]",
 )
 @click.option(
     "--network-gbps", type=float, metavar="GBIT", help="Network rate of a node. [default: as cloud providers offer it]"
 )
 @click.option("--gpus-per-node", type=NUMBER, help="GPUs in one node. [default: as cloud providers offer it]")
+@click.option(
+    "--link-bandwidth",
+    type=float,
+    metavar="GB/S",
+    help="Bandwidth of a GPU to the other GPUs of its node, in one direction. [default: as in the GPU's data sheet]",
+)
+@click.option(
+    "--host-memory",
+    type=float,
+    metavar="GIB",
+    help="Host memory of a node, which offload needs. [default: as cloud providers offer it]",
+)
+@click.option("--host-cores", type=NUMBER, help="Physical cores of a node.")
+@click.option("--host-bandwidth", type=float, metavar="GB/S", help="Bandwidth of a node's host memory.")
+@click.option("--disk", type=float, metavar="TB", help="Size of a node's local NVMe disks.")
+@click.option(
+    "--disk-bandwidth",
+    type=READ_AND_WRITE,
+    metavar="READ[,WRITE]",
+    help="GB/s with which a node's disks read and write. One number counts for both.",
+)
 @click.option(
     "--shard-group-size",
     type=NUMBER,
@@ -134,8 +188,16 @@ def _advise(
     the model.
     """
     from study import planner
-    from study.planner import advice_text
+    from study.planner import advice_text, launch
 
+    if options["gpu"] == "list":
+        _print_gpus()
+        return
+    if options["gpu"] is None and options["gpu_memory"] is None:
+        raise Refusal(
+            "--gpu is missing. Name a GPU, for instance a100-80gb (`--gpu list` prints all names), or give its numbers "
+            "with --gpu-memory, --gpu-tflops and --gpu-bandwidth."
+        )
     if model is None and num_gpus is None:
         raise Refusal(
             "--model and --gpus are both missing. Add --model to find GPUs for a model, --gpus to find a model for "
@@ -148,7 +210,7 @@ def _advise(
             raise Refusal("--trace needs both --model and --gpus. Add the missing one.")
         require(*TRACING)
     if write is not None:
-        _check_write(write, is_complete)
+        _check_write(write, is_complete, request)
     show = _print_json if as_json else _print_text
     if model is None:
         show(planner.largest_models(request), advice_text.text_of_largest, advice_text.content_of_largest)
@@ -161,17 +223,31 @@ def _advise(
             advice = _advise_by_traces(model, request) if trace else planner.advise(model, request, None)
         show(advice, advice_text.text_of_all if everything else advice_text.text, advice_text.content)
         if write is not None:
-            advice_text.write(advice, write)
+            written = launch.write(advice, write)
             if not as_json:
                 print(f"\nWrote the accelerate file of the recommended strategy to {write}")
+                for path in written[1:]:
+                    print(f"Wrote {path}, which belongs to it")
 
 
-def _check_write(path: Path, is_complete: bool) -> None:
-    from study.planner import advice_text
+def _print_gpus() -> None:
+    """Print all GPUs that --gpu takes, with their main numbers."""
+    from study import terminal
+    from study.theory import gpus
+
+    meaning = (
+        "TFLOP/s: the dense peak in bf16 with accumulation in fp32 (t4 and v100: in fp16). link: between the GPUs of a "
+        "node, in one direction. The name that torch.cuda.get_device_name() returns works too."
+    )
+    print("\n".join([*terminal.table(*gpus.table()), "", terminal.wrapped(meaning)]))
+
+
+def _check_write(path: Path, is_complete: bool, request: Request) -> None:
+    from study.planner import launch
 
     if not is_complete:
         raise Refusal(f"--write {path}: needs both --model and --gpus. Add the missing one.")
-    advice_text.check_free(path)
+    launch.check_free(path, request.stack)
 
 
 def _print_json(advice: Any, _: Callable[[Any], str], content: Callable[[Any], dict[str, Any]]) -> None:

@@ -45,6 +45,7 @@ def without_memory() -> Iterator[None]:
         # Transformers reads positions to find out whether several documents share a sequence, which is never so here.
         # If it cannot read them, it makes a mask, and attention uses another kernel than in a run.
         listening(masking_utils, "find_packed_sequence_indices", lambda call, position_ids: None),
+        listening(torch.distributions.Distribution, "__init__", _without_validation),
         FakeTensorMode(allow_non_fake_inputs=True),
         answers,
     ):
@@ -68,6 +69,10 @@ class _Answers(TorchDispatchMode):  # type: ignore[no-untyped-call]
             kind = args[0].dtype
             return ANSWER if kind.is_floating_point else False if kind is torch.bool else 0
         kwargs = kwargs or {}
+        if func is torch.ops.aten._grouped_mm.default and args[0].dtype is torch.float32:
+            # The product of a mixture of experts. PyTorch's fake operator finds the right shape, but only in 16 bits.
+            first, second, *others = args
+            return func(first.bfloat16(), second.bfloat16(), *others, **{**kwargs, "out_dtype": None}).float()
         if self._is_rebuilding and _are_indices(args, kwargs):
             with unset_fake_temporarily():
                 return func(*args, **kwargs)
@@ -92,6 +97,11 @@ def _are_indices(args: Any, options: Any) -> bool:
     tensors = [leaf for leaf in tree_leaves((args, options)) if isinstance(leaf, torch.Tensor)]
     dtype = tensors[0].dtype if tensors else options.get("dtype")
     return dtype is torch.int32 and not any(isinstance(tensor, FakeTensor) for tensor in tensors)
+
+
+def _without_validation(call: Callable[..., None], *arguments: Any, **options: Any) -> None:
+    """Make a random distribution without reading the values of its parameters."""
+    call(*arguments, **{**options, "validate_args": False})
 
 
 def _address(call: Callable[..., int], tensor: torch.Tensor) -> int:

@@ -6,7 +6,8 @@ A dry run counts what the engine and the modules themselves hold and send, so it
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -17,12 +18,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers.models.auto import modeling_auto
 
+from study.dryrun import count, ranks
 from study.errors import Refusal, refusing
 from study.theory import shapes
 from study.theory.activations import is_eager
 from study.theory.engine import Job
 from study.theory.shapes import DEFAULT_LENGTH, ModelShape
 from study.theory.shapes.config_json import MODEL_TYPES
+from study.theory.shapes.counts import from_content, to_content
 
 LARGEST_ROTARY = 64  # the rotary dimension of GPT-J, as published
 # If a config.json names no class, the first of these that has its model_type determines the class.
@@ -31,9 +34,12 @@ MAPPINGS = (
     modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
     modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES,
     modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
+    modeling_auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES,
 )
 # Names of the maximum sequence length in the configurations of models.
 LENGTHS = ("max_position_embeddings", "n_positions", "max_source_positions")
+LONGEST = 1 << 17  # tokens; the positions of a model whose configuration names no maximum
+NOT_SETTINGS = ("architectures", "model_type", "quantization_config", "transformers_version", "torch_dtype", "dtype")
 LABELS_PER_SEQUENCE = ("ForSequenceClassification",)  # endings of classes that have one label per sequence
 
 
@@ -68,6 +74,8 @@ def find(name: str, sequence_length: int | None) -> Trainable:
 
 def of_shape(shape: ModelShape, sequence_length: int, notes: tuple[str, ...] = ()) -> Trainable:
     """Return a trainable model of a shape from theory, with parameters in fp32."""
+    if shape.config is not None:
+        return _of_class(*_from_content(shape.config, shape.name), shape.name, sequence_length, notes)
     return Trainable(
         shape.name,
         shape.num_params,
@@ -173,23 +181,64 @@ def _class_and_config(name: str) -> tuple[type[Any], Any] | None:
         content, source = shapes.read_config(name)
     except ValueError:  # the caller raises the earlier Refusal for this name
         return None
-    content = dict(content)
-    model_type = content.pop("model_type", None)
-    class_names = [mapping[model_type] for mapping in MAPPINGS if model_type in mapping]
-    for class_name in [*(content.get("architectures") or []), *class_names]:
-        if isinstance(class_name, str) and inspect.isclass(built := getattr(transformers, class_name, None)):
-            content.pop("architectures", None)
-            content.pop("quantization_config", None)
-            try:
-                return built, transformers.AutoConfig.for_model(model_type, **content)
-            except (TypeError, ValueError, AttributeError) as error:
-                raise Refusal(
-                    f"{source}: transformers cannot make a {class_name} from it ({_in_words(error)}). Correct the file."
-                ) from None
+    if any(inspect.isclass(getattr(transformers, name, None)) for name in _class_names(content)):
+        return _from_content(content, source)
     return None
 
 
-def _of_class(built: type[Any], config: Any, name: str, sequence_length: int | None) -> Trainable:
+def _class_names(content: Mapping[str, Any]) -> list[str]:
+    """Return the names of the classes that a config.json stands for, those that it names first."""
+    of_type = [mapping[content["model_type"]] for mapping in MAPPINGS if content.get("model_type") in mapping]
+    named = content.get("architectures") or []
+    return [name for name in [*(named if isinstance(named, list) else []), *of_type] if isinstance(name, str)]
+
+
+def _from_content(content: Mapping[str, Any], source: str) -> tuple[type[Any], Any]:
+    """Return the transformers class and the configuration of a config.json that stands for a class.
+
+    Raises Refusal if transformers rejects the configuration.
+    """
+    class_name = next(name for name in _class_names(content) if inspect.isclass(getattr(transformers, name, None)))
+    settings = {key: value for key, value in content.items() if key not in NOT_SETTINGS}
+    try:
+        return getattr(transformers, class_name), transformers.AutoConfig.for_model(content["model_type"], **settings)
+    except Exception as error:  # a configuration class may raise anything
+        raise Refusal(
+            f"{source}: transformers cannot make a {class_name} from it ({_in_words(error)}). Correct the file."
+        ) from None
+
+
+def counted(name: str) -> ModelShape | None:
+    """Return the shape of a model that transformers can build, from a trace of its modules.
+
+    The name is that of a transformers class, the path of a config.json or an id on the hub. None if the name stands
+    for no class. Raises Refusal if the class cannot be built or traced.
+    """
+    class_and_config = _class_and_config(name)
+    return None if class_and_config is None else shape_of_class(*class_and_config, name)
+
+
+def shape_of_class(built: type[Any], config: Any, name: str) -> ModelShape:
+    """Return the shape of a model of a class and a configuration of transformers, from a trace of its modules.
+
+    Raises Refusal if it cannot be built or traced.
+    """
+    content = config.to_diff_dict() | {"model_type": config.model_type, "architectures": [built.__name__]}
+    # In a fork, because a process in which a backward pass has run cannot be forked later.
+    answer = ranks.run(lambda: to_content(count.count(built, config)), {0: nullcontext()})[0]
+    counts = from_content(answer)
+    fixed = getattr(built, "main_input_name", "input_ids") == "pixel_values"
+    positions = 1 if fixed else min([LONGEST, *_positions(config)])
+    notes = ["each sequence is one image, and the tokens per second are images per second"] if fixed else []
+    if quantization := content.get("quantization_config"):
+        method = quantization.get("quant_method") if isinstance(quantization, dict) else None
+        notes.append(f"its quantization_config{f' ({method})' if method else ''} is ignored")
+    return shapes.traced(name, counts, positions, tuple(notes), content)
+
+
+def _of_class(
+    built: type[Any], config: Any, name: str, sequence_length: int | None, notes: tuple[str, ...] = ()
+) -> Trainable:
     """Return a trainable model of a transformers class for which theory has no formulas.
 
     Raises Refusal if transformers cannot build it.
@@ -206,7 +255,7 @@ def _of_class(built: type[Any], config: Any, name: str, sequence_length: int | N
         built.__name__,
         sum(parameter.numel() for parameter in model.parameters()),
         sequence_length or min([DEFAULT_LENGTH, *_positions(config)]),
-        (f"theory has no formulas for {built.__name__}, so it is built and run by transformers",),
+        notes or (f"theory has no formulas for {built.__name__}, so it is built and run by transformers",),
         build=lambda job: _build(make, config, job),
         loss=lambda model, batch: _loss(model, batch, built.__name__),
         batch=lambda job: _batch(job, built.__name__),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,13 +15,12 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.nn.parallel import DistributedDataParallel
 
-from study.dryrun.models import Trainable, block_class, build_model, loss, make_batch
+from study.dryrun.models import Trainable
 from study.dryrun.step import Training
 from study.engines import extensions
 from study.engines.readback.dtypes import computed_in
 from study.errors import Refusal
 from study.theory.engine import Engine, Job
-from study.theory.shapes import ModelShape
 
 RATE = 1e-6
 MAX_NORM = 1.0  # to which gradients are clipped
@@ -90,16 +89,20 @@ def _make_optimizer(model: Any, is_offloaded: bool) -> Any:
 # ---------------------------------------------------------------- torch's engines, as theory describes them
 
 
-def torch_engine(shape: ModelShape, engine: Engine, job: Job, mesh: DeviceMesh | None) -> Training:
+def torch_engine(described: Trainable, engine: Engine, job: Job, mesh: DeviceMesh | None) -> Training:
     """Prepare a training with one process, DDP or FSDP2.
 
     `mesh` has the ranks of FSDP2. At most two micro steps are run, because memory is the same in all later ones as in
-    the second. Gradients are not clipped, because clipping works in place.
+    the second. If FSDP2 reduces only in the last micro step, three are run: the first, one between, and the last.
+    Gradients are not clipped, because clipping works in place.
     """
-    micro_steps = min(int(job.gradient_accumulation_steps), 2)
-    model: nn.Module = build_model(shape, job, torch.bfloat16 if engine.precision == "pure-bf16" else torch.float32)
+    defers = engine.kind == "fsdp" and not engine.syncs_each_micro_step
+    micro_steps = min(int(job.gradient_accumulation_steps), 3 if defers else 2)
+    model: nn.Module = described.build(job)
+    if engine.precision == "pure-bf16":
+        model = model.bfloat16()
     if engine.kind == "fsdp" and mesh is not None:
-        _shard(model, shape, engine, mesh)
+        _shard(model, described.blocks(model), engine, mesh)
     elif engine.precision.endswith("-autocast"):
         dtype = getattr(torch, computed_in(engine.precision))
         model.forward = convert_outputs_to_fp32(torch.autocast("cpu", dtype)(model.forward))  # as accelerate does
@@ -108,19 +111,25 @@ def torch_engine(shape: ModelShape, engine: Engine, job: Job, mesh: DeviceMesh |
     trained: Any = model
     if engine.kind == "ddp":
         trained = DistributedDataParallel(model, gradient_as_bucket_view=engine.gradient_as_bucket_view)
+
+    def accumulate(is_last: bool) -> AbstractContextManager[Any]:
+        if defers and mesh is not None:
+            trained.set_requires_gradient_sync(is_last)  # as accelerate's no_sync does for FSDP2
+        return nullcontext() if is_last or engine.kind != "ddp" else trained.no_sync()
+
     return Training(
         trained,
         optimizer,
         micro_steps,
-        compute_loss=lambda: loss(trained, make_batch(shape, job), shape),
+        compute_loss=lambda: described.loss(trained, described.batch(job)),
         backward=lambda value: value.backward(),  # type: ignore[no-untyped-call]
-        accumulate=lambda is_last: nullcontext() if is_last or engine.kind != "ddp" else trained.no_sync(),
+        accumulate=accumulate,
         clip_gradients=lambda: None,
         micro_steps_left_out=int(job.gradient_accumulation_steps) - micro_steps,
     )
 
 
-def _shard(model: nn.Module, shape: ModelShape, engine: Engine, mesh: DeviceMesh) -> None:
+def _shard(model: nn.Module, blocks: list[str], engine: Engine, mesh: DeviceMesh) -> None:
     """Shard a model with the function of accelerate that a run uses, too (study/training/accelerators.py)."""
     policy = MixedPrecisionPolicy(reduce_dtype=torch.float32 if engine.reduces_in_fp32 else None)
     if engine.precision not in ("fp32", "pure-bf16"):
@@ -130,7 +139,7 @@ def _shard(model: nn.Module, shape: ModelShape, engine: Engine, mesh: DeviceMesh
         fsdp_version=2, reshard_after_forward=engine.reshard_after_forward, cpu_offload=False,
         state_dict_type="SHARDED_STATE_DICT", activation_checkpointing=False, activation_checkpointing_offload=False,
         cpu_ram_efficient_loading=False, ignored_modules=[], auto_wrap_policy="transformer_based_wrap",
-        transformer_cls_names_to_wrap=[block_class(model, shape)], mixed_precision_policy=policy,
+        transformer_cls_names_to_wrap=blocks, mixed_precision_policy=policy,
     )  # fmt: skip
     accelerator = SimpleNamespace(
         state=SimpleNamespace(fsdp_plugin=plugin), torch_device_mesh=mesh, mixed_precision="no",

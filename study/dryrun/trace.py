@@ -61,9 +61,10 @@ def trace_torch(shape: ModelShape, engine: Engine, job: Job) -> dict[str, Any]:
     Returns the result of `step.trace_training`, and the `seconds` that it took.
     """
     began = time.perf_counter()
+    described = models.of_shape(shape, int(job.sequence_length))
     with warnings.catch_warnings(), world.first_rank(engine) as mesh, without_memory():
         warnings.simplefilter("ignore")  # the warnings are about real trainings
-        answer = step.trace_training(partial(prepare.torch_engine, shape, engine, job, mesh))
+        answer = step.trace_training(partial(prepare.torch_engine, described, engine, job, mesh))
     return answer | {"seconds": time.perf_counter() - began}
 
 

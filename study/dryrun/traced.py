@@ -58,7 +58,7 @@ def check_traceable(shape: ModelShape, engine: Engine, job: Job) -> None:
             job.is_fused or job.loss != "eager",
         "FlashAttention of 2022 is not traced, only PyTorch's attention and operators are": job.attention == "flash-1",
         "selective checkpointing is not traced, only that of every block":
-            job.activation_checkpointing == "selective",
+            isinstance(job.activation_checkpointing, str),
         f"{engine.optimizer} is not traced, only AdamW is": engine.optimizer != "adamw",
         f"ZeRO-{engine.zero_stage} in {precision} is not traced: only 1 to 3 in fp32 and bf16 are":
             is_deepspeed and (engine.zero_stage == 0 or precision not in ("fp32", "bf16")),

@@ -5,8 +5,9 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from study import formatting
@@ -15,7 +16,7 @@ from study.errors import Refusal, refusing
 from study.planner.request import CHECKPOINTED, Request, find_model
 from study.strategy import file, in_theory
 from study.strategy.file import Strategy
-from study.theory import intervals, peaks, prediction, shapes
+from study.theory import hardware, intervals, peaks, prediction, shapes
 from study.theory.engine import Engine, Job, Numbers
 from study.theory.hardware import Box
 from study.theory.peaks import Peak
@@ -24,6 +25,9 @@ from study.theory.shapes import DEFAULT_LENGTH, ModelShape
 
 # Strategies that are this close to the fastest count as equally fast. Then the simplest one is recommended.
 EQUALLY_FAST = 0.03
+# The share of a GPU's usable memory that should stay free. The largest error of the predicted peak is 19 % for the
+# published peaks of grade A. `ALLOCATOR_SLACK` and this share together cover it.
+ENOUGH_FREE = 0.10
 gib = functools.partial(formatting.gib, digits=1)  # formats bytes for all tables of the planner
 # Computing seconds per layer and micro step, below which a step counts as short. The published times behind the
 # intervals are all longer, except one with offload, where the host limits the speed. Shorter steps took 1.1 to 5.4
@@ -37,7 +41,8 @@ GPU_COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 class Option:
     """A strategy with its prediction.
 
-    The prediction is for the requested split of the batch, or for the fastest split that fits if none is requested.
+    The prediction is for the requested split of the batch. If none is requested, it is for the split that `best_option`
+    chooses among all of them.
     """
 
     strategy: Strategy
@@ -59,15 +64,58 @@ class Option:
         """
         # Traces and predictions have the same margin, because traces are no closer to the published peaks of tensors
         # than predictions are (reports/dry_run).
-        return prediction.needed_bytes(self.prediction.peak.total if self.traced_bytes is None else self.traced_bytes)
+        if self.traced_bytes is None:
+            return self.prediction.needed_bytes
+        return prediction.needed_bytes(self.traced_bytes)
 
     @property
     def free_bytes(self) -> Numbers:
         return self.prediction.usable_bytes - self.needed_bytes
 
     @property
+    def free_share(self) -> float:
+        """The share of a GPU's usable memory that stays free. Negative if memory is missing."""
+        return float(self.free_bytes) / self.prediction.usable_bytes
+
+    @property
     def fits(self) -> bool:
         return self.prediction.lacking is None and bool(self.free_bytes >= 0)
+
+    @property
+    def has_enough_free(self) -> bool:
+        """Whether the option fits and leaves at least `ENOUGH_FREE` of a GPU's memory free."""
+        return self.fits and self.free_share >= ENOUGH_FREE
+
+    @property
+    def is_rough(self) -> bool:
+        """Whether the time has no upper end, because no published time of such a step is behind it."""
+        return self.is_short or self.prediction.step.evidence.is_rough
+
+    @property
+    def seconds(self) -> float:
+        return float(self.prediction.step.total)
+
+    @property
+    def slowest_seconds(self) -> float:
+        """The upper end of the interval of the step time. Infinite if there is none."""
+        return math.inf if self.is_rough else float(self.prediction.step.high)
+
+    @property
+    def offloads(self) -> bool:
+        engine = self.prediction.engine
+        return (engine.offload_optimizer, engine.offload_param) != ("none", "none")
+
+    @property
+    def missing_bytes(self) -> float:
+        """The bytes that are missing on a GPU, on its share of the host's memory, and on its share of the disk."""
+        prediction = self.prediction
+        ranks = min(prediction.box.num_gpus, prediction.box.gpus_per_node)
+        of_node = (
+            (prediction.host_bytes_per_node, prediction.box.host_memory_bytes),
+            (prediction.disk_bytes_per_node, prediction.box.disk_bytes),
+        )
+        missing = [max(0.0, float(needed) - there) / ranks for needed, there in of_node if there is not None]
+        return max(0.0, -float(self.free_bytes)) + sum(missing)
 
     @property
     def basis(self) -> str:
@@ -84,11 +132,23 @@ class Advice:
     notes: list[str]
     options: list[Option]
     recommended: Option | None
-    reason: str
+    left_out: dict[str, str] = field(default_factory=dict)  # reasons by strategy
 
     @property
     def is_traced(self) -> bool:
         return any(option.traced_bytes for option in self.options)
+
+    @property
+    def ranked(self) -> list[Option]:
+        """All options: first the recommended one, then those that fit by time, then the others by missing memory."""
+        return sorted(
+            self.options,
+            key=lambda option: (
+                option is not self.recommended,
+                not option.fits,
+                option.seconds if option.fits else option.missing_bytes,
+            ),
+        )
 
 
 # Returns the same options, with a trace if they can be traced.
@@ -98,8 +158,8 @@ Trace = Callable[[ModelShape, Request, Sequence[Option]], list[Option]]
 def advise(model: str, request: Request, trace: Trace | None = None) -> Advice:
     """Predict every strategy for a model on the requested GPUs, and recommend one.
 
-    Each strategy is predicted with the requested split of the batch. If none is requested, the fastest split that fits
-    is used. `trace` replaces predicted memory by traced memory.
+    Each strategy is predicted with the requested split of the batch. If none is requested, every split is a candidate,
+    and `best_option` chooses among them. `trace` replaces predicted memory by traced memory.
 
     Raises Refusal if the model is unknown, or if the request cannot be satisfied.
     """
@@ -107,44 +167,75 @@ def advise(model: str, request: Request, trace: Trace | None = None) -> Advice:
     box = request.box()
     request.batch()  # an error in the batch concerns every strategy
     _ = request.chosen_precision
-    options, strategies_by_refusal = [], dict[str, list[str]]()
+    options, left_out = options_of(shape, box, request)
+    by_reason: dict[str, list[str]] = {}
+    for name, reason in left_out.items():
+        by_reason.setdefault(reason, []).append(name)
+    notes += [f"left out: {', '.join(names)}: {reason}" for reason, names in by_reason.items()]
+    if not options:
+        raise Refusal(notes[-1])
+    if trace is not None:
+        options = trace(shape, request, options)
+    notes += _short(options)
+    if any(option.prediction.peak.host_bytes for option in options) and (note := hardware.whole_host_note(box)):
+        notes.append(note)
+    return Advice(shape, request, box, notes, options, recommend(options), left_out)
+
+
+def options_of(shape: ModelShape, box: Box, request: Request) -> tuple[list[Option], dict[str, str]]:
+    """Predict every requested strategy. Return the options, and the reasons of those that cannot be predicted.
+
+    Raises Refusal if only one strategy is requested and it cannot be predicted.
+    """
+    options, left_out = list[Option](), dict[str, str]()
     for chosen in request.strategies(request.num_gpus):
         try:
             options.append(_option(shape, box, request, chosen))
         except Refusal as refusal:
             if request.strategy is not None:
                 raise
-            strategies_by_refusal.setdefault(str(refusal), []).append(chosen.name)
-    notes += [f"left out: {', '.join(names)}: {reason}" for reason, names in strategies_by_refusal.items()]
-    if not options:
-        raise Refusal(notes[-1])
-    if trace is not None:
-        options = trace(shape, request, options)
-    notes += _short(options)
-    recommended, reason = _recommend(options)
-    return Advice(shape, request, box, notes, options, recommended, reason)
+            left_out[chosen.name] = str(refusal)
+    return options, left_out | request.left_out(box.num_gpus)
 
 
 def _option(shape: ModelShape, box: Box, request: Request, chosen: Strategy) -> Option:
-    sequences, micro, accumulation = request.batch()
     engine = engine_for(shape, request, chosen, box.num_gpus)
-    predictions = []
-    checkpointing = request.activation_checkpointing
     with refusing():
-        for checkpointed in (False, True) if checkpointing is None else (CHECKPOINTED[checkpointing],):
-            job = request.job(micro or 1, accumulation or 1)
-            job = dataclasses.replace(job, activation_checkpointing=checkpointed)
-            if micro is None:
-                predictions.append(prediction.best_split(shape, engine, job, box, sequences))
-            else:
-                predictions.append(prediction.predict(shape, engine, job, box))
-        # The fastest one that fits. If none fits, the one that lacks the least memory.
-        best = min(predictions, key=lambda p: (not p.fits, p.step.total if p.fits else -p.free_bytes))
+        candidates = [option_of(shape, chosen, split, largest=0) for split in splits(shape, request, engine, box)]
+        best = best_option(candidates).prediction
         return option_of(shape, chosen, best)
 
 
-def option_of(shape: ModelShape, chosen: Strategy, best: Prediction, traced: Traced | None = None) -> Option:
-    largest = prediction.largest_micro_batch(shape, best.engine, best.job, best.box)
+def best_option(options: Sequence[Option]) -> Option:
+    """Return the fastest of the `preferred` options. If no option fits, return the one that lacks the least memory."""
+    candidates = preferred(options)
+    return min(candidates, key=_seconds) if candidates else min(options, key=lambda option: option.missing_bytes)
+
+
+def preferred(options: Sequence[Option]) -> list[Option]:
+    """Return the options among which speed decides: those that leave enough memory free, if possible without offload.
+
+    "Enough" is `ENOUGH_FREE` of a GPU's memory. Options that leave less, or that offload, are returned if all others
+    are slower than the upper end of the predicted time of the fastest option that fits. The list is empty if no
+    option fits.
+    """
+    fitting = [option for option in options if option.fits]
+    limit = min(fitting, key=_seconds).slowest_seconds if fitting else 0.0
+    for has_enough_free, offloads in ((True, False), (True, True), (False, False), (False, True)):
+        group = [
+            option for option in fitting if option.has_enough_free == has_enough_free and option.offloads == offloads
+        ]
+        if group and min(map(_seconds, group)) <= limit:
+            return group
+    return []
+
+
+def option_of(
+    shape: ModelShape, chosen: Strategy, best: Prediction, traced: Traced | None = None, largest: int | None = None
+) -> Option:
+    """Return an option. `largest` is the largest micro batch that fits, which is predicted if it is not given."""
+    if largest is None:
+        largest = prediction.largest_micro_batch(shape, best.engine, best.job, best.box)
     computed = best.step.forward + best.step.backward + best.step.recompute
     is_short = bool(computed < SHORTEST * shape.layers * best.job.gradient_accumulation_steps)
     is_short = is_short and intervals.timing_class(shape, best.engine) != "offload"
@@ -169,31 +260,32 @@ def _short(options: Sequence[Option]) -> list[str]:
     return [warning, *([f"no published row has {' or '.join(lacks)}"] if lacks else [])]
 
 
-def _recommend(options: Sequence[Option]) -> tuple[Option | None, str]:
-    fitting = [option for option in options if option.fits]
-    if not fitting:
-        nearest = max(options, key=lambda option: option.free_bytes)
-        lacking = nearest.prediction.lacking or f"{gib(-nearest.free_bytes)} GiB a GPU"
-        return None, f"none fits; {nearest.strategy.name} is nearest, short of {lacking}: take more GPUs"
-    fastest = max(fitting, key=_speed)
-    near = [option for option in fitting if _speed(option) >= (1 - EQUALLY_FAST) * _speed(fastest)]
-    simplest = min(near, key=_complexity)
-    by = f", by what was {simplest.basis}" if any(option.traced_bytes for option in options) else ""
-    room = f"fits with {gib(simplest.free_bytes)} GiB of a GPU to spare{by}"
-    if simplest is fastest:
-        return simplest, f"{simplest.strategy.name}: it {room}, and of those that fit it is predicted to be the fastest"
-    behind = 100 * (1 - _speed(simplest) / _speed(fastest))
-    return simplest, (
-        f"{simplest.strategy.name}: it {room}, and is the simplest of those within {100 * EQUALLY_FAST:.0f} % of the "
-        f"fastest ({fastest.strategy.name}, {behind:.1f} % ahead)"
-    )
+def recommend(options: Sequence[Option]) -> Option | None:
+    """Return the option to use. None if no option fits.
+
+    It is the simplest of the `preferred` options that are at most `EQUALLY_FAST` slower than the fastest of them. On
+    one GPU, it is a training without an engine if that fits, because there is nothing to shard.
+    """
+    alone = [option for option in options if option.fits and option.prediction.engine.kind == "torch"]
+    near = equally_fast(alone or preferred(options))
+    return min(near, key=complexity) if near else None
+
+
+def equally_fast(options: Sequence[Option]) -> list[Option]:
+    """Return the options that are at most `EQUALLY_FAST` slower than the fastest of them."""
+    most = max(map(_speed, options), default=0.0)
+    return [option for option in options if _speed(option) >= (1 - EQUALLY_FAST) * most]
+
+
+def _seconds(option: Option) -> float:
+    return option.seconds
 
 
 def _speed(option: Option | Choice) -> float:
     return float(option.prediction.tokens_per_second_per_gpu)
 
 
-def _complexity(option: Option) -> tuple:
+def complexity(option: Option) -> tuple:
     """Return a sort key for how much of a strategy has to be configured and can go wrong.
 
     Offload counts first, then the ZeRO stage, then whether the strategy has a file with buffer sizes.
@@ -232,6 +324,14 @@ class FewestGpus:
     fewest: dict[str, tuple[int, float] | None]
     unsharded: frozenset[str]  # strategies that do not shard, so that more GPUs do not help
     most: int
+
+    def free_share(self, name: str) -> float | None:
+        """Return the share of a GPU's usable memory that stays free with a strategy. None if the model does not fit."""
+        fitting = self.fewest[name]
+        if fitting is None:
+            return None
+        num_gpus, free = fitting
+        return free / hardware.usable_memory_bytes(self.request.box(num_gpus).gpu, num_gpus)
 
 
 def gpt(hidden: int, positions: int) -> ModelShape:
@@ -309,17 +409,22 @@ def _peak(shape: ModelShape, request: Request, chosen: Strategy, job: Job, box: 
 
 
 def engine_for(shape: ModelShape, request: Request, chosen: Strategy, num_gpus: int) -> Engine:
-    engine = in_theory.advised_engine(chosen, shape.hidden, num_gpus, request.chosen_precision)
-    if request.strategy is not None and engine.kind == "deepspeed" and request.optimizer_kernel != "fused":
+    """Return the engine of a strategy with the settings of the request and its stack.
+
+    Raises Refusal if a setting is requested for a strategy that does not have it.
+    """
+    if request.strategy is not None and chosen.zero_stage is not None and request.optimizer_kernel != "fused":
         raise Refusal(
             f"--optimizer-kernel {request.optimizer_kernel}: {chosen.name} uses DeepSpeed's own optimizer kernel. "
             "Leave --optimizer-kernel out."
         )
+    settings = request.settings
+    precision = request.chosen_precision
+    if chosen.distributed_type in ("NO", "MULTI_GPU"):
+        precision = settings.precision_without_masters(precision)
+    engine = in_theory.advised_engine(chosen, shape.hidden, num_gpus, precision, settings.grad_accum_dtype)
     return dataclasses.replace(
-        engine,
-        optimizer=request.optimizer,
-        optimizer_kernel=request.optimizer_kernel,
-        replicas=request.replicas(chosen, num_gpus),
+        settings.applied(engine), optimizer=request.optimizer, replicas=request.replicas(chosen, num_gpus)
     )
 
 
@@ -342,23 +447,22 @@ def choices(advice: Advice) -> list[Choice]:
     return [
         Choice(option.strategy.name, split)
         for option in advice.options
-        for split in splits(shape, request, option.prediction)
+        for split in splits(shape, request, option.prediction.engine, option.prediction.box)
     ]
 
 
-def splits(shape: ModelShape, request: Request, best: Prediction) -> Iterator[Prediction]:
-    """Yield predictions of one strategy at every split of the batch, with and without activation checkpointing.
+def splits(shape: ModelShape, request: Request, engine: Engine, box: Box) -> Iterator[Prediction]:
+    """Yield predictions of one engine at every split of the batch, with and without activation checkpointing.
 
     If the request sets the micro batch or activation checkpointing, only that setting is predicted.
     """
-    sequences, micro, _ = request.batch()
+    sequences, micro, accumulation = request.batch()
+    pairs = prediction.splits(sequences) if micro is None else [(micro, accumulation or 1)]
     checkpointing = request.activation_checkpointing
     for checkpointed in (False, True) if checkpointing is None else (CHECKPOINTED[checkpointing],):
-        for size, accumulation in prediction.splits(sequences):
-            if micro in (None, size):
-                job = dataclasses.replace(best.job, micro_batch_size=size, gradient_accumulation_steps=accumulation)
-                job = dataclasses.replace(job, activation_checkpointing=checkpointed)
-                yield prediction.predict(shape, best.engine, job, best.box)
+        for size, steps in pairs:
+            job = dataclasses.replace(request.job(size, steps), activation_checkpointing=checkpointed)
+            yield prediction.predict(shape, engine, job, box)
 
 
 def pareto(choices: list[Choice]) -> list[Choice]:

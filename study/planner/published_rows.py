@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
@@ -95,7 +96,6 @@ def by_deepspeed(case: MeasuredCase) -> float:
     return 4 * psi + 16 * psi / (gpus if case.engine.zero_stage else 1)
 
 
-RESERVES = np.arange(1.0, 1.61, 0.05)  # the values among which a fit chooses
 RESERVED_OR_USED = ("peak_reserved_bytes", "used_bytes")
 
 
@@ -114,17 +114,29 @@ def _shown(case: MeasuredCase, reserve: float) -> float:
 
 
 @cache
-def fitted_reserve(without: str = "") -> float:
-    """Fit `prediction.RESERVED` to the rows of grades A and B, without the rows of one source.
+def reserve_by_source() -> dict[str, float]:
+    """Return the median of each source's reserved memory relative to the predicted peak of the tensors.
 
-    Each source has the same weight. The empty string leaves no source out.
+    The rows have grades A and B. Of the memory of the whole card, what is used outside the allocator is subtracted.
     """
-    cases = [case for case in amounts() if case.quantity in RESERVED_OR_USED and case.grade != "C"]
-    cases = [case for case in cases if _source(case) != without]
-    errors = np.array([[abs(np.log(_shown(case, reserve) / case.published)) for reserve in RESERVES] for case in cases])
-    sources = [_source(case) for case in cases]
-    weights = np.array([1 / sources.count(source) for source in sources])
-    return float(RESERVES[(weights @ errors).argmin()])
+    ratios: dict[str, list[float]] = {}
+    for case in amounts():
+        if case.quantity in RESERVED_OR_USED and case.grade != "C":
+            peak = peaks.peak(case.shape, case.engine, case.job)
+            is_whole_card = case.quantity == "used_bytes"
+            outside = prediction.outside_bytes(case.box) if is_whole_card else 0
+            ratios.setdefault(_source(case), []).append((case.published - outside) / float(peak.total))
+    return {source: float(np.median(values)) for source, values in ratios.items()}
+
+
+def fitted_reserve(without: str = "") -> float:
+    """Fit `prediction.RESERVED` to the sources of grades A and B, without one of them.
+
+    It is the factor that makes the largest error of a source's median as small as possible. The sources differ too much
+    for another fit: whichever of them have the most rows would decide it. The empty string leaves no source out.
+    """
+    medians = [median for source, median in reserve_by_source().items() if source != without]
+    return math.sqrt(min(medians) * max(medians))
 
 
 def without_its_source(case: MeasuredCase) -> float:

@@ -6,8 +6,10 @@ import dataclasses
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from importlib.util import find_spec
 from typing import Literal, get_args
 
+from study import progress
 from study.errors import Refusal, refusing
 from study.strategy import file
 from study.strategy.file import Strategy
@@ -24,10 +26,15 @@ from study.theory.engine import (
 )
 from study.theory.hardware import Box
 from study.theory.shapes import DEFAULT_LENGTH, ModelShape
+from study.theory.stacks import DEFAULT_STACK, STACKS, GradientType, Stack, StackName
 
-CHECKPOINTED: dict[Checkpointing, bool | Literal["selective"]] = {"full": True, "selective": "selective", "none": False}
+INSTALL = "pip install 'zero-study[train]'"
+CHECKPOINTED: dict[Checkpointing, bool | Literal["selective", "selective-op"]] = {
+    "full": True, "selective": "selective", "selective-op": "selective-op", "none": False,
+}  # fmt: skip
 
 _CHOICES: dict[str, tuple[str | None, ...]] = {
+    "stack": get_args(StackName),
     "precision": (None, *get_args(PrecisionClass)),
     "activation_checkpointing": (None, *get_args(Checkpointing)),
     "kernels": get_args(Kernels),
@@ -35,18 +42,37 @@ _CHOICES: dict[str, tuple[str | None, ...]] = {
     "loss_kernel": (None, *get_args(LossKernel)),
     "optimizer": get_args(Optimizer),
     "optimizer_kernel": get_args(OptimizerKernel),
+    "grad_accum_dtype": get_args(GradientType),
+    "reduce_dtype": get_args(GradientType),
 }
+# The fields of Request that are the stack's if they are not requested.
+OF_STACK = ("kernels", "attention", "loss_kernel", "optimizer_kernel", "activation_checkpointing", "grad_accum_dtype",
+            "sync_each_batch", "reduce_dtype")  # fmt: skip
 
+# Units of the options that are not whole numbers.
+_RATES = {
+    "network_gbps": "Gbit/s of a node",
+    "gpu_memory": "GiB",
+    "gpu_tflops": "TFLOP/s, dense and in 16 bits",
+    "gpu_bandwidth": "GB/s",
+    "host_memory": "GiB of a node",
+    "host_bandwidth": "GB/s of a node",
+    "disk": "TB of a node",
+    "disk_bandwidth": "GB/s, for reading and writing",
+    "link_bandwidth": "GB/s in one direction",
+}
 _IN_GROUPS = "fsdp2_hybrid, zero1 or zero2"
 MOST_GPUS = 1_000_000
-SEQUENCES_PER_GPU = 8  # sequences per GPU and step, if no global batch is requested
+# Sequences per GPU and step, if no global batch is requested. A requested micro batch that does not divide it replaces
+# it, so that there is no gradient accumulation.
+SEQUENCES_PER_GPU = 8
 
 
 @dataclass(frozen=True)
 class Request:
     """The question of a user to the planner. Raises Refusal if a value is not valid."""
 
-    gpu: str
+    gpu: str | None = None  # None: the GPU is given by its three numbers below
     num_gpus: int = 1
     sequence_length: int | None = None  # None: 1,024, or the model's number of positions if that is smaller
     global_batch_size: int | None = None
@@ -54,39 +80,87 @@ class Request:
     micro_batch_size: int | None = None
     gradient_accumulation_steps: int | None = None
     precision: PrecisionClass | None = None  # None: bf16 if the GPU supports it, else fp16
-    activation_checkpointing: Checkpointing | None = None  # None: full, if it makes a strategy fit or faster
-    kernels: Kernels = "fused"
+    # The program whose defaults apply to all settings that are not requested. The fields of OF_STACK are None in a call
+    # if they are not requested, and are filled in then.
+    stack: StackName = DEFAULT_STACK
+    # None if neither the request nor the stack sets it: full, if it makes a strategy fit or faster
+    activation_checkpointing: Checkpointing | None = None
+    kernels: Kernels = None  # type: ignore[assignment]
     compile: bool = False
-    attention: Attention = "sdpa"
+    attention: Attention = None  # type: ignore[assignment]
     dropout: bool = False
     loss_kernel: LossKernel | None = None  # None: the same kind as the other kernels
     optimizer: Optimizer = "adamw"
-    optimizer_kernel: OptimizerKernel = "fused"
+    optimizer_kernel: OptimizerKernel = None  # type: ignore[assignment]
+    grad_accum_dtype: GradientType = None  # type: ignore[assignment]  # DeepSpeed
+    sync_each_batch: bool = None  # type: ignore[assignment]  # FSDP2 reduces gradients in every micro step
+    reduce_dtype: GradientType = None  # type: ignore[assignment]  # FSDP2
     network_gbps: float | None = None  # Gbit/s between a node and all others; None: that of typical rented machines
     gpus_per_node: int | None = None
     # GPUs per copy of the model states; None: those of a node, for strategies with groups
     shard_group_size: int | None = None
+    # The user's own GPU and machine. None: those of the GPU `gpu`, and of a typical machine with it.
+    gpu_memory: float | None = None  # GiB
+    gpu_tflops: float | None = None  # dense, in 16 bits, with accumulation in fp32
+    gpu_bandwidth: float | None = None  # GB/s of the GPU's memory
+    host_memory: float | None = None  # GiB of a node
+    host_cores: int | None = None  # of a node
+    host_bandwidth: float | None = None  # GB/s of a node's host memory
+    disk: float | None = None  # TB of a node
+    disk_bandwidth: tuple[float, float] | None = None  # GB/s that a node's disks read and write
+    link_bandwidth: float | None = None  # GB/s between the GPUs of a node, in one direction
 
     def __post_init__(self) -> None:
         counts = ("num_gpus", "sequence_length", "global_batch_size", "micro_batch_size", "gradient_accumulation_steps")
-        for name in (*counts, "gpus_per_node", "shard_group_size"):
+        for name in (*counts, "gpus_per_node", "shard_group_size", "host_cores"):
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
                 raise Refusal(f"{name}={value!r}: must be a whole number of at least 1")
         if self.num_gpus > MOST_GPUS:
             raise Refusal(f"num_gpus={self.num_gpus}: must be at most {MOST_GPUS:,}")
-        if self.network_gbps is not None and not 0 < self.network_gbps < math.inf:
-            raise Refusal(f"network_gbps={self.network_gbps!r}: must be a number above 0, in Gbit/s of a node")
+        for name, unit in _RATES.items():
+            value = getattr(self, name)
+            for number in value if isinstance(value, tuple) else () if value is None else (value,):
+                if not 0 < number < math.inf:
+                    raise Refusal(f"{name}={value!r}: must be a number above 0, in {unit}")
+        if self.stack in STACKS:
+            self._fill_in_from_stack()
         for name, values in _CHOICES.items():
             if getattr(self, name) not in values:
                 raise Refusal(f"{name}={getattr(self, name)!r}: unknown; take one of {', '.join(filter(None, values))}")
 
+    def _fill_in_from_stack(self) -> None:
+        """Set every field of OF_STACK that is not requested to the stack's default.
+
+        If other kernels are requested than the stack's, or torch.compile, the loss has their kind.
+        """
+        stack = STACKS[self.stack]
+        has_own_kernels = self.compile or self.kernels not in (None, stack.kernels)
+        for name in OF_STACK:
+            if getattr(self, name) is None and not (name == "loss_kernel" and has_own_kernels):
+                object.__setattr__(self, name, getattr(stack, name))
+
+    @property
+    def settings(self) -> Stack:
+        """The stack with the requested settings instead of its own."""
+        requested = {name: getattr(self, name) for name in OF_STACK if name != "loss_kernel"}
+        return dataclasses.replace(STACKS[self.stack], loss_kernel=self.job().loss, **requested)
+
     def box(self, num_gpus: int | None = None) -> Box:
+        """Return the machine: the requested numbers, and those of a typical machine where the request has none."""
         with refusing():
-            box = hardware.typical_box(hardware.find_gpu(self.gpu), num_gpus or self.num_gpus, self.gpus_per_node)
-            if self.network_gbps is None:
-                return box
-            return dataclasses.replace(box, node_bandwidth=self.network_gbps * 1e9 / 8)
+            base = None if self.gpu is None else hardware.find_gpu(self.gpu)
+            gpu = hardware.from_numbers(base, self.gpu_memory, self.gpu_tflops, self.gpu_bandwidth)
+            return hardware.with_host(
+                hardware.typical_box(gpu, num_gpus or self.num_gpus, self.gpus_per_node),
+                memory_gib=self.host_memory,
+                cores=self.host_cores,
+                gigabytes_per_second=self.host_bandwidth,
+                disk_terabytes=self.disk,
+                disk_gigabytes_per_second=self.disk_bandwidth,
+                link_gigabytes_per_second=self.link_bandwidth,
+                network_gigabits_per_second=self.network_gbps,
+            )
 
     def job(self, micro_batch_size: int = 1, gradient_accumulation_steps: int = 1) -> Job:
         """Return what each rank computes.
@@ -111,7 +185,8 @@ class Request:
         precision = self.precision or ("bf16" if "bf16" in has else "fp16")
         kind = precision.removeprefix("pure-").removesuffix("-autocast")
         if kind not in has:
-            raise Refusal(f"--precision {precision}: {self.box(1).gpu.name} does not support it. Use fp16 or fp32.")
+            name, supported = self.box(1).gpu.name, ", ".join(kind for kind in has if kind != "tf32")
+            raise Refusal(f"--precision {precision}: {name} does not support it. It supports {supported}.")
         return precision
 
     def strategies(self, num_gpus: int) -> list[Strategy]:
@@ -123,6 +198,8 @@ class Request:
             raise Refusal(f"--shard-group-size goes with --strategy {_IN_GROUPS}. Add one of them.")
         if self.strategy is not None:
             chosen = file.read_by_name(self.strategy)
+            if reason := cannot_run(STACKS[self.stack], chosen):
+                raise Refusal(f"--strategy {self.strategy}: {reason}. Take another strategy, or another --stack.")
             if self.shard_group_size is None and not chosen.could_run(num_gpus):
                 is_single = chosen.distributed_type == "NO"
                 limit, remedy = (
@@ -130,8 +207,25 @@ class Request:
                 )
                 raise Refusal(f"--strategy {self.strategy}: {limit}, --gpus asks for {num_gpus}; take {remedy}")
             return [chosen]
+        return [chosen for chosen in self._possible(num_gpus) if self._why_left_out(chosen, num_gpus) is None]
+
+    def left_out(self, num_gpus: int) -> dict[str, str]:
+        """Return why shipped strategies are not among `strategies`, by name.
+
+        Strategies that cannot run on this many GPUs are not listed. The result is empty if a strategy is requested.
+        """
+        if self.strategy is not None:
+            return {}
+        reasons = {chosen.name: self._why_left_out(chosen, num_gpus) for chosen in self._possible(num_gpus)}
+        return {name: reason for name, reason in reasons.items() if reason is not None}
+
+    def _possible(self, num_gpus: int) -> list[Strategy]:
         shipped = map(file.read_by_name, file.names())
-        return [chosen for chosen in shipped if chosen.could_run(num_gpus) and _makes_sense(chosen, num_gpus)]
+        return [chosen for chosen in shipped if chosen.could_run(num_gpus)]
+
+    def _why_left_out(self, chosen: Strategy, num_gpus: int) -> str | None:
+        stack = STACKS[self.stack]
+        return cannot_run(stack, chosen) or _makes_no_sense(chosen, num_gpus, has_single="NO" in stack.runs)
 
     def could_run(self, num_gpus: int) -> bool:
         """Return whether the requested strategy can train on this many GPUs.
@@ -170,10 +264,11 @@ class Request:
     def batch(self) -> tuple[int, int | None, int | None]:
         """Return the sequences per GPU and step, the micro batch size and the number of accumulation steps.
 
-        The last two are None if the planner is to choose them. Raises Refusal if a number does not divide another.
+        The last two are None if the planner is to choose them. A micro batch alone does not change the default of
+        `SEQUENCES_PER_GPU` sequences if it divides it. Raises Refusal if a number does not divide another.
         """
         micro, accumulation = self.micro_batch_size, self.gradient_accumulation_steps
-        if micro is not None and accumulation is None and self.global_batch_size is None:
+        if micro is not None and self.has_other_default_batch:
             accumulation = 1
         if micro is not None and accumulation is not None:
             self._check_product(micro, accumulation)
@@ -188,6 +283,16 @@ class Request:
         if accumulation is not None:
             return sequences, self._divide(sequences, accumulation, "--gradient-accumulation-steps"), accumulation
         return sequences, None, None
+
+    @property
+    def has_other_default_batch(self) -> bool:
+        """Whether the requested micro batch replaces the default number of sequences, which is no multiple of it."""
+        return (
+            self.micro_batch_size is not None
+            and self.gradient_accumulation_steps is None
+            and self.global_batch_size is None
+            and SEQUENCES_PER_GPU % self.micro_batch_size != 0
+        )
 
     def _check_product(self, micro: int, accumulation: int) -> None:
         """Raise Refusal if the global batch is not the product of micro batch, accumulation steps and GPUs."""
@@ -222,14 +327,30 @@ class Request:
         return quotient
 
 
-def _makes_sense(chosen: Strategy, num_gpus: int) -> bool:
-    """Return whether a strategy is useful on this many GPUs.
+def _makes_no_sense(chosen: Strategy, num_gpus: int, has_single: bool) -> str | None:
+    """Return why a strategy is useless on this many GPUs. None if it is useful.
 
-    On one GPU there is nothing to average or to shard. Only training without an engine, DeepSpeed and parameter offload
-    are useful there.
+    On one GPU there is nothing to average or to shard. Only training without an engine and offload are useful there.
+    `has_single` says whether the stack can train without an engine. If it cannot, DeepSpeed's stages are useful too.
     """
-    alone = chosen.distributed_type in ("NO", "DEEPSPEED") or chosen.offload_param_device != "none"
-    return num_gpus > 1 or alone
+    offloads = (chosen.offload_optimizer_device, chosen.offload_param_device) != ("none", "none")
+    if num_gpus > 1 or offloads or chosen.distributed_type == "NO":
+        return None
+    if chosen.distributed_type == "DEEPSPEED" and not has_single:
+        return None
+    return "on one GPU there is nothing to shard or to average"
+
+
+def cannot_run(stack: Stack, chosen: Strategy) -> str | None:
+    """Return why a program cannot run a strategy. None if it can."""
+    if chosen.distributed_type not in stack.runs:
+        return f"{stack.name} has no {_ENGINES[chosen.distributed_type]}"
+    if stack.name == "torchtitan" and chosen.ddp_json is not None:
+        return "torchtitan has no option for DDP's gradient_as_bucket_view"
+    return None
+
+
+_ENGINES = {"NO": "training without an engine", "MULTI_GPU": "DDP", "DEEPSPEED": "ZeRO", "FSDP": "FSDP2"}
 
 
 def find_model(name: str, asked: Request) -> tuple[ModelShape, Request, list[str]]:
@@ -238,6 +359,26 @@ def find_model(name: str, asked: Request) -> tuple[ModelShape, Request, list[str
     Returns its shape, the request with the sequence length filled in, and notes on how the model is counted. Raises
     Refusal if the model is unknown.
     """
-    with refusing():
-        shape, length, notes = shapes.find_for_length(name, asked.sequence_length)
+    try:
+        with refusing():
+            shape, length, notes = shapes.find_for_length(name, asked.sequence_length)
+    except Refusal as not_known:
+        with refusing():
+            shape, length, notes = shapes.for_length(_traced(name, not_known), asked.sequence_length)
     return shape, dataclasses.replace(asked, sequence_length=length), notes
+
+
+def _traced(name: str, not_known: Refusal) -> ModelShape:
+    """Return the shape of a model that theory does not know, from a trace of its modules.
+
+    Raises `not_known` if the name stands for no model of transformers, or if PyTorch is not installed.
+    """
+    if find_spec("torch") is None or find_spec("transformers") is None:
+        raise Refusal(f"{not_known} With PyTorch, other models of transformers are traced: {INSTALL}") from None
+    progress.at_once(f"Tracing the modules of {name}")  # starts no thread, because the trace is in a fork
+    from study.dryrun import models
+
+    shape = models.counted(name)
+    if shape is None:
+        raise not_known
+    return shape

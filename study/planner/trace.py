@@ -9,7 +9,7 @@ from study.dryrun.traced import Part, Traced
 from study.errors import Refusal, RunFailed
 from study.formatting import gib
 from study.planner.advice_text import MARKS
-from study.planner.choose import Option, option_of, splits
+from study.planner.choose import ENOUGH_FREE, Option, best_option, option_of, splits
 from study.planner.request import Request
 from study.theory.engine import Engine, Job
 from study.theory.peaks import PEAK_MOMENTS, Peak, PeakPart
@@ -53,22 +53,29 @@ def trace_options(tracer: Tracer, shape: ModelShape, request: Request, options: 
 
 
 def _trace(tracer: Tracer, shape: ModelShape, request: Request, option: Option) -> Option:
-    """Trace an option. If the traced split of the batch does not fit, trace the fastest split that should fit.
+    """Trace an option, and other splits of the batch if the traced memory leaves too little free.
 
-    A split should fit if its predicted peak does, after multiplying it by the ratio of the last trace to its
-    prediction.
+    A slower split is traced next if it should leave enough free (`ENOUGH_FREE`), or fit if the last one did not.
+    Its predicted peak, multiplied by the ratio of the last trace to its prediction, decides that.
     """
-    chosen, candidates = option.prediction, list(splits(shape, request, option.prediction))
+    chosen = option.prediction
+    slower, tried = list(splits(shape, request, chosen.engine, chosen.box)), list[Option]()
     while True:
         traced = tracer(shape, chosen.engine, chosen.job)
         option = option_of(shape, option.strategy, chosen, traced)
         print(terminal.wrapped(_line(option, traced), later_indent="  "), flush=True)
-        slower = [candidate for candidate in candidates if candidate.step.total > chosen.step.total]
+        tried.append(option)
+        slower = [split for split in slower if option.seconds < split.step.total]
         ratio = traced.total / chosen.peak.total
-        candidates = [candidate for candidate in slower if candidate.needed_bytes * ratio <= candidate.usable_bytes]
-        if option.fits or not candidates:
-            return option
-        chosen = min(candidates, key=lambda candidate: candidate.step.total)
+        room = {id(split): 1 - float(split.needed_bytes * ratio / split.usable_bytes) for split in slower}
+        next_ones = [split for split in slower if room[id(split)] >= ENOUGH_FREE]
+        if option.fits:
+            next_ones = [split for split in next_ones if split.step.total <= option.slowest_seconds]
+        else:
+            next_ones = next_ones or [split for split in slower if room[id(split)] >= 0]
+        if option.has_enough_free or not next_ones:
+            return best_option(tried)
+        chosen = min(next_ones, key=lambda split: split.step.total)
 
 
 def _line(option: Option, traced: Traced) -> str:

@@ -191,7 +191,7 @@ def _step_seconds(run: Run, gpu: Gpu) -> float:
     """
     shape, engine = in_theory.of_run(run.config, run.strategy, run.world_size)
     job = in_theory.job_of(run.config, run.world_size, "gpu")
-    return float(prediction.predict(shape, engine, job, hardware.typical_box(gpu, run.world_size)).step.total)
+    return float(prediction.predict(shape, engine, job, hardware.rented_box(gpu, run.world_size)).step.total)
 
 
 def duration(seconds: float) -> str:

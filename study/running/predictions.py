@@ -154,7 +154,7 @@ def _expected(config: RunConfig, chosen: Strategy, world_size: int, gpu: Gpu) ->
     _check(config, chosen)
     shape, engine = in_theory.of_run(config, chosen, world_size)
     job = in_theory.job_of(config, world_size, "gpu")
-    predicted = prediction.predict(shape, engine, job, hardware.typical_box(gpu, world_size))
+    predicted = prediction.predict(shape, engine, job, hardware.rented_box(gpu, world_size))
     return {
         "micro_batch_size": job.micro_batch_size,
         "gradient_accumulation_steps": job.gradient_accumulation_steps,

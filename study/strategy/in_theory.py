@@ -98,21 +98,31 @@ def _deepspeed_engine(
 
 
 def _zero_settings(chosen: Strategy, hidden: int) -> dict[str, Any]:
-    """Return the settings of `zero_optimization`, with values instead of "auto" and DeepSpeed's defaults."""
+    """Return the settings of `zero_optimization`, with values instead of "auto" and DeepSpeed's defaults.
+
+    Sizes that a file writes as whole floats, such as 1e9, are integers in the result, as DeepSpeed converts them
+    (runtime/config_utils.py, pp_int and the types of zero/config.py).
+    """
     in_file = (chosen.deepspeed_json or {}).get("zero_optimization", {})
+    in_file = {
+        key: int(value) if isinstance(value, float) and value.is_integer() else value for key, value in in_file.items()
+    }
     explicit = {key: value for key, value in in_file.items() if value != "auto"}
     automatic = {key: value for key, value in suited_buckets(hidden).items() if in_file.get(key) == "auto"}
     return {**DEEPSPEED_DEFAULTS, **explicit, **automatic}
 
 
-def advised_engine(chosen: Strategy, hidden: int, world_size: int, precision: PrecisionClass) -> Engine:
+def advised_engine(
+    chosen: Strategy, hidden: int, world_size: int, precision: PrecisionClass, accumulation_dtype: str = "fp32"
+) -> Engine:
     """Return the engine of a strategy if the user requests one precision for all strategies.
 
-    Raises Refusal for fp8 with an engine other than FSDP2, because there is no model of that.
+    `accumulation_dtype` is the type in which DeepSpeed accumulates gradients of 16-bit parameters. Raises Refusal for
+    fp8 with an engine other than FSDP2, because there is no model of that.
     """
     if precision == "fp8" and chosen.distributed_type != "FSDP":
         raise Refusal("fp8 is predicted only for FSDP2. Use another precision or strategy")
-    return engine_of_strategy(chosen, hidden, world_size, precision_class(chosen, precision))
+    return engine_of_strategy(chosen, hidden, world_size, precision_class(chosen, precision), accumulation_dtype)
 
 
 def shape_of(config: RunConfig) -> ModelShape:

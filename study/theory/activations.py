@@ -11,6 +11,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
+from study.theory import flops, traced
 from study.theory.engine import Engine, Job, LossKernel, Numbers
 from study.theory.shapes import GATED, Architecture, ModelShape
 from study.theory.shapes.shape import HEAD_NORMS
@@ -134,7 +135,12 @@ def arithmetic(engine: Engine) -> Arithmetic:
 
 
 def block_bytes(shape: ModelShape, engine: Engine, job: Job) -> Numbers:
-    """Return the bytes that one block saves for its backward pass, per rank and micro step."""
+    """Return the bytes that one block saves for its backward pass, per rank and micro step.
+
+    If the blocks differ, this is their mean.
+    """
+    if shape.counts is not None:
+        return traced.block_bytes(shape.counts, arithmetic(engine), engine.compute_bytes, job)
     block, computed_in = BLOCKS[shape.architecture], arithmetic(engine)
     size = engine.compute_bytes
     full, short = block.hidden[computed_in]
@@ -169,6 +175,13 @@ def block_bytes(shape: ModelShape, engine: Engine, job: Job) -> Numbers:
     return job.tokens * (token_bytes + matrices * shape.heads * job.sequence_length)
 
 
+def largest_block_bytes(shape: ModelShape, engine: Engine, job: Job) -> Numbers:
+    """Return the bytes that the block that saves most saves for its backward pass."""
+    if shape.counts is not None:
+        return traced.largest_block_bytes(shape.counts, arithmetic(engine), engine.compute_bytes, job)
+    return block_bytes(shape, engine, job)
+
+
 def _inside_bytes(shape: ModelShape, engine: Engine, job: Job) -> float:
     """Return the bytes per token that a block's feed-forward layer saves, summed over the experts of the token."""
     size = engine.compute_bytes
@@ -191,6 +204,8 @@ def outside_bytes(shape: ModelShape, engine: Engine, job: Job) -> Numbers:
 
     These are embeddings, the last norm, and a layer before the output layer.
     """
+    if shape.counts is not None:
+        return traced.outside_bytes(shape.counts, arithmetic(engine), job)
     size = engine.compute_bytes
     full, short = BLOCKS[shape.architecture].outside[arithmetic(engine)]
     masks = _mask_bytes(job, size) if job.dropout and BLOCKS[shape.architecture].dropouts else 0
@@ -204,6 +219,8 @@ def temporary_bytes(shape: ModelShape, engine: Engine, job: Job) -> Numbers:
     The peak is usually in the feed-forward part. If the matrices of attention are materialized, the peak can be in
     attention instead. At that time, the saved tensors of the feed-forward part are already freed.
     """
+    if shape.counts is not None:
+        return traced.temporary_bytes(shape.counts, arithmetic(engine), job)
     block, computed_in, size = BLOCKS[shape.architecture], arithmetic(engine), engine.compute_bytes
     composed = COMPOSED_TEMPORARIES[computed_in] if _is_composed(shape, job) else 0
     wide = job.tokens * shape.hidden * (block.temporaries[computed_in] + composed)
@@ -220,26 +237,46 @@ def temporary_bytes(shape: ModelShape, engine: Engine, job: Job) -> Numbers:
     return np.maximum(wide, attention)
 
 
-def logit_bytes(shape: ModelShape, job: Job) -> Numbers:
-    """Return the bytes of the logits and of the copies that the loss makes of them.
+def num_logits(shape: ModelShape, job: Job) -> Numbers:
+    """Return the number of logits of a micro batch. 0 for a head that reads one token per sequence, which has few."""
+    if shape.counts is not None:
+        return shape.counts.logits.of(job.micro_batch_size, job.sequence_length)
+    return 0 * job.tokens if shape.is_pooled else job.tokens * shape.output_width
 
-    This is 0 for a head that reads one token per sequence, because its logits are small.
-    """
-    if shape.is_pooled:
-        return 0 * job.tokens
-    return job.tokens * shape.output_width * LOGIT_BYTES[job.loss]
+
+def logit_bytes(shape: ModelShape, job: Job) -> Numbers:
+    """Return the bytes of the logits and of the copies that the loss makes of them."""
+    return num_logits(shape, job) * LOGIT_BYTES[job.loss]
 
 
 def checkpoint_bytes(shape: ModelShape, engine: Engine, job: Job) -> Numbers:
     """Return the bytes that a checkpointed block saves. This is its input, which is fp32 under autocast."""
+    if shape.counts is not None:
+        return traced.checkpoint_bytes(shape.counts, arithmetic(engine), job)
     size = 4 if arithmetic(engine) == "autocast" else engine.compute_bytes
     return job.tokens * shape.hidden * size
+
+
+def selective_op_bytes(shape: ModelShape, engine: Engine, job: Job) -> Numbers:
+    """Return the bytes that one block saves with torchtitan's selective checkpointing of operators.
+
+    These are the block's input, the output of fused attention, and the outputs of the first, third, fifth ... matrix
+    product (torchtitan/distributed/activation_checkpoint.py, _get_custom_policy).
+    """
+    if shape.counts is not None:
+        return traced.selective_op_bytes(shape.counts, arithmetic(engine), engine.compute_bytes, job)
+    outputs = [product.columns for product in flops.block_products(shape) for _ in range(product.count)]
+    width = sum(outputs[::2]) + shape.heads * shape.head_size
+    saved = job.tokens * (engine.compute_bytes * width + 4 * shape.heads)
+    return saved + checkpoint_bytes(shape, engine, job)
 
 
 def cast_bytes(shape: ModelShape, engine: Engine) -> int:
     """Return the bytes of autocast's 16-bit copies of the weights, which exist as long as the saved tensors."""
     if arithmetic(engine) != "autocast":
         return 0
+    if shape.counts is not None:
+        return traced.cast_bytes(shape.counts)
     # Embeddings are not multiplied, so they are not cast, unless the embedding is the output layer too.
     rows = 0 if shape.has_tied_head else shape.vocabulary
     rows += shape.position_rows
@@ -250,6 +287,8 @@ def cast_bytes(shape: ModelShape, engine: Engine) -> int:
 
 def is_eager(shape: ModelShape, job: Job) -> bool:
     """Return whether attention's matrices are materialized, instead of being computed inside one fused kernel."""
+    if shape.counts is not None:  # without an eager setting, the model has one kind of attention
+        return job.attention == "eager" and any("half eager" in kind.settings for kind in shape.counts.kinds)
     return job.attention == "eager" or (job.kernels == "transformers" and shape.architecture in EAGER_ONLY)
 
 

@@ -28,7 +28,7 @@ Kernels = Literal["fused", "transformers"]
 # sdpa: PyTorch's fused attention (FlashAttention-2). flash-1: the first FlashAttention of 2022, also the one in Triton.
 # eager: separate operators.
 Attention = Literal["sdpa", "eager", "flash-1"]
-Checkpointing = Literal["full", "selective", "none"]  # as users request it
+Checkpointing = Literal["full", "selective", "selective-op", "none"]  # as users request it
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,9 @@ class Engine:
     reshard_after_forward: bool = True  # fsdp
     replicas: int = 1  # fsdp and stages 1 and 2: each replica is sharded over world_size / replicas ranks
     reduces_in_fp32: bool = False  # fsdp: gradients of 16-bit products are reduced in fp32, not in their own type
+    # fsdp: gradients are reduced and sharded in every micro step. If False, which is accelerate's default
+    # (sync_each_batch), every rank keeps unsharded gradients until the last micro step.
+    syncs_each_micro_step: bool = True
     gradient_as_bucket_view: bool = False  # ddp
     optimizer: Optimizer = "adamw"
     optimizer_kernel: OptimizerKernel = "fused"
@@ -65,6 +68,11 @@ class Engine:
     def name(self) -> str:
         """The name of the engine in tables: FSDP, DDP, one process, or ZeRO-0 to ZeRO-3."""
         return {"fsdp": "FSDP", "ddp": "DDP", "torch": "one process"}.get(self.kind, f"ZeRO-{self.zero_stage}")
+
+    @property
+    def reduced_bytes(self) -> int:
+        """Bytes per element of the gradients that FSDP2 reduces, and of those that it accumulates unsharded."""
+        return 4 if self.reduces_in_fp32 else self.compute_bytes
 
     @property
     def num_shards(self) -> int:
@@ -96,9 +104,9 @@ class Job:
     micro_batch_size: Numbers  # sequences per rank and forward pass
     sequence_length: Numbers  # tokens
     gradient_accumulation_steps: Numbers = 1
-    # True applies to every block. selective applies to every second block, or to every second product of each block,
-    # which gives the same numbers.
-    activation_checkpointing: bool | Literal["selective"] = False
+    # True applies to every block, and "selective" to every second block. With "selective-op", every block keeps the
+    # outputs of attention and of every second matrix product, as torchtitan's selective checkpointing of operators.
+    activation_checkpointing: bool | Literal["selective", "selective-op"] = False
     attention: Attention = "sdpa"
     dropout: bool = False
     kernels: Kernels = "transformers"
@@ -120,8 +128,10 @@ class Job:
 
     @property
     def recomputed(self) -> float:
-        """The share of the blocks' forward pass that the backward pass recomputes instead of reading saved tensors."""
-        return 0.5 if self.activation_checkpointing == "selective" else float(self.activation_checkpointing)
+        """The share of the blocks' products that the backward pass recomputes instead of reading saved tensors."""
+        if isinstance(self.activation_checkpointing, str):
+            return 0.5
+        return float(self.activation_checkpointing)
 
     @property
     def is_fused(self) -> bool:

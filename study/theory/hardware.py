@@ -1,226 +1,35 @@
-"""Data of GPUs and of machines with GPUs: memory, dense peak rates, links, disks and prices, with sources.
+"""Machines with GPUs: how many GPUs, host memory, processor cores, disks and network of a node, with sources.
 
-Rates of links are in bytes per second for one direction. Data sheets give the sum of both directions, which is twice as
-much. All rates are limits of the hardware. Software reaches only a share of them, which step_time.py models. None means
-unknown.
+The data of the GPUs themselves are in gpus.py, whose names this module offers too. Rates are in bytes per second, and
+those of links in one direction. All rates are limits of the hardware. None means unknown.
 """
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import dataclasses
+from dataclasses import dataclass
 from typing import Any
 
-# ---------------------------------------------------------------- GPUs
+from study.theory.gpus import (
+    CHANGED,
+    GPUS,
+    Gpu,
+    dense_16_bit_rate,
+    find,
+    find_gpu,
+    from_numbers,
+    generation_of,
+    has_flash_attention,
+    peak_flops_per_second,
+    product_flops_per_second,
+    usable_memory_bytes,
+)
 
-
-@dataclass(frozen=True)
-class Gpu:
-    """The data sheet of one GPU. Peak rates are those of dense matrix products, without sparsity."""
-
-    name: str  # on the command line
-    torch_name: str  # as torch reports it, without the vendor
-    memory_bytes: int  # memory of the hardware
-    torch_memory_bytes: int  # memory without the driver's part: the smallest total that torch reported
-    context_bytes: int  # part of torch_memory_bytes that one process uses outside torch's allocator
-    peak_flops_per_second: Mapping[str, float] = field(hash=False)  # by type: fp32, tf32, fp16, bf16, fp8
-    memory_bandwidth: float
-    link: str  # between the GPUs of a node
-    link_bandwidth: float
-    pcie_bandwidth: float  # between GPU and host
-    source: str  # source of memory, peak rates and links
-    price_per_hour: float | None  # USD per GPU, for a machine rented on demand
-    price_date: str  # year and, if known, month
-    price_source: str
-
-
-_PCIE_3, _PCIE_4, _PCIE_5 = 16e9, 32e9, 64e9  # 16 lanes; data sheets give 32, 64 and 128 GB/s for both directions
-_LINKS = {  # data sheets give 300, 600, 900 and 1,800 GB/s for both directions
-    "NVLink 2": 150e9,
-    "NVLink 3": 300e9,
-    "NVLink 4": 450e9,
-    "NVLink 5": 900e9,
-    "PCIe 3": _PCIE_3,
-    "PCIe 4": _PCIE_4,
-    "PCIe 5": _PCIE_5,
-}
-
-_V100_SXM = {"fp32": 15.7, "fp16": 125}
-_V100_PCIE = {"fp32": 14, "fp16": 112}
-_A100 = {"fp32": 19.5, "tf32": 156, "fp16": 312, "bf16": 312}
-_HOPPER_SXM = {"fp32": 67, "tf32": 494.5, "fp16": 989, "bf16": 989, "fp8": 1979}
-
-_HALF = "tensor cores at half the figures, which are with sparsity"
-_V100_SHEET = "NVIDIA V100 Tensor Core GPU data sheet"
-_A100_SHEET = "NVIDIA A100 Tensor Core GPU data sheet"
-_H100_SHEET = f"NVIDIA H100 Tensor Core GPU data sheet, {_HALF}"
-
-# Sources of prices. Amazon's prices are for Linux in Northern Virginia.
-_AWS_READ = "Amazon EC2, price list as read by data-receipts/109-gpu-pricing"
-_AWS_CATALOG = "Amazon EC2, price list as in SkyPilot's catalog v8"
-_AWS_REMEMBERED = "Amazon EC2, as remembered, not looked up"
-
-
-def _known(rows: list[tuple[Any, ...]]) -> dict[str, Gpu]:
-    gpus = {}
-    for name, torch_name, gib, torch_gib, context_gib, tera, bandwidth, link, pcie, source, price in rows:
-        gpus[name] = Gpu(
-            name=name,
-            torch_name=torch_name,
-            memory_bytes=gib * 2**30,
-            torch_memory_bytes=round(torch_gib * 2**30),
-            context_bytes=round(context_gib * 2**30),
-            peak_flops_per_second={kind: value * 1e12 for kind, value in tera.items()},
-            memory_bandwidth=bandwidth * 1e9,
-            link=link,
-            link_bandwidth=_LINKS[link],
-            pcie_bandwidth=pcie,
-            source=source,
-            price_per_hour=price[0],
-            price_date=price[1],
-            price_source=price[2],
-        )
-    return gpus
-
-
-# Each row has three sizes of memory in GiB: of the hardware, the total that torch reports, and a process's context. The
-# total is from messages "CUDA out of memory ... GPU 0 has a total capacity of 39.38 GiB" in public issues and logs,
-# about ten for each GPU. Drivers differ by up to 0.2 GiB, so the smallest total is used. (The messages of A10G and L4
-# do not name the GPU.) The context is from such messages of processes that were alone on a GPU: memory in use minus
-# memory that torch had reserved. It was 0.11 to 0.17 for T4, 0.37 to 0.39 for V100, 0.28 to 0.38 for A10G or L4, 0.49
-# for A100, 0.51 for H200 and 0.69 GiB for B200. H100 is assumed to equal H200.
-GPUS: dict[str, Gpu] = _known([
-    ("t4", "T4", 16, 14.56, 0.2, {"fp32": 8.1, "fp16": 65}, 320, "PCIe 3", _PCIE_3,
-     "NVIDIA T4 Tensor Core GPU data sheet and product brief", (0.978, "2025", f"g4dn.metal, {_AWS_REMEMBERED}")),
-    ("v100-pcie-16gb", "V100-PCIE-16GB", 16, 15.77, 0.4, _V100_PCIE, 900, "PCIe 3", _PCIE_3, _V100_SHEET,
-     (3.06, "before 2026", "NC6s v3, Azure, table of the Hugging Face space sasha/energy-cost-compute")),
-    ("v100-pcie-32gb", "V100-PCIE-32GB", 32, 31.73, 0.4, _V100_PCIE, 900, "PCIe 3", _PCIE_3, _V100_SHEET,
-     (2.30, "2025", "V100-32G, Paperspace, as in SkyPilot's catalog v7, which does not say which V100")),
-    ("v100-16gb", "V100-SXM2-16GB", 16, 15.77, 0.4, _V100_SXM, 900, "NVLink 2", _PCIE_3, _V100_SHEET,
-     (3.06, "2026", f"p3.16xlarge, {_AWS_CATALOG}")),
-    ("v100-32gb", "V100-SXM2-32GB", 32, 31.73, 0.4, _V100_SXM, 900, "NVLink 2", _PCIE_3, _V100_SHEET,
-     (3.902, "2025", f"p3dn.24xlarge, {_AWS_REMEMBERED}")),
-    ("a10g", "A10G", 24, 21.96, 0.4, {"fp32": 35, "tf32": 35, "fp16": 70, "bf16": 70}, 600, "PCIe 4", _PCIE_4,
-     "NVIDIA A10G data sheet, for Amazon EC2 G5", (2.036, "2025", f"g5.48xlarge, {_AWS_REMEMBERED}")),
-    ("l4", "L4", 24, 21.96, 0.4, {"fp32": 30.3, "tf32": 60, "fp16": 121, "bf16": 121, "fp8": 242.5}, 300, "PCIe 4",
-     _PCIE_4, f"NVIDIA L4 data sheet, {_HALF}", (1.669, "2025", f"g6.48xlarge, {_AWS_REMEMBERED}")),
-    ("a100-pcie-40gb", "A100-PCIE-40GB", 40, 39.38, 0.5, _A100, 1555, "PCIe 4", _PCIE_4, _A100_SHEET,
-     (None, "", "not found")),
-    ("a100-40gb", "A100-SXM4-40GB", 40, 39.38, 0.5, _A100, 1555, "NVLink 3", _PCIE_4, _A100_SHEET,
-     (2.745, "2026-11", f"p4d.24xlarge, {_AWS_READ}")),
-    ("a100-pcie-80gb", "A100 80GB PCIe", 80, 79.14, 0.5, _A100, 1935, "PCIe 4", _PCIE_4, _A100_SHEET,
-     (3.673, "2026-11", "NC24ads A100 v4, Azure, price list as read by data-receipts/109-gpu-pricing")),
-    ("a100-80gb", "A100-SXM4-80GB", 80, 79.14, 0.5, _A100, 2039, "NVLink 3", _PCIE_4, _A100_SHEET,
-     (3.431, "2026-11", f"p4de.24xlarge, {_AWS_READ}")),
-    ("h100-pcie", "H100 PCIe", 80, 79.11, 0.5,
-     {"fp32": 51, "tf32": 378, "fp16": 756.5, "bf16": 756.5, "fp8": 1513}, 2000, "PCIe 5", _PCIE_5, _H100_SHEET,
-     (3.29, "2026-09", "1x H100 PCIe, Lambda, its page as read by api-evangelist/lambda-labs")),
-    ("h100-sxm", "H100 80GB HBM3", 80, 79.11, 0.5, _HOPPER_SXM, 3350, "NVLink 4", _PCIE_5, _H100_SHEET,
-     (6.88, "2026-11", f"p5.48xlarge, {_AWS_READ}")),
-    ("h200", "H200", 141, 139.80, 0.55, _HOPPER_SXM, 4800, "NVLink 4", _PCIE_5, _H100_SHEET.replace("H100", "H200"),
-     (7.912, "2026-08", "p5en.48xlarge, Amazon EC2, as listed in dstack's pull request 4110")),
-    ("b200", "B200", 180, 178.35, 0.7, {"fp32": 80, "tf32": 1100, "fp16": 2250, "bf16": 2250, "fp8": 4500}, 8000,
-     "NVLink 5", _PCIE_5, "NVIDIA Blackwell Architecture Technical Brief, HGX B200, per GPU and dense",
-     (14.242, "2026", f"p6-b200.48xlarge, {_AWS_CATALOG}")),
-])  # fmt: skip
-
-_ALIASES = {
-    "h100": "h100-sxm",
-    "h100-80gb": "h100-sxm",
-    "h100-sxm-80gb": "h100-sxm",
-    "h100-pcie-80gb": "h100-pcie",
-    "h100-80": "h100-sxm",
-    "h100-80gb-pcie": "h100-pcie",
-    "a100-40": "a100-40gb",
-    "a100-80": "a100-80gb",
-    "a10g-24gb": "a10g",
-    "l4-24gb": "l4",
-    "t4-16gb": "t4",
-    "h200-141gb": "h200",
-    "b200-180gb": "b200",
-    "a100-sxm-40gb": "a100-40gb",
-    "a100-sxm-80gb": "a100-80gb",
-    "v100-sxm-16gb": "v100-16gb",
-    "v100-sxm-32gb": "v100-32gb",
-}
-_BY_TORCH_NAME = {gpu.torch_name: gpu for gpu in GPUS.values()}
-
-
-def _spelled(text: str) -> str:
-    return "-".join(text.strip().lower().replace("_", " ").replace("-", " ").split())
-
-
-def find_gpu(text: str) -> Gpu:
-    """Return the GPU with a name as people write it, such as a100-80gb, H100_80GB or "NVIDIA A100-SXM4-80GB".
-
-    Raises ValueError with similar names if there is no such GPU.
-    """
-    names = dict(GPUS)
-    names |= {_spelled(gpu.torch_name): gpu for gpu in GPUS.values()}
-    names |= {alias: GPUS[name] for alias, name in _ALIASES.items()}
-    spelling = _spelled(text).removeprefix("nvidia-").removeprefix("tesla-")
-    if spelling in names:
-        return names[spelling]
-    near = [name for name in GPUS if spelling and name.startswith(spelling)]  # such as a100, which is ambiguous
-    near = near or list(dict.fromkeys(names[name].name for name in difflib.get_close_matches(spelling, names, n=3)))
-    hint = f"near are {', '.join(near)}" if near else f"known are {', '.join(GPUS)}"
-    raise ValueError(f"unknown GPU {text!r}: {hint}. Use one of these")
-
-
-def find(torch_name: str) -> Gpu | None:
-    """Return the GPU with exactly the name that torch reports. None if it is not known.
-
-    The whole name must match, because a slice of a GPU (MIG) or a similar model is another GPU.
-    """
-    return _BY_TORCH_NAME.get(torch_name.removeprefix("NVIDIA ").removeprefix("Tesla "))
-
-
-def generation_of(gpu: Gpu) -> str:
-    """Return the generation of a GPU's chip.
-
-    The A10G has its own generation, because it has only a third of the A100's memory bandwidth.
-    """
-    return next(name for start, name in _GENERATIONS.items() if gpu.name.startswith(start))
-
-
-_GENERATIONS = {  # generation by the beginning of a GPU's name
-    "t4": "Turing", "v100": "Volta", "a10g": "GA102", "a100": "Ampere", "l4": "Ada", "h100": "Hopper", "h200": "Hopper",
-    "b200": "Blackwell",
-}  # fmt: skip
-
-
-def peak_flops_per_second(gpu: Gpu, precision: str, tf32: bool | None) -> float | None:
-    """Return the peak rate of a GPU for the type in which a precision class multiplies. None if the GPU lacks it.
-
-    `tf32` says whether fp32 products may use tensor cores.
-    """
-    kind = precision.removeprefix("pure-").removesuffix("-autocast")
-    return gpu.peak_flops_per_second.get("tf32" if kind == "fp32" and tf32 else kind)
-
-
-def product_flops_per_second(gpu: Gpu, precision: str) -> float:
-    """Return the peak rate of a GPU for a precision class. For fp32, this is the rate without TF32.
-
-    Raises ValueError if the GPU does not support the type.
-    """
-    peak = peak_flops_per_second(gpu, precision, tf32=False)
-    if peak is None:
-        raise ValueError(
-            f"{precision}: {gpu.name} does not support it. It supports {', '.join(gpu.peak_flops_per_second)}"
-        )
-    return peak
-
-
-# Memory that NCCL uses outside torch's allocator if there are several processes. It is from a single message of an H200
-# under Megatron with 1.14 GiB outside the allocator, including the context above. It grows with channels and
-# communicators.
-NCCL_BYTES = round(0.6 * 2**30)
-
-
-def usable_memory_bytes(gpu: Gpu, world_size: int = 1) -> int:
-    """Return the bytes of a GPU that torch's allocator can use, without those of driver, CUDA context and NCCL."""
-    return gpu.torch_memory_bytes - gpu.context_bytes - (NCCL_BYTES if world_size > 1 else 0)
+__all__ = (
+    "GPUS", "Box", "Gpu", "described", "find", "find_gpu", "from_numbers", "generation_of",
+    "has_flash_attention", "peak_flops_per_second", "product_flops_per_second", "rented_box", "typical_box",
+    "usable_memory_bytes", "whole_host_note", "with_host",
+)  # fmt: skip
 
 
 # ---------------------------------------------------------------- boxes
@@ -241,6 +50,7 @@ class Box:
     disk_read_bandwidth: float | None = None
     disk_write_bandwidth: float | None = None
     source: str = ""
+    requested: frozenset[str] = frozenset()  # names of fields, and "link_bandwidth", whose values the user gave
 
     def __post_init__(self) -> None:
         if self.num_gpus < 1:
@@ -254,6 +64,10 @@ class Box:
     @property
     def num_nodes(self) -> int:
         return max(1, self.num_gpus // self.gpus_per_node)
+
+    @property
+    def is_part_of_node(self) -> bool:
+        return self.num_gpus < self.gpus_per_node
 
 
 # Sequential read and write rates of a drive: data sheets of Samsung's data center drives PM983 and PM9A3, from memory,
@@ -272,39 +86,44 @@ class _Node:
     host: tuple[int, int, float]  # GiB, physical cores, GB/s of the processors' memory channels
     drives: tuple[int, float, tuple[float, float]] | None  # number, TB each, read and write rate of one
     source: str
+    linked_gpus: int = 0  # GPUs whose NVLink connects several nodes; 0: it ends at the node
 
-    def box(self, num_gpus: int) -> Box:
-        """Return a machine with this number of GPUs.
+    def box(self, gpu: Gpu, num_gpus: int) -> Box:
+        """Return a machine with this number of GPUs, which has the whole host of each node.
 
-        If it has fewer GPUs than a node, it has the same share of the node's host.
+        If it has fewer GPUs than a node, the others are idle, and the processes share the whole host.
         """
-        share = min(1.0, num_gpus / self.gpus)
         gib, cores, gigabytes_per_second = self.host
         num_drives, terabytes, (read_rate, write_rate) = self.drives or (0, 0, (0, 0))
         return Box(
-            gpu=GPUS[self.gpu],
+            gpu=gpu,
             num_gpus=num_gpus,
             gpus_per_node=self.gpus,
-            node_bandwidth=self.node_bandwidth,
-            host_memory_bytes=int(share * (gib * 2**30)),
-            host_memory_bandwidth=share * (gigabytes_per_second * 1e9),
-            host_cores=max(1, int(share * cores)),
-            disk_bytes=int(share * round(num_drives * terabytes * 1e12)),
-            disk_read_bandwidth=share * (num_drives * read_rate),
-            disk_write_bandwidth=share * (num_drives * write_rate),
-            source=self.source if share == 1.0 else f"{num_gpus} of {self.gpus} parts of {self.source}",
+            node_bandwidth=self.node_bandwidth(num_gpus),
+            host_memory_bytes=gib * 2**30,
+            host_memory_bandwidth=gigabytes_per_second * 1e9,
+            host_cores=cores,
+            disk_bytes=round(num_drives * terabytes * 1e12),
+            disk_read_bandwidth=num_drives * read_rate,
+            disk_write_bandwidth=num_drives * write_rate,
+            source=self.source,
         )
 
-    @property
-    def node_bandwidth(self) -> float:
+    def node_bandwidth(self, num_gpus: int) -> float:
+        """Return the bytes per second between a node and the others: NVLink if it connects all, else the network."""
+        if num_gpus <= self.linked_gpus:
+            return self.gpus * GPUS[self.gpu].link_bandwidth
         return self.gigabits * 1e9 / 8
 
 
 # Nodes as cloud providers rent them out. Memory and processors of p3.16xlarge, p5, p5en and p6-b200 are from SkyPilot's
 # catalog v8. Processors and network of ND A100 v4 are from Azure's page. All else is from memory of the providers'
 # pages, not looked up. (p4d and p4de, whose prices are above, have 1,152 GiB and 400 Gbit/s. Most A100 clusters have
-# 1,600 Gbit/s.) Memory channels with two sockets: Broadwell 4 x DDR4-2400, Skylake 6 x DDR4-2666, Cascade Lake 6 x
-# DDR4-2933, Rome and Milan 8 x DDR4-3200, Sapphire Rapids 8 x DDR5-4800, Emerald Rapids 8 x DDR5-5600.
+# 1,600 Gbit/s.) g6e, g7e and p6-b300 are from public tables of instances, GH200 from SkyPilot's catalog v8, ND MI300X
+# v5 from Azure's page. The trays of GB200 and GB300 NVL72 are from NVIDIA's specifications, which name no drives. 72
+# GPUs in 18 trays are connected by NVLink. Memory channels with two sockets: Broadwell 4 x DDR4-2400, Skylake 6 x
+# DDR4-2666, Cascade Lake 6 x DDR4-2933, Rome and Milan 8 x DDR4-3200, Sapphire Rapids 8 x DDR5-4800, Emerald Rapids 8 x
+# DDR5-5600. A Grace processor has 480 GB of LPDDR5X, with up to 512 GB/s.
 _NODES = {
     node.gpu: node
     for node in (
@@ -319,6 +138,13 @@ _NODES = {
         _Node("h100-sxm", 8, 3200, (2048, 96, 409.6), (8, 3.84, _PCIE_4_DRIVE), "Amazon EC2 p5.48xlarge"),
         _Node("h200", 8, 3200, (2048, 96, 614.4), (8, 3.84, _PCIE_4_DRIVE), "Amazon EC2 p5en.48xlarge"),
         _Node("b200", 8, 3200, (2048, 96, 716.8), (8, 3.84, _PCIE_4_DRIVE), "Amazon EC2 p6-b200.48xlarge"),
+        _Node("b300", 8, 6400, (4096, 96, 716.8), (8, 3.84, _PCIE_4_DRIVE), "Amazon EC2 p6-b300.48xlarge"),
+        _Node("gb200", 4, 1600, (894, 144, 1024), None, "tray of NVIDIA GB200 NVL72", linked_gpus=72),
+        _Node("gb300", 4, 3200, (894, 144, 1024), None, "tray of NVIDIA GB300 NVL72", linked_gpus=72),
+        _Node("gh200", 1, 400, (432, 64, 512), None, "Lambda gpu_1x_gh200, with 400 Gbit/s assumed"),
+        _Node("l40s", 8, 400, (1536, 96, 409.6), (4, 1.9, _PCIE_4_DRIVE), "Amazon EC2 g6e.48xlarge"),
+        _Node("rtx-pro-6000-server", 8, 1600, (2048, 96, 614.4), (4, 3.8, _PCIE_4_DRIVE), "Amazon EC2 g7e.48xlarge"),
+        _Node("mi300x", 8, 3200, (1850, 96, 614.4), (8, 3.5, _PCIE_4_DRIVE), "Azure ND96isr MI300X v5"),
     )
 }
 
@@ -326,12 +152,157 @@ _NODES = {
 def typical_box(gpu: Gpu, num_gpus: int, gpus_per_node: int | None = None) -> Box:
     """Return the machine with these GPUs that cloud providers rent out.
 
-    If it has fewer GPUs than a node, it has the same share of the node's host. If no node with this GPU and this
+    It has the whole host of each node, even if it has fewer GPUs than a node. If no node with this GPU and this
     `gpus_per_node` is known, the fields of the host are None. Raises ValueError if the GPUs do not fill the nodes.
     """
-    node = _NODES.get(gpu.name)
+    node = _NODES.get(gpu.name.removesuffix(CHANGED))
     if node is None:
         return Box(gpu, num_gpus) if gpus_per_node is None else Box(gpu, num_gpus, gpus_per_node)
     if gpus_per_node is not None and gpus_per_node != node.gpus:
-        return Box(gpu, num_gpus, gpus_per_node, node_bandwidth=node.node_bandwidth)
-    return node.box(num_gpus)
+        return Box(gpu, num_gpus, gpus_per_node, node_bandwidth=node.gigabits * 1e9 / 8)
+    return node.box(gpu, num_gpus)
+
+
+def rented_box(gpu: Gpu, num_gpus: int) -> Box:
+    """Return the part of a typical machine that cloud providers rent out with this many GPUs.
+
+    If it has fewer GPUs than a node, it has the same share of the node's host. The predictions of this project's
+    studies and the ledger of claims are about such parts. `advise` is about whole nodes.
+    """
+    box = typical_box(gpu, num_gpus)
+    if not box.is_part_of_node or not box.source:
+        return box
+    share = num_gpus / box.gpus_per_node
+
+    def part(name: str) -> float | None:
+        value = getattr(box, name)
+        return None if value is None else share * value
+
+    sizes = {name: int(part(name) or 0) for name in ("host_memory_bytes", "disk_bytes")}
+    rates = {name: part(name) for name in ("host_memory_bandwidth", "disk_read_bandwidth", "disk_write_bandwidth")}
+    changes: dict[str, Any] = {**sizes, **rates, "host_cores": max(1, int(part("host_cores") or 0))}
+    source = f"{num_gpus} of {box.gpus_per_node} parts of {box.source}"
+    return dataclasses.replace(box, **changes, source=source)
+
+
+def with_host(
+    box: Box,
+    *,
+    memory_gib: float | None = None,
+    cores: int | None = None,
+    gigabytes_per_second: float | None = None,
+    disk_terabytes: float | None = None,
+    disk_gigabytes_per_second: tuple[float, float] | None = None,
+    link_gigabytes_per_second: float | None = None,
+    network_gigabits_per_second: float | None = None,
+) -> Box:
+    """Return a machine with the user's own numbers in place of the assumed ones. None keeps what is assumed.
+
+    Memory, cores, disks and their rates (read, write) are those of a node. The rate of a link is that between the GPUs
+    of a node, in one direction.
+    """
+    read, write = disk_gigabytes_per_second or (None, None)
+    values: dict[str, Any] = {
+        "host_memory_bytes": None if memory_gib is None else round(memory_gib * 2**30),
+        "host_cores": cores,
+        "host_memory_bandwidth": _times(gigabytes_per_second, 1e9),
+        "disk_bytes": None if disk_terabytes is None else round(disk_terabytes * 1e12),
+        "disk_read_bandwidth": _times(read, 1e9),
+        "disk_write_bandwidth": _times(write, 1e9),
+        "node_bandwidth": _times(network_gigabits_per_second, 1e9 / 8),
+    }
+    given = {name: value for name, value in values.items() if value is not None}
+    requested = box.requested | given.keys()
+    gpu = box.gpu
+    if link_gigabytes_per_second is not None:
+        gpu = dataclasses.replace(gpu, link="", link_bandwidth=link_gigabytes_per_second * 1e9)
+        requested |= {"link_bandwidth"}
+    return dataclasses.replace(box, gpu=gpu, requested=requested, **given)
+
+
+def _times(value: float | None, unit: float) -> float | None:
+    return None if value is None else value * unit
+
+
+def described(box: Box) -> list[tuple[str, str]]:
+    """Return what a prediction assumes about the machine, as pairs of a label and a text.
+
+    Numbers that the user gave are marked. If the machine has fewer GPUs than a node, the text says that the host's
+    numbers are those of the whole node.
+    """
+    gpu = box.gpu
+    kind = "bf16" if "bf16" in gpu.peak_flops_per_second else "fp16"
+    total = f"{gpu.torch_memory_bytes / 2**30:.1f} GiB"
+    sees = {"messages": "", "same chip": " (as another GPU with this chip)", "estimated": " (estimated)"}
+    nodes = f"{box.num_nodes} {'node' if box.num_nodes == 1 else 'nodes'} of {box.gpus_per_node}"
+    if box.is_part_of_node:
+        nodes = f"{box.num_gpus} of the {box.gpus_per_node} GPUs of a node"
+    link = f"{gpu.link}: " if gpu.link else ""
+    network = f"; {box.node_bandwidth * 8e-9:,g} Gbit/s per node{_mark(box, 'node_bandwidth')}"
+    pairs = [
+        (
+            "GPU",
+            f"{gpu.name}: {gpu.memory_bytes / 2**30:g} GiB, of which PyTorch sees {total}{sees[gpu.memory_basis]}; "
+            f"{dense_16_bit_rate(gpu) / 1e12:,g} TFLOP/s dense in {kind}; memory with "
+            f"{gpu.memory_bandwidth / 1e9:,g} GB/s",
+        ),
+        ("link", f"{link}{gpu.link_bandwidth / 1e9:,g} GB/s in one direction{_mark(box, 'link_bandwidth')}"),
+        ("nodes", nodes + (network if box.num_nodes > 1 else "")),
+        ("host", _host_in_words(box)),
+        ("disks", _disks_in_words(box)),
+    ]
+    if box.source:
+        pairs.append(("machine", box.source))
+    pairs.append(("not included", "host memory for loading and saving a model, which can exceed that of a step"))
+    return pairs
+
+
+def whole_host_note(box: Box) -> str | None:
+    """Return a note that the host's numbers are those of a whole node. None if all of its GPUs are used, or none known.
+
+    A user who rents only a part of a node has less.
+    """
+    names = ("host_memory_bytes", "host_cores", "host_memory_bandwidth")
+    assumed = [name for name in names if getattr(box, name) is not None and name not in box.requested]
+    if not box.is_part_of_node or not assumed:
+        return None
+    return (
+        f"offload is predicted with the host of a whole node ({_host_in_words(box)}; {box.source}), although only "
+        f"{box.num_gpus} of its {box.gpus_per_node} GPUs are used; --host-memory, --host-cores and --host-bandwidth "
+        "change it"
+    )
+
+
+def _mark(box: Box, name: str) -> str:
+    return " (given)" if name in box.requested else ""
+
+
+def _host_in_words(box: Box) -> str:
+    known = [
+        f"{value}{_mark(box, name)}"
+        for name, value in (
+            ("host_memory_bytes", box.host_memory_bytes and f"{box.host_memory_bytes / 2**30:,.0f} GiB"),
+            ("host_cores", box.host_cores and f"{box.host_cores} cores"),
+            ("host_memory_bandwidth", box.host_memory_bandwidth and f"{box.host_memory_bandwidth / 1e9:,.0f} GB/s"),
+        )
+        if value
+    ]
+    missing = [flag for name, flag in _HOST_FLAGS.items() if getattr(box, name) is None]
+    parts = [", ".join(known) + (" in the whole node" if box.is_part_of_node else " per node")] if known else []
+    parts += [f"unknown: {', '.join(missing)}, which CPU offload needs"] if missing else []
+    return "; ".join(parts)
+
+
+def _disks_in_words(box: Box) -> str:
+    if not box.disk_read_bandwidth or not box.disk_write_bandwidth:
+        return "no local disk known; NVMe offload needs --disk and --disk-bandwidth"
+    size = f"{box.disk_bytes / 1e12:.3g} TB{_mark(box, 'disk_bytes')}" if box.disk_bytes else "of unknown size"
+    read, write = box.disk_read_bandwidth / 1e9, box.disk_write_bandwidth / 1e9
+    return f"{size}; reads {read:.3g} GB/s, writes {write:.3g} GB/s{_mark(box, 'disk_read_bandwidth')}"
+
+
+_HOST_FLAGS = {
+    "host_memory_bytes": "--host-memory",
+    "host_cores": "--host-cores",
+    "host_memory_bandwidth": "--host-bandwidth",
+}

@@ -16,9 +16,9 @@ from study.theory.engine import Engine
 from study.theory.hardware import Box
 from study.theory.shapes import ModelShape
 
-# fsdp: PyTorch's FSDP. resident: DDP, DeepSpeed, one process, and mixtures of experts. offload: any engine that stores
-# optimizer states or parameters on the host or a disk.
-TimingClass = Literal["fsdp", "resident", "offload"]
+# fsdp: PyTorch's FSDP. zero3: DeepSpeed at stage 3. resident: DDP, DeepSpeed at other stages, one process, and mixtures
+# of experts. offload: any engine that stores optimizer states or parameters on the host or a disk.
+TimingClass = Literal["fsdp", "zero3", "resident", "offload"]
 # How a machine differs from the machines of the published times. known: the same generation, and a number of
 # GPUs within the range of the rows. new count: the same generation, but another number of GPUs. new generation: another
 # generation.
@@ -35,6 +35,9 @@ COUNTS_OF: dict[tuple[str, str], tuple[int, int]] = {
 }
 OPTIMIZERS = frozenset(CROSS_VALIDATION["optimizers"])  # optimizers of all published times
 CARDS = frozenset(CROSS_VALIDATION["cards"])
+# What no published time has. The time of such a model is a guess, because transformers may compute the experts one
+# after another, and stage 3 may gather them one by one.
+MIXTURE = "a mixture of experts"
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,7 @@ class Evidence:
     distance: Distance
     spread: float  # the interval is from prediction / spread to prediction * spread
     cases: int  # number of published times
+    sources: int  # number of those who measured them
     left_out: tuple[str, ...]  # what the fits left out, one at a time
     predictions: int
     inside: int  # number of predictions within the interval
@@ -62,11 +66,22 @@ class Evidence:
         return cls(**{name: entry[name] for name in names} | {"left_out": tuple(entry["left_out"])})
 
     @property
+    def is_rough(self) -> bool:
+        """Whether the time is only a guess, so that its interval has no upper end."""
+        return MIXTURE in self.lacks
+
+    @property
     def sentence(self) -> str:
         """A text that says which published times the interval is based on, and which are missing."""
+        if self.is_rough:
+            return (
+                "a guess without an upper end: no published time is of a mixture of experts, and the experts may be "
+                "computed and gathered one after another"
+            )
         rows = {
             "fsdp": "FSDP on A100 and H100",
-            "resident": "one process, DDP and DeepSpeed on A100, H100 and V100",
+            "zero3": "ZeRO-3 on A100 and V100",
+            "resident": "one process, DDP, ZeRO-1 and ZeRO-2 on A100, H100 and V100",
             "offload": "offload on A100, H100 and V100",
         }[self.engine]
         if self.engine == "offload" and self.distance == "new generation":
@@ -76,7 +91,8 @@ class Evidence:
         lacking = f"; no published row has {' or '.join(self.lacks)}" if self.lacks else ""
         return (
             f"a factor of {self.spread:g} either way; factors found without the rows that they judge held for "
-            f"{self.held} of {self.tried} predictions of {self.cases} published times, {rows}, without their "
+            f"{self.held} of {self.tried} predictions of {self.cases} published times from {self.sources} sources, "
+            f"{rows}, without their "
             f"{without}: {100 * self.median:.0f} % off in the median, {100 * abs(self.worst):.0f} % at worst{lacking}"
         )
 
@@ -90,7 +106,11 @@ def timing_class(shape: ModelShape, engine: Engine) -> TimingClass:
     """Return the class of engine by which the cross-validation groups a case."""
     if (engine.offload_optimizer, engine.offload_param) != ("none", "none"):
         return "offload"
-    return "fsdp" if engine.kind == "fsdp" and not shape.experts else "resident"
+    if shape.experts:
+        return "resident"
+    if engine.kind == "fsdp":
+        return "fsdp"
+    return "zero3" if engine.zero_stage == 3 else "resident"
 
 
 def name_of(shape: ModelShape, engine: Engine) -> str:
@@ -110,9 +130,10 @@ def distance_of(shape: ModelShape, engine: Engine, box: Box) -> Distance:
 def _lacks(shape: ModelShape, engine: Engine, box: Box) -> tuple[str, ...]:
     """Return the properties of a case that no published time has.
 
-    These are the optimizer, the GPU, and the engine on this number of GPUs of this generation.
+    These are a mixture of experts, the optimizer, the GPU, and the engine on this number of GPUs of this generation.
     """
-    lacking = [f"the optimizer {engine.optimizer}"] if engine.optimizer not in OPTIMIZERS else []
+    lacking = [MIXTURE] if shape.experts else []
+    lacking += [f"the optimizer {engine.optimizer}"] if engine.optimizer not in OPTIMIZERS else []
     lacking += [f"the card {box.gpu.name}"] if box.gpu.name not in CARDS else []
     name, generation = name_of(shape, engine), hardware.generation_of(box.gpu)
     if distance_of(shape, engine, box) == "new count":

@@ -60,6 +60,7 @@ class Peak:
     host_bytes: Numbers  # bytes offloaded to the host, at the host's own peak
     host_bytes_then: Numbers  # bytes offloaded to the host at the moment of the peak
     disk_bytes: float  # bytes offloaded to a disk
+    totals: tuple[Numbers, ...]  # bytes on the device at each of PEAK_MOMENTS
 
     @property
     def total(self) -> Numbers:
@@ -148,7 +149,8 @@ def peak(shape: ModelShape, engine: Engine, job: Job, rank: int | None = None) -
     parts = {part: value if grid else float(value) for part, value in zip(PEAK_PARTS, chosen, strict=True)}
     then = np.take_along_axis(hosts, highest[None], axis=0)[0]
     host = max(resting.host, stepping.host) + (accumulated if np.ndim(accumulated) else float(accumulated))
-    return Peak(parts, highest if grid else int(highest), host, then, resting.disk)
+    totals = tuple(total if grid else float(total) for total in stacked.sum(axis=1))
+    return Peak(parts, highest if grid else int(highest), host, then, resting.disk, totals)
 
 
 def _moments(
@@ -164,13 +166,11 @@ def _moments(
     # If the forward pass releases nothing, there is no secondary copy until the backward pass releases parameters.
     released = secondary if engine.max_live_parameters < shape.num_params else 0.0
     bucket = gradients.bucket
-    head = 0 if shape.is_pooled else gradients.size * shape.output_width * shape.hidden
+    head = gradients.size * shape.output_params
     # The gradient of the embedding is computed last. If the embedding is the head too, its gradient is computed first.
-    embeddings: float = (
-        0 if shape.has_tied_head or not gradients.unreduced else gradients.size * shape.vocabulary * shape.hidden
-    )
+    embeddings: float = 0 if shape.has_tied_head or not gradients.unreduced else gradients.size * shape.embedding_params
     if engine.kind == "fsdp":  # the parameters outside the blocks are reduced together with it
-        embeddings += gradients.accumulated * (shape.outside_params - _tied_unit(shape, engine)) / shape.num_params
+        embeddings += gradients.sharded * (shape.outside_params - _tied_unit(shape, engine)) / shape.num_params
     # Accumulated gradients exist from the first micro step on.
     is_accumulating = np.asarray(job.gradient_accumulation_steps) > 1
     before = gradients.accumulated * is_accumulating
@@ -211,10 +211,15 @@ def _activations(shape: ModelShape, engine: Engine, job: Job, logits: Numbers) -
     They include autocast's copies of the weights.
     """
     block = activations.block_bytes(shape, engine, job)
+    largest = activations.largest_block_bytes(shape, engine, job)
     outside = activations.outside_bytes(shape, engine, job)
     casts = activations.cast_bytes(shape, engine)
     recomputed = job.recomputed
     saved = block
+    if job.activation_checkpointing == "selective-op":
+        saved = np.minimum(activations.selective_op_bytes(shape, engine, job), block)
+        at_loss = shape.layers * saved + outside + casts
+        return at_loss, at_loss + block - saved, outside + casts + block
     if recomputed:
         saved = recomputed * activations.checkpoint_bytes(shape, engine, job) + (1 - recomputed) * block
     # Autocast's 16-bit weights exist as long as the tensors that are saved for the backward pass. Checkpointed blocks
@@ -223,8 +228,8 @@ def _activations(shape: ModelShape, engine: Engine, job: Job, logits: Numbers) -
     until_loss = np.maximum(casts - (1 - 4 / activations.LOGIT_BYTES["eager"]) * logits, 0.0) if recomputed else casts
     at_loss = shape.layers * saved + outside + until_loss
     # A checkpointed block is recomputed while the inputs of all blocks are still saved.
-    in_last = shape.layers * saved + outside + (recomputed * (block + casts / shape.layers) if recomputed else casts)
-    in_first = outside + (0 if recomputed else casts) + block
+    in_last = shape.layers * saved + outside + (recomputed * (largest + casts / shape.layers) if recomputed else casts)
+    in_first = outside + (0 if recomputed else casts) + (largest if recomputed else block)
     return at_loss, in_last, in_first
 
 
@@ -275,13 +280,14 @@ class _Gradients:
     early: float = 0.0  # allocated in the last block's backward pass, before it is filled
     stepping: float = 0.0  # additional bytes in the optimizer step, beyond model_states.py
     added: float = 0.0  # at the end of backward, gradients to be added to earlier ones
+    sharded: float = 0.0  # fsdp: the rank's shard of all reduced gradients
 
 
 def _gradients(shape: ModelShape, engine: Engine, job: Job, rank: int) -> _Gradients:
     psi, size = shape.num_params, engine.parameter_bytes
     largest = size * max(shape.parameters.matrices)
     # The two gradients of a tied embedding exist at the same time as their sum.
-    tied = 2 * size * shape.vocabulary * shape.hidden if shape.has_tied_head else 0
+    tied = 2 * size * shape.embedding_params if shape.has_tied_head else 0
     if engine.gradient_as_bucket_view:  # permanent buckets: gradients are copied there and freed
         return _Gradients(size, size * psi, 0, 0, max(tied, largest), added=largest)
     if engine.kind in ("torch", "ddp"):
@@ -367,7 +373,7 @@ def _around(shape: ModelShape) -> int:
 
     An embedding that is not tied to the head is a unit of its own and is not included.
     """
-    return shape.outside_params - (0 if shape.has_tied_head else shape.vocabulary * shape.hidden)
+    return shape.outside_params - (0 if shape.has_tied_head else shape.embedding_params)
 
 
 def _tied_unit(shape: ModelShape, engine: Engine) -> int:
@@ -392,33 +398,33 @@ def _fsdp_gradients(shape: ModelShape, engine: Engine, job: Job) -> _Gradients:
 
     The gradients of a unit and their copy exist until those of the next unit exist. The parameters outside the blocks
     come last: the embedding alone, or together with the others if it is tied to the head.
+
+    If gradients are reduced only in the last micro step, the whole gradients of the earlier ones are added up on every
+    rank, in the type in which they are reduced (_fsdp_param.py, to_accumulated_grad_if_needed). They stay on the GPU
+    even if parameters are offloaded.
     """
     size, master = engine.compute_bytes, master_bytes(engine)
     on_gloo = job.device == "cpu" and engine.num_shards > 1
-    reduced = 4 if engine.reduces_in_fp32 else size
+    reduced = engine.reduced_bytes
     sharded = 0.0 if engine.offload_param != "none" else master * shape.num_params / engine.num_shards
     last, tied = _last_unit(shape), _tied_unit(shape, engine)
     return _Gradients(
         size,
-        accumulated=sharded,
+        accumulated=sharded if engine.syncs_each_micro_step else reduced * shape.num_params,
+        sharded=sharded,
         # With several ranks, a loop copies the gradients of a unit. Its variable keeps the last gradient alive, which
         # is the embedding's (foreach_reduce).
         unreduced=sharded * (1 - tied / shape.num_params)
         + size * (shape.outside_params if engine.num_shards > 1 else _around(shape)),
         # The gradients of one block's feed-forward part, and the reduced gradients of the block that was computed
         # before.
-        bucket=size * _feed_forward(shape) + reduced * shape.block_params,
-        first_bucket=size * _feed_forward(shape),
+        bucket=size * shape.feed_forward_params + reduced * shape.block_params,
+        first_bucket=size * shape.feed_forward_params,
         # The first block's reduction keeps its buffers until the next reduction waits for it (ReduceScatterState).
         flushed=reduced * (last * (2 if on_gloo else 1) + (shape.block_params if tied else 0)),
         # The all-reduces of replicas keep their buffers until backward ends (_fsdp_param_group.py, AllReduceState).
         added=master * (last if engine.replicas == 1 else shape.num_params) / engine.num_shards,
     )
-
-
-def _feed_forward(shape: ModelShape) -> int:
-    """Return the elements of a block without its attention, whose gradients are computed before those of attention."""
-    return shape.block_params - 2 * shape.hidden * shape.head_size * (shape.heads + shape.kv_heads)
 
 
 @dataclass(frozen=True)

@@ -18,14 +18,20 @@ from study.theory.shapes import ModelShape
 from study.theory.step_time import StepTime
 
 # Memory that torch's allocator needs beyond the peak of the tensors, because freed blocks do not always fit later
-# tensors. This is the smallest share with which all 17 published configurations that ran out of memory are predicted
-# not to fit. With it, 12 of the 191 configurations that trained are predicted not to fit either (10 with 0.05). The
-# rows of measured_by_others/mpt_throughput.csv would allow up to 0.09.
+# tensors. In forward and backward, this is the smallest share with which all published configurations that ran out of
+# memory are predicted not to fit. The rows of measured_by_others/mpt_throughput.csv would allow up to 0.09.
 ALLOCATOR_SLACK = 0.07
-# Memory that torch's allocator reserves if the GPU has enough, relative to the peak of the tensors. A training does not
-# need that much. torch.cuda.max_memory_reserved reports it, and nvidia-smi shows it together with the context and NCCL.
-# `published_rows.fitted_reserve` fits this number.
-RESERVED = 1.4
+# The same in the optimizer step. Activations are freed then, and temporary tensors have the sizes of parameters, whose
+# gradients were just freed, so less is lost. Five published configurations whose peak is in the optimizer step trained
+# with a peak of 0.951 to 0.958 of the usable memory, which 0.043 and less allow.
+OPTIMIZER_SLACK = 0.04
+# Memory that torch's allocator reserves if the GPU has enough, relative to the predicted peak of the tensors. Training
+# does not need that much. torch.cuda.max_memory_reserved reports it, and nvidia-smi shows it together with the context
+# and NCCL. The range has the medians of all published sources. We found no rule that predicts where in the range a run
+# is: factors by engine or by the moment of the peak, and sums with activations or with the GPU's memory, are no better
+# on sources that they were not fitted to. RESERVED is the middle of the range (`published_rows.fitted_reserve`).
+RESERVED = 1.33
+RESERVED_RANGE = (1.1, 1.6)
 
 LARGEST_MICRO_BATCH = 1 << 16
 
@@ -44,7 +50,7 @@ class Prediction:
 
     @property
     def needed_bytes(self) -> Numbers:
-        return needed_bytes(self.peak.total)
+        return needed_for(self.peak)
 
     @property
     def usable_bytes(self) -> int:
@@ -86,6 +92,17 @@ class Prediction:
         return sum(collective.moved_bytes for collective in self.collectives) if self.engine.world_size > 1 else 0
 
     @property
+    def dollars_per_hour(self) -> float | None:
+        """The price of all GPUs per hour in US dollars. None if the price of the GPU is unknown."""
+        price = self.box.gpu.price_per_hour
+        return None if price is None else price * self.box.num_gpus
+
+    @property
+    def dollars_per_step(self) -> Numbers | None:
+        """The price of an optimizer step on all GPUs in US dollars. None if the price of the GPU is unknown."""
+        return None if self.dollars_per_hour is None else self.dollars_per_hour / 3600 * self.step.total
+
+    @property
     def dollars_per_billion_tokens(self) -> Numbers | None:
         price = self.box.gpu.price_per_hour
         return None if price is None else price / 3600 / self.tokens_per_second_per_gpu * 1e9
@@ -123,9 +140,7 @@ def lacking(peak: Peak, box: Box) -> str | None:
 
 def fits(peak: Peak, box: Box) -> Numbers:
     """Return whether the GPU has enough memory, and the node has enough memory and disk for offloaded data."""
-    return np.less_equal(needed_bytes(peak.total), usable_memory_bytes(box.gpu, box.num_gpus)) & (
-        lacking(peak, box) is None
-    )
+    return np.less_equal(needed_for(peak), usable_memory_bytes(box.gpu, box.num_gpus)) & (lacking(peak, box) is None)
 
 
 def predicted_memory(case: MeasuredCase) -> float | bool:
@@ -146,8 +161,12 @@ def shown_bytes(peak: Peak, box: Box, whole_card: bool = True, factor: float = R
     `factor` is the reserved memory relative to the peak of the tensors. The result is never more than the GPU has.
     """
     usable = usable_memory_bytes(box.gpu, box.num_gpus)
-    outside = box.gpu.memory_bytes - usable if whole_card else 0
-    return min(float(peak.total) * factor, usable) + outside
+    return min(float(peak.total) * factor, usable) + (outside_bytes(box) if whole_card else 0)
+
+
+def outside_bytes(box: Box) -> int:
+    """Return the bytes of a GPU that are used outside torch's allocator: driver, CUDA context and NCCL."""
+    return box.gpu.memory_bytes - usable_memory_bytes(box.gpu, box.num_gpus)
 
 
 def _ranks_per_node(box: Box) -> int:
@@ -155,13 +174,25 @@ def _ranks_per_node(box: Box) -> int:
 
 
 def needed_bytes(peak_bytes: Numbers) -> Numbers:
-    """Return the bytes that one GPU needs: the peak of its tensors, plus a share for the allocator."""
+    """Return the bytes that one GPU needs for a peak of its tensors whose moment is not known.
+
+    They are the peak, plus a share for the allocator.
+    """
     return peak_bytes * (1 + ALLOCATOR_SLACK)
+
+
+def needed_for(peak: Peak) -> Numbers:
+    """Return the bytes that one GPU needs for a predicted peak: the tensors, plus a share for the allocator."""
+    *others, stepping = peak.totals
+    needed: Numbers = stepping * (1 + OPTIMIZER_SLACK)
+    for total in others:
+        needed = np.maximum(needed, needed_bytes(total))
+    return needed if np.ndim(needed) else float(needed)
 
 
 def free_bytes(peak: Peak, box: Box) -> Numbers:
     """Return the bytes of a GPU's memory that stay free. Negative if memory is missing."""
-    return usable_memory_bytes(box.gpu, box.num_gpus) - needed_bytes(peak.total)
+    return usable_memory_bytes(box.gpu, box.num_gpus) - needed_for(peak)
 
 
 def largest_micro_batch(shape: ModelShape, engine: Engine, job: Job, box: Box) -> int:

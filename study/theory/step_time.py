@@ -12,9 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from study.theory import activations, communication, flops, hardware, intervals, model_states
+from study.theory import activations, communication, flops, intervals, model_states, traced
 from study.theory.communication.sharded import gathered_elements
 from study.theory.engine import Engine, Job, LossKernel, Numbers, parameter_bytes
+from study.theory.gpus import LIKE
 from study.theory.hardware import Box, generation_of, product_flops_per_second
 from study.theory.intervals import Evidence
 from study.theory.shapes import GATED, ModelShape
@@ -27,7 +28,7 @@ class Constants:
 
     product_efficiency: float  # share of the peak: matrix products, without the time of their bytes
     attention_efficiency: float  # share of the peak: the attention kernel of LLM Foundry's tables
-    memory_efficiency: float  # share of the memory bandwidth: products and all other kernels
+    memory_efficiency: float  # share of the memory bandwidth: operands of matrix products, as if they were read apart
     hop_seconds: float  # seconds per node of a ring, for each collective between nodes
     unhidden: float  # like UNHIDDEN, for several nodes, whose collectives wait for a network
 
@@ -39,15 +40,43 @@ AMPERE = Constants(0.873, 0.322, 0.484, 121e-6, 0.36)
 HOPPER = Constants(0.729, 0.182, 0.468, 54e-6, 0.39)
 VOLTA = Constants(1.0, 0.35, 0.44, 50e-6, 0.5)
 FITTED = {"Ampere": AMPERE, "Hopper": HOPPER, "Volta": VOLTA}
-# A generation without fitted constants uses those of the first generation in its list.
+# A generation without fitted constants uses those of the first generation in its list. Cards with the chips GA102, Ada
+# and RTX Blackwell have tensor cores that are programmed like those of Ampere. B200 and the accelerators of other
+# vendors with HBM3 resemble Hopper, because their peak rates are as high relative to their memory bandwidth.
 _NEAREST = {
-    "Hopper": ("Hopper", "Ampere"), "Blackwell": ("Hopper", "Ampere"), "Volta": ("Volta", "Ampere"),
-    "Turing": ("Volta", "Ampere"),
+    "Ampere": ("Ampere", "Hopper"), "GA102": ("Ampere", "Hopper"), "Ada": ("Ampere", "Hopper"),
+    "RTX Blackwell": ("Ampere", "Hopper"), "CDNA 2": ("Ampere", "Hopper"), "Gaudi 2": ("Ampere", "Hopper"),
+    "Hopper": ("Hopper", "Ampere"), "Blackwell": ("Hopper", "Ampere"), "CDNA 3": ("Hopper", "Ampere"),
+    "CDNA 4": ("Hopper", "Ampere"), "Gaudi 3": ("Hopper", "Ampere"),
+    "Volta": ("Volta", "Ampere"), "Turing": ("Volta", "Ampere"),
 }  # fmt: skip
+# The share of the dense bf16 peak that the best matrix product in PyTorch reaches: stas00/ml-engineering, table
+# "Maximum Achievable Matmul FLOPS", of A100, H100, B200, MI250X, MI325X (of 1,307 TFLOP/s), MI355X (of 2,517), Gaudi 2
+# and 3. (MI300X has the same chip as MI325X. Two measurements of it give 0.60 and 0.51.) A generation without fitted
+# constants has the share of products of its nearest generation, times the ratio of these two numbers. For cards that
+# are not in that table, the ratio is 1.
+ACHIEVABLE = {
+    "Ampere": 0.869, "Hopper": 0.803, "Blackwell": 0.776, "CDNA 2": 0.767, "CDNA 3": 0.600, "CDNA 4": 0.622,
+    "Gaudi 2": 0.969, "Gaudi 3": 0.741,
+}  # fmt: skip
+
+# Kernels that compute little (norms, activation functions, softmax and masks of eager attention, the loss, casts, and
+# the optimizer) stream through large tensors, as a copy does, and reach this share of the memory bandwidth. PyTorch's
+# pull request 119842 measured fused AdamW in bf16 on 1/128 of Llama-2-70B's parameters on an H100 with HBM2e: 4.5 ms
+# before and 3.6 ms after, which at 14 bytes per parameter is 1.7 and 2.1 TB/s. The data sheet of the H100 with HBM2e
+# (PCIe) has 2.0 TB/s. The constant is not fitted: with 0.80 to 0.90, the errors of published times are nearly the same.
+# With the fitted efficiency of products instead, models with eager attention would be predicted 20 to 40 % too slow,
+# because their products need few bytes and these kernels many.
+STREAM_EFFICIENCY = 0.85
+# Products in fp32 do not use tensor cores and come nearer to their (lower) peak. Assumed: published rows in fp32 are
+# described equally well by 0.85 to 1.0. With one efficiency for both, the many fp32 rows of V100 decide that of its
+# tensor cores, which are then predicted twice as fast as they were.
+FP32_EFFICIENCY = 0.93
 
 # FlashAttention-2 with a causal mask, forward and backward, reaches 180 to 200 of 312 TFLOP/s on A100
 # (arXiv:2307.08691, figure 4), and about 35 % of the peak on H100 (arXiv:2407.08608, abstract). FlashAttention-3 is
-# twice as fast on H100.
+# twice as fast on H100. All other generations have the share of their nearest one. (Volta and Turing have no
+# FlashAttention-2.)
 FLASH_EFFICIENCY = {"Ampere": 0.6, "Hopper": 0.35}
 
 # NCCL's bandwidth relative to that of the link. All-reduces of nccl-tests reach 200 to 235 of 300 GB/s on 8 x A100
@@ -112,7 +141,8 @@ class StepTime:
 
     @property
     def high(self) -> Numbers:
-        return self.total * self.evidence.spread
+        """The upper end of the interval. Infinite if the time is only a guess (`Evidence.is_rough`)."""
+        return self.total * (np.inf if self.evidence.is_rough else self.evidence.spread)
 
 
 def tokens_per_second_per_gpu(job: Job, step_seconds: Numbers) -> Numbers:
@@ -122,7 +152,27 @@ def tokens_per_second_per_gpu(job: Job, step_seconds: Numbers) -> Numbers:
 
 def nearest_generations(generation: str) -> tuple[str, ...]:
     """Return the generations whose fitted constants suit a generation of GPUs, the best one first."""
-    return _NEAREST.get(generation, ("Ampere", "Hopper"))
+    return _NEAREST[generation.removeprefix(LIKE)]
+
+
+def constants_of(generation: str) -> Constants:
+    """Return the constants of a generation of GPUs: fitted ones, or those of the nearest generation.
+
+    The share of products is then corrected by the published rates of large matrix products. It is relative to the
+    dense peak with accumulation in fp32.
+    """
+    own = generation.removeprefix(LIKE)
+    nearest = nearest_generations(generation)[0]
+    constants = FITTED[nearest]
+    if own == nearest or own not in ACHIEVABLE:
+        return constants
+    share = constants.product_efficiency * ACHIEVABLE[own] / ACHIEVABLE[nearest]
+    return dataclasses.replace(constants, product_efficiency=min(1.0, share))
+
+
+def flash_efficiency(generation: str, constants: Constants) -> float:
+    """Return the share of the peak that PyTorch's fused attention reaches on a generation of GPUs."""
+    return FLASH_EFFICIENCY.get(nearest_generations(generation)[0], constants.attention_efficiency)
 
 
 def seconds(
@@ -144,7 +194,7 @@ def seconds(
             f"world_size {engine.world_size} on a machine with {box.num_gpus} GPUs: the two must be equal. Change one"
             " of them"
         )
-    speed = _Speed.of(engine, box, constants or FITTED[nearest_generations(generation_of(box.gpu))[0]])
+    speed = _Speed.of(engine, box, constants or constants_of(generation_of(box.gpu)))
     compute = _compute(shape, engine, job, speed)
     micro_steps = job.gradient_accumulation_steps
     moved = _communication(shape, engine, job, box, speed)
@@ -193,7 +243,7 @@ def _optimizer_step(shape: ModelShape, num_owned: float, engine: Engine, speed: 
     if engine.parameter_bytes == 2 and engine.precision != "pure-bf16" and engine.kind != "fsdp":
         moved += MASTER_CAST_BYTES
     multiplied = MUON_FLOPS * shape.hidden if engine.optimizer == "muon" else 0
-    return num_owned * (moved / speed.memory + multiplied / speed.products)
+    return num_owned * (moved / speed.stream + multiplied / speed.products)
 
 
 def exposed(compute: Numbers, hidden: Numbers, unhidden: float) -> Numbers:
@@ -212,7 +262,8 @@ class _Speed:
     products: float  # FLOP/s
     attention: float  # FLOP/s
     flash: float  # FLOP/s
-    memory: float  # bytes/s
+    operands: float  # bytes/s of the operands of products
+    stream: float  # bytes/s of all other kernels
     constants: Constants
 
     @classmethod
@@ -220,10 +271,11 @@ class _Speed:
         peak = product_flops_per_second(box.gpu, engine.precision)
         attention = box.gpu.peak_flops_per_second["bf16"] if engine.precision == "fp8" else peak
         return cls(
-            peak * constants.product_efficiency,
+            peak * (FP32_EFFICIENCY if engine.precision == "fp32" else constants.product_efficiency),
             attention * constants.attention_efficiency,
-            attention * FLASH_EFFICIENCY.get(hardware.generation_of(box.gpu), constants.attention_efficiency),
+            attention * flash_efficiency(generation_of(box.gpu), constants),
             box.gpu.memory_bandwidth * constants.memory_efficiency,
+            box.gpu.memory_bandwidth * STREAM_EFFICIENCY,
             constants,
         )
 
@@ -241,40 +293,104 @@ class _Compute:
 
 
 def _compute(shape: ModelShape, engine: Engine, job: Job, speed: _Speed) -> _Compute:
-    size, tokens = engine.compute_bytes, job.tokens
-
-    def product(kind: flops.Product) -> Numbers:
-        moved = kind.count * tokens * (kind.inner + kind.columns) + kind.num_matrices * kind.inner * kind.columns
-        multiplied = 2 * kind.count * tokens * kind.inner * kind.columns
-        return multiplied / speed.products + size * moved / speed.memory
-
-    products = sum(product(kind) for kind in flops.block_products(shape))
-    attention, attention_backward = _attention(shape, engine, job, speed)
-    read, read_backward = block_bytes_per_token(shape, engine, job)
-    launched = KERNELS_PER_BLOCK["fused" if job.is_fused else "transformers"] * KERNEL_SECONDS
-    # The host launches kernels while the GPU computes, so the slower of the two counts.
-    block = np.maximum(products + attention + tokens * read / speed.memory, launched)
-    block_backward = np.maximum(2 * products + attention_backward + tokens * read_backward / speed.memory, 2 * launched)
-
-    if shape.is_pooled:
-        head = flops.head_flops_per_sequence(shape, job.sequence_length) * job.micro_batch_size / speed.products
-        loss: Numbers = 0.0
-        loss_backward: Numbers = 0.0
-    else:
-        head = sum(product(kind) for kind in flops.head_products(shape))
-        logit_read, logit_read_backward = _logit_bytes_moved(job.loss, size)
-        loss = tokens * shape.output_width * logit_read / speed.memory
-        loss_backward = tokens * shape.output_width * logit_read_backward / speed.memory
+    blocks = _blocks(shape, engine, job, speed) if shape.counts is None else _traced_blocks(shape, engine, job, speed)
+    head = _head_seconds(shape, engine, job, speed)
+    logits = activations.num_logits(shape, job)
+    logit_read, logit_read_backward = _logit_bytes_moved(job.loss, engine.compute_bytes)
     casts = 0.0
     if engine.precision.endswith("-autocast") and engine.kind != "fsdp":
         # Casts of fp32 weights in the forward pass; casts and additions of their gradients in the backward pass.
-        casts = shape.num_params / speed.memory
-    forward = shape.layers * block + head + loss
+        casts = shape.num_params / speed.stream
+    forward = blocks.forward + head + logits * logit_read / speed.stream
     return _Compute(
         forward=forward + 6 * casts,
-        backward=shape.layers * block_backward + 2 * head + loss_backward + 18 * casts,
-        recompute=job.recomputed * shape.layers * block + 0.0 * forward,
+        backward=blocks.backward + 2 * head + logits * logit_read_backward / speed.stream + 18 * casts,
+        recompute=blocks.recompute + 0.0 * forward,
     )
+
+
+def _product_seconds(kind: flops.Product, tokens: Numbers, size: int, speed: _Speed) -> Numbers:
+    """Return the seconds of products with weights in one forward pass."""
+    moved = kind.count * tokens * (kind.inner + kind.columns) + kind.num_matrices * kind.inner * kind.columns
+    multiplied = 2 * kind.count * tokens * kind.inner * kind.columns
+    return multiplied / speed.products + size * moved / speed.operands
+
+
+def _blocks(shape: ModelShape, engine: Engine, job: Job, speed: _Speed) -> _Compute:
+    """Return the seconds of all blocks of a model that has formulas."""
+    size, tokens = engine.compute_bytes, job.tokens
+    products = sum(_product_seconds(kind, tokens, size, speed) for kind in flops.block_products(shape))
+    attention, attention_backward = _attention(shape, engine, job, speed)
+    read, read_backward = block_bytes_per_token(shape, engine, job)
+    kernels = KERNELS_PER_BLOCK["fused" if job.is_fused else "transformers"]
+    return _repeated(
+        shape.layers, job, products, attention, attention_backward, tokens * read / speed.stream,
+        tokens * read_backward / speed.stream, kernels,
+    )  # fmt: skip
+
+
+def _traced_blocks(shape: ModelShape, engine: Engine, job: Job, speed: _Speed) -> _Compute:
+    """Return the seconds of all blocks of a traced model."""
+    assert shape.counts is not None
+    size, batch, length = engine.compute_bytes, job.micro_batch_size, job.sequence_length
+    arithmetic, is_eager = activations.arithmetic(engine), activations.is_eager(shape, job)
+    total = _Compute(0.0, 0.0, 0.0)
+    for kind, part in enumerate(shape.counts.kinds):
+        count = shape.counts.executed.count(kind)
+        operands = part.product_elements.of(batch, length) + part.weights
+        products = part.products.of(batch, length) / speed.products + size * operands / speed.operands
+        multiplied = part.attention.of(batch, length)
+        if is_eager:  # the kernels between its two products are among the others
+            attention, attention_backward = multiplied / speed.products, 2 * multiplied / speed.products
+        else:
+            rate = speed.attention if job.attention == "flash-1" else speed.flash
+            attention = part.causal * multiplied / rate
+            attention_backward = 2.5 * attention
+        moved, moved_backward = traced.moved_bytes(part, arithmetic, size, job)
+        kernels = KERNELS_PER_BLOCK["fused"] if job.is_fused else traced.setting_of(part, arithmetic, job).kernels
+        seconds = _repeated(
+            count, job, products, attention, attention_backward, moved / speed.stream, moved_backward / speed.stream,
+            kernels,
+        )  # fmt: skip
+        total = _Compute(
+            total.forward + seconds.forward, total.backward + seconds.backward, total.recompute + seconds.recompute
+        )
+    return total
+
+
+def _repeated(
+    count: int,
+    job: Job,
+    products: Numbers,
+    attention: Numbers,
+    attention_backward: Numbers,
+    others: Numbers,
+    others_backward: Numbers,
+    kernels: int,
+) -> _Compute:
+    """Return the seconds of equal blocks from the seconds of the products, the attention and the other kernels of one.
+
+    The host launches kernels while the GPU computes, so the slower of the two counts.
+    """
+    launched = kernels * KERNEL_SECONDS
+    block = np.maximum(products + attention + others, launched)
+    again = job.recomputed * block
+    if job.activation_checkpointing == "selective-op":  # half of the products, no attention, all other kernels
+        again = job.recomputed * products + others
+    backward = np.maximum(2 * products + attention_backward + others_backward, 2 * launched)
+    return _Compute(forward=count * block, backward=count * backward, recompute=count * again)
+
+
+def _head_seconds(shape: ModelShape, engine: Engine, job: Job, speed: _Speed) -> Numbers:
+    """Return the seconds of the products outside the blocks in one forward pass."""
+    size = engine.compute_bytes
+    if shape.counts is not None:
+        outside, batch, length = shape.counts.outside, job.micro_batch_size, job.sequence_length
+        operands = outside.product_elements.of(batch, length) + outside.weights
+        return outside.products.of(batch, length) / speed.products + size * operands / speed.operands
+    if shape.is_pooled:
+        return flops.head_flops_per_sequence(shape, job.sequence_length) * job.micro_batch_size / speed.products
+    return sum(_product_seconds(kind, job.tokens, size, speed) for kind in flops.head_products(shape))
 
 
 # Bytes per logit that are moved in forward and backward, without the product. `size` is the bytes per logit. fused and
@@ -306,15 +422,15 @@ def _attention(shape: ModelShape, engine: Engine, job: Job, speed: _Speed) -> tu
     scores = job.micro_batch_size * shape.heads * job.sequence_length * job.sequence_length
     if job.is_fused:  # one kernel for scaling, mask, softmax and dropout
         dropped = size + 1 if job.dropout else 0
-        forward = multiplied / speed.products + scores * (4 * size + dropped) / speed.memory
-        return forward, 2 * multiplied / speed.products + scores * (6 * size + dropped) / speed.memory
+        forward = multiplied / speed.products + scores * (4 * size + dropped) / speed.stream
+        return forward, 2 * multiplied / speed.products + scores * (6 * size + dropped) / speed.stream
     dropped = 2 * size + 1 if job.dropout else 0
     # Autocast computes softmax in fp32. The scores are cast, computed and cast back instead of read and written once.
     widened = 16 if engine.precision.endswith("-autocast") else 0
     # The scores are written, scaled, masked, put through softmax, and read by the product. The backward pass is
     # similar.
-    forward = multiplied / speed.products + scores * (9 * size + dropped + widened) / speed.memory
-    return forward, 2 * multiplied / speed.products + scores * (8 * size + dropped + widened) / speed.memory
+    forward = multiplied / speed.products + scores * (9 * size + dropped + widened) / speed.stream
+    return forward, 2 * multiplied / speed.products + scores * (8 * size + dropped + widened) / speed.stream
 
 
 def block_bytes_per_token(shape: ModelShape, engine: Engine, job: Job) -> tuple[float, float]:
@@ -434,6 +550,8 @@ def _communication(shape: ModelShape, engine: Engine, job: Job, box: Box, speed:
     if engine.kind == "ddp":
         return _Moved(last_backward=gathered_once + reduced_once)
     forward = gathered / max(1.0, _num_gathers(shape, engine, job))
+    if engine.kind == "fsdp" and not engine.syncs_each_micro_step:
+        return _Moved(forward=forward, backward=gathered - forward, last_backward=reduced_once)
     if engine.kind == "fsdp":
         return _Moved(forward=forward, backward=gathered - forward + reduced, step=reduced_once)
     if engine.zero_stage == 1 and engine.overlap_comm:
@@ -470,7 +588,9 @@ def _pcie(shape: ModelShape, engine: Engine, job: Job, box: Box) -> _Pcie:
         forward, backward = once, max(0.0, _num_gathers(shape, engine, job) - 1) * once
     if engine.offload_optimizer == "none":
         return _Pcie(forward, backward)
-    if engine.kind == "fsdp":  # gradients are sent to the host in every micro step and added there
+    if engine.kind == "fsdp":  # after each reduction, gradients are sent to the host and added there
+        if not engine.syncs_each_micro_step:
+            return _Pcie(forward, backward, once)
         return _Pcie(forward, backward + once)
     last_backward = 4 / rate  # gradients are sent to the host in fp32, which the host's optimizer reads
     if engine.zero_stage == 2:
@@ -490,7 +610,9 @@ def _host_step(num_owned: float, engine: Engine, box: Box, thread_bandwidth: flo
     Raises ValueError if the host of the machine is not known.
     """
     if box.host_memory_bandwidth is None or box.host_cores is None:
-        raise ValueError(f"{box.gpu.name}: its host is not known. Set host_memory_bandwidth and host_cores")
+        raise ValueError(
+            f"no typical machine with {box.gpu.name} is known. Add --host-memory, --host-cores and --host-bandwidth"
+        )
     ranks = min(engine.world_size, box.gpus_per_node)
     by_memory = ranks * num_owned * HOST_STEP_BYTES / (HOST_MEMORY_EFFICIENCY * box.host_memory_bandwidth)
     threads = max(1, box.host_cores // ranks)
@@ -509,7 +631,7 @@ def _disk(shape: ModelShape, engine: Engine, box: Box, num_gathers: Numbers) -> 
     if "nvme" not in (engine.offload_optimizer, engine.offload_param):
         return 0.0
     if not box.disk_read_bandwidth or not box.disk_write_bandwidth:
-        raise ValueError(f"{box.gpu.name}: no local disk is known. Set disk_read_bandwidth and disk_write_bandwidth")
+        raise ValueError(f"no local disk of a machine with {box.gpu.name} is known. Add --disk and --disk-bandwidth")
     share = shape.num_params * min(engine.world_size, box.gpus_per_node) / engine.num_shards
     read: Numbers = 0.0
     written = 0.0

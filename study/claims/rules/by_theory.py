@@ -159,7 +159,7 @@ def box_of(gpu: str, gpus: int, node: str | None) -> Box:
     Raises ValueError for an unknown GPU or node, and if the GPUs do not fill the nodes.
     """
     card = hardware.find_gpu(gpu)
-    box = hardware.typical_box(card, gpus)
+    box = hardware.rented_box(card, gpus)
     match node:
         case None:
             return box
@@ -294,7 +294,7 @@ def fits(**arguments: Any) -> Observed:
     predicted_peak = peak_of(case)
     expected, worst, best = (_has_room(predicted_peak, case.box, factor) for factor in (1.0, *_WORST_AND_BEST))
     usable = hardware.usable_memory_bytes(case.box.gpu, case.gpus)
-    needed = prediction.needed_bytes(predicted_peak.total)
+    needed = prediction.needed_for(predicted_peak)
     evidence = f"{case}: needs {needed / GIB:.1f} GiB of a GPU, which has {usable / GIB:.1f}"
     if lacking := prediction.lacking(predicted_peak, case.box):
         evidence += f"; the node has too little {lacking}"
@@ -337,7 +337,7 @@ def _holds(shape: ModelShape, strategy: str, box: Box, factor: float) -> bool:
 
 def _has_room(predicted_peak: Peak, box: Box, factor: float) -> bool:
     """Return whether there is enough memory if the peak is `factor` times the predicted one."""
-    needed = factor * prediction.needed_bytes(predicted_peak.total)
+    needed = factor * prediction.needed_for(predicted_peak)
     fits_gpu = bool(needed <= hardware.usable_memory_bytes(box.gpu, box.num_gpus))
     return fits_gpu and prediction.lacking(predicted_peak, box) is None
 

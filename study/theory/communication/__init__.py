@@ -93,7 +93,9 @@ def parts(engine: Engine, shape: ModelShape, checkpointing: bool, dropout: bool)
     if engine.kind == "ddp":
         per_step += buckets.ddp_step(engine, shape, model)
     elif engine.kind == "fsdp":
-        per_micro_step += sharded.fsdp_micro_step(engine, shape, model)
+        gathered, reduced = sharded.fsdp_micro_step(engine, shape, model)
+        per_micro_step += gathered
+        (per_micro_step if engine.syncs_each_micro_step else per_step).extend(reduced)
         # The norm of the gradients, in fp64, among the ranks that share a replica.
         per_step += [("subgroup_all_reduce" if engine.replicas > 1 else "all_reduce", 8)]
     elif engine.kind == "deepspeed" and engine.zero_stage == 0:

@@ -78,6 +78,8 @@ def ddp_step(engine: Engine, shape: ModelShape, model: Model) -> Iterator[Collec
 
 def buffer_bytes(shape: ModelShape) -> int:
     """Return the bytes of the buffers of a `transformers` model, which DDP broadcasts."""
+    if shape.counts is not None:
+        return shape.counts.buffers
     if shape.architecture in ("gpt2", "opt"):
         return 0
     if shape.architecture == "bert":  # positions and token types, as int64

@@ -6,10 +6,13 @@ The modules and parameters are those of `transformers` 5.23, models/*/modeling_*
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 
 from study.theory.shapes import Architecture, Head, ModelShape
+from study.theory.shapes.counts import Item, ModelCounts, PartCounts
 
 # The parameters of a module, each by its group in the optimizer: 0 for matrices, 1 for vectors.
 MATRIX = (0,)  # an embedding, or a linear layer without a bias
@@ -206,6 +209,7 @@ class Parameter:
     group: int  # group in the optimizer: 0 for matrices, 1 for vectors
     start: int  # in the group's flat buffer
     is_lowered: bool  # communicated in 16 bits under DeepSpeed's autocast
+    is_linear: bool = True  # of torch.nn.Linear; known of traced models only
 
     @property
     def end(self) -> int:
@@ -279,12 +283,58 @@ class Model:
         A bias comes before its matrix, and a tied embedding comes last.
         """
         modules = modules_of(self.layout)
-        if self._tied_output:
+        if self._tied_output and modules:
             modules[-1] = tuple(p for p in modules[-1] if p not in self._tied_output)
         ready: dict[Parameter, None] = {}
         for module in reversed(modules):
             ready.update(dict.fromkeys(module if module and module[0].group else module[::-1]))
         return list(ready)
+
+
+class TracedModel(Model):
+    """The modules of a traced model, in the order in which its forward pass visited them."""
+
+    def __init__(self, counts: ModelCounts, autocast: bool) -> None:
+        self._autocast = autocast
+        self.groups = ([], [])
+        self.ends_in_dropout = False
+        outside = self._parameters(counts.outside)
+        self.before = _placed(counts.before, outside, outside)
+        self.lookups = [
+            module for module in modules_of(self.before) if module[0].group == 0 and not module[0].is_linear
+        ]
+        sets = [
+            [self._parameters(kind) for _ in range(copies)]
+            for kind, copies in zip(counts.kinds, counts.copies, strict=True)
+        ]
+        used: Counter[int] = Counter()
+        self.blocks = []
+        for kind in counts.executed:
+            own = sets[kind][used[kind] % len(sets[kind])]
+            self.blocks.append(_placed(counts.kinds[kind].layout, own, outside))
+            used[kind] += 1
+        self.after = _placed(counts.after, outside, outside)
+        embedding = None if counts.embedding is None else outside[counts.embedding]
+        self._tied_output = (embedding,) if counts.tied and embedding is not None else ()
+
+    def _parameters(self, part: PartCounts) -> list[Parameter]:
+        made = []
+        vectors, linear = set(part.vectors), set(part.linear)
+        for number, numel in enumerate(part.parameters):
+            group = int(number in vectors)
+            members = self.groups[group]
+            start = members[-1].end if members else 0
+            is_linear = number in linear
+            members.append(Parameter(numel, group, start, self._autocast and is_linear, is_linear))
+            made.append(members[-1])
+        return made
+
+
+def _placed(layout: Iterable[Item], own: list[Parameter], outside: list[Parameter]) -> Layout:
+    """Return a layout with parameters in place of their numbers. Negative numbers are those of the outside."""
+    return [
+        item if isinstance(item, str) else tuple(own[n] if n >= 0 else outside[-1 - n] for n in item) for item in layout
+    ]
 
 
 def _after(shape: ModelShape, order: _Order) -> _Part:
@@ -302,7 +352,7 @@ def model_of(shape: ModelShape, autocast: bool) -> Model:
 
     With `autocast`, which is DeepSpeed's, the parameters of linear layers are sent in 16 bits.
     """
-    return Model(shape, autocast)
+    return Model(shape, autocast) if shape.counts is None else TracedModel(shape.counts, autocast)
 
 
 def modules_of(layout: Layout) -> list[Module]:

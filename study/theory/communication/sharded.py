@@ -6,7 +6,6 @@ zero/stage3.py the reductions and the optimizer's step.
 
 from __future__ import annotations
 
-import dataclasses
 from bisect import bisect_left
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator
@@ -213,7 +212,7 @@ def whole_elements(engine: Engine, shape: ModelShape, job: Job) -> Whole:
     # All blocks are equal. If the blocks fill the limits three times, more blocks change only the time of the
     # simulation.
     filled = 3 * (limits.max_live_parameters + limits.prefetch_bucket_size) // shape.block_params + 8
-    fewer = dataclasses.replace(shape, layers=min(shape.layers, filled))
+    fewer = shape.shortened(filled)
     return _gathered(fewer, _autocast(engine), limits, job.activation_checkpointing, job.dropout)[1]
 
 
@@ -297,16 +296,16 @@ def _autocast(engine: Engine) -> bool:
 # ---------------------------------------------------------------- FSDP2, as accelerate wraps a model
 
 
-def fsdp_micro_step(engine: Engine, shape: ModelShape, model: Model) -> list[Collective]:
-    """Return FSDP2's gathers and reductions of a micro step.
+def fsdp_micro_step(engine: Engine, shape: ModelShape, model: Model) -> tuple[list[Collective], list[Collective]]:
+    """Return FSDP2's gathers and its reductions of a micro step.
 
     The rows of each parameter are padded to a multiple of the number of shards. Each block is a unit, and the
-    parameters outside the blocks are another (accelerate/utils/fsdp_utils.py, fsdp2_prepare_model). Gradients are
-    reduced in every micro step, because this project's trainer sets `sync_each_batch`, and the trainer of the published
-    rows does the same. Unreduced gradients would need the memory that sharding saves. Checkpointing adds no gather,
-    because the backward pass gathers a block before it recomputes it (fsdp/_fully_shard/_fsdp_state.py).
+    parameters outside the blocks are another (accelerate/utils/fsdp_utils.py, fsdp2_prepare_model). Every micro step
+    gathers. Every micro step also reduces, or only the last one does (`Engine.syncs_each_micro_step`). Checkpointing
+    adds no gather, because the backward pass gathers a block before it recomputes it
+    (fsdp/_fully_shard/_fsdp_state.py).
     """
-    words = _row_padded(model.lookups[0][0], shape, engine)
+    words = _row_padded(model.lookups[0][0], shape, engine) if model.lookups else 0
     around = _row_padded_elements(model.before, shape, engine) - words
     end = _row_padded_elements(model.after, shape, engine)
     # Without an output layer, the modules after the blocks are in the unit of the root module.
@@ -315,16 +314,16 @@ def fsdp_micro_step(engine: Engine, shape: ModelShape, model: Model) -> list[Col
     resharded += [_row_padded_elements(block, shape, engine) for block in model.blocks]
     groups = [elements for elements in (*unsharded, *resharded) if elements]
     again = resharded if engine.reshard_after_forward else []
-    size = engine.compute_bytes
-    reduced = 4 if engine.reduces_in_fp32 else size
-    sent: list[Collective] = []
+    size, reduced = engine.compute_bytes, engine.reduced_bytes
+    gathers: list[Collective] = []
+    reductions: list[Collective] = []
     among = "subgroup_" if engine.replicas > 1 else ""
     if engine.num_shards > 1:
-        sent += [(f"{among}all_gather", size * elements) for elements in (*groups, *again)]
-        sent += [(f"{among}reduce_scatter", reduced * elements) for elements in groups]
+        gathers += [(f"{among}all_gather", size * elements) for elements in (*groups, *again)]
+        reductions += [(f"{among}reduce_scatter", reduced * elements) for elements in groups]
     if engine.replicas > 1:
-        sent += [("subgroup_all_reduce", reduced * elements // engine.num_shards) for elements in groups]
-    return sent
+        reductions += [("subgroup_all_reduce", reduced * elements // engine.num_shards) for elements in groups]
+    return gathers, reductions
 
 
 def _row_padded_elements(layout: Layout, shape: ModelShape, engine: Engine) -> int:

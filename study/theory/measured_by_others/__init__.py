@@ -19,6 +19,7 @@ from study.theory import flops, hardware, shapes
 from study.theory.engine import Engine, Job, parameter_bytes
 from study.theory.hardware import Box
 from study.theory.shapes import ModelShape
+from study.theory.stacks import STACKS
 
 FOLDER = Path(__file__).parent
 THROUGHPUT = FOLDER / "mpt_throughput.csv"
@@ -163,9 +164,14 @@ def _cases() -> tuple[MeasuredCase, ...]:
 
 
 def _setting(entry: dict[str, Any], content: dict[str, Any]) -> tuple[ModelShape, Engine, Job, Box]:
-    """Return the model, engine, job and machine of a published run from its entry."""
+    """Return the model, engine, job and machine of a published run from its entry.
+
+    If the entry names a stack, it has that stack's defaults, as in an answer of `advise`. The entry's own settings take
+    precedence.
+    """
     box = _box(dict(entry["box"]))
-    job = dict(entry["job"])
+    stack = STACKS[entry["stack"]] if "stack" in entry else None
+    job = {**(stack.job if stack else {}), **entry["job"]}
     if job.get("activation_checkpointing") == "full":
         job["activation_checkpointing"] = True
     model = {"name": entry["model"], **content["models"].get(entry["model"], {})}
@@ -185,7 +191,11 @@ def _setting(entry: dict[str, Any], content: dict[str, Any]) -> tuple[ModelShape
         "optimizer_kernel": entry.get("optimizer_kernel", own),
         **engine,
     }
-    return shape, Engine(world_size=box.num_gpus, precision=precision, **engine), Job(**job), box
+    settings = Engine(world_size=box.num_gpus, precision=precision, **engine)
+    if stack:
+        kernel = {"optimizer_kernel": entry["optimizer_kernel"]} if "optimizer_kernel" in entry else {}
+        settings = dataclasses.replace(stack.applied(settings), **kernel)
+    return shape, settings, Job(**job), box
 
 
 def _box(box: dict[str, Any]) -> Box:
@@ -214,6 +224,7 @@ def _name(entry: dict[str, Any], job: Job, box: Box) -> str:
     words = [entry["model"], f"{box.num_gpus} x {box.gpu.name}", entry["engine"].replace("_", " "), entry["precision"]]
     words.append(f"{job.sequence_length} tokens x {job.micro_batch_size} x {job.gradient_accumulation_steps}")
     checkpointing = {False: [], True: ["checkpointing"], "selective": ["selective checkpointing"]}
+    checkpointing["selective-op"] = ["selective checkpointing of operators"]
     words += checkpointing[job.activation_checkpointing]
     words += ["compiled"] if job.compiled else []
     words += [f"{job.loss_kernel} loss"] if job.loss_kernel else []

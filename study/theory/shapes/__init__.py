@@ -6,6 +6,7 @@ from study.theory.shapes.known_models import KNOWN as KNOWN
 from study.theory.shapes.known_models import find as find
 from study.theory.shapes.known_models import find_for_length as find_for_length
 from study.theory.shapes.known_models import find_known as find_known
+from study.theory.shapes.known_models import for_length as for_length
 from study.theory.shapes.known_models import read_config as read_config
 from study.theory.shapes.shape import GATED as GATED
 from study.theory.shapes.shape import Architecture as Architecture
@@ -15,4 +16,5 @@ from study.theory.shapes.shape import ParameterSizes as ParameterSizes
 from study.theory.shapes.shape import architecture_of as architecture_of
 from study.theory.shapes.shape import parameter_sizes as parameter_sizes
 from study.theory.shapes.shape import plain as plain
+from study.theory.shapes.shape import traced as traced
 from study.theory.shapes.shape import with_vocabulary as with_vocabulary

@@ -68,7 +68,11 @@ def find_for_length(text: str, sequence_length: int | None = None) -> tuple[Mode
     If `sequence_length` is None, the length is 1,024, or the number of the model's positions if that is smaller. If the
     model has fewer positions than `sequence_length`, the returned shape has that many. Raises ValueError with a remedy.
     """
-    shape = find(text)
+    return for_length(find(text), sequence_length)
+
+
+def for_length(shape: ModelShape, sequence_length: int | None = None) -> tuple[ModelShape, int, list[str]]:
+    """Return a model with the length of its sequences in tokens and notes on the model, as `find_for_length` does."""
     length = sequence_length or min(DEFAULT_LENGTH, shape.positions)
     if length <= shape.positions:
         return shape, length, list(shape.notes)

@@ -5,13 +5,17 @@ The modules are those of `transformers` 5.23, models/*/modeling_*.py.
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
+
+from study.theory.shapes.counts import ModelCounts
 
 Architecture = Literal[
     "bert", "gpt2", "gpt-neo", "gpt-j", "gpt-neox", "opt",
-    "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "mixtral", "qwen3-moe",
+    "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "mixtral", "qwen3-moe", "traced",
 ]  # fmt: skip
 # The output after the last block. tokens: a logit for every entry of the vocabulary, at every token. The classes are
 # for a whole sequence or for every token.
@@ -170,10 +174,15 @@ class ModelShape:
     experts: int = 0  # experts per block, each of width feed_forward; 0 without experts
     experts_per_token: int = 0
     notes: tuple[str, ...] = field(default=(), compare=False)  # ignored or guessed settings of its config.json
+    counts: ModelCounts | None = None  # of a traced model; its sizes above are then only words for them
+    # The config.json of a traced model, from which transformers can build it again.
+    config: Mapping[str, Any] | None = field(default=None, compare=False, repr=False)
 
     @cached_property
     def parameters(self) -> ParameterSizes:
         """The sizes of all parameters, in the order in which an engine sees them."""
+        if self.counts is not None:
+            return _traced_sizes(self.counts)
         outside = Outside(self.layers, self.positions, self.vocabulary, self.tied, self.head, self.labels)
         return all_sizes(self._widths, outside)
 
@@ -184,19 +193,58 @@ class ModelShape:
     @property
     def active_params(self) -> int:
         """Number of active parameters: all parameters except those of the experts that a token does not use."""
+        if self.counts is not None:
+            return self.counts.active_params
         idle = self.experts - self.experts_per_token
         return self.num_params - self.layers * idle * 3 * self.hidden * self.feed_forward
 
     @property
     def block_params(self) -> int:
-        """Number of parameters of one transformer block, which are gathered together if blocks are sharded."""
+        """Number of parameters of one transformer block, which are gathered together if blocks are sharded.
+
+        If blocks differ, this is the number of the largest one.
+        """
+        if self.counts is not None:
+            return max((kind.num_params for kind in self.counts.kinds), default=0)
         matrices, vectors = block(self._widths)
         return sum(matrices) + sum(vectors)
 
     @property
     def outside_params(self) -> int:
         """Number of parameters outside the blocks: embeddings, last norm, head."""
+        if self.counts is not None:
+            return self.counts.outside.num_params
         return self.num_params - self.layers * self.block_params
+
+    @property
+    def feed_forward_params(self) -> int:
+        """Number of parameters of a block without its attention."""
+        if self.counts is not None:
+            return max((kind.num_params - kind.attention_parameters for kind in self.counts.kinds), default=0)
+        return self.block_params - 2 * self.hidden * self.head_size * (self.heads + self.kv_heads)
+
+    @property
+    def output_params(self) -> int:
+        """Number of parameters of the output layer. 0 if it reads one token per sequence."""
+        if self.counts is not None:
+            return self.counts.output_params
+        return 0 if self.is_pooled else self.output_width * self.hidden
+
+    @property
+    def embedding_params(self) -> int:
+        """Number of parameters of the embedding of tokens."""
+        return self.vocabulary * self.hidden if self.counts is None else self.counts.embedding_params
+
+    def shortened(self, layers: int) -> ModelShape:
+        """Return the shape with at most this many blocks."""
+        if self.counts is None:
+            return dataclasses.replace(self, layers=min(self.layers, layers))
+        if len(self.counts.executed) <= layers:
+            return self
+        executed = self.counts.executed[:layers]
+        copies = tuple(min(count, executed.count(kind)) for kind, count in enumerate(self.counts.copies))
+        counts = dataclasses.replace(self.counts, executed=executed, copies=copies)
+        return dataclasses.replace(self, layers=layers, counts=counts)
 
     @property
     def is_encoder(self) -> bool:
@@ -211,6 +259,8 @@ class ModelShape:
     @property
     def has_tied_head(self) -> bool:
         """Whether the embedding is also the output layer. The head of a classifier is separate."""
+        if self.counts is not None:
+            return self.counts.tied
         return self.tied and self.head == "tokens"
 
     @property
@@ -251,6 +301,47 @@ class ModelShape:
 
 
 # ---------------------------------------------------------------- the study's models
+
+
+def traced(
+    name: str,
+    counts: ModelCounts,
+    positions: int,
+    notes: tuple[str, ...] = (),
+    config: Mapping[str, Any] | None = None,
+) -> ModelShape:
+    """Return the shape of a traced model. `positions` is the longest sequence, in tokens."""
+    rows = 0 if counts.embedding is None else counts.outside.rows[counts.embedding]
+    experts = any(kind.unused_experts for kind in counts.kinds)
+    return ModelShape(
+        name=name,
+        architecture="traced",
+        layers=len(counts.executed),
+        hidden=counts.hidden,
+        heads=1,
+        vocabulary=rows,
+        positions=positions,
+        feed_forward=counts.hidden,
+        kv_heads=1,
+        head_size=counts.hidden,
+        tied=counts.tied,
+        activation="",
+        head="tokens" if counts.logits.per_token else "sequence classes",
+        experts=int(experts),
+        notes=notes,
+        counts=counts,
+        config=config,
+    )
+
+
+def _traced_sizes(counts: ModelCounts) -> ParameterSizes:
+    groups: tuple[list[int], list[int]] = ([], [])
+    blocks = [kind for kind, copies in zip(counts.kinds, counts.copies, strict=True) for _ in range(copies)]
+    for part in (counts.outside, *blocks):
+        vectors = set(part.vectors)
+        for number, numel in enumerate(part.parameters):
+            groups[number in vectors].append(numel)
+    return ParameterSizes(tuple(groups[0]), tuple(groups[1]))
 
 
 def plain(

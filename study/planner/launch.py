@@ -1,0 +1,407 @@
+"""Start the recommended strategy: the command, the files and the settings that a training program needs.
+
+The names of options are those of accelerate 1.15, transformers 5.23, TRL 1.10, axolotl 0.18, torchtitan 0.3.0 and
+DeepSpeed 0.19.8.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from study import files
+from study.errors import Refusal
+from study.planner import reasons
+
+if TYPE_CHECKING:
+    from study.planner.choose import Advice, Option
+    from study.theory.stacks import StackName
+
+DATA_TYPES = {"data_types": {"grad_accum_dtype": "fp32"}}
+PORT = 29500  # at which all machines meet
+ON_EVERY_MACHINE = "On every machine: its own machine_rank, and the first one's main_process_ip and main_process_port."
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How a program starts a training with the recommended strategy."""
+
+    stack: str
+    command: str
+    files: dict[str, str]  # content by path. The first one is what `--write` names
+    settings: list[str]  # what the program has to set itself, and what to do on other machines
+
+
+def launch(advice: Advice, path: Path | None = None) -> Launch | None:
+    """Return how the requested program (`Request.stack`) starts the recommended strategy. None if none is recommended.
+
+    `path` is the name of the file that the command reads. By default it is the name of the strategy.
+
+    Raises Refusal if there is no way to start the strategy with this program.
+    """
+    if advice.recommended is None:
+        return None
+    return _LAUNCHES[advice.request.stack](advice, advice.recommended, path)
+
+
+def write(advice: Advice, path: Path) -> list[Path]:
+    """Write the files that the launch command reads; return their paths.
+
+    Raises Refusal if no strategy is recommended, if the program needs no file, or if a file cannot be written.
+    """
+    stack = advice.request.stack
+    check_free(path, stack)
+    start = launch(advice, path)
+    if start is None:
+        raise Refusal(f"--write {path}: there is nothing to write. {reasons.answer(advice)}")
+    if not start.files:
+        raise Refusal(f"--write {path}: {stack} needs no file, only a command. Leave --write out.")
+    # DDP's settings are read from a JSON with the same name, without being requested.
+    beside = path.with_suffix(".json")
+    if (
+        advice.recommended is not None
+        and advice.recommended.strategy.distributed_type == "MULTI_GPU"
+        and beside.exists()
+    ):
+        raise Refusal(
+            f"--write {path}: {beside} already exists, and DDP would read it with this file. Use another name."
+        )
+    for name in list(start.files)[1:]:
+        if Path(name).exists():
+            raise Refusal(f"--write {path}: {name} already exists, and the file needs it. Use another name.")
+    try:
+        for name, text in reversed(start.files.items()):
+            files.write_whole(Path(name), text.encode())
+    except OSError as error:
+        raise Refusal(f"--write {path}: the file cannot be written ({error.strerror}). Use another name.") from None
+    return [Path(name) for name in start.files]
+
+
+def check_free(path: Path, stack: StackName) -> None:
+    """Raise Refusal if the launch file cannot be written to a path.
+
+    The path must not exist, its folder must exist, and its name must have the ending that the program expects.
+    """
+    if stack == "deepspeed" and path.suffix != ".json":
+        raise Refusal(f"--write {path}: DeepSpeed reads a JSON file. Use a name that ends in .json.")
+    if stack != "deepspeed" and path.suffix == ".json":
+        raise Refusal(
+            f"--write {path}: accelerate would read a file of this name as JSON, but it is YAML. Use a name that "
+            "ends in .yaml."
+        )
+    if path.exists():
+        raise Refusal(f"--write {path}: the file already exists. Use another name.")
+    if not path.parent.is_dir():
+        raise Refusal(f"--write {path}: the folder {path.parent} does not exist. Create it first.")
+
+
+# ---------------------------------------------------------------- programs that accelerate launches
+
+
+def _accelerate(advice: Advice, option: Option, path: Path | None) -> Launch:
+    path = path or Path(f"{option.strategy.name}.yaml")
+    job, kind = option.prediction.job, _type_of(option)
+    settings = [f"batches of {job.micro_batch_size} sequences of {job.sequence_length:,.0f} tokens on each GPU"]
+    steps, engine = job.gradient_accumulation_steps, option.prediction.engine
+    arguments = [f"gradient_accumulation_steps={steps}"] if steps > 1 else []
+    if steps > 1 and engine.kind == "fsdp" and engine.syncs_each_micro_step:
+        plugin = f"GradientAccumulationPlugin(num_steps={steps}, sync_each_batch=True)"
+        arguments = [f"gradient_accumulation_plugin={plugin}"]
+    if option.strategy.deepspeed_json is not None and kind != "fp32":
+        # accelerate refuses `mixed_precision` in a file that names a DeepSpeed JSON.
+        arguments.append(f'mixed_precision="{kind}"')
+    if arguments:
+        settings.append(f"Accelerator({', '.join(arguments)})")
+    settings += _of_the_model(option)
+    settings += _checkpointing(option)
+    if engine.optimizer == "adamw" and engine.optimizer_kernel == "fused" and engine.kind != "deepspeed":
+        settings.append("torch.optim.AdamW(..., fused=True)")
+    if _accumulates_in_fp32(option):
+        settings.append(f"in DeepSpeed's JSON: {json.dumps(DATA_TYPES)}")
+    return _with_file(advice, option, path, "accelerate", "train.py", settings)
+
+
+def _trainer(advice: Advice, option: Option, path: Path | None, stack: str = "trainer") -> Launch:
+    path = path or Path(f"{option.strategy.name}.yaml")
+    job, kind = option.prediction.job, _type_of(option)
+    # transformers 5 also calls the last one --activation_checkpointing. TRL's default for it is True.
+    flags = [
+        f"--per_device_train_batch_size {job.micro_batch_size}",
+        f"--gradient_accumulation_steps {job.gradient_accumulation_steps}",
+        f"--{kind} True" if kind != "fp32" and _is_mixed(option) else "--bf16 False",
+        f"--gradient_checkpointing {job.activation_checkpointing is True}",
+    ]
+    settings = _of_the_model(option)
+    if job.activation_checkpointing not in (True, False):
+        settings += _checkpointing(option)
+    if _accumulates_in_fp32(option):
+        settings.append(f"in DeepSpeed's JSON: {json.dumps(DATA_TYPES)}")
+    if stack == "trl":
+        flags.append(f"--max_length {job.sequence_length:.0f}")
+        settings.append("packing, because the prediction is for sequences of this length")
+    else:
+        settings.insert(0, f"sequences of {job.sequence_length:,.0f} tokens")
+    return _with_file(advice, option, path, stack, f"{'sft' if stack == 'trl' else 'train'}.py", settings, flags)
+
+
+def _trl(advice: Advice, option: Option, path: Path | None) -> Launch:
+    return _trainer(advice, option, path, "trl")
+
+
+def _study(advice: Advice, option: Option, path: Path | None) -> Launch:
+    path = path or Path(f"{option.strategy.name}.yaml")
+    job, precision = option.prediction.job, option.prediction.engine.precision
+    flags = [
+        f"--sequence-length {job.sequence_length}",
+        f"--global-batch-size {_global_batch(option)}",
+        f"--micro-batch-size {job.micro_batch_size}",
+        f"--precision {precision}",
+        *(["--activation-checkpointing"] if job.activation_checkpointing is True else []),
+    ]
+    settings = []
+    if precision not in ("fp32", "bf16") and option.prediction.engine.kind == "fsdp":
+        settings.append("another precision: the trainer trains FSDP2 in fp32 and bf16 only")
+    return _with_file(advice, option, path, "study", "study/train.py", settings, flags)
+
+
+def _with_file(
+    advice: Advice,
+    option: Option,
+    path: Path,
+    stack: str,
+    script: str,
+    settings: list[str],
+    flags: list[str] | None = None,
+) -> Launch:
+    """Return a launch by `accelerate launch`, with the accelerate file and the JSON that belongs to it."""
+    box, engine, chosen = advice.box, option.prediction.engine, option.strategy
+    command = _lines([f"accelerate launch --config_file {path} {script}", *(flags or [])])
+    content = {**chosen.content, "num_processes": box.num_gpus, "num_machines": box.num_nodes}
+    if chosen.mesh:
+        sizes = {
+            "parallelism_config_dp_replicate_size": engine.replicas,
+            "parallelism_config_dp_shard_size": engine.num_shards,
+        }
+        content["parallelism_config"] = {**content["parallelism_config"], **sizes}
+    elif engine.replicas > 1:
+        raise Refusal(
+            f"--write {path}: DeepSpeed can only shard stages 1 and 2 over all GPUs. Leave --shard-group-size out."
+        )
+    # The study's trainer takes the precision from its own option.
+    if stack != "study" and "mixed_precision" in content:
+        content["mixed_precision"] = _type_of(option) if _is_mixed(option) else "no"
+    notes = []
+    if box.num_nodes > 1:
+        notes.append(ON_EVERY_MACHINE)
+        # The launcher is started by hand on each machine, and not by pdsh, which is accelerate's default.
+        if "deepspeed_config" in content:
+            content["deepspeed_config"] = {**content["deepspeed_config"], "deepspeed_multinode_launcher": "standard"}
+    json_path = path.with_suffix(".json")
+    beside = chosen.deepspeed_json or chosen.ddp_json
+    if chosen.deepspeed_json is not None:
+        content["deepspeed_config"] = {**content["deepspeed_config"], "deepspeed_config_file": str(json_path)}
+    if chosen.ddp_json is not None:  # DDP's YAML file cannot name a JSON file, so it is found by its name
+        notes.append(
+            f"{json_path.name} belongs to it. The study's trainer reads it. In your own program, use "
+            "DistributedDataParallelKwargs."
+        )
+    comments = [
+        f"{chosen.name} for {advice.shape.name} on {box.num_gpus} x {box.gpu.name}, by `zero-study advise`.",
+        "Start it with",
+        *(f"  {line}" for line in command.split("\n")),
+        *(["The program has to set:"] if settings else []),
+        *(f"  {setting}" for setting in settings),
+        *notes,
+    ]
+    text = "".join(f"# {line}\n" for line in comments) + yaml.safe_dump(content, sort_keys=False)
+    written = {str(path): text}
+    if beside is not None:
+        written[str(json_path)] = json.dumps(beside, indent=2) + "\n"
+    return Launch(stack, command, written, [*settings, *notes])
+
+
+# ---------------------------------------------------------------- programs with their own launcher
+
+
+def _axolotl(advice: Advice, option: Option, path: Path | None) -> Launch:
+    """axolotl's keys: src/axolotl/utils/schemas/{config,training,fsdp}.py; its docs/multi-gpu.qmd."""
+    path = path or Path("axolotl.yaml")
+    box, engine, job = advice.box, option.prediction.engine, option.prediction.job
+    content: dict[str, Any] = {
+        "sequence_len": int(job.sequence_length),
+        "sample_packing": True,
+        "micro_batch_size": job.micro_batch_size,
+        "gradient_accumulation_steps": job.gradient_accumulation_steps,
+        "bf16": _type_of(option) == "bf16",
+        "fp16": _type_of(option) == "fp16",
+        "gradient_checkpointing": bool(job.activation_checkpointing),
+    }
+    written = {}
+    if engine.kind == "fsdp":
+        content["fsdp_version"] = 2
+        content["fsdp_config"] = {
+            "reshard_after_forward": engine.reshard_after_forward,
+            "offload_params": engine.offload_param != "none",
+            "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+            "state_dict_type": "SHARDED_STATE_DICT",
+        }
+        if engine.replicas > 1:
+            content |= {"dp_replicate_size": engine.replicas, "dp_shard_size": engine.num_shards}
+    if engine.kind == "deepspeed":
+        json_path = str(path.with_suffix(".json"))
+        content["deepspeed"] = json_path
+        # "auto" is filled in by transformers' integration of DeepSpeed.
+        batch = dict.fromkeys(
+            ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping"), "auto"
+        )
+        written[json_path] = json.dumps(_deepspeed_content(option) | batch, indent=2) + "\n"
+    command = f"axolotl train {path}"
+    if box.num_nodes > 1:
+        command = _lines([f"{command} --launcher torchrun -- {_torchrun(advice)}"])
+    settings = ["base_model, datasets and the learning rate, in the same file"]
+    return Launch("axolotl", command, {str(path): yaml.safe_dump(content, sort_keys=False), **written}, settings)
+
+
+def _torchtitan(advice: Advice, option: Option, path: Path | None) -> Launch:
+    """torchtitan's options: torchtitan/config/configs.py of 0.3.0."""
+    engine, job = option.prediction.engine, option.prediction.job
+    if engine.kind == "deepspeed":
+        raise Refusal(f"torchtitan cannot run {option.strategy.name}. Use --strategy fsdp2.")
+    shards, kind = engine.num_shards if engine.kind == "fsdp" else 1, job.activation_checkpointing
+    checkpointing = "selective" if isinstance(kind, str) else "full" if kind else "none"
+    flags = [
+        f"--training.local_batch_size {job.micro_batch_size}",
+        f"--training.global_batch_size {_global_batch(option)}",
+        f"--training.seq_len {job.sequence_length:.0f}",
+        f"--parallelism.data_parallel_replicate_degree {engine.world_size // shards}",
+        f"--parallelism.data_parallel_shard_degree {shards}",
+    ]
+    if engine.kind == "fsdp":
+        policy = "always" if engine.reshard_after_forward else "never"
+        flags.append(f"--parallelism.fsdp_reshard_after_forward {policy}")
+    if option.offloads:
+        flags.append("--training.enable_cpu_offload")
+    flags.append(f"activation-checkpoint:{checkpointing}")
+    begin = f"torchrun {_torchrun(advice)} -m torchtitan.train --module MODULE --config CONFIG"
+    settings = ["MODULE and CONFIG: the model in torchtitan, for example llama3 and llama3_8b"]
+    return Launch("torchtitan", _lines([begin, *flags]), {}, settings)
+
+
+def _deepspeed(advice: Advice, option: Option, path: Path | None) -> Launch:
+    path = path or Path(f"{option.strategy.name}.json")
+    box, engine, job = advice.box, option.prediction.engine, option.prediction.job
+    if engine.kind != "deepspeed":
+        raise Refusal(f"DeepSpeed's launcher cannot run {option.strategy.name}. Use --strategy zero3.")
+    content = {
+        "train_micro_batch_size_per_gpu": job.micro_batch_size,
+        "gradient_accumulation_steps": job.gradient_accumulation_steps,
+        "gradient_clipping": 1.0,
+        **_deepspeed_content(option),
+    }
+    machines = f"--num_gpus {box.num_gpus}" if box.num_nodes == 1 else "--hostfile hostfile"
+    command = f"deepspeed {machines} train.py --deepspeed --deepspeed_config {path}"
+    settings = [f"sequences of {job.sequence_length:,.0f} tokens"]
+    settings += _checkpointing(option)
+    if box.num_nodes > 1:
+        settings.append(f"hostfile: one line per machine, NAME slots={box.gpus_per_node}")
+    return Launch("deepspeed", command, {str(path): json.dumps(content, indent=2) + "\n"}, settings)
+
+
+def _deepspeed_content(option: Option) -> dict[str, Any]:
+    """Return precision and ZeRO settings as sections of a DeepSpeed JSON, with numbers in place of "auto"."""
+    engine, chosen = option.prediction.engine, option.strategy
+    own = dict((chosen.deepspeed_json or {}).get("zero_optimization", {}))
+    sizes = {
+        "reduce_bucket_size": engine.reduce_bucket_size,
+        "stage3_prefetch_bucket_size": engine.prefetch_bucket_size,
+        "stage3_param_persistence_threshold": engine.persistence_threshold,
+    }
+    zero = {
+        "stage": engine.zero_stage,
+        **{key: sizes.get(key, value) if value == "auto" else value for key, value in own.items()},
+    }
+    for target in ("optimizer", "param"):
+        device = getattr(engine, f"offload_{target}")
+        if device != "none" and f"offload_{target}" not in zero:
+            zero[f"offload_{target}"] = {"device": device, "pin_memory": True}
+    kind = _type_of(option)
+    types = DATA_TYPES if _accumulates_in_fp32(option) else {}
+    return {**({kind: {"enabled": True}} if kind != "fp32" else {}), **types, "zero_optimization": zero}
+
+
+# ---------------------------------------------------------------- shared parts
+
+
+def _type_of(option: Option) -> str:
+    """Return the type of products as accelerate names it: fp32, fp16, bf16 or fp8."""
+    kind = option.prediction.engine.precision.removeprefix("pure-").removesuffix("-autocast")
+    return "fp32" if kind == "tf32" else kind
+
+
+def _accumulates_in_fp32(option: Option) -> bool:
+    """Whether DeepSpeed accumulates 16-bit gradients in fp32, which its default is not."""
+    engine = option.prediction.engine
+    return engine.kind == "deepspeed" and engine.accumulation_bytes > engine.parameter_bytes
+
+
+def _is_mixed(option: Option) -> bool:
+    """Whether 16-bit products are combined with fp32 weights of the optimizer."""
+    return option.prediction.engine.precision not in ("fp32", "tf32", "pure-bf16")
+
+
+def _of_the_model(option: Option) -> list[str]:
+    """Return how the model has to be loaded. transformers 5 loads it in the type of its checkpoint, often bf16."""
+    if option.prediction.engine.precision == "pure-bf16":
+        return ["from_pretrained(..., dtype=torch.bfloat16)"]
+    return ["from_pretrained(..., dtype=torch.float32)"] if option.prediction.engine.kind != "deepspeed" else []
+
+
+def _checkpointing(option: Option) -> list[str]:
+    """Return how a program of its own checkpoints activations. transformers has a switch for all blocks only."""
+    match option.prediction.job.activation_checkpointing:
+        case False:
+            return []
+        case True:
+            return ["model.gradient_checkpointing_enable()"]
+    return ["activation checkpointing of every second block, which transformers has no switch for"]
+
+
+def _global_batch(option: Option) -> int:
+    job = option.prediction.job
+    return int(job.micro_batch_size * job.gradient_accumulation_steps * option.prediction.box.num_gpus)
+
+
+def _torchrun(advice: Advice) -> str:
+    box = advice.box
+    if box.num_nodes == 1:
+        return f"--standalone --nproc_per_node {box.num_gpus}"
+    meet = f"--rdzv_backend c10d --rdzv_endpoint ADDRESS_OF_FIRST:{PORT}"
+    return f"--nnodes {box.num_nodes} --nproc_per_node {box.gpus_per_node} {meet}"
+
+
+def _lines(words: list[str], columns: int = 74) -> str:
+    """Join words of a command, with backslashes where a line would be longer than `columns`."""
+    lines = [""]
+    for word in " ".join(words).split(" "):
+        if lines[-1] and len(lines[-1]) + len(word) + 3 > columns:
+            lines[-1] += " \\"
+            lines.append(f"    {word}")
+        else:
+            lines[-1] = f"{lines[-1]} {word}" if lines[-1] else word
+    return "\n".join(lines)
+
+
+_LAUNCHES: dict[StackName, Callable[[Advice, Option, Path | None], Launch]] = {
+    "accelerate": _accelerate,
+    "trainer": _trainer,
+    "trl": _trl,
+    "axolotl": _axolotl,
+    "torchtitan": _torchtitan,
+    "deepspeed": _deepspeed,
+    "study": _study,
+}

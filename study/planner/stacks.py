@@ -1,0 +1,96 @@
+"""Describe the settings that a prediction assumes: those of the request, and the defaults of its stack."""
+
+from __future__ import annotations
+
+from study.planner.request import Request
+from study.theory import hardware
+from study.theory.engine import Attention, Checkpointing, Kernels, LossKernel, OptimizerKernel
+from study.theory.stacks import STACKS, GradientType, Stack
+
+KERNELS: dict[Kernels, str] = {
+    "transformers": "the modules of transformers",
+    "fused": "fused: one kernel for each norm and activation function",
+}
+LOSSES: dict[LossKernel, str] = {
+    "eager": "logits in fp32, with copies",
+    "upcast": "logits in fp32",
+    "fused": "logits in 16 bits, fused",
+    "chunked": "a few logits at a time (chunked)",
+}
+OPTIMIZER_KERNELS: dict[OptimizerKernel, str] = {
+    "fused": "one fused kernel",
+    "foreach": "operation by operation for all parameters (foreach)",
+    "loop": "parameter by parameter (loop)",
+}
+CHECKPOINTING: dict[Checkpointing | None, str] = {
+    None: "full, if that makes a strategy fit or faster",
+    "none": "off",
+    "full": "full: every block",
+    "selective": "selective: every second block",
+    "selective-op": "selective: results of every second matrix product and of attention are kept",
+}
+
+
+def described(request: Request) -> list[tuple[str, str]]:
+    """Return every assumed setting with its value in words.
+
+    Values that differ from the stack's default say so.
+    """
+    stack, settings = STACKS[request.stack], request.settings
+    precision, kinds = request.chosen_precision, stack.runs
+    is_sixteen = precision in ("bf16", "fp16", "fp8")
+    weights = {"fp32": "fp32 under autocast", "16-bit": "bf16, without fp32 masters"}[settings.weights]
+
+    def words(name: str, value: str) -> str:
+        """Return a value with a mark if it is not the stack's default."""
+        is_default = getattr(settings, name) == getattr(stack, name)
+        return value if is_default else f"{value} (requested; {stack.name}'s default is another)"
+
+    kernels = "compiled (torch.compile)" if request.compile else words("kernels", KERNELS[settings.kernels])
+    optimizer = f"{request.optimizer}, {OPTIMIZER_KERNELS[settings.optimizer_kernel]}"
+    pairs = [
+        ("stack", f"{stack.name} ({stack.version})"),
+        ("precision", precision),
+        ("weights of DDP and one process", weights if is_sixteen and "MULTI_GPU" in kinds else ""),
+        ("kernels", kernels),
+        ("attention", words("attention", _attention(request, settings.attention))),
+        ("loss", words("loss_kernel", LOSSES[settings.loss_kernel])),
+        ("gradients under DeepSpeed", words("grad_accum_dtype", _accumulated(settings, precision))
+         if "DEEPSPEED" in kinds else ""),
+        ("gradients under FSDP2", _reduced(stack, settings, precision) if "FSDP" in kinds else ""),
+        ("optimizer", words("optimizer_kernel", optimizer)),
+        ("activation checkpointing",
+         words("activation_checkpointing", CHECKPOINTING[settings.activation_checkpointing])),
+        ("dropout", "on" if request.dropout else "off"),
+        ("allocator", f"{stack.allocator}, which the prediction does not distinguish"),
+    ]  # fmt: skip
+    return [(name, value) for name, value in pairs if value]
+
+
+def _attention(request: Request, attention: Attention) -> str:
+    # FlashAttention-2 needs 16-bit types and a GPU since Ampere. Otherwise PyTorch uses another kernel that does not
+    # store the scores.
+    if attention != "sdpa":
+        return {"eager": "separate operators (eager)", "flash-1": "FlashAttention of 2022"}[attention]
+    is_old = hardware.generation_of(request.box(1).gpu) in ("Volta", "Turing") or "32" in request.chosen_precision
+    return f"PyTorch's scaled_dot_product_attention ({'memory-efficient' if is_old else 'FlashAttention-2'})"
+
+
+def _type(kind: GradientType, precision: str) -> str:
+    """Return the name of the type of gradients. "model" stands for the type in which the model computes."""
+    if kind == "fp32" or precision in ("fp32", "tf32"):
+        return "fp32"
+    return "fp16" if precision.startswith("fp16") else "bf16"
+
+
+def _accumulated(settings: Stack, precision: str) -> str:
+    # Under autocast, parameters and their gradients are fp32.
+    kind = "fp32" if precision.endswith("-autocast") else settings.grad_accum_dtype
+    return f"accumulated in {_type(kind, precision)}"
+
+
+def _reduced(stack: Stack, settings: Stack, precision: str) -> str:
+    when = "every micro step" if settings.sync_each_batch else "the last micro step, and kept unsharded until then"
+    value = f"reduced in {_type(settings.reduce_dtype, precision)} in {when}"
+    changed = [name for name in ("sync_each_batch", "reduce_dtype") if getattr(settings, name) != getattr(stack, name)]
+    return f"{value} (requested; {stack.name}'s default is another)" if changed else value

@@ -1,0 +1,221 @@
+"""What a traced forward and backward pass says of a model, in numbers from which memory and time follow for any batch.
+
+`study.dryrun.count` traces a model of `transformers` and makes these counts. hub_models.json contains the counts of
+widely used models. This module needs neither torch nor transformers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+if TYPE_CHECKING:
+    from study.theory.engine import Numbers
+
+# The settings in which a model is traced: the arithmetic of theory/activations.py, and the kernel of attention.
+Setting = Literal["fp32 sdpa", "autocast sdpa", "half sdpa", "fp32 eager", "autocast eager", "half eager"]
+# Layouts list the modules of a part in the order of the forward pass: "(" and ")" enclose a module that contains
+# others, and a tuple has the numbers of the parameters that a module itself has (empty if it has none).
+Item: TypeAlias = "str | tuple[int, ...]"
+
+
+@dataclass(frozen=True)
+class Polynomial:
+    """A quantity of one micro step: for each sequence a constant, a part per token, and a part per pair of tokens."""
+
+    constant: float = 0.0
+    per_token: float = 0.0
+    per_pair: float = 0.0
+
+    def of(self, batch: Numbers, length: Numbers) -> Numbers:
+        """Return the quantity of `batch` sequences of `length` tokens each."""
+        return batch * (self.constant + length * (self.per_token + length * self.per_pair))
+
+    def __add__(self, other: Polynomial) -> Polynomial:
+        return Polynomial(
+            self.constant + other.constant, self.per_token + other.per_token, self.per_pair + other.per_pair
+        )
+
+    def times(self, factor: float) -> Polynomial:
+        return Polynomial(factor * self.constant, factor * self.per_token, factor * self.per_pair)
+
+    @property
+    def content(self) -> list[float]:
+        """The three numbers, as a file has them."""
+        return [_short(self.constant), _short(self.per_token), _short(self.per_pair)]
+
+
+def _short(value: float) -> float:
+    """Return a number without the digits that come from rounding."""
+    rounded = round(value, 4)
+    return int(rounded) if rounded == int(rounded) else rounded
+
+
+@dataclass(frozen=True)
+class SettingCounts:
+    """The bytes that one part of a model uses in one setting."""
+
+    saved: Polynomial  # saved for the backward pass, without parameters and their casts
+    entering: Polynomial  # the part's input, which is all that activation checkpointing saves
+    temporary: Polynomial  # at the peak of the part's backward pass, beyond all saved tensors and parameter gradients
+    moved_forward: Polynomial  # read and written by kernels other than matrix products and attention
+    moved_backward: Polynomial
+    kernels: int  # number of kernels in the forward pass
+    casts: int = 0  # bytes of autocast's copies of the weights
+
+
+@dataclass(frozen=True)
+class PartCounts:
+    """The counts of one kind of block, or of everything outside the blocks."""
+
+    parameters: tuple[int, ...]  # elements of each parameter, in the order of named_parameters()
+    rows: tuple[int, ...]  # length of the first dimension of each parameter
+    vectors: tuple[int, ...]  # numbers of the parameters with one dimension, which have no weight decay
+    linear: tuple[int, ...]  # numbers of the parameters of torch.nn.Linear
+    layout: tuple[Item, ...]
+    attention_parameters: int  # elements of the parameters of attention
+    products: Polynomial  # FLOPs of the forward pass's matrix products and convolutions
+    product_elements: Polynomial  # elements that these products read and write, without their weights
+    weights: int  # elements of the weights that are multiplied
+    attention: Polynomial  # FLOPs of attention's two products in the forward pass, with all pairs of tokens
+    causal: float  # the share of these FLOPs with a causal mask
+    composed: Polynomial  # elements that are saved in fp32 only because norms and activations are several kernels
+    fused_forward: Polynomial  # elements that kernels move in forward if each norm and activation is one kernel
+    fused_backward: Polynomial
+    unused_experts: int  # elements of the experts that a token does not use
+    settings: Mapping[str, SettingCounts] = field(hash=False)
+
+    @property
+    def num_params(self) -> int:
+        return sum(self.parameters)
+
+
+@dataclass(frozen=True)
+class ModelCounts:
+    """The counts of a whole model."""
+
+    outside: PartCounts
+    before: tuple[Item, ...]  # the outside's modules before the first block, in the order of the forward pass
+    after: tuple[Item, ...]  # those after the last block
+    kinds: tuple[PartCounts, ...]
+    executed: tuple[int, ...]  # the kind of each block, in the order of the forward pass
+    copies: tuple[int, ...]  # for each kind, how often its parameters exist; fewer than executions if blocks share them
+    hidden: int  # the width of a block's input
+    logits: Polynomial  # elements of the model's output
+    output: tuple[int, ...]  # numbers of the outside's parameters that make the output
+    embedding: int | None  # number of the outside's parameter that is the largest embedding; None without one
+    tied: bool  # whether the output layer shares the weights of the embedding
+    buffers: int  # bytes of the model's buffers
+
+    @cached_property
+    def num_params(self) -> int:
+        blocks = sum(copies * kind.num_params for copies, kind in zip(self.copies, self.kinds, strict=True))
+        return self.outside.num_params + blocks
+
+    @cached_property
+    def active_params(self) -> int:
+        idle = sum(copies * kind.unused_experts for copies, kind in zip(self.copies, self.kinds, strict=True))
+        return self.num_params - idle
+
+    @property
+    def output_params(self) -> int:
+        """The elements of the parameters that make the output."""
+        return sum(self.outside.parameters[number] for number in self.output)
+
+    @property
+    def embedding_params(self) -> int:
+        """The elements of the largest embedding."""
+        return 0 if self.embedding is None else self.outside.parameters[self.embedding]
+
+    @property
+    def blocks(self) -> tuple[PartCounts, ...]:
+        """The kind of each block, in the order of the forward pass."""
+        return tuple(self.kinds[kind] for kind in self.executed)
+
+
+# ---------------------------------------------------------------- files
+
+
+def to_content(counts: ModelCounts) -> dict[str, Any]:
+    """Return the counts as plain data for JSON."""
+    return {
+        "outside": _part_content(counts.outside),
+        "before": _layout_content(counts.before),
+        "after": _layout_content(counts.after),
+        "kinds": [_part_content(kind) for kind in counts.kinds],
+        "executed": list(counts.executed),
+        "copies": list(counts.copies),
+        "hidden": counts.hidden,
+        "logits": counts.logits.content,
+        "output": list(counts.output),
+        "embedding": counts.embedding,
+        "tied": counts.tied,
+        "buffers": counts.buffers,
+    }
+
+
+def from_content(content: Mapping[str, Any]) -> ModelCounts:
+    """Return the counts that `to_content` made plain data of."""
+    return ModelCounts(
+        outside=_part(content["outside"]),
+        before=_layout(content["before"]),
+        after=_layout(content["after"]),
+        kinds=tuple(map(_part, content["kinds"])),
+        executed=tuple(content["executed"]),
+        copies=tuple(content["copies"]),
+        hidden=content["hidden"],
+        logits=Polynomial(*content["logits"]),
+        output=tuple(content["output"]),
+        embedding=content["embedding"],
+        tied=content["tied"],
+        buffers=content["buffers"],
+    )
+
+
+def _part_content(part: PartCounts) -> dict[str, Any]:
+    content: dict[str, Any] = {}
+    for name in (each.name for each in fields(PartCounts)):
+        value = getattr(part, name)
+        if isinstance(value, Polynomial):
+            content[name] = value.content
+        elif name == "layout":
+            content[name] = _layout_content(value)
+        elif name == "settings":
+            content[name] = {setting: _setting_content(counts) for setting, counts in value.items()}
+        else:
+            content[name] = list(value) if isinstance(value, tuple) else value
+    return content
+
+
+def _setting_content(counts: SettingCounts) -> dict[str, Any]:
+    return {
+        each.name: value.content if isinstance(value := getattr(counts, each.name), Polynomial) else value
+        for each in fields(SettingCounts)
+    }
+
+
+def _part(content: Mapping[str, Any]) -> PartCounts:
+    settings = {setting: _setting(counts) for setting, counts in content["settings"].items()}
+    values: dict[str, Any] = {**content, "settings": settings, "layout": _layout(content["layout"])}
+    for name in ("products", "product_elements", "attention", "composed", "fused_forward", "fused_backward"):
+        values[name] = Polynomial(*content[name])
+    for name in ("parameters", "rows", "vectors", "linear"):
+        values[name] = tuple(content[name])
+    return PartCounts(**values)
+
+
+def _setting(content: Mapping[str, Any]) -> SettingCounts:
+    values: dict[str, Any] = {
+        name: Polynomial(*value) if isinstance(value, list) else value for name, value in content.items()
+    }
+    return SettingCounts(**values)
+
+
+def _layout_content(layout: Iterable[Item]) -> list[Any]:
+    return [item if isinstance(item, str) else list(item) for item in layout]
+
+
+def _layout(content: Iterable[Any]) -> tuple[Item, ...]:
+    return tuple(item if isinstance(item, str) else tuple(item) for item in content)

@@ -1,0 +1,221 @@
+"""GPUs by name and by numbers, and the machine that a prediction assumes."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+
+import pytest
+from refusing import refusal
+
+from study import cli
+from study.errors import Refusal
+from study.planner.request import Request
+from study.theory import gpus, hardware, intervals, shapes, step_time
+from study.theory.engine import Engine
+from study.theory.gpus import GPUS, find_gpu
+from study.theory.step_time import FITTED, constants_of
+
+BY_NUMBERS = ["--gpu-memory", "48", "--gpu-tflops", "362", "--gpu-bandwidth", "864"]
+LLAMA = ["--model", "llama-3.1-8b", "--gpus", "8"]
+LISTED = {  # GPUs that people asked for or own, apart from those of large clouds
+    "rtx-3090", "rtx-4090", "rtx-5090", "rtx-a6000", "rtx-6000-ada", "rtx-pro-6000", "rtx-pro-6000-max-q",
+    "rtx-pro-6000-server", "a10", "a40", "l40", "l40s", "a800-80gb", "h800", "h20", "h100-nvl", "h200-nvl", "gh200",
+    "gb200", "b300", "gb300", "mi250x", "mi300x", "mi325x", "mi355x", "gaudi2", "gaudi3",
+}  # fmt: skip
+
+
+def told(capsys, *arguments: str) -> dict:
+    cli.run(["advise", *arguments, "--json"])
+    return json.loads(capsys.readouterr().out)
+
+
+# ---------------------------------------------------------------- the table
+
+
+def test_every_gpu_has_every_number_and_a_source():
+    assert GPUS.keys() >= LISTED
+    for name, gpu in GPUS.items():
+        numbers = [getattr(gpu, field.name) for field in dataclasses.fields(gpu) if field.name.endswith("bandwidth")]
+        numbers += [gpu.memory_bytes, gpu.torch_memory_bytes, *gpu.peak_flops_per_second.values()]
+        assert all(0 < number < math.inf for number in numbers), name
+        assert 0.9 < gpu.torch_memory_bytes / gpu.memory_bytes < 1, name
+        assert 0 <= gpu.context_bytes < 2**30, name
+        assert all((gpu.source, gpu.link, gpu.torch_name)), name
+        assert (gpu.price_per_hour is None) == (gpu.price_source == "not found"), name
+        assert constants_of(gpu.generation).product_efficiency > 0, name
+
+
+def test_geforce_rates_are_those_with_accumulation_in_fp32():
+    """The rate with accumulation in fp16 is twice as high, and no product of PyTorch uses it."""
+    for name, tera in (("rtx-3090", 71), ("rtx-4090", 165), ("rtx-5090", 209)):
+        assert GPUS[name].peak_flops_per_second["bf16"] == pytest.approx(tera * 1e12, rel=0.01)
+
+
+def test_no_two_gpus_share_a_name():
+    names = [gpus._compact(name) for name in GPUS] + [gpus._compact(gpu.torch_name) for gpu in GPUS.values()]
+    owners = {compact: gpus._BY_COMPACT_NAME[compact].name for compact in names}
+    assert all(owners[gpus._compact(name)] == name for name in GPUS)
+    assert all(owners[gpus._compact(gpu.torch_name)] == gpu.name for gpu in GPUS.values())
+    assert not {gpus._compact(alias) for alias in gpus._ALIASES} & {gpus._compact(name) for name in GPUS}
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("rtx4090", "rtx-4090"),
+        ("4090", "rtx-4090"),
+        ("RTX_4090", "rtx-4090"),
+        ("NVIDIA GeForce RTX 4090", "rtx-4090"),
+        ("mi-300x", "mi300x"),
+        ("AMD Instinct MI300X", "mi300x"),
+        ("h100 sxm", "h100-sxm"),
+        ("a100_80", "a100-80gb"),
+        ("NVIDIA L40S", "l40s"),
+        ("rtx 6000 pro", "rtx-pro-6000"),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "rtx-pro-6000-server"),
+        ("RTX 6000 Ada", "rtx-6000-ada"),
+        ("gaudi 3", "gaudi3"),
+    ],
+)
+def test_spellings_of_people_are_understood(text, name):
+    assert find_gpu(text) is GPUS[name]
+
+
+@pytest.mark.parametrize(
+    ("text", "suggested"),
+    [("4O90", "rtx-4090"), ("mi300", "mi300x"), ("rtx 6000", "rtx-6000-ada"), ("nvidiah100", "h100-sxm"),
+     ("a100", "a100-80gb"), ("gaudi", "gaudi2")],
+)  # fmt: skip
+def test_names_that_are_nearly_right_are_suggested(text, suggested):
+    with pytest.raises(ValueError, match=f"Did you mean .*{suggested}"):
+        find_gpu(text)
+
+
+def test_gpu_list_shows_every_name(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    cli.run(["advise", "--gpu", "list"])
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert [line.split()[0] for line in lines[1 : len(GPUS) + 1]] == list(GPUS)
+
+
+# ---------------------------------------------------------------- by numbers
+
+
+def test_numbers_alone_make_a_gpu(capsys):
+    found = told(capsys, *LLAMA, *BY_NUMBERS)
+    named = told(capsys, *LLAMA, "--gpu", "l40s")
+    assert (found["gpu"], found["price_per_gpu_hour"]) == ("custom GPU", None)
+    assert found["usable_bytes_per_gpu"] < named["usable_bytes_per_gpu"]  # estimated by the smallest known share
+    seconds = {option["strategy"]: option["seconds_per_step"] for option in named["strategies"]}
+    for option in found["strategies"]:
+        assert option["seconds_per_step_high"] > option["seconds_per_step"] > 0
+        if option["strategy"] == "fsdp2":
+            assert option["seconds_per_step"] == pytest.approx(seconds["fsdp2"], rel=0.02)
+
+
+def test_numbers_replace_those_of_a_named_gpu():
+    base = GPUS["rtx-4090"]
+    doubled = Request("4090", gpu_memory=48).box(1).gpu  # sold in China with twice the memory
+    assert doubled.memory_bytes == 2 * base.memory_bytes
+    assert doubled.torch_memory_bytes == pytest.approx(2 * base.torch_memory_bytes)
+    assert doubled.peak_flops_per_second == base.peak_flops_per_second
+    assert (doubled.memory_basis, doubled.price_per_hour) == ("estimated", None)
+    faster = Request("4090", gpu_tflops=330.4).box(1).gpu
+    assert faster.peak_flops_per_second["fp8"] == pytest.approx(2 * base.peak_flops_per_second["fp8"])
+    assert Request("4090").box(1).gpu is base
+    changed = Request("h100", gpu_bandwidth=3000).box(8)
+    assert changed.source == Request("h100").box(8).source  # the machine is the same
+
+
+@pytest.mark.parametrize(("tera", "nearest"), [(362, "Ampere"), (900, "Hopper")])
+def test_time_constants_are_those_of_the_nearest_generation(tera, nearest):
+    gpu = gpus.from_numbers(None, 48, tera, 864)
+    assert constants_of(gpu.generation) == FITTED[nearest]
+    shape, engine = shapes.find("gpt2"), Engine("ddp", 0, 8, "bf16-autocast", 4)
+    assert intervals.distance_of(shape, engine, hardware.Box(gpu, 8)) == "new generation"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (BY_NUMBERS[:4], "without --gpu, a GPU needs all of --gpu-memory"),
+        ([], "--gpu is missing"),
+        ([*BY_NUMBERS, "--precision", "fp32"], "--precision fp32: custom GPU does not support it. It supports fp16"),
+        (["--gpu", "4090", "--gpu-memory", "0"], "gpu_memory=0.0: must be a number above 0, in GiB"),
+        (["--gpu", "4090", "--host-memory", "nan"], "host_memory=nan: must be a number above 0"),
+        (["--gpu", "4090", "--disk-bandwidth", "1,2,3"], "--disk-bandwidth 1,2,3: must be one number, or two"),
+        (
+            ["--gpu", "4090", "--strategy", "zero3_cpu_offload"],
+            "no typical machine with rtx-4090 is known. Add --host-memory, --host-cores",
+        ),
+    ],
+)
+def test_what_is_missing_is_named(arguments, says):
+    assert refusal(cli.run, ["advise", *LLAMA, *arguments]).startswith(says)
+
+
+# ---------------------------------------------------------------- machines
+
+
+def test_a_part_of_a_node_has_the_whole_host():
+    whole, part = (hardware.typical_box(GPUS["a100-80gb"], count) for count in (8, 2))
+    assert dataclasses.replace(part, num_gpus=8) == whole
+    assert hardware.whole_host_note(whole) is None
+    assert "2 of its 8 GPUs" in hardware.whole_host_note(part)
+    rented = hardware.rented_box(GPUS["a100-80gb"], 2)
+    assert 4 * rented.host_memory_bytes == whole.host_memory_bytes
+    assert (4 * rented.host_cores, rented.source) == (whole.host_cores, f"2 of 8 parts of {whole.source}")
+    own = Request("a100-80gb", 2, host_memory=64, host_cores=8, host_bandwidth=50).box()
+    assert own.host_memory_bytes == 64 * 2**30
+    assert hardware.whole_host_note(own) is None
+
+
+def test_the_ranks_in_use_share_the_whole_host():
+    shape = shapes.find("gpt2-xl")
+
+    def host_seconds(ranks: int) -> float:
+        engine = Engine("deepspeed", 2, ranks, "bf16", 4, offload_optimizer="cpu")
+        box = hardware.typical_box(GPUS["a100-80gb"], ranks)
+        return step_time._host_step(shape.num_params / ranks, engine, box, step_time.HOST_THREAD_BANDWIDTH)
+
+    # The same work by the same host. Only the transfer to a single GPU takes longer.
+    assert host_seconds(8) < host_seconds(1) < 1.5 * host_seconds(8)
+
+
+def test_options_of_the_machine_replace_what_is_assumed():
+    request = Request(
+        "4090", 16, gpus_per_node=4, host_memory=256, host_cores=32, host_bandwidth=160, disk=4,
+        disk_bandwidth=(7.0, 5.0), link_bandwidth=20, network_gbps=100,
+    )  # fmt: skip
+    box = request.box()
+    assert (box.num_nodes, box.host_memory_bytes, box.host_cores) == (4, 256 * 2**30, 32)
+    assert (box.host_memory_bandwidth, box.disk_bytes, box.gpu.link_bandwidth) == (160e9, 4e12, 20e9)
+    assert (box.disk_read_bandwidth, box.disk_write_bandwidth, box.node_bandwidth) == (7e9, 5e9, 12.5e9)
+    words = dict(hardware.described(box))
+    assert words["host"] == "256 GiB (given), 32 cores (given), 160 GB/s (given) per node"
+    assert "20 GB/s in one direction (given)" in words["link"]
+    assert "100 Gbit/s per node (given)" in words["nodes"]
+
+
+def test_every_assumption_about_the_machine_is_described():
+    for gpu in GPUS.values():
+        for count in (1, 8, 16):
+            words = dict(hardware.described(hardware.typical_box(gpu, count)))
+            assert words.keys() >= {"GPU", "link", "nodes", "host", "disks", "not included"}
+            assert ("estimated" in words["GPU"]) == (gpu.memory_basis == "estimated")
+    assert "unknown: --host-memory" in dict(hardware.described(hardware.Box(GPUS["rtx-4090"], 2)))["host"]
+
+
+def test_nvlink_of_a_rack_connects_its_trays():
+    inside, outside = (hardware.typical_box(GPUS["gb200"], count) for count in (72, 76))
+    assert (inside.num_nodes, inside.gpus_per_node) == (18, 4)
+    assert (inside.node_bandwidth, outside.node_bandwidth) == (4 * 900e9, 4 * 50e9)
+
+
+def test_host_options_are_whole_and_finite():
+    for wrong in ({"host_cores": 0}, {"disk": -1}, {"disk_bandwidth": (1.0, 0.0)}, {"link_bandwidth": math.inf}):
+        with pytest.raises(Refusal, match=next(iter(wrong))):
+            Request("l40s", **wrong)
