@@ -39,7 +39,8 @@ ARITHMETIC = {"fp32": (torch.float32, False), "autocast": (torch.float32, True),
 ATTENTION = ("sdpa", "eager")
 LENGTHS = (512, 1024, 1536)  # tokens
 SHORT_LENGTHS = (16, 32, 48)  # for models that loop over tokens
-LONG_RUN = 4.0  # seconds of one pass
+LONG_RUN = 4.0  # seconds of processor time of one pass
+SAMPLES = 16_000  # of a second of sound
 CLOSE = 2e-3  # the largest error of a polynomial, as a share of the largest value
 LENGTH_KEYS = ("max_position_embeddings", "n_positions", "max_source_positions", "max_target_positions")
 ACTIVATION = re.compile(r"(Activation|GELU|SiLU|ReLU|Swish|Mish|Tanh|Sigmoid|GeluAct)", re.IGNORECASE)
@@ -409,6 +410,7 @@ class _Counting:
     """The tracing of one model."""
 
     casts_buffers = False  # whether buffers have the type of the parameters
+    adds_image = False  # whether the model needs an image beside its text
     needs_autocast = False  # whether the model cannot be cast to 16 bits
 
     def __init__(self, built: type[Any], config: Any) -> None:
@@ -502,36 +504,37 @@ class _Counting:
                 watch.seen.weight_elements[part] = sum(sizes[storage] for storage in storages)
         return watch.seen
 
-    def _inputs(self, batch: int, length: int, dtype: torch.dtype) -> dict[str, Tensor]:
+    def _inputs(self, batch: int, length: int, dtype: torch.dtype) -> dict[str, Any]:
+        """Return a batch of zeros of the kind that the model reads: tokens, images or sound."""
         accepted = inspect.signature(self.model.forward).parameters
-        text = self.config.get_text_config() if hasattr(self.config, "get_text_config") else self.config
-        del text
         main = getattr(self.model, "main_input_name", "input_ids")
-        if main == "pixel_values":
-            size = _first(self.config, "image_size", default=224)
-            height, width = (size, size) if isinstance(size, int) else (size[0], size[-1])
-            channels = _first(self.config, "num_channels", "in_channels", "in_chans", default=3)
-            shape: tuple[int, ...] = (batch, channels, height, width)
-            if "pixel_attention_mask" in accepted and "spatial_shapes" in accepted:  # patches in place of an image
-                patch, patches = (_first(self.config, name, default=16) for name in ("patch_size", "num_patches"))
-                shape = (batch, patches, channels * patch**2)
-            inputs = {"pixel_values": torch.zeros(shape, dtype=dtype)}
-        elif main == "input_features":
+        tokens = torch.zeros(batch, length, dtype=torch.long)
+        inputs: dict[str, Any] = {}
+        if main == "pixel_values" or self.adds_image:
+            inputs["pixel_values"] = torch.zeros(batch, *self._image_shape(set(accepted)), dtype=dtype)
+        if main == "input_features":  # a spectrogram
             bins = _first(self.config, "num_mel_bins", "input_feat_per_channel", default=80)
             frames = 2 * _first(self.config, "max_source_positions", default=1500)
-            inputs = {"input_features": torch.zeros(batch, bins, frames, dtype=dtype)}
-            if "Voxtral" in self.name:
-                inputs["input_ids"] = torch.zeros(batch, length, dtype=torch.long)
-        elif main == "input_values":
-            inputs = {"input_values": torch.zeros(batch, 16000, dtype=dtype)}
-        else:
-            books = _first(self.config, "num_codebooks", default=1) if "Musicgen" in self.name else 1
-            inputs = {"input_ids": torch.zeros(batch * books, length, dtype=torch.long)}
+            inputs["input_features"] = torch.zeros(batch, bins, frames, dtype=dtype)
+        elif main == "input_values":  # a second of sound
+            inputs["input_values"] = torch.zeros(batch, SAMPLES, dtype=dtype)
+        elif main != "pixel_values":
+            inputs["input_ids"] = tokens
         if "decoder_input_ids" in accepted and getattr(self.config, "is_encoder_decoder", True):
-            inputs["decoder_input_ids"] = torch.zeros(batch, length, dtype=torch.long)
+            inputs["decoder_input_ids"] = tokens
         if "use_cache" in accepted:
-            inputs["use_cache"] = False  # type: ignore[assignment]
+            inputs["use_cache"] = False
         return inputs
+
+    def _image_shape(self, accepted: set[str]) -> tuple[int, ...]:
+        """Return the shape of an image, or of its patches for models that read patches of images of any size."""
+        channels = _first(self.config, "num_channels", "in_channels", "in_chans", default=3)
+        if {"pixel_attention_mask", "spatial_shapes"} <= accepted:
+            patch, patches = (_first(self.config, name, default=16) for name in ("patch_size", "num_patches"))
+            return patches, channels * patch**2
+        size = _first(self.config, "image_size", default=224)
+        height, width = (size, size) if isinstance(size, int) else (size[0], size[-1])
+        return channels, height, width
 
     def counts(self, attention: Sequence[str]) -> ModelCounts:
         """Return the counts of the model. Raises Refusal with the reason if a training step cannot be traced."""
@@ -544,9 +547,9 @@ class _Counting:
 
     def _counts(self, kernels: Sequence[str]) -> ModelCounts:
         lengths = self._lengths()
-        began = time.perf_counter()
+        began = time.process_time()
         first = self._first_run(lengths[-1])
-        if time.perf_counter() - began > LONG_RUN and len(lengths) > 1:
+        if time.process_time() - began > LONG_RUN and len(lengths) > 1:
             lengths = SHORT_LENGTHS
             first = self.run("autocast sdpa" if self.needs_autocast else "half sdpa", BATCH, lengths[-1])
         runs: dict[str, list[_Seen]] = {}
@@ -589,10 +592,12 @@ class _Counting:
             return self.run("half sdpa", BATCH, length)
         except Exception as error:  # the code of any model may come here and raise anything
             reason = in_words(error)
-        for cut, casts_buffers in ((False, False), (True, True), (False, True)):
+        has_image = "pixel_values" in inspect.signature(self.model.forward).parameters
+        attempts = [(False, False, False), (True, True, False), (False, True, False)]
+        for cut, casts_buffers, adds_image in ([(True, False, True)] if has_image else []) + attempts:
             self._build()
             self._find_kinds(cut)
-            self.casts_buffers = casts_buffers
+            self.casts_buffers, self.adds_image = casts_buffers, adds_image
             try:
                 return self.run("half sdpa", BATCH, length)
             except Exception as error:
