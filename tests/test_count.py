@@ -9,7 +9,7 @@ import torch
 import transformers
 from test_activations import CLASSES
 
-from study.dryrun import count
+from study.dryrun import count, model_parts
 from study.dryrun.models import model_config
 from study.errors import Refusal
 from study.theory import activations, flops, peaks, shapes
@@ -85,7 +85,7 @@ def test_the_highest_moment_of_a_backward_pass_is_the_one_that_was_measured(mode
     settings = {**SMALL, "hidden_size": 256, "num_hidden_layers": 6, "intermediate_size": 1024}
     settings["num_key_value_heads"] = 4
     config = transformers.AutoConfig.for_model(model_type, use_cache=False, **settings)
-    count.prepare(config)
+    model_parts.prepare(config)
     model = transformers.AutoModelForCausalLM.from_config(copy.deepcopy(config)).train()
     built = type(model)
     model = model.bfloat16() if how == "half" else model

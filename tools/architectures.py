@@ -20,6 +20,7 @@ import transformers
 from transformers.models.auto import modeling_auto
 
 from study.dryrun import count, ranks
+from study.dryrun.model_parts import in_words
 from study.errors import Refusal, RunFailed
 from study.files import ROOT, write_json
 
@@ -60,7 +61,7 @@ def counted(name: str) -> dict[str, Any]:
         try:
             config = built.config_class(**MISSING.get(name, {}))
         except Exception as error:  # a configuration may raise anything
-            raise Refusal(f"transformers cannot make its default configuration ({count.in_words(error)})") from None
+            raise Refusal(f"transformers cannot make its default configuration ({in_words(error)})") from None
         counts = count.count(built, config, ["sdpa"])
         return {
             "num_params": counts.num_params,
