@@ -11,7 +11,7 @@ from tabulate import tabulate
 
 from study import terminal
 from study.errors import Refusal
-from study.planner import launch, reasons, stacks
+from study.planner import assumptions, launch, reasons
 from study.planner.choose import ENOUGH_FREE, gib
 from study.planner.launch import Launch
 from study.planner.request import CHECKPOINTED, SEQUENCES_PER_GPU
@@ -307,7 +307,7 @@ _OF_OFFLOAD = ("host", "disks", "machine", "not included", "allocator", "groups"
 
 def assumed(request: Request, box: Box, groups: str = "") -> list[tuple[str, str]]:
     """Return all assumed settings, of the program and of the machine, as pairs of label and value."""
-    pairs = [*stacks.described(request), ("groups", groups), *hardware.described(box)]
+    pairs = [*assumptions.described(request), ("groups", groups), *hardware.described(box)]
     return [(label, value) for label, value in pairs if value]
 
 
