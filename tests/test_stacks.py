@@ -108,7 +108,8 @@ def test_assumed_settings_are_described(name):
     assert ("gradients under FSDP2" in described) == (name != "deepspeed")
     assert ("gradients under DeepSpeed" in described) == (name != "torchtitan")
     assert not any("requested" in value for value in described.values())
-    changed = dict(assumptions.described(Request("a100-80gb", 8, stack=name, attention="eager", optimizer_kernel="loop")))
+    request = Request("a100-80gb", 8, stack=name, attention="eager", optimizer_kernel="loop")
+    changed = dict(assumptions.described(request))
     assert {key for key in described if described[key] != changed[key]} == {"attention", "optimizer"}
     assert all("requested" in changed[key] for key in ("attention", "optimizer"))
 
