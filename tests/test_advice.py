@@ -116,7 +116,9 @@ def test_other_precisions_have_a_mark():
     text = advice_text.text(ask(("llama-3.1-8b", "a100-80gb", 8, {})))
     lines = [line for line in text.splitlines() if line.split()[1:2] == ["*"]]
     assert [line.split()[0] for line in lines] == ["ddp"]
-    assert "*: fp32 parameters under bf16 autocast" in " ".join(text.split())
+    assert "*: fp32 parameters under bf16 autocast; without a mark: bf16 parameters" in " ".join(text.split())
+    axolotl = advice_text.text(ask(("llama-3.1-8b", "a100-80gb", 8, {"stack": "axolotl"})))
+    assert "*: everything in bf16, without fp32 master weights" in " ".join(axolotl.split())
     same = advice_text.text(ask(("qwen2.5-1.5b", "a100-80gb", 8, {"precision": "bf16-autocast"})))
     assert "*: fp32" not in same
 
@@ -219,7 +221,9 @@ def test_each_stack_has_a_command_and_its_files(stack, strategy, tmp_path, monke
     read = file.read_strategy(written[0])
     shipped = file.read_by_name(strategy)
     assert (read.num_processes, read.zero_stage) == (8, shipped.zero_stage)
-    assert (read.deepspeed_json, read.ddp_json) == (shipped.deepspeed_json, shipped.ddp_json)
+    assert read.ddp_json == shipped.ddp_json
+    zero, shipped_zero = ((one.deepspeed_json or {}).get("zero_optimization") for one in (read, shipped))
+    assert zero == shipped_zero
     if shipped.deepspeed_json is None:
         assert content["mixed_precision"] == ("no" if stack == "study" else "bf16")
     else:
@@ -248,6 +252,9 @@ def test_deepspeed_and_torchtitan_start_what_they_can_run(tmp_path):
     assert words[words.index("--parallelism.data_parallel_replicate_degree") + 1] == "2"
     assert words[words.index("--parallelism.data_parallel_shard_degree") + 1] == "8"
     assert words[-1] == "activation-checkpoint:full"
+    nvme = json.loads(next(iter(of("zero3_nvme_offload", "deepspeed").files.values())))["zero_optimization"]
+    assert nvme["offload_param"]["nvme_path"] == nvme["offload_optimizer"]["nvme_path"]
+    assert nvme["offload_param"]["buffer_size"] > 0
     for strategy, stack in (("zero3", "torchtitan"), ("fsdp2", "deepspeed")):
         with pytest.raises(Refusal, match=f"--strategy {strategy}: {stack} has no "):
             of(strategy, stack)

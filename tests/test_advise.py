@@ -202,7 +202,9 @@ def test_the_written_file_is_a_strategy_for_the_box(tmp_path, capsys):
         assert f"Wrote the accelerate file of the recommended strategy to {path}" in text.splitlines()
         written, shipped = file.read_strategy(path), file.read_strategy(file.find_strategy(name))
         assert (written.num_processes, written.num_machines) == (16, 2)
-        assert (written.zero_stage, written.deepspeed_json) == (shipped.zero_stage, shipped.deepspeed_json)
+        assert written.zero_stage == shipped.zero_stage
+        zero, shipped_zero = ((one.deepspeed_json or {}).get("zero_optimization") for one in (written, shipped))
+        assert zero == shipped_zero
         assert written.ddp_json == shipped.ddp_json
         assert "machine_rank" in path.read_text().split("compute_environment")[0]
         launcher = written.content.get("deepspeed_config", {}).get("deepspeed_multinode_launcher")

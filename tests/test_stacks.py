@@ -11,7 +11,7 @@ from refusing import refusal
 
 from study import cli
 from study.config import build_config
-from study.planner import Request, choose, stacks
+from study.planner import Request, assumptions, choose
 from study.strategy import file, in_theory
 from study.theory import prediction, shapes
 from study.theory.engine import Engine
@@ -103,19 +103,20 @@ def test_one_gpu_is_trained_without_an_engine_or_with_offload():
 
 @pytest.mark.parametrize("name", get_args(StackName))
 def test_assumed_settings_are_described(name):
-    described = dict(stacks.described(Request("a100-80gb", 8, stack=name)))
+    described = dict(assumptions.described(Request("a100-80gb", 8, stack=name)))
     assert all(described.values())
     assert ("gradients under FSDP2" in described) == (name != "deepspeed")
     assert ("gradients under DeepSpeed" in described) == (name != "torchtitan")
     assert not any("requested" in value for value in described.values())
-    changed = dict(stacks.described(Request("a100-80gb", 8, stack=name, attention="eager", optimizer_kernel="loop")))
+    request = Request("a100-80gb", 8, stack=name, attention="eager", optimizer_kernel="loop")
+    changed = dict(assumptions.described(request))
     assert {key for key in described if described[key] != changed[key]} == {"attention", "optimizer"}
     assert all("requested" in changed[key] for key in ("attention", "optimizer"))
 
 
 def test_gradients_in_fp32_are_described_as_such():
     for precision, kind in (("fp32", "fp32"), ("bf16", "bf16"), ("bf16-autocast", "fp32")):
-        described = dict(stacks.described(Request("a100-80gb", 8, precision=precision)))
+        described = dict(assumptions.described(Request("a100-80gb", 8, precision=precision)))
         assert described["gradients under DeepSpeed"] == f"accumulated in {kind}"
 
 

@@ -93,7 +93,7 @@ def test_errors_on_the_published_rows_are_small_in_sample():
     found = planner_accuracy.judge(ROWS)["as_they_stand"]
     assert (found["count"], found["too_slow"] + found["too_fast"]) == (103, 103)
     assert found["median"] < 0.04
-    assert found["percentile_90"] < 0.10
+    assert found["percentile_90"] < 0.12
 
 
 def test_the_constants_are_what_a_fit_gives(fitted):
@@ -105,10 +105,10 @@ def test_the_constants_are_what_a_fit_gives(fitted):
 
 
 def test_an_answer_says_what_of_it_no_published_row_has():
-    shape, box = shapes.find("gpt2"), hardware.typical_box(hardware.find_gpu("a100-80gb"), 16)
-    engine = Engine("deepspeed", 3, 16, "bf16", 2, optimizer="muon")
+    shape, box = shapes.find("gpt2"), hardware.typical_box(hardware.find_gpu("a100-80gb"), 64)
+    engine = Engine("deepspeed", 3, 64, "bf16", 2, optimizer="muon")
     sentence = intervals.evidence(shape, engine, box).sentence
-    assert sentence.endswith("; no published row has the optimizer muon or ZeRO-3 on 16 GPUs of Ampere")
+    assert sentence.endswith("; no published row has the optimizer muon or ZeRO-3 on 64 GPUs of Ampere")
     known = dataclasses.replace(engine, zero_stage=1, optimizer="adamw")
     assert "no published row" not in intervals.evidence(shape, known, box).sentence
 
@@ -126,8 +126,7 @@ def test_nothing_of_what_is_left_out_is_fitted(times, monkeypatch):
     for one in judged:
         mine = one.timed.generation, one.timed.box.gpu.name
         of_card = any(generation == mine[0] for generation, _ in cards - {mine})
-        kept = {"family"} if one.timed.family == cross_validation.FOUNDRY else set()
-        kept |= set() if of_card else {"card"}
+        kept = set() if of_card else {"card"}
         assert set(one.left_out) == set(published_rows.SPLITS) - kept
     for split, group in cross_validation.GROUP_OF.items():
         for name in {group(one.timed) for one in judged if split in one.left_out}:
@@ -149,22 +148,30 @@ def test_the_committed_evidence_is_what_cross_validation_finds(times, judged):
         assert spreads == sorted(spreads)
 
 
-def test_of_few_times_the_interval_has_the_worst():
-    def factor(errors: list[float]) -> float:
-        timed = cross_validation.published()
-        return cross_validation._bound([(timed[place], "", error) for place, error in enumerate(errors)])
+def test_an_interval_is_wider_for_few_sources(times):
+    of_source: dict[str, list[cross_validation.Timed]] = {}
+    for timed in times:
+        of_source.setdefault(timed.measured_by, []).append(timed)
 
-    assert factor([0.0, -0.5, 0.3]) == 2.0
-    assert factor([0.1] * 8 + [0.62]) == 1.65
-    assert factor([0.12] * 19 + [0.62]) == 1.15  # rounded up
-    assert factor([0.1] * 18 + [0.3, 0.62]) == 1.3
+    def factor(*errors: list[float]) -> float:
+        """Return the interval from the errors of the times of some sources."""
+        ample = sorted(of_source.values(), key=len, reverse=True)
+        pairs = [zip(own, rows, strict=False) for own, rows in zip(errors, ample, strict=False)]
+        return cross_validation._bound([(timed, "", error) for pair in pairs for error, timed in pair])
+
+    assert factor(*[[0.1]] * 16) == 1.15  # rounded up
+    assert factor(*[[0.1]] * 8) < factor(*[[0.1]] * 4) < factor(*[[0.1]] * 2)
+    assert factor(*[[0.62]], *[[0.1]] * 15) == 1.15  # one in ten may be outside
+    assert factor(*[[0.62]] * 2, *[[0.1]] * 14) > 1.62
+    # A source with many times weighs no more than ten.
+    assert factor([0.62] * 40, *[[0.1] * 4] * 14) == factor([0.62] * 10, *[[0.1] * 4] * 14)
 
 
 def test_single_published_numbers_are_of_the_right_size():
     """Nine of ten of grades A and B that the model describes within the interval of their kind, as constants stand."""
     found = [planner_accuracy.compare(case) for case in measured_by_others.cases()]
     sure = [result for result in found if result["grade"] != "C" and not result["outside"]]
-    assert (len(found), len(sure)) == (157, 109)
+    assert (len(found), len(sure)) == (212, 153)
     assert sum(result["inside_interval"] for result in sure) >= 0.9 * len(sure)
     assert max(abs(result["error"]) for result in sure) < 0.8
 
@@ -251,7 +258,7 @@ def test_the_interval_is_that_of_the_kind_of_case():
     assert kind(ENGINES["fsdp2"], box_of("b200")) == ("fsdp", "new generation")
     many = dataclasses.replace(ENGINES["fsdp2"], world_size=2048)
     assert kind(many, box_of("a100-80gb", 2048)) == ("fsdp", "new count")
-    assert kind(ENGINES["zero3"], box_of("l4")) == ("resident", "new generation")
+    assert kind(ENGINES["zero3"], box_of("l4")) == ("zero3", "new generation")
     assert kind(ENGINES["zero3_cpu_offload"]) == ("offload", "known")
     times = seconds(ENGINES["zero3"], job)
     assert times.high / times.total == pytest.approx(times.total / times.low) == times.evidence.spread

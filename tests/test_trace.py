@@ -124,7 +124,7 @@ def test_a_trace_as_json(capsys):
     (option,) = json.loads(printed.out)["strategies"]
     assert option["traced"]["peak_bytes"] == sum(option["traced"]["parts"].values())
     assert option["traced"]["collectives_per_step"] == []
-    assert "single, 1 x 1: traced" in printed.err
+    assert "single, 1 x 8: traced" in printed.err
 
 
 def test_foreach_holds_one_copy_more_than_fused():

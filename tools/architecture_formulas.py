@@ -128,11 +128,8 @@ class Traces:
         if path is not None and path.is_file():
             return numbers, pickle.loads(path.read_bytes())
         config = _config(name, sizes, variant, tied)
-        count.ATTENTION = ("sdpa", "eager") if has_eager else ("sdpa",)  # type: ignore[assignment]
-        try:
-            counts = count.count(getattr(transformers, class_name), config)
-        finally:
-            count.ATTENTION = ("sdpa", "eager")
+        attention = ("sdpa", "eager") if has_eager else ("sdpa",)
+        counts = count.count(getattr(transformers, class_name), config, attention)
         if path is not None:
             path.write_bytes(pickle.dumps(counts))
         return numbers, counts

@@ -1,9 +1,9 @@
 """Cross-validation of predicted step times with published ones, compared with two rules of thumb.
 
-Every published time is predicted by constants that were fitted without some of the times: without its whole source
-(all that the same people measured, called "family" in the results), its model size, its number of GPUs, its GPU, or its generation of GPUs. The
-planner's model and two rules of thumb are fitted to the same rows. The error is the predicted time divided by the
-published time, less one. An error above 0 means that the prediction is too slow.
+Every published time is predicted by constants that were fitted without some of the times: without its whole source (all
+that the same people measured, called "family" in the results), its model size, its number of GPUs, its GPU, or its
+generation of GPUs. The planner's model and two rules of thumb are fitted to the same rows. The error is the predicted
+time divided by the published time, less one. An error above 0 means that the prediction is too slow.
 """
 
 from __future__ import annotations
@@ -120,9 +120,8 @@ def of_row(row: MeasuredRow) -> Timed:
 def of_case(case: MeasuredCase) -> Timed:
     """Read a single published number as a step time."""
     judged = case.grade, case.collected_as, case.outside
-    measured_by = "/".join(case.url.replace("microsoft", "deepspeedai").split("/")[3:5])
     return Timed(
-        case.name, measured_by, case.family, *judged, case.shape, case.engine, case.job, case.box, case.seconds
+        case.name, case.measured_by, case.family, *judged, case.shape, case.engine, case.job, case.box, case.seconds
     )
 
 
@@ -408,11 +407,11 @@ def _bound(predictions: Iterable[tuple[Timed, str, float]]) -> float:
     num_sources = len(of_source)
     weight_of = {name: min(1.0, MOST_OF_SOURCE / count) for name, count in of_source.items()}
     left = NINE_OF_TEN * sum(weight_of[timed.measured_by] for timed in worst)
+    by_size = iter(sorted(worst.items(), key=operator.itemgetter(1)))
     factor = 1.0
-    for timed, factor in sorted(worst.items(), key=operator.itemgetter(1)):
+    while left > 1e-9:
+        timed, factor = next(by_size)
         left -= weight_of[timed.measured_by]
-        if left < 1e-9:
-            break
     both_sides = (1 + NINE_OF_TEN) / 2
     quantile = t.ppf(both_sides, max(1, num_sources - 1)) * math.sqrt(1 + 1 / num_sources)
     return math.ceil(round(20 * factor ** float(quantile / norm.ppf(both_sides)), 9)) / 20

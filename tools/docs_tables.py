@@ -15,8 +15,9 @@ from collections.abc import Callable, Iterable
 from functools import cache, partial
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import pandas as pd
 
 from study import formatting, planner
@@ -37,6 +38,7 @@ from study.records.schema import Record
 from study.report import plots, tables
 from study.theory import intervals, measured_by_others, prediction
 from study.theory import peaks as peaks_of
+from study.theory.measured_by_others import MeasuredCase, MeasuredRow
 from study.theory.model_states import paper_bytes_per_parameter
 from study.theory.shapes.config_json import MODEL_TYPES, REFUSED
 
@@ -304,16 +306,39 @@ def planner_memory() -> str:
     return tabulate(["what was measured", "grade", "values", "error: median / 90th percentile / worst"], rows)
 
 
+PRINTED = {
+    "peak_allocated_bytes": "peak of tensors",
+    "peak_reserved_bytes": "reserved by PyTorch's allocator",
+    "used_bytes": "whole card",
+}
+
+
 def printed_memory() -> str:
-    """Compare the memory that `advise` prints with the published use of whole cards."""
-    cases = [case for case in published_rows.amounts() if case.quantity == "used_bytes"]
+    """Compare the memory that `advise` prints with published memory, by what was measured and by source."""
     rows = []
-    for grade in sorted({case.grade for case in cases}):
-        mine = [case for case in cases if case.grade == grade]
-        peak_of = {case: peaks_of.peak(case.shape, case.engine, case.job).total for case in mine}
-        errors = [float(prediction.needed_bytes(peak_of[case])) / case.published - 1 for case in mine]
-        rows.append([grade, str(len(mine)), off(errors), str(sum(error < 0 for error in errors))])
-    return tabulate(["grade", "values", "error: median / 90th percentile / worst", "printed value is too low"], rows)
+    for quantity, words in PRINTED.items():
+        by_source: dict[str, list[float]] = {}
+        for case in published_rows.amounts():
+            if case.quantity == quantity and case.grade != "C":
+                needed = float(prediction.needed_for(peaks_of.peak(case.shape, case.engine, case.job)))
+                by_source.setdefault(published_rows.source_of(case), []).append(needed / case.published - 1)
+        every = [error for errors in by_source.values() for error in errors]
+        rows.append([words, f"all {len(by_source)} sources", *_printed(every), of_sources(by_source)])
+        rows += [[words, source, *_printed(errors), ""] for source, errors in sorted(by_source.items())]
+    error = "error: median / 90th percentile / worst"
+    return tabulate(["measured", "source", "values", error, "printed value is too low", OF_SOURCES], rows)
+
+
+def _printed(errors: list[float]) -> list[str]:
+    return [str(len(errors)), off(errors), str(sum(error < 0 for error in errors))]
+
+
+OF_SOURCES = "median of the sources' medians"
+
+
+def of_sources(by_source: dict[str, list[float]]) -> str:
+    """Return the median of the median errors of the sources, so that all of them have the same weight."""
+    return percent(float(np.median([np.median(np.abs(errors)) for errors in by_source.values()])))
 
 
 def estimators() -> str:
@@ -348,32 +373,77 @@ def planner_fits() -> str:
     return "\n\n".join([table, "The wrong predictions are:", "\n".join(wrong)])
 
 
-# Six published times are kept out of the fit because of their error itself, so that no table leaves them out.
-UNEXPLAINED = "not explained"
+class Unseen(NamedTuple):
+    """A published step time of grade A or B, predicted by constants that were fitted without its source."""
+
+    strategy: str
+    source: str
+    grade: str
+    is_described: bool
+    error: float
+
+
+def unseen_times() -> list[Unseen]:
+    """List the published step times with the errors of predictions that were made without their source."""
+    cases = {(case.name, case.family): case for case in measured_by_others.cases("times")}
+    rows_of_foundry = {row.title: row for row in measured_by_others.throughput_rows()}
+    found = []
+    for row in published_rows.load().content["unseen"]:
+        if row["grade"] == "C":
+            continue
+        case: MeasuredCase | MeasuredRow
+        if row["family"] == published_rows.FOUNDRY:
+            case, source = rows_of_foundry[row["name"]], published_rows.FOUNDRY
+        else:
+            case = cases[row["name"], row["family"]]
+            source = case.measured_by
+        strategy = intervals.name_of(case.shape, case.engine)
+        if strategy in ("FSDP", "ZeRO-3"):
+            strategy += ", one node" if case.box.num_nodes == 1 else ", several nodes"
+        found.append(Unseen(strategy, source, row["grade"], not row["outside"], row["error"]))
+    return found
 
 
 def planner_times() -> str:
-    """Tabulate the errors of predicted step times by strategy, each predicted without its source's rows."""
-    case_of = {(case.name, case.family): case for case in measured_by_others.cases("times")}
-    errors: dict[str, list[tuple[bool, float]]] = {"all of grade A": [], "all of grade B": []}
-    names = set()
-    for row in published_rows.load().content["unseen"]:
-        case = case_of[row["name"], row["family"]]
-        if row["grade"] == "C":
-            continue
-        is_described = not row["outside"] or row["outside"].startswith(UNEXPLAINED)
-        name = intervals.name_of(case.shape, case.engine)
-        names.add(name)
-        for group in (name, f"all of grade {row['grade']}"):
-            errors.setdefault(group, []).append((is_described, row["error"]))
+    """Tabulate the errors of predicted step times by strategy and by source, each predicted without its source."""
+    times = unseen_times()
+    groups = {name: [time for time in times if time.strategy == name] for name in sorted({t.strategy for t in times})}
+    groups |= {f"all of grade {grade}": [time for time in times if time.grade == grade] for grade in "AB"}
+    groups["all"] = times
     rows = []
-    for name in [*sorted(names), "all of grade A", "all of grade B"]:
-        described = [error for is_described, error in errors[name] if is_described]
-        every = [error for _, error in errors[name]]
-        cells = [str(len(described)), off(described)] if described else ["0", ""]
-        rows.append([name, str(len(every)), off(every), *cells])
+    for name, members in groups.items():
+        described = [time for time in members if time.is_described]
+        by_source: dict[str, list[float]] = {}
+        for time in described:
+            by_source.setdefault(time.source, []).append(time.error)
+        cells = [off(time.error for time in described), of_sources(by_source)] if described else ["", ""]
+        every = off(time.error for time in members)
+        rows.append([name, str(len(members)), every, str(len(described)), str(len(by_source)), *cells])
     error = "error: median / 90th percentile / worst"
-    return tabulate(["strategy", "all published times", error, "times that the model describes", error], rows)
+    head = ["strategy", "all published times", error, "times that the model describes", "sources", error, OF_SOURCES]
+    sources = {time.source: [t for t in times if t.source == time.source] for time in times}
+    of_source = [
+        [name, ", ".join(sorted({time.strategy for time in members})), str(len(members)), off(t.error for t in members)]
+        for name, members in sorted(sources.items())
+    ]
+    by_source_head = ["source", "strategies", "published times", error]
+    return f"{tabulate(head, rows)}\n\nThe same times by source:\n\n{tabulate(by_source_head, of_source)}"
+
+
+def planner_intervals() -> str:
+    """Tabulate the intervals of step times, and how often they contain times that were not used for them."""
+    names = {"fsdp": "FSDP", "zero3": "ZeRO-3", "resident": "one process, DDP, ZeRO-0 to ZeRO-2", "offload": "offload"}
+    machines = {
+        "known": "like published ones",
+        "new count": "another number of GPUs",
+        "new generation": "another generation of GPUs",
+    }
+    rows = [
+        [names[engine], machines[distance], f"{evidence.spread:g}", str(evidence.sources), str(evidence.cases),
+         f"{evidence.held} of {evidence.tried}"]
+        for (engine, distance), evidence in intervals.EVIDENCE.items()
+    ]  # fmt: skip
+    return tabulate(["strategy", "machine", "factor", "sources", "times", "inside"], rows)
 
 
 def left_out() -> str:
@@ -393,8 +463,8 @@ LEFT_OUT = {  # why, by how published.yaml begins to say it
     "small steps": "small steps: the GPU waits for the CPU to launch kernels, which the model hardly counts",
     "the engine's timers": "the source printed DeepSpeed's own timers, which leave out loading data and more",
     "the source contradicts itself": "the source contradicts itself",
-    "not explained": "**only the error itself**: the steps took 2.1 to 2.3 times as long as predicted, and we do not "
-    "know why",
+    "uneven lengths": "sequences of different lengths: every rank waits for the one with the longest batch, and only "
+    "the mean length is published",
 }
 
 
@@ -904,6 +974,7 @@ PLACES: dict[tuple[str, str], Callable[[], str]] = {
     ("reports/diff.md", "limits"): limits,
     ("reports/diff.md", "diff_times"): diff_times,
     ("reports/planner-accuracy.md", "accuracy"): planner_accuracy,
+    ("reports/planner-accuracy.md", "intervals"): planner_intervals,
     ("reports/planner-accuracy.md", "memory"): planner_memory,
     ("reports/planner-accuracy.md", "printed"): printed_memory,
     ("reports/planner-accuracy.md", "estimators"): estimators,

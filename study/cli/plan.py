@@ -54,7 +54,9 @@ if TYPE_CHECKING:
 @click.option("--global-batch-size", type=NUMBER, help="Sequences per optimizer step. [default: 8 per GPU]")
 @click.option("--strategy", metavar="NAME", help="Predict only this strategy: a name, or an accelerate file.")
 @click.option(
-    "--micro-batch-size", type=NUMBER, help="Sequences per GPU and forward pass. [default: the fastest that fits]"
+    "--micro-batch-size",
+    type=NUMBER,
+    help="Sequences per GPU and forward pass. [default: the fastest that leaves enough memory free]",
 )
 @click.option(
     "--gradient-accumulation-steps",
@@ -164,8 +166,8 @@ if TYPE_CHECKING:
     is_flag=True,
     help="Print every strategy, the parts of its memory, and the evidence behind the times.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print the answer as JSON, in bytes and seconds.")
-@click.option("--write", type=PATH, metavar="FILE", help="Write the recommended accelerate file.")
+@click.option("--json", "as_json", is_flag=True, help="Print the answer as JSON, with the unit of every number.")
+@click.option("--write", type=PATH, metavar="FILE", help="Write the file that the launch command reads.")
 @click.option(
     "--trace",
     is_flag=True,
@@ -225,7 +227,8 @@ def _advise(
         if write is not None:
             written = launch.write(advice, write)
             if not as_json:
-                print(f"\nWrote the accelerate file of the recommended strategy to {write}")
+                kind = {"axolotl": "axolotl", "deepspeed": "DeepSpeed"}.get(request.stack, "accelerate")
+                print(f"\nWrote the {kind} file of the recommended strategy to {write}")
                 for path in written[1:]:
                     print(f"Wrote {path}, which belongs to it")
 

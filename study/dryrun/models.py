@@ -75,7 +75,7 @@ def find(name: str, sequence_length: int | None) -> Trainable:
 def of_shape(shape: ModelShape, sequence_length: int, notes: tuple[str, ...] = ()) -> Trainable:
     """Return a trainable model of a shape from theory, with parameters in fp32."""
     if shape.config is not None:
-        return _of_class(*_from_content(shape.config, shape.name), shape.name, sequence_length, notes)
+        return _of_class(*class_of(shape.config, shape.name), shape.name, sequence_length, notes)
     return Trainable(
         shape.name,
         shape.num_params,
@@ -182,7 +182,7 @@ def _class_and_config(name: str) -> tuple[type[Any], Any] | None:
     except ValueError:  # the caller raises the earlier Refusal for this name
         return None
     if any(inspect.isclass(getattr(transformers, name, None)) for name in _class_names(content)):
-        return _from_content(content, source)
+        return class_of(content, source)
     return None
 
 
@@ -193,7 +193,7 @@ def _class_names(content: Mapping[str, Any]) -> list[str]:
     return [name for name in [*(named if isinstance(named, list) else []), *of_type] if isinstance(name, str)]
 
 
-def _from_content(content: Mapping[str, Any], source: str) -> tuple[type[Any], Any]:
+def class_of(content: Mapping[str, Any], source: str) -> tuple[type[Any], Any]:
     """Return the transformers class and the configuration of a config.json that stands for a class.
 
     Raises Refusal if transformers rejects the configuration.

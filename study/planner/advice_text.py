@@ -11,7 +11,7 @@ from tabulate import tabulate
 
 from study import terminal
 from study.errors import Refusal
-from study.planner import launch, reasons, stacks
+from study.planner import assumptions, launch, reasons
 from study.planner.choose import ENOUGH_FREE, gib
 from study.planner.launch import Launch
 from study.planner.request import CHECKPOINTED, SEQUENCES_PER_GPU
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 NARROW = 80  # characters
 FAMILIAR = ("single", "ddp", "zero1", "zero2", "zero3", "fsdp2")
-AUTOCAST_MARK = "*"
+MARK = "*"  # of rows with another precision than the requested one
 
 
 def text(advice: Advice) -> str:
@@ -43,14 +43,14 @@ def text(advice: Advice) -> str:
     # 80 columns have space for only one of these.
     last = ("memory is",) if advice.is_traced else ("$/1e9 tok",) if has_price else ("tokens/s/GPU",)
     shown = ("strategy", "fits", "GiB", "free", "batch", "s/step", *last)
-    rows = [list(shown), *([_cells(option)[column] for column in shown] for option in chosen)]
+    rows = [list(shown), *([_cells(option, advice.request)[column] for column in shown] for option in chosen)]
     return "\n".join(
         [
             *_wrapped(lines),
             "",
             *_aligned(rows),
             "",
-            *_wrapped([" ".join(_legend(chosen))]),
+            *_wrapped([" ".join(_legend(chosen, advice.request))]),
             *_reasons(advice),
             *_start(advice),
             "",
@@ -71,7 +71,7 @@ def _more(advice: Advice, shown: int) -> str:
     return f"--all shows {more}the parts of the memory and the evidence behind the times{notes}."
 
 
-def _legend(options: Sequence[Option]) -> list[str]:
+def _legend(options: Sequence[Option], request: Request) -> list[str]:
     """Return the meaning of the columns and of the marks that these options have."""
     kinds = {option.prediction.job.activation_checkpointing for option in options}
     marks = [
@@ -85,16 +85,23 @@ def _legend(options: Sequence[Option]) -> list[str]:
     ]
     if any(option.fits and not option.has_enough_free for option in options):
         sentences.insert(0, f"tight: fits, but leaves less than {100 * ENOUGH_FREE:.0f} % free.")
-    precisions = {_is_autocast(option): option.prediction.engine.precision for option in options}
-    if len(precisions) == 2:
-        kind = precisions[True].removesuffix("-autocast")
-        sentences.append(f"{AUTOCAST_MARK}: fp32 parameters under {kind} autocast; the others compute with {kind} "
-                         "parameters and keep fp32 master weights.")  # fmt: skip
+    others = {option.prediction.engine.precision for option in options} - {request.chosen_precision}
+    if others:
+        kind = request.chosen_precision
+        meanings = " or ".join(PRECISIONS.get(other, other).format(kind=kind) for other in sorted(others))
+        usual = PRECISIONS.get(kind, "{kind}").format(kind=kind)
+        sentences.append(f"{MARK}: {meanings}; without a mark: {usual}.")
     return sentences
 
 
-def _is_autocast(option: Option) -> bool:
-    return option.prediction.engine.precision.endswith("-autocast")
+# What the precision classes with 16-bit products keep in fp32.
+PRECISIONS = {
+    "bf16": "{kind} parameters with fp32 master weights",
+    "fp16": "{kind} parameters with fp32 master weights",
+    "bf16-autocast": "fp32 parameters under {kind} autocast",
+    "fp16-autocast": "fp32 parameters under {kind} autocast",
+    "pure-bf16": "everything in {kind}, without fp32 master weights",
+}
 
 
 def _setting(advice: Advice) -> str:
@@ -169,7 +176,7 @@ def _start(advice: Advice) -> list[str]:
     if start.settings:
         lines += [
             "",
-            "The program itself sets:",
+            "Also needed:",
             *(terminal.wrapped(setting, "    ", columns=NARROW) for setting in start.settings),
         ]
     return ["", *lines]
@@ -215,14 +222,14 @@ def text_of_all(advice: Advice) -> str:
     ]
     ranked = advice.ranked
     columns = HEAD if advice.is_traced else HEAD[:-1]
-    rows = [[_cells(option)[column] for column in columns] for option in ranked]
+    rows = [[_cells(option, advice.request)[column] for column in columns] for option in ranked]
     meanings = [
         f"fits: tight means that less than {100 * ENOUGH_FREE:.0f} % of the GPU stays free.",
         f"GiB: the tensors at the peak, and {100 * ALLOCATOR_SLACK:.0f} % for the allocator.",
         "batch: micro batch x accumulation steps; c: activation checkpointing; s: selective checkpointing.",
         "largest: the largest micro batch that fits. sent: by one rank per step. host, disk: per node.",
-        f"precision: autocast keeps fp32 parameters ({AUTOCAST_MARK}). The other 16-bit rows compute in 16 bits with "
-        "fp32 master weights, as DeepSpeed and FSDP2 do.",
+        f"{MARK}: another precision than the requested one. precision: autocast keeps fp32 parameters; bf16 and fp16 "
+        "compute in 16 bits with fp32 master weights; pure-bf16 keeps nothing in fp32.",
     ]
     parts = [part for part in peaks.PEAK_PARTS if any(option.prediction.peak.parts[part] for option in advice.options)]
     head = ["strategy", *(part.replace("_", " ") for part in parts), "peak at"]
@@ -300,7 +307,7 @@ _OF_OFFLOAD = ("host", "disks", "machine", "not included", "allocator", "groups"
 
 def assumed(request: Request, box: Box, groups: str = "") -> list[tuple[str, str]]:
     """Return all assumed settings, of the program and of the machine, as pairs of label and value."""
-    pairs = [*stacks.described(request), ("groups", groups), *hardware.described(box)]
+    pairs = [*assumptions.described(request), ("groups", groups), *hardware.described(box)]
     return [(label, value) for label, value in pairs if value]
 
 
@@ -317,22 +324,23 @@ def _groups(advice: Advice) -> str:
     return f"{grouped[0].strategy.name} in groups of {grouped[0].prediction.engine.num_shards}" if grouped else ""
 
 
-def _cells(option: Option) -> dict[str, str]:
+def _cells(option: Option, request: Request) -> dict[str, str]:
     """Return the cells of an option by the name of the column."""
     prediction = option.prediction
     job = prediction.job
     dollars = prediction.dollars_per_billion_tokens
+    is_other = prediction.engine.precision != request.chosen_precision
     high = "?" if option.is_rough else reasons.short(option.slowest_seconds)
     lacking = f"no, {prediction.lacking.split()[0]}" if prediction.lacking and option.free_bytes >= 0 else "no"
     return {
-        "strategy": f"{option.strategy.name} {AUTOCAST_MARK}" if _is_autocast(option) else option.strategy.name,
+        "strategy": f"{option.strategy.name} {MARK}" if is_other else option.strategy.name,
         "precision": prediction.engine.precision,
         "fits": ("yes" if option.has_enough_free else "tight") if option.fits else lacking,
         "GiB": gib(option.needed_bytes),
         "free": gib(option.free_bytes),
         "batch": f"{job.micro_batch_size} x {job.gradient_accumulation_steps}{MARKS[job.activation_checkpointing]}",
         "largest": str(option.largest_micro_batch),
-        "s/step": f"{prediction.step.total:.3g} ({reasons.short(prediction.step.low)}-{high})",
+        "s/step": f"{reasons.three(prediction.step.total)} ({reasons.short(prediction.step.low)}-{high})",
         "tokens/s/GPU": f"{prediction.tokens_per_second_per_gpu:,.0f}",
         "MFU": f"{100 * prediction.mfu:.0f} %",
         "sent GB": f"{prediction.communicated_bytes / 1e9:.2f}",
@@ -557,5 +565,6 @@ def _with_conditions(head: str, request: Request) -> str:
         request.activation_checkpointing or "full", " and activation checkpointing"
     )
     return terminal.wrapped(
-        f"{head}, with one sequence of {request.sequence_length:,} tokens per GPU{checkpointed}. Predicted, not measured."
+        f"{head}, with one sequence of {request.sequence_length:,} tokens per GPU{checkpointed}. Predicted, not "
+        "measured."
     )

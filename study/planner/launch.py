@@ -20,9 +20,12 @@ from study.planner import reasons
 
 if TYPE_CHECKING:
     from study.planner.choose import Advice, Option
+    from study.theory.engine import Engine
     from study.theory.stacks import StackName
 
 DATA_TYPES = {"data_types": {"grad_accum_dtype": "fp32"}}
+CLIPPING = 1.0  # what accelerate replaces "auto" by
+NVME_PATH = "/FOLDER/ON/A/FAST/DISK"
 PORT = 29500  # at which all machines meet
 ON_EVERY_MACHINE = "On every machine: its own machine_rank, and the first one's main_process_ip and main_process_port."
 
@@ -136,14 +139,14 @@ def _trainer(advice: Advice, option: Option, path: Path | None, stack: str = "tr
         f"--{kind} True" if kind != "fp32" and _is_mixed(option) else "--bf16 False",
         f"--gradient_checkpointing {job.activation_checkpointing is True}",
     ]
-    settings = _of_the_model(option)
+    settings = _of_the_model(option) if stack != "trl" else []  # TRL loads models in fp32
     if job.activation_checkpointing not in (True, False):
         settings += _checkpointing(option)
     if _accumulates_in_fp32(option):
         settings.append(f"in DeepSpeed's JSON: {json.dumps(DATA_TYPES)}")
     if stack == "trl":
-        flags.append(f"--max_length {job.sequence_length:.0f}")
-        settings.append("packing, because the prediction is for sequences of this length")
+        # Without packing, most sequences are shorter than the prediction assumes.
+        flags += [f"--max_length {job.sequence_length:.0f}", "--packing True"]
     else:
         settings.insert(0, f"sequences of {job.sequence_length:,.0f} tokens")
     return _with_file(advice, option, path, stack, f"{'sft' if stack == 'trl' else 'train'}.py", settings, flags)
@@ -180,7 +183,7 @@ def _with_file(
 ) -> Launch:
     """Return a launch by `accelerate launch`, with the accelerate file and the JSON that belongs to it."""
     box, engine, chosen = advice.box, option.prediction.engine, option.strategy
-    command = _lines([f"accelerate launch --config_file {path} {script}", *(flags or [])])
+    command = _lines(["accelerate launch", f"--config_file {path}", script, *(flags or [])])
     content = {**chosen.content, "num_processes": box.num_gpus, "num_machines": box.num_nodes}
     if chosen.mesh:
         sizes = {
@@ -192,6 +195,8 @@ def _with_file(
         raise Refusal(
             f"--write {path}: DeepSpeed can only shard stages 1 and 2 over all GPUs. Leave --shard-group-size out."
         )
+    if stack == "accelerate" and content.get("deepspeed_config", {}).get("gradient_clipping") == "auto":
+        content["deepspeed_config"] = {**content["deepspeed_config"], "gradient_clipping": CLIPPING}
     # The study's trainer takes the precision from its own option.
     if stack != "study" and "mixed_precision" in content:
         content["mixed_precision"] = _type_of(option) if _is_mixed(option) else "no"
@@ -202,7 +207,11 @@ def _with_file(
         if "deepspeed_config" in content:
             content["deepspeed_config"] = {**content["deepspeed_config"], "deepspeed_multinode_launcher": "standard"}
     json_path = path.with_suffix(".json")
-    beside = chosen.deepspeed_json or chosen.ddp_json
+    beside = chosen.ddp_json
+    if chosen.deepspeed_json is not None:
+        beside = chosen.deepspeed_json if stack == "study" else _without_auto(option, stack)
+        if "nvme" in (engine.offload_optimizer, engine.offload_param):
+            notes.append(f"nvme_path: a folder on a fast disk, in place of {NVME_PATH}")
     if chosen.deepspeed_json is not None:
         content["deepspeed_config"] = {**content["deepspeed_config"], "deepspeed_config_file": str(json_path)}
     if chosen.ddp_json is not None:  # DDP's YAML file cannot name a JSON file, so it is found by its name
@@ -229,7 +238,7 @@ def _with_file(
 
 
 def _axolotl(advice: Advice, option: Option, path: Path | None) -> Launch:
-    """axolotl's keys: src/axolotl/utils/schemas/{config,training,fsdp}.py; its docs/multi-gpu.qmd."""
+    """Use the keys of axolotl's schemas, and of its guide about several GPUs."""
     path = path or Path("axolotl.yaml")
     box, engine, job = advice.box, option.prediction.engine, option.prediction.job
     content: dict[str, Any] = {
@@ -262,13 +271,13 @@ def _axolotl(advice: Advice, option: Option, path: Path | None) -> Launch:
         written[json_path] = json.dumps(_deepspeed_content(option) | batch, indent=2) + "\n"
     command = f"axolotl train {path}"
     if box.num_nodes > 1:
-        command = _lines([f"{command} --launcher torchrun -- {_torchrun(advice)}"])
+        command = _lines([command, "--launcher torchrun --", *_torchrun(advice)])
     settings = ["base_model, datasets and the learning rate, in the same file"]
     return Launch("axolotl", command, {str(path): yaml.safe_dump(content, sort_keys=False), **written}, settings)
 
 
 def _torchtitan(advice: Advice, option: Option, path: Path | None) -> Launch:
-    """torchtitan's options: torchtitan/config/configs.py of 0.3.0."""
+    """Use the options of `TrainingConfig` and `ParallelismConfig` in torchtitan 0.3.0."""
     engine, job = option.prediction.engine, option.prediction.job
     if engine.kind == "deepspeed":
         raise Refusal(f"torchtitan cannot run {option.strategy.name}. Use --strategy fsdp2.")
@@ -287,9 +296,9 @@ def _torchtitan(advice: Advice, option: Option, path: Path | None) -> Launch:
     if option.offloads:
         flags.append("--training.enable_cpu_offload")
     flags.append(f"activation-checkpoint:{checkpointing}")
-    begin = f"torchrun {_torchrun(advice)} -m torchtitan.train --module MODULE --config CONFIG"
+    begin = ["torchrun", *_torchrun(advice), "-m torchtitan.train", "--module MODULE", "--config CONFIG"]
     settings = ["MODULE and CONFIG: the model in torchtitan, for example llama3 and llama3_8b"]
-    return Launch("torchtitan", _lines([begin, *flags]), {}, settings)
+    return Launch("torchtitan", _lines([*begin, *flags]), {}, settings)
 
 
 def _deepspeed(advice: Advice, option: Option, path: Path | None) -> Launch:
@@ -300,13 +309,15 @@ def _deepspeed(advice: Advice, option: Option, path: Path | None) -> Launch:
     content = {
         "train_micro_batch_size_per_gpu": job.micro_batch_size,
         "gradient_accumulation_steps": job.gradient_accumulation_steps,
-        "gradient_clipping": 1.0,
+        "gradient_clipping": CLIPPING,
         **_deepspeed_content(option),
     }
     machines = f"--num_gpus {box.num_gpus}" if box.num_nodes == 1 else "--hostfile hostfile"
     command = f"deepspeed {machines} train.py --deepspeed --deepspeed_config {path}"
     settings = [f"sequences of {job.sequence_length:,.0f} tokens"]
     settings += _checkpointing(option)
+    if "nvme" in (engine.offload_optimizer, engine.offload_param):
+        settings.append(f"nvme_path: a folder on a fast disk, in place of {NVME_PATH}")
     if box.num_nodes > 1:
         settings.append(f"hostfile: one line per machine, NAME slots={box.gpus_per_node}")
     return Launch("deepspeed", command, {str(path): json.dumps(content, indent=2) + "\n"}, settings)
@@ -327,11 +338,31 @@ def _deepspeed_content(option: Option) -> dict[str, Any]:
     }
     for target in ("optimizer", "param"):
         device = getattr(engine, f"offload_{target}")
-        if device != "none" and f"offload_{target}" not in zero:
-            zero[f"offload_{target}"] = {"device": device, "pin_memory": True}
+        if device != "none":
+            section = zero.get(f"offload_{target}", {"device": device, "pin_memory": True})
+            zero[f"offload_{target}"] = _offload_section(section, engine)
     kind = _type_of(option)
     types = DATA_TYPES if _accumulates_in_fp32(option) else {}
     return {**({kind: {"enabled": True}} if kind != "fp32" else {}), **types, "zero_optimization": zero}
+
+
+def _without_auto(option: Option, stack: str) -> dict[str, Any]:
+    """Return the JSON of a strategy with values in place of the "auto" that only this project's trainer fills in."""
+    content = dict(option.strategy.deepspeed_json or {})
+    if stack == "accelerate" and content.get("gradient_clipping") == "auto":
+        content["gradient_clipping"] = CLIPPING
+    zero = dict(content["zero_optimization"])
+    for target in ("offload_optimizer", "offload_param"):
+        if target in zero:
+            zero[target] = _offload_section(zero[target], option.prediction.engine)
+    return content | {"zero_optimization": zero}
+
+
+def _offload_section(section: dict[str, Any], engine: Engine) -> dict[str, Any]:
+    """Return a section of a DeepSpeed JSON with a size of buffers, and with a path if it offloads to NVMe."""
+    if section.get("buffer_size") == "auto":
+        section = {**section, "buffer_size": engine.param_swap_buffer_size}
+    return {**section, "nvme_path": NVME_PATH} if section["device"] == "nvme" else section
 
 
 # ---------------------------------------------------------------- shared parts
@@ -376,18 +407,18 @@ def _global_batch(option: Option) -> int:
     return int(job.micro_batch_size * job.gradient_accumulation_steps * option.prediction.box.num_gpus)
 
 
-def _torchrun(advice: Advice) -> str:
+def _torchrun(advice: Advice) -> list[str]:
     box = advice.box
     if box.num_nodes == 1:
-        return f"--standalone --nproc_per_node {box.num_gpus}"
-    meet = f"--rdzv_backend c10d --rdzv_endpoint ADDRESS_OF_FIRST:{PORT}"
-    return f"--nnodes {box.num_nodes} --nproc_per_node {box.gpus_per_node} {meet}"
+        return ["--standalone", f"--nproc_per_node {box.num_gpus}"]
+    meet = [f"--rdzv_endpoint ADDRESS_OF_FIRST:{PORT}", "--rdzv_backend c10d"]
+    return [f"--nnodes {box.num_nodes}", f"--nproc_per_node {box.gpus_per_node}", *meet]
 
 
 def _lines(words: list[str], columns: int = 74) -> str:
-    """Join words of a command, with backslashes where a line would be longer than `columns`."""
+    """Join parts of a command, with backslashes where a line would be longer than `columns`."""
     lines = [""]
-    for word in " ".join(words).split(" "):
+    for word in words:
         if lines[-1] and len(lines[-1]) + len(word) + 3 > columns:
             lines[-1] += " \\"
             lines.append(f"    {word}")

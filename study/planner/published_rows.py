@@ -99,7 +99,7 @@ def by_deepspeed(case: MeasuredCase) -> float:
 RESERVED_OR_USED = ("peak_reserved_bytes", "used_bytes")
 
 
-def _source(case: MeasuredCase) -> str:
+def source_of(case: MeasuredCase) -> str:
     """Return who measured a case.
 
     All families of one source have the same name. torchao's rows count as torchtitan's, because they are trainings with
@@ -125,7 +125,7 @@ def reserve_by_source() -> dict[str, float]:
             peak = peaks.peak(case.shape, case.engine, case.job)
             is_whole_card = case.quantity == "used_bytes"
             outside = prediction.outside_bytes(case.box) if is_whole_card else 0
-            ratios.setdefault(_source(case), []).append((case.published - outside) / float(peak.total))
+            ratios.setdefault(source_of(case), []).append((case.published - outside) / float(peak.total))
     return {source: float(np.median(values)) for source, values in ratios.items()}
 
 
@@ -146,7 +146,7 @@ def without_its_source(case: MeasuredCase) -> float:
     """
     if case.quantity not in RESERVED_OR_USED:
         return float(prediction.predicted_memory(case))
-    return _shown(case, fitted_reserve(_source(case)))
+    return _shown(case, fitted_reserve(source_of(case)))
 
 
 ESTIMATORS: dict[str, Callable[[MeasuredCase], float]] = {
@@ -202,7 +202,7 @@ def memory() -> list[dict[str, Any]]:
         for case in sorted(members, key=lambda case: case.grade):
             groups.setdefault(("metric", f"{name}, grade {case.grade}"), []).append(case)
     for case in tensors:
-        groups.setdefault(("source", f"{_source(case)}, {case.grade}"), []).append(case)
+        groups.setdefault(("source", f"{source_of(case)}, {case.grade}"), []).append(case)
     rows = []
     for (by, group), members in groups.items():
         for estimator, estimate in ESTIMATORS.items():

@@ -40,7 +40,8 @@ def answer(advice: Advice) -> str:
         )
     return (
         f"Use {option.strategy.name} with {_settings(option)}: a step is predicted to take "
-        f"{option.prediction.step.total:.3g} s, and by the {option.basis} memory {memory} stay free. {reason(advice)}"
+        f"{three(option.prediction.step.total)} s, and by the {option.basis} memory {memory} stay free. "
+        f"{reason(advice)}"
     )
 
 
@@ -83,7 +84,7 @@ def _why(advice: Advice, option: Option) -> str:
     if fastest is option:
         return f"{begin} the fastest of those that {which}"
     return (
-        f"{begin} the simplest within {100 * EQUALLY_FAST:.0f} % of the fastest ({fastest.strategy.name}, "
+        f"{begin} the simplest strategy within {100 * EQUALLY_FAST:.0f} % of the fastest ({fastest.strategy.name}, "
         f"{100 * (1 - fastest.seconds / option.seconds):.1f} % faster), among those that {which}"
     )
 
@@ -279,6 +280,11 @@ def _compared(ratio: float, verb: str = "takes") -> str:
 def short(seconds: Numbers) -> str:
     """Return seconds with two digits."""
     return f"{seconds:.2g}" if float(seconds) < 99.5 else f"{seconds:,.0f}"
+
+
+def three(seconds: Numbers) -> str:
+    """Return seconds with three digits."""
+    return f"{seconds:.3g}" if float(seconds) < 999.5 else f"{seconds:,.0f}"
 
 
 def _percent(share: float) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.util import find_spec
@@ -29,6 +30,7 @@ from study.theory.shapes import DEFAULT_LENGTH, ModelShape
 from study.theory.stacks import DEFAULT_STACK, STACKS, GradientType, Stack, StackName
 
 INSTALL = "pip install 'zero-study[train]'"
+CLASS_NAME = re.compile(r"[A-Z]\w*For[A-Z]\w+|[A-Z]\w*LMHeadModel")
 CHECKPOINTED: dict[Checkpointing, bool | Literal["selective", "selective-op"]] = {
     "full": True, "selective": "selective", "selective-op": "selective-op", "none": False,
 }  # fmt: skip
@@ -360,25 +362,27 @@ def find_model(name: str, asked: Request) -> tuple[ModelShape, Request, list[str
     Refusal if the model is unknown.
     """
     try:
+        shape, length, notes = shapes.find_for_length(name, asked.sequence_length)
+    except ValueError as not_known:
+        if isinstance(not_known, shapes.NotRead) and not CLASS_NAME.fullmatch(name):
+            raise Refusal(str(not_known)) from None
         with refusing():
-            shape, length, notes = shapes.find_for_length(name, asked.sequence_length)
-    except Refusal as not_known:
-        with refusing():
-            shape, length, notes = shapes.for_length(_traced(name, not_known), asked.sequence_length)
+            shape, length, notes = shapes.for_length(_traced(name, str(not_known)), asked.sequence_length)
     return shape, dataclasses.replace(asked, sequence_length=length), notes
 
 
-def _traced(name: str, not_known: Refusal) -> ModelShape:
+def _traced(name: str, not_known: str) -> ModelShape:
     """Return the shape of a model that theory does not know, from a trace of its modules.
 
-    Raises `not_known` if the name stands for no model of transformers, or if PyTorch is not installed.
+    Raises Refusal with the text `not_known` if the name stands for no model of transformers, or if PyTorch is not
+    installed.
     """
     if find_spec("torch") is None or find_spec("transformers") is None:
-        raise Refusal(f"{not_known} With PyTorch, other models of transformers are traced: {INSTALL}") from None
+        raise Refusal(f"{not_known} With PyTorch, other models of transformers are traced: {INSTALL}")
     progress.at_once(f"Tracing the modules of {name}")  # starts no thread, because the trace is in a fork
     from study.dryrun import models
 
     shape = models.counted(name)
     if shape is None:
-        raise not_known
+        raise Refusal(not_known)
     return shape

@@ -190,7 +190,7 @@ def selective_op_bytes(shape: ModelShape, engine: Engine, job: Job) -> Numbers:
     """Return the bytes that one block saves with torchtitan's selective checkpointing of operators.
 
     These are the block's input, the output of fused attention, and the outputs of the first, third, fifth ... matrix
-    product (torchtitan/distributed/activation_checkpoint.py, _get_custom_policy).
+    product (torchtitan, function _get_custom_policy).
     """
     if shape.counts is not None:
         return traced.selective_op_bytes(shape.counts, arithmetic(engine), engine.compute_bytes, job)

@@ -323,7 +323,11 @@ def _stage_1_and_2_gradients(shape: ModelShape, engine: Engine, rank: int, tied:
         if in_fp32:
             bucket = 4 * engine.reduce_bucket_size + staged
             return _Gradients(size, 4 * psi, 4 * psi, bucket, tied + 4 * in_bucket)
-        return _Gradients(size, size * psi, size * psi, bucket, tied + max(0, copies * in_bucket - size * psi))
+        flushed = tied + max(0, copies * in_bucket - size * psi)
+        return _Gradients(size, size * psi, size * psi, bucket, flushed, added=size * largest)
+    if engine.zero_stage == 1 and not in_fp32:
+        # Stage 1 reduces in the last micro step, and frees no gradient when it is reduced (reduce_ipg_grads).
+        return _Gradients(size, size * psi, size * psi, bucket, 0, added=size * largest)
     if not engine.multi_rank_allreduce:
         # Each bucket is reduced to its owners. An owner copies its part to a buffer that has its full size from the
         # first bucket on (copy_grads_in_partition), in addition to the accumulated gradients. The largest gradient

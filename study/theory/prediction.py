@@ -221,19 +221,3 @@ def splits(sequences_per_gpu: int) -> list[tuple[int, int]]:
     small = [n for n in range(1, math.isqrt(sequences_per_gpu) + 1) if not sequences_per_gpu % n]
     divisors = {n for divisor in small for n in (divisor, sequences_per_gpu // divisor)}
     return [(micro, sequences_per_gpu // micro) for micro in sorted(divisors, reverse=True)]
-
-
-def best_split(shape: ModelShape, engine: Engine, job: Job, box: Box, sequences_per_gpu: int) -> Prediction:
-    """Return the prediction for the fastest split of a GPU's share of the global batch that fits.
-
-    If no split fits, the prediction is for the split with the smallest micro batch.
-    """
-    micro, accumulation = (np.array(column) for column in zip(*splits(sequences_per_gpu), strict=True))
-    job = dataclasses.replace(job, micro_batch_size=micro, gradient_accumulation_steps=accumulation)
-    grid = predict(shape, engine, job, box)
-    seconds = np.where(grid.fits, grid.step.total, np.inf)
-    chosen = int(seconds.argmin()) if np.any(grid.fits) else len(micro) - 1
-    size, steps = int(micro[chosen]), int(accumulation[chosen])
-    return predict(
-        shape, engine, dataclasses.replace(job, micro_batch_size=size, gradient_accumulation_steps=steps), box
-    )

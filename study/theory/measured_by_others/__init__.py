@@ -118,6 +118,13 @@ class MeasuredCase:
     box: Box
 
     @property
+    def measured_by(self) -> str:
+        """The repository or the paper of the source. Several families can be of one."""
+        place, *_ = self.url.removeprefix("https://").partition("/")
+        owner, name = self.url.replace("microsoft", "deepspeedai").split("/")[3:5]
+        return owner if place.startswith("gist.") else f"{owner}/{name}"
+
+    @property
     def sequences(self) -> float:
         """Sequences per GPU and step."""
         return float(self.job.micro_batch_size * self.job.gradient_accumulation_steps)

@@ -5,6 +5,7 @@ from study.theory.shapes.config_json import from_config as from_config
 from study.theory.shapes.config_json import from_parts as from_parts
 from study.theory.shapes.known_models import DEFAULT_LENGTH as DEFAULT_LENGTH
 from study.theory.shapes.known_models import KNOWN as KNOWN
+from study.theory.shapes.known_models import NotRead as NotRead
 from study.theory.shapes.known_models import find as find
 from study.theory.shapes.known_models import find_for_length as find_for_length
 from study.theory.shapes.known_models import find_known as find_known

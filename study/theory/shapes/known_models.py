@@ -56,6 +56,10 @@ _BY_NAME = {name: name for name in KNOWN} | {
 }
 
 
+class NotRead(ValueError):
+    """Raised if a name stands for no config.json that can be read. The message has a remedy."""
+
+
 LONGEST_PATH = 1024  # longer paths cause an error in the file system
 
 
@@ -100,38 +104,36 @@ def for_length(shape: ModelShape, sequence_length: int | None = None) -> tuple[M
 def read_config(text: str) -> tuple[dict[str, Any], str]:
     """Return the content of the config.json with this path or hub id, and where it was found.
 
-    Raises ValueError with a remedy.
+    Raises NotRead with a remedy.
     """
     if not text.strip():
-        raise ValueError("the name of the model is empty. Use a known name, a config.json, or a hub id (owner/name)")
+        raise NotRead("the name of the model is empty. Use a known name, a config.json, or a hub id (owner/name)")
     path = Path(text if len(text) < LONGEST_PATH else "\0")  # no file can have that name
     if (path / "config.json").is_file():
         return _from_file(path / "config.json")
     if text.endswith(".json") or path.is_file():
         return _from_file(path)
     if path.is_dir():
-        raise ValueError(f"{text}: this folder has no config.json. Add one, or use a known name or a hub id")
+        raise NotRead(f"{text}: this folder has no config.json. Add one, or use a known name or a hub id")
     owner, slash, name = text.partition("/")
     if slash and owner and name and "/" not in name and " " not in text:
         return _from_hub(text)
     near = list(dict.fromkeys(_BY_NAME[n] for n in difflib.get_close_matches(text.lower(), _BY_NAME, n=3)))
     hint = f"near are {', '.join(near)}" if near else f"known are {', '.join(KNOWN)}"
-    raise ValueError(f"unknown model {text!r}: {hint}. Use a known name, a config.json, or a hub id (owner/name)")
+    raise NotRead(f"unknown model {text!r}: {hint}. Use a known name, a config.json, or a hub id (owner/name)")
 
 
 def _from_file(path: Path) -> tuple[dict[str, Any], str]:
     try:
         content = parse_json(path.read_bytes())
     except OSError as error:
-        raise ValueError(f"{path}: {error.strerror}. Use the path of a config.json of transformers") from None
+        raise NotRead(f"{path}: {error.strerror}. Use the path of a config.json of transformers") from None
     except ValueError as error:  # not UTF-8, or not JSON
-        raise ValueError(
+        raise NotRead(
             f"{path}: the file is not JSON ({error}). Use the path of a config.json of transformers"
         ) from None
     if not isinstance(content, dict):
-        raise ValueError(
-            f"{path}: the file does not contain a JSON object. Use the path of a config.json of transformers"
-        )
+        raise NotRead(f"{path}: the file does not contain a JSON object. Use the path of a config.json of transformers")
     return content, str(path)
 
 
@@ -139,16 +141,16 @@ def _from_hub(hub_id: str) -> tuple[dict[str, Any], str]:
     try:
         content = parse_json(hub.read_config(hub_id))
     except hub.Unavailable as reason:
-        raise ValueError(
+        raise NotRead(
             f"{hub_id}: its config.json was not read from the hub: {reason}. {_near(hub_id)}, or the path of its"
             " config.json"
         ) from None
     except ValueError as error:
-        raise ValueError(
+        raise NotRead(
             f"{hub_id}: the config.json on the hub is not JSON ({error}). Use the path of another one"
         ) from None
     if not isinstance(content, dict):
-        raise ValueError(
+        raise NotRead(
             f"{hub_id}: the config.json on the hub does not contain a JSON object. Use the path of another one"
         )
     return content, hub_id

@@ -1,0 +1,335 @@
+"""A model of transformers without memory, with one block of each kind."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._pytree import tree_leaves
+
+from study.dryrun.fake import without_memory
+from study.dryrun.one_pass import OUTSIDE, PassTracker, Seen, is_float
+from study.errors import Refusal
+
+# The type of the parameters, and whether the forward pass runs under autocast.
+ARITHMETIC = {"fp32": (torch.float32, False), "autocast": (torch.float32, True), "half": (torch.bfloat16, False)}
+SAMPLES = 16_000  # of a second of sound
+# Names of the number of experts in the configurations of models.
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "num_moe_experts")
+
+
+def prepare(config: Any) -> None:
+    """Turn off dropout, cache and dropped layers in a configuration, and set what a forward pass needs."""
+    for part in with_sub_configs(config):
+        for name, value in part.to_dict().items():
+            if "drop" in name and isinstance(value, float):
+                setattr(part, name, 0.0)
+        part.use_cache = False
+        for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
+            if getattr(part, name, None) is None:
+                setattr(part, name, 0)
+    if getattr(config, "is_encoder_decoder", False) and getattr(config, "decoder_start_token_id", None) is None:
+        config.decoder_start_token_id = 0
+
+
+def with_sub_configs(config: Any) -> Iterator[Any]:
+    yield config
+    for name in getattr(config, "sub_configs", None) or ():
+        part = getattr(config, name, None)
+        if part is not None and hasattr(part, "to_dict"):
+            yield from with_sub_configs(part)
+
+
+@dataclass
+class Kind:
+    """Blocks that have the same class and the same shapes of parameters, of which the first one is traced."""
+
+    module: nn.Module
+    copies: int = 0
+
+
+def _block_lists(model: nn.Module) -> list[tuple[nn.Module, list[nn.Module]]]:
+    """Return the lists of repeated blocks, each with its blocks.
+
+    These are the blocks that transformers says must not be split, or else the members of the outermost lists.
+    """
+    whole = set(getattr(model, "_no_split_modules", None) or ())
+    lists = [(each, list(each)) for each in model.modules() if isinstance(each, nn.ModuleList | nn.Sequential)]
+    named = [(each, blocks) for each, blocks in lists if blocks and all(type(b).__name__ in whole for b in blocks)]
+    chosen: list[tuple[nn.Module, list[nn.Module]]] = []
+    inside: set[nn.Module] = set()
+    for each, blocks in named or lists:
+        if each in inside or not any(True for block in blocks for _ in block.parameters()):
+            continue
+        if not named and not (isinstance(each, nn.ModuleList) and len({type(block) for block in blocks}) == 1):
+            continue
+        chosen.append((each, blocks))
+        inside.update(part for block in blocks for part in block.modules())
+    return chosen
+
+
+def _signature(block: nn.Module) -> tuple[Any, ...]:
+    kinds = tuple(getattr(block, name, None) for name in ("attention_type", "layer_type", "block_type"))
+    shapes = tuple((name, tuple(parameter.shape)) for name, parameter in block.named_parameters())
+    return (type(block), tuple(map(str, kinds)), shapes)
+
+
+class ModelInParts:
+    """A model without memory, in which one block of each kind stands for all blocks of that kind.
+
+    Raises Refusal if transformers cannot build the model.
+    """
+
+    casts_buffers = False  # whether buffers have the type of the parameters
+    adds_image = False  # whether the model needs an image beside its text
+    needs_autocast = False  # whether the model cannot be cast to 16 bits
+
+    def __init__(self, built: type[Any], config: Any) -> None:
+        self.name = built.__name__
+        self._built = built
+        self._config = config
+        prepare(config)
+        self._build()
+        self._find_kinds(cut=True)
+
+    def _build(self) -> None:
+        """Build the model on the meta device, with fused attention if it has that."""
+        make = getattr(self._built, "_from_config", None) or (lambda config, **_: self._built(config))
+        self.has_sdpa = True
+        try:
+            with torch.device("meta"):
+                try:
+                    self.model = make(copy.deepcopy(self._config), attn_implementation="sdpa")
+                except (ValueError, ImportError, TypeError) as error:
+                    if "scaled_dot_product" not in str(error) and "attn_implementation" not in str(error):
+                        raise
+                    self.has_sdpa = False
+                    self.model = make(copy.deepcopy(self._config), attn_implementation="eager")
+        except Exception as error:  # any class and configuration may come here and raise anything
+            raise Refusal(f"{self.name}: transformers cannot build it ({in_words(error)})") from None
+        self.config = self.model.config
+        self.model.train()
+        if hasattr(self.model, "set_default_language"):
+            self.model.set_default_language(self.config.languages[0])
+        self.num_params = sum(p.numel() for p in self.model.parameters())
+
+    def _find_kinds(self, cut: bool) -> None:
+        """Find the kinds of blocks. With `cut`, only one block of each kind stays in the model."""
+        self.kinds: list[Kind] = []
+        self.kind_of: dict[nn.Module, int] = {}
+        self.order: list[int] = []  # the kind of each block of the whole model
+        by_signature: dict[tuple[Any, ...], int] = {}
+        seen: set[int] = set()  # parameters
+        for module in self.model.modules():
+            own: Any = [p for p in module._parameters.values() if p is not None]
+            module._meta_parameters = own
+        for owner, blocks in _block_lists(self.model):
+            kept: list[int] = []
+            for place, block in enumerate(blocks):
+                signature = (id(owner), _signature(block), _listed(self.config, len(blocks), place))
+                number = by_signature.setdefault(signature, len(self.kinds))
+                if number == len(self.kinds):
+                    self.kinds.append(Kind(block))
+                    kept.append(place)
+                self.order.append(number)
+                parameters = {id(p) for p in block.parameters()}
+                if not parameters <= seen:
+                    self.kinds[number].copies += 1
+                seen |= parameters
+                if not cut or place in kept:
+                    self.kind_of[block] = number
+            if cut and len(kept) < len(blocks):
+                _cut(owner, kept)
+                for part in with_sub_configs(self.config):
+                    _cut_lists(part, len(blocks), kept)
+
+    # ------------------------------------------------------------ running
+
+    def run(self, setting: str, batch: int, length: int) -> Seen:
+        """Run a forward and a backward pass, and return what they did.
+
+        `setting` is one of those of `study.theory.shapes.counts.Setting`.
+        """
+        arithmetic, attention = setting.split()
+        dtype, is_autocast = ARITHMETIC[arithmetic]
+        if self.has_sdpa:
+            self.model.set_attn_implementation(attention)
+        with ExitStack() as stack:
+            stack.enter_context(without_memory())
+            stack.enter_context(_materialized(self.model, dtype, self.casts_buffers))
+            watch = PassTracker(self.model, self.kind_of, first_setting(self.config, *EXPERTS, default=0))
+            inputs = self._inputs(batch, length, dtype)
+            stack.enter_context(watch)
+            with (
+                saved_tensors_hooks(watch.pack, watch.unpack),
+                torch.autocast("cpu", torch.bfloat16, enabled=is_autocast),
+            ):
+                outputs = self.model(**inputs)
+            logits = _logits(outputs)
+            if logits is None:
+                raise Refusal(f"{self.name}: its forward pass returns nothing that depends on its parameters")
+            watch.seen.logits = logits.numel()
+            gradient = torch.ones_like(logits)
+            del outputs
+            watch.begin_backward([logits, gradient])
+            torch.autograd.backward([logits], [gradient])
+            watch.end_backward([p.grad for p in self.model.parameters() if p.grad is not None])
+            for part in watch.seen.parts.values():
+                part.weight_elements = sum(watch.parameter_storages[storage] for storage in part.weights)
+        return watch.seen
+
+    def _inputs(self, batch: int, length: int, dtype: torch.dtype) -> dict[str, Any]:
+        """Return a batch of zeros of the kind that the model reads: tokens, images or sound."""
+        accepted = inspect.signature(self.model.forward).parameters
+        main = getattr(self.model, "main_input_name", "input_ids")
+        tokens = torch.zeros(batch, length, dtype=torch.long)
+        inputs: dict[str, Any] = {}
+        if main == "pixel_values" or self.adds_image:
+            inputs["pixel_values"] = torch.zeros(batch, *self._image_shape(set(accepted)), dtype=dtype)
+        if main == "input_features":  # a spectrogram
+            bins = first_setting(self.config, "num_mel_bins", "input_feat_per_channel", default=80)
+            frames = 2 * first_setting(self.config, "max_source_positions", default=1500)
+            inputs["input_features"] = torch.zeros(batch, bins, frames, dtype=dtype)
+        elif main == "input_values":  # a second of sound
+            inputs["input_values"] = torch.zeros(batch, SAMPLES, dtype=dtype)
+        elif main != "pixel_values":
+            inputs["input_ids"] = tokens
+        if "decoder_input_ids" in accepted and getattr(self.config, "is_encoder_decoder", True):
+            inputs["decoder_input_ids"] = tokens
+        if "use_cache" in accepted:
+            inputs["use_cache"] = False
+        return inputs
+
+    def _image_shape(self, accepted: set[str]) -> tuple[int, ...]:
+        """Return the shape of an image, or of its patches for models that read patches of images of any size."""
+        channels = first_setting(self.config, "num_channels", "in_channels", "in_chans", default=3)
+        if {"pixel_attention_mask", "spatial_shapes"} <= accepted:
+            patch, patches = (first_setting(self.config, name, default=16) for name in ("patch_size", "num_patches"))
+            return patches, channels * patch**2
+        size = first_setting(self.config, "image_size", default=224)
+        height, width = (size, size) if isinstance(size, int) else (size[0], size[-1])
+        return channels, height, width
+
+    def first_run(self, batch: int, length: int) -> Seen:
+        """Run the model for the first time, in the way in which its code can be traced.
+
+        That is with one block of each kind, or else with all blocks, with an image, with buffers in 16 bits, or under
+        autocast. Raises Refusal with the first reason if no way is possible.
+        """
+        try:
+            return self.run("half sdpa", batch, length)
+        except Exception as error:  # the code of any model may come here and raise anything
+            reason = in_words(error)
+        has_image = "pixel_values" in inspect.signature(self.model.forward).parameters
+        attempts = [(False, False, False), (True, True, False), (False, True, False)]
+        for cut, casts_buffers, adds_image in ([(True, False, True)] if has_image else []) + attempts:
+            self._build()
+            self._find_kinds(cut)
+            self.casts_buffers, self.adds_image = casts_buffers, adds_image
+            try:
+                return self.run("half sdpa", batch, length)
+            except Exception:  # the first reason is the one to report
+                continue
+        self._build()
+        self._find_kinds(cut=True)
+        self.casts_buffers, self.needs_autocast = False, True
+        try:
+            return self.run("autocast sdpa", batch, length)
+        except Exception:
+            raise Refusal(f"{self.name}: a training step cannot be traced ({reason})") from None
+
+    def modules_of(self, part: int) -> int:
+        """Return how many blocks of a kind are in the model that is run."""
+        return max(1, sum(kind == part for kind in self.kind_of.values()))
+
+    def named_parameters(self, part: int) -> list[tuple[str, Any]]:
+        """Return the names and the parameters of a kind of block, or of everything outside the blocks."""
+        if part != OUTSIDE:
+            return list(self.kinds[part].module.named_parameters())
+        inside = {id(p) for block in self.kind_of for p in block.parameters()}
+        return [(name, p) for name, p in self.model.named_parameters() if id(p) not in inside]
+
+
+def first_setting(config: Any, *names: str, default: Any) -> Any:
+    """Return the first of these settings that a configuration or one of its parts has."""
+    for part in with_sub_configs(config):
+        for name in names:
+            if (value := getattr(part, name, None)) is not None:
+                return value
+    return default
+
+
+def _listed(config: Any, count: int, place: int) -> tuple[str, ...]:
+    """Return what the configuration says of one of several layers, such as the type of its attention."""
+    found = []
+    for part in with_sub_configs(config):
+        for name, value in sorted(vars(part).items()):
+            if isinstance(value, list | tuple) and len(value) == count and isinstance(value[0], str | bool | int):
+                found.append(f"{name} {value[place]}")
+    return tuple(found)
+
+
+def _cut(owner: nn.Module, kept: Sequence[int]) -> None:
+    children = list(owner)  # type: ignore[call-overload]
+    owner._modules.clear()
+    for number, place in enumerate(kept):
+        owner._modules[str(number)] = children[place]
+
+
+def _cut_lists(config: Any, count: int, kept: Sequence[int]) -> None:
+    for name, value in list(vars(config).items()):
+        if isinstance(value, list) and len(value) == count and value and isinstance(value[0], str | bool | int):
+            setattr(config, name, [value[place] for place in kept])
+
+
+@contextmanager
+def _materialized(model: nn.Module, dtype: torch.dtype, casts_buffers: bool) -> Iterator[None]:
+    """Give a model on the meta device parameters and buffers without memory, in a floating-point type."""
+    new: dict[int, Any] = {}
+    before: list[tuple[dict[str, Any], str, Any]] = []
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                kind = dtype if parameter.is_floating_point() else parameter.dtype
+                if id(parameter) not in new:
+                    new[id(parameter)] = nn.Parameter(torch.empty(parameter.shape, dtype=kind), parameter.requires_grad)
+                before.append((module._parameters, name, parameter))
+                module._parameters[name] = new[id(parameter)]
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                if id(buffer) not in new:
+                    kind = dtype if casts_buffers and buffer.is_floating_point() else buffer.dtype
+                    new[id(buffer)] = torch.empty(buffer.shape, dtype=kind)
+                before.append((module._buffers, name, buffer))
+                module._buffers[name] = new[id(buffer)]
+    try:
+        yield
+    finally:
+        for place, name, tensor in before:
+            place[name] = tensor
+
+
+def _logits(outputs: Any) -> Tensor | None:
+    for name in ("logits", "prediction_logits", "last_hidden_state"):
+        value = getattr(outputs, name, None)
+        if isinstance(value, Tensor) and value.requires_grad:
+            return value
+    return next(
+        (
+            leaf
+            for leaf in tree_leaves(dict(outputs) if hasattr(outputs, "keys") else outputs)
+            if is_float(leaf) and leaf.requires_grad
+        ),
+        None,
+    )
+
+
+def in_words(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]

@@ -1,0 +1,181 @@
+"""Test that the counts of a traced model are those of its modules, and that theory derives the right memory of them."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import transformers
+from test_activations import CLASSES
+
+from study.dryrun import count, model_parts
+from study.dryrun.models import model_config
+from study.errors import Refusal
+from study.theory import activations, flops, peaks, shapes
+from study.theory.communication import collectives
+from study.theory.engine import Engine, Job
+from study.theory.shapes.counts import Polynomial, from_content, to_content
+from study.training.memory import CpuPeak
+
+SMALL = {
+    "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "intermediate_size": 160, "vocab_size": 300, "max_position_embeddings": 4096, "pad_token_id": 0, "bos_token_id": 0,
+    "eos_token_id": 0,
+}  # fmt: skip
+
+
+def counted(class_name: str, attention: list[str] | None = None, **settings: object) -> shapes.ModelShape:
+    built = getattr(transformers, class_name)
+    counts = count.count(built, built.config_class(**settings), attention or ["sdpa"])
+    return shapes.traced(class_name, counts, 4096)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "bert-base-uncased"])
+def test_counts_are_those_of_the_formulas(name):
+    formulas = shapes.find(name)
+    class_name = {"gpt2": "GPT2LMHeadModel", "bert-base-uncased": "BertForSequenceClassification"}[name]
+    built = getattr(transformers, class_name)
+    traced = shapes.traced(name, count.count(built, model_config(formulas, Job(1, 128))), formulas.positions)
+    assert sorted(traced.parameters.matrices) == sorted(formulas.parameters.matrices)
+    assert sorted(traced.parameters.vectors) == sorted(formulas.parameters.vectors)
+    assert traced.block_params == formulas.block_params
+    length = 512
+    assert flops.model_flops_per_sequence(traced, length) == flops.model_flops_per_sequence(formulas, length)
+    for precision in CLASSES.values():
+        engine = Engine("ddp", 0, 8, precision, 4)
+        assert activations.cast_bytes(traced, engine) == activations.cast_bytes(formulas, engine)
+        for attention in ("sdpa", "eager"):
+            job = Job(4, length, attention=attention)
+            found, expected = (activations.block_bytes(shape, engine, job) for shape in (traced, formulas))
+            # The formula of BERT counts a mask of the padding, which a batch without padding does not have.
+            assert found == pytest.approx(expected, rel=0.05 if (name, attention) != ("gpt2", "sdpa") else 1e-3)
+    engine = Engine("ddp", 0, 8, "bf16", 4)
+    fused = Job(4, length, kernels="fused")
+    found, expected = (activations.block_bytes(shape, engine, fused) for shape in (traced, formulas))
+    assert found == pytest.approx(expected, rel=0.003)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "bert-base-uncased"])
+@pytest.mark.parametrize("stage", [2, 3])
+def test_collectives_of_a_traced_model_are_those_of_the_formulas(name, stage):
+    formulas = shapes.find(name)
+    class_name = {"gpt2": "GPT2LMHeadModel", "bert-base-uncased": "BertForSequenceClassification"}[name]
+    built = getattr(transformers, class_name)
+    counts = count.count(built, model_config(formulas, Job(1, 128)), ["sdpa"])
+    traced = shapes.traced(name, counts, formulas.positions)
+    engine = Engine(
+        "deepspeed", stage, 4, "bf16", 2, reduce_bucket_size=10_000_000, prefetch_bucket_size=1_000_000,
+        persistence_threshold=10_000, max_live_parameters=30_000_000, max_reuse_distance=30_000_000,
+    )  # fmt: skip
+    found, expected = (
+        {each.kind: (each.count, each.bytes) for each in collectives(engine, shape, Job(2, 128))}
+        for shape in (traced, formulas)
+    )
+    assert found.keys() == expected.keys()
+    for kind, (number, num_bytes) in expected.items():
+        assert found[kind][1] == pytest.approx(num_bytes, rel=1e-3), kind
+        assert found[kind][0] == pytest.approx(number, abs=2, rel=0.05), kind
+
+
+@pytest.mark.parametrize("how", CLASSES)
+@pytest.mark.parametrize("model_type", ["phi3", pytest.param("olmo2", marks=pytest.mark.slow)])
+def test_the_highest_moment_of_a_backward_pass_is_the_one_that_was_measured(model_type, how):
+    """Of one process that takes no optimizer step, for architectures of which theory has no formulas."""
+    settings = {**SMALL, "hidden_size": 256, "num_hidden_layers": 6, "intermediate_size": 1024}
+    settings["num_key_value_heads"] = 4
+    config = transformers.AutoConfig.for_model(model_type, use_cache=False, **settings)
+    model_parts.prepare(config)
+    model = transformers.AutoModelForCausalLM.from_config(copy.deepcopy(config)).train()
+    built = type(model)
+    model = model.bfloat16() if how == "half" else model
+    ids = torch.arange(4 * 128).reshape(4, 128) % 300
+
+    def micro_step() -> None:
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=how == "autocast"):
+            loss = model(input_ids=ids, labels=ids).loss
+        loss.backward()
+
+    micro_step()  # what is made once is made
+    model.zero_grad(set_to_none=True)
+    with CpuPeak() as before:
+        pass
+    with CpuPeak() as highest:
+        micro_step()
+    shape = shapes.traced(model_type, count.count(built, config, ["sdpa"]), 4096)
+    engine = Engine("torch", 0, 1, CLASSES[how], 2 if how == "half" else 4)
+    peak = peaks.peak(shape, engine, Job(4, 128, device="cpu"))
+    predicted = sum(peak.parts[part] for part in ("gradients", "activations", "logits", "temporary_buffers"))
+    assert predicted == pytest.approx(highest.tensor_bytes - before.tensor_bytes, rel=0.03)
+
+
+ARCHITECTURES = {  # class -> blocks
+    "Phi3ForCausalLM": 3,
+    "Olmo2ForCausalLM": 3,
+    "GraniteForCausalLM": 3,
+    "RobertaForMaskedLM": 3,
+}
+
+
+@pytest.mark.parametrize("class_name", ARCHITECTURES)
+def test_parameters_are_those_of_transformers(class_name):
+    settings = {
+        key: value for key, value in SMALL.items() if key != "num_key_value_heads" or "Roberta" not in class_name
+    }
+    shape = counted(class_name, **settings)
+    config = getattr(transformers, class_name).config_class(**settings)
+    assert shape.num_params == getattr(transformers, class_name)(config).num_parameters()
+    assert shape.layers == ARCHITECTURES[class_name]
+    assert shape.active_params == shape.num_params
+
+
+def test_a_mixture_of_experts_has_total_and_active_parameters():
+    moe = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "head_dim": 16}
+    shape = counted("Qwen3MoeForCausalLM", **SMALL, **moe)
+    expert = 3 * 64 * 32
+    assert shape.num_params - shape.active_params == 3 * 6 * expert
+    assert shape.experts
+
+
+def test_an_encoder_and_a_decoder_are_counted_together():
+    sizes = {"d_model": 64, "d_kv": 16, "num_heads": 4, "d_ff": 128, "num_layers": 2, "num_decoder_layers": 3}
+    shape = counted("T5ForConditionalGeneration", vocab_size=300, **sizes)
+    built = transformers.T5ForConditionalGeneration(transformers.T5Config(vocab_size=300, **sizes))
+    assert shape.num_params == built.num_parameters()
+    assert shape.layers == 5
+    assert len(shape.counts.kinds) > 1  # the first block of each half has the position bias
+
+
+def test_an_image_is_one_sequence():
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128}
+    shape = counted("ViTForImageClassification", image_size=64, patch_size=16, **sizes)
+    engine = Engine("ddp", 0, 2, "bf16", 4)
+    one, four = (activations.block_bytes(shape, engine, Job(batch, 1)) for batch in (1, 4))
+    assert 0 < one == pytest.approx(four / 4)
+
+
+def test_blocks_that_share_their_parameters_are_executed_more_often_than_they_exist():
+    sizes = {"hidden_size": 64, "num_hidden_layers": 5, "num_attention_heads": 4, "intermediate_size": 128}
+    config = transformers.AlbertConfig(vocab_size=300, embedding_size=32, **sizes)
+    shape = counted("AlbertForMaskedLM", vocab_size=300, embedding_size=32, **sizes)
+    assert shape.num_params == transformers.AlbertForMaskedLM(config).num_parameters()
+    assert (len(shape.counts.executed), sum(shape.counts.copies)) == (5, 1)
+
+
+def test_counts_survive_a_file():
+    counts = counted("Phi3ForCausalLM", **SMALL).counts
+    assert from_content(to_content(counts)) == from_content(to_content(from_content(to_content(counts))))
+    assert from_content(to_content(counts)).num_params == counts.num_params
+
+
+def test_a_polynomial_goes_through_the_values():
+    lengths = (512, 1024, 1536)
+    assert count.fit([7.0 * n for n in lengths], lengths) == Polynomial(per_token=pytest.approx(7.0))
+    squared = count.fit([3.0 * n + 2.0 * n * n for n in lengths], lengths)
+    assert (squared.per_token, squared.per_pair) == (pytest.approx(3.0), pytest.approx(2.0))
+    assert count.fit([5.0, 5.0, 5.0], lengths) == Polynomial(constant=pytest.approx(5.0))
+
+
+def test_a_refusal_names_what_cannot_be_traced():
+    with pytest.raises(Refusal, match=r"TimmWrapperForImageClassification.*timm"):
+        counted("TimmWrapperForImageClassification")
