@@ -44,7 +44,6 @@ LENGTHS = (1024, 1536)  # tokens; two suffice, because no number of a block has 
 # Models with eager attention only have one peak in short sequences and another one in long ones.
 EAGER_ONLY = ("gemma2", "gpt_oss")
 BOTH_LENGTHS = ((256, 512), (1536, 2040))
-ONE_MASK = 0.3  # bytes per pair of tokens of a mask that all sequences share
 CLOSE = 1e-6  # relative error with which the numbers of a trace leave out terms
 ROUGH = 0.02  # the same for bytes moved backward, of which a trace leaves out what comes from the weights
 NOT_USED_OUTSIDE = ("temporary", "moved_forward", "moved_backward", "fused_forward", "fused_backward")
@@ -414,6 +413,7 @@ def part_formulas(fitter: Fitter, samples: Sequence[tuple[dict[str, int], PartCo
 
     def setting(name: str) -> dict[str, Any]:
         result: dict[str, Any] = {}
+        is_eager_only = name.endswith("sdpa")  # if bytes grow with pairs of tokens
         counts = [part.settings[name] for part in parts if name in part.settings]
         for each in (each.name for each in fields(SettingCounts) if each.name != "temporary_elsewhere"):
             values = [getattr(count, each) for count in counts]
@@ -421,18 +421,15 @@ def part_formulas(fitter: Fitter, samples: Sequence[tuple[dict[str, int], PartCo
                 result[each] = Counter(values).most_common(1)[0][0]
             elif each == "casts":
                 result[each] = number("casts", values, monomials)
-            elif each == "temporary" and (pairs := _pairs(values, numbers)):
-                per_token = fitter.fit(
-                    f"{place} {name} temporary with pairs",
-                    [values[at].per_token for at in pairs],
-                    [numbers[at] for at in pairs],
-                    OF_PAIRS,
-                    NEAR,
-                )
+            elif each == "temporary" and (pairs := _pairs(values, numbers, ROUGH if is_eager_only else NEAR)):
+                lower, sizes_of = [values[at].per_token for at in pairs], [numbers[at] for at in pairs]
+                per_token = fitter.fit(f"{place} {name} temporary with pairs", lower, sizes_of, OF_PAIRS, NEAR)
+                if _error(per_token, sizes_of, np.array(lower)) > NEAR:
+                    per_token = _per_token(lower, sizes_of)
                 per_pair = round(values[pairs[0]].per_pair / numbers[pairs[0]]["heads"])
                 result[each] = ["0", per_token, f"{per_pair}*heads"]
                 others = [at for at, value in enumerate(values) if not value.per_pair]
-                if others and name.endswith("sdpa"):  # a model that has eager attention only
+                if others and is_eager_only:
                     result["temporary_elsewhere"] = fitter.fit(
                         f"{place} {name} temporary per_token",
                         [values[at].per_token for at in others],
@@ -463,12 +460,24 @@ def part_formulas(fitter: Fitter, samples: Sequence[tuple[dict[str, int], PartCo
     }
 
 
-def _pairs(values: Sequence[Polynomial], numbers: Sequence[Mapping[str, int]]) -> list[int]:
-    """Return the places of models whose peak is in eager attention: the most bytes per pair of tokens and head."""
+def _pairs(values: Sequence[Polynomial], numbers: Sequence[Mapping[str, int]], share: float) -> list[int]:
+    """Return the places of models whose peak is in eager attention: the most bytes per pair of tokens and head.
+
+    `share` is the share of these bytes by which a model's may differ.
+    """
     ratios = [value.per_pair / each["heads"] for value, each in zip(values, numbers, strict=True)]
     largest = round(max(ratios))
-    heads = [each["heads"] for each in numbers]
-    return [at for at, ratio in enumerate(ratios) if largest and abs(ratio - largest) * heads[at] < ONE_MASK]
+    return [at for at, ratio in enumerate(ratios) if largest and abs(ratio - largest) < share * largest]
+
+
+def _per_token(values: Sequence[float], numbers: Sequence[Mapping[str, int]]) -> str:
+    """Return about the bytes per token by which the peak in eager attention is lower, from few models."""
+    name = "active*feed_forward" if "active" in numbers[0] else "feed_forward"
+    columns = _columns(f"hidden {name}", numbers, len(values))
+    if len(values) <= len(columns):
+        return "0"
+    factors = _solved(np.stack(list(columns.values()), axis=1), np.array(values), np.array(values))
+    return _text(dict(zip(columns, map(float, np.round(factors, 1)), strict=True)))
 
 
 def _idle(matrices: Iterable[str]) -> str:

@@ -202,7 +202,9 @@ class PassTracker(TensorTracker):  # type: ignore[no-untyped-call]
         if self._is_backward:
             return
         if name in ACTIVATION_OPERATORS and part != OUTSIDE:
-            if not any(module in self._acts for module in self._running):
+            shape = outputs[0].shape
+            is_cap = len(shape) == 4 and shape[-1] == shape[-2]  # of attention's scores, as in Gemma 2
+            if not is_cap and not any(module in self._acts for module in self._running):
                 self._note_activation(outputs[0])
         elif name == "mul" and len(keys) > 1 and any(key in self._activated_storages for key in keys):
             if inputs[0].numel() == inputs[1].numel():
