@@ -42,7 +42,7 @@ HELD_OUT = 2
 FEWEST_OUTSIDE, MOST_OUTSIDE = 2, 6  # the same for what is outside the blocks
 LENGTHS = (1024, 1536)  # tokens; two suffice, because no number of a block has more than two terms
 # Models with eager attention only have one peak in short sequences and another one in long ones.
-EAGER_ONLY = ("gemma2", "gpt_oss")
+EAGER_ONLY = ("gemma2",)
 BOTH_LENGTHS = ((256, 512), (1536, 2040))
 CLOSE = 1e-6  # relative error with which the numbers of a trace leave out terms
 ROUGH = 0.02  # the same for bytes moved backward, of which a trace leaves out what comes from the weights
@@ -56,7 +56,6 @@ POWERS = ("constant", "per_token", "per_pair")
 TRACED_WITH: dict[str, dict[str, Any]] = {
     "gemma2": {"layer_types": ["sliding_attention", "full_attention"]},
     "gemma3_text": {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 512},
-    "gpt_oss": {"layer_types": ["sliding_attention", "full_attention"]},
     "modernbert": {"layer_types": ["full_attention", "sliding_attention", "full_attention"]},
     "smollm3": {"no_rope_layers": [1, 0]},
     "qwen2_moe": {"mlp_only_layers": [0]},
@@ -123,9 +122,13 @@ class Traces:
         if path is not None and path.is_file():
             return numbers, pickle.loads(path.read_bytes())
         config = _config(name, sizes, variant, tied)
+        usual = count.LENGTHS
         count.LENGTHS = BOTH_LENGTHS[seed % 2] if name in EAGER_ONLY else LENGTHS  # type: ignore[assignment]
         attention = ("sdpa", "eager") if has_eager else ("sdpa",)
-        counts = count.count(getattr(transformers, class_name), config, attention)
+        try:
+            counts = count.count(getattr(transformers, class_name), config, attention)
+        finally:
+            count.LENGTHS = usual
         if path is not None:
             path.write_bytes(pickle.dumps(counts))
         return numbers, counts

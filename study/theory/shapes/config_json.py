@@ -189,14 +189,6 @@ MODEL_TYPES = {
         layers=_sparse_layers,
     ),
     "mixtral": ModelType("mixtral", _decoder("Mixtral"), _EXPERT_KEYS, derived=frozenset({"kv_heads", "head_size"})),
-    "gpt_oss": ModelType(
-        "gpt-oss",
-        _decoder("GptOss"),
-        _EXPERT_KEYS,
-        derived=frozenset({"kv_heads", "head_size"}),
-        counted={"attention_bias": True},
-        layers=_alternating(2),
-    ),
     "phi3": ModelType("phi3", _decoder("Phi3"), _GROUPED_KEYS, derived=frozenset({"kv_heads"})),
     "olmo2": ModelType("olmo2", _decoder("Olmo2", labels_tokens=False), _GROUPED_KEYS, derived=frozenset({"kv_heads"})),
     "granite": ModelType(
