@@ -22,8 +22,8 @@ from study.training.weights import parameter_groups
 LENGTH = 16
 # Model types of which models as small as `small` makes them can be built; test_formulas.py has all.
 TYPES = (
-    "bert", "gpt2", "gpt_neo", "gptj", "llama", "mistral", "qwen2", "gemma", "gemma2", "qwen3", "gemma3_text", "qwen3_moe",
-    "mixtral", "gpt_neox", "opt",
+    "bert", "gpt2", "gpt_neo", "gptj", "llama", "mistral", "qwen2", "gemma", "gemma2", "qwen3", "gemma3_text",
+    "qwen3_moe", "mixtral", "gpt_neox", "opt",
 )  # fmt: skip
 CLASSES = [(model_type, name) for model_type in TYPES for name in config_json.MODEL_TYPES[model_type].classes]
 # A head of labels is not tied, whatever the setting.

@@ -17,8 +17,6 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from study import files
 from study.theory.shapes.config_json import DEFAULTS_FILE, MODEL_TYPES
 
-LAYER_KEYS = ("first_k_dense_replace",)  # settings that determine the kinds of blocks
-
 
 def main() -> None:
     content = ",\n".join(f" {json.dumps(name)}: {json.dumps(defaults)}" for name, defaults in classes().items())
@@ -32,7 +30,7 @@ def classes() -> dict[str, dict[str, Any]]:
     for name, model_type in MODEL_TYPES.items():
         own_names, fields = CONFIG_MAPPING[name].attribute_map, dataclasses.fields(CONFIG_MAPPING[name])
         by_name = {own_names.get(field.name, field.name): field.default for field in fields}
-        keys = [*model_type.keys.values(), *model_type.more.values(), *model_type.switches, *LAYER_KEYS]
+        keys = [*model_type.keys.values(), *model_type.more.values(), *model_type.switches]
         defaults = {key: by_name[key] for key in keys if key in by_name}
         by_class[name] = {"defaults": defaults, "own_names": own_names}
     return by_class

@@ -378,7 +378,7 @@ def _traced(name: str, not_known: str) -> ModelShape:
     installed.
     """
     if find_spec("torch") is None or find_spec("transformers") is None:
-        raise Refusal(f"{not_known} With PyTorch, other models of transformers are traced: {INSTALL}")
+        raise Refusal(f"{str(not_known).rstrip('.')}. With PyTorch, other models of transformers are traced: {INSTALL}")
     progress.at_once(f"Tracing the modules of {name}")  # starts no thread, because the trace is in a fork
     from study.dryrun import models
 

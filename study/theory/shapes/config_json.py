@@ -115,11 +115,6 @@ def _sparse_layers(settings: dict[str, Any], count: int) -> list[str]:
     return ["dense" if number in dense or (number + 1) % step else "experts" for number in range(count)]
 
 
-def _first_dense_layers(settings: dict[str, Any], count: int) -> list[str]:
-    first = settings["first_k_dense_replace"]
-    return ["dense" if number < first else "experts" for number in range(count)]
-
-
 def _rotated_layers(settings: dict[str, Any], count: int) -> list[str]:
     """Return the kinds of SmolLM3's blocks, of which some have no rotary positions."""
     rotated = settings.get("no_rope_layers")  # 1 for a block with rotary positions
@@ -201,20 +196,6 @@ MODEL_TYPES = {
         derived=frozenset({"kv_heads", "head_size"}),
         counted={"attention_bias": True},
         layers=_alternating(2),
-    ),
-    "deepseek_v3": ModelType(
-        "deepseek-v3",
-        _decoder("DeepseekV3"),
-        {
-            **_KEYS, "experts": "n_routed_experts", "experts_per_token": "num_experts_per_tok",
-            "feed_forward": "moe_intermediate_size",
-        },
-        more={
-            "dense": "intermediate_size", "shared_experts": "n_shared_experts", "q_lora": "q_lora_rank",
-            "kv_lora": "kv_lora_rank", "rope_size": "qk_rope_head_dim", "nope_size": "qk_nope_head_dim",
-            "v_size": "v_head_dim",
-        },
-        layers=_first_dense_layers,
     ),
     "phi3": ModelType("phi3", _decoder("Phi3"), _GROUPED_KEYS, derived=frozenset({"kv_heads"})),
     "olmo2": ModelType("olmo2", _decoder("Olmo2", labels_tokens=False), _GROUPED_KEYS, derived=frozenset({"kv_heads"})),
