@@ -11,7 +11,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from study.theory import flops, traced
+from study.theory import flops, from_counts
 from study.theory.engine import Engine, Job, LossKernel, Numbers
 from study.theory.shapes import Architecture, ModelShape
 
@@ -93,7 +93,7 @@ def block_bytes(shape: ModelShape, engine: Engine, job: Job) -> Numbers:
     If the blocks differ, this is their mean.
     """
     if shape.counts is not None:
-        return traced.block_bytes(shape.counts, arithmetic(engine), engine.compute_bytes, job)
+        return from_counts.block_bytes(shape.counts, arithmetic(engine), engine.compute_bytes, job)
     block, computed_in = BLOCKS[shape.architecture], arithmetic(engine)
     size = engine.compute_bytes
     full, short = block.hidden[computed_in]
@@ -121,7 +121,7 @@ def block_bytes(shape: ModelShape, engine: Engine, job: Job) -> Numbers:
 def largest_block_bytes(shape: ModelShape, engine: Engine, job: Job) -> Numbers:
     """Return the bytes that the block that saves most saves for its backward pass."""
     if shape.counts is not None:
-        return traced.largest_block_bytes(shape.counts, arithmetic(engine), engine.compute_bytes, job)
+        return from_counts.largest_block_bytes(shape.counts, arithmetic(engine), engine.compute_bytes, job)
     return block_bytes(shape, engine, job)
 
 
@@ -137,7 +137,7 @@ def outside_bytes(shape: ModelShape, engine: Engine, job: Job) -> Numbers:
     These are embeddings, the last norm, and a layer before the output layer.
     """
     if shape.counts is not None:
-        return traced.outside_bytes(shape.counts, arithmetic(engine), job)
+        return from_counts.outside_bytes(shape.counts, arithmetic(engine), job)
     size = engine.compute_bytes
     full, short = BLOCKS[shape.architecture].outside[arithmetic(engine)]
     masks = _mask_bytes(job, size) if job.dropout and BLOCKS[shape.architecture].dropouts else 0
@@ -152,7 +152,7 @@ def temporary_bytes(shape: ModelShape, engine: Engine, job: Job) -> Numbers:
     attention instead. At that time, the saved tensors of the feed-forward part are already freed.
     """
     if shape.counts is not None:
-        return traced.temporary_bytes(shape.counts, arithmetic(engine), job)
+        return from_counts.temporary_bytes(shape.counts, arithmetic(engine), job)
     block, computed_in, size = BLOCKS[shape.architecture], arithmetic(engine), engine.compute_bytes
     composed = COMPOSED_TEMPORARIES[computed_in] if _is_composed(shape, job) else 0
     wide = job.tokens * shape.hidden * (block.temporaries[computed_in] + composed)
@@ -181,7 +181,7 @@ def logit_bytes(shape: ModelShape, job: Job) -> Numbers:
 def checkpoint_bytes(shape: ModelShape, engine: Engine, job: Job) -> Numbers:
     """Return the bytes that a checkpointed block saves. This is its input, which is fp32 under autocast."""
     if shape.counts is not None:
-        return traced.checkpoint_bytes(shape.counts, arithmetic(engine), job)
+        return from_counts.checkpoint_bytes(shape.counts, arithmetic(engine), job)
     size = 4 if arithmetic(engine) == "autocast" else engine.compute_bytes
     return job.tokens * shape.hidden * size
 
@@ -193,7 +193,7 @@ def selective_op_bytes(shape: ModelShape, engine: Engine, job: Job) -> Numbers:
     product (torchtitan, function _get_custom_policy).
     """
     if shape.counts is not None:
-        return traced.selective_op_bytes(shape.counts, arithmetic(engine), engine.compute_bytes, job)
+        return from_counts.selective_op_bytes(shape.counts, arithmetic(engine), engine.compute_bytes, job)
     outputs = [product.columns for product in flops.block_products(shape) for _ in range(product.count)]
     width = sum(outputs[::2]) + shape.heads * shape.head_size
     saved = job.tokens * (engine.compute_bytes * width + 4 * shape.heads)
@@ -205,7 +205,7 @@ def cast_bytes(shape: ModelShape, engine: Engine) -> int:
     if arithmetic(engine) != "autocast":
         return 0
     if shape.counts is not None:
-        return traced.cast_bytes(shape.counts)
+        return from_counts.cast_bytes(shape.counts)
     # Embeddings are not multiplied, so they are not cast, unless the embedding is the output layer too.
     rows = 0 if shape.has_tied_head else shape.vocabulary
     rows += shape.position_rows

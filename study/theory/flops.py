@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from study.theory import traced
+from study.theory import from_counts
 from study.theory.engine import Numbers
 from study.theory.shapes import ModelShape
 
@@ -54,7 +54,7 @@ def head_flops_per_sequence(shape: ModelShape, sequence_length: Numbers) -> Numb
     The head reads every token. Only BERT's pooler and its classifier of sequences read a single token.
     """
     if shape.counts is not None:
-        return traced.head_flops(shape.counts, 1, sequence_length)
+        return from_counts.head_flops(shape.counts, 1, sequence_length)
     elements = sum(product.count * product.inner * product.columns for product in head_products(shape))
     return 2 * elements * (1 if shape.is_pooled else sequence_length)
 
@@ -62,7 +62,7 @@ def head_flops_per_sequence(shape: ModelShape, sequence_length: Numbers) -> Numb
 def blocks_flops_per_sequence(shape: ModelShape, sequence_length: Numbers) -> Numbers:
     """Return the FLOPs of all blocks in the forward pass. Activation checkpointing computes this twice."""
     if shape.counts is not None:
-        return traced.blocks_flops(shape.counts, 1, sequence_length)
+        return from_counts.blocks_flops(shape.counts, 1, sequence_length)
     elements = sum(product.count * product.inner * product.columns for product in block_products(shape))
     return shape.layers * (2 * sequence_length * elements + attention_flops_per_sequence(shape, sequence_length))
 

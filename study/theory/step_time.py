@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from study.theory import activations, communication, flops, intervals, model_states, traced
+from study.theory import activations, communication, flops, from_counts, intervals, model_states
 from study.theory.communication.sharded import gathered_elements
 from study.theory.engine import Engine, Job, LossKernel, Numbers, parameter_bytes
 from study.theory.gpus import LIKE
@@ -345,8 +345,8 @@ def _traced_blocks(shape: ModelShape, engine: Engine, job: Job, speed: _Speed) -
             rate = speed.attention if job.attention == "flash-1" else speed.flash
             attention = part.causal * multiplied / rate
             attention_backward = 2.5 * attention
-        moved, moved_backward = traced.moved_bytes(part, arithmetic, size, job)
-        kernels = KERNELS_PER_BLOCK["fused"] if job.is_fused else traced.setting_of(part, arithmetic, job).kernels
+        moved, moved_backward = from_counts.moved_bytes(part, arithmetic, size, job)
+        kernels = KERNELS_PER_BLOCK["fused"] if job.is_fused else from_counts.setting_of(part, arithmetic, job).kernels
         seconds = _repeated(
             count, job, products, attention, attention_backward, moved / speed.stream, moved_backward / speed.stream,
             kernels,

@@ -1,15 +1,18 @@
 """Find models by a known name, by a config.json, or by an id on the Hugging Face hub.
 
-known_models.csv contains the shapes of the config.json files on the hub, with their ids. The BERT models are from
-arXiv:1810.04805, and the small ones from arXiv:1908.08962. The MPT models are those of LLM Foundry's benchmark tables.
-Their numbers of parameters are exactly those of a GPT-2 with biases. They have as many positions as the sequences have
-tokens, which is 2048 in most rows.
+hub_models.json.gz has the configurations of well-known models of the hub, and the counts of those whose architecture
+has no formulas (tools/hub_table.py). known_models.csv has BERT with the two-class head of bert-imdb
+(arXiv:1810.04805, and arXiv:1908.08962 for the small ones), and the MPT models of LLM Foundry's benchmark tables. The
+numbers of parameters of the MPT models are exactly those of a GPT-2 with biases. They have as many positions as the
+sequences have tokens, which is 2048 in most rows.
 """
 
 from __future__ import annotations
 
 import csv
 import difflib
+import gzip
+import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,9 +20,11 @@ from typing import Any
 from study.files import parse_json
 from study.theory.shapes import hub
 from study.theory.shapes.config_json import changed, from_config, from_parts
-from study.theory.shapes.shape import ModelShape
+from study.theory.shapes.counts import from_content
+from study.theory.shapes.shape import ModelShape, traced
 
 COUNTS = ("layers", "hidden", "heads", "kv_heads", "feed_forward", "head_size", "vocabulary", "positions")
+EXAMPLES = ("llama-3.1-8b", "qwen3-8b", "gemma-2-9b", "gpt2", "bert-large", "t5-base")
 DEFAULT_LENGTH = 1024  # default length of a sequence, in tokens
 
 
@@ -27,33 +32,45 @@ class _Known(Mapping[str, ModelShape]):
     """The shapes of known models by name. A shape is made when it is first looked up."""
 
     def __init__(self) -> None:
-        with open(Path(__file__).with_name("known_models.csv"), encoding="utf-8", newline="") as file:
-            self.lines = {line["name"]: line for line in csv.DictReader(file)}
+        folder = Path(__file__).parent
+        with open(folder / "known_models.csv", encoding="utf-8", newline="") as file:
+            self._lines = {line["name"]: line for line in csv.DictReader(file)}
+        content = json.loads(gzip.decompress((folder / "hub_models.json.gz").read_bytes()))
+        self._entries: dict[str, dict[str, Any]] = {entry["name"]: entry for entry in content}
         self._shapes: dict[str, ModelShape] = {}
+        self.hub_ids = {name: line["hub_ids"].split() for name, line in self._lines.items()}
+        self.hub_ids |= {name: entry["hub_ids"] for name, entry in self._entries.items() if name not in self._lines}
 
     def __getitem__(self, name: str) -> ModelShape:
         if name not in self._shapes:
-            self._shapes[name] = _shape_of(self.lines[name])
+            is_line = name in self._lines
+            self._shapes[name] = _of_line(self._lines[name]) if is_line else _of_entry(self._entries[name])
         return self._shapes[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.lines)
+        return iter(self.hub_ids)
 
     def __len__(self) -> int:
-        return len(self.lines)
+        return len(self.hub_ids)
 
 
-def _shape_of(line: dict[str, str]) -> ModelShape:
+def _of_line(line: dict[str, str]) -> ModelShape:
     words: dict[str, Any] = {name: line[name] for name in ("name", "architecture", "activation", "head")}
     counts: dict[str, Any] = {name: int(line[name]) for name in COUNTS}
     return from_parts(**words, **counts, tied=line["tied"] == "True")
 
 
+def _of_entry(entry: dict[str, Any]) -> ModelShape:
+    if "counts" not in entry:
+        return from_config(entry["config"], entry["name"])
+    counts = from_content(entry["counts"])
+    return traced(entry["name"], counts, entry["positions"], tuple(entry["notes"]), entry["config"])
+
+
 KNOWN = _Known()
 # The names of known models by their spellings: the names themselves, and ids on the hub in lower case.
-_BY_NAME = {name: name for name in KNOWN} | {
-    hub_id.lower(): name for name, line in KNOWN.lines.items() for hub_id in line["hub_ids"].split()
-}
+_BY_NAME = {hub_id.lower(): name for name, hub_ids in KNOWN.hub_ids.items() for hub_id in hub_ids}
+_BY_NAME |= {name.lower(): name for name in KNOWN}
 
 
 class NotRead(ValueError):
@@ -119,7 +136,7 @@ def read_config(text: str) -> tuple[dict[str, Any], str]:
     if slash and owner and name and "/" not in name and " " not in text:
         return _from_hub(text)
     near = list(dict.fromkeys(_BY_NAME[n] for n in difflib.get_close_matches(text.lower(), _BY_NAME, n=3)))
-    hint = f"near are {', '.join(near)}" if near else f"known are {', '.join(KNOWN)}"
+    hint = f"near are {', '.join(near)}" if near else f"known are {', '.join(EXAMPLES)} and others"
     raise NotRead(f"unknown model {text!r}: {hint}. Use a known name, a config.json, or a hub id (owner/name)")
 
 
