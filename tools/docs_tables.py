@@ -40,7 +40,7 @@ from study.theory import intervals, measured_by_others, prediction
 from study.theory import peaks as peaks_of
 from study.theory.measured_by_others import MeasuredCase, MeasuredRow
 from study.theory.model_states import paper_bytes_per_parameter
-from study.theory.shapes.config_json import MODEL_TYPES, REFUSED
+from study.theory.shapes.config_json import MODEL_TYPES
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
@@ -505,13 +505,26 @@ def relative(value: float) -> str:
 
 
 def models() -> str:
-    """The classes of transformers that the planner knows, and the model types that it refuses by name."""
+    """The classes of transformers for which the planner has formulas."""
     counted = [
         [f"`{name}`", ", ".join(f"`{class_name}`" for class_name in model_type.classes)]
         for name, model_type in MODEL_TYPES.items()
     ]
-    refused = [[f"`{name}`", f"refused: {reason}"] for name, reason in REFUSED.items()]
-    return tabulate(["`model_type`", "classes in `architectures`"], counted + refused)
+    return tabulate(["`model_type`", "classes in `architectures`"], counted)
+
+
+def architectures() -> str:
+    """The classes of the installed transformers that were counted in their default configuration, and the others."""
+    content = json.loads((ROOT / "reports" / "architectures.json").read_text(encoding="utf-8"))
+    rows = []
+    for kind in dict.fromkeys(row["kind"] for row in content["models"]):
+        members = [row for row in content["models"] if row["kind"] == kind]
+        refused = [row for row in members if "refused" in row]
+        not_built = [row["class"] for row in refused if "transformers cannot" in row["refused"]]
+        not_traced = [row["class"] for row in refused if row["class"] not in not_built]
+        names = (", ".join(f"`{name}`" for name in group) or "none" for group in (not_built, not_traced))
+        rows.append((kind, f"{len(members) - len(refused)} of {len(members)}", *names))
+    return tabulate(("classes for", "counted", "transformers cannot build", "cannot be traced"), rows)
 
 
 def rooms() -> str:
@@ -982,6 +995,7 @@ PLACES: dict[tuple[str, str], Callable[[], str]] = {
     ("reports/planner-accuracy.md", "times"): planner_times,
     ("reports/planner-accuracy.md", "excluded"): left_out,
     ("reports/planner-accuracy.md", "models"): models,
+    ("reports/planner-accuracy.md", "architectures"): architectures,
     ("docs/claims.md", "claims"): lambda: "\n".join(sentences.tally(sentences.read())),
     ("reports/published-program.md", "protocol"): published_program,
     ("reports/doctor.md", "judged"): lambda: doctor_observed.tally(doctor_observed.judged()),

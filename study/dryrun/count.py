@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import re
-import time
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
@@ -28,7 +27,7 @@ BATCH = 64  # sequences in a traced batch
 ATTENTION = ("sdpa", "eager")
 LENGTHS = (512, 1024, 1536)  # tokens
 SHORT_LENGTHS = (16, 32, 48)  # for models that loop over tokens
-LONG_RUN = 4.0  # seconds of processor time of one pass
+MORE_KERNELS = 1.3  # times as many kernels for three times as many tokens show a loop over tokens
 FAR = 0.02  # an error with which a polynomial describes the longest sequences only
 CLOSE = 2e-3  # the largest error of a polynomial, as a share of the largest value
 LENGTH_KEYS = ("max_position_embeddings", "n_positions", "max_source_positions", "max_target_positions")
@@ -72,12 +71,7 @@ class _Counting:
             raise Refusal(f"{self._parts.name}: a training step cannot be traced ({in_words(error)})") from None
 
     def _counts(self, kernels: Sequence[str]) -> ModelCounts:
-        lengths = self._lengths()
-        began = time.process_time()
-        first = self._parts.first_run(BATCH, lengths[-1])
-        if time.process_time() - began > LONG_RUN and len(lengths) > 1:
-            lengths = SHORT_LENGTHS
-            first = self._parts.run("autocast sdpa" if self._parts.needs_autocast else "half sdpa", BATCH, lengths[-1])
+        lengths, first = self._first_pass()
         has_fused_attention = self._parts.has_sdpa and any(part.attention for part in first.parts.values())
         runs: dict[str, list[Seen]] = {}
         for setting in (f"{arithmetic} {attention}" for attention in kernels for arithmetic in ARITHMETIC):
@@ -113,6 +107,23 @@ class _Counting:
                 f"({counts.num_params:,} counted of {self._parts.num_params:,})"
             )
         return counts
+
+    def _first_pass(self) -> tuple[tuple[int, ...], Seen]:
+        """Return the lengths at which to trace the model, and a pass at the longest of them.
+
+        A model that loops over tokens in Python has more kernels for more tokens, and is traced at short lengths.
+        """
+        lengths = self._lengths()
+        if len(lengths) > 1:
+            try:
+                longer = self._parts.first_run(BATCH, SHORT_LENGTHS[-1])
+                shorter = self._parts.run(self._parts.half, BATCH, SHORT_LENGTHS[0])
+            except Refusal:  # a model that needs long sequences
+                return lengths, self._parts.first_run(BATCH, lengths[-1])
+            if longer.kernels > MORE_KERNELS * shorter.kernels:
+                return SHORT_LENGTHS, longer
+            return lengths, self._parts.run(self._parts.half, BATCH, lengths[-1])
+        return lengths, self._parts.first_run(BATCH, lengths[-1])
 
     def _lengths(self) -> tuple[int, ...]:
         """Return the lengths at which the model is traced, in tokens. One image has no length."""

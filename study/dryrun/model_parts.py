@@ -152,6 +152,11 @@ class ModelInParts:
 
     # ------------------------------------------------------------ running
 
+    @property
+    def half(self) -> str:
+        """The setting in which the model computes in 16 bits."""
+        return "autocast sdpa" if self.needs_autocast else "half sdpa"
+
     def run(self, setting: str, batch: int, length: int) -> Seen:
         """Run a forward and a backward pass, and return what they did.
 

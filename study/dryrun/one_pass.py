@@ -71,6 +71,11 @@ class Seen:
     logits: float = 0.0  # elements of the model's output
     hidden: int = 0  # width of a block's input
 
+    @property
+    def kernels(self) -> int:
+        """The number of kernels of the forward pass."""
+        return sum(part.forward.kernels for part in self.parts.values())
+
 
 class PassTracker(TensorTracker):  # type: ignore[no-untyped-call]
     """Record what each part of a model saves, multiplies and moves."""

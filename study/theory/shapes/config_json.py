@@ -251,14 +251,6 @@ TRAINED = ("bert", "gpt2", "gpt-neo", "gpt-j")
 _DEFAULTS: dict[str, dict[str, Any]] = json.loads(DEFAULTS_FILE.read_text(encoding="utf-8"))
 # Settings that add parameters or change the matrix products. Only the given value, which is the default, is supported.
 COUNTED = {"type_vocab_size": 2, "add_cross_attention": False, "attention_bias": False, "mlp_bias": False}
-# Model types that users request but that are not supported, with the explanation.
-REFUSED = {
-    "t5": "an encoder and a decoder, which are not counted",
-    "gemma3": (
-        "text and images in one model, which is not counted; its text alone is: make a config.json of its "
-        'text_config, with model_type "gemma3_text"'
-    ),
-}
 LARGEST_WIDTH = 100_000_000  # upper limit for all sizes in a config.json, including positions
 MOST_LAYERS = 10_000
 
@@ -433,9 +425,7 @@ def _model_type(content: dict[str, Any], source: str) -> ModelType:
     if isinstance(name, str) and name in MODEL_TYPES:
         return MODEL_TYPES[name]
     stated = "no model_type" if name is None else f"model_type {name!r}"
-    if isinstance(name, str) and name in REFUSED:
-        raise ValueError(f"{source}: {stated} is {REFUSED[name]}")
-    raise ValueError(f"{source}: {stated}. Use a config.json of {', '.join(MODEL_TYPES)}")
+    raise ValueError(f"{source}: there are no formulas for {stated}. There are formulas for {', '.join(MODEL_TYPES)}.")
 
 
 def _check_counted(settings: dict[str, Any], model_type: ModelType, source: str) -> None:
