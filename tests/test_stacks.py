@@ -70,7 +70,11 @@ def test_an_option_overrides_the_stack():
     # The loss has the kind of the requested kernels, unless it is requested too.
     assert Request("l4", stack="trl").job().loss == "chunked"
     assert Request("l4", kernels="fused").job().loss == "fused"
-    assert Request("l4", compile=True).job().loss == "fused"
+    # A compiled eager loss keeps 8 bytes per logit. A loss in chunks stays one.
+    assert Request("l4", compile=True).job().loss == "upcast"
+    assert Request("l4", compile=True, kernels="fused").job().loss == "fused"
+    assert Request("l4", compile=True, stack="torchtitan").job().loss == "chunked"
+    assert Request("l4", compile=True, stack="torchtitan", kernels="transformers").job().loss == "upcast"
     assert Request("l4", kernels="fused", loss_kernel="eager").job().loss == "eager"
 
 
@@ -108,6 +112,8 @@ def test_assumed_settings_are_described(name):
     assert ("gradients under FSDP2" in described) == (name != "deepspeed")
     assert ("gradients under DeepSpeed" in described) == (name != "torchtitan")
     assert not any("requested" in value for value in described.values())
+    compiled = dict(assumptions.described(Request("a100-80gb", 8, stack=name, compile=True)))
+    assert not any("requested" in value for value in compiled.values())
     request = Request("a100-80gb", 8, stack=name, attention="eager", optimizer_kernel="loop")
     changed = dict(assumptions.described(request))
     assert {key for key in described if described[key] != changed[key]} == {"attention", "optimizer"}

@@ -64,6 +64,10 @@ class Stack:
             fsdp = {"syncs_each_micro_step": self.sync_each_batch, "reduces_in_fp32": self.reduce_dtype == "fp32"}
         return dataclasses.replace(engine, optimizer_kernel=self.optimizer_kernel, **fsdp)
 
+    def loss_if(self, compiled: bool) -> LossKernel:
+        """Return the kernel of the loss. torch.compile fuses the casts and copies of the eager loss."""
+        return "upcast" if compiled and self.loss_kernel == "eager" else self.loss_kernel
+
     @property
     def job(self) -> dict[str, Any]:
         """The fields of `Job` that this stack decides. Activation checkpointing is not among them."""
