@@ -220,8 +220,8 @@ def test_an_optimizer_step_streams():
     foreach = dataclasses.replace(fused, optimizer_kernel="foreach")
     num_bytes = (step_time.FOREACH_BYTES + step_time.CLIPPING_BYTES) * GPT2_XL.num_params
     assert seconds(foreach).optimizer == pytest.approx(num_bytes / rate)
-    zero1 = ENGINES["zero1"]  # DeepSpeed has its own fused kernel
-    assert seconds(dataclasses.replace(zero1, optimizer_kernel="foreach")).optimizer == seconds(zero1).optimizer
+    zero1 = ENGINES["zero1"]  # whose optimizer can be torch's too
+    assert seconds(dataclasses.replace(zero1, optimizer_kernel="foreach")).optimizer > seconds(zero1).optimizer
 
 
 def test_fsdp2_that_reduces_in_the_last_micro_step_sends_less():

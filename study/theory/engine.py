@@ -143,8 +143,8 @@ class Job:
         """The loss that was requested, or else the one that belongs to the kernels.
 
         torch.compile alone gives `upcast`. The compiled graph of PyTorch's cross_entropy keeps the logits, the
-        log-softmax and the gradient. Runs that were published by lightning-thunder (pull requests 940 and 1261, issue
-        1176) need 7.0 to 8.3 bytes per 16-bit logit.
+        log-softmax and the gradient. Published peaks at the loss need 7.0 to 8.3 bytes per logit more than the other
+        tensors (KempnerForge, benchmarks/mfu_scaling; lightning-thunder, issue 1176 and pull request 1261).
         """
         if self.loss_kernel is not None:
             return self.loss_kernel

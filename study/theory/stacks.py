@@ -74,6 +74,11 @@ class Stack:
         return {"kernels": self.kernels, "attention": self.attention, "loss_kernel": self.loss_kernel}
 
 
+# Programs that give DeepSpeed an optimizer of PyTorch if the JSON file has no section `optimizer`: transformers 5.23,
+# integrations/deepspeed.py, deepspeed_optim_sched; accelerate 1.15, accelerator.py, _prepare_deepspeed; deepspeed
+# 0.19.8, runtime/engine.py, _configure_optimizer. The optimizer of the others under DeepSpeed is always fused.
+PASS_THEIR_OPTIMIZER: tuple[StackName, ...] = ("accelerate", "trainer", "trl", "axolotl")
+
 _ALL = ("NO", "MULTI_GPU", "DEEPSPEED", "FSDP")
 _TRANSFORMERS = {
     "kernels": "transformers 5.23, models/llama/modeling_llama.py: norms are composed of PyTorch's operators",

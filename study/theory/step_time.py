@@ -236,7 +236,7 @@ def seconds(
 def _optimizer_step(shape: ModelShape, num_owned: float, engine: Engine, speed: _Speed) -> float:
     """Return the seconds of the optimizer step on the GPU."""
     moved: float = CLIPPING_BYTES + FUSED_BYTES[engine.optimizer]
-    if engine.optimizer_kernel != "fused" and engine.kind != "deepspeed":  # DeepSpeed has its own fused kernel
+    if engine.optimizer_kernel != "fused":
         moved += FOREACH_BYTES - FUSED_BYTES["adamw"]
     moved *= model_states.master_bytes(engine) / model_states.MASTER_BYTES
     if engine.parameter_bytes == 2 and engine.precision != "pure-bf16" and engine.kind != "fsdp":
