@@ -182,7 +182,10 @@ BATCH, GROUP, ON_ONE = ["--global-batch-size"], ["--shard-group-size"], ["--mode
             [*CASE, "--strategy", "zero1", *GROUP, "4", "--write", "x.yaml"],
             "--write x.yaml: DeepSpeed can only shard stages 1",
         ),
-        ([*CASE, "--strategy", "zero2", "--optimizer-kernel", "foreach"], "--optimizer-kernel foreach: zero2 uses"),
+        (
+            [*CASE, "--strategy", "zero2", "--stack", "deepspeed", "--optimizer-kernel", "foreach"],
+            "--optimizer-kernel foreach: zero2 has",
+        ),
         (["--gpu", "l4", "--gpus", "1", "--write", "x.yaml"], "--write x.yaml: needs both --model and --gpus"),
         (
             ["--model", "llama-2-70b", "--gpu", "l4", "--gpus", "1", "--host-memory", "96", "--write", "x.yaml"],

@@ -11,10 +11,11 @@ from refusing import refusal
 
 from study import cli
 from study.config import build_config
+from study.errors import Refusal
 from study.planner import Request, assumptions, choose
 from study.strategy import file, in_theory
-from study.theory import prediction, shapes
-from study.theory.engine import Engine
+from study.theory import peaks, prediction, shapes
+from study.theory.engine import Engine, Job, OptimizerKernel
 from study.theory.stacks import DEFAULT_STACK, STACKS, Stack, StackName
 
 LLAMA = shapes.find("llama-3-8b")
@@ -65,12 +66,28 @@ def test_an_option_overrides_the_stack():
     assert engine("zero2", grad_accum_dtype="fp32").accumulation_bytes == 4
     assert engine("fsdp2", stack="study", sync_each_batch=False).syncs_each_micro_step is False
     assert engine("fsdp2", optimizer_kernel="foreach").optimizer_kernel == "foreach"
+    # Under DeepSpeed, these programs pass torch's optimizer, which updates a rank's fp32 elements all at once.
+    for name, elements in (("zero2", LLAMA.num_params / 8), ("zero3", 1e9)):
+        peak = {
+            kernel: peaks.peak(LLAMA, engine(name, stack="trainer", optimizer_kernel=kernel), Job(1, 128)).totals[-1]
+            for kernel in get_args(OptimizerKernel)
+        }
+        assert peak["foreach"] - peak["fused"] == pytest.approx(4 * elements, rel=0.02)
+        assert peak["loop"] - peak["fused"] == pytest.approx(8 * elements, rel=0.02)
+    for name in ("deepspeed", "study"):
+        with pytest.raises(Refusal, match="has a fused optimizer"):
+            engine("zero2", stack=name, optimizer_kernel="foreach", strategy="zero2")
+    assert engine("zero2", stack="study", optimizer_kernel="foreach").optimizer_kernel == "fused"
     assert Request("l4", stack="trl").activation_checkpointing == "full"
     assert Request("l4", stack="trl", activation_checkpointing="none").activation_checkpointing == "none"
     # The loss has the kind of the requested kernels, unless it is requested too.
     assert Request("l4", stack="trl").job().loss == "chunked"
     assert Request("l4", kernels="fused").job().loss == "fused"
-    assert Request("l4", compile=True).job().loss == "fused"
+    # A compiled eager loss keeps 8 bytes per logit. A loss in chunks stays one.
+    assert Request("l4", compile=True).job().loss == "upcast"
+    assert Request("l4", compile=True, kernels="fused").job().loss == "fused"
+    assert Request("l4", compile=True, stack="torchtitan").job().loss == "chunked"
+    assert Request("l4", compile=True, stack="torchtitan", kernels="transformers").job().loss == "upcast"
     assert Request("l4", kernels="fused", loss_kernel="eager").job().loss == "eager"
 
 
@@ -108,6 +125,8 @@ def test_assumed_settings_are_described(name):
     assert ("gradients under FSDP2" in described) == (name != "deepspeed")
     assert ("gradients under DeepSpeed" in described) == (name != "torchtitan")
     assert not any("requested" in value for value in described.values())
+    compiled = dict(assumptions.described(Request("a100-80gb", 8, stack=name, compile=True)))
+    assert not any("requested" in value for value in compiled.values())
     request = Request("a100-80gb", 8, stack=name, attention="eager", optimizer_kernel="loop")
     changed = dict(assumptions.described(request))
     assert {key for key in described if described[key] != changed[key]} == {"attention", "optimizer"}

@@ -432,7 +432,13 @@ def planner_times() -> str:
 
 def planner_intervals() -> str:
     """Tabulate the intervals of step times, and how often they contain times that were not used for them."""
-    names = {"fsdp": "FSDP", "zero3": "ZeRO-3", "resident": "one process, DDP, ZeRO-0 to ZeRO-2", "offload": "offload"}
+    names = {
+        "fsdp": "FSDP",
+        "zero3": "ZeRO-3",
+        "resident": "one process, DDP, ZeRO-0 to ZeRO-2",
+        "compiled": "the same with torch.compile",
+        "offload": "offload",
+    }
     machines = {
         "known": "like published ones",
         "new count": "another number of GPUs",

@@ -87,7 +87,9 @@ if TYPE_CHECKING:
     "fused: norms, activation functions and loss are one kernel each. transformers: several kernels, as its models "
     "do. [default: as the stack]",
 )
-@click.option("--compile", is_flag=True, help="Assume torch.compile, which fuses these kernels.")
+@click.option(
+    "--compile", is_flag=True, help="Assume torch.compile, which fuses these kernels and the copies of the logits."
+)
 @choice(
     "--attention",
     engine_types.Attention,
@@ -127,7 +129,8 @@ if TYPE_CHECKING:
 @choice(
     "--optimizer-kernel",
     engine_types.OptimizerKernel,
-    "foreach, PyTorch's default, needs one more copy of what is updated. [default: as the stack]",
+    "foreach, PyTorch's default, needs one more copy of what is updated. Under ZeRO, loop needs two, because its "
+    "parameters are a few large tensors. [default: as the stack]",
 )
 @click.option(
     "--network-gbps", type=float, metavar="GBIT", help="Network rate of a node. [default: as cloud providers offer it]"

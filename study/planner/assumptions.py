@@ -43,7 +43,8 @@ def described(request: Request) -> list[tuple[str, str]]:
 
     def words(name: str, value: str) -> str:
         """Return a value with a mark if it is not the stack's default."""
-        is_default = getattr(settings, name) == getattr(stack, name)
+        default = stack.loss_if(request.compile) if name == "loss_kernel" else getattr(stack, name)
+        is_default = getattr(settings, name) == default
         return value if is_default else f"{value} (requested; {stack.name}'s default is another)"
 
     kernels = "compiled (torch.compile)" if request.compile else words("kernels", KERNELS[settings.kernels])

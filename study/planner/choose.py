@@ -22,6 +22,7 @@ from study.theory.hardware import Box
 from study.theory.peaks import Peak
 from study.theory.prediction import Prediction
 from study.theory.shapes import DEFAULT_LENGTH, ModelShape
+from study.theory.stacks import PASS_THEIR_OPTIMIZER
 
 # Strategies that are this close to the fastest count as equally fast. Then the simplest one is recommended.
 EQUALLY_FAST = 0.03
@@ -413,12 +414,14 @@ def engine_for(shape: ModelShape, request: Request, chosen: Strategy, num_gpus: 
 
     Raises Refusal if a setting is requested for a strategy that does not have it.
     """
-    if request.strategy is not None and chosen.zero_stage is not None and request.optimizer_kernel != "fused":
-        raise Refusal(
-            f"--optimizer-kernel {request.optimizer_kernel}: {chosen.name} uses DeepSpeed's own optimizer kernel. "
-            "Leave --optimizer-kernel out."
-        )
     settings = request.settings
+    if chosen.zero_stage is not None and request.stack not in PASS_THEIR_OPTIMIZER:
+        if request.optimizer_kernel != "fused" and (request.strategy is not None or request.stack == "deepspeed"):
+            raise Refusal(
+                f"--optimizer-kernel {request.optimizer_kernel}: {chosen.name} has a fused optimizer with --stack "
+                f"{request.stack}. Leave --optimizer-kernel out, or take --stack {' or '.join(PASS_THEIR_OPTIMIZER)}."
+            )
+        settings = dataclasses.replace(settings, optimizer_kernel="fused")
     precision = request.chosen_precision
     if chosen.distributed_type in ("NO", "MULTI_GPU"):
         precision = settings.precision_without_masters(precision)

@@ -122,7 +122,9 @@ def _accelerate(advice: Advice, option: Option, path: Path | None) -> Launch:
         settings.append(f"Accelerator({', '.join(arguments)})")
     settings += _of_the_model(option)
     settings += _checkpointing(option)
-    if engine.optimizer == "adamw" and engine.optimizer_kernel == "fused" and engine.kind != "deepspeed":
+    # With offload, accelerate replaces the optimizer by DeepSpeed's.
+    is_own = engine.kind != "deepspeed" or engine.offload_optimizer == "none"
+    if engine.optimizer == "adamw" and engine.optimizer_kernel == "fused" and is_own:
         settings.append("torch.optim.AdamW(..., fused=True)")
     if _accumulates_in_fp32(option):
         settings.append(f"in DeepSpeed's JSON: {json.dumps(DATA_TYPES)}")

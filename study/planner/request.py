@@ -134,12 +134,13 @@ class Request:
     def _fill_in_from_stack(self) -> None:
         """Set every field of OF_STACK that is not requested to the stack's default.
 
-        If other kernels are requested than the stack's, or torch.compile, the loss has their kind.
+        If other kernels are requested than the stack's, the loss has their kind.
         """
         stack = STACKS[self.stack]
-        has_own_kernels = self.compile or self.kernels not in (None, stack.kernels)
+        if self.loss_kernel is None and self.kernels in (None, stack.kernels):
+            object.__setattr__(self, "loss_kernel", stack.loss_if(self.compile))
         for name in OF_STACK:
-            if getattr(self, name) is None and not (name == "loss_kernel" and has_own_kernels):
+            if getattr(self, name) is None and name != "loss_kernel":
                 object.__setattr__(self, name, getattr(stack, name))
 
     @property

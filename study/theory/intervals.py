@@ -12,13 +12,14 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 from study.theory import hardware, measured_by_others
-from study.theory.engine import Engine
+from study.theory.engine import Engine, Job
 from study.theory.hardware import Box
 from study.theory.shapes import ModelShape
 
 # fsdp: PyTorch's FSDP. zero3: DeepSpeed at stage 3. resident: DDP, DeepSpeed at other stages, one process, and mixtures
-# of experts. offload: any engine that stores optimizer states or parameters on the host or a disk.
-TimingClass = Literal["fsdp", "zero3", "resident", "offload"]
+# of experts. compiled: the same as resident with torch.compile. offload: any engine that stores optimizer states or
+# parameters on the host or a disk.
+TimingClass = Literal["fsdp", "zero3", "resident", "compiled", "offload"]
 # How a machine differs from the machines of the published times. known: the same generation, and a number of
 # GPUs within the range of the rows. new count: the same generation, but another number of GPUs. new generation: another
 # generation.
@@ -82,6 +83,7 @@ class Evidence:
             "fsdp": "FSDP on A100 and H100",
             "zero3": "ZeRO-3 on A100 and V100",
             "resident": "one process, DDP, ZeRO-1 and ZeRO-2 on A100, H100 and V100",
+            "compiled": "compiled steps of any engine on A100, H100, H200 and V100",
             "offload": "offload on A100, H100 and V100",
         }[self.engine]
         if self.engine == "offload" and self.distance == "new generation":
@@ -102,8 +104,15 @@ EVIDENCE: dict[tuple[TimingClass, Distance], Evidence] = {
 }
 
 
-def timing_class(shape: ModelShape, engine: Engine) -> TimingClass:
-    """Return the class of engine by which the cross-validation groups a case."""
+def timing_class(shape: ModelShape, engine: Engine, job: Job | None = None) -> TimingClass:
+    """Return the class whose interval a case has. Without a job, the step is not compiled."""
+    kind = _class_of_engine(shape, engine)
+    # torch.compile makes a step of one process or DDP faster by a factor that depends on the model's width and on the
+    # release of PyTorch. The rows that are not compiled say nothing of it.
+    return "compiled" if kind == "resident" and job is not None and job.compiled else kind
+
+
+def _class_of_engine(shape: ModelShape, engine: Engine) -> TimingClass:
     if (engine.offload_optimizer, engine.offload_param) != ("none", "none"):
         return "offload"
     if shape.experts:
@@ -141,7 +150,7 @@ def _lacks(shape: ModelShape, engine: Engine, box: Box) -> tuple[str, ...]:
     return tuple(lacking)
 
 
-def evidence(shape: ModelShape, engine: Engine, box: Box) -> Evidence:
-    """Return the cross-validation errors that decide the interval of a case."""
-    rests_on = EVIDENCE[timing_class(shape, engine), distance_of(shape, engine, box)]
+def evidence(shape: ModelShape, engine: Engine, box: Box, job: Job | None = None) -> Evidence:
+    """Return the cross-validation errors that decide the interval of a case. Without a job, it is not compiled."""
+    rests_on = EVIDENCE[timing_class(shape, engine, job), distance_of(shape, engine, box)]
     return replace(rests_on, lacks=_lacks(shape, engine, box))

@@ -500,6 +500,17 @@ def largest_sub_group(engine: Engine, sizes: ParameterSizes) -> int:
     return max(elements for group in _shards(engine, sizes) for elements in _sub_groups(group, engine.sub_group_size))
 
 
+def elements_per_update(engine: Engine, sizes: ParameterSizes) -> float:
+    """Return how many elements one call of DeepSpeed's optimizer updates on a rank.
+
+    At stage 3, every sub-group has a call of its own (stage3.py, step). At the other stages, one call updates all
+    elements that the rank owns.
+    """
+    if engine.zero_stage == 3:
+        return largest_sub_group(engine, sizes)
+    return sum(map(sum, sizes.groups)) / (engine.num_shards if engine.zero_stage else 1)
+
+
 def _bucket_bytes(engine: Engine) -> int:
     """Return the bytes per element of stage 3's reduce buckets. There is one bucket for each communicated type."""
     size = parameter_bytes(engine.precision)

@@ -19,10 +19,12 @@ from study.theory.communication.model_order import model_of
 from study.theory.communication.sharded import whole_elements
 from study.theory.engine import Engine, Job, Numbers
 from study.theory.model_states import (
+    MASTER_BYTES,
     STATE_PARTS,
     StatePart,
     StepPhase,
     accumulated_on_host,
+    elements_per_update,
     engine_differences,
     is_bf16_optimizer,
     largest_sub_group,
@@ -236,9 +238,15 @@ def _activations(shape: ModelShape, engine: Engine, job: Job, logits: Numbers) -
 def _optimizer_bytes(engine: Engine, shape: ModelShape) -> float:
     """Return the bytes that torch's unfused AdamW allocates in its step for the root of all second moments.
 
-    Source: torch/optim/adamw.py, _multi_tensor_adamw. DeepSpeed has its own fused kernels, which allocate nothing.
+    Sources: torch/optim/adam.py, _multi_tensor_adam. For single tensors, _single_tensor_adam makes the root and its
+    quotient. That matters under DeepSpeed only, whose parameters are a few flat fp32 tensors for the optimizer.
     """
-    if engine.optimizer_kernel != "foreach" or engine.kind == "deepspeed" or engine.offload_optimizer != "none":
+    if engine.optimizer_kernel == "fused" or engine.offload_optimizer != "none":
+        return 0.0
+    if engine.kind == "deepspeed":
+        copies = 1 if engine.optimizer_kernel == "foreach" else 2
+        return copies * MASTER_BYTES * elements_per_update(engine, shape.parameters)
+    if engine.optimizer_kernel == "loop":
         return 0.0
     size = master_bytes(engine) if engine.kind == "fsdp" else engine.parameter_bytes
     return size * shape.num_params / (engine.num_shards if engine.zero_stage else 1)

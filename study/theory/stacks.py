@@ -64,11 +64,20 @@ class Stack:
             fsdp = {"syncs_each_micro_step": self.sync_each_batch, "reduces_in_fp32": self.reduce_dtype == "fp32"}
         return dataclasses.replace(engine, optimizer_kernel=self.optimizer_kernel, **fsdp)
 
+    def loss_if(self, compiled: bool) -> LossKernel:
+        """Return the kernel of the loss. torch.compile fuses the casts and copies of the eager loss."""
+        return "upcast" if compiled and self.loss_kernel == "eager" else self.loss_kernel
+
     @property
     def job(self) -> dict[str, Any]:
         """The fields of `Job` that this stack decides. Activation checkpointing is not among them."""
         return {"kernels": self.kernels, "attention": self.attention, "loss_kernel": self.loss_kernel}
 
+
+# Programs that give DeepSpeed an optimizer of PyTorch if the JSON file has no section `optimizer`: transformers 5.23,
+# integrations/deepspeed.py, deepspeed_optim_sched; accelerate 1.15, accelerator.py, _prepare_deepspeed; deepspeed
+# 0.19.8, runtime/engine.py, _configure_optimizer. The optimizer of the others under DeepSpeed is always fused.
+PASS_THEIR_OPTIMIZER: tuple[StackName, ...] = ("accelerate", "trainer", "trl", "axolotl")
 
 _ALL = ("NO", "MULTI_GPU", "DEEPSPEED", "FSDP")
 _TRANSFORMERS = {
