@@ -67,9 +67,11 @@ class Timed:
     def fitted(self) -> bool:
         """Whether constants are fitted to this time.
 
-        They are not if much is assumed, if the host determines the time, or if the model does not cover the case.
+        They are not if much is assumed, if the host determines the time, if the model does not cover the case, or if
+        the generation has too few times for constants of its own.
         """
-        return self.grade != "C" and self.kind != "offload" and not self.outside
+        has_constants = self.generation in step_time.FITTED
+        return has_constants and self.grade != "C" and self.kind != "offload" and not self.outside
 
     @property
     def generation(self) -> str:

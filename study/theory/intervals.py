@@ -86,8 +86,12 @@ class Evidence:
             "compiled": "compiled steps of any engine on A100, H100, H200 and V100",
             "offload": "offload on A100, H100 and V100",
         }[self.engine]
-        if self.engine == "offload" and self.distance == "new generation":
-            rows += ", and on a Titan RTX"
+        if self.distance == "new generation":
+            rows += {
+                "resident": ", and on RTX 3090, RTX 4090, RTX A6000 and A40",
+                "compiled": ", and on an RTX 4090",
+                "offload": ", and on a Titan RTX",
+            }.get(self.engine, "")
         *most, last = self.left_out
         without = f"{', '.join(most)} or {last}" if most else last
         lacking = f"; no published row has {' or '.join(self.lacks)}" if self.lacks else ""
