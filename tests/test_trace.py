@@ -243,6 +243,8 @@ def test_the_planner_predicts_what_was_traced():
 def test_a_traced_peak_has_the_margin_of_a_predicted_one():
     """Of published peaks of tensors, with all settings, a trace falls as short as a prediction: by next to nothing."""
     cases = {case.name: case for case in measured_by_others.cases("memory")}
+    # The traces were recorded when names did not state the kernel of the loss.
+    cases |= {name.replace(", eager loss", ""): case for name, case in cases.items()}
     short = []
     for _, name, grade, quantity, published, predicted, traced, _ in files.load(PUBLISHED, "traced rows")["rows"]:
         box = cases[name].box

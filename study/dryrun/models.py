@@ -25,7 +25,7 @@ from study.theory.activations import is_eager
 from study.theory.engine import Job
 from study.theory.shapes import DEFAULT_LENGTH, ModelShape
 from study.theory.shapes.config_json import MODEL_TYPES
-from study.theory.shapes.counts import from_content, to_content
+from study.theory.shapes.counts import Polynomial, from_content, to_content
 
 LARGEST_ROTARY = 64  # the rotary dimension of GPT-J, as published
 # If a config.json names no class, the first of these that has its model_type determines the class.
@@ -107,7 +107,8 @@ def model_config(shape: ModelShape, job: Job) -> Any:
     if shape.architecture == "mistral":
         settings["sliding_window"] = None  # which the planner ignores too
     settings |= {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
-    attention = "eager" if is_eager(shape, job) else job.attention
+    has_fused = shape.counts is None or any(kind.attention != Polynomial() for kind in shape.counts.kinds)
+    attention = "eager" if is_eager(shape, job) or not has_fused else job.attention
     config = transformers.AutoConfig.for_model(
         model_type, num_labels=shape.labels, use_cache=False, attn_implementation=attention, **settings
     )
@@ -281,6 +282,8 @@ def _positions(config: Any) -> list[int]:
 
 def _build(make: Callable[[Any], Any], config: Any, job: Job) -> Any:
     model = make(config).float().train()
+    if job.attention == "eager" and hasattr(model, "set_attn_implementation"):
+        model.set_attn_implementation("eager")
     if job.activation_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
     return model
