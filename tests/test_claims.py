@@ -21,7 +21,7 @@ from study.claims.rules import Observed, by_arithmetic, by_others, by_records, b
 from study.errors import Refusal
 from study.records import find as records
 from study.running import studies
-from study.theory import measured_by_others
+from study.theory import intervals, measured_by_others
 
 CLAIM = {
     "id": "small.speed.ratio",
@@ -178,7 +178,7 @@ def test_what_the_papers_count():
 
 def test_a_ratio_to_itself_is_one_and_as_uncertain_as_what_it_rests_on():
     same = by_theory.speed_ratio(FITS, FITS)
-    spread = by_theory.prediction_of(by_theory.Case.of(FITS)).step.evidence.spread
+    spread = intervals.EVIDENCE["fsdp", "known"].spread
     assert (same.value, same.interval) == (1, pytest.approx((1 / spread, spread)))
     for other in ({"strategy": "zero2_cpu_offload"}, {"gpus": 16}, {"precision": "fp32"}, {"model": "mpt-1b"}):
         found = by_theory.speed_ratio({**FITS, **other}, FITS)
