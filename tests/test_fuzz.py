@@ -100,7 +100,8 @@ class Answer:
         self.out, self.err = (stream.buffer.getvalue().decode(errors="replace") for stream in (out, err))
         if self.status not in (0, 1, 2, 3):
             raise Broken(f"status {self.status}")
-        if self.status == 2 and not re.fullmatch(r"zero-study: .+\n", self.err):
+        # A line of progress, such as "Tracing the modules of config.json ...", may come first.
+        if self.status == 2 and not re.fullmatch(r"(.+ \.\.\.\n)*zero-study: .+\n", self.err):
             raise Broken(f"refused in other than one line: {self.err!r}")
         if self.status != 2 and self.err:
             raise Broken(f"said on stderr: {self.err!r}")

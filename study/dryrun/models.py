@@ -209,14 +209,13 @@ def class_of(content: Mapping[str, Any], source: str) -> tuple[type[Any], Any]:
         ) from None
 
 
-def counted(name: str) -> ModelShape | None:
-    """Return the shape of a model that transformers can build, from a trace of its modules.
+def find_class(name: str) -> tuple[type[Any], Any] | None:
+    """Return the transformers class and the configuration that a name stands for. None if it stands for no class.
 
-    The name is that of a transformers class, the path of a config.json or an id on the hub. None if the name stands
-    for no class. Raises Refusal if the class cannot be built or traced.
+    The name is that of a transformers class, the path of a config.json or an id on the hub. Raises Refusal if
+    transformers rejects the configuration.
     """
-    class_and_config = _class_and_config(name)
-    return None if class_and_config is None else shape_of_class(*class_and_config, name)
+    return _class_and_config(name)
 
 
 def shape_of_class(built: type[Any], config: Any, name: str) -> ModelShape:

@@ -380,10 +380,10 @@ def _traced(name: str, not_known: str) -> ModelShape:
     """
     if find_spec("torch") is None or find_spec("transformers") is None:
         raise Refusal(f"{str(not_known).rstrip('.')}. With PyTorch, other models of transformers are traced: {INSTALL}")
-    progress.at_once(f"Tracing the modules of {name}")  # starts no thread, because the trace is in a fork
     from study.dryrun import models
 
-    shape = models.counted(name)
-    if shape is None:
+    found = models.find_class(name)
+    if found is None:
         raise Refusal(not_known)
-    return shape
+    progress.at_once(f"Tracing the modules of {name}")  # starts no thread, because the trace is in a fork
+    return models.shape_of_class(*found, name)

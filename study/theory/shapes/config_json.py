@@ -424,8 +424,8 @@ def _model_type(content: dict[str, Any], source: str) -> ModelType:
     name = content.get("model_type")
     if isinstance(name, str) and name in MODEL_TYPES:
         return MODEL_TYPES[name]
-    stated = "no model_type" if name is None else f"model_type {name!r}"
-    raise ValueError(f"{source}: there are no formulas for {stated}. There are formulas for {', '.join(MODEL_TYPES)}.")
+    missing = "it has no model_type" if name is None else f"there are no formulas for model_type {name!r}"
+    raise ValueError(f"{source}: {missing}. There are formulas for {', '.join(MODEL_TYPES)}")
 
 
 def _check_counted(settings: dict[str, Any], model_type: ModelType, source: str) -> None:
