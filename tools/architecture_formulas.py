@@ -216,8 +216,8 @@ class Fitter:
 
 def _sum(one: Mapping[str, float], other: Mapping[str, float]) -> str:
     terms: dict[str, float] = defaultdict(float)
-    for each in (one, other):
-        for name, factor in each.items():
+    for addend in (one, other):
+        for name, factor in addend.items():
             terms[name] += factor
     return _text(terms)
 
@@ -355,12 +355,12 @@ def _whole_fit(y: np.ndarray[Any, Any], columns: Columns) -> str:
         candidates.insert(0, _solved(matrix, y, y))
     best: tuple[float, Any] | None = None
     for factors in candidates:
-        for each in (_tidy(_snapped(factors), matrix, y), factors):
-            error = _relative(matrix @ each, y)
+        for candidate in (_tidy(_snapped(factors), matrix, y), factors):
+            error = _relative(matrix @ candidate, y)
             if error < SAME:
-                return _text(dict(zip(columns, map(float, each), strict=True)))
-            if (each >= 0).all() and (best is None or error < 0.999 * best[0]):
-                best = error, each
+                return _text(dict(zip(columns, map(float, candidate), strict=True)))
+            if (candidate >= 0).all() and (best is None or error < 0.999 * best[0]):
+                best = error, candidate
     assert best is not None
     return _text(dict(zip(columns, map(float, best[1]), strict=True)))
 
@@ -418,19 +418,19 @@ def part_formulas(fitter: Fitter, samples: Sequence[tuple[dict[str, int], PartCo
         result: dict[str, Any] = {}
         is_eager_only = name.endswith("sdpa")  # if bytes grow with pairs of tokens
         counts = [part.settings[name] for part in parts if name in part.settings]
-        for each in (each.name for each in fields(SettingCounts) if each.name != "temporary_elsewhere"):
-            values = [getattr(count, each) for count in counts]
-            if each == "kernels":
-                result[each] = Counter(values).most_common(1)[0][0]
-            elif each == "casts":
-                result[each] = number("casts", values, monomials)
-            elif each == "temporary" and (pairs := _pairs(values, numbers, ROUGH if is_eager_only else NEAR)):
+        for key in (key.name for key in fields(SettingCounts) if key.name != "temporary_elsewhere"):
+            values = [getattr(count, key) for count in counts]
+            if key == "kernels":
+                result[key] = Counter(values).most_common(1)[0][0]
+            elif key == "casts":
+                result[key] = number("casts", values, monomials)
+            elif key == "temporary" and (pairs := _pairs(values, numbers, ROUGH if is_eager_only else NEAR)):
                 lower, sizes_of = [values[at].per_token for at in pairs], [numbers[at] for at in pairs]
                 per_token = fitter.fit(f"{place} {name} temporary with pairs", lower, sizes_of, OF_PAIRS, NEAR)
                 if _error(per_token, sizes_of, np.array(lower)) > NEAR:
                     per_token = _per_token(lower, sizes_of)
                 per_pair = round(values[pairs[0]].per_pair / numbers[pairs[0]]["heads"])
-                result[each] = ["0", per_token, f"{per_pair}*heads"]
+                result[key] = ["0", per_token, f"{per_pair}*heads"]
                 others = [at for at, value in enumerate(values) if not value.per_pair]
                 if others and is_eager_only:
                     result["temporary_elsewhere"] = fitter.fit(
@@ -440,7 +440,7 @@ def part_formulas(fitter: Fitter, samples: Sequence[tuple[dict[str, int], PartCo
                         terms,
                     )
             else:
-                result[each] = polynomial(f"{name} {each}", values)
+                result[key] = polynomial(f"{name} {key}", values)
         return result
 
     first = parts[0]
@@ -582,11 +582,11 @@ def architecture(fitter: Fitter, traces: Traces, name: str) -> tuple[dict[str, A
     eager = {
         key: value for key, value in next(iter(outsides.values()))["part"]["settings"].items() if key.endswith("eager")
     }
-    for each, head in kind.classes.items():
-        for is_tied in (not tied,) if each == class_name else (tied,) if head != "tokens" else (True, False):
-            key = f"{each} tied" if is_tied and head == "tokens" else each
+    for class_title, head in kind.classes.items():
+        for is_tied in (not tied,) if class_title == class_name else (tied,) if head != "tokens" else (True, False):
+            key = f"{class_title} tied" if is_tied and head == "tokens" else class_title
             for size in range(FEWEST_OUTSIDE, MOST_OUTSIDE + 1):
-                samples = [traces.sample(name, seed, each, is_tied, "", False) for seed in range(size + 1)]
+                samples = [traces.sample(name, seed, class_title, is_tied, "", False) for seed in range(size + 1)]
                 if size == FEWEST_OUTSIDE and len({n["labels"] for n, _ in samples[:-1]}) == 1:
                     continue  # else the number of labels would count as a constant
                 trial = fitter.copy()
@@ -607,17 +607,17 @@ def part_errors(content: Mapping[str, Any], numbers: Mapping[str, int], part: Pa
     """Return the relative error of each number of a part's formulas in one model."""
     computed = formulas._part(content, numbers)
     errors = {}
-    for each in fields(PartCounts):
-        if each.name != "settings":
-            errors[each.name] = difference(getattr(computed, each.name), getattr(part, each.name))
+    for field in fields(PartCounts):
+        if field.name != "settings":
+            errors[field.name] = difference(getattr(computed, field.name), getattr(part, field.name))
     for setting, counts in part.settings.items():
-        for each in fields(SettingCounts):
-            own, true = getattr(computed.settings[setting], each.name), getattr(counts, each.name)
-            if each.name == "temporary":
+        for field in fields(SettingCounts):
+            own, true = getattr(computed.settings[setting], field.name), getattr(counts, field.name)
+            if field.name == "temporary":
                 own, true = peak(computed.settings, setting), peak(part.settings, setting)
-            if each.name == "temporary_elsewhere":
+            if field.name == "temporary_elsewhere":
                 continue
-            errors[f"{setting} {each.name}"] = difference(own, true)
+            errors[f"{setting} {field.name}"] = difference(own, true)
     return errors
 
 
