@@ -115,19 +115,19 @@ def test_a_disturbed_run_has_no_times(tmp_path, box, changed, share, has_times):
     assert row["mean_final_loss"] > 0
 
 
-L40S = {"name": "NVIDIA L40S", "memory_bytes": 2**35, "capability": "8.9"}  # not in the list
+UNKNOWN_GPU = {"name": "NVIDIA RTX 5000 Ada Generation", "memory_bytes": 2**35, "capability": "8.9"}  # not in the list
 
 
 @pytest.mark.parametrize(
     ("gpus", "changes", "oversubscribed"),
     [
-        ([L40S] * 2, {"precision": "bf16"}, False),
-        ([synthetic.GPU, L40S | {"name": "NVIDIA L4"}], {"precision": "bf16"}, False),
+        ([UNKNOWN_GPU] * 2, {"precision": "bf16"}, False),
+        ([synthetic.GPU, UNKNOWN_GPU | {"name": "NVIDIA L4"}], {"precision": "bf16"}, False),
         ([synthetic.GPU | {"name": "Tesla T4"}] * 2, {"precision": "bf16"}, False),  # which has no unit for the type
         ([], {"box": "cpu"}, False),
         ([synthetic.GPU], {}, True),  # none of two ranks has the card to itself, and each counts all of its energy
         ([synthetic.GPU] * 8, {"share_device": True}, True),
-        ([L40S] * 8, {"share_device": True, "world_size": 1}, False),  # with nobody
+        ([UNKNOWN_GPU] * 8, {"share_device": True, "world_size": 1}, False),  # with nobody
     ],
 )
 def test_no_mfu_without_one_known_peak(tmp_path, gpus, changes, oversubscribed):
