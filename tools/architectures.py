@@ -33,11 +33,15 @@ KINDS = {
 }
 # Default configurations that lack a setting without which transformers cannot build the model, and a valid value.
 MISSING: dict[str, dict[str, Any]] = {
+    "DeepseekV2ForCausalLM": {"num_experts_per_tok": 6, "moe_intermediate_size": 1408, "n_group": 1, "topk_group": 1},
     "EsmForMaskedLM": {"vocab_size": 33, "pad_token_id": 1},
     "HunYuanDenseV1ForCausalLM": {"head_dim": 128},
     "HunYuanMoEV1ForCausalLM": {"head_dim": 128},
     "MinistralForCausalLM": {"head_dim": 128},
+    "Lfm2MoeForCausalLM": {"layer_types": ["full_attention"] * 32},
     "NemotronForCausalLM": {"num_key_value_heads": 8},
+    "ReformerForMaskedLM": {"axial_pos_embds": False},
+    "ReformerModelWithLMHead": {"axial_pos_embds": False, "is_decoder": True},
 }
 
 
