@@ -5,18 +5,17 @@ from __future__ import annotations
 import copy
 
 import pytest
-import torch
 import transformers
-from test_activations import CLASSES
+from test_activations import CLASSES, backward_bytes
 
 from study.dryrun import count, model_parts
 from study.dryrun.models import model_config
 from study.errors import Refusal
+from study.planner import Request, choose
 from study.theory import activations, flops, peaks, shapes
 from study.theory.communication import collectives
 from study.theory.engine import Engine, Job
 from study.theory.shapes.counts import Polynomial, from_content, to_content
-from study.training.memory import CpuPeak
 
 SMALL = {
     "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
@@ -88,25 +87,12 @@ def test_the_highest_moment_of_a_backward_pass_is_the_one_that_was_measured(mode
     model_parts.prepare(config)
     model = transformers.AutoModelForCausalLM.from_config(copy.deepcopy(config)).train()
     built = type(model)
-    model = model.bfloat16() if how == "half" else model
-    ids = torch.arange(4 * 128).reshape(4, 128) % 300
-
-    def micro_step() -> None:
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=how == "autocast"):
-            loss = model(input_ids=ids, labels=ids).loss
-        loss.backward()
-
-    micro_step()  # what is made once is made
-    model.zero_grad(set_to_none=True)
-    with CpuPeak() as before:
-        pass
-    with CpuPeak() as highest:
-        micro_step()
+    measured = backward_bytes(model, how)
     shape = shapes.traced(model_type, count.count(built, config, ["sdpa"]), 4096)
     engine = Engine("torch", 0, 1, CLASSES[how], 2 if how == "half" else 4)
     peak = peaks.peak(shape, engine, Job(4, 128, device="cpu"))
     predicted = sum(peak.parts[part] for part in ("gradients", "activations", "logits", "temporary_buffers"))
-    assert predicted == pytest.approx(highest.tensor_bytes - before.tensor_bytes, rel=0.03)
+    assert predicted == pytest.approx(measured, rel=0.03)
 
 
 ARCHITECTURES = {  # class -> blocks
@@ -160,6 +146,33 @@ def test_blocks_that_share_their_parameters_are_executed_more_often_than_they_ex
     shape = counted("AlbertForMaskedLM", vocab_size=300, embedding_size=32, **sizes)
     assert shape.num_params == transformers.AlbertForMaskedLM(config).num_parameters()
     assert (len(shape.counts.executed), sum(shape.counts.copies)) == (5, 1)
+
+
+def test_blocks_of_several_classes_are_found():
+    """Of which transformers names only one as a module that must not be split."""
+    shape = counted("SwiftFormerForImageClassification", image_size=32, depths=[1, 1, 1, 2], embed_dims=[8, 8, 16, 16])
+    assert shape.layers > 1
+    assert shape.labels == 2  # the number of logits of one image
+
+
+def test_a_model_whose_blocks_do_not_run_as_modules_is_refused():
+    sizes = {"hidden_size": 64, "embedding_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    with pytest.raises(Refusal, match="no repeated blocks"):
+        counted("SqueezeBertForMaskedLM", vocab_size=300, intermediate_size=128, **sizes)
+
+
+@pytest.mark.parametrize(
+    "name", ["albert-base-v2", "mamba-130m", "mixtral-8x7b", "t5-small", "vit-base", "whisper-tiny"]
+)
+def test_every_strategy_is_predicted_for_every_kind_of_model(name):
+    shape, length, _ = shapes.find_for_length(name)
+    request = Request("h100", 8, sequence_length=length)
+    options, left_out = choose.options_of(shape, request.box(), request)
+    assert len(options) > 10
+    assert not any("error" in reason.lower() for reason in left_out.values())
+    for option in options:
+        assert 0 < option.prediction.peak.total < float("inf"), option.strategy.name
+        assert 0 < option.seconds < float("inf"), option.strategy.name
 
 
 def test_counts_survive_a_file():

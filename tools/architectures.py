@@ -1,4 +1,6 @@
-"""Count every architecture of the installed transformers in its default configuration, and say which were refused.
+"""Count and predict every architecture of the installed transformers, and say which were refused.
+
+Each is taken in its default configuration, and predicted under every strategy.
 
     python tools/architectures.py [--write] [CLASS ...]
 
@@ -23,6 +25,8 @@ from study.dryrun import count, ranks
 from study.dryrun.model_parts import in_words
 from study.errors import Refusal, RunFailed
 from study.files import ROOT, write_json
+from study.planner import Request, choose
+from study.theory import shapes
 
 PATH = ROOT / "reports" / "architectures.json"
 KINDS = {
@@ -43,6 +47,10 @@ MISSING: dict[str, dict[str, Any]] = {
     "ReformerForMaskedLM": {"axial_pos_embds": False},
     "ReformerModelWithLMHead": {"axial_pos_embds": False, "is_decoder": True},
 }
+
+
+LENGTH = 512  # tokens
+REQUEST = Request("h100-sxm", 8, sequence_length=LENGTH)
 
 
 def classes() -> Iterator[tuple[str, str]]:
@@ -67,6 +75,8 @@ def counted(name: str) -> dict[str, Any]:
         except Exception as error:  # a configuration may raise anything
             raise Refusal(f"transformers cannot make its default configuration ({in_words(error)})") from None
         counts = count.count(built, config, ["sdpa"])
+        shape = shapes.traced(name, counts, positions=LENGTH)
+        choose.options_of(shape, REQUEST.box(), REQUEST)  # every strategy has to be predictable
         return {
             "num_params": counts.num_params,
             "num_active_params": counts.active_params,

@@ -72,6 +72,8 @@ class _Counting:
 
     def _counts(self, kernels: Sequence[str]) -> ModelCounts:
         lengths, first = self._first_pass()
+        if not first.executed:
+            raise Refusal(f"{self._parts.name}: no repeated blocks were found that run as modules of their own")
         has_fused_attention = self._parts.has_sdpa and any(part.attention for part in first.parts.values())
         runs: dict[str, list[Seen]] = {}
         for setting in (f"{arithmetic} {attention}" for attention in kernels for arithmetic in ARITHMETIC):
@@ -79,14 +81,16 @@ class _Counting:
                 continue
             # A model that cannot be cast to 16 bits computes under autocast there.
             traced = setting.replace("half", "autocast") if self._parts.needs_autocast else setting
-            runs[setting] = runs.get(traced) or [self._parts.run(traced, BATCH, length) for length in lengths]
+            last = [first] if traced == self._parts.half else []
+            runs[setting] = runs.get(traced) or [
+                *(self._parts.run(traced, BATCH, length) for length in lengths[: len(lengths) - len(last)]),
+                *last,
+            ]
         parts = range(-1, len(self._parts.kinds))
         counted = {part: self._part(part, runs, lengths) for part in parts}
         before, after = self._outer_layout(first)
         executions = Counter(first.executed)
-        executed = [
-            kind for kind in self._parts.order for _ in range(executions[kind] // max(1, self._parts.modules_of(kind)))
-        ]
+        executed = [kind for kind in self._parts.order for _ in range(executions[kind] // self._parts.modules_of(kind))]
         counts = ModelCounts(
             outside=counted[OUTSIDE],
             before=before,

@@ -28,9 +28,7 @@ EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_expe
 def prepare(config: Any) -> None:
     """Turn off dropout, cache and dropped layers in a configuration, and set what a forward pass needs."""
     for part in with_sub_configs(config):
-        for name, value in part.to_dict().items():
-            if "drop" in name and isinstance(value, float):
-                setattr(part, name, 0.0)
+        turn_off_dropout(part)
         part.use_cache = False
         for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
             if getattr(part, name, None) is None:
@@ -39,7 +37,15 @@ def prepare(config: Any) -> None:
         config.decoder_start_token_id = 0
 
 
+def turn_off_dropout(config: Any) -> None:
+    """Set all rates of dropout and of dropped layers in a configuration to 0."""
+    for name, value in config.to_dict().items():
+        if "drop" in name and isinstance(value, float):
+            setattr(config, name, 0.0)
+
+
 def with_sub_configs(config: Any) -> Iterator[Any]:
+    """Yield a configuration and those of its parts, such as the text and the images of one model."""
     yield config
     for name in getattr(config, "sub_configs", None) or ():
         part = getattr(config, name, None)
@@ -63,6 +69,8 @@ def _block_lists(model: nn.Module) -> list[tuple[nn.Module, list[nn.Module]]]:
     whole = set(getattr(model, "_no_split_modules", None) or ())
     lists = [(each, list(each)) for each in model.modules() if isinstance(each, nn.ModuleList | nn.Sequential)]
     named = [(each, blocks) for each, blocks in lists if blocks and all(type(b).__name__ in whole for b in blocks)]
+    if not named and whole:  # blocks of several classes, of which not all are named
+        named = [(each, blocks) for each, blocks in lists if any(type(b).__name__ in whole for b in blocks)]
     chosen: list[tuple[nn.Module, list[nn.Module]]] = []
     inside: set[nn.Module] = set()
     for each, blocks in named or lists:

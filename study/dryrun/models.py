@@ -19,12 +19,13 @@ from torch.nn import functional
 from transformers.models.auto import modeling_auto
 
 from study.dryrun import count, ranks
+from study.dryrun.model_parts import in_words, turn_off_dropout
 from study.errors import Refusal, refusing
 from study.theory import shapes
 from study.theory.activations import is_eager
 from study.theory.engine import Job
 from study.theory.shapes import DEFAULT_LENGTH, ModelShape
-from study.theory.shapes.config_json import MODEL_TYPES
+from study.theory.shapes.config_json import MODEL_TYPES, ignored_settings
 from study.theory.shapes.counts import Polynomial, from_content, to_content
 
 LARGEST_ROTARY = 64  # the rotary dimension of GPT-J, as published
@@ -66,7 +67,7 @@ def find(name: str, sequence_length: int | None) -> Trainable:
         with refusing():
             shape, length, notes = shapes.find_for_length(name, sequence_length)
     except Refusal as not_counted:
-        if (class_and_config := _class_and_config(name)) is None:
+        if (class_and_config := find_class(name)) is None:
             raise not_counted from None
         return _of_class(*class_and_config, name, sequence_length)
     return of_shape(shape, length, tuple(notes))
@@ -112,14 +113,8 @@ def model_config(shape: ModelShape, job: Job) -> Any:
     config = transformers.AutoConfig.for_model(
         model_type, num_labels=shape.labels, use_cache=False, attn_implementation=attention, **settings
     )
-    _turn_off_dropout(config)
+    turn_off_dropout(config)
     return config
-
-
-def _turn_off_dropout(config: Any) -> None:
-    for name, value in config.to_dict().items():
-        if "drop" in name and isinstance(value, float):
-            setattr(config, name, 0.0)
 
 
 def build_model(shape: ModelShape, job: Job, dtype: torch.dtype) -> Any:
@@ -169,10 +164,11 @@ def loss(model: nn.Module, batch: dict[str, Tensor], shape: ModelShape) -> Any:
 # ---------------------------------------------------------------- transformers' own
 
 
-def _class_and_config(name: str) -> tuple[type[Any], Any] | None:
-    """Return the transformers class and the configuration that a name stands for.
+def find_class(name: str) -> tuple[type[Any], Any] | None:
+    """Return the transformers class and the configuration that a name stands for. None if it stands for no class.
 
-    None if the name stands for no class. Raises Refusal if transformers rejects the configuration.
+    The name is that of a transformers class, the path of a config.json or an id on the hub. Raises Refusal if
+    transformers rejects the configuration.
     """
     named_class = getattr(transformers, name, None)
     configuration: Any = getattr(named_class, "config_class", None)
@@ -205,17 +201,8 @@ def class_of(content: Mapping[str, Any], source: str) -> tuple[type[Any], Any]:
         return getattr(transformers, class_name), transformers.AutoConfig.for_model(content["model_type"], **settings)
     except Exception as error:  # a configuration class may raise anything
         raise Refusal(
-            f"{source}: transformers cannot make a {class_name} from it ({_in_words(error)}). Correct the file."
+            f"{source}: transformers cannot make a {class_name} from it ({in_words(error)}). Correct the file."
         ) from None
-
-
-def find_class(name: str) -> tuple[type[Any], Any] | None:
-    """Return the transformers class and the configuration that a name stands for. None if it stands for no class.
-
-    The name is that of a transformers class, the path of a config.json or an id on the hub. Raises Refusal if
-    transformers rejects the configuration.
-    """
-    return _class_and_config(name)
 
 
 def shape_of_class(built: type[Any], config: Any, name: str) -> ModelShape:
@@ -230,9 +217,7 @@ def shape_of_class(built: type[Any], config: Any, name: str) -> ModelShape:
     fixed = getattr(built, "main_input_name", "input_ids") == "pixel_values"
     positions = 1 if fixed else min([LONGEST, *_positions(config)])
     notes = ["each sequence is one image, and the tokens per second are images per second"] if fixed else []
-    if quantization := content.get("quantization_config"):
-        method = quantization.get("quant_method") if isinstance(quantization, dict) else None
-        notes.append(f"its quantization_config{f' ({method})' if method else ''} is ignored")
+    notes += ignored_settings(content, window_switch="use_sliding_window" if "use_sliding_window" in content else None)
     return shapes.traced(name, counts, positions, tuple(notes), content)
 
 
@@ -249,7 +234,7 @@ def _of_class(
         with torch.device("meta"):
             model = make(config)
     except Exception as error:  # any class and configuration may come here and raise anything
-        reason = f"transformers cannot build {built.__name__} ({_in_words(error)})"
+        reason = f"transformers cannot build {built.__name__} ({in_words(error)})"
         raise Refusal(f"{name}: {reason}. Correct its config.json.") from None
     return Trainable(
         built.__name__,
@@ -267,7 +252,7 @@ def _of_class(
 
 def _prepare(config: Any) -> None:
     """Turn off dropout and the cache in a configuration, and set the decoder's first token if it has none."""
-    _turn_off_dropout(config)
+    turn_off_dropout(config)
     config.use_cache = False
     if getattr(config, "is_encoder_decoder", False) and getattr(config, "decoder_start_token_id", None) is None:
         config.decoder_start_token_id = getattr(config, "pad_token_id", None) or 0
@@ -301,7 +286,7 @@ def _loss(model: Any, batch: dict[str, Tensor], class_name: str) -> Any:
     try:
         loss = getattr(model(**batch), "loss", None)
     except (TypeError, ValueError, AttributeError, RuntimeError) as error:
-        reason = f"its forward pass with tokens and labels fails ({_in_words(error)})"
+        reason = f"its forward pass with tokens and labels fails ({in_words(error)})"
         raise Refusal(
             f"{class_name}: {reason}. Run the dry run with your own script, or choose another strategy."
         ) from None
@@ -311,10 +296,6 @@ def _loss(model: Any, batch: dict[str, Tensor], class_name: str) -> Any:
             "script."
         )
     return loss
-
-
-def _in_words(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
 
 
 def _blocks(model: nn.Module) -> list[str]:

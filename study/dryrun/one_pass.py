@@ -99,7 +99,7 @@ class PassTracker(TensorTracker):  # type: ignore[no-untyped-call]
         self._fixed = {b.untyped_storage()._cdata for b in model.buffers()} | set(self.parameter_storages)
         self._keeps = [*parameters, *model.buffers()]
         self._cast_of: dict[int, int] = {}  # storage of a cast -> storage of its parameter
-        self._saved: dict[int, tuple[int, Any]] = {}  # storage -> part and reference
+        self._saved: dict[int, Tensor] = {}  # by storage; they stay alive, so that no storage gets the same address
         self._activated_storages: set[int] = set()
         self.windows: list[tuple[int, int]] = []  # part, and number of memory changes when its backward pass begins
         self._alive: list[Tensor] = []
@@ -150,7 +150,7 @@ class PassTracker(TensorTracker):  # type: ignore[no-untyped-call]
         if _is_plain(tensor):
             key = tensor.untyped_storage()._cdata
             if key not in self._fixed and key not in self._cast_of and key not in self._saved:
-                self._saved[key] = (self._part, tensor)
+                self._saved[key] = tensor
                 num_bytes = tensor.untyped_storage().nbytes()
                 self.seen.parts[self._part].saved += num_bytes
                 if any(module in self._norms or module in self._acts for module in self._running[-2:]):
@@ -245,14 +245,14 @@ class PassTracker(TensorTracker):  # type: ignore[no-untyped-call]
     # ------------------------------------------------------------ memory
 
     def begin_backward(self, kept: Sequence[Tensor]) -> None:
+        """Begin to watch a backward pass. The memory of the tensors `kept` is not counted."""
         self._is_backward = True
         self._running.clear()
-        self._keep = {tensor.untyped_storage()._cdata for tensor in kept}
         self._alive.clear()
-        self._saved_sizes = {key: tensor.untyped_storage().nbytes() for key, (_, tensor) in self._saved.items()}
         self._saved_storages = {self._storages[key] for key in self._saved if key in self._storages}
+        kept_keys = (tensor.untyped_storage()._cdata for tensor in kept)
         self._not_counted = {
-            self._storages[key] for key in (*self._fixed, *self._cast_of, *self._keep) if key in self._storages
+            self._storages[key] for key in (*self._fixed, *self._cast_of, *kept_keys) if key in self._storages
         }
         self._saved.clear()
         self.start_peak()

@@ -115,7 +115,7 @@ def _setting(advice: Advice) -> str:
         why = f" ({each} per GPU, because the default of {SEQUENCES_PER_GPU} is not a multiple of it)"
     return (
         f"{advice.shape.name} on {box.num_gpus} x {box.gpu.name}{hourly}, global batch {each * box.num_gpus}{why}, "
-        f"{length:,} tokens per sequence"
+        f"{length:,} {'token' if length == 1 else 'tokens'} per sequence"
     )
 
 

@@ -213,16 +213,16 @@ def _activations(shape: ModelShape, engine: Engine, job: Job, logits: Numbers) -
     They include autocast's copies of the weights.
     """
     block = activations.block_bytes(shape, engine, job)
-    largest = activations.largest_block_bytes(shape, engine, job)
     outside = activations.outside_bytes(shape, engine, job)
     casts = activations.cast_bytes(shape, engine)
     recomputed = job.recomputed
-    saved = block
+    saved = computed = block  # of all blocks, and of the one whose backward pass runs
     if job.activation_checkpointing == "selective-op":
         saved = np.minimum(activations.selective_op_bytes(shape, engine, job), block)
         at_loss = shape.layers * saved + outside + casts
         return at_loss, at_loss + block - saved, outside + casts + block
     if recomputed:
+        computed = activations.largest_block_bytes(shape, engine, job)
         saved = recomputed * activations.checkpoint_bytes(shape, engine, job) + (1 - recomputed) * block
     # Autocast's 16-bit weights exist as long as the tensors that are saved for the backward pass. Checkpointed blocks
     # save none, so the copies are freed when the forward pass ends, before the loss makes most of its copies of the
@@ -230,8 +230,8 @@ def _activations(shape: ModelShape, engine: Engine, job: Job, logits: Numbers) -
     until_loss = np.maximum(casts - (1 - 4 / activations.LOGIT_BYTES["eager"]) * logits, 0.0) if recomputed else casts
     at_loss = shape.layers * saved + outside + until_loss
     # A checkpointed block is recomputed while the inputs of all blocks are still saved.
-    in_last = shape.layers * saved + outside + (recomputed * (largest + casts / shape.layers) if recomputed else casts)
-    in_first = outside + (0 if recomputed else casts) + (largest if recomputed else block)
+    in_last = shape.layers * saved + outside + (recomputed * (computed + casts / shape.layers) if recomputed else casts)
+    in_first = outside + (0 if recomputed else casts) + computed
     return at_loss, in_last, in_first
 
 

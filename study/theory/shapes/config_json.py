@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -457,19 +457,27 @@ def _class(content: dict[str, Any], model_type: ModelType, source: str) -> tuple
     return classes[0], labels
 
 
-def _notes(settings: dict[str, Any], model_type: ModelType, experts: int) -> Iterator[str]:
-    """Yield notes on settings of a file that are ignored or guessed."""
+def ignored_settings(settings: Mapping[str, Any], window_switch: str | None) -> Iterator[str]:
+    """Yield notes on settings of a file that are ignored.
+
+    `window_switch` is the key that switches sliding_window on. None if the model has no such key.
+    """
     if quantization := settings.get("quantization_config"):
         method = quantization.get("quant_method") if isinstance(quantization, dict) else None
         yield (
             f"its quantization_config{f' ({method})' if isinstance(method, str) else ''} is ignored: quantised weights "
             "are not trained in 16 bits, and what is counted here is the model without quantisation"
         )
+    window = settings.get("sliding_window")
+    if isinstance(window, int) and window and (window_switch is None or settings.get(window_switch)):
+        yield f"its sliding_window of {window:,} tokens is ignored: attention is counted over the whole sequence"
+
+
+def _notes(settings: dict[str, Any], model_type: ModelType, experts: int) -> Iterator[str]:
+    """Yield notes on settings of a file that are ignored or guessed."""
+    yield from ignored_settings(settings, model_type.window_switch)
     if not settings.get("architectures") and next(iter(model_type.classes.values())) != "tokens":
         yield f"it names no architectures: counted as {next(iter(model_type.classes))}"
-    window, switch = settings.get("sliding_window"), model_type.window_switch
-    if isinstance(window, int) and window and (switch is None or settings.get(switch)):
-        yield f"its sliding_window of {window:,} tokens is ignored: attention is counted over the whole sequence"
     if experts:
         yield (
             "model states are of all experts, FLOPs and activations of those that a token is sent to; seconds are a "

@@ -33,14 +33,6 @@ class Polynomial:
         """Return the quantity of `batch` sequences of `length` tokens each."""
         return batch * (self.constant + length * (self.per_token + length * self.per_pair))
 
-    def __add__(self, other: Polynomial) -> Polynomial:
-        return Polynomial(
-            self.constant + other.constant, self.per_token + other.per_token, self.per_pair + other.per_pair
-        )
-
-    def times(self, factor: float) -> Polynomial:
-        return Polynomial(factor * self.constant, factor * self.per_token, factor * self.per_pair)
-
     @property
     def content(self) -> list[float]:
         """The three numbers, as a file has them."""
@@ -148,11 +140,6 @@ class ModelCounts:
             for _ in range(copies):
                 yield kind, range(len(self.kinds[kind].parameters))
         yield None, [number for number in outside if number not in early]
-
-    @property
-    def blocks(self) -> tuple[PartCounts, ...]:
-        """The kind of each block, in the order of the forward pass."""
-        return tuple(self.kinds[kind] for kind in self.executed)
 
 
 # ---------------------------------------------------------------- files

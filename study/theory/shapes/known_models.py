@@ -14,6 +14,7 @@ import difflib
 import gzip
 import json
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -23,23 +24,41 @@ from study.theory.shapes.config_json import changed, from_config, from_parts
 from study.theory.shapes.counts import from_content
 from study.theory.shapes.shape import ModelShape, traced
 
+FOLDER = Path(__file__).parent
 COUNTS = ("layers", "hidden", "heads", "kv_heads", "feed_forward", "head_size", "vocabulary", "positions")
 EXAMPLES = ("llama-3.1-8b", "qwen3-8b", "gemma-2-9b", "gpt2", "bert-large", "t5-base")
 DEFAULT_LENGTH = 1024  # default length of a sequence, in tokens
 
 
 class _Known(Mapping[str, ModelShape]):
-    """The shapes of known models by name. A shape is made when it is first looked up."""
+    """The shapes of known models by name. Files are read, and a shape is made, when they are first needed."""
 
     def __init__(self) -> None:
-        folder = Path(__file__).parent
-        with open(folder / "known_models.csv", encoding="utf-8", newline="") as file:
-            self._lines = {line["name"]: line for line in csv.DictReader(file)}
-        content = json.loads(gzip.decompress((folder / "hub_models.json.gz").read_bytes()))
-        self._entries: dict[str, dict[str, Any]] = {entry["name"]: entry for entry in content}
         self._shapes: dict[str, ModelShape] = {}
-        self.hub_ids = {name: line["hub_ids"].split() for name, line in self._lines.items()}
-        self.hub_ids |= {name: entry["hub_ids"] for name, entry in self._entries.items() if name not in self._lines}
+
+    @cached_property
+    def _lines(self) -> dict[str, dict[str, str]]:
+        """The lines of known_models.csv by name."""
+        with open(FOLDER / "known_models.csv", encoding="utf-8", newline="") as file:
+            return {line["name"]: line for line in csv.DictReader(file)}
+
+    @cached_property
+    def _entries(self) -> dict[str, dict[str, Any]]:
+        """The models of the hub by name."""
+        content = json.loads(gzip.decompress((FOLDER / "hub_models.json.gz").read_bytes()))
+        return {entry["name"]: entry for entry in content}
+
+    @cached_property
+    def hub_ids(self) -> dict[str, list[str]]:
+        """The ids on the hub of each model, by its name."""
+        of_entries = {name: entry["hub_ids"] for name, entry in self._entries.items()}
+        return of_entries | {name: line["hub_ids"].split() for name, line in self._lines.items()}
+
+    @cached_property
+    def names(self) -> dict[str, str]:
+        """The names of the models by their spellings in lower case: the names themselves, and ids on the hub."""
+        spellings = {hub_id.lower(): name for name, hub_ids in self.hub_ids.items() for hub_id in hub_ids}
+        return spellings | {name.lower(): name for name in self.hub_ids}
 
     def __getitem__(self, name: str) -> ModelShape:
         if name not in self._shapes:
@@ -68,9 +87,6 @@ def _of_entry(entry: dict[str, Any]) -> ModelShape:
 
 
 KNOWN = _Known()
-# The names of known models by their spellings: the names themselves, and ids on the hub in lower case.
-_BY_NAME = {hub_id.lower(): name for name, hub_ids in KNOWN.hub_ids.items() for hub_id in hub_ids}
-_BY_NAME |= {name.lower(): name for name in KNOWN}
 
 
 class NotRead(ValueError):
@@ -85,7 +101,7 @@ def find_known(text: str) -> ModelShape | None:
 
     This reads no file and does not contact the hub.
     """
-    name = _BY_NAME.get(text.strip().lower())
+    name = KNOWN.names.get(text.strip().lower())
     return None if name is None else KNOWN[name]
 
 
@@ -135,7 +151,7 @@ def read_config(text: str) -> tuple[dict[str, Any], str]:
     owner, slash, name = text.partition("/")
     if slash and owner and name and "/" not in name and " " not in text:
         return _from_hub(text)
-    near = list(dict.fromkeys(_BY_NAME[n] for n in difflib.get_close_matches(text.lower(), _BY_NAME, n=3)))
+    near = list(dict.fromkeys(KNOWN.names[n] for n in difflib.get_close_matches(text.lower(), KNOWN.names, n=3)))
     hint = f"near are {', '.join(near)}" if near else f"known are {', '.join(EXAMPLES)} and others"
     raise NotRead(f"unknown model {text!r}: {hint}. Use a known name, a config.json, or a hub id (owner/name)")
 
@@ -176,6 +192,6 @@ def _from_hub(hub_id: str) -> tuple[dict[str, Any], str]:
 def _near(text: str) -> str:
     """Return the start of a sentence that suggests similar known names. The caller continues it with "or"."""
     name = text.lower().rpartition("/")[2]
-    by_last_part = {spelling.rpartition("/")[2]: known for spelling, known in _BY_NAME.items()}
+    by_last_part = {spelling.rpartition("/")[2]: known for spelling, known in KNOWN.names.items()}
     near = dict.fromkeys(by_last_part[n] for n in difflib.get_close_matches(name, by_last_part, n=3, cutoff=0.5))
     return f"give a known name of about its size, such as {', '.join(near)}" if near else "give a known name"

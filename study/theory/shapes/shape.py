@@ -289,6 +289,7 @@ def traced(
         tied=counts.tied,
         activation="",
         head="tokens" if counts.logits.per_token else "sequence classes",
+        labels=round(counts.logits.constant),
         experts=int(experts),
         notes=notes,
         counts=counts,
