@@ -48,7 +48,7 @@ def ask(question) -> choose.Advice:
 def every_split(advice: choose.Advice) -> list[choose.Option]:
     """Every strategy at every split of the batch that the request allows, with and without checkpointing."""
     return [
-        choose.option_of(advice.shape, option.strategy, split, largest=0)
+        choose.option_of(advice.shape, option.strategy, split)
         for option in advice.options
         for split in choose.splits(advice.shape, advice.request, option.prediction.engine, advice.box)
     ]

@@ -7,7 +7,6 @@ from functools import cache
 from pathlib import Path
 
 import launching
-import numpy as np
 import pytest
 
 from study.compare import memory_views
@@ -104,29 +103,6 @@ def test_what_is_reserved_is_as_it_was_fitted():
         if case.quantity == "peak_reserved_bytes" and case.job.compiled
     ]
     assert (round(min(compiled), 1), round(max(medians), 1)) == prediction.RESERVED_RANGE
-
-
-def test_a_grid_is_its_cells():
-    shape = shapes.find("gpt2-xl")
-    for name in ("ddp", "zero1", "zero2_cpu_offload", "zero3", "zero3_tuned", "fsdp2"):
-        chosen = file.read_strategy(file.find_strategy(name))
-        engine = in_theory.engine_of_strategy(chosen, shape.hidden, 8, in_theory.precision_class(chosen, "bf16"))
-        engine = dataclasses.replace(engine, syncs_each_micro_step=False)  # matters for FSDP2 only
-        micro, length = np.array([1, 8, 64]), np.array([[128], [1024]])
-        # As many accumulations as a peak has parts, so that the two axes cannot be taken for one another.
-        deep = np.arange(1, len(peaks.PEAK_PARTS) + 1)[:, None]
-        grid = peaks.peak(shape, engine, Job(micro, 128, deep)).total
-        for row, steps in enumerate(deep[:, 0]):
-            assert grid[row, 2] == pytest.approx(peaks.peak(shape, engine, Job(64, 128, int(steps))).total)
-        steps = np.array([1, 4, 1])
-        grid = peaks.peak(shape, engine, Job(micro, length, steps))
-        assert grid.total.shape == (2, 3)
-        for row, tokens in enumerate((128, 1024)):
-            for column, batch in enumerate((1, 8, 64)):
-                one = peaks.peak(shape, engine, Job(batch, tokens, int(steps[column])))
-                assert grid.total[row, column] == pytest.approx(one.total)
-                assert peaks.PEAK_MOMENTS[grid.moment[row, column]] == peaks.PEAK_MOMENTS[one.moment]
-                assert {part: grid.parts[part][row, column] for part in peaks.PEAK_PARTS} == pytest.approx(one.parts)
 
 
 def test_autocast_keeps_casts_and_fsdp_none():

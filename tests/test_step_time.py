@@ -188,23 +188,6 @@ def seconds(engine: Engine = ENGINES["zero3"], job: Job | None = None, box: hard
 
 
 @pytest.mark.parametrize("name", ENGINES)
-@pytest.mark.parametrize("other", [{}, {"attention": "eager", "dropout": True}, {"activation_checkpointing": True}])
-def test_a_grid_gives_what_its_configurations_give(name, other):
-    """Down to batches that the host bounds; every part has the grid's form."""
-    batches, lengths, micro_steps = np.array([[1], [8]]), np.array([16, 2048]), np.array([[1], [5]])
-    grid = seconds(ENGINES[name], Job(batches, lengths, micro_steps, **other))
-    parts = [field.name for field in dataclasses.fields(grid) if field.name != "evidence"]
-    for row in range(2):
-        for column in range(2):
-            job = Job(int(batches[row, 0]), int(lengths[column]), int(micro_steps[row, 0]), **other)
-            one = seconds(ENGINES[name], job)
-            for part in [*parts, "total", "low", "high"]:
-                of_grid = getattr(grid, part)
-                assert of_grid.shape == (2, 2), part
-                assert of_grid[row, column] == pytest.approx(getattr(one, part)), part
-
-
-@pytest.mark.parametrize("name", ENGINES)
 def test_what_is_sent_takes_its_time(name):
     """The seconds are of the collectives that theory/communication/ lists, an all-reduce passing its bytes twice."""
     engine = ENGINES[name]

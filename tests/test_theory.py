@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from study.compare import predicted
@@ -124,8 +123,7 @@ def step(engine: Engine, shape: ModelShape, **job) -> dict[str, tuple[int, int]]
 
 def test_volumes_with_accumulation():
     """Section 7: 2 or 3 Psi. And sharded gradients are not there to be added to: they move at every micro step."""
-    steps = np.array([1, 4])
-    volumes = [list(paper_volume(stage, 10, steps)) for stage in range(4)]
+    volumes = [[paper_volume(stage, 10, steps) for steps in (1, 4)] for stage in range(4)]
     assert volumes == [[20, 20], [20, 20], [20, 50], [30, 120]]
     with pytest.raises(ValueError, match="zero_stage 4"):
         paper_volume(4, 10)

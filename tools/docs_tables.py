@@ -318,15 +318,14 @@ def printed_memory() -> str:
     rows = []
     for quantity, words in PRINTED.items():
         by_source: dict[str, list[float]] = {}
-        for case in published_rows.amounts():
-            if case.quantity == quantity and case.grade != "C":
-                needed = float(prediction.needed_for(peaks_of.peak(case.shape, case.engine, case.job)))
-                by_source.setdefault(published_rows.source_of(case), []).append(needed / case.published - 1)
+        for case, error in published_rows.printed_memory():
+            if case.quantity == quantity:
+                by_source.setdefault(published_rows.source_of(case), []).append(error)
         every = [error for errors in by_source.values() for error in errors]
         rows.append([words, f"all {len(by_source)} sources", *_printed(every), of_sources(by_source)])
         rows += [[words, source, *_printed(errors), ""] for source, errors in sorted(by_source.items())]
-    error = "error: median / 90th percentile / worst"
-    return tabulate(["measured", "source", "values", error, "printed value is too low", OF_SOURCES], rows)
+    column = "error: median / 90th percentile / worst"
+    return tabulate(["measured", "source", "values", column, "printed value is too low", OF_SOURCES], rows)
 
 
 def _printed(errors: list[float]) -> list[str]:

@@ -24,7 +24,7 @@ from study import files
 from study.planner import published_rows
 from study.planner.published_rows import DIGITS, PREDICTORS, VALIDATION
 from study.records.machine import header
-from study.theory import measured_by_others, step_time
+from study.theory import intervals, measured_by_others, step_time
 from study.theory.intervals import Evidence
 from study.theory.measured_by_others import MeasuredCase, MeasuredRow
 
@@ -48,7 +48,7 @@ def main() -> None:
         _write(EVIDENCE, {}, evidence(times, result["intervals"]))
 
 
-def evidence(times: list[cross_validation.Timed], intervals: list[dict[str, Any]]) -> dict[str, Any]:
+def evidence(times: list[cross_validation.Timed], spreads: list[dict[str, Any]]) -> dict[str, Any]:
     """Gather what study/theory/intervals.py reads: the published times, and the intervals derived from them."""
     rows = [timed for timed in times if timed.fitted]
     generations = sorted({row.generation for row in rows})
@@ -65,8 +65,26 @@ def evidence(times: list[cross_validation.Timed], intervals: list[dict[str, Any]
         "optimizers": sorted({timed.engine.optimizer for timed in times}),
         # A T4 stands in for the Titan RTX of one row, and is no card of theirs.
         "cards": sorted({timed.box.gpu.name for timed in times} - {"t4"}),
-        "intervals": [{name: interval[name] for name in names} for interval in intervals],
+        "intervals": [{name: interval[name] for name in names} for interval in spreads],
+        "memory": memory_errors(),
     }
+
+
+def memory_errors() -> list[dict[str, Any]]:
+    """Summarize the errors of the memory that `advise` prints, by class of engine and by what was measured."""
+    groups: dict[tuple[str, str], list[tuple[MeasuredCase, float]]] = {}
+    for case, error in published_rows.printed_memory():
+        kind = intervals.timing_class(case.shape, case.engine)
+        groups.setdefault((kind, case.quantity), []).append((case, error))
+    summaries = []
+    for (kind, quantity), errors in sorted(groups.items()):
+        summary = published_rows.summarize((case.name, error) for case, error in errors)
+        sources = len({published_rows.source_of(case) for case, _ in errors})
+        summaries.append(
+            {"engine": kind, "quantity": quantity, "sources": sources, "too_low": summary["too_fast"]}
+            | {name: summary[name] for name in ("count", "median", "percentile_90", "worst")}
+        )
+    return summaries
 
 
 def _write(path: Path, head: dict[str, Any], content: dict[str, Any]) -> None:

@@ -198,17 +198,12 @@ def _advise(
     if options["gpu"] == "list":
         _print_gpus()
         return
-    if options["gpu"] is None and options["gpu_memory"] is None:
-        raise Refusal(
-            "--gpu is missing. Name a GPU, for instance a100-80gb (`--gpu list` prints all names), or give its numbers "
-            "with --gpu-memory, --gpu-tflops and --gpu-bandwidth."
-        )
     if model is None and num_gpus is None:
         raise Refusal(
             "--model and --gpus are both missing. Add --model to find GPUs for a model, --gpus to find a model for "
             "GPUs, or both."
         )
-    request = planner.Request(num_gpus=num_gpus or 1, **options)
+    request = request_of(num_gpus, options)
     is_complete = model is not None and num_gpus is not None
     if trace:
         if not is_complete:
@@ -234,6 +229,18 @@ def _advise(
                 print(f"\nWrote the {kind} file of the recommended strategy to {write}")
                 for path in written[1:]:
                     print(f"Wrote {path}, which belongs to it")
+
+
+def request_of(num_gpus: int | None, options: dict[str, Any]) -> Request:
+    """Return the request that the options of `advise` make. Raises Refusal if they name no GPU, or are not valid."""
+    from study import planner
+
+    if options["gpu"] is None and options["gpu_memory"] is None:
+        raise Refusal(
+            "--gpu is missing. Name a GPU, for instance a100-80gb (`--gpu list` prints all names), or give its numbers "
+            "with --gpu-memory, --gpu-tflops and --gpu-bandwidth."
+        )
+    return planner.Request(num_gpus=num_gpus or 1, **options)
 
 
 def _print_gpus() -> None:

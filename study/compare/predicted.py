@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from study.compare import facts
 from study.compare.facts import proven
@@ -245,7 +245,7 @@ def messages(r: Record) -> Messages | None:
         return None
     predicted = communication.collectives(engine_of(r), shape, job_of(r))
     counted = {c.kind: (c.count, c.bytes) for c in recorded}
-    expected = {c.kind: (cast(int, c.count), cast(int, c.bytes)) for c in predicted}
+    expected = {c.kind: (c.count, c.bytes) for c in predicted}
     differing = sum(abs(expected.get(k, (0, 0))[1] - counted.get(k, (0, 0))[1]) for k in {*counted, *expected})
     return Messages(
         record=r,
@@ -313,7 +313,7 @@ def step_peak(r: Record) -> StepPeak | None:
     total = _counted(largest, on_cpu) + (_text_bytes(r) if on_cpu else 0)
     parts: dict[str, float] = {part: float(value) for part, value in largest.parts.items()}
     parts["offloaded"] = float(largest.host_bytes_then) if on_cpu else 0.0
-    return StepPeak(r, measured, _overcount(r), total, parts, peaks.PEAK_MOMENTS[cast(int, largest.moment)])
+    return StepPeak(r, measured, _overcount(r), total, parts, peaks.PEAK_MOMENTS[largest.moment])
 
 
 def _measured_peak(r: Record) -> int | None:

@@ -7,8 +7,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tabulate import tabulate
-
 from study import terminal
 from study.errors import Refusal
 from study.planner import assumptions, launch, reasons
@@ -16,13 +14,12 @@ from study.planner.choose import ENOUGH_FREE, gib
 from study.planner.launch import Launch
 from study.planner.request import CHECKPOINTED, SEQUENCES_PER_GPU
 from study.strategy import file
-from study.theory import hardware, model_states, peaks
+from study.theory import hardware, intervals, model_states, peaks
 from study.theory.prediction import ALLOCATOR_SLACK
 
 if TYPE_CHECKING:
     from study.planner.choose import Advice, FewestGpus, LargestModels, Option
     from study.planner.request import Request
-    from study.theory.engine import Numbers
     from study.theory.hardware import Box
     from study.theory.shapes import ModelShape
 
@@ -37,20 +34,20 @@ def text(advice: Advice) -> str:
     It has the answer, a table with the meaning of its columns, why other strategies are not recommended, how to start
     the training, and what is assumed.
     """
-    lines = [reasons.answer(advice), "", f"{_setting(advice)}. {_basis(advice)}."]
-    chosen = _few(advice)
+    lines = [reasons.answer(advice), "", f"{setting(advice)}. {_basis(advice)}."]
+    chosen = few(advice)
     has_price = advice.box.gpu.price_per_hour is not None
     # 80 columns have space for only one of these.
     last = ("memory is",) if advice.is_traced else ("$/1e9 tok",) if has_price else ("tokens/s/GPU",)
     shown = ("strategy", "fits", "GiB", "free", "batch", "s/step", *last)
-    rows = [list(shown), *([_cells(option, advice.request)[column] for column in shown] for option in chosen)]
+    rows = [list(shown), *([cells(option, advice.request)[column] for column in shown] for option in chosen)]
     return "\n".join(
         [
             *_wrapped(lines),
             "",
             *_aligned(rows),
             "",
-            *_wrapped([" ".join(_legend(chosen, advice.request))]),
+            *_wrapped([" ".join(legend(chosen, advice.request))]),
             *_reasons(advice),
             *_start(advice),
             "",
@@ -71,7 +68,7 @@ def _more(advice: Advice, shown: int) -> str:
     return f"--all shows {more}the parts of the memory and the evidence behind the times{notes}."
 
 
-def _legend(options: Sequence[Option], request: Request) -> list[str]:
+def legend(options: Sequence[Option], request: Request) -> list[str]:
     """Return the meaning of the columns and of the marks that these options have."""
     kinds = {option.prediction.job.activation_checkpointing for option in options}
     marks = [
@@ -104,7 +101,7 @@ PRECISIONS = {
 }
 
 
-def _setting(advice: Advice) -> str:
+def setting(advice: Advice) -> str:
     """Return model, machine, its price, and the batch that all rows of the table have."""
     box, length, request = advice.box, advice.request.sequence_length, advice.request
     price = box.gpu.price_per_hour
@@ -123,7 +120,7 @@ def _basis(advice: Advice) -> str:
     return "Memory is traced or predicted, the rest is predicted" if advice.is_traced else "Predicted, not measured"
 
 
-def _few(advice: Advice) -> list[Option]:
+def few(advice: Advice) -> list[Option]:
     """Return the strategies of the short table, in the order of `Advice.ranked`.
 
     They are the recommended one, those of `FAMILIAR`, and the fastest one with offload that fits.
@@ -160,7 +157,7 @@ def _reasons(advice: Advice) -> list[str]:
 
 def _start(advice: Advice) -> list[str]:
     """Return the command that starts the recommended strategy, and what the program has to set."""
-    start = _launch_or_why(advice)
+    start = launch_or_why(advice)
     if start is None:
         return []
     if isinstance(start, str):
@@ -182,7 +179,7 @@ def _start(advice: Advice) -> list[str]:
     return ["", *lines]
 
 
-def _launch_or_why(advice: Advice) -> Launch | str | None:
+def launch_or_why(advice: Advice) -> Launch | str | None:
     """Return the launch, or the reason why there is none. None if no strategy is recommended."""
     try:
         return launch.launch(advice)
@@ -216,13 +213,13 @@ def text_of_all(advice: Advice) -> str:
     lines = [
         reasons.answer(advice),
         "",
-        f"{_setting(advice)}{nodes}. The model has {_size(shape)}. {usable} GiB of each GPU are usable.",
+        f"{setting(advice)}{nodes}. The model has {_size(shape)}. {usable} GiB of each GPU are usable.",
         f"{_basis(advice)}.",
         *(f"Note: {note}." for note in advice.notes),
     ]
     ranked = advice.ranked
     columns = HEAD if advice.is_traced else HEAD[:-1]
-    rows = [[_cells(option, advice.request)[column] for column in columns] for option in ranked]
+    rows = [[cells(option, advice.request)[column] for column in columns] for option in ranked]
     meanings = [
         f"fits: tight means that less than {100 * ENOUGH_FREE:.0f} % of the GPU stays free.",
         f"GiB: the tensors at the peak, and {100 * ALLOCATOR_SLACK:.0f} % for the allocator.",
@@ -251,7 +248,7 @@ def text_of_all(advice: Advice) -> str:
             *_reasons(advice),
             *_start(advice),
             "",
-            *_block("Assumed", assumed(request, box, _groups(advice))),
+            *_block("Assumed", assumed(request, box, groups_of(advice))),
             "",
             f"Parts of a GPU's memory at its peak, in GiB{', as predicted' * advice.is_traced}:",
             "",
@@ -259,6 +256,9 @@ def text_of_all(advice: Advice) -> str:
             "",
             "Evidence behind the times:",
             *map(terminal.wrapped, _evidence(advice)),
+            "",
+            "Evidence behind the memory:",
+            *map(terminal.wrapped, _memory_evidence(advice)),
         ]
     )
 
@@ -270,6 +270,35 @@ def _evidence(advice: Advice) -> list[str]:
         if not option.is_short:  # a note says that no evidence is known for short steps
             names.setdefault(option.prediction.step.evidence.sentence, []).append(option.strategy.name)
     return [f"s/step of {', '.join(sharing)}: {sentence}." for sentence, sharing in names.items()]
+
+
+# What the printed memory is compared with.
+_QUANTITIES = {
+    "peak_allocated_bytes": ("published peak of tensors", "published peaks of tensors"),
+    "peak_reserved_bytes": ("published peak of reserved memory", "published peaks of reserved memory"),
+    "used_bytes": ("published value of the whole card", "published values of the whole card"),
+}
+
+
+def memory_evidence(option: Option) -> str:
+    """Return a sentence with the measured errors of the printed memory, for the option's class of engine."""
+    parts = []
+    for errors in intervals.memory_errors(option.shape, option.prediction.engine):
+        parts.append(
+            f"{terminal.counted(errors.count, *_QUANTITIES[errors.quantity])} from "
+            f"{terminal.counted(errors.sources, 'source')}: "
+            f"{100 * errors.median:.0f} % off in the median, {100 * abs(errors.worst):.0f} % at worst, "
+            f"too low for {errors.too_low}"
+        )
+    return "; ".join(parts) or "no published memory of this kind of engine"
+
+
+def _memory_evidence(advice: Advice) -> list[str]:
+    """Return the evidence behind the memory, one line for all strategies that share it."""
+    names: dict[str, list[str]] = {}
+    for option in advice.options:
+        names.setdefault(memory_evidence(option), []).append(option.strategy.name)
+    return [f"GiB of {', '.join(sharing)}: {sentence}." for sentence, sharing in names.items()]
 
 
 def _size(shape: ModelShape) -> str:
@@ -318,13 +347,13 @@ def _assumed_briefly(advice: Advice) -> list[tuple[str, str]]:
     return [(label, value) for label, value in pairs if offloads or label not in _OF_OFFLOAD]
 
 
-def _groups(advice: Advice) -> str:
+def groups_of(advice: Advice) -> str:
     """Return how many GPUs share one copy of the model states. The text is empty if all GPUs do."""
     grouped = [option for option in advice.options if option.prediction.engine.replicas > 1]
     return f"{grouped[0].strategy.name} in groups of {grouped[0].prediction.engine.num_shards}" if grouped else ""
 
 
-def _cells(option: Option, request: Request) -> dict[str, str]:
+def cells(option: Option, request: Request) -> dict[str, str]:
     """Return the cells of an option by the name of the column."""
     prediction = option.prediction
     job = prediction.job
@@ -353,6 +382,8 @@ def _cells(option: Option, request: Request) -> dict[str, str]:
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     """Return the rows as lines of text. The first column is aligned to the left, the others to the right."""
+    from tabulate import tabulate  # the web page does without it
+
     sides = ["left", *["right"] * (len(rows[0]) - 1)]
     text = tabulate(rows, tablefmt="plain", colalign=sides, disable_numparse=True)
     return [line.rstrip() for line in text.splitlines()]
@@ -390,14 +421,14 @@ UNITS = {
 def content(advice: Advice) -> dict[str, Any]:
     """Return the advice as plain data for JSON. The key "units" has the unit of each number."""
     gpu = advice.box.gpu
-    start = _launch_or_why(advice)
+    start = launch_or_why(advice)
     return {
         **_model_content(advice.shape),
         "gpu": gpu.name,
         "num_gpus": advice.box.num_gpus,
         "num_nodes": advice.box.num_nodes,
         "sequence_length": advice.request.sequence_length,
-        "assumed": dict(assumed(advice.request, advice.box, _groups(advice))),
+        "assumed": dict(assumed(advice.request, advice.box, groups_of(advice))),
         "usable_bytes_per_gpu": advice.options[0].prediction.usable_bytes,
         "price_per_gpu_hour": gpu.price_per_hour,
         "dollars_per_hour": None if gpu.price_per_hour is None else gpu.price_per_hour * advice.box.num_gpus,
@@ -424,6 +455,7 @@ def _option_content(option: Option, num_params: int) -> dict[str, Any]:
         "lacking": prediction.lacking,
         "peak_bytes_per_gpu": _whole(prediction.peak.total),
         "needed_bytes_per_gpu": _whole(option.needed_bytes),
+        "needed_bytes_rests_on": memory_evidence(option),
         "free_bytes_per_gpu": _whole(option.free_bytes),
         "free_share": option.free_share,
         "memory": {part: _whole(value) for part, value in prediction.peak.parts.items()},
@@ -472,7 +504,7 @@ def _traced_content(option: Option) -> dict[str, Any]:
     }
 
 
-def _whole(value: Numbers) -> int:
+def _whole(value: float) -> int:
     return round(float(value))
 
 

@@ -17,7 +17,7 @@ from study.planner.request import CHECKPOINTED, Request, find_model
 from study.strategy import file, in_theory
 from study.strategy.file import Strategy
 from study.theory import hardware, intervals, peaks, prediction, shapes
-from study.theory.engine import Engine, Job, Numbers
+from study.theory.engine import Engine, Job
 from study.theory.hardware import Box
 from study.theory.peaks import Peak
 from study.theory.prediction import Prediction
@@ -46,11 +46,18 @@ class Option:
     chooses among all of them.
     """
 
+    shape: ModelShape
     strategy: Strategy
     prediction: Prediction
-    largest_micro_batch: int
     is_short: bool  # whether the step is shorter than all steps behind its interval
     traced: Traced | None = None
+
+    @functools.cached_property
+    def largest_micro_batch(self) -> int:
+        """The largest micro batch that is predicted to fit, in sequences. 0 if not even one sequence fits."""
+        return prediction.largest_micro_batch(
+            self.shape, self.prediction.engine, self.prediction.job, self.prediction.box
+        )
 
     @property
     def traced_bytes(self) -> int | None:
@@ -58,7 +65,7 @@ class Option:
         return None if self.traced is None else self.traced.total
 
     @property
-    def needed_bytes(self) -> Numbers:
+    def needed_bytes(self) -> float:
         """The bytes that one GPU needs: the peak of its tensors and a margin for the allocator.
 
         The peak is the traced one if there is a trace, else the predicted one.
@@ -70,7 +77,7 @@ class Option:
         return prediction.needed_bytes(self.traced_bytes)
 
     @property
-    def free_bytes(self) -> Numbers:
+    def free_bytes(self) -> float:
         return self.prediction.usable_bytes - self.needed_bytes
 
     @property
@@ -202,9 +209,7 @@ def options_of(shape: ModelShape, box: Box, request: Request) -> tuple[list[Opti
 def _option(shape: ModelShape, box: Box, request: Request, chosen: Strategy) -> Option:
     engine = engine_for(shape, request, chosen, box.num_gpus)
     with refusing():
-        candidates = [option_of(shape, chosen, split, largest=0) for split in splits(shape, request, engine, box)]
-        best = best_option(candidates).prediction
-        return option_of(shape, chosen, best)
+        return best_option([option_of(shape, chosen, split) for split in splits(shape, request, engine, box)])
 
 
 def best_option(options: Sequence[Option]) -> Option:
@@ -231,16 +236,12 @@ def preferred(options: Sequence[Option]) -> list[Option]:
     return []
 
 
-def option_of(
-    shape: ModelShape, chosen: Strategy, best: Prediction, traced: Traced | None = None, largest: int | None = None
-) -> Option:
-    """Return an option. `largest` is the largest micro batch that fits, which is predicted if it is not given."""
-    if largest is None:
-        largest = prediction.largest_micro_batch(shape, best.engine, best.job, best.box)
+def option_of(shape: ModelShape, chosen: Strategy, best: Prediction, traced: Traced | None = None) -> Option:
+    """Return a strategy with its prediction for one split of the batch."""
     computed = best.step.forward + best.step.backward + best.step.recompute
     is_short = bool(computed < SHORTEST * shape.layers * best.job.gradient_accumulation_steps)
     is_short = is_short and intervals.timing_class(shape, best.engine) != "offload"
-    return Option(chosen, best, largest, is_short, traced)
+    return Option(shape, chosen, best, is_short, traced)
 
 
 def _short(options: Sequence[Option]) -> list[str]:
@@ -403,6 +404,19 @@ def _smallest_job(request: Request, missing: str) -> Job:
             flag = f"--{name.replace('_', '-')}"
             raise Refusal(f"{flag} needs both --model and --gpus. Add {missing}, or leave {flag} out.")
     return dataclasses.replace(request, activation_checkpointing=request.activation_checkpointing or "full").job()
+
+
+def could_fit(shape: ModelShape, request: Request, num_gpus: int) -> bool:
+    """Return whether a strategy without offload fits on this many GPUs with one sequence per GPU.
+
+    If not, larger batches do not fit either. The request must have no batch.
+    """
+    job, box = _smallest_job(request, "a batch"), request.box(num_gpus)
+    return any(
+        prediction.fits(_peak(shape, request, chosen, job, box), box)
+        for chosen in request.strategies(num_gpus)
+        if not chosen.offloads
+    )
 
 
 def _peak(shape: ModelShape, request: Request, chosen: Strategy, job: Job, box: Box) -> Peak:

@@ -178,6 +178,22 @@ def amounts() -> list[MeasuredCase]:
     return list(cases.values())
 
 
+# What the memory that `advise` prints is compared with. Other published amounts are of other moments or unknown tools.
+COMPARED_WITH_PRINTED = ("peak_allocated_bytes", "peak_reserved_bytes", "used_bytes")
+
+
+def printed_memory() -> list[tuple[MeasuredCase, float]]:
+    """Return the error of the memory that `advise` prints, for each published amount of grade A or B.
+
+    The error is relative to the published amount. It is positive if the printed value is larger.
+    """
+    return [
+        (case, prediction.needed_for(peaks.peak(case.shape, case.engine, case.job)) / case.published - 1)
+        for case in amounts()
+        if case.quantity in COMPARED_WITH_PRINTED and case.grade != "C"
+    ]
+
+
 def activations_decide(case: MeasuredCase) -> bool:
     """Return whether the predicted peak is in forward or backward, so that activations determine it.
 

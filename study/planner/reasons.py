@@ -14,7 +14,6 @@ from study.planner.choose import ENOUGH_FREE, EQUALLY_FAST, gib
 if TYPE_CHECKING:
     from study.planner.choose import Advice, Option
     from study.planner.request import Request
-    from study.theory.engine import Numbers
 
 # The strategies that people expect an answer about, besides CPU offload.
 EXPECTED = ("single", "ddp", "zero1", "zero2", "zero3", "fsdp2")
@@ -192,6 +191,8 @@ def _more_gpus(advice: Advice) -> Option | None:
     for count in choose.GPU_COUNTS:
         if count <= advice.box.num_gpus or not request.could_run(count):
             continue
+        if not choose.could_fit(advice.shape, request, count):
+            continue
         try:
             found = choose.options_of(advice.shape, request.box(count), dataclasses.replace(request, num_gpus=count))[0]
         except Refusal:
@@ -277,12 +278,12 @@ def _compared(ratio: float, verb: str = "takes") -> str:
     return f"{verb} {100 * abs(ratio - 1):.0f} % {'longer' if ratio > 1 else 'less time'}"
 
 
-def short(seconds: Numbers) -> str:
+def short(seconds: float) -> str:
     """Return seconds with two digits."""
     return f"{seconds:.2g}" if float(seconds) < 99.5 else f"{seconds:,.0f}"
 
 
-def three(seconds: Numbers) -> str:
+def three(seconds: float) -> str:
     """Return seconds with three digits."""
     return f"{seconds:.3g}" if float(seconds) < 999.5 else f"{seconds:,.0f}"
 

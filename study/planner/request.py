@@ -336,8 +336,7 @@ def _makes_no_sense(chosen: Strategy, num_gpus: int, has_single: bool) -> str | 
     On one GPU there is nothing to average or to shard. Only training without an engine and offload are useful there.
     `has_single` says whether the stack can train without an engine. If it cannot, DeepSpeed's stages are useful too.
     """
-    offloads = (chosen.offload_optimizer_device, chosen.offload_param_device) != ("none", "none")
-    if num_gpus > 1 or offloads or chosen.distributed_type == "NO":
+    if num_gpus > 1 or chosen.offloads or chosen.distributed_type == "NO":
         return None
     if chosen.distributed_type == "DEEPSPEED" and not has_single:
         return None

@@ -14,7 +14,6 @@ from study.running import studies
 from study.strategy import file, in_theory
 from study.strategy.file import Strategy
 from study.theory import hardware, peaks, prediction
-from study.theory.engine import Numbers
 from study.theory.hardware import Gpu
 
 # What the project ships: kinds and numbers of GPUs, and the studies that need GPUs.
@@ -197,11 +196,11 @@ def _check(config: RunConfig, chosen: Strategy) -> None:
         )
 
 
-def _rounded(value: Numbers) -> float:
+def _rounded(value: float) -> float:
     return float(f"{float(value):.{DIGITS}g}")
 
 
-def _whole(value: Numbers) -> int:
+def _whole(value: float) -> int:
     return int(_rounded(value))
 
 

@@ -92,6 +92,10 @@ class Strategy:
         return self.ddp_json is not None and bool(self.ddp_json.get("gradient_as_bucket_view"))
 
     @property
+    def offloads(self) -> bool:
+        return (self.offload_optimizer_device, self.offload_param_device) != ("none", "none")
+
+    @property
     def offloads_to_nvme(self) -> bool:
         return "nvme" in (self.offload_optimizer_device, self.offload_param_device)
 

@@ -9,10 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
-import numpy as np
-
 from study.theory import flops, from_counts
-from study.theory.engine import Engine, Job, LossKernel, Numbers
+from study.theory.engine import Engine, Job, LossKernel
 from study.theory.shapes import Architecture, ModelShape
 
 # fp32: everything is fp32. autocast: parameters are fp32, matrix products are in 16 bits. half: everything is in 16
@@ -87,7 +85,7 @@ def arithmetic(engine: Engine) -> Arithmetic:
     return "autocast" if engine.precision.endswith("-autocast") and engine.kind != "fsdp" else "half"
 
 
-def block_bytes(shape: ModelShape, engine: Engine, job: Job) -> Numbers:
+def block_bytes(shape: ModelShape, engine: Engine, job: Job) -> float:
     """Return the bytes that one block saves for its backward pass, per rank and micro step.
 
     If the blocks differ, this is their mean.
@@ -100,7 +98,7 @@ def block_bytes(shape: ModelShape, engine: Engine, job: Job) -> Numbers:
     if computed_in == "half" and job.is_fused:  # inputs of norms too
         full, short = 0, sum(block.hidden["fp32"])
     eager = is_eager(shape, job)
-    token_bytes: Numbers = shape.hidden * (4 * full + size * short) + 4 * block.norms
+    token_bytes: float = shape.hidden * (4 * full + size * short) + 4 * block.norms
     token_bytes += size * shape.feed_forward * _wide(shape, job)
     if job.dropout:
         token_bytes += block.dropouts * shape.hidden * _mask_bytes(job, size)
@@ -118,7 +116,7 @@ def block_bytes(shape: ModelShape, engine: Engine, job: Job) -> Numbers:
     return job.tokens * (token_bytes + matrices * shape.heads * job.sequence_length)
 
 
-def largest_block_bytes(shape: ModelShape, engine: Engine, job: Job) -> Numbers:
+def largest_block_bytes(shape: ModelShape, engine: Engine, job: Job) -> float:
     """Return the bytes that the block that saves most saves for its backward pass."""
     if shape.counts is not None:
         return from_counts.largest_block_bytes(shape.counts, arithmetic(engine), engine.compute_bytes, job)
@@ -131,7 +129,7 @@ def _wide(shape: ModelShape, job: Job) -> int:
     return BLOCKS[shape.architecture].wide + more
 
 
-def outside_bytes(shape: ModelShape, engine: Engine, job: Job) -> Numbers:
+def outside_bytes(shape: ModelShape, engine: Engine, job: Job) -> float:
     """Return the bytes that the layers outside the blocks save for the backward pass.
 
     These are embeddings, the last norm, and a layer before the output layer.
@@ -145,7 +143,7 @@ def outside_bytes(shape: ModelShape, engine: Engine, job: Job) -> Numbers:
     return job.tokens * shape.hidden * (4 * full + size * short + masks)
 
 
-def temporary_bytes(shape: ModelShape, engine: Engine, job: Job) -> Numbers:
+def temporary_bytes(shape: ModelShape, engine: Engine, job: Job) -> float:
     """Return the temporary bytes at the peak of a block's backward pass, without the block's saved tensors.
 
     The peak is usually in the feed-forward part. If the matrices of attention are materialized, the peak can be in
@@ -163,22 +161,22 @@ def temporary_bytes(shape: ModelShape, engine: Engine, job: Job) -> Numbers:
         matrices = 4 if job.dropout and job.device == "cpu" else 0
     block_inside = size * (shape.feed_forward * _wide(shape, job) + 3.5 * shape.hidden)
     attention = job.tokens * (matrices * shape.heads * job.sequence_length - block_inside)
-    return np.maximum(wide, attention)
+    return max(wide, attention)
 
 
-def num_logits(shape: ModelShape, job: Job) -> Numbers:
+def num_logits(shape: ModelShape, job: Job) -> float:
     """Return the number of logits of a micro batch. 0 for a head that reads one token per sequence, which has few."""
     if shape.counts is not None:
         return shape.counts.logits.of(job.micro_batch_size, job.sequence_length)
     return 0 * job.tokens if shape.is_pooled else job.tokens * shape.output_width
 
 
-def logit_bytes(shape: ModelShape, job: Job) -> Numbers:
+def logit_bytes(shape: ModelShape, job: Job) -> float:
     """Return the bytes of the logits and of the copies that the loss makes of them."""
     return num_logits(shape, job) * LOGIT_BYTES[job.loss]
 
 
-def checkpoint_bytes(shape: ModelShape, engine: Engine, job: Job) -> Numbers:
+def checkpoint_bytes(shape: ModelShape, engine: Engine, job: Job) -> float:
     """Return the bytes that a checkpointed block saves. This is its input, which is fp32 under autocast."""
     if shape.counts is not None:
         return from_counts.checkpoint_bytes(shape.counts, arithmetic(engine), job)
@@ -186,7 +184,7 @@ def checkpoint_bytes(shape: ModelShape, engine: Engine, job: Job) -> Numbers:
     return job.tokens * shape.hidden * size
 
 
-def selective_op_bytes(shape: ModelShape, engine: Engine, job: Job) -> Numbers:
+def selective_op_bytes(shape: ModelShape, engine: Engine, job: Job) -> float:
     """Return the bytes that one block saves with torchtitan's selective checkpointing of operators.
 
     These are the block's input, the output of fused attention, and the outputs of the first, third, fifth ... matrix

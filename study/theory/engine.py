@@ -3,15 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import Literal
 
 from study.engines.strategy_names import OffloadDevice
-
-if TYPE_CHECKING:  # the command line uses these types and should not import numpy
-    import numpy as np
-
-# A number for one configuration, or an array for a grid of configurations. Arrays in one expression must broadcast.
-Numbers: TypeAlias = "int | float | np.ndarray"
 
 PrecisionClass = Literal["fp32", "tf32", "bf16-autocast", "fp16-autocast", "bf16", "fp16", "pure-bf16", "fp8"]
 Optimizer = Literal["adamw", "adamw-8bit", "lamb", "muon", "adafactor", "sgd"]
@@ -96,14 +90,11 @@ def parameter_bytes(precision: str) -> int:
 
 @dataclass(frozen=True)
 class Job:
-    """The work of one rank in an optimizer step.
+    """The work of one rank in an optimizer step."""
 
-    The first three fields may be arrays that broadcast. The job is then a grid of configurations.
-    """
-
-    micro_batch_size: Numbers  # sequences per rank and forward pass
-    sequence_length: Numbers  # tokens
-    gradient_accumulation_steps: Numbers = 1
+    micro_batch_size: int  # sequences per rank and forward pass
+    sequence_length: int  # tokens
+    gradient_accumulation_steps: int = 1
     # True applies to every block, and "selective" to every second block. With "selective-op", every block keeps the
     # outputs of attention and of every second matrix product, as torchtitan's selective checkpointing of operators.
     activation_checkpointing: bool | Literal["selective", "selective-op"] = False
@@ -114,15 +105,8 @@ class Job:
     loss_kernel: LossKernel | None = None  # None if it follows from `kernels` and `compiled`
     device: Literal["cpu", "gpu"] = "gpu"
 
-    def __post_init__(self) -> None:
-        import numpy as np
-
-        for name in ("micro_batch_size", "sequence_length", "gradient_accumulation_steps"):
-            if isinstance(value := getattr(self, name), np.ndarray):  # because integers of numpy can overflow
-                object.__setattr__(self, name, value.astype(float))
-
     @property
-    def tokens(self) -> Numbers:
+    def tokens(self) -> int:
         """Tokens per rank and micro step."""
         return self.micro_batch_size * self.sequence_length
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from study.theory import from_counts
-from study.theory.engine import Numbers
 from study.theory.shapes import ModelShape
 
 
@@ -38,7 +37,7 @@ def head_products(shape: ModelShape) -> list[Product]:
     return [*first, Product(1, shape.hidden, shape.output_width)] if shape.output_width else first
 
 
-def attention_flops_per_sequence(shape: ModelShape, sequence_length: Numbers, causal: bool = False) -> Numbers:
+def attention_flops_per_sequence(shape: ModelShape, sequence_length: float, causal: bool = False) -> float:
     """Return the FLOPs of one block's attention in the forward pass.
 
     They are the products of queries with keys and of weights with values. With `causal`, only unmasked scores count, as
@@ -48,7 +47,7 @@ def attention_flops_per_sequence(shape: ModelShape, sequence_length: Numbers, ca
     return 4 * shape.heads * shape.head_size * pairs
 
 
-def head_flops_per_sequence(shape: ModelShape, sequence_length: Numbers) -> Numbers:
+def head_flops_per_sequence(shape: ModelShape, sequence_length: float) -> float:
     """Return the FLOPs of the head in the forward pass.
 
     The head reads every token. Only BERT's pooler and its classifier of sequences read a single token.
@@ -59,7 +58,7 @@ def head_flops_per_sequence(shape: ModelShape, sequence_length: Numbers) -> Numb
     return 2 * elements * (1 if shape.is_pooled else sequence_length)
 
 
-def blocks_flops_per_sequence(shape: ModelShape, sequence_length: Numbers) -> Numbers:
+def blocks_flops_per_sequence(shape: ModelShape, sequence_length: float) -> float:
     """Return the FLOPs of all blocks in the forward pass. Activation checkpointing computes this twice."""
     if shape.counts is not None:
         return from_counts.blocks_flops(shape.counts, 1, sequence_length)
@@ -67,7 +66,7 @@ def blocks_flops_per_sequence(shape: ModelShape, sequence_length: Numbers) -> Nu
     return shape.layers * (2 * sequence_length * elements + attention_flops_per_sequence(shape, sequence_length))
 
 
-def model_flops_per_sequence(shape: ModelShape, sequence_length: Numbers) -> Numbers:
+def model_flops_per_sequence(shape: ModelShape, sequence_length: float) -> float:
     """Return the FLOPs of all matrix products for one sequence, forward and backward, with two FLOPs per multiply-add.
 
     Recomputation is not included. The backward pass needs twice as many FLOPs as the forward pass, because every
@@ -78,7 +77,7 @@ def model_flops_per_sequence(shape: ModelShape, sequence_length: Numbers) -> Num
     return 3 * (blocks_flops_per_sequence(shape, sequence_length) + head_flops_per_sequence(shape, sequence_length))
 
 
-def hardware_flops_per_sequence(shape: ModelShape, sequence_length: Numbers, recomputed: float) -> Numbers:
+def hardware_flops_per_sequence(shape: ModelShape, sequence_length: float, recomputed: float) -> float:
     """Return the FLOPs that a GPU executes: model FLOPs, plus the `recomputed` share of the blocks' forward pass."""
     again = recomputed * blocks_flops_per_sequence(shape, sequence_length)
     return model_flops_per_sequence(shape, sequence_length) + again

@@ -9,9 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal
 
-import numpy as np
-
-from study.theory.engine import Job, Numbers
+from study.theory.engine import Job
 from study.theory.shapes.counts import ModelCounts, PartCounts, Polynomial, SettingCounts
 
 Arithmetic = Literal["fp32", "autocast", "half"]
@@ -24,7 +22,7 @@ def setting_of(part: PartCounts, arithmetic: Arithmetic, job: Job) -> SettingCou
     return settings[wanted] if wanted in settings else settings[f"{arithmetic} sdpa"]
 
 
-def saved_bytes(part: PartCounts, arithmetic: Arithmetic, size: int, job: Job) -> Numbers:
+def saved_bytes(part: PartCounts, arithmetic: Arithmetic, size: int, job: Job) -> float:
     """Return the bytes that a part saves for the backward pass.
 
     With fused kernels, only the inputs of norms and activation functions are saved, and in 16 bits no fp32 casts.
@@ -39,7 +37,7 @@ def saved_bytes(part: PartCounts, arithmetic: Arithmetic, size: int, job: Job) -
     return saved.of(batch, length) - size * part.composed.of(batch, length)
 
 
-def _mean(counts: ModelCounts, value: Callable[[PartCounts], Numbers]) -> Numbers:
+def _mean(counts: ModelCounts, value: Callable[[PartCounts], float]) -> float:
     """Return the mean of a value over all blocks."""
     blocks = counts.executed
     if not blocks:
@@ -47,17 +45,17 @@ def _mean(counts: ModelCounts, value: Callable[[PartCounts], Numbers]) -> Number
     return sum(blocks.count(kind) / len(blocks) * value(part) for kind, part in enumerate(counts.kinds))
 
 
-def block_bytes(counts: ModelCounts, arithmetic: Arithmetic, size: int, job: Job) -> Numbers:
+def block_bytes(counts: ModelCounts, arithmetic: Arithmetic, size: int, job: Job) -> float:
     """Return the bytes that a block saves for the backward pass, as a mean over all blocks."""
     return _mean(counts, lambda part: saved_bytes(part, arithmetic, size, job))
 
 
-def largest_block_bytes(counts: ModelCounts, arithmetic: Arithmetic, size: int, job: Job) -> Numbers:
+def largest_block_bytes(counts: ModelCounts, arithmetic: Arithmetic, size: int, job: Job) -> float:
     """Return the bytes that the block that saves most saves for the backward pass."""
-    return _largest([saved_bytes(part, arithmetic, size, job) for part in _executed(counts)])
+    return max((saved_bytes(part, arithmetic, size, job) for part in _executed(counts)), default=0.0)
 
 
-def outside_bytes(counts: ModelCounts, arithmetic: Arithmetic, job: Job) -> Numbers:
+def outside_bytes(counts: ModelCounts, arithmetic: Arithmetic, job: Job) -> float:
     """Return the bytes that everything outside the blocks saves for the backward pass, without the loss."""
     return setting_of(counts.outside, arithmetic, job).saved.of(job.micro_batch_size, job.sequence_length)
 
@@ -66,30 +64,23 @@ def _executed(counts: ModelCounts) -> list[PartCounts]:
     return [counts.kinds[kind] for kind in sorted(set(counts.executed))]
 
 
-def _largest(values: list[Numbers]) -> Numbers:
-    result: Numbers = 0.0
-    for value in values:
-        result = np.maximum(result, value)
-    return result
-
-
-def temporary_bytes(counts: ModelCounts, arithmetic: Arithmetic, job: Job) -> Numbers:
+def temporary_bytes(counts: ModelCounts, arithmetic: Arithmetic, job: Job) -> float:
     """Return the temporary bytes at the peak of the backward pass of the block that needs most."""
     batch, length = job.micro_batch_size, job.sequence_length
     size = 2 if arithmetic == "half" else 4
 
-    def temporary(part: PartCounts) -> Numbers:
+    def temporary(part: PartCounts) -> float:
         # The matrices of eager attention are needed at another time than the largest tensors of fused attention's step.
         settings = (setting_of(part, arithmetic, job), part.settings[f"{arithmetic} sdpa"])
         peaks = [peak for setting in settings for peak in (setting.temporary, setting.temporary_elsewhere)]
-        highest = _largest([peak.of(batch, length) for peak in peaks])
+        highest = max(peak.of(batch, length) for peak in peaks)
         # A single kernel needs the gradients of its input and its output. Several kernels need those of each result.
-        return np.maximum(highest - size * part.composed.of(batch, length), highest / 2) if job.is_fused else highest
+        return max(highest - size * part.composed.of(batch, length), highest / 2) if job.is_fused else highest
 
-    return _largest([temporary(part) for part in _executed(counts) or [counts.outside]])
+    return max(temporary(part) for part in _executed(counts) or [counts.outside])
 
 
-def selective_op_bytes(counts: ModelCounts, arithmetic: Arithmetic, size: int, job: Job) -> Numbers:
+def selective_op_bytes(counts: ModelCounts, arithmetic: Arithmetic, size: int, job: Job) -> float:
     """Return the bytes that a block saves with torchtitan's selective checkpointing of operators.
 
     Its products read and write about as many elements, and the outputs of half of them are saved, besides the block's
@@ -101,7 +92,7 @@ def selective_op_bytes(counts: ModelCounts, arithmetic: Arithmetic, size: int, j
     return size * outputs / 2 + 2 * entering
 
 
-def checkpoint_bytes(counts: ModelCounts, arithmetic: Arithmetic, job: Job) -> Numbers:
+def checkpoint_bytes(counts: ModelCounts, arithmetic: Arithmetic, job: Job) -> float:
     """Return the bytes of a block's input, as a mean over all blocks."""
     batch, length = job.micro_batch_size, job.sequence_length
     return _mean(counts, lambda part: setting_of(part, arithmetic, job).entering.of(batch, length))
@@ -115,7 +106,7 @@ def cast_bytes(counts: ModelCounts) -> int:
     return counts.outside.settings["autocast sdpa"].casts + blocks
 
 
-def moved_bytes(part: PartCounts, arithmetic: Arithmetic, size: int, job: Job) -> tuple[Numbers, Numbers]:
+def moved_bytes(part: PartCounts, arithmetic: Arithmetic, size: int, job: Job) -> tuple[float, float]:
     """Return the bytes that a part's kernels move in forward and backward, without products and fused attention."""
     batch, length = job.micro_batch_size, job.sequence_length
     counts = setting_of(part, arithmetic, job)
@@ -128,13 +119,13 @@ def moved_bytes(part: PartCounts, arithmetic: Arithmetic, size: int, job: Job) -
     return counts.moved_forward.of(batch, length), counts.moved_backward.of(batch, length)
 
 
-def blocks_flops(counts: ModelCounts, batch: Numbers, length: Numbers) -> Numbers:
+def blocks_flops(counts: ModelCounts, batch: float, length: float) -> float:
     """Return the FLOPs of the forward pass of all blocks."""
     return len(counts.executed) * _mean(
         counts, lambda part: part.products.of(batch, length) + part.attention.of(batch, length)
     )
 
 
-def head_flops(counts: ModelCounts, batch: Numbers, length: Numbers) -> Numbers:
+def head_flops(counts: ModelCounts, batch: float, length: float) -> float:
     """Return the FLOPs of the forward pass outside the blocks."""
     return counts.outside.products.of(batch, length) + counts.outside.attention.of(batch, length)

@@ -108,6 +108,29 @@ EVIDENCE: dict[tuple[TimingClass, Distance], Evidence] = {
 }
 
 
+@dataclass(frozen=True)
+class MemoryErrors:
+    """The errors of the memory that `advise` prints, compared with one kind of published memory."""
+
+    quantity: Literal["peak_allocated_bytes", "peak_reserved_bytes", "used_bytes"]
+    count: int  # number of published values
+    sources: int  # number of those who measured them
+    median: float  # median of |printed / published - 1|
+    percentile_90: float
+    worst: float  # with its sign; positive if the printed value is too large
+    too_low: int  # number of values that are larger than printed
+
+
+def memory_errors(shape: ModelShape, engine: Engine) -> list[MemoryErrors]:
+    """Return the errors of the printed memory for the class of an engine, by what was measured.
+
+    The list is empty if nobody published a value of this class.
+    """
+    entries = [entry for entry in CROSS_VALIDATION["memory"] if entry["engine"] == timing_class(shape, engine)]
+    names = [field.name for field in fields(MemoryErrors)]
+    return [MemoryErrors(**{name: entry[name] for name in names}) for entry in entries]
+
+
 def timing_class(shape: ModelShape, engine: Engine, job: Job | None = None) -> TimingClass:
     """Return the class whose interval a case has. Without a job, the step is not compiled."""
     kind = _class_of_engine(shape, engine)

@@ -8,16 +8,16 @@ moment are a sum, and the peak is the largest sum. Comments name the files below
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal, get_args
-
-import numpy as np
 
 from study.theory import activations
 from study.theory.communication.buckets import ENGINE_BUCKET_ELEMENTS
 from study.theory.communication.model_order import model_of
 from study.theory.communication.sharded import whole_elements
-from study.theory.engine import Engine, Job, Numbers
+from study.theory.engine import Engine, Job
 from study.theory.model_states import (
     MASTER_BYTES,
     STATE_PARTS,
@@ -57,15 +57,15 @@ OPTIMIZER_SWAP_BUFFERS = 6
 class Peak:
     """The bytes of one rank at its peak, by part and by the device that stores them."""
 
-    parts: dict[PeakPart, Numbers]  # bytes on the device that computes
-    moment: Numbers  # index into PEAK_MOMENTS
-    host_bytes: Numbers  # bytes offloaded to the host, at the host's own peak
-    host_bytes_then: Numbers  # bytes offloaded to the host at the moment of the peak
+    parts: dict[PeakPart, float]  # bytes on the device that computes
+    moment: int  # index into PEAK_MOMENTS
+    host_bytes: float  # bytes offloaded to the host, at the host's own peak
+    host_bytes_then: float  # bytes offloaded to the host at the moment of the peak
     disk_bytes: float  # bytes offloaded to a disk
-    totals: tuple[Numbers, ...]  # bytes on the device at each of PEAK_MOMENTS
+    totals: tuple[float, ...]  # bytes on the device at each of PEAK_MOMENTS
 
     @property
-    def total(self) -> Numbers:
+    def total(self) -> float:
         return sum(self.parts.values())
 
 
@@ -78,6 +78,7 @@ class States:
     disk: float
 
 
+@lru_cache(maxsize=4096)
 def states(engine: Engine, shape: ModelShape, phase: StepPhase, rank: int = 0) -> States:
     """Return the bytes of one rank's model states and permanent buffers, by device.
 
@@ -115,6 +116,7 @@ def states(engine: Engine, shape: ModelShape, phase: StepPhase, rank: int = 0) -
 RANKS_LOOKED_AT = 64  # enough, because parameters larger than a partition come first
 
 
+@lru_cache(maxsize=4096)
 def fullest_rank(engine: Engine, shape: ModelShape) -> int:
     """Return the rank that uses the most memory at its peak.
 
@@ -138,26 +140,19 @@ def peak(shape: ModelShape, engine: Engine, job: Job, rank: int | None = None) -
     resting = states(engine, shape, "resting", rank)
     stepping = states(engine, shape, "stepping", rank)
     rows = _moments(shape, engine, job, rank, resting, stepping)
-    accumulated: Numbers = accumulated_on_host(engine, shape.parameters, rank)
-    if accumulated:
-        accumulated = accumulated * (np.asarray(job.gradient_accumulation_steps) > 1)
-    grid = np.broadcast_shapes(np.shape(job.tokens), np.shape(job.gradient_accumulation_steps))
-    stacked = np.array([[np.broadcast_to(value, grid) for value in row.values()] for row in rows], dtype=float)
+    accumulated = accumulated_on_host(engine, shape.parameters, rank) if job.gradient_accumulation_steps > 1 else 0.0
+    totals = tuple(sum(row.values()) for row in rows)
     on_host = [*[resting.host + accumulated] * (len(rows) - 1), stepping.host + accumulated]
-    hosts = np.array([np.broadcast_to(host, grid) for host in on_host])
     # On a CPU, offloaded bytes are in the same memory.
-    highest = (stacked.sum(axis=1) + (hosts if job.device == "cpu" else 0.0)).argmax(axis=0)
-    chosen = np.take_along_axis(stacked, highest[None, None], axis=0)[0]
-    parts = {part: value if grid else float(value) for part, value in zip(PEAK_PARTS, chosen, strict=True)}
-    then = np.take_along_axis(hosts, highest[None], axis=0)[0]
-    host = max(resting.host, stepping.host) + (accumulated if np.ndim(accumulated) else float(accumulated))
-    totals = tuple(total if grid else float(total) for total in stacked.sum(axis=1))
-    return Peak(parts, highest if grid else int(highest), host, then, resting.disk, totals)
+    used = list(map(operator.add, totals, on_host)) if job.device == "cpu" else totals
+    moment = used.index(max(used))
+    host = max(resting.host, stepping.host) + accumulated
+    return Peak(rows[moment], moment, host, on_host[moment], resting.disk, totals)
 
 
 def _moments(
     shape: ModelShape, engine: Engine, job: Job, rank: int, resting: States, stepping: States
-) -> list[dict[PeakPart, Numbers]]:
+) -> list[dict[PeakPart, float]]:
     """Return the bytes in memory at each of PEAK_MOMENTS, by part."""
     temporary = activations.temporary_bytes(shape, engine, job)
     logits = activations.logit_bytes(shape, job)
@@ -174,7 +169,7 @@ def _moments(
     if engine.kind == "fsdp":  # the parameters outside the blocks are reduced together with it
         embeddings += gradients.sharded * (shape.outside_params - _tied_unit(shape, engine)) / shape.num_params
     # Accumulated gradients exist from the first micro step on.
-    is_accumulating = np.asarray(job.gradient_accumulation_steps) > 1
+    is_accumulating = job.gradient_accumulation_steps > 1
     before = gradients.accumulated * is_accumulating
     # With gradients as views of buckets, the backward pass copies accumulated gradients to the buckets and frees them.
     still_apart = 0.0 if engine.gradient_as_bucket_view else before
@@ -193,13 +188,13 @@ def _moments(
             activations=in_first,
             temporary=temporary,
             gathered=whole.first_block + secondary,
-            gradients=np.maximum(still_apart, gradients.unreduced - embeddings),
+            gradients=max(still_apart, gradients.unreduced - embeddings),
             buffers=bucket,
         ),
         _row(
             resting,
             gathered=whole.at_end + secondary,
-            gradients=np.maximum(still_apart, gradients.unreduced),
+            gradients=max(still_apart, gradients.unreduced),
             buffers=0.0 if engine.kind == "fsdp" else bucket,
             temporary=gradients.flushed + gradients.added * is_accumulating,
         ),
@@ -207,7 +202,7 @@ def _moments(
     ]
 
 
-def _activations(shape: ModelShape, engine: Engine, job: Job, logits: Numbers) -> tuple[Numbers, Numbers, Numbers]:
+def _activations(shape: ModelShape, engine: Engine, job: Job, logits: float) -> tuple[float, float, float]:
     """Return the bytes of activations at the loss, and in the backward pass of the last and of the first block.
 
     They include autocast's copies of the weights.
@@ -218,7 +213,7 @@ def _activations(shape: ModelShape, engine: Engine, job: Job, logits: Numbers) -
     recomputed = job.recomputed
     saved = computed = block  # of all blocks, and of the one whose backward pass runs
     if job.activation_checkpointing == "selective-op":
-        saved = np.minimum(activations.selective_op_bytes(shape, engine, job), block)
+        saved = min(activations.selective_op_bytes(shape, engine, job), block)
         at_loss = shape.layers * saved + outside + casts
         return at_loss, at_loss + block - saved, outside + casts + block
     if recomputed:
@@ -227,7 +222,7 @@ def _activations(shape: ModelShape, engine: Engine, job: Job, logits: Numbers) -
     # Autocast's 16-bit weights exist as long as the tensors that are saved for the backward pass. Checkpointed blocks
     # save none, so the copies are freed when the forward pass ends, before the loss makes most of its copies of the
     # logits.
-    until_loss = np.maximum(casts - (1 - 4 / activations.LOGIT_BYTES["eager"]) * logits, 0.0) if recomputed else casts
+    until_loss = max(casts - (1 - 4 / activations.LOGIT_BYTES["eager"]) * logits, 0.0) if recomputed else casts
     at_loss = shape.layers * saved + outside + until_loss
     # A checkpointed block is recomputed while the inputs of all blocks are still saved.
     in_last = shape.layers * saved + outside + (recomputed * (computed + casts / shape.layers) if recomputed else casts)
@@ -255,13 +250,13 @@ def _optimizer_bytes(engine: Engine, shape: ModelShape) -> float:
 def _row(
     model_states: States,
     *,
-    activations: Numbers = 0.0,
-    logits: Numbers = 0.0,
-    temporary: Numbers = 0.0,
-    gathered: Numbers = 0.0,
-    gradients: Numbers = 0.0,
-    buffers: Numbers = 0.0,
-) -> dict[PeakPart, Numbers]:
+    activations: float = 0.0,
+    logits: float = 0.0,
+    temporary: float = 0.0,
+    gathered: float = 0.0,
+    gradients: float = 0.0,
+    buffers: float = 0.0,
+) -> dict[PeakPart, float]:
     """Return the bytes at one moment by part, in the order of PEAK_PARTS: model states and the other parts together."""
     return {
         "parameters": model_states.device["parameters"],

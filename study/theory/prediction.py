@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import math
 from dataclasses import dataclass
 
-import numpy as np
-
 from study.theory import communication, flops, peaks, step_time
 from study.theory.communication import ExpectedCollective
-from study.theory.engine import Engine, Job, Numbers
+from study.theory.engine import Engine, Job
 from study.theory.hardware import Box, product_flops_per_second, usable_memory_bytes
 from study.theory.measured_by_others import MeasuredCase
 from study.theory.peaks import Peak
@@ -41,7 +40,7 @@ LARGEST_MICRO_BATCH = 1 << 16
 
 @dataclass(frozen=True)
 class Prediction:
-    """The prediction for one strategy on one kind of machine. Its values are arrays if the job is a grid."""
+    """The prediction for one strategy on one kind of machine."""
 
     engine: Engine
     job: Job
@@ -49,10 +48,10 @@ class Prediction:
     peak: Peak
     step: StepTime
     collectives: list[ExpectedCollective]  # collectives of one step
-    model_flops_per_step: Numbers  # per GPU, without recomputation
+    model_flops_per_step: float  # per GPU, without recomputation
 
     @property
-    def needed_bytes(self) -> Numbers:
+    def needed_bytes(self) -> float:
         return needed_for(self.peak)
 
     @property
@@ -60,11 +59,11 @@ class Prediction:
         return usable_memory_bytes(self.box.gpu, self.box.num_gpus)
 
     @property
-    def free_bytes(self) -> Numbers:
+    def free_bytes(self) -> float:
         return free_bytes(self.peak, self.box)
 
     @property
-    def host_bytes_per_node(self) -> Numbers:
+    def host_bytes_per_node(self) -> float:
         return self.peak.host_bytes * _ranks_per_node(self.box)
 
     @property
@@ -76,21 +75,21 @@ class Prediction:
         return lacking(self.peak, self.box)
 
     @property
-    def fits(self) -> Numbers:
+    def fits(self) -> bool:
         return fits(self.peak, self.box)
 
     @property
-    def tokens_per_second_per_gpu(self) -> Numbers:
+    def tokens_per_second_per_gpu(self) -> float:
         return step_time.tokens_per_second_per_gpu(self.job, self.step.total)
 
     @property
-    def mfu(self) -> Numbers:
+    def mfu(self) -> float:
         """Model FLOPs per second, divided by the GPU's dense peak of the data type (arXiv:2204.02311, appendix B)."""
         peak = product_flops_per_second(self.box.gpu, self.engine.precision)
         return self.model_flops_per_step / self.step.total / peak
 
     @property
-    def communicated_bytes(self) -> Numbers:
+    def communicated_bytes(self) -> float:
         """Bytes that a rank sends in a step, without the factor (N - 1) / N of a ring. 0 for one process."""
         return sum(collective.moved_bytes for collective in self.collectives) if self.engine.world_size > 1 else 0
 
@@ -101,18 +100,18 @@ class Prediction:
         return None if price is None else price * self.box.num_gpus
 
     @property
-    def dollars_per_step(self) -> Numbers | None:
+    def dollars_per_step(self) -> float | None:
         """The price of an optimizer step on all GPUs in US dollars. None if the price of the GPU is unknown."""
         return None if self.dollars_per_hour is None else self.dollars_per_hour / 3600 * self.step.total
 
     @property
-    def dollars_per_billion_tokens(self) -> Numbers | None:
+    def dollars_per_billion_tokens(self) -> float | None:
         price = self.box.gpu.price_per_hour
         return None if price is None else price / 3600 / self.tokens_per_second_per_gpu * 1e9
 
 
 def predict(shape: ModelShape, engine: Engine, job: Job, box: Box) -> Prediction:
-    """Return the predicted memory, communication and time of one configuration, or of a grid of batches and lengths."""
+    """Return the predicted memory, communication and time of one configuration."""
     return Prediction(
         engine=engine,
         job=job,
@@ -129,21 +128,20 @@ def predict(shape: ModelShape, engine: Engine, job: Job, box: Box) -> Prediction
 def lacking(peak: Peak, box: Box) -> str | None:
     """Return "host memory" or "disk" if a node has too little of it for offload, otherwise None.
 
-    None is also returned if the size of the node's memory or disk is unknown. For a grid, this is about the
-    configuration that needs the most.
+    None is also returned if the size of the node's memory or disk is unknown.
     """
     for resource, needed, available in (
         ("host memory", peak.host_bytes, box.host_memory_bytes),
         ("disk", peak.disk_bytes, box.disk_bytes),
     ):
-        if available is not None and np.max(needed) * _ranks_per_node(box) > available:
+        if available is not None and needed * _ranks_per_node(box) > available:
             return resource
     return None
 
 
-def fits(peak: Peak, box: Box) -> Numbers:
+def fits(peak: Peak, box: Box) -> bool:
     """Return whether the GPU has enough memory, and the node has enough memory and disk for offloaded data."""
-    return np.less_equal(needed_for(peak), usable_memory_bytes(box.gpu, box.num_gpus)) & (lacking(peak, box) is None)
+    return free_bytes(peak, box) >= 0 and lacking(peak, box) is None
 
 
 def predicted_memory(case: MeasuredCase) -> float | bool:
@@ -176,7 +174,7 @@ def _ranks_per_node(box: Box) -> int:
     return min(box.num_gpus, box.gpus_per_node)
 
 
-def needed_bytes(peak_bytes: Numbers) -> Numbers:
+def needed_bytes(peak_bytes: float) -> float:
     """Return the bytes that one GPU needs for a peak of its tensors whose moment is not known.
 
     They are the peak, plus a share for the allocator.
@@ -184,16 +182,13 @@ def needed_bytes(peak_bytes: Numbers) -> Numbers:
     return peak_bytes * (1 + ALLOCATOR_SLACK)
 
 
-def needed_for(peak: Peak) -> Numbers:
+def needed_for(peak: Peak) -> float:
     """Return the bytes that one GPU needs for a predicted peak: the tensors, plus a share for the allocator."""
     *others, stepping = peak.totals
-    needed: Numbers = stepping * (1 + OPTIMIZER_SLACK)
-    for total in others:
-        needed = np.maximum(needed, needed_bytes(total))
-    return needed if np.ndim(needed) else float(needed)
+    return max(stepping * (1 + OPTIMIZER_SLACK), *map(needed_bytes, others))
 
 
-def free_bytes(peak: Peak, box: Box) -> Numbers:
+def free_bytes(peak: Peak, box: Box) -> float:
     """Return the bytes of a GPU's memory that stay free. Negative if memory is missing."""
     return usable_memory_bytes(box.gpu, box.num_gpus) - needed_for(peak)
 
@@ -201,19 +196,14 @@ def free_bytes(peak: Peak, box: Box) -> Numbers:
 def largest_micro_batch(shape: ModelShape, engine: Engine, job: Job, box: Box) -> int:
     """Return the largest micro batch that fits a GPU, in sequences. 0 if not even one sequence fits.
 
-    Large results are rounded down to a grid of 1,025 values between two powers of two.
+    The result is at most LARGEST_MICRO_BATCH.
     """
 
-    def has_room(batches: np.ndarray) -> np.ndarray:
-        peak = peaks.peak(shape, engine, dataclasses.replace(job, micro_batch_size=batches))
-        return np.greater_equal(free_bytes(peak, box), 0)
+    def is_too_large(batch: int) -> bool:
+        return free_bytes(peaks.peak(shape, engine, dataclasses.replace(job, micro_batch_size=batch)), box) < 0
 
-    powers = 1 << np.arange(LARGEST_MICRO_BATCH.bit_length())
-    fitting = int(has_room(powers).sum())  # if a batch does not fit, larger ones do not fit either
-    if fitting in (0, len(powers)):
-        return 0 if fitting == 0 else LARGEST_MICRO_BATCH
-    between = np.unique(np.linspace(powers[fitting - 1], powers[fitting], 1025).astype(int))
-    return int(between[has_room(between)].max())
+    batches = range(1, LARGEST_MICRO_BATCH + 1)
+    return bisect.bisect_left(batches, True, key=is_too_large)  # if a batch does not fit, larger ones do not either
 
 
 def splits(sequences_per_gpu: int) -> list[tuple[int, int]]:

@@ -8,13 +8,12 @@ fitted to published throughput (tools/planner_accuracy.py). The sources of all o
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass
-
-import numpy as np
 
 from study.theory import activations, communication, flops, from_counts, intervals, model_states
 from study.theory.communication.sharded import gathered_elements
-from study.theory.engine import Engine, Job, LossKernel, Numbers, parameter_bytes
+from study.theory.engine import Engine, Job, LossKernel, parameter_bytes
 from study.theory.gpus import LIKE
 from study.theory.hardware import Box, generation_of, product_flops_per_second
 from study.theory.intervals import Evidence
@@ -118,33 +117,33 @@ HOST_THREAD_BANDWIDTH = 1.92e9
 
 @dataclass(frozen=True)
 class StepTime:
-    """The time of one optimizer step in seconds, by part. The values are arrays if the job is a grid."""
+    """The time of one optimizer step in seconds, by part."""
 
-    forward: Numbers
-    backward: Numbers
-    recompute: Numbers  # activation checkpointing's second forward pass
-    optimizer: Numbers  # on the GPU
-    communication: Numbers  # with the part that overlaps with computation
-    exposed_communication: Numbers  # the part of communication that does not overlap
-    offload: Numbers  # added by transfers, the host's optimizer step and the disk
+    forward: float
+    backward: float
+    recompute: float  # activation checkpointing's second forward pass
+    optimizer: float  # on the GPU
+    communication: float  # with the part that overlaps with computation
+    exposed_communication: float  # the part of communication that does not overlap
+    offload: float  # added by transfers, the host's optimizer step and the disk
     evidence: Evidence  # the published times that the interval of the total is based on
 
     @property
-    def total(self) -> Numbers:
+    def total(self) -> float:
         computed = self.forward + self.backward + self.recompute + self.optimizer
         return computed + self.exposed_communication + self.offload
 
     @property
-    def low(self) -> Numbers:
+    def low(self) -> float:
         return self.total / self.evidence.spread
 
     @property
-    def high(self) -> Numbers:
+    def high(self) -> float:
         """The upper end of the interval. Infinite if the time is only a guess (`Evidence.is_rough`)."""
-        return self.total * (np.inf if self.evidence.is_rough else self.evidence.spread)
+        return self.total * (math.inf if self.evidence.is_rough else self.evidence.spread)
 
 
-def tokens_per_second_per_gpu(job: Job, step_seconds: Numbers) -> Numbers:
+def tokens_per_second_per_gpu(job: Job, step_seconds: float) -> float:
     """Return the tokens per second and GPU from the seconds of an optimizer step."""
     return job.tokens * job.gradient_accumulation_steps / step_seconds
 
@@ -212,7 +211,7 @@ def seconds(
     # The share of PCIe transfers in the time of all transfers decides which part of the exposed time counts as offload.
     everything = micro_steps * (forward_hidden + backward_hidden) + last_hidden
     transferred = micro_steps * (pcie.forward + pcie.backward) + pcie.last_backward
-    by_pcie = added * transferred / np.maximum(everything, 1e-30)
+    by_pcie = added * transferred / max(everything, 1e-30)
 
     num_owned = shape.num_params / (engine.num_shards if engine.zero_stage else 1)
     if engine.offload_optimizer == "none":
@@ -220,13 +219,12 @@ def seconds(
     else:
         optimizer, host = 0.0, _host_step(num_owned, engine, box, host_thread_bandwidth or HOST_THREAD_BANDWIDTH)
     serial = micro_steps * moved.serial + moved.step
-    zero = 0.0 * added  # gives every value the shape of the grid
     return StepTime(
-        forward=micro_steps * compute.forward + zero,
-        backward=micro_steps * compute.backward + zero,
-        recompute=micro_steps * compute.recompute + zero,
-        optimizer=optimizer + zero,
-        communication=micro_steps * (moved.forward + moved.backward) + moved.last_backward + serial + zero,
+        forward=micro_steps * compute.forward,
+        backward=micro_steps * compute.backward,
+        recompute=micro_steps * compute.recompute,
+        optimizer=optimizer,
+        communication=micro_steps * (moved.forward + moved.backward) + moved.last_backward + serial,
         exposed_communication=added - by_pcie + serial,
         offload=by_pcie + host + _disk(shape, engine, box, micro_steps * _num_gathers(shape, engine, job)),
         evidence=intervals.evidence(shape, engine, box, job),
@@ -245,13 +243,13 @@ def _optimizer_step(shape: ModelShape, num_owned: float, engine: Engine, speed: 
     return num_owned * (moved / speed.stream + multiplied / speed.products)
 
 
-def exposed(compute: Numbers, hidden: Numbers, unhidden: float) -> Numbers:
+def exposed(compute: float, hidden: float, unhidden: float) -> float:
     """Return the seconds that communication adds to a step after its overlap with computation.
 
     `compute` and `hidden` are the seconds of computation and of communication that can overlap. `unhidden` is the share
     of the shorter one that does not overlap.
     """
-    return np.maximum(hidden - compute, 0.0) + unhidden * np.minimum(compute, hidden)
+    return max(hidden - compute, 0.0) + unhidden * min(compute, hidden)
 
 
 @dataclass(frozen=True)
@@ -286,9 +284,9 @@ class _Speed:
 class _Compute:
     """The seconds of computation in one micro step, by pass."""
 
-    forward: Numbers
-    backward: Numbers
-    recompute: Numbers
+    forward: float
+    backward: float
+    recompute: float
 
 
 def _compute(shape: ModelShape, engine: Engine, job: Job, speed: _Speed) -> _Compute:
@@ -312,7 +310,7 @@ def _compute(shape: ModelShape, engine: Engine, job: Job, speed: _Speed) -> _Com
 # compiled jobs have no efficiency of their own: refitted with 0.3 to 0.7 for them, the model describes the published
 # rows worse as a whole, and its 90th percentile of compiled ones is no better. Their interval is wider instead
 # (intervals.py).
-def _product_seconds(kind: flops.Product, tokens: Numbers, size: int, speed: _Speed) -> Numbers:
+def _product_seconds(kind: flops.Product, tokens: float, size: int, speed: _Speed) -> float:
     """Return the seconds of products with weights in one forward pass."""
     moved = kind.count * tokens * (kind.inner + kind.columns) + kind.count * kind.inner * kind.columns
     multiplied = 2 * kind.count * tokens * kind.inner * kind.columns
@@ -364,11 +362,11 @@ def _traced_blocks(shape: ModelShape, engine: Engine, job: Job, speed: _Speed) -
 def _repeated(
     count: int,
     job: Job,
-    products: Numbers,
-    attention: Numbers,
-    attention_backward: Numbers,
-    others: Numbers,
-    others_backward: Numbers,
+    products: float,
+    attention: float,
+    attention_backward: float,
+    others: float,
+    others_backward: float,
     kernels: int,
 ) -> _Compute:
     """Return the seconds of equal blocks from the seconds of the products, the attention and the other kernels of one.
@@ -376,15 +374,15 @@ def _repeated(
     The host launches kernels while the GPU computes, so the slower of the two counts.
     """
     launched = kernels * KERNEL_SECONDS
-    block = np.maximum(products + attention + others, launched)
+    block = max(products + attention + others, launched)
     again = job.recomputed * block
     if job.activation_checkpointing == "selective-op":  # half of the products, no attention, all other kernels
         again = job.recomputed * products + others
-    backward = np.maximum(2 * products + attention_backward + others_backward, 2 * launched)
+    backward = max(2 * products + attention_backward + others_backward, 2 * launched)
     return _Compute(forward=count * block, backward=count * backward, recompute=count * again)
 
 
-def _head_seconds(shape: ModelShape, engine: Engine, job: Job, speed: _Speed) -> Numbers:
+def _head_seconds(shape: ModelShape, engine: Engine, job: Job, speed: _Speed) -> float:
     """Return the seconds of the products outside the blocks in one forward pass."""
     size = engine.compute_bytes
     if shape.counts is not None:
@@ -408,7 +406,7 @@ def _logit_bytes_moved(loss: LossKernel, size: int) -> tuple[int, int]:
     return size, 2 * size
 
 
-def _attention(shape: ModelShape, engine: Engine, job: Job, speed: _Speed) -> tuple[Numbers, Numbers]:
+def _attention(shape: ModelShape, engine: Engine, job: Job, speed: _Speed) -> tuple[float, float]:
     """Return the seconds of one block's attention in the forward and in the backward pass.
 
     A fused kernel computes only unmasked scores. It saves no scores, so its backward pass has five products where the
@@ -559,9 +557,9 @@ def _communication(shape: ModelShape, engine: Engine, job: Job, box: Box, speed:
 class _Pcie:
     """The seconds of a GPU's transfers over PCIe, by the computation with which they overlap."""
 
-    forward: Numbers = 0.0
-    backward: Numbers = 0.0
-    last_backward: Numbers = 0.0
+    forward: float = 0.0
+    backward: float = 0.0
+    last_backward: float = 0.0
 
 
 def _pcie(shape: ModelShape, engine: Engine, job: Job, box: Box) -> _Pcie:
@@ -573,7 +571,7 @@ def _pcie(shape: ModelShape, engine: Engine, job: Job, box: Box) -> _Pcie:
     rate = PCIE_EFFICIENCY * box.gpu.pcie_bandwidth * engine.num_shards / shape.num_params
     once = parameter_bytes(engine.precision) / rate
     forward: float = 0.0
-    backward: Numbers = 0.0
+    backward: float = 0.0
     if engine.offload_param != "none":  # a shard is sent to the GPU before each gather
         forward, backward = once, max(0.0, _num_gathers(shape, engine, job) - 1) * once
     if engine.offload_optimizer == "none":
@@ -586,8 +584,9 @@ def _pcie(shape: ModelShape, engine: Engine, job: Job, box: Box) -> _Pcie:
     if engine.zero_stage == 2:
         # Gradients are added up through host memory. Each micro step sends them to the host, and all but the first
         # micro step fetch them before (async_accumulate_grad_in_cpu_via_gpu). A single micro step does neither.
-        micro_steps = np.asarray(job.gradient_accumulation_steps)
-        backward = backward + np.where(micro_steps > 1, 2 - 1 / micro_steps, 0.0) * once
+        micro_steps = job.gradient_accumulation_steps
+        if micro_steps > 1:
+            backward = backward + (2 - 1 / micro_steps) * once
     elif engine.zero_stage == 3:
         # The same, in the type of accumulation. Here, the first micro step fetches them too (partition_grads).
         backward = backward + 2 * engine.accumulation_bytes / rate
@@ -612,7 +611,7 @@ def _host_step(num_owned: float, engine: Engine, box: Box, thread_bandwidth: flo
     return max(by_memory, by_threads) + up
 
 
-def _disk(shape: ModelShape, engine: Engine, box: Box, num_gathers: Numbers) -> Numbers:
+def _disk(shape: ModelShape, engine: Engine, box: Box, num_gathers: float) -> float:
     """Return the seconds of a node's disks.
 
     They do not overlap with anything, because DeepSpeed's pipelined swapping is off by default. Raises ValueError if
@@ -623,7 +622,7 @@ def _disk(shape: ModelShape, engine: Engine, box: Box, num_gathers: Numbers) -> 
     if not box.disk_read_bandwidth or not box.disk_write_bandwidth:
         raise ValueError(f"no local disk of a machine with {box.gpu.name} is known. Add --disk and --disk-bandwidth")
     share = shape.num_params * min(engine.world_size, box.gpus_per_node) / engine.num_shards
-    read: Numbers = 0.0
+    read: float = 0.0
     written = 0.0
     if engine.offload_optimizer == "nvme":  # reads and writes gradient, master and moments in fp32
         read, written = 16 * share, 16 * share

@@ -12,34 +12,29 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 
-import numpy as np
-
 from study.theory.communication import buckets, sharded
 from study.theory.communication.buckets import Collective
 from study.theory.communication.model_order import model_of
-from study.theory.engine import Engine, Job, Numbers
+from study.theory.engine import Engine, Job
 from study.theory.model_states import is_bf16_optimizer
 from study.theory.shapes import ModelShape
 
 
 @dataclass(frozen=True)
 class ExpectedCollective:
-    """One kind of collective in a steady optimizer step of rank 0.
-
-    Counts and bytes are arrays if the job is a grid.
-    """
+    """One kind of collective in a steady optimizer step of rank 0."""
 
     kind: str
-    count: Numbers
-    bytes: Numbers  # of the whole tensor: the input of all-reduce and reduce-scatter, the output of all-gather
+    count: int
+    bytes: int  # of the whole tensor: the input of all-reduce and reduce-scatter, the output of all-gather
 
     @property
-    def moved_bytes(self) -> Numbers:
+    def moved_bytes(self) -> int:
         """Bytes that a rank sends. An all-reduce sends its bytes twice (arXiv:1910.02054, sec. 7.1)."""
         return self.bytes * (2 if self.kind.endswith("all_reduce") else 1)
 
 
-def paper_volume(zero_stage: int, num_params: int, gradient_accumulation_steps: Numbers = 1) -> Numbers:
+def paper_volume(zero_stage: int, num_params: int, gradient_accumulation_steps: int = 1) -> int:
     """Return the elements that a rank sends in an optimizer step by the ZeRO paper (arXiv:1910.02054, sec. 7).
 
     Multiplied by the bytes of an element, the result is comparable with the sum of `ExpectedCollective.moved_bytes`.
@@ -51,7 +46,7 @@ def paper_volume(zero_stage: int, num_params: int, gradient_accumulation_steps: 
     recomputation uses the gather of the backward pass. Raises ValueError for another stage.
     """
     if zero_stage in (0, 1):
-        return 2 * num_params + 0 * gradient_accumulation_steps
+        return 2 * num_params
     if zero_stage == 2:
         return num_params * (gradient_accumulation_steps + 1)
     if zero_stage == 3:
@@ -62,17 +57,16 @@ def paper_volume(zero_stage: int, num_params: int, gradient_accumulation_steps: 
 def collectives(engine: Engine, shape: ModelShape, job: Job) -> list[ExpectedCollective]:
     """Return the collectives that rank 0 issues in a steady optimizer step, one entry per kind.
 
-    Counts and bytes are arrays if the gradient accumulation of the job is an array. Steps are steady from the third
-    step on, because stage 3 first records the order of the modules. The collectives include the gradient norm that this
-    project's trainer computes. DeepSpeed's own norm at stage 0 would add an all-reduce of 4 bytes. Each of stage 3's
-    sub-groups has its own norm.
+    Steps are steady from the third step on, because stage 3 first records the order of the modules. The collectives
+    include the gradient norm that this project's trainer computes. DeepSpeed's own norm at stage 0 would add an
+    all-reduce of 4 bytes. Each of stage 3's sub-groups has its own norm.
     """
     per_step, per_micro_step = parts(engine, shape, bool(job.activation_checkpointing), job.dropout)
     steps = job.gradient_accumulation_steps
     expected = []
     for kind in sorted({*per_step, *per_micro_step}):
         (count, size), (micro_count, micro_size) = per_step.get(kind, (0, 0)), per_micro_step.get(kind, (0, 0))
-        if np.any(count + steps * micro_count):
+        if count + steps * micro_count:
             expected.append(ExpectedCollective(kind, count + steps * micro_count, size + steps * micro_size))
     return expected
 

@@ -9,10 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
-
-if TYPE_CHECKING:
-    from study.theory.engine import Numbers
+from typing import Any, Literal, TypeAlias
 
 # The settings in which a model is traced: the arithmetic of theory/activations.py, and the kernel of attention.
 Setting = Literal["fp32 sdpa", "autocast sdpa", "half sdpa", "fp32 eager", "autocast eager", "half eager"]
@@ -29,7 +26,7 @@ class Polynomial:
     per_token: float = 0.0
     per_pair: float = 0.0
 
-    def of(self, batch: Numbers, length: Numbers) -> Numbers:
+    def of(self, batch: float, length: float) -> float:
         """Return the quantity of `batch` sequences of `length` tokens each."""
         return batch * (self.constant + length * (self.per_token + length * self.per_pair))
 

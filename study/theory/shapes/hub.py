@@ -7,6 +7,7 @@ HF_HUB_OFFLINE, and the variables for the path of the cache. Proxies are taken f
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import urllib.error
 import urllib.parse
@@ -26,8 +27,11 @@ class Unavailable(ValueError):
 def read_config(hub_id: str) -> bytes:
     """Return the content of a model's config.json from the hub, or from its local cache if the hub fails.
 
-    Raises Unavailable, after at most `TIMEOUT_SECONDS`, if neither has the file.
+    Raises Unavailable, after at most `TIMEOUT_SECONDS`, if neither has the file. A program that runs in a browser
+    (the web page of the planner) never contacts the hub.
     """
+    if sys.platform == "emscripten":
+        raise Unavailable("in a browser, this program does not contact the hub. Paste the model's config.json instead")
     cached = _cached(hub_id)
     if any(os.environ.get(name, "").upper() in _TRUE for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")):
         if cached is None:

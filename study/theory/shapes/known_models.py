@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 from study.files import parse_json
-from study.theory.shapes import hub
 from study.theory.shapes.config_json import changed, from_config, from_parts
 from study.theory.shapes.counts import from_content
 from study.theory.shapes.shape import ModelShape, traced
@@ -171,6 +170,8 @@ def _from_file(path: Path) -> tuple[dict[str, Any], str]:
 
 
 def _from_hub(hub_id: str) -> tuple[dict[str, Any], str]:
+    from study.theory.shapes import hub  # its imports take longer than those of all of theory
+
     try:
         content = parse_json(hub.read_config(hub_id))
     except hub.Unavailable as reason:
