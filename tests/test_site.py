@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import base64
 import functools
 import http.server
+import json
+import math
 import os
 import shutil
 import subprocess
 import threading
+import urllib.parse
 from pathlib import Path
+from typing import Any
 
 import pytest
 from launching import ROOT
+
+from study import cli
+from study.cli import web
+from study.errors import Refusal
+from study.planner import request as planner_request
 
 pytestmark = pytest.mark.slow
 
@@ -81,4 +91,156 @@ def test_every_page(address, browser, viewport, scheme):
         assert page.locator("nav a").count() > 20, name  # the way to the guides, from every page
     assert said == []
     assert all(url.startswith((address, "data:", "blob:")) for url in asked)
+    context.close()
+
+
+# ---------------------------------------------------------------- the planner's page
+
+PAGE = "docs/web/choose/"
+LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 2048, "vocab_size": 32000,
+         "intermediate_size": 5632, "num_hidden_layers": 22, "num_attention_heads": 32,
+         "num_key_value_heads": 4}  # fmt: skip
+# Known models of several kinds, one GPU and many, a question for which nothing fits, every part of the form.
+QUESTIONS = [
+    {"model": "llama-3.1-8b", "gpu": "h100-sxm", "gpus": "8"},
+    {"model": "llama-3.1-8b", "gpu": "a100-80gb", "gpus": "8", "global-batch-size": "32"},
+    {"model": "gpt2-xl", "gpu": "a100-40gb", "gpus": "1", "sequence-length": "512"},
+    {"model": "bert-large", "gpu": "v100-32gb", "gpus": "4", "stack": "trainer"},
+    {"model": "qwen2.5-32b", "gpu": "h100-sxm", "gpus": "16", "sequence-length": "4096", "stack": "torchtitan"},
+    {"model": "qwen2.5-32b", "gpu": "rtx-4090", "gpus": "1"},
+    {"model": "deepseek-v3", "gpu": "h200", "gpus": "256", "activation-checkpointing": "full"},
+    {"model": "t5-base", "gpu": "l40s", "gpus": "2", "precision": "fp32"},
+    {"model": "mistralai/Mistral-7B-v0.1", "gpu": "mi300x", "gpus": "8", "micro-batch-size": "2", "strategy": "zero3"},
+    {"config": json.dumps(LLAMA), "gpu": "a100-80gb", "gpus": "4", "stack": "deepspeed"},
+]
+# The names of the numbers on the page, and the columns of the command that show the same.
+CELLS = {"needs": "GiB", "free": "free", "batch": "batch", "s/step": "s/step", "tokens/s per GPU": "tokens/s/GPU",
+         "$ per 1e9 tokens": "$/1e9 tok"}  # fmt: skip
+DIGITS = 1e-9  # relative: Python 3.12 and newer add a list of numbers with another rounding than Python 3.11
+
+
+def ask(page, address: str, question: dict[str, str]) -> None:
+    """Open the page with a question in its address, and wait for the answer."""
+    before = page.evaluate("document.getElementById('status')?.dataset.number ?? ''")
+    if "config" in question:
+        question = question | {"config": base64.urlsafe_b64encode(question["config"].encode()).decode()}
+    page.goto(f"{address}/{PAGE}#{urllib.parse.urlencode(question)}")
+    page.wait_for_function(f"(document.getElementById('status').dataset.number ?? '') !== '{before}'", timeout=60_000)
+
+
+def command_line(question: dict[str, str]) -> list[str]:
+    """Return the command line that asks the same question. The pasted configuration is in config.json."""
+    words = ["--model", "config.json"] if "config" in question else []
+    return words + [word for name, value in question.items() if name != "config" for word in (f"--{name}", value)]
+
+
+def is_equal(a: Any, b: Any) -> bool:
+    """Whether two contents of JSON are equal, up to the last digits of numbers."""
+    if isinstance(a, dict):
+        return isinstance(b, dict) and a.keys() == b.keys() and all(is_equal(a[key], b[key]) for key in a)
+    if isinstance(a, list):
+        return isinstance(b, list) and len(a) == len(b) and all(map(is_equal, a, b))
+    if isinstance(a, int | float) and isinstance(b, int | float) and not isinstance(a, bool):
+        return math.isclose(a, b, rel_tol=DIGITS)
+    return bool(a == b)
+
+
+@pytest.fixture(scope="module")
+def planner(address, browser):
+    """The planner's page in a browser, and a list of everything that it requests or prints."""
+    context = browser.new_context(viewport=DESKTOP, permissions=["clipboard-read", "clipboard-write"])
+    page, said, asked = context.new_page(), [], []
+    page.on("console", lambda message: said.append(message.text))
+    page.on("pageerror", lambda error: said.append(str(error)))
+    page.on("request", lambda request: asked.append(request.url))
+    yield page, said, asked
+    context.close()
+
+
+@pytest.mark.parametrize("question", QUESTIONS, ids=lambda question: question.get("model", "config.json"))
+def test_the_page_answers_as_the_command(address, planner, question, tmp_path, monkeypatch, capsys):
+    page, said, asked = planner
+    ask(page, address, question)
+    monkeypatch.chdir(tmp_path)
+    Path("config.json").write_text(question.get("config", ""), encoding="utf-8")
+    words = command_line(question)
+    assert cli.run(["advise", *words, "--json"]) == 0
+    of_command = json.loads(capsys.readouterr().out)
+
+    expected = web.answer(words[2:] if "config" in question else words, question.get("config"))
+    assert page.locator("#answer .recommendation").inner_text() == expected["answer"]
+    for strategy in expected["strategies"]:
+        row = page.locator(f'#answer [data-strategy="{strategy["name"]}"]')
+        for label, cell in CELLS.items():
+            shown = row.locator(f'[data-column="{label}"] b').text_content()
+            assert shown.removesuffix(" GiB") == strategy["cells"][cell], (strategy["name"], label)
+
+    page.get_by_role("button", name="Copy the answer as JSON").click()
+    page.get_by_text("Copied").wait_for()
+    of_page = json.loads(page.evaluate("navigator.clipboard.readText()"))
+    assert is_equal(of_page, of_command)
+    assert said == []
+    assert all(url.startswith((address, "data:", "blob:")) for url in asked)
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        {"config": "{", "gpu": "h100-sxm", "gpus": "8"},
+        {"config": "no JSON", "gpu": "h100-sxm", "gpus": "8"},
+        {"config": "[]", "gpu": "h100-sxm", "gpus": "8"},
+        {"config": json.dumps({"model_type": "no-such-model"}), "gpu": "h100-sxm", "gpus": "8"},
+        {"config": json.dumps(LLAMA | {"num_attention_heads": 7}), "gpu": "h100-sxm", "gpus": "8"},
+        {"model": "llama-3.1-9b", "gpu": "h100-sxm", "gpus": "8"},
+        {"model": "gpt2", "gpu": "h100-sxm", "gpus": "8", "global-batch-size": "7"},
+        {"model": "gpt2", "gpu": "no-gpu", "gpus": "8"},
+    ],
+    ids=lambda question: "-".join(question.values())[:30],
+)
+def test_the_page_refuses_as_the_command(address, planner, question, tmp_path, monkeypatch):
+    page, said, _ = planner
+    ask(page, address, question)
+    monkeypatch.chdir(tmp_path)
+    # Like the page, an installation without PyTorch does not trace models that it has no formulas for.
+    monkeypatch.setattr(planner_request, "find_spec", lambda name: None)
+    Path("config.json").write_text(question.get("config", ""), encoding="utf-8")
+    with pytest.raises(Refusal) as refusal:
+        cli.run(["advise", *command_line(question)])
+    assert page.locator("#status.refusal").text_content() == str(refusal.value)
+    assert page.locator("#answer").inner_text() == ""
+    assert said == []
+
+
+def test_the_page_answers_while_one_types(address, planner):
+    page, _, _ = planner
+    ask(page, address, QUESTIONS[0])
+    page.locator("#gpus").press("Control+a")
+    page.keyboard.type("16")
+    page.get_by_text("on 16 x h100-sxm (").wait_for()
+    assert "gpus=16" in page.url
+    # By keyboard alone: from the first field to the button that shows the other strategies.
+    page.locator("#model").focus()
+    reached = []
+    for _ in range(40):
+        page.keyboard.press("Tab")
+        reached.append(page.evaluate("document.activeElement.id || document.activeElement.textContent"))
+    assert {"gpu", "gpus", "sequence-length", "global-batch-size", "stack"} <= set(reached)
+    (button,) = [text for text in dict.fromkeys(reached) if text.startswith("Show")]
+    page.get_by_role("button", name=button).focus()
+    hidden = page.locator("#answer [data-strategy]:not([hidden])").count()
+    page.keyboard.press("Enter")
+    assert page.locator("#answer [data-strategy]:not([hidden])").count() > hidden
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_page_on_a_phone_and_in_print(address, browser, scheme):
+    context = browser.new_context(viewport=PHONE, color_scheme=scheme)
+    page = context.new_page()
+    ask(page, address, QUESTIONS[0])
+    assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
+    for name in ("#answer .recommendation", "#answer .numbers b"):
+        assert page.locator(name).first.evaluate("element => parseFloat(getComputedStyle(element).fontSize)") >= 10
+    page.emulate_media(media="print")
+    assert page.locator("#answer .bar").first.is_visible()
+    assert not page.get_by_role("button", name="Copy the command").is_visible()
     context.close()

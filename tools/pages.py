@@ -15,6 +15,7 @@ from pathlib import Path
 
 import click
 import nbformat
+import web_page
 from nbconvert import MarkdownExporter
 
 from study import cli
@@ -153,6 +154,7 @@ def main() -> None:
     listed = "\n".join(f"- [{name.replace('-', ' ')}](releases/{name}.md)" for name in names)
     (reference / "releases.md").write_text(f"# Releases\n\n{listed}", encoding="utf-8")
     (reference / "commands.md").write_text("\n".join(commands()), encoding="utf-8")
+    web_page.write(PAGES / "docs" / "web")
     (reference / "record.schema.json").write_text(json.dumps(Record.model_json_schema(), indent=1), encoding="utf-8")
 
 

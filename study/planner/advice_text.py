@@ -219,7 +219,10 @@ def text_of_all(advice: Advice) -> str:
     ]
     ranked = advice.ranked
     columns = HEAD if advice.is_traced else HEAD[:-1]
-    rows = [[cells(option, advice.request)[column] for column in columns] for option in ranked]
+    rows = [
+        [(cells(option, advice.request) | {"largest": str(option.largest_micro_batch)})[column] for column in columns]
+        for option in ranked
+    ]
     meanings = [
         f"fits: tight means that less than {100 * ENOUGH_FREE:.0f} % of the GPU stays free.",
         f"GiB: the tensors at the peak, and {100 * ALLOCATOR_SLACK:.0f} % for the allocator.",
@@ -354,7 +357,7 @@ def groups_of(advice: Advice) -> str:
 
 
 def cells(option: Option, request: Request) -> dict[str, str]:
-    """Return the cells of an option by the name of the column."""
+    """Return the cells of an option by the name of the column, without "largest", which takes long to compute."""
     prediction = option.prediction
     job = prediction.job
     dollars = prediction.dollars_per_billion_tokens
@@ -368,7 +371,6 @@ def cells(option: Option, request: Request) -> dict[str, str]:
         "GiB": gib(option.needed_bytes),
         "free": gib(option.free_bytes),
         "batch": f"{job.micro_batch_size} x {job.gradient_accumulation_steps}{MARKS[job.activation_checkpointing]}",
-        "largest": str(option.largest_micro_batch),
         "s/step": f"{reasons.three(prediction.step.total)} ({reasons.short(prediction.step.low)}-{high})",
         "tokens/s/GPU": f"{prediction.tokens_per_second_per_gpu:,.0f}",
         "MFU": f"{100 * prediction.mfu:.0f} %",

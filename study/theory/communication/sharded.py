@@ -221,7 +221,12 @@ def gathered_elements(engine: Engine, shape: ModelShape, job: Job) -> int:
 
     With one process, it fetches them from where they are offloaded.
     """
-    gathered, _ = _gathered(shape, _autocast(engine), Limits.of(engine), job.activation_checkpointing, job.dropout)
+    return _gathered_elements(shape, _autocast(engine), Limits.of(engine), job.activation_checkpointing, job.dropout)
+
+
+@lru_cache(maxsize=256)
+def _gathered_elements(shape: ModelShape, autocast: bool, limits: Limits, checkpointing: bool, dropout: bool) -> int:
+    gathered, _ = _gathered(shape, autocast, limits, checkpointing, dropout)
     return sum(parameter.numel for gather in gathered for parameter in gather.parameters)
 
 

@@ -1,0 +1,319 @@
+// The page "Choose a strategy in the browser": read the form, ask the worker, show its answer.
+// All numbers and sentences come from the Python program in the worker.
+
+const FOLDER = new URL(".", import.meta.url);
+const PARTS = ["parameters", "gradients", "optimizer states", "communication buffers", "gathered parameters",
+  "activations and logits", "temporary buffers", "allocator"];
+const DEFAULTS = { model: "llama-3.1-8b", gpu: "h100-sxm", gpus: "8" };
+const LONGEST_BAR = 1.6; // in multiples of a GPU's memory; longer bars are cut
+const DELAY = 30; // milliseconds without a change of the form, after which the question is asked
+
+const form = document.getElementById("question");
+const statusLine = document.getElementById("status");
+const answerArea = document.getElementById("answer");
+const fields = [...form.elements].filter((element) => element.name);
+
+// ------------------------------------------------------------------ small helpers
+
+function element(tag, properties = {}, ...children) {
+  const made = document.createElement(tag);
+  for (const [name, value] of Object.entries(properties)) {
+    if (name in made && typeof value !== "string") made[name] = value;
+    else made.setAttribute(name, value);
+  }
+  made.append(...children);
+  return made;
+}
+
+// `text` is a function that returns the text, or a promise of it.
+function copyButton(label, text) {
+  const button = element("button", { type: "button" }, label);
+  button.addEventListener("click", async () => {
+    try {
+      await navigator.clipboard.writeText(await text());
+      button.textContent = "Copied";
+    } catch {
+      button.textContent = "Not copied: select the text instead";
+    }
+    setTimeout(() => { button.textContent = label; }, 2000);
+  });
+  return button;
+}
+
+// ------------------------------------------------------------------ the question in the form and in the address
+
+function question() {
+  const values = Object.fromEntries(fields.map((field) => [field.name, field.value.trim()]));
+  const config = values.config || null;
+  delete values.config;
+  if (config !== null) delete values.model;
+  if (values.stack === DEFAULTS.stack) delete values.stack;
+  return { values, config };
+}
+
+function words({ values }) {
+  return Object.entries(values).filter(([, value]) => value).flatMap(([name, value]) => [`--${name}`, value]);
+}
+
+// In the address, a configuration is base64, because the theme of the site cannot read an address with quotation marks.
+function encode(config) {
+  return btoa(String.fromCharCode(...new TextEncoder().encode(config))).replaceAll("+", "-").replaceAll("/", "_");
+}
+
+function decode(text) {
+  try {
+    const bytes = Uint8Array.from(atob(text.replaceAll("-", "+").replaceAll("_", "/")), (character) => character.charCodeAt(0));
+    return new TextDecoder().decode(bytes);
+  } catch {
+    return text; // not written by this page; the program says what is wrong with it
+  }
+}
+
+function writeAddress() {
+  const { values, config } = question();
+  const given = Object.entries({ ...values, config: config && encode(config) }).filter(([, value]) => value);
+  history.replaceState(null, "", `#${new URLSearchParams(given)}`);
+}
+
+function readAddress() {
+  const given = new URLSearchParams(location.hash.slice(1));
+  const values = given.size ? Object.fromEntries(given) : { ...DEFAULTS };
+  if (values.config) values.config = decode(values.config);
+  for (const field of fields) {
+    const value = values[field.name] ?? "";
+    // A value that the form does not offer is kept, so that the program can say what is wrong with it.
+    if (field instanceof HTMLSelectElement && ![...field.options].some((option) => option.value === value)) {
+      field.add(new Option(value, value));
+    }
+    field.value = value || (field.name === "stack" ? DEFAULTS.stack : "");
+  }
+  if (["micro-batch-size", "precision", "activation-checkpointing", "strategy", "config"].some((name) => values[name])) {
+    document.getElementById("more").open = true;
+  }
+}
+
+function fillForm(choices) {
+  const models = document.getElementById("models");
+  for (const { name, hub_ids } of choices.models) {
+    models.append(element("option", { value: name }, hub_ids.join(", ")));
+  }
+  const gpus = document.getElementById("gpu");
+  for (const gpu of choices.gpus) gpus.add(new Option(`${gpu.name} (${gpu.GiB} GiB)`, gpu.name));
+  for (const [id, first, values] of [
+    ["stack", null, choices.stacks.map(({ name }) => [name, name])],
+    ["precision", "bf16 if the GPU supports it", choices.precisions.map((name) => [name, name])],
+    ["activation-checkpointing", "as the program, or if it helps", choices.checkpointing.map((name) => [name, name])],
+    ["strategy", "all", choices.strategies.map((name) => [name, name])],
+  ]) {
+    const select = document.getElementById(id);
+    if (first !== null) select.add(new Option(first, ""));
+    for (const [text, value] of values) select.add(new Option(text, value));
+  }
+  DEFAULTS.stack = choices.stacks[0].name;
+}
+
+// ------------------------------------------------------------------ asking
+
+const worker = new Worker(new URL("worker.js", FOLDER), { type: "module" });
+let asked = 0; // number of the newest question
+let waiting = null; // a question that is asked when the worker has answered the one before
+let isBusy = false;
+let timer = null;
+let receiveJson = null; // called with the answer as JSON, which is computed when it is wanted
+
+function ask() {
+  writeAddress();
+  const current = question();
+  waiting = { kind: "answer", number: ++asked, words: words(current), config: current.config };
+  answerArea.classList.add("outdated");
+  send();
+}
+
+function send() {
+  if (isBusy || waiting === null) return;
+  isBusy = true;
+  worker.postMessage(waiting);
+  waiting = null;
+}
+
+function answerAsJson({ words, config }) {
+  return new Promise((resolve) => {
+    receiveJson = (content) => resolve(JSON.stringify(content, null, 1));
+    worker.postMessage({ kind: "json", number: 0, words, config });
+  });
+}
+
+worker.onmessage = ({ data }) => {
+  if (data.ready) return;
+  if (data.kind === "json" && data.content) {
+    receiveJson(data.content);
+    return;
+  }
+  isBusy = false;
+  if (data.failure) {
+    show({ refusal: `The program of this page failed. Please report this with the address of the page: ${data.failure}` });
+  } else if (data.number === asked) {
+    show(data.content);
+    statusLine.dataset.seconds = data.seconds.toFixed(3);
+  }
+  send();
+};
+worker.onerror = (event) => show({ refusal: `The program of this page did not load: ${event.message}. Load the page again.` });
+
+form.addEventListener("input", () => {
+  clearTimeout(timer);
+  timer = setTimeout(ask, DELAY);
+});
+form.addEventListener("submit", (event) => {
+  event.preventDefault();
+  clearTimeout(timer);
+  ask();
+});
+addEventListener("hashchange", () => {
+  readAddress();
+  ask();
+});
+
+// ------------------------------------------------------------------ showing the answer
+
+function show(content) {
+  const current = question();
+  const shown = { words: words(current), config: current.config };
+  answerArea.classList.remove("outdated");
+  statusLine.classList.toggle("refusal", "refusal" in content);
+  statusLine.dataset.number = asked;
+  if ("refusal" in content) {
+    statusLine.textContent = content.refusal;
+    answerArea.replaceChildren();
+    return;
+  }
+  statusLine.textContent = "";
+  answerArea.replaceChildren(
+    element("h2", { id: "the-answer" }, "Answer (predicted)"),
+    element("p", { class: "recommendation" }, content.answer),
+    element("p", {}, `${content.setting}. Predicted, not measured.`),
+    ...content.notes.map((note) => element("p", {}, `Note: ${note}.`)),
+    ...strategies(content),
+    ...start(content),
+    ...evidence(content),
+    ...assumed(content),
+    copyButton("Copy the answer as JSON", () => answerAsJson(shown)),
+  );
+}
+
+function strategies(content) {
+  const needed = content.strategies.map((strategy) => strategy.needed_bytes);
+  const widest = Math.max(content.capacity.bytes, Math.min(Math.max(...needed), LONGEST_BAR * content.capacity.bytes));
+  const slowest = Math.max(...content.strategies.filter((strategy) => strategy.is_shown && strategy.fits)
+    .map((strategy) => strategy.seconds[2] ?? strategy.seconds[1]), 0);
+  const rows = content.strategies.map((strategy) => row(strategy, content.capacity, widest, slowest));
+  const parts = PARTS.filter((part) => content.strategies.some((strategy) => strategy.parts[part] > 0.002 * widest));
+  const legend = element("ul", { class: "legend" }, ...parts.map((part) =>
+    element("li", {}, element("i", { class: partClass(part) }), part === "allocator" ? "margin for the allocator" : part)));
+  const hidden = rows.filter((item) => item.hidden);
+  const all = element("button", { type: "button", "aria-expanded": "false" }, `Show ${hidden.length} more strategies`);
+  all.addEventListener("click", () => {
+    const isOpen = all.getAttribute("aria-expanded") === "true";
+    for (const item of hidden) item.hidden = isOpen;
+    all.setAttribute("aria-expanded", String(!isOpen));
+    all.textContent = isOpen ? `Show ${hidden.length} more strategies` : "Show fewer strategies";
+  });
+  const leftOut = Object.entries(content.left_out).map(([name, reason]) => element("p", { class: "why" }, `${name}: ${reason}.`));
+  return [
+    element("h2", { id: "strategies" }, "Memory of one GPU by strategy (predicted)"),
+    element("p", { class: "why" }, `The dashed line is the memory that a program can use: ${content.capacity.text} of each GPU. `
+      + "A bar that ends in an arrow is longer than the page. The line below a bar is the interval of the step time, and its mark is the predicted time. "
+      + content.legend.join(" ")),
+    legend,
+    element("ul", { class: "strategies" }, ...rows),
+    ...leftOut,
+    ...(hidden.length ? [all] : []),
+  ];
+}
+
+function partClass(part) {
+  return `part-${part.replaceAll(" ", "-")}`;
+}
+
+// The interval of the step time as a line with a mark. The axis ends at the slowest time of the strategies that fit.
+function timeBar({ seconds: [low, predicted, high] }, slowest) {
+  const percent = (seconds) => 100 * Math.min(1, seconds / slowest);
+  return element("div", { class: "time", "aria-hidden": "true" },
+    element("span", { class: "interval", style: `left: ${percent(low)}%; width: ${percent(high ?? slowest) - percent(low)}%` }),
+    element("span", { class: "mark", style: `left: ${percent(predicted)}%` }));
+}
+
+function row(strategy, capacity, widest, slowest) {
+  const { cells } = strategy;
+  const share = (bytes) => `${100 * bytes / widest}%`;
+  const inWords = PARTS.filter((part) => strategy.parts[part] > 0)
+    .map((part) => `${part} ${(strategy.parts[part] / 2 ** 30).toFixed(1)} GiB`).join(", ");
+  const isCut = strategy.needed_bytes > widest;
+  const bar = element("div", { class: isCut ? "bar cut" : "bar", role: "img", title: inWords,
+    "aria-label": `${cells.GiB} GiB of ${capacity.text}: ${inWords}` },
+  ...PARTS.map((part) => element("span", { class: partClass(part), style: `width: ${share(strategy.parts[part])}` })),
+  element("span", { class: "capacity", style: `left: ${share(capacity.bytes)}` }));
+  const numbers = [
+    ["needs", `${cells.GiB} GiB`], ["free", `${cells.free} GiB`], ["fits", cells.fits], ["batch", cells.batch],
+    ["s/step", cells["s/step"]], ["tokens/s per GPU", cells["tokens/s/GPU"]],
+    ["$ per 1e9 tokens", cells["$/1e9 tok"]],
+    ...(cells["host GiB"] ? [["host GiB per node", cells["host GiB"]]] : []),
+    ...(cells["disk GiB"] ? [["disk GiB per node", cells["disk GiB"]]] : []),
+  ];
+  const item = element("li", { class: strategy.fits ? "" : "no-fit", "data-strategy": strategy.name },
+    element("div", { class: "name" }, cells.strategy,
+      element("small", {}, strategy.is_recommended ? `${cells.precision}, recommended` : cells.precision)),
+    bar,
+    ...(strategy.fits ? [timeBar(strategy, slowest)] : []),
+    element("p", { class: "numbers" }, ...numbers.map(([label, text]) =>
+      element("span", { "data-column": label }, `${label} `, element("b", {}, text)))),
+    ...(strategy.why_not ? [element("p", { class: "why" }, `Why not: ${strategy.why_not}.`)] : []));
+  item.hidden = !strategy.is_shown;
+  return item;
+}
+
+function start({ launch, no_launch, command }) {
+  const parts = [element("h2", { id: "start" }, "Start the training")];
+  if (launch) {
+    parts.push(...code("The command", launch.command));
+    for (const [name, text] of Object.entries(launch.files)) parts.push(...code(name, text));
+    if (launch.settings.length) {
+      parts.push(element("p", {}, "The program also needs:"),
+        element("ul", {}, ...launch.settings.map((setting) => element("li", {}, setting))));
+    }
+  } else {
+    parts.push(element("p", {}, no_launch ?? "There is no launch command, because no strategy fits."));
+  }
+  return [...parts, ...code("The same question in a terminal", command)];
+}
+
+function code(label, text) {
+  return [
+    element("p", {}, `${label}:`),
+    element("pre", {}, element("code", {}, text)),
+    copyButton(`Copy ${label[0].toLowerCase()}${label.slice(1)}`, () => text),
+  ];
+}
+
+function evidence({ evidence: { strategy, memory, time } }) {
+  return [
+    element("h2", { id: "evidence" }, "How far such predictions were off (measured by others)"),
+    element("dl", {},
+      element("dt", {}, `memory of ${strategy}`), element("dd", {}, `${memory}.`),
+      element("dt", {}, `time of ${strategy}`), element("dd", {}, `${time}.`)),
+    element("p", {}, element("a", { href: new URL("../../reports/planner-accuracy/", FOLDER).href },
+      "All comparisons with measurements")),
+  ];
+}
+
+function assumed({ assumed: pairs }) {
+  return [element("details", {}, element("summary", {}, "What is assumed"),
+    element("dl", {}, ...pairs.flatMap(([label, value]) => [element("dt", {}, label), element("dd", {}, value)])))];
+}
+
+// ------------------------------------------------------------------ start
+
+const choices = await (await fetch(new URL("choices.json", FOLDER))).json();
+fillForm(choices);
+readAddress();
+ask();

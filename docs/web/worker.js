@@ -1,0 +1,42 @@
+// Run the planner: load Python and the program, then answer one question after another.
+import { loadPyodide } from "./python/pyodide.mjs";
+
+const PROGRAM = "/lib/planner";
+
+async function load() {
+  const program = fetch("./python/program.zip").then((response) => {
+    if (!response.ok) throw new Error(`program.zip: HTTP status ${response.status}`);
+    return response.arrayBuffer();
+  });
+  const python = await loadPyodide({ indexURL: new URL("./python/", import.meta.url).href });
+  python.unpackArchive(await program, "zip", { extractDir: PROGRAM });
+  return python.runPython(`
+import sys
+sys.path.insert(0, "${PROGRAM}")
+import json
+from study.cli import web
+
+def answer(kind, words, config):
+    return json.dumps({"answer": web.answer, "json": web.as_json}[kind](words.to_py(), config))
+answer
+`);
+}
+
+const loaded = load();
+loaded.then(
+  () => postMessage({ ready: true }),
+  (error) => postMessage({ failure: String(error) }),
+);
+
+// Questions of the kind "answer" get what the page shows; those of the kind "json" get what the command's --json prints.
+onmessage = async ({ data: { kind, number, words, config } }) => {
+  const answer = await loaded.catch(() => null); // the failure was already reported
+  if (answer === null) return;
+  const begin = performance.now();
+  try {
+    const content = JSON.parse(answer(kind, words, config ?? undefined));
+    postMessage({ kind, number, content, seconds: (performance.now() - begin) / 1000 });
+  } catch (error) {
+    postMessage({ kind, number, failure: String(error) });
+  }
+};

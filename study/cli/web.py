@@ -1,0 +1,146 @@
+"""Answer the questions of the planner's web page, which runs this module in the browser.
+
+A question consists of the options of `zero-study advise`, so the page gives the answers that the command gives. The
+module imports neither numpy nor PyTorch, which the browser does not have.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
+
+from study import cli, planner
+from study.cli import plan
+from study.errors import Refusal
+from study.planner import advice_text, reasons
+from study.planner.choose import gib
+from study.planner.launch import Launch
+from study.strategy import file
+from study.theory import gpus
+from study.theory.engine import Checkpointing, PrecisionClass
+from study.theory.shapes import KNOWN
+from study.theory.stacks import STACKS
+
+if TYPE_CHECKING:
+    from study.planner.choose import Advice, Option
+
+CONFIG = "config.json"  # the name of a pasted configuration
+# Options of the command that make no sense on the page.
+NOT_ON_PAGE = {
+    "write": "--write: the page has no files. Use the buttons that copy a file.",
+    "trace": "--trace: the page has no PyTorch. Run the command in a terminal.",
+}
+
+
+def answer(words: Sequence[str], config: str | None = None) -> dict[str, Any]:
+    """Return what the page shows for a question, as data for JSON. `words` are options of `zero-study advise`.
+
+    `config` is the text of a config.json, which replaces a model's name. If the command refuses the question, the
+    result has only the message, with the key "refusal".
+    """
+    words = _with_config(words, config)
+    try:
+        return _content(_advise(words), words)
+    except Refusal as refusal:
+        return {"refusal": str(refusal)}
+
+
+def as_json(words: Sequence[str], config: str | None = None) -> dict[str, Any]:
+    """Return what `zero-study advise --json` prints for a question that is not refused."""
+    return advice_text.content(_advise(_with_config(words, config)))
+
+
+def _with_config(words: Sequence[str], config: str | None) -> Sequence[str]:
+    """Return the options with the path of the pasted configuration, which is written to a file."""
+    if config is None:
+        return words
+    Path(CONFIG).write_text(config, encoding="utf-8")
+    return ["--model", CONFIG, *words]
+
+
+def _advise(words: Sequence[str]) -> Advice:
+    parameters = dict(cli.parse(["advise", *words]).params)
+    model, num_gpus = parameters.pop("model"), parameters.pop("num_gpus")
+    for name, reason in NOT_ON_PAGE.items():
+        if parameters.pop(name):
+            raise Refusal(reason)
+    del parameters["everything"], parameters["as_json"]
+    for flag, value in (("--model", model), ("--gpus", num_gpus)):
+        if value is None:
+            raise Refusal(f"{flag} is missing. The page needs a model, a GPU and the number of GPUs.")
+    return planner.advise(model, plan.request_of(num_gpus, parameters))
+
+
+def _content(advice: Advice, words: Sequence[str]) -> dict[str, Any]:
+    shown, start = advice_text.few(advice), advice_text.launch_or_why(advice)
+    why_not = reasons.why_not(advice)
+    usable = advice.options[0].prediction.usable_bytes
+    return {
+        "command": shlex.join(["zero-study", "advise", *words]),
+        "answer": reasons.answer(advice),
+        "setting": advice_text.setting(advice),
+        "capacity": {"bytes": usable, "text": f"{gib(usable)} GiB"},
+        "strategies": [
+            _strategy(advice, option) | {"is_shown": option in shown, "why_not": why_not.get(option.strategy.name)}
+            for option in advice.ranked
+        ],
+        "left_out": {name: phrase for name, phrase in why_not.items() if name in advice.left_out},
+        "legend": advice_text.legend(advice.options, advice.request),
+        "notes": advice.notes,
+        "launch": _launch(start) if isinstance(start, Launch) else None,
+        "no_launch": start if isinstance(start, str) else None,
+        "assumed": advice_text.assumed(advice.request, advice.box, advice_text.groups_of(advice)),
+        "evidence": _evidence(advice),
+    }
+
+
+def _strategy(advice: Advice, option: Option) -> dict[str, Any]:
+    """Return one strategy: its cells as the command prints them, its memory by part, and its time with interval.
+
+    The memory is in bytes. The time is the lower end, the predicted seconds, and the upper end (None if there is none).
+    """
+    step = option.prediction.step
+    return {
+        "name": option.strategy.name,
+        "is_recommended": option is advice.recommended,
+        "fits": option.fits,
+        "needed_bytes": option.needed_bytes,
+        "seconds": [step.low, step.total, None if option.is_rough else step.high],
+        "parts": _parts(option),
+        "cells": advice_text.cells(option, advice.request),
+    }
+
+
+def _parts(option: Option) -> dict[str, float]:
+    """Return the bytes of one GPU by part, in the order of the figures. The last part is for the allocator."""
+    parts = {part.replace("_", " "): float(value) for part, value in option.prediction.peak.parts.items()}
+    parts["activations and logits"] = parts.pop("activations") + parts.pop("logits")
+    return parts | {"allocator": option.needed_bytes - sum(parts.values())}
+
+
+def _launch(start: Launch) -> dict[str, Any]:
+    return {"stack": start.stack, "command": start.command, "files": start.files, "settings": start.settings}
+
+
+def _evidence(advice: Advice) -> dict[str, str] | None:
+    """Return the measured errors of the recommended strategy, or of the first one if none is recommended."""
+    option = advice.recommended or advice.ranked[0]
+    time = option.prediction.step.evidence.sentence
+    if option.is_short:
+        time = "no measured error, because no published step is as short as this one"
+    return {"strategy": option.strategy.name, "memory": advice_text.memory_evidence(option), "time": time}
+
+
+def choices() -> dict[str, Any]:
+    """Return what the form of the page offers: models, GPUs and programs, as data for JSON."""
+    head, rows = gpus.table()
+    return {
+        "models": [{"name": name, "hub_ids": ids} for name, ids in sorted(KNOWN.hub_ids.items())],
+        "gpus": [dict(zip(head, row, strict=True)) for row in rows],
+        "stacks": [{"name": name, "version": stack.version} for name, stack in STACKS.items()],
+        "precisions": get_args(PrecisionClass),
+        "checkpointing": get_args(Checkpointing),
+        "strategies": file.names(),
+    }

@@ -1,0 +1,114 @@
+"""The answers of the planner's web page, without a browser. tests/test_site.py asks them in a browser."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from launching import ROOT
+
+from study import cli
+from study.cli import web
+from study.planner import advice_text
+
+QUESTION = ["--model", "gpt2", "--gpu", "h100-sxm", "--gpus", "8"]
+# Modules that a browser does not have. An import of one of them fails in the test below.
+MISSING = ("numpy", "torch", "transformers", "pandas", "tabulate", "ssl")
+WITHOUT_THEM = f"""
+import sys
+for name in {MISSING}:
+    sys.modules[name] = None
+from study.cli import web
+for words in {[QUESTION, ["--model", "qwen2.5-32b", "--gpu", "t4", "--gpus", "1"]]}:
+    assert "answer" in web.answer(words)
+assert "refusal" in web.answer({QUESTION}, "{{}}")
+web.as_json({QUESTION})
+web.choices()
+"""
+
+
+def printed(words: list[str], capsys: pytest.CaptureFixture[str]) -> dict:
+    """What `zero-study advise --json` prints."""
+    assert cli.run(["advise", *words, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_the_answer_has_what_the_command_prints(capsys):
+    answer = web.answer(QUESTION)
+    of_command = printed(QUESTION, capsys)
+    assert web.as_json(QUESTION) == of_command
+    assert {each["name"] for each in answer["strategies"]} == {each["strategy"] for each in of_command["strategies"]}
+    (recommended,) = [each["name"] for each in answer["strategies"] if each["is_recommended"]]
+    assert recommended == of_command["recommended"]
+    assert answer["launch"]["command"] == of_command["launch"]["command"]
+    assert dict(answer["assumed"]) == of_command["assumed"]
+    assert answer["command"] == f"zero-study advise {' '.join(QUESTION)}"
+
+
+def test_bars_end_where_the_printed_memory_ends():
+    for strategy in web.answer(QUESTION)["strategies"]:
+        assert sum(strategy["parts"].values()) == pytest.approx(strategy["needed_bytes"])
+        assert all(size >= 0 for size in strategy["parts"].values()), strategy["name"]
+        low, predicted, high = strategy["seconds"]
+        assert low < predicted
+        assert high is None or predicted < high
+        assert strategy["cells"]["GiB"] == advice_text.gib(strategy["needed_bytes"])
+
+
+def test_everything_can_be_sent_to_the_page():
+    json.dumps([web.answer(QUESTION), web.as_json(QUESTION), web.choices()])
+
+
+@pytest.mark.parametrize(
+    ("words", "names"),
+    [
+        ([], "--model"),
+        (["--model", "gpt2", "--gpus", "8"], "--gpu"),
+        (["--model", "gpt2", "--gpu", "h100-sxm"], "--gpus"),
+        (["--model", "gpt2", "--gpu", "h100-sxm", "--gpus", "0"], "--gpus 0"),
+        ([*QUESTION, "--write", "a.yaml"], "--write"),
+        ([*QUESTION, "--trace"], "--trace"),
+        ([*QUESTION, "--unknown"], "--unknown"),
+        (["--model", "no-such-model", "--gpu", "h100-sxm", "--gpus", "8"], "no-such-model"),
+    ],
+)
+def test_what_the_page_refuses(words, names):
+    answer = web.answer(words)
+    assert set(answer) == {"refusal"}
+    assert names in answer["refusal"]
+
+
+def test_a_pasted_configuration(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = ["--gpu", "h100-sxm", "--gpus", "8"]
+    config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 512, "vocab_size": 1000,
+              "intermediate_size": 1024, "num_hidden_layers": 4, "num_attention_heads": 8}  # fmt: skip
+    assert web.answer(words, json.dumps(config))["command"].startswith("zero-study advise --model config.json")
+    assert "config.json" in web.answer(words, "not JSON")["refusal"]
+
+
+@pytest.mark.launches
+def test_a_browser_has_all_that_an_answer_needs(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_THEM], cwd=tmp_path, capture_output=True, text=True,
+        env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_hub_is_not_contacted_in_a_browser(monkeypatch):
+    monkeypatch.setattr(sys, "platform", "emscripten")
+    answer = web.answer(["--model", "owner/model", "--gpu", "h100-sxm", "--gpus", "8"])
+    assert "config.json" in answer["refusal"]
+
+
+def test_the_page_offers_what_the_command_knows():
+    choices = web.choices()
+    assert len(choices["models"]) > 250
+    assert len(choices["gpus"]) > 40
+    for name in ("stacks", "precisions", "checkpointing", "strategies"):
+        assert choices[name]
+    assert Path(ROOT / "docs" / "web" / "choose.md").exists()
