@@ -57,7 +57,7 @@ def _with_config(words: Sequence[str], config: str | None) -> Sequence[str]:
     if config is None:
         return words
     Path(CONFIG).write_text(config, encoding="utf-8")
-    return ["--model", CONFIG, *words]
+    return [*words, "--model", CONFIG]
 
 
 def _advise(words: Sequence[str]) -> Advice:
