@@ -406,14 +406,15 @@ def _smallest_job(request: Request, missing: str) -> Job:
     return dataclasses.replace(request, activation_checkpointing=request.activation_checkpointing or "full").job()
 
 
-def could_fit(shape: ModelShape, request: Request, num_gpus: int) -> bool:
-    """Return whether a strategy without offload fits on this many GPUs with one sequence per GPU.
+def could_leave_enough_free(shape: ModelShape, request: Request, num_gpus: int) -> bool:
+    """Return whether a strategy without offload leaves `ENOUGH_FREE` of a GPU free with one sequence per GPU.
 
-    If not, larger batches do not fit either. The request must have no batch.
+    If not, larger batches do not leave it free either. The request must have no batch.
     """
     job, box = _smallest_job(request, "a batch"), request.box(num_gpus)
+    enough = ENOUGH_FREE * hardware.usable_memory_bytes(box.gpu, num_gpus)
     return any(
-        prediction.fits(_peak(shape, request, chosen, job, box), box)
+        prediction.free_bytes(_peak(shape, request, chosen, job, box), box) >= enough
         for chosen in request.strategies(num_gpus)
         if not chosen.offloads
     )

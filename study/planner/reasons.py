@@ -191,7 +191,7 @@ def _more_gpus(advice: Advice) -> Option | None:
     for count in choose.GPU_COUNTS:
         if count <= advice.box.num_gpus or not request.could_run(count):
             continue
-        if not choose.could_fit(advice.shape, request, count):
+        if not choose.could_leave_enough_free(advice.shape, request, count):
             continue
         try:
             found = choose.options_of(advice.shape, request.box(count), dataclasses.replace(request, num_gpus=count))[0]
