@@ -101,6 +101,17 @@ def test_two_executions_are_equal_to_the_byte_and_the_first_figure_is_beside_the
 
 
 @pytest.mark.launches
+@pytest.mark.parametrize("box", ["cpu", "gpu"])
+def test_runs_on_gpus_replace_predictions(one_page, tmp_path, box):
+    write_run(tmp_path / "runs", box=box)
+    notebook(tmp_path / "notebooks" / f"{report.OF_GPUS}.ipynb", "print(records)")
+    assert str(tmp_path) in one_page("print(records)").read_text()
+    executed = tmp_path / "out" / f"{report.OF_GPUS}.ipynb"
+    assert executed.exists() == (box == "gpu")
+    assert box == "cpu" or f"['{tmp_path}']" in executed.read_text()
+
+
+@pytest.mark.launches
 @pytest.mark.slow
 def test_the_notebooks_of_runs_take_any_studys(tmp_path):
     """Where nothing was timed, one strategy alone ran, or some did not end well, too."""

@@ -9,6 +9,7 @@ import re
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,15 @@ from papermill.exceptions import PapermillExecutionError
 from study.claims import ledger
 from study.errors import Refusal
 from study.files import ROOT
+from study.records import find as records
 from study.running import studies
 
 NOTEBOOKS = ROOT / "notebooks"
 # The notebooks that suit any study. `report` prints the path of the first.
 OF_RUNS = ("answer", "learned", "memory", "time", "processes")
 OF_AN_ARTICLE = "article"
+# The notebook in which measured runs on GPUs replace predictions.
+OF_GPUS = "a100-or-h100"
 CELL_TIMEOUT_SECONDS = 600
 STYLED = re.compile(r"\bT_[0-9a-f]{5}")  # the random id that pandas gives to a styled table
 ADDRESS = re.compile(r" at 0x[0-9a-f]+(?=>)")  # the address in the repr of an object
@@ -35,17 +39,29 @@ ADDRESS = re.compile(r" at 0x[0-9a-f]+(?=>)")  # the address in the repr of an o
 def build(study: str, folders: Sequence[Path], output: Path) -> Path:
     """Execute the notebooks about runs for the runs in these folders, and return the path of the first one.
 
+    If a run was on a GPU, the notebook that compares machines is executed too, with these runs instead of predictions.
     The executed notebooks are written to `output`, and the last figure of the first one is also written as PNG. Raises
     Refusal if a notebook rejects its parameters or `output` is not a folder, and RuntimeError if a cell fails.
     """
-    parameters = {"records": [str(folder) for folder in folders], "control": studies.find(study).control}
-    _make({name: (name, parameters) for name in OF_RUNS}, output)
+    parameters: dict[str, Any] = {"records": [str(folder) for folder in folders]}
+    parameters["control"] = studies.find(study).control
+    notebooks = {name: (name, parameters) for name in OF_RUNS}
+    if _has_gpu_runs(folders):
+        notebooks[OF_GPUS] = (OF_GPUS, {"records": parameters["records"]})
+    _make(notebooks, output)
     first = output / f"{OF_RUNS[0]}.ipynb"
     cells = json.loads(first.read_text(encoding="utf-8"))["cells"]
     outputs = [output.get("data", {}) for cell in cells for output in cell.get("outputs", [])]
     if figures := ["".join(data["image/png"]) for data in outputs if "image/png" in data]:
         first.with_suffix(".png").write_bytes(base64.b64decode(figures[-1]))
     return first
+
+
+def _has_gpu_runs(folders: Sequence[Path]) -> bool:
+    """Return whether a run in these folders was on a GPU. False if they cannot be read, which the notebooks explain."""
+    with suppress(Refusal):
+        return any(run.record and run.record.record.device == "cuda" for run in records.find_runs(folders))
+    return False
 
 
 def build_all(output: Path) -> Path:
