@@ -100,6 +100,16 @@ def test_two_executions_are_equal_to_the_byte_and_the_first_figure_is_beside_the
     assert (tmp_path / "out" / "answer.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_runs_with_one_process_have_no_notebook_about_more(monkeypatch, tmp_path):
+    monkeypatch.setattr(report, "_make", lambda notebooks, _: made.append(set(notebooks)))
+    (tmp_path / f"{report.OF_RUNS[0]}.ipynb").write_text('{"cells": []}')
+    made: list[set[str]] = []
+    for world_size in (1, 2):
+        write_run(tmp_path / "runs", strategy="zero2", world_size=world_size)
+        report.build("smoke", [tmp_path / "runs"], tmp_path)
+    assert made == [set(report.OF_RUNS) - {report.OF_SEVERAL_PROCESSES}, set(report.OF_RUNS)]
+
+
 @pytest.mark.launches
 @pytest.mark.parametrize("box", ["cpu", "gpu"])
 def test_runs_on_gpus_replace_predictions(one_page, tmp_path, box):

@@ -23,14 +23,15 @@ from study.claims import ledger
 from study.errors import Refusal
 from study.files import ROOT
 from study.records import find as records
+from study.records.schema import Record
 from study.running import studies
 
 NOTEBOOKS = ROOT / "notebooks"
 # The notebooks that suit any study. `report` prints the path of the first.
 OF_RUNS = ("answer", "learned", "memory", "time", "processes")
 OF_AN_ARTICLE = "article"
-# The notebook in which measured runs on GPUs replace predictions.
-OF_GPUS = "a100-or-h100"
+OF_SEVERAL_PROCESSES = "processes"  # of OF_RUNS, the one that needs runs with more than one process
+OF_GPUS = "a100-or-h100"  # measured runs on GPUs replace predictions in it
 CELL_TIMEOUT_SECONDS = 600
 STYLED = re.compile(r"\bT_[0-9a-f]{5}")  # the random id that pandas gives to a styled table
 ADDRESS = re.compile(r" at 0x[0-9a-f]+(?=>)")  # the address in the repr of an object
@@ -39,14 +40,17 @@ ADDRESS = re.compile(r" at 0x[0-9a-f]+(?=>)")  # the address in the repr of an o
 def build(study: str, folders: Sequence[Path], output: Path) -> Path:
     """Execute the notebooks about runs for the runs in these folders, and return the path of the first one.
 
-    If a run was on a GPU, the notebook that compares machines is executed too, with these runs instead of predictions.
+    The notebook about the number of processes is left out if every run had one process. If a run was on a GPU, the
+    notebook that compares machines is executed too, with these runs instead of predictions.
     The executed notebooks are written to `output`, and the last figure of the first one is also written as PNG. Raises
     Refusal if a notebook rejects its parameters or `output` is not a folder, and RuntimeError if a cell fails.
     """
     parameters: dict[str, Any] = {"records": [str(folder) for folder in folders]}
     parameters["control"] = studies.find(study).control
-    notebooks = {name: (name, parameters) for name in OF_RUNS}
-    if _has_gpu_runs(folders):
+    recorded = _recorded(folders)
+    has_several = not recorded or any(record.world_size > 1 for record in recorded)
+    notebooks = {name: (name, parameters) for name in OF_RUNS if has_several or name != OF_SEVERAL_PROCESSES}
+    if any(record.device == "cuda" for record in recorded):
         notebooks[OF_GPUS] = (OF_GPUS, {"records": parameters["records"]})
     _make(notebooks, output)
     first = output / f"{OF_RUNS[0]}.ipynb"
@@ -57,11 +61,11 @@ def build(study: str, folders: Sequence[Path], output: Path) -> Path:
     return first
 
 
-def _has_gpu_runs(folders: Sequence[Path]) -> bool:
-    """Return whether a run in these folders was on a GPU. False if they cannot be read, which the notebooks explain."""
+def _recorded(folders: Sequence[Path]) -> list[Record]:
+    """Return the records in these folders. The list is empty if they cannot be read, which the notebooks explain."""
     with suppress(Refusal):
-        return any(run.record and run.record.record.device == "cuda" for run in records.find_runs(folders))
-    return False
+        return [run.record.record for run in records.find_runs(folders) if run.record]
+    return []
 
 
 def build_all(output: Path) -> Path:

@@ -409,9 +409,10 @@ def compare(
 
 
 def shown(predictions: pd.DataFrame, measurements: pd.DataFrame) -> pd.DataFrame:
-    """Return predictions and measurements in one table, without the predictions that a measurement replaces.
+    """Return predictions and measurements in one table, without the predictions that are replaced.
 
-    A measurement replaces only what it has: a run without step times leaves the predicted speed and cost.
+    The order is that of the predictions. A measurement replaces only what it has: a run without step times leaves the
+    predicted speed and cost.
     """
     measurements = measurements.merge(predictions[KEY], on=KEY)  # of the strategies that are shown
     kept = predictions.set_index(KEY)
@@ -421,7 +422,9 @@ def shown(predictions: pd.DataFrame, measurements: pd.DataFrame) -> pd.DataFrame
                 kept.loc[tuple(row[KEY]), columns] = float("nan")
     has_values = kept[list(QUANTITIES)].notna().any(axis=1)
     parts = [part for part in (kept[has_values].reset_index(), measurements) if len(part)]
-    return pd.concat(parts, ignore_index=True)[COLUMNS]
+    places = {key: place for place, key in enumerate(kept.index)}
+    rows = pd.concat(parts, ignore_index=True)[COLUMNS]
+    return rows.iloc[sorted(rows.index, key=lambda at: places[tuple(rows.loc[at, KEY])])].reset_index(drop=True)
 
 
 def best(rows: pd.DataFrame, names: Mapping[tuple[str, str], str | None]) -> pd.DataFrame:

@@ -22,15 +22,16 @@ from study.engines.strategy_names import in_order
 from study.report import plots
 from study.report.by_machine import MEASURED, PREDICTED, QUANTITIES
 
-HEADS = {"memory": "Memory per GPU\n(GiB)", "speed": "Tokens per\nsecond", "cost": "10⁹ tokens\n(US dollars)"}
+HEADS = {"memory": "Memory per\nGPU (GiB)", "speed": "Tokens per\nsecond", "cost": "10⁹ tokens\n(US dollars)"}
 WORDS = {"single": "one process", "ddp": "DDP", "zero2": "ZeRO-2", "zero3": "ZeRO-3", "fsdp2": "FSDP2",
          "zero3_cpu_offload": "ZeRO-3 and CPU offload"}  # fmt: skip
 OFFLOAD_COLOR = "#A87900"  # one color for each strategy, because a picture with small marks cannot rely on their shape
 BEYOND = 1.75  # the axis of memory ends at this multiple of the memory of a GPU; larger values are drawn at its end
 
-# Sizes of README's picture. At 390 pixels, a point is 390 / (72 * 5) = 1.08 pixels.
-WIDTH, ROW, LINE, SMALL, LARGE = 5.0, 0.36, 0.19, 9.8, 11.0
-LEFT, GAP, NUMBER = 0.17, 0.012, 0.105  # shares of the width: labels of rows, between panels, numbers of a panel
+# Sizes of README's picture in inches and points. On a page that is 390 pixels wide, the picture has 343 pixels, so that
+# a point is 343 / (72 * 4.6) = 1.04 pixels.
+WIDTH, ROW, LINE, SMALL, LARGE = 4.6, 0.36, 0.19, 9.8, 11.0
+LEFT, GAP, NUMBER = 0.19, 0.012, 0.115  # shares of the width: labels of rows, between panels, numbers of a panel
 
 
 class Style(NamedTuple):
@@ -51,7 +52,7 @@ def overview(
     """
     style, places, handles = Style(ink, 3.6, SMALL), _places(rows, models), _handles(rows, others, ink)
     last = max(places.lines.values())
-    top, middle, bottom = 0.92, (last + 1) * ROW, 0.3 + LINE * (math.ceil(len(handles) / 2) + 1)  # inches
+    top, middle, bottom = 0.92, (last + 1) * ROW, 0.33 + LINE * (math.ceil(len(handles) / 2) + 2)  # inches
     total, width = top + middle + bottom, (1 - LEFT - 3 * NUMBER - 2 * GAP) / 3
     figure, panels = plt.subplots(1, 3, sharey=True, figsize=(WIDTH, total))
     for number, (axes, quantity) in enumerate(zip(panels, QUANTITIES, strict=True)):
@@ -72,9 +73,11 @@ def overview(
         panels[0].text(0.012, place, models[model], fontweight="bold", **text)
     large: dict[str, Any] = {"color": ink, "fontsize": LARGE, "fontweight": "bold"}
     figure.suptitle(title, x=0.012, y=1 - 0.05 / total, ha="left", va="top", **large)
-    note = "Numbers at the right: the recommended strategy (none: nothing fits)."
-    figure.text(0.012, 0.1 / total, note, fontsize=SMALL, color=ink)
-    _legend(figure, handles, style, at=(0, (0.1 + LINE) / total))
+    has_points = others[list(QUANTITIES)].notna().any(axis=None)
+    notes = ["Measurements by others have other settings."] if has_points else []
+    notes.append("Numbers: the recommended strategy (none: nothing fits).")
+    figure.text(0.012, 0.06 / total, "\n".join(notes), fontsize=SMALL, color=ink, linespacing=1.4)
+    _legend(figure, handles, style, at=(0, (0.1 + 2 * LINE) / total))
     plt.close(figure)
     return figure
 
@@ -88,22 +91,19 @@ def of_model(rows: pd.DataFrame, others: pd.DataFrame, title: str) -> Figure:
             place += 1
             lines[machine, strategy] = place
         place += 1.3
-    style = Style(plots.INK, 5, 11)
+    style = Style(plots.INK, 5, 12)
     handles = _handles(rows, others, style.ink, with_strategies=False)
-    top, bottom = 1.0, 0.35 + 0.21 * math.ceil(len(handles) / 2)  # inches
+    top, bottom = 1.05, 0.4 + 0.22 * math.ceil(len(handles) / 2)  # inches
     total = top + 0.25 * place + bottom
     figure, panels = plt.subplots(1, 3, sharey=True, figsize=(plots.WIDTH, total))
-    figure.subplots_adjust(left=0.3, right=0.98, top=1 - top / total, bottom=bottom / total, wspace=0.12)
+    figure.subplots_adjust(left=0.33, right=0.98, top=1 - top / total, bottom=bottom / total, wspace=0.12)
     for axes, quantity in zip(panels, QUANTITIES, strict=True):
         _prepare(axes, quantity, rows, others, style)
         for machine in headings:
             offsets = {strategy: at for (of, strategy), at in lines.items() if of == machine}
             ours, theirs = (table[table["machine"] == machine] for table in (rows, others))
             _draw(axes, quantity, ours, theirs, offsets, style)
-    for row in rows[~rows["fits"].astype(bool)].to_dict("records"):
-        at = lines[row["machine"], row["strategy"]]
-        panels[1].text(1, at, "does not fit ", transform=panels[1].get_yaxis_transform(), va="center", ha="right",
-                       fontsize=style.font)  # fmt: skip
+    _say_what_does_not_fit(panels[1], rows, others, lines, style)
     panels[0].set_yticks(list(lines.values()), [strategy for _, strategy in lines], fontsize=style.font)
     panels[0].set_ylim(place - 0.7, -0.6)
     beside = blended_transform_factory(figure.transFigure, panels[0].transData)
@@ -113,6 +113,19 @@ def of_model(rows: pd.DataFrame, others: pd.DataFrame, title: str) -> Figure:
     _legend(figure, handles, style, at=(0, 0))
     plt.close(figure)
     return figure
+
+
+def _say_what_does_not_fit(
+    axes: Axes, rows: pd.DataFrame, others: pd.DataFrame, lines: Mapping[tuple[str, str], float], style: Style
+) -> None:
+    """Write "does not fit" instead of a speed. A row with a published speed has no place for it."""
+    timed = others[others["speed"].notna()]
+    taken = set(zip(timed["machine"], timed["strategy"], strict=True))
+    for row in rows[~rows["fits"].astype(bool)].to_dict("records"):
+        key = row["machine"], row["strategy"]
+        if key not in taken:
+            place: dict[str, Any] = {"transform": axes.get_yaxis_transform(), "va": "center", "ha": "right"}
+            axes.text(1, lines[key], "does not fit ", fontsize=style.font, **place)
 
 
 class _Places(NamedTuple):
@@ -178,7 +191,7 @@ def _prepare(axes: Axes, quantity: str, rows: pd.DataFrame, others: pd.DataFrame
         LogLocator(subs=(1,) if decades > 1.8 else (1, 3) if decades > 1 else (1, 2, 5), numticks=9)
     )
     axes.xaxis.set_minor_locator(NullLocator())
-    is_wide = decades > 3  # labels of all decades would overlap
+    is_wide = decades > 2.5  # labels of all decades would overlap
 
     def label(value: float, _: int | None) -> str:
         return "" if is_wide and round(math.log10(value)) % 2 == 0 else thousands(value)
@@ -258,7 +271,7 @@ def _handles(rows: pd.DataFrame, others: pd.DataFrame, ink: str, with_strategies
     if (rows["source"] == MEASURED).any():
         handles.append(Line2D([], [], marker="s", label="measured by this project", **mark))
     if others[list(QUANTITIES)].notna().any(axis=None):
-        handles.append(Line2D([], [], marker="D", linestyle="", label="measured by others, other settings", **mark))
+        handles.append(Line2D([], [], marker="D", linestyle="", label="measured by others", **mark))
     return [*handles, Line2D([], [], color=ink, linestyle="--", linewidth=1, label="memory of a GPU")]
 
 
