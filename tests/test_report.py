@@ -100,6 +100,27 @@ def test_two_executions_are_equal_to_the_byte_and_the_first_figure_is_beside_the
     assert (tmp_path / "out" / "answer.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_runs_with_one_process_have_no_notebook_about_more(monkeypatch, tmp_path):
+    monkeypatch.setattr(report, "_make", lambda notebooks, _: made.append(set(notebooks)))
+    (tmp_path / f"{report.OF_RUNS[0]}.ipynb").write_text('{"cells": []}')
+    made: list[set[str]] = []
+    for world_size in (1, 2):
+        write_run(tmp_path / "runs", strategy="zero2", world_size=world_size)
+        report.build("smoke", [tmp_path / "runs"], tmp_path)
+    assert made == [set(report.OF_RUNS) - {report.OF_SEVERAL_PROCESSES}, set(report.OF_RUNS)]
+
+
+@pytest.mark.launches
+@pytest.mark.parametrize("box", ["cpu", "gpu"])
+def test_runs_on_gpus_replace_predictions(one_page, tmp_path, box):
+    write_run(tmp_path / "runs", box=box)
+    notebook(tmp_path / "notebooks" / f"{report.OF_GPUS}.ipynb", "print(records)")
+    assert str(tmp_path) in one_page("print(records)").read_text()
+    executed = tmp_path / "out" / f"{report.OF_GPUS}.ipynb"
+    assert executed.exists() == (box == "gpu")
+    assert box == "cpu" or f"['{tmp_path}']" in executed.read_text()
+
+
 @pytest.mark.launches
 @pytest.mark.slow
 def test_the_notebooks_of_runs_take_any_studys(tmp_path):

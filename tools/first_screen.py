@@ -1,11 +1,15 @@
-"""The numbers and the picture in README's first screen, from committed records.
+"""The numbers and the pictures of README.
 
-python tools/first_screen.py    # draws the picture, once for light and once for dark pages
+The first picture compares models on machines with GPUs: predictions, measurements by others, and committed records of
+runs on GPUs if there are any. The second picture and all numbers are from committed records of runs on CPUs.
+
+python tools/first_screen.py    # draws both pictures, once for light and once for dark pages
 """
 
 from __future__ import annotations
 
 import re
+import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import cache
@@ -14,19 +18,26 @@ from typing import NamedTuple
 
 import matplotlib as mpl
 import pandas as pd
+from matplotlib.figure import Figure
 
 from study import formatting
 from study.claims import defects
 from study.compare import frontier, verdict, verdict_text
 from study.engines.conformance import committed
 from study.records import find as records
-from study.report import plots, tables
+from study.report import by_machine, machine_plots, plots, sentences, tables
 from study.running import studies
 
 ROOT = Path(__file__).resolve().parents[1]
 CPU = ROOT / "reports" / "cpu" / "records"
 PROTOCOL = ROOT / "reports" / "cpu" / "published" / "protocol.json"
 SHOWN = ["ddp", "zero2", "zero2_tuned", "zero3", "zero3_tuned", "fsdp2"]
+NAMES = {
+    "bert-large": "BERT-large",
+    "gpt2-xl": "GPT-2 XL",
+    "llama-3.1-8b": "Llama 3.1 8B",
+    "qwen2.5-32b": "Qwen2.5 32B",
+}
 INKS = {"light": "#1f2328", "dark": "#e6edf3"}
 TITLE = "GPT with 124 million parameters, fp32,\ntwo processes on a CPU (measured)"
 SETTING = {"workload": "gpt-wikitext", "size": "124m", "precision": "fp32", "processes": 2, "seed": 0, "status": "ok"}
@@ -188,12 +199,54 @@ def largest_models() -> dict[str, str]:
     return {name: trained[:-1] for name, trained in _trained().items()}
 
 
+@cache
+def on_machines() -> by_machine.Comparison:
+    """Return the comparison that the first picture shows: its models and machines are the defaults of `by_machine`."""
+    return by_machine.compare()
+
+
+def first_picture(ink: str) -> Figure:
+    """Draw the first picture. Its headings and its title name the models, the precision and the kinds of figures."""
+    compared = on_machines()
+    headings = {}
+    for (model, _), advice in compared.advices.items():
+        size = f"{advice.shape.num_params / 1e9:.2g} billion" if advice.shape.num_params > 1e9 else ""
+        size = size or f"{advice.shape.num_params / 1e6:.0f} million"
+        headings[model] = f"{NAMES[model]}: {size} parameters, {advice.request.sequence_length:,} tokens"
+    kinds = by_machine.kinds(compared.rows, compared.others)
+    title = textwrap.fill(f"Training in bf16 on A100 (80 GB) and H100 GPUs: {kinds}", 52)
+    return machine_plots.overview(compared.rows, compared.others, compared.best, headings, ink, title)
+
+
+def first_sentences() -> str:
+    """Return the sentences of README about the first picture."""
+    compared, (one, _, eight, _) = on_machines(), [f"{count} x {gpu}" for gpu, count in by_machine.MACHINES]
+    is_measured = (compared.best[["memory_source", "speed_source"]] == by_machine.MEASURED).any(axis=None)
+    source = "The following numbers are predicted, not measured."
+    if is_measured:
+        source = "The following numbers are predicted, except those that the picture marks as measured by this project."
+    lines = [sentences.fitting(compared.best, by_machine.MODELS, machine) for machine in (one, eight)]
+    lines.append(sentences.faster_and_cheaper(compared.best, one, eight))
+    return f"{source}\n\n{sentences.bullets(map(_in_words, lines))}"
+
+
+def _in_words(sentence: str) -> str:
+    """Return a sentence in which models, machines and strategies have the names of the picture."""
+    machines = {"1 x a100-80gb": "one A100", "8 x h100-sxm": "eight H100"}
+    strategies = {f"`{name}`": words for name, words in machine_plots.WORDS.items()}
+    for name, words in {**machines, **NAMES, **strategies}.items():
+        sentence = sentence.replace(name, words)
+    return sentence[0].upper() + sentence[1:]
+
+
 def main() -> None:
-    """Write reports/first-light.svg and reports/first-dark.svg. Equal records make equal bytes."""
+    """Write first-*.svg and measured-*.svg in reports/, for light and dark pages. Equal inputs make equal bytes."""
     mpl.rcParams["svg.hashsalt"] = "zero-study"
     for ground, ink in INKS.items():
-        figure = plots.first_screen(peaks(), times(), ink, TITLE)
-        figure.savefig(ROOT / "reports" / f"first-{ground}.svg", transparent=True, metadata={"Date": None})
+        pictures = {"first": first_picture(ink), "measured": plots.first_screen(peaks(), times(), ink, TITLE)}
+        for name, figure in pictures.items():
+            path = ROOT / "reports" / f"{name}-{ground}.svg"
+            figure.savefig(path, transparent=True, metadata={"Date": None})
 
 
 if __name__ == "__main__":

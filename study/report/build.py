@@ -9,6 +9,7 @@ import re
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,16 @@ from papermill.exceptions import PapermillExecutionError
 from study.claims import ledger
 from study.errors import Refusal
 from study.files import ROOT
+from study.records import find as records
+from study.records.schema import Record
 from study.running import studies
 
 NOTEBOOKS = ROOT / "notebooks"
 # The notebooks that suit any study. `report` prints the path of the first.
 OF_RUNS = ("answer", "learned", "memory", "time", "processes")
 OF_AN_ARTICLE = "article"
+OF_SEVERAL_PROCESSES = "processes"  # of OF_RUNS, the one that needs runs with more than one process
+OF_GPUS = "a100-or-h100"  # measured runs on GPUs replace predictions in it
 CELL_TIMEOUT_SECONDS = 600
 STYLED = re.compile(r"\bT_[0-9a-f]{5}")  # the random id that pandas gives to a styled table
 ADDRESS = re.compile(r" at 0x[0-9a-f]+(?=>)")  # the address in the repr of an object
@@ -35,17 +40,32 @@ ADDRESS = re.compile(r" at 0x[0-9a-f]+(?=>)")  # the address in the repr of an o
 def build(study: str, folders: Sequence[Path], output: Path) -> Path:
     """Execute the notebooks about runs for the runs in these folders, and return the path of the first one.
 
+    The notebook about the number of processes is left out if every run had one process. If a run was on a GPU, the
+    notebook that compares machines is executed too, with these runs instead of predictions.
     The executed notebooks are written to `output`, and the last figure of the first one is also written as PNG. Raises
     Refusal if a notebook rejects its parameters or `output` is not a folder, and RuntimeError if a cell fails.
     """
-    parameters = {"records": [str(folder) for folder in folders], "control": studies.find(study).control}
-    _make({name: (name, parameters) for name in OF_RUNS}, output)
+    parameters: dict[str, Any] = {"records": [str(folder) for folder in folders]}
+    parameters["control"] = studies.find(study).control
+    recorded = _recorded(folders)
+    has_several = not recorded or any(record.world_size > 1 for record in recorded)
+    notebooks = {name: (name, parameters) for name in OF_RUNS if has_several or name != OF_SEVERAL_PROCESSES}
+    if any(record.device == "cuda" for record in recorded):
+        notebooks[OF_GPUS] = (OF_GPUS, {"records": parameters["records"]})
+    _make(notebooks, output)
     first = output / f"{OF_RUNS[0]}.ipynb"
     cells = json.loads(first.read_text(encoding="utf-8"))["cells"]
     outputs = [output.get("data", {}) for cell in cells for output in cell.get("outputs", [])]
     if figures := ["".join(data["image/png"]) for data in outputs if "image/png" in data]:
         first.with_suffix(".png").write_bytes(base64.b64decode(figures[-1]))
     return first
+
+
+def _recorded(folders: Sequence[Path]) -> list[Record]:
+    """Return the records in these folders. The list is empty if they cannot be read, which the notebooks explain."""
+    with suppress(Refusal):
+        return [run.record.record for run in records.find_runs(folders) if run.record]
+    return []
 
 
 def build_all(output: Path) -> Path:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Mapping
-from typing import SupportsFloat
+from typing import Any, SupportsFloat
 
 import pandas as pd
 
@@ -227,3 +228,95 @@ def page_body(page: str) -> str:
     """Return a page of `compare --view` for a notebook: without its title, and with headings one level deeper."""
     lines = [line for line in page.splitlines() if not line.startswith("# ")]
     return "\n".join(f"#{line}" if line.startswith("##") else line for line in lines).strip()
+
+
+# ---------------------------------------------------------------- models on machines, from study/report/by_machine.py
+
+
+def cost(row: Mapping[str, Any]) -> str:
+    """Return the US dollars per billion tokens with their interval, such as "13 (8.3 to 20)"."""
+    value, low, high = (
+        f"{row[name]:.2g}" if row[name] < 99.5 else f"{row[name]:,.0f}" for name in ("cost", "cost_low", "cost_high")
+    )
+    return f"{value} (at least {low})" if math.isnan(row["cost_high"]) else f"{value} ({low} to {high})"
+
+
+def fitting(best: pd.DataFrame, models: Iterable[str], machine: str) -> str:
+    """Return sentences about which models a machine can train, and with which recommended strategy.
+
+    `best` is the table of `by_machine.best`, in which a model that does not fit on a machine has no row.
+    """
+    rows = best[best["machine"] == machine].set_index("model")
+    names = [f"{model} with `{rows.loc[model, 'strategy']}`" for model in models if model in rows.index]
+    others = [model for model in models if model not in rows.index]
+    text = f"{machine} can train {joined(names)}." if names else ""
+    return f"{text} None of the strategies shown fits {joined(others)} on it." if others else text
+
+
+def faster_and_cheaper(best: pd.DataFrame, machine: str, other: str) -> str:
+    """Return sentences that compare the speed and the cost of two machines for the models that fit on both.
+
+    Two costs differ only if their intervals do not overlap.
+    """
+    columns = ["speed", "cost", "cost_low", "cost_high"]
+    first, second = (best[best["machine"] == name].set_index("model")[columns] for name in (machine, other))
+    both = first.add_suffix("_first").join(second.add_suffix("_second"), how="inner")
+    both = both.dropna(subset=["cost_first", "cost_second"])
+    if both.empty:
+        return f"No model fits on both {machine} and {other}, so their costs cannot be compared."
+    speeds = (both["speed_second"] / both["speed_first"]).sort_values()
+    costs = both["cost_second"] / both["cost_first"]
+    ends = list(dict.fromkeys(f"{speeds.iloc[at]:.3g} times ({speeds.index[at]})" for at in (0, -1)))
+    parts = [f"{cost:.2f} times as much for {model}" for model, cost in costs.items()]
+    text = (
+        f"{other} {'processes' if other.startswith('1 x') else 'process'} {'between ' * (len(ends) > 1)}{joined(ends)} "
+        f"as many tokens per second as {machine}. Compared with {machine}, a billion tokens cost {joined(parts)}."
+    )
+    overlapping = [model for model, row in both.iterrows() if _overlap(row)]
+    decided = both.drop(index=overlapping)
+    for name, condition in ((machine, "cost_first < cost_second"), (other, "cost_first > cost_second")):
+        if len(models := decided.query(condition).index):
+            text += f" The cost on {name} is lower for {joined(models)}, because the intervals do not overlap."
+    if overlapping:
+        text += (
+            f" For {joined(overlapping)}, the intervals of the two costs overlap, so these numbers do not show which "
+            "machine is cheaper."
+        )
+    return text
+
+
+def _overlap(row: pd.Series) -> bool:
+    """Return whether the intervals of two costs overlap. An interval without an upper end overlaps all above it."""
+    ends = {side: (row[f"cost_low_{side}"], row[f"cost_high_{side}"]) for side in ("first", "second")}
+    (low, high), (other_low, other_high) = ends["first"], ends["second"]
+    return not (high < other_low or other_high < low)
+
+
+def cheapest(best: pd.DataFrame, model: str) -> str:
+    """Return a sentence that names the machine with the lowest cost for a model, and those that may cost as little."""
+    rows = best[best["model"] == model].dropna(subset=["cost"]).sort_values("cost")
+    if rows.empty:
+        return f"**{model}**: none of the strategies shown fits on any of the machines."
+    lowest = rows.iloc[0]
+    text = (
+        f"**{model}**: the lowest {lowest['speed_source']} cost is {cost(lowest)} US dollars per billion tokens, on "
+        f"{lowest['machine']} with `{lowest['strategy']}`."
+    )
+    limit = lowest["cost_high"]
+    near = [row["machine"] for _, row in rows.iloc[1:].iterrows() if not row["cost_low"] > limit]
+    higher = [row["machine"] for _, row in rows.iloc[1:].iterrows() if row["cost_low"] > limit]
+    text += f" The intervals of {joined(near)} overlap with it." if near else ""
+    return text + (f" The intervals of {joined(higher)} are above it." if higher else "")
+
+
+def unpublished(others: pd.DataFrame, advices: Iterable[tuple[str, str]]) -> str:
+    """Return a sentence about the models and machines of which others published nothing that is shown."""
+    known = set(zip(others["model"], others["machine"], strict=True))
+    missing: dict[str, list[str]] = {}
+    for model, machine in advices:
+        if (model, machine) not in known:
+            missing.setdefault(model, []).append(machine)
+    parts = [f"{model} on {joined(machines)}" for model, machines in missing.items()]
+    return (
+        f"This project knows of no measurement of {'; '.join(parts)}." if parts else "Every machine has measurements."
+    )
