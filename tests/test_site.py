@@ -100,12 +100,13 @@ PAGE = "docs/web/choose/"
 LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 2048, "vocab_size": 32000,
          "intermediate_size": 5632, "num_hidden_layers": 22, "num_attention_heads": 32,
          "num_key_value_heads": 4}  # fmt: skip
-# Known models of several kinds, one GPU and many, a question for which nothing fits, every part of the form.
+# Known models of several kinds, one GPU and many, a question for which nothing fits, every part of the form, and an
+# option that the form does not have.
 QUESTIONS = [
     {"model": "llama-3.1-8b", "gpu": "h100-sxm", "gpus": "8"},
     {"model": "llama-3.1-8b", "gpu": "a100-80gb", "gpus": "8", "global-batch-size": "32"},
     {"model": "gpt2-xl", "gpu": "a100-40gb", "gpus": "1", "sequence-length": "512"},
-    {"model": "bert-large", "gpu": "v100-32gb", "gpus": "4", "stack": "trainer"},
+    {"model": "bert-large", "gpu": "v100-32gb", "gpus": "4", "stack": "trainer", "optimizer": "sgd"},
     {"model": "qwen2.5-32b", "gpu": "h100-sxm", "gpus": "16", "sequence-length": "4096", "stack": "torchtitan"},
     {"model": "qwen2.5-32b", "gpu": "rtx-4090", "gpus": "1"},
     {"model": "deepseek-v3", "gpu": "h200", "gpus": "256", "activation-checkpointing": "full"},
@@ -194,6 +195,7 @@ def test_the_page_answers_as_the_command(address, planner, question, tmp_path, m
         {"model": "llama-3.1-9b", "gpu": "h100-sxm", "gpus": "8"},
         {"model": "gpt2", "gpu": "h100-sxm", "gpus": "8", "global-batch-size": "7"},
         {"model": "gpt2", "gpu": "no-gpu", "gpus": "8"},
+        {"model": "gpt2", "gpu": "h100-sxm", "gpus": "8", "no-such-option": "1"},
     ],
     ids=lambda question: "-".join(question.values())[:30],
 )

@@ -42,8 +42,11 @@ function copyButton(label, text) {
 
 // ------------------------------------------------------------------ the question in the form and in the address
 
+// Options of the command that the form does not have. They come from the address, and the program checks them.
+let otherOptions = {};
+
 function question() {
-  const values = Object.fromEntries(fields.map((field) => [field.name, field.value.trim()]));
+  const values = { ...otherOptions, ...Object.fromEntries(fields.map((field) => [field.name, field.value.trim()])) };
   const config = values.config || null;
   delete values.config;
   if (config !== null) delete values.model;
@@ -79,6 +82,8 @@ function readAddress() {
   const given = new URLSearchParams(location.hash.slice(1));
   const values = given.size ? Object.fromEntries(given) : { ...DEFAULTS };
   if (values.config) values.config = decode(values.config);
+  const names = fields.map((field) => field.name);
+  otherOptions = Object.fromEntries(Object.entries(values).filter(([name]) => !names.includes(name)));
   for (const field of fields) {
     const value = values[field.name] ?? "";
     // A value that the form does not offer is kept, so that the program can say what is wrong with it.
@@ -150,7 +155,9 @@ worker.onmessage = ({ data }) => {
     return;
   }
   isBusy = false;
-  if (data.failure) {
+  if (data.failure && data.number === undefined) {
+    show({ refusal: `The program of this page did not load (${data.failure}). Load the page again.` });
+  } else if (data.failure) {
     show({ refusal: `The program of this page failed. Please report this with the address of the page: ${data.failure}` });
   } else if (data.number === asked) {
     show(data.content);

@@ -267,7 +267,9 @@ def _handles(rows: pd.DataFrame, others: pd.DataFrame, ink: str, with_strategies
     if (rows["source"] == PREDICTED).any():
         handles.append(Line2D([], [], marker="o", label="predicted, with interval", **mark))
     if not rows["fits"].all():
-        handles.append(Line2D([], [], marker="o", markerfacecolor="none", linestyle="", label="does not fit", **mark))
+        hollow: dict[str, Any] = {"markerfacecolor": "none", "linestyle": ""}
+        handles.append(Line2D([], [], marker="o", label="does not fit", **hollow, **mark))
+        handles.append(Line2D([], [], marker=">", label="needs even more", **hollow, **mark))
     if (rows["source"] == MEASURED).any():
         handles.append(Line2D([], [], marker="s", label="measured by this project", **mark))
     if others[list(QUANTITIES)].notna().any(axis=None):
