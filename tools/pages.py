@@ -115,9 +115,13 @@ def commands() -> Iterator[str]:
 
 def releases() -> Iterator[tuple[str, str]]:
     """Yield name and text of a page for each examined release: its known faults, and what it changes."""
-    for package, entry in upgrade.index()["packages"].items():
-        for before, version in pairwise([None, *entry["releases"]]):
-            faults = [fault for fault in upgrade.known_faults() if fault.package == package and fault.is_in(version)]
+    for package, entry in upgrade.index().packages.items():
+        for before, version in pairwise([None, *entry.releases]):
+            faults = [
+                fault
+                for fault in upgrade.known_faults()
+                if fault.package == package and fault.kind != "change" and fault.is_in(version)
+            ]
             wrong = [" ".join([f"- {fault.summary}", *(f"<{url}>" for url in fault.threads)]) for fault in faults]
             old, new = Lock({package: before} if before else {}), Lock({package: version})
             changes = upgrade.compare(old.pins, new.pins)

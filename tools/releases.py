@@ -1,133 +1,245 @@
-"""Write study/engines/releases.json: the keys and defaults of each release of the engines, read from its source code.
+"""Write study/engines/releases.json.gz: the defaults of each release of the packages that train.
 
-    python tools/releases.py [FOLDER]
+    python tools/releases.py [--all] [--cache FOLDER]
 
-pip downloads the releases into FOLDER, or into a temporary folder (2 GB, a quarter of an hour). No release is installed
-or imported. However, pip runs DeepSpeed's setup.py to read the name of the package.
+Releases that are already in the index are not read again, unless `--all` is given. Only the files that are needed are
+fetched from PyPI: of a large wheel, the tool reads the table of contents and then these files by HTTP range requests.
+Nothing is installed, imported or executed. `--cache` keeps the fetched files in a folder, so that another run with
+`--all` fetches nothing twice (a quarter of an hour without it).
 """
 
 from __future__ import annotations
 
-import ast
+import argparse
 import datetime
+import gzip
+import io
 import json
-import os
 import re
-import shutil
-import subprocess
-import sys
+import tarfile
 import tempfile
-from itertools import pairwise
+import zipfile
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import urljoin
+
+import requests
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+from release_defaults import defaults, keys_that_tests_distinguish
 
 from study import files
-from study.engines.conformance import committed
-from study.engines.known_bad import base_release
-from study.engines.upgrade import INDEX
+from study.engines import release_index
+from study.engines.release_index import INDEX, Classes, Package
 
-SINCE = {"transformers": "4.44.0", "trl": "0.12.0", "accelerate": "1.2.0", "deepspeed": "0.16.0"}
-BY_MINOR, NEWEST = ("transformers", "trl"), 8  # the last of each minor version: the newest 8, then every second
+SINCE = "2024-09-01"  # releases that were uploaded earlier are not read
+WHOLE = 3_000_000  # bytes: a wheel up to this size is fetched as a whole
 READ = {
-    "deepspeed": r"/deepspeed/(runtime/.*(config|constants)|compile/config)\.py$",
-    "accelerate": r"/accelerate/(utils/dataclasses|parallelism_config|commands/launch)\.py$",
-    "transformers": r"/transformers/training_args\.py$",
-    "trl": r"/trl/.*_config\.py$",
+    "torch": r"torch/(optim/(?!_)\w+|nn/(parallel/distributed|utils/clip_grad|init|modules/(loss|normalization))"
+    r"|nn/modules/dropout|distributed/fsdp/(api|fully_sharded_data_parallel|_fully_shard/_fully_shard|_fully_shard/_fsdp_api)"
+    r"|utils/(checkpoint|data/(dataloader|distributed|sampler))|amp/(grad_scaler|autocast_mode))\.py$",
+    "transformers": r"transformers/(training_args\w*|trainer|trainer_utils|trainer_optimizer|optimization|"
+    r"data/data_collator|utils/quantization_config|loss/loss_utils)\.py$",
+    "trl": r"trl/(.*_config|scripts/utils|data_utils|models/utils|trainer/base_trainer)\.py$",
+    "accelerate": r"accelerate/(utils/(dataclasses|fsdp_utils)|parallelism_config|commands/launch|accelerator|"
+    r"data_loader|scheduler|optimizer)\.py$",
+    "deepspeed": r"deepspeed/(runtime/.*(config|constants|config_utils)|runtime/(lr_schedules|fp16/loss_scaler|"
+    r"zero/muon/\w+)|compile/config|ops/(adam|lion|lamb|adagrad|muon)/\w+|moe/(layer|sharded_moe)|__init__)\.py$",
+    "peft": r"peft/(config|mapping|mapping_func|tuners/(\w+/config|tuners_utils)|utils/other|optimizers/\w+)\.py$",
+    "bitsandbytes": r"bitsandbytes/(optim/\w+|nn/modules|functional)\.py$",
+    "torchao": r"torchao/(optim/\w+|prototype/low_bit_optim/\w+|float8/(config|float8_linear_utils)|"
+    r"quantization/(quant_api|qat/\w+)|prototype/mx_formats/config)\.py$",
+    "datasets": r"datasets/(arrow_dataset|iterable_dataset|dataset_dict|load|combine|distributed)\.py$",
+    "liger-kernel": r"liger_kernel/(transformers/(monkey_patch|cross_entropy|fused_linear_\w+|functional|rms_norm|"
+    r"jsd|kl_div|tvd|grpo_loss|auto_model|rope|layer_norm)|chunked_loss/\w+|ops/\w+)\.py$",
+    "flash-attn": r"flash_attn/(flash_attn_interface|bert_padding|losses/\w+|modules/mha|ops/\w+|"
+    r"ops/triton/(cross_entropy|layer_norm|rotary))\.py$",
 }
-ASKS = r"^Requires.*: (torch|accelerate|deepspeed|transformers)[^;\n]*>=([\d.]+)(?:; extra == .(?:torch|deepspeed).)?$"
-OWN = "TrainingArguments' own"  # of a class of trl that says nothing
-Classes = dict[str, dict[str, str]]  # defaults as source text, by class and name
+Texts = dict[str, str]  # by path
+EXTRAS = ("torch", "accelerate", "deepspeed", "peft", "liger", "quantization", "bnb")  # whose requirements count
 
 
-def pip(*words: str) -> str:
-    command, environment = [sys.executable, "-m", "pip", *words], os.environ | {"DS_BUILD_OPS": "0"}
-    return subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environment, check=True).stdout
+@dataclass(frozen=True)
+class Release:
+    """What the index contains of one release."""
+
+    date: str
+    requires: Mapping[str, str]
+    defaults: Classes
+    distinguished: frozenset[str]  # keys for which the code tells None from False and from empty values
 
 
-def chosen(package: str) -> list[str]:
-    """List the releases to read, the oldest first."""
-    listed = re.findall(r"(?<= )\d+\.\d+\.\d+(?=,|$)", pip("index", "versions", package).split("\n")[1])
-    since = base_release(SINCE[package])
-    releases = sorted((version for version in listed if base_release(version) >= since), key=base_release)
-    last_of_minors = list({base_release(version).release[:2]: version for version in releases}.values())[::-1]
-    return [*last_of_minors[:NEWEST], *last_of_minors[NEWEST + 1 :: 2]][::-1] if package in BY_MINOR else releases
+class RangeReader(io.RawIOBase):
+    """A file on a server, of which only the parts that are read are fetched."""
+
+    def __init__(self, session: requests.Session, url: str, size: int) -> None:
+        self.session, self.url, self.size, self.position = session, url, size, 0
+
+    def seekable(self) -> bool:
+        return True
+
+    def readable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self.position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self.position = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self.position, io.SEEK_END: self.size}[whence]
+        return self.position
+
+    def readinto(self, buffer: Any) -> int:
+        if self.position >= self.size:
+            return 0
+        last = min(self.position + len(buffer), self.size) - 1
+        answer = self.session.get(self.url, headers={"Range": f"bytes={self.position}-{last}"}, timeout=60)
+        answer.raise_for_status()
+        buffer[: len(answer.content)] = answer.content
+        self.position += len(answer.content)
+        return len(answer.content)
 
 
-def shipped(package: str, version: str, folder: Path) -> tuple[list[str], str]:
-    """Return the source files of a release that are read, and its metadata."""
-    place = folder / f"{package}-{version}"
-    if not place.is_dir():
-        pip("download", "-q", "--no-deps", "--no-build-isolation", "-d", str(place), f"{package}=={version}")
-        (archive,) = place.iterdir()
-        shutil.unpack_archive(archive, place, "zip" if archive.suffix == ".whl" else "gztar")
-    # trl's experimental classes come before those that stand in for them
-    sources = [path.read_text() for path in sorted(place.rglob("*.py")) if re.search(READ[package], path.as_posix())]
-    return sources, next(path for name in ("METADATA", "PKG-INFO") for path in place.glob(f"*/{name}")).read_text()
+class Listing(NamedTuple):
+    """What PyPI lists of a release: its date, and its smallest file, if possible a wheel."""
+
+    date: str
+    file: dict[str, Any]
 
 
-def value(node: ast.expr | None, names: dict[str, str]) -> str:
-    """Return a default as source text. A name that the file assigns is replaced by its value."""
-    if isinstance(node, ast.Call) and ast.unparse(node.func) in ("field", "Field", "pp_int", "int", "float"):
-        said = {keyword.arg: keyword.value for keyword in node.keywords}
-        return value(said.get("default", said.get("default_factory", node.args[0] if node.args else None)), names)
-    text = ast.unparse(node) if node else "(required)"
-    return names.get(text, text)
+def listed(session: requests.Session, package: str) -> dict[str, Listing]:
+    """Return the final releases of a package since SINCE, the oldest first."""
+    address = f"https://pypi.org/pypi/{package}/json"
+    answer = session.get(address, timeout=60)
+    answer.raise_for_status()
+    releases = {}
+    for version, distributions in answer.json()["releases"].items():
+        kinds = ("bdist_wheel", "sdist")
+        readable = [one for one in distributions if one["packagetype"] in kinds]
+        if not readable or Version(version).is_prerelease:
+            continue
+        date = min(one["upload_time"] for one in readable)[:10]
+        smallest = min(readable, key=lambda one: (kinds.index(one["packagetype"]), one["size"]))
+        if date >= SINCE:
+            releases[version] = Listing(date, smallest | {"url": urljoin(address, smallest["url"])})
+    return dict(sorted(releases.items(), key=lambda item: Version(item[0])))
 
 
-def defaults(sources: list[str]) -> Classes:
-    """Return every default of a release by class. The launcher's flags and DeepSpeed's constants are classes, too."""
-    own: Classes = {"launch": {}, "constants": {}}
-    bases: dict[str, set[str]] = {}
-    for nodes in (list(ast.walk(ast.parse(source))) for source in sources):
-        names: dict[str, str] = {}
-        for node in nodes:  # under a condition, too
-            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-                name, said = node.targets[0].id, value(node.value, names)
-                names[name] = f"{names[name]} or {said}" if names.get(name, said) != said else said
-        own["constants"] |= {name[:-8].lower(): said for name, said in names.items() if name.endswith("_DEFAULT")}
-        for node in nodes:
-            if isinstance(node, ast.ClassDef):
-                name, inner = node.name.lstrip("_"), [one for one in node.body if isinstance(one, ast.AnnAssign)]
-                bases.setdefault(name, set()).update(ast.unparse(base).lstrip("_") for base in node.bases)
-                own.setdefault(name, {}).update({ast.unparse(one.target): value(one.value, names) for one in inner})
-            elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("add_argument") and node.args:
-                given = {one.arg: one.value for one in node.keywords}.get("default")
-                own["launch"][ast.unparse(node.args[0]).strip("'")] = value(given or ast.Constant(None), names)
-
-    def inherited(name: str) -> dict[str, str]:
-        above = [inherited(base) for base in sorted(bases.get(name, ())) if base in own and base != name]
-        return {key: text for part in above for key, text in part.items()} | own[name]
-
-    return {name: inherited(name) for name in own}
+def fetched(session: requests.Session, package: str, version: str, file: Mapping[str, Any], cache: Path) -> Texts:
+    """Return the texts of a release that are read, by path: the sources that READ names, and the metadata."""
+    kept = cache / f"{package}-{version}.json"
+    if not kept.is_file():
+        wanted = re.compile(rf"(^|/){READ[package]}|^[^/]+/(METADATA|PKG-INFO)$")
+        kept.write_text(json.dumps(dict(members(session, file, wanted))))
+    texts: Texts = json.loads(kept.read_text())
+    return texts
 
 
-def changes(before: Classes, after: Classes, own: dict[str, str]) -> list[list[str | None]]:
-    """List keys whose default differs between two releases. None: a release lacks the key. `own`: OWN's values."""
-    together: dict[tuple[str, str | None, str | None], list[str]] = {}
-    for name in sorted({*before} & {*after}):
-        for key in sorted({*before[name], *after[name]}):
-            old, new = (one[name].get(key, OWN if key in own else None) for one in (before, after))
-            if old != new and key[0] != "_" and not (OWN in (old, new) and own[key] in (old, new)):
-                together.setdefault((key, old, new), []).append(name)
-    return [[",".join(names), *what] for what, names in together.items()]
+def members(session: requests.Session, file: Mapping[str, Any], wanted: re.Pattern[str]) -> Iterator[tuple[str, str]]:
+    """Yield path and text of the wanted members of a wheel or a source archive."""
+    is_wheel = file["packagetype"] == "bdist_wheel"
+    if is_wheel and file["size"] > WHOLE:
+        archive: Any = io.BufferedReader(RangeReader(session, file["url"], file["size"]), 256 * 1024)
+    else:
+        answer = session.get(file["url"], timeout=300)
+        answer.raise_for_status()
+        archive = io.BytesIO(answer.content)
+    if is_wheel or file["filename"].endswith(".zip"):
+        with zipfile.ZipFile(archive) as wheel:
+            for name in wheel.namelist():
+                if wanted.search(name):
+                    yield name, wheel.read(name).decode()
+    else:
+        with tarfile.open(fileobj=archive) as source:
+            for member in source:
+                if member.isfile() and wanted.search(member.name):
+                    yield member.name, source.extractfile(member).read().decode()  # type: ignore[union-attr]
 
 
-def index(folder: Path) -> dict[str, object]:
-    """Build the whole index. Releases that are not in the folder yet are downloaded."""
-    packages: dict[str, object] = {"torch": {"releases": [*committed.released("torch")], "changes": [], "requires": {}}}
-    own: dict[str, str] = {}
-    for package in SINCE:
-        read = {version: shipped(package, version, folder) for version in chosen(package)}
-        found = {version: defaults(sources) for version, (sources, _) in read.items()}
-        packages[package] = {
-            "releases": list(found),
-            "changes": [[b, *change] for a, b in pairwise(found) for change in changes(found[a], found[b], own)],
-            "requires": {version: dict(re.findall(ASKS, said, re.MULTILINE)) for version, (_, said) in read.items()},
-        }
-        own = found[list(found)[-1]].get("TrainingArguments", {})  # for trl, which comes after transformers
-    return {"made": str(datetime.date.today()), "packages": packages}
+def requirements(metadata: str) -> dict[str, str]:
+    """Return the versions of packages of the index that a release requires, by name, as version specifiers."""
+    required = {}
+    for line in re.findall(r"^Requires-Dist: (.*)$", metadata, re.MULTILINE):
+        try:
+            requirement = Requirement(line)
+        except InvalidRequirement:  # flash-attn's, of several lines
+            continue
+        name = canonicalize_name(requirement.name)
+        extra = re.search(r'extra == "([\w-]+)"', str(requirement.marker or ""))
+        if name in READ and requirement.specifier and (extra is None or extra[1] in EXTRAS):
+            required.setdefault(name, str(requirement.specifier))
+    return required
+
+
+def read(session: requests.Session, package: str, version: str, listing: Listing, cache: Path) -> Release:
+    """Return what the index contains of one release."""
+    texts = fetched(session, package, version, listing.file, cache)
+    metadata = next((text for path, text in texts.items() if not path.endswith(".py")), "")
+    sources = {path: text for path, text in sorted(texts.items()) if path.endswith(".py")}
+    if not sources:
+        raise SystemExit(f"{package} {version}: {listing.file['filename']} has none of the files that are read")
+    keys_told_apart = frozenset(keys_that_tests_distinguish(sources))
+    return Release(listing.date, requirements(metadata), defaults(sources), keys_told_apart)
+
+
+def unpacked(package: Package) -> dict[str, Release]:
+    """Return the releases of a package of the index."""
+    return {
+        version: Release(date, package.requires_at(version), package.defaults_at(version), package.distinguished)
+        for version, date in package.releases.items()
+    }
+
+
+def packed(releases: Mapping[str, Release]) -> dict[str, Any]:
+    """Return the releases of a package as the index stores them: each value with the release that it applies from."""
+    ordered = dict(sorted(releases.items(), key=lambda item: Version(item[0])))
+    defaults: dict[str, dict[str, list[tuple[str, str | None]]]] = {}
+    names = sorted(
+        {(name, key) for release in ordered.values() for name, keys in release.defaults.items() for key in keys}
+    )
+    for name, key in names:
+        values = ((version, release.defaults.get(name, {}).get(key)) for version, release in ordered.items())
+        defaults.setdefault(name, {})[key] = [*first_of_equal(values)]
+    keys = {key for _, key in names}
+    return {
+        "releases": {version: release.date for version, release in ordered.items()},
+        "requires": dict(first_of_equal((version, dict(release.requires)) for version, release in ordered.items())),
+        "defaults": defaults,
+        "distinguished": sorted(keys & frozenset().union(*(release.distinguished for release in ordered.values()))),
+    }
+
+
+def first_of_equal(values: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+    """Yield the first of each series of equal values with its release. A series of None at the start is left out."""
+    previous = None
+    for version, value in values:
+        if value != previous:
+            yield version, value
+        previous = value
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--all", action="store_true", help="read every release again, also those in the index")
+    parser.add_argument("--cache", type=Path, help="a folder that keeps the fetched files")
+    options = parser.parse_args()
+    known = release_index.read().packages if INDEX.is_file() and not options.all else {}
+    content: dict[str, Any] = {"made": str(datetime.date.today()), "packages": {}}
+    with tempfile.TemporaryDirectory() as temporary, requests.Session() as session:
+        cache = options.cache or Path(temporary)
+        cache.mkdir(parents=True, exist_ok=True)
+        for package in READ:
+            releases = unpacked(known[package]) if package in known else {}
+            missing = {version: one for version, one in listed(session, package).items() if version not in releases}
+            print(f"{package}: {len(releases)} releases in the index, {len(missing)} to read", flush=True)
+            for version, listing in missing.items():
+                releases[version] = read(session, package, version, listing, cache)
+            content["packages"][package] = packed(releases)
+    text = json.dumps(content, separators=(",", ":"))
+    files.write_whole(INDEX, gzip.compress(text.encode(), mtime=0))
 
 
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as deleted:
-        content = index(Path(sys.argv[1] if len(sys.argv) > 1 else deleted))
-    files.write_whole(INDEX, json.dumps(content).replace("], [", "],\n[").replace('}, "', '},\n"').encode() + b"\n")
+    main()

@@ -155,12 +155,12 @@ def _dry_run(
 
 @command("upgrade")
 @click.argument(
-    "old", type=PATH, metavar="OLD", help="uv.lock, requirements.txt, environment.yml or the output of `pip freeze`"
+    "old", type=PATH, metavar="OLD", help="a lock file, requirements.txt, environment.yml or the output of `pip freeze`"
 )
 @click.argument("new", type=PATH, metavar="NEW", help="the same file after the upgrade")
 @click.option("--output", type=PATH, metavar="FILE", help="JSON file to write, with each change in the OSV format")
 def _upgrade(old: Path, new: Path, output: Path | None) -> int:
-    """List what an upgrade of the engines changes in a training.
+    """List what an upgrade of DeepSpeed, torch, transformers, trl, peft and others changes in a training.
 
     Exit status: 0 if no known change may affect training; 1 if one may, or if a release is unknown or could not be
     compared; 2 if a file cannot be read.

@@ -131,12 +131,12 @@ def _packages() -> Iterator[Check]:
 
 def _known_bad() -> Iterator[Check]:
     """Check the installed releases for known faults."""
-    installed = {name: importlib.metadata.version(name) for name in filter(_has, upgrade.index()["packages"])}
+    installed = {name: importlib.metadata.version(name) for name in filter(_has, upgrade.index().packages)}
     for package, version in installed.items():
         if reason := upgrade.why_unknown(package, version):
             yield Check(f"{KNOWN_FAULTS} {package}", "unknown", f"{reason}.", "Check it with `zero-study conformance`.")
         for fault in upgrade.known_faults():
-            if fault.package == package and fault.is_among(installed):
+            if fault.package == package and fault.kind != "change" and fault.is_among(installed):
                 yield Check(
                     f"{KNOWN_FAULTS} {package}", "note", f"{package} {version} has a known fault: {fault.summary}."
                 )

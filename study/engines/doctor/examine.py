@@ -91,10 +91,31 @@ def _of_release(path: Path, content: dict[str, Any], release: str) -> list[Findi
     )
     if reason := upgrade.why_unknown(package, version):
         return [replace(finding, effect="not examined", message=reason)]
-    return [
+    found_by_tests = [
         replace(finding, message=upgrade.fault_summary(fault, [engine]))
         for fault in known_bad.faults_of(version, engine, classes)
     ]
+    return found_by_tests + [
+        replace(finding, key=next(iter(fault.file)), value=None, message=fault.summary)
+        for fault in upgrade.known_faults()
+        if fault.package == package and fault.is_in(version) and _is_affected(content, fault.file)
+    ]
+
+
+def _is_affected(content: dict[str, Any], affected: Mapping[str, Sequence[Any]]) -> bool:
+    """Return whether a DeepSpeed JSON, or the one that an accelerate file names, has an affected value at each key.
+
+    A key that the JSON does not have counts as None. The result is false if there is no key, or no JSON.
+    """
+    if "distributed_type" in content:
+        named = config_files.AccelerateFile(content).json_named
+        if named is None or not Path(named).is_file():
+            return False
+        content = _read_json(Path(named))
+    json_file = config_files.DeepSpeedFile(content)
+    values = {key: json_file.get(key, None) for key in affected}
+    in_lower_case = {key: value.lower() if isinstance(value, str) else value for key, value in values.items()}
+    return bool(affected) and all(in_lower_case[key] in affected[key] for key in affected)
 
 
 def _is_version(text: str) -> bool:
