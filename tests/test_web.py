@@ -72,6 +72,7 @@ def test_everything_can_be_sent_to_the_page():
         ([*QUESTION, "--write", "a.yaml"], "--write"),
         ([*QUESTION, "--trace"], "--trace"),
         ([*QUESTION, "--unknown"], "--unknown"),
+        ([*QUESTION, "--help"], "--help"),
         (["--model", "no-such-model", "--gpu", "h100-sxm", "--gpus", "8"], "no-such-model"),
     ],
 )
@@ -88,6 +89,15 @@ def test_a_pasted_configuration(tmp_path, monkeypatch):
               "intermediate_size": 1024, "num_hidden_layers": 4, "num_attention_heads": 8}  # fmt: skip
     assert web.answer(words, json.dumps(config))["command"].endswith("--model config.json")
     assert "config.json" in web.answer(words, "not JSON")["refusal"]
+
+
+def test_a_pasted_configuration_does_not_answer_a_later_question(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = ["--gpu", "h100-sxm", "--gpus", "8"]
+    config = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]}
+    assert "answer" in web.answer(words, json.dumps(config))
+    assert "refusal" in web.answer([*words, "--model", web.CONFIG])
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.launches

@@ -7,9 +7,12 @@ module imports neither numpy nor PyTorch, which the browser does not have.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
+
+import click
 
 from study import cli, planner
 from study.cli import plan
@@ -40,24 +43,36 @@ def answer(words: Sequence[str], config: str | None = None) -> dict[str, Any]:
     `config` is the text of a config.json, which replaces a model's name. If the command refuses the question, the
     result has only the message, with the key "refusal".
     """
-    words = _with_config(words, config)
     try:
-        return _content(_advise(words), words)
+        with _options(words, config) as options:
+            return _content(_advise(options), options)
     except Refusal as refusal:
         return {"refusal": str(refusal)}
+    except click.exceptions.Exit:
+        return {"refusal": "--help: the page does not show the help. Run the command in a terminal."}
 
 
 def as_json(words: Sequence[str], config: str | None = None) -> dict[str, Any]:
     """Return what `zero-study advise --json` prints for a question that is not refused."""
-    return advice_text.content(_advise(_with_config(words, config)))
+    with _options(words, config) as options:
+        return advice_text.content(_advise(options))
 
 
-def _with_config(words: Sequence[str], config: str | None) -> Sequence[str]:
-    """Return the options with the path of the pasted configuration, which is written to a file."""
+@contextmanager
+def _options(words: Sequence[str], config: str | None) -> Iterator[Sequence[str]]:
+    """Yield the options with the path of the pasted configuration, which is in a file during the `with` block only.
+
+    If the file stayed, a later question that names it would be answered for an earlier configuration.
+    """
     if config is None:
-        return words
-    Path(CONFIG).write_text(config, encoding="utf-8")
-    return [*words, "--model", CONFIG]
+        yield words
+        return
+    path = Path(CONFIG)
+    path.write_text(config, encoding="utf-8")
+    try:
+        yield [*words, "--model", CONFIG]
+    finally:
+        path.unlink()
 
 
 def _advise(words: Sequence[str]) -> Advice:
