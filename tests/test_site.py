@@ -113,11 +113,22 @@ QUESTIONS = [
     {"model": "t5-base", "gpu": "l40s", "gpus": "2", "precision": "fp32"},
     {"model": "mistralai/Mistral-7B-v0.1", "gpu": "mi300x", "gpus": "8", "micro-batch-size": "2", "strategy": "zero3"},
     {"config": json.dumps(LLAMA), "gpu": "a100-80gb", "gpus": "4", "stack": "deepspeed"},
+    # Longer than the number of arguments that a function of JavaScript can have.
+    {
+        "config": json.dumps(LLAMA | {"id2label": {str(i): f"label {i}" for i in range(12_000)}}),
+        "gpu": "a100-80gb",
+        "gpus": "4",
+    },
 ]
 # The names of the numbers on the page, and the columns of the command that show the same.
 CELLS = {"needs": "GiB", "free": "free", "batch": "batch", "s/step": "s/step", "tokens/s per GPU": "tokens/s/GPU",
          "$ per 1e9 tokens": "$/1e9 tok"}  # fmt: skip
 DIGITS = 1e-9  # relative: Python 3.12 and newer add a list of numbers with another rounding than Python 3.11
+
+
+def wait_for_answer(page, before: str) -> None:
+    """Wait until the page shows another answer than the one with this number."""
+    page.wait_for_function(f"(document.getElementById('status').dataset.number ?? '') !== '{before}'", timeout=60_000)
 
 
 def ask(page, address: str, question: dict[str, str]) -> None:
@@ -126,7 +137,7 @@ def ask(page, address: str, question: dict[str, str]) -> None:
     if "config" in question:
         question = question | {"config": base64.urlsafe_b64encode(question["config"].encode()).decode()}
     page.goto(f"{address}/{PAGE}#{urllib.parse.urlencode(question)}")
-    page.wait_for_function(f"(document.getElementById('status').dataset.number ?? '') !== '{before}'", timeout=60_000)
+    wait_for_answer(page, before)
 
 
 def command_line(question: dict[str, str]) -> list[str]:
@@ -169,7 +180,7 @@ def test_the_page_answers_as_the_command(address, planner, question, tmp_path, m
     of_command = json.loads(capsys.readouterr().out)
 
     expected = web.answer(words[2:] if "config" in question else words, question.get("config"))
-    assert page.locator("#answer .recommendation").inner_text() == expected["answer"]
+    assert page.locator("#status.recommendation").inner_text() == expected["answer"]
     for strategy in expected["strategies"]:
         row = page.locator(f'#answer [data-strategy="{strategy["name"]}"]')
         for label, cell in CELLS.items():
@@ -196,6 +207,9 @@ def test_the_page_answers_as_the_command(address, planner, question, tmp_path, m
         {"model": "gpt2", "gpu": "h100-sxm", "gpus": "8", "global-batch-size": "7"},
         {"model": "gpt2", "gpu": "no-gpu", "gpus": "8"},
         {"model": "gpt2", "gpu": "h100-sxm", "gpus": "8", "no-such-option": "1"},
+        # A field for numbers would drop what is not a number, and the answer would be for the default.
+        {"model": "gpt2", "gpu": "h100-sxm", "gpus": "8", "sequence-length": "4k"},
+        {"model": "gpt2", "gpu": "h100-sxm", "gpus": "8", "global-batch-size": "1 024"},
     ],
     ids=lambda question: "-".join(question.values())[:30],
 )
@@ -240,9 +254,91 @@ def test_the_page_on_a_phone_and_in_print(address, browser, scheme):
     page = context.new_page()
     ask(page, address, QUESTIONS[0])
     assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
-    for name in ("#answer .recommendation", "#answer .numbers b"):
+    for name in ("#status.recommendation", "#answer .numbers b"):
         assert page.locator(name).first.evaluate("element => parseFloat(getComputedStyle(element).fontSize)") >= 10
     page.emulate_media(media="print")
     assert page.locator("#answer .bar").first.is_visible()
     assert not page.get_by_role("button", name="Copy the command").is_visible()
+    context.close()
+
+
+def test_a_flag_in_the_address(address, planner):
+    page, _, _ = planner
+    ask(page, address, QUESTIONS[0] | {"compile": ""})
+    assert "zero-study advise --compile" in page.locator("#answer").inner_text()
+    assert "compile=" in page.url
+
+
+def test_links_to_headings_keep_the_question(address, planner):
+    page, _, _ = planner
+    ask(page, address, QUESTIONS[1])
+    asked, answer = page.url, page.locator("#status").inner_text()
+    page.locator("a.md-nav__link[href='#about-this-page']:visible").first.click()
+    page.wait_for_url(asked)
+    assert page.locator("#gpu").input_value() == QUESTIONS[1]["gpu"]
+    assert page.locator("#status").inner_text() == answer
+
+
+def test_slow_strategies_are_not_drawn_as_if_they_took_less_time(address, planner):
+    page, _, _ = planner
+    ask(page, address, QUESTIONS[0])
+    answer = web.answer(command_line(QUESTIONS[0]))
+    shown = [strategy for strategy in answer["strategies"] if strategy["fits"] and strategy["is_shown"]]
+    end = max(strategy["seconds"][2] for strategy in shown)
+    fitting = [strategy for strategy in answer["strategies"] if strategy["fits"]]
+    assert any(strategy["seconds"][1] > end for strategy in fitting)
+    for strategy in fitting:
+        line = page.locator(f'#answer [data-strategy="{strategy["name"]}"] .time')
+        assert line.evaluate("element => element.classList.contains('cut')") == (strategy["seconds"][1] > end)
+
+
+def test_a_screen_reader_reads_the_recommendation_only(address, planner):
+    page, _, _ = planner
+    ask(page, address, QUESTIONS[2])
+    recommendation = web.answer(command_line(QUESTIONS[2]))["answer"]
+    assert page.locator("main [role=status], main [aria-live]").all_inner_texts() == [recommendation]
+
+
+@pytest.mark.parametrize("is_aborted", [True, False], ids=["no-connection", "404"])
+@pytest.mark.parametrize(
+    "name", ["choices.json", "worker.js", "pyodide.mjs", "pyodide.asm.wasm", "python_stdlib.zip", "program.zip"]
+)
+def test_a_file_that_does_not_load(address, browser, name, is_aborted):
+    context = browser.new_context()
+    page = context.new_page()
+    page.route(f"**/{name}", lambda route: route.abort() if is_aborted else route.fulfill(status=404, body="no"))
+    page.goto(f"{address}/{PAGE}")
+    page.get_by_text("Load the page again").wait_for(timeout=60_000)
+    message = page.locator("#status.refusal").inner_text()
+    assert name in message or name == "pyodide.mjs"  # a module that the worker imports is reported without its name
+    assert "undefined" not in message
+    page.locator("#gpus").fill("16")
+    page.wait_for_timeout(100)
+    assert page.locator("#status.refusal").inner_text() == message
+    context.close()
+
+
+@pytest.mark.parametrize("name", ["Copy the command", "Copy the answer as JSON"])
+def test_a_browser_that_does_not_copy(address, browser, name):
+    context = browser.new_context()
+    page = context.new_page()
+    page.add_init_script("Object.defineProperty(navigator, 'clipboard', {value: undefined})")
+    ask(page, address, QUESTIONS[0])
+    page.get_by_role("button", name=name).click()
+    page.get_by_role("button", name="The text is selected").wait_for()
+    selected = page.evaluate("getSelection().toString()")
+    answer = web.answer(command_line(QUESTIONS[0]))
+    if "JSON" in name:
+        assert json.loads(selected)["recommended"] in answer["answer"]
+    else:
+        assert selected == answer["launch"]["command"]
+    context.close()
+
+
+def test_the_page_without_javascript(address, browser):
+    context = browser.new_context(java_script_enabled=False)
+    page = context.new_page()
+    page.goto(f"{address}/{PAGE}")
+    assert page.locator("#status").text_content() == ""
+    assert "zero-study advise" in page.locator("main").inner_text()
     context.close()

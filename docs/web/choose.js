@@ -7,6 +7,7 @@ const PARTS = ["parameters", "gradients", "optimizer states", "communication buf
 const DEFAULTS = { model: "llama-3.1-8b", gpu: "h100-sxm", gpus: "8" };
 const LONGEST_BAR = 1.6; // in multiples of a GPU's memory; longer bars are cut
 const DELAY = 30; // milliseconds without a change of the form, after which the question is asked
+const SLOW = 1000; // milliseconds without an answer, after which the page says that it computes
 
 const form = document.getElementById("question");
 const statusLine = document.getElementById("status");
@@ -25,19 +26,26 @@ function element(tag, properties = {}, ...children) {
   return made;
 }
 
-// `text` is a function that returns the text, or a promise of it.
-function copyButton(label, text) {
+// `text` is a function that returns the text, or a promise of it. If the browser does not allow copying, the text is
+// selected in the element `place`, so that the reader can copy it.
+function copyButton(label, text, place) {
   const button = element("button", { type: "button" }, label);
   button.addEventListener("click", async () => {
+    const copied = await text();
     try {
-      await navigator.clipboard.writeText(await text());
+      await navigator.clipboard.writeText(copied);
       button.textContent = "Copied";
     } catch {
-      button.textContent = "Not copied: select the text instead";
+      if (place.hidden) place.replaceChildren(copied);
+      place.hidden = false;
+      getSelection().selectAllChildren(place);
+      button.textContent = "The browser did not copy. The text is selected: copy it with Ctrl+C";
     }
-    setTimeout(() => { button.textContent = label; }, 2000);
+    setTimeout(() => { button.textContent = label; }, 5000);
   });
-  return button;
+  const around = element("div", {}, button);
+  if (!place.isConnected && place.hidden) around.append(place);
+  return around;
 }
 
 // ------------------------------------------------------------------ the question in the form and in the address
@@ -46,7 +54,8 @@ function copyButton(label, text) {
 let otherOptions = {};
 
 function question() {
-  const values = { ...otherOptions, ...Object.fromEntries(fields.map((field) => [field.name, field.value.trim()])) };
+  const filledIn = fields.map((field) => [field.name, field.value.trim()]).filter(([, value]) => value);
+  const values = { ...otherOptions, ...Object.fromEntries(filledIn) };
   const config = values.config || null;
   delete values.config;
   if (config !== null) delete values.model;
@@ -54,13 +63,15 @@ function question() {
   return { values, config };
 }
 
+// An option of the address that has no value is a flag, such as --compile.
 function words({ values }) {
-  return Object.entries(values).filter(([, value]) => value).flatMap(([name, value]) => [`--${name}`, value]);
+  return Object.entries(values).flatMap(([name, value]) => (value ? [`--${name}`, value] : [`--${name}`]));
 }
 
 // In the address, a configuration is base64, because the theme of the site cannot read an address with quotation marks.
 function encode(config) {
-  return btoa(String.fromCharCode(...new TextEncoder().encode(config))).replaceAll("+", "-").replaceAll("/", "_");
+  const characters = Array.from(new TextEncoder().encode(config), (byte) => String.fromCharCode(byte));
+  return btoa(characters.join("")).replaceAll("+", "-").replaceAll("/", "_");
 }
 
 function decode(text) {
@@ -74,13 +85,22 @@ function decode(text) {
 
 function writeAddress() {
   const { values, config } = question();
-  const given = Object.entries({ ...values, config: config && encode(config) }).filter(([, value]) => value);
-  history.replaceState(null, "", `#${new URLSearchParams(given)}`);
+  const given = { ...values, ...(config === null ? {} : { config: encode(config) }) };
+  try {
+    history.replaceState(null, "", `#${new URLSearchParams(given)}`);
+  } catch {
+    // The configuration is too long for an address, or the browser limits how often the address may change.
+  }
+}
+
+// The other addresses with a # lead to a heading of the page.
+function isQuestion(address) {
+  return address.includes("=");
 }
 
 function readAddress() {
   const given = new URLSearchParams(location.hash.slice(1));
-  const values = given.size ? Object.fromEntries(given) : { ...DEFAULTS };
+  const values = isQuestion(location.hash) ? Object.fromEntries(given) : { ...DEFAULTS };
   if (values.config) values.config = decode(values.config);
   const names = fields.map((field) => field.name);
   otherOptions = Object.fromEntries(Object.entries(values).filter(([name]) => !names.includes(name)));
@@ -107,7 +127,7 @@ function fillForm(choices) {
   for (const [id, first, values] of [
     ["stack", null, choices.stacks.map(({ name }) => [name, name])],
     ["precision", "bf16 if the GPU supports it", choices.precisions.map((name) => [name, name])],
-    ["activation-checkpointing", "as the program, or if it helps", choices.checkpointing.map((name) => [name, name])],
+    ["activation-checkpointing", "the program's default; full if that helps", choices.checkpointing.map((name) => [name, name])],
     ["strategy", "all", choices.strategies.map((name) => [name, name])],
   ]) {
     const select = document.getElementById(id);
@@ -122,23 +142,31 @@ function fillForm(choices) {
 const worker = new Worker(new URL("worker.js", FOLDER), { type: "module" });
 let asked = 0; // number of the newest question
 let waiting = null; // a question that is asked when the worker has answered the one before
-let isBusy = false;
+let current = null; // the question that the worker answers
+let isReady = false; // whether the worker has loaded its program
+let isBroken = false; // whether a file did not load, so that there will be no answers
 let timer = null;
+let slowTimer = null;
 let receiveJson = null; // called with the answer as JSON, which is computed when it is wanted
 
 function ask() {
-  writeAddress();
-  const current = question();
-  waiting = { kind: "answer", number: ++asked, words: words(current), config: current.config };
+  if (isBroken) return;
+  const { config, ...given } = question();
+  waiting = { kind: "answer", number: ++asked, words: words(given), config };
   answerArea.classList.add("outdated");
+  clearTimeout(slowTimer);
+  slowTimer = setTimeout(() => {
+    if (isReady) statusLine.textContent = "Predicting every strategy ...";
+  }, SLOW);
   send();
+  writeAddress();
 }
 
 function send() {
-  if (isBusy || waiting === null) return;
-  isBusy = true;
-  worker.postMessage(waiting);
+  if (current !== null || waiting === null) return;
+  current = waiting;
   waiting = null;
+  worker.postMessage(current);
 }
 
 function answerAsJson({ words, config }) {
@@ -149,23 +177,32 @@ function answerAsJson({ words, config }) {
 }
 
 worker.onmessage = ({ data }) => {
-  if (data.ready) return;
-  if (data.kind === "json" && data.content) {
+  if (data.ready) {
+    isReady = true;
+  } else if (data.missing) {
+    fail(data.missing);
+  } else if (data.kind === "json" && data.content) {
     receiveJson(data.content);
-    return;
+  } else {
+    const answered = current;
+    if (data.kind === "answer") current = null;
+    if (data.failure) {
+      show({ refusal: `The program of this page failed. Please report this with the address of the page: ${data.failure}` });
+    } else if (data.number === asked) {
+      show(data.content, answered);
+      statusLine.dataset.seconds = data.seconds.toFixed(3);
+    }
+    send();
   }
-  isBusy = false;
-  if (data.failure && data.number === undefined) {
-    show({ refusal: `The program of this page did not load (${data.failure}). Load the page again.` });
-  } else if (data.failure) {
-    show({ refusal: `The program of this page failed. Please report this with the address of the page: ${data.failure}` });
-  } else if (data.number === asked) {
-    show(data.content);
-    statusLine.dataset.seconds = data.seconds.toFixed(3);
-  }
-  send();
 };
-worker.onerror = (event) => show({ refusal: `The program of this page did not load: ${event.message}. Load the page again.` });
+worker.onerror = (event) => fail(event.message || "worker.js");
+
+// Show that a file is missing, without which the page cannot answer. Later messages are consequences of the first one.
+function fail(reason) {
+  if (isBroken) return;
+  isBroken = true;
+  show({ refusal: `This page cannot answer, because a part of it did not load: ${reason}. Load the page again.` });
+}
 
 form.addEventListener("input", () => {
   clearTimeout(timer);
@@ -177,34 +214,37 @@ form.addEventListener("submit", (event) => {
   ask();
 });
 addEventListener("hashchange", () => {
-  readAddress();
-  ask();
+  clearTimeout(timer);
+  if (isQuestion(location.hash)) {
+    readAddress();
+    ask();
+  } else {
+    writeAddress(); // a link to a heading: the question stays
+  }
 });
 
 // ------------------------------------------------------------------ showing the answer
 
-function show(content) {
-  const current = question();
-  const shown = { words: words(current), config: current.config };
+// The status line is the part that screen readers read aloud: the recommendation, or why there is none.
+function show(content, shown) {
+  clearTimeout(slowTimer);
   answerArea.classList.remove("outdated");
-  statusLine.classList.toggle("refusal", "refusal" in content);
+  statusLine.className = "refusal" in content ? "refusal" : "recommendation";
   statusLine.dataset.number = asked;
   if ("refusal" in content) {
     statusLine.textContent = content.refusal;
     answerArea.replaceChildren();
     return;
   }
-  statusLine.textContent = "";
+  statusLine.textContent = content.answer;
   answerArea.replaceChildren(
-    element("h2", { id: "the-answer" }, "Answer (predicted)"),
-    element("p", { class: "recommendation" }, content.answer),
     element("p", {}, `${content.setting}. Predicted, not measured.`),
     ...content.notes.map((note) => element("p", {}, `Note: ${note}.`)),
     ...strategies(content),
     ...start(content),
     ...evidence(content),
     ...assumed(content),
-    copyButton("Copy the answer as JSON", () => answerAsJson(shown)),
+    copyButton("Copy the answer as JSON", () => answerAsJson(shown), element("pre", { hidden: true, tabindex: "0" })),
   );
 }
 
@@ -216,7 +256,7 @@ function strategies(content) {
   const rows = content.strategies.map((strategy) => row(strategy, content.capacity, widest, slowest));
   const parts = PARTS.filter((part) => content.strategies.some((strategy) => strategy.parts[part] > 0.002 * widest));
   const legend = element("ul", { class: "legend" }, ...parts.map((part) =>
-    element("li", {}, element("i", { class: partClass(part) }), part === "allocator" ? "margin for the allocator" : part)));
+    element("li", {}, element("i", { class: partClass(part) }), partName(part))));
   const hidden = rows.filter((item) => item.hidden);
   const all = element("button", { type: "button", "aria-expanded": "false" }, `Show ${hidden.length} more strategies`);
   all.addEventListener("click", () => {
@@ -229,7 +269,7 @@ function strategies(content) {
   return [
     element("h2", { id: "strategies" }, "Memory of one GPU by strategy (predicted)"),
     element("p", { class: "why" }, `The dashed line is the memory that a program can use: ${content.capacity.text} of each GPU. `
-      + "A bar that ends in an arrow is longer than the page. The line below a bar is the interval of the step time, and its mark is the predicted time. "
+      + "If a bar ends in an arrow, the strategy needs more memory than the bar can show. The thin line below a bar is the interval of the predicted step time, and its mark is the predicted time. An arrow instead of the mark means that the step takes longer than the line can show. "
       + content.legend.join(" ")),
     legend,
     element("ul", { class: "strategies" }, ...rows),
@@ -238,14 +278,19 @@ function strategies(content) {
   ];
 }
 
+function partName(part) {
+  return part === "allocator" ? "margin for the allocator" : part;
+}
+
 function partClass(part) {
   return `part-${part.replaceAll(" ", "-")}`;
 }
 
-// The interval of the step time as a line with a mark. The axis ends at the slowest time of the strategies that fit.
+// The interval of the step time as a line with a mark. The axis ends at the slowest time of the strategies that fit and
+// are shown first. An arrow replaces the mark of a strategy that is even slower.
 function timeBar({ seconds: [low, predicted, high] }, slowest) {
   const percent = (seconds) => 100 * Math.min(1, seconds / slowest);
-  return element("div", { class: "time", "aria-hidden": "true" },
+  return element("div", { class: predicted > slowest ? "time cut" : "time", "aria-hidden": "true" },
     element("span", { class: "interval", style: `left: ${percent(low)}%; width: ${percent(high ?? slowest) - percent(low)}%` }),
     element("span", { class: "mark", style: `left: ${percent(predicted)}%` }));
 }
@@ -254,7 +299,7 @@ function row(strategy, capacity, widest, slowest) {
   const { cells } = strategy;
   const share = (bytes) => `${100 * bytes / widest}%`;
   const inWords = PARTS.filter((part) => strategy.parts[part] > 0)
-    .map((part) => `${part} ${(strategy.parts[part] / 2 ** 30).toFixed(1)} GiB`).join(", ");
+    .map((part) => `${partName(part)} ${(strategy.parts[part] / 2 ** 30).toFixed(1)} GiB`).join(", ");
   const isCut = strategy.needed_bytes > widest;
   const bar = element("div", { class: isCut ? "bar cut" : "bar", role: "img", title: inWords,
     "aria-label": `${cells.GiB} GiB of ${capacity.text}: ${inWords}` },
@@ -295,10 +340,11 @@ function start({ launch, no_launch, command }) {
 }
 
 function code(label, text) {
+  const place = element("pre", {}, element("code", {}, text));
   return [
     element("p", {}, `${label}:`),
-    element("pre", {}, element("code", {}, text)),
-    copyButton(`Copy ${label[0].toLowerCase()}${label.slice(1)}`, () => text),
+    place,
+    copyButton(`Copy ${label[0].toLowerCase()}${label.slice(1)}`, () => text, place),
   ];
 }
 
@@ -320,7 +366,13 @@ function assumed({ assumed: pairs }) {
 
 // ------------------------------------------------------------------ start
 
-const choices = await (await fetch(new URL("choices.json", FOLDER))).json();
-fillForm(choices);
-readAddress();
-ask();
+statusLine.textContent = "This page is loading its program (19 MB, or 12 MB if the server compresses it).";
+try {
+  const response = await fetch(new URL("choices.json", FOLDER));
+  if (!response.ok) throw new Error(`HTTP status ${response.status}`);
+  fillForm(await response.json());
+  readAddress();
+  ask();
+} catch (error) {
+  fail(`choices.json (${error.message})`);
+}

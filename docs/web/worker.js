@@ -3,11 +3,21 @@ import { loadPyodide } from "./python/pyodide.mjs";
 
 const PROGRAM = "/lib/planner";
 
+// Pyodide does not report every file that it could not load, and it waits forever for some of them.
+const fetchFile = self.fetch.bind(self);
+self.fetch = async (address, options) => {
+  try {
+    const response = await fetchFile(address, options);
+    if (!response.ok) throw new Error(`HTTP status ${response.status}`);
+    return response;
+  } catch (error) {
+    postMessage({ missing: `${String(address.url ?? address).split("/").pop()} (${error.message})` });
+    throw error;
+  }
+};
+
 async function load() {
-  const program = fetch("./python/program.zip").then((response) => {
-    if (!response.ok) throw new Error(`program.zip: HTTP status ${response.status}`);
-    return response.arrayBuffer();
-  });
+  const program = fetch("./python/program.zip").then((response) => response.arrayBuffer());
   const python = await loadPyodide({ indexURL: new URL("./python/", import.meta.url).href });
   python.unpackArchive(await program, "zip", { extractDir: PROGRAM });
   return python.runPython(`
@@ -25,7 +35,7 @@ answer
 const loaded = load();
 loaded.then(
   () => postMessage({ ready: true }),
-  (error) => postMessage({ failure: String(error) }),
+  (error) => postMessage({ missing: error.message ?? "Python" }),
 );
 
 // Questions of the kind "answer" get what the page shows; those of the kind "json" get what the command's --json prints.
