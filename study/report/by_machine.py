@@ -364,7 +364,7 @@ def _measured_row(runs: pd.DataFrame, option: Option, prices: Mapping[str, float
     (micro, steps), is_checkpointed = medians.index[-1]
     runs = runs[(runs["batch"] == (micro, steps)) & (runs["checkpointed"] == is_checkpointed)]
     peaks, rates = runs["peak_gib"], runs["rate"]
-    job = Job(micro, float(runs["sequence_tokens"].iloc[0]), steps, bool(is_checkpointed))
+    job = Job(micro, int(runs["sequence_tokens"].iloc[0]), steps, bool(is_checkpointed))
     return {
         "source": MEASURED,
         "fits": True,
