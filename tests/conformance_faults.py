@@ -63,6 +63,27 @@ def plant(engine: Any, fault: str) -> None:
     elif fault == "the decay of the other group":
         one, other = engine.optimizer.param_groups
         one["weight_decay"], other["weight_decay"] = other["weight_decay"], one["weight_decay"]
+    elif fault == "a wrong momentum":
+        for group in engine.optimizer.param_groups:
+            if "betas" in group:
+                group["betas"] = (group["betas"][0], group["betas"][1] - 0.2)
+            else:
+                group["momentum"] -= 0.05
+    elif fault == "no orthogonalization":
+        torch.optim._muon._zeropower_via_newtonschulz = lambda gradient, *_: gradient / gradient.norm()
+    elif fault == "a state in bf16":
+
+        def round_states() -> float:
+            norm = step()
+            for state in engine.optimizer.state.values():
+                state["momentum_buffer"] = state["momentum_buffer"].bfloat16()
+            return norm
+
+        engine.step = round_states
+    elif fault == "states that are not quantized":
+        for group in engine.optimizer.param_groups:
+            group["min_8bit_size"] = 1 << 30
+        engine.optimizer.args.min_8bit_size = 1 << 30
     elif fault == "another mask in the recomputation":
         toy.checkpoint = functools.partial(toy.checkpoint, preserve_rng_state=False)
     elif fault == "a drifting replica":

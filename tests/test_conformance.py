@@ -19,7 +19,17 @@ from study import cli
 from study import run as run_module
 from study.config import build_config
 from study.engines import known_bad
-from study.engines.conformance import adapters, cells, committed, installation, judge, reference, toy
+from study.engines.conformance import (
+    adapters,
+    cells,
+    committed,
+    formulas,
+    installation,
+    judge,
+    optimizers,
+    reference,
+    toy,
+)
 from study.engines.conformance.cells import Cell
 from study.engines.strategy_names import StrategyName
 from study.errors import Refusal
@@ -68,13 +78,17 @@ FIRST = [0.8603825033666348, 0.6622936126246195, 0.7260294264897311, -0.05556181
         dataclasses.replace(PLAIN, clipping=True),
         *(dataclasses.replace(PLAIN, twist=twist) for twist in ("tied", "frozen", "uneven", "two_backward")),
         *(dataclasses.replace(PLAIN, twist=twist) for twist in cells.NEWER_TWISTS),
+        *(
+            dataclasses.replace(PLAIN, optimizer=optimizer, accumulation=4, twist=twist)
+            for optimizer, twist in itertools.product(("sgd", "adafactor"), (cells.PLAIN, "groups"))
+        ),
     ],
     ids=str,
 )
 def test_the_reference_is_what_torch_gives_in_fp64(cell):
     model = toy.Toy(cell).double()
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    optimizer = adapters._adamw(cell, model)
+    optimizer = optimizers.build(cell, model)
     scheduler = adapters._schedule(cell, optimizer)
     expected = reference.expect(cell.question)
     for step in range(cells.NUM_STEPS):
@@ -95,6 +109,29 @@ def test_the_reference_is_what_torch_gives_in_fp64(cell):
         assert float(norm) > cells.MAX_NORM  # or clipping would not act
         for name, parameter in model.named_parameters():
             assert torch.allclose(expected.masters[name][step], parameter.detach(), rtol=1e-11, atol=1e-13)
+
+
+@pytest.mark.parametrize("optimizer", ["torch_muon", "lion", "bitsandbytes_adamw8bit"])
+def test_the_formula_is_what_the_library_does(optimizer):
+    """Muon computes in bf16, and bitsandbytes in fp32 and 8 bits: the formula stays within the bound of the draws."""
+    cell = dataclasses.replace(PLAIN, optimizer=optimizer)
+    expected = reference.expect(cell.question)
+    model = toy.Toy(cell)
+    made = optimizers.build(cell, model)
+    moved = 0.0
+    for step in range(cells.NUM_STEPS):
+        for rank, number in itertools.product(range(cell.num_ranks), range(cell.accumulation)):
+            part = cell.micro_batches(rank)[number]
+            tokens = toy.tokens(cell, step)[part.start : part.stop]
+            sum(toy.losses(cell, model, model(tokens[:, :-1]), tokens)).backward()
+        made.step()
+        made.zero_grad()
+        for name, parameter in model.named_parameters():
+            way = (expected.masters[name][step] - expected.start[name]).norm()
+            distance = (expected.masters[name][step] - parameter.detach()).norm()
+            assert distance <= way * float(expected.bounds[f"masters/{name}"][step])
+            moved += float(way)
+    assert moved > 0
 
 
 @pytest.mark.launches
@@ -197,15 +234,15 @@ def test_a_refusal_is_one_that_says_why(message, stage, verdict):
 def test_the_smallest_wrong_scale_that_is_seen(precision, clipping, masters, steps, smallest, monkeypatch):
     """Of the gradients, in these steps, where the norm is told as it is right or not at all."""
     cell = dataclasses.replace(PLAIN, precision=precision, clipping=clipping)
-    expected, right = reference.expect(cell), reference._updated
+    expected, right = reference.expect(cell), formulas.adamw
 
     def share(lost: float) -> float:
-        def updated(master, gradient, *others):
-            return right(master, gradient * (1 - lost) if others[2] in steps else gradient, *others)
+        def updated(master, gradient, state, step, *others):
+            return right(master, gradient * (1 - lost) if step in steps else gradient, state, step, *others)
 
         with monkeypatch.context() as patched:
             patched.setattr(reference, "NUM_DRAWS", 0)  # no rounding of its own
-            patched.setattr(reference, "_updated", updated)
+            patched.setattr(formulas, "adamw", updated)
             faulty = reference.expect(cell)
         shown = {"masters": _by_step(faulty.masters)} if masters else {}
         trace = _trace(faulty, norms=[None] * cells.NUM_STEPS, **shown)
@@ -237,6 +274,26 @@ FAULTS = {
     "accelerate_fsdp2/bf16/2-ranks/accumulation-2": "a dropped micro batch",
     "accelerate_fsdp2/fp32/2-ranks/accumulation-1/clipped": "a doubled norm",
 }
+# Of optimizers other than AdamW. Each cell without a fault in the same list is right.
+FAULTS_OF_OPTIMIZERS = {
+    "ddp/fp32/2-ranks/accumulation-1/sgd": "a wrong momentum",
+    "ddp/fp32/2-ranks/accumulation-4/sgd": "a state in bf16",
+    "ddp/fp32/2-ranks/accumulation-1/groups/sgd": "the decay of the other group",
+    "fsdp2/fp32/2-ranks/accumulation-1/sgd": "a wrong momentum",
+    "fsdp2/fp32/2-ranks/accumulation-1/groups/sgd": "the decay of the other group",
+    "ddp/fp32/2-ranks/accumulation-1/torch_muon": "no orthogonalization",
+    "ddp/fp32/2-ranks/accumulation-4/torch_muon": "a wrong momentum",
+    "fsdp2/fp32/2-ranks/accumulation-1/torch_muon": "no orthogonalization",
+    "fsdp2/fp32/2-ranks/accumulation-4/torch_muon": "a wrong momentum",
+    "ddp/fp32/2-ranks/accumulation-1/lion": "a wrong momentum",
+    "ddp/fp32/2-ranks/accumulation-1/groups/lion": "the decay of the other group",
+    "ddp/fp32/2-ranks/accumulation-1/bitsandbytes_adamw8bit": "states that are not quantized",
+    "ddp/fp32/2-ranks/accumulation-1/groups/bitsandbytes_adamw8bit": "the decay of the other group",
+    "ddp/fp32/2-ranks/accumulation-1/groups/adamw_fused": "the decay of the other group",
+    "zero1/fp32/2-ranks/accumulation-1/sgd": "a wrong momentum",
+    "zero1/fp32/2-ranks/accumulation-1/groups/sgd": "the decay of the other group",
+    "zero1/fp32/2-ranks/accumulation-1/groups/adamw_fused": "the decay of the other group",
+}
 DIES = "accelerate_ddp/fp32/2-ranks/accumulation-2/clipped"
 
 
@@ -261,6 +318,30 @@ def test_planted_faults_are_called_wrong_right_engines_right_and_a_dead_rank_is_
     assert apart == {*wrong, *(name for name, fault in FAULTS.items() if fault in of_one_rank)}
     # No rank alone is further off than rounding may carry it.
     assert all(found[name]["share_of_bound"] < 1 for name, fault in FAULTS.items() if fault == "a drifting replica")
+
+
+@pytest.mark.launches
+def test_planted_faults_of_optimizers_are_called_wrong_and_right_optimizers_right():
+    chosen = ("adamw_fused", "sgd", "lion", "torch_muon", "bitsandbytes_adamw8bit")
+    asked = [cell for cell in cells.of_optimizers(chosen, ("ddp", "fsdp2", "zero1")) if cell.precision == "fp32"]
+    faults = json.dumps(FAULTS_OF_OPTIMIZERS)
+    environment = os.environ | {"FAULTS": faults, "PYTHONPATH": str(Path(conformance_faults.__file__).parent)}
+    found = installation.examine(asked, environment=environment, module="conformance_faults")["cells"]
+    verdicts = {name: cell["verdict"] for name, cell in found.items()}
+    # bitsandbytes does not know sharded tensors, and torch's Muon does not know ZeRO's flat partitions.
+    refused = {
+        cell.name
+        for cell in asked
+        if (cell.engine == "fsdp2" and cell.optimizer in cells.LIBRARY_OF)
+        or (cell.engine == "zero1" and cell.optimizer == "torch_muon")
+    }
+    assert {name for name, verdict in verdicts.items() if verdict == "wrong"} == set(FAULTS_OF_OPTIMIZERS)
+    assert {name for name, verdict in verdicts.items() if verdict == "refused"} == refused
+    assert set(verdicts.values()) == {"same", "wrong", "refused"}
+    of_states = {"a state in bf16", "states that are not quantized"}
+    assert {name for name, cell in found.items() if "wrong_states" in cell} == {
+        name for name, fault in FAULTS_OF_OPTIMIZERS.items() if fault in of_states
+    }
 
 
 def test_what_an_earlier_matrix_has_is_no_failure(tmp_path, monkeypatch, capsys):

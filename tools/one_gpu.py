@@ -213,7 +213,7 @@ def run(items: Sequence[Item], place: Place, slot: Slot) -> int:
 def _build_extensions() -> None:
     """Build the extensions for offload once per machine. Without them, strategies with offload are skipped."""
     try:
-        extensions.provide(extensions.EXTENSIONS, "offload")
+        extensions.provide(extensions.OF_STRATEGIES, "offload")
     except Refusal as refusal:
         print(refusal, flush=True)
 

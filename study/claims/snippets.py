@@ -59,7 +59,7 @@ def execute_all(claim_ids: Sequence[str], path: Path) -> None:
     files.require_folder(path)
     extensions.use_own_folder()
     os.environ.update(QUIET_ENVIRONMENT | ON_CPU | {"PYTHONPATH": str(files.ROOT)})
-    extensions.provide(extensions.EXTENSIONS, "what the sources print")
+    extensions.provide(extensions.OF_STRATEGIES, "what the sources print")
     rules = _rules_of_execution()
     if unknown := [name for name in claim_ids if name not in rules]:
         raise Refusal(

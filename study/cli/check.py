@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -223,9 +224,21 @@ def _diff(a: Path, b: Path, output: Path | None) -> int:
     metavar="FILE",
     help="an earlier --output file; cells that failed there in the same way do not count as failures",
 )
+@click.option(
+    "--optimizer",
+    "optimizers",
+    multiple=True,
+    metavar="NAME",
+    help="check the cells of this optimizer instead of AdamW's; may be repeated; all: every optimizer",
+)
 @click.option("--output", type=PATH, metavar="FILE", help="JSON file to write")
 def _conformance(
-    only: tuple[str, ...], ranks: str | None, package_versions: tuple[str, ...], known: Path | None, output: Path | None
+    only: tuple[str, ...],
+    ranks: str | None,
+    package_versions: tuple[str, ...],
+    known: Path | None,
+    optimizers: tuple[str, ...],
+    output: Path | None,
 ) -> int:
     """Check whether the installed engines train correctly.
 
@@ -239,7 +252,7 @@ def _conformance(
 
     _check_ranks(ranks)
     chosen_releases = releases.parse(package_versions)
-    cells = _cells_to_examine(only, ranks, chosen_releases)
+    cells = _cells_to_examine(only, ranks, chosen_releases, optimizers)
     if output is not None:
         files.require_folder(output)
     earlier = None if known is None else committed.load(known)
@@ -258,22 +271,48 @@ def _check_ranks(ranks: str | None) -> None:
         raise Refusal(f"--ranks {ranks}: these are not numbers of processes. Write for instance 1,2.")
 
 
-def _cells_to_examine(only: tuple[str, ...], ranks: str | None, chosen_releases: dict[str, str]) -> list[Cell]:
+def _cells_to_examine(
+    only: tuple[str, ...], ranks: str | None, chosen_releases: dict[str, str], optimizers: tuple[str, ...]
+) -> list[Cell]:
     """Return the cells of the matrix whose names contain every text of --only. Raises Refusal if there is none."""
     from study.engines.conformance import cells
 
-    if chosen_releases:
-        if ranks is not None:
-            raise Refusal(f"--ranks {ranks}: another release is always checked on two processes. Remove --ranks.")
+    if ranks is not None and (chosen_releases or optimizers):
+        subject = "another release" if chosen_releases else "an optimizer"
+        raise Refusal(f"--ranks {ranks}: {subject} is always checked on two processes. Remove --ranks.")
+    if optimizers:
+        matrix = cells.of_optimizers(_chosen_optimizers(optimizers))
+    elif chosen_releases:
         matrix = cells.of_release(chosen_releases, (cells.PLAIN, *cells.NEWER_TWISTS))
     else:
         matrix = cells.matrix(sorted({int(number) for number in (ranks or "1,2").split(",")}))
     chosen = [cell for cell in matrix if all(text in cell.name for text in only)]
     if not chosen:
         raise Refusal(
-            f"--only {' --only '.join(only)}: no cell has such a name. An example of a name is "
-            "zero2/bf16/2-ranks/accumulation-2."
+            f"--only {' --only '.join(only)}: no cell has such a name. An example of a name is {matrix[0].name}."
         )
+    return chosen
+
+
+def _chosen_optimizers(names: tuple[str, ...]) -> list[str]:
+    """Return the optimizers that --optimizer names.
+
+    Raises Refusal if one is unknown, or its library is not installed.
+    """
+    from study.engines.conformance.cells import LIBRARY_OF, OPTIMIZERS
+
+    chosen = list(OPTIMIZERS) if "all" in names else list(dict.fromkeys(names))
+    for name in chosen:
+        if name not in OPTIMIZERS:
+            raise Refusal(
+                f"--optimizer {name}: there is no such optimizer. Choose one of {', '.join(OPTIMIZERS)}, all."
+            )
+        library = LIBRARY_OF.get(name)
+        if library and find_spec(library) is None:
+            raise Refusal(
+                f"--optimizer {name}: {library} is not installed, so {name} could not be checked. Install it with "
+                "pip install zero-study[optimizers], or name other optimizers."
+            )
     return chosen
 
 

@@ -53,7 +53,7 @@ class Extension:
     strategies: str  # the strategies that need it, as a pattern for messages
 
 
-EXTENSIONS = {
+OF_STRATEGIES = {
     "cpu_adam": Extension(
         module="deepspeed.ops.op_builder",
         builder="CPUAdamBuilder",
@@ -71,6 +71,27 @@ EXTENSIONS = {
         strategies="zero*_nvme_offload",
     ),
 }
+
+# Only the conformance tests of optimizers need these.
+OF_OPTIMIZERS = {
+    "fused_adam": Extension(
+        module="deepspeed.ops.op_builder",
+        builder="FusedAdamBuilder",
+        parts=("fused_adam",),
+        purpose="is the Adam that DeepSpeed builds from its file",
+        duration="about 1 min",
+        strategies="an optimizer in DeepSpeed's file",
+    ),
+    "cpu_lion": Extension(
+        module="deepspeed.ops.op_builder",
+        builder="CPULionBuilder",
+        parts=("cpu_lion",),
+        purpose="updates offloaded states of Lion on the CPU",
+        duration="about 1 min",
+        strategies="Lion under offload",
+    ),
+}
+EXTENSIONS = OF_STRATEGIES | OF_OPTIMIZERS
 
 HEARTBEAT_SECONDS = 10
 FAILURE_LINES = 12

@@ -18,15 +18,12 @@ from torch.utils.data import DataLoader
 
 from ..readback import full_tensors
 from ..strategy_names import StrategyName
-from . import toy
-from .cells import MAX_NORM, NUM_STEPS, Cell
+from . import optimizers, toy
+from .cells import ADAMW, MAX_NORM, NUM_STEPS, Cell
+from .optimizers import NotOffered
 
 # The masters, if the engine shows them, and the weights used in computation, as full tensors by parameter name.
 Values = tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]
-
-
-class NotOffered(Exception):
-    """Raised if the installed release does not support the configuration of a cell."""
 
 
 class Engine(Protocol):
@@ -36,6 +33,8 @@ class Engine(Protocol):
     """
 
     model: Any
+    optimizer: Any
+    loss_factor: float  # on each loss before its backward pass, but not on the losses that `run` returns
 
     def run(self, tokens: torch.Tensor, is_last: bool) -> float:
         """Run the forward and backward pass of one micro batch, and return its share of the loss."""
@@ -63,26 +62,6 @@ def build(cell: Cell, scratch: Path) -> Engine:
     return DeepSpeed(cell, scratch)
 
 
-def _adamw(cell: Cell, model: Any) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(_groups(cell, model), **_settings(cell))
-
-
-def _trained(model: Any) -> list[nn.Parameter]:
-    return [parameter for parameter in model.parameters() if parameter.requires_grad]
-
-
-def _groups(cell: Cell, model: Any) -> list[Any]:
-    """Return the parameters for an optimizer; if the cell has groups, one group of matrices and one of vectors."""
-    trained = _trained(model)
-    if not cell.does("groups"):
-        return trained
-    return [{"params": [p for p in trained if p.ndim == num], **toy.options(cell, num)} for num in (2, 1)]
-
-
-def _settings(cell: Cell) -> dict[str, Any]:
-    return {"betas": toy.BETAS, "eps": toy.EPSILON, **toy.options(cell, 2)}
-
-
 def _schedule(cell: Cell, optimizer: torch.optim.Optimizer, times: int = 1) -> Any:
     """Return a cell's scheduler, which is stepped `times` times per update; None if the learning rate is constant."""
     if not cell.does("schedule"):
@@ -90,7 +69,7 @@ def _schedule(cell: Cell, optimizer: torch.optim.Optimizer, times: int = 1) -> A
     return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda count: toy.RATES[count // times % NUM_STEPS])
 
 
-def _backward(cell: Cell, model: Any, outputs: Any, tokens: torch.Tensor, times: int, backward: Any) -> float:
+def _backward(cell: Cell, model: Any, outputs: Any, tokens: torch.Tensor, times: float, backward: Any) -> float:
     """Call `backward` with each loss multiplied by `times`, and return the sum of the losses before multiplication.
 
     `model` is the toy itself, not the engine around it. `backward` is the engine's function for a backward pass.
@@ -104,10 +83,12 @@ def _backward(cell: Cell, model: Any, outputs: Any, tokens: torch.Tensor, times:
 class _Plain:
     """The common part of DDP and FSDP2: torch's optimizer and clipping, and a loss that is scaled by hand."""
 
+    loss_factor = 1.0
+
     def __init__(self, cell: Cell) -> None:
         self.cell, self.toy = cell, toy.Toy(cell)
         self.model = self.wrapped()
-        self.optimizer = _adamw(cell, self.model)
+        self.optimizer = optimizers.build(cell, self.model)
         self.scheduler = _schedule(cell, self.optimizer)
 
     def wrapped(self) -> Any:
@@ -117,11 +98,12 @@ class _Plain:
         with torch.autocast("cpu", torch.bfloat16, enabled=self.cell.precision == "autocast"):
             outputs = self.model(tokens[:, :-1])
         # The engine averages over ranks, but shares must be added.
-        return _backward(self.cell, self.toy, outputs, tokens, self.cell.num_ranks, torch.autograd.backward)
+        times = self.cell.num_ranks * self.loss_factor
+        return _backward(self.cell, self.toy, outputs, tokens, times, torch.autograd.backward)
 
     def step(self) -> float | None:
         max_norm = MAX_NORM if self.cell.clipping else float("inf")
-        norm = nn.utils.clip_grad_norm_(_trained(self.model), max_norm)
+        norm = nn.utils.clip_grad_norm_(optimizers.trained(self.model), max_norm)
         self.optimizer.step()
         self.optimizer.zero_grad()
         if self.scheduler is not None:
@@ -196,32 +178,30 @@ class FSDP2(_Plain):
 
 class DeepSpeed:
     model: Any
+    loss_factor = 1.0
 
     def __init__(self, cell: Cell, scratch: Path) -> None:
         import deepspeed
 
         self.cell = cell
-        self.model = toy.Toy(cell)
+        settings = config(cell, scratch)
+        if "fp16" in settings:
+            _allow_fp16()
+        self.model = _toy_of_deepspeed(cell, settings)
         # The names must be read before the engine partitions the parameters.
         self.names = [name for name, _ in self.model.named_parameters()]
-        if "offload" in cell.engine:
-            from deepspeed.ops.adam import DeepSpeedCPUAdam
-
-            optimizer = DeepSpeedCPUAdam(_groups(cell, self.model), adamw_mode=True, **_settings(cell))
+        if "optimizer" in settings:
+            own: dict[str, Any] = {"model_parameters": optimizers.groups(cell, self.model)}
         else:
-            optimizer = _adamw(cell, self.model)
-        self.engine, *_ = deepspeed.initialize(
-            model=self.model,
-            optimizer=optimizer,
-            config=config(cell, scratch),
-            lr_scheduler=_schedule(cell, optimizer),
-        )
+            optimizer = optimizers.build(cell, self.model)
+            own = {"optimizer": optimizer, "lr_scheduler": _schedule(cell, optimizer)}
+        self.engine, self.optimizer, *_ = deepspeed.initialize(model=self.model, config=settings, **own)
         if cell.precision == "autocast" and not hasattr(self.engine, "torch_autocast_enabled"):
             raise NotOffered("this release has no torch_autocast")
 
     def run(self, tokens: torch.Tensor, is_last: bool) -> float:
         # The engine averages over ranks and micro batches, but shares must be added.
-        times = self.cell.num_ranks * self.cell.accumulation
+        times = self.cell.num_ranks * self.cell.accumulation * self.loss_factor
         share = _backward(self.cell, self.model, self.engine(tokens[:, :-1]), tokens, times, self.engine.backward)
         if not is_last:
             self.engine.step()
@@ -252,12 +232,14 @@ class Accelerated:
     """
 
     model: Any
+    loss_factor = 1.0
 
     def __init__(self, cell: Cell, scratch: Path) -> None:
-        self.cell, self.toy = cell, toy.Toy(cell)
-        self.names = [name for name, _ in self.toy.named_parameters()]
+        self.cell = cell
         self.accelerator = _accelerator(cell, scratch)
-        optimizer = _adamw(cell, self.toy)
+        self.toy = _toy_of_deepspeed(cell, config(cell, scratch)) if cell.is_deepspeed else toy.Toy(cell)
+        self.names = [name for name, _ in self.toy.named_parameters()]
+        optimizer = self._optimizer()
         scheduler = _schedule(cell, optimizer, cell.num_ranks)  # accelerate steps a prepared scheduler once per rank
         self.model, self.optimizer, self.scheduler = self.accelerator.prepare(self.toy, optimizer, scheduler)
         self.norm: Any = None
@@ -267,11 +249,18 @@ class Accelerated:
             size = cell.batch_size // (cell.num_ranks * cell.accumulation)
             self.loaded = iter(self.accelerator.prepare(DataLoader(rows, batch_size=size)))
 
+    def _optimizer(self) -> Any:
+        if optimizers.in_file(self.cell) is None:
+            return optimizers.build(self.cell, self.toy)
+        from accelerate.utils import DummyOptim  # stands for the optimizer of DeepSpeed's file
+
+        return DummyOptim(optimizers.groups(self.cell, self.toy))
+
     def run(self, tokens: torch.Tensor, is_last: bool) -> float:
         tokens = tokens if self.loaded is None else next(self.loaded)
         with self.accelerator.accumulate(self.model):
             # Each prepared engine averages over ranks and micro batches, but shares must be added.
-            times = self.cell.num_ranks * self.cell.accumulation
+            times = self.cell.num_ranks * self.cell.accumulation * self.loss_factor
             share = _backward(self.cell, self.toy, self.model(tokens[:, :-1]), tokens, times, self.accelerator.backward)
             if self.accelerator.sync_gradients:
                 # DeepSpeed has already clipped, as its configuration says. It only returns the norm here.
@@ -305,6 +294,29 @@ class Accelerated:
         # Outside of this test another process would resume the checkpoint, so accelerate's global state is reset.
         AcceleratorState._reset_state(reset_partial_state=True)
         GradientState._reset_state()
+
+
+def _toy_of_deepspeed(cell: Cell, settings: dict[str, Any]) -> toy.Toy:
+    """Build the toy, under deepspeed.zero.Init if the cell says so."""
+    if not cell.does("zero_init"):
+        return toy.Toy(cell)
+    import deepspeed
+
+    with deepspeed.zero.Init(config_dict_or_path=settings):
+        model = toy.Toy(cell)
+    with deepspeed.zero.GatheredParameters(list(model.parameters()), modifier_rank=0):
+        model.fill()
+    return model
+
+
+def _allow_fp16() -> None:
+    """Make DeepSpeed accept fp16 on this CPU.
+
+    It refuses fp16 if the CPU has no fast instructions for it. PyTorch then computes it slowly.
+    """
+    from deepspeed.accelerator import get_accelerator
+
+    get_accelerator().is_fp16_supported = lambda: True
 
 
 def _accelerator(cell: Cell, scratch: Path) -> Any:
@@ -392,6 +404,8 @@ def config(cell: Cell, scratch: Path) -> dict[str, Any]:
     zero: dict[str, Any] = {"stage": name.zero_stage}
     if zero["stage"] == 3:
         zero["stage3_param_persistence_threshold"] = 0  # otherwise no parameter of the toy would be sharded
+        if cell.optimizer == "muon":
+            zero["reduce_scatter"] = False  # DeepSpeed refuses Muon at stage 3 otherwise
     if cell.does("buckets"):
         sizes = ("reduce_bucket_size", "stage3_prefetch_bucket_size" if zero["stage"] == 3 else "allgather_bucket_size")
         zero |= dict.fromkeys((*sizes, "sub_group_size"), toy.BUCKET)
@@ -408,8 +422,16 @@ def config(cell: Cell, scratch: Path) -> dict[str, Any]:
         "zero_allow_untested_optimizer": True,
         "gradient_clipping": MAX_NORM if cell.clipping else 0.0,  # without this key, some releases clip at 1.0
     }
+    if cell.does("clipping_absent"):
+        del settings["gradient_clipping"]
+    if (optimizer := optimizers.in_file(cell)) is not None:
+        settings["optimizer"] = optimizer
+    if name.offload != "none" and cell.optimizer != ADAMW:
+        settings["zero_force_ds_cpu_optimizer"] = False  # otherwise only DeepSpeed's Adam is accepted
     if cell.precision == "autocast":
         settings["torch_autocast"] = {"enabled": True, "dtype": "bfloat16"}
+    if cell.precision == "fp16":
+        settings["fp16"] = {"enabled": True, "initial_scale_power": 8, "hysteresis": 1}
     if cell.precision.startswith("bf16"):
         settings["bf16"] = {"enabled": True}
     if cell.precision == "bf16_fp32_sum":

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 NUM_STEPS = 4
 BATCH_SIZE = 12  # sequences per step: divisible by 1, 2 and 3 micro batches on 1 or 2 ranks
+BATCH_SIZE_BY_FOUR = 16  # with four micro batches
 ODD_BATCH_SIZE = 11  # not divisible by any of these products but 1
 MAX_NORM = 0.1  # below every gradient norm of the toy: clipping always acts
 
@@ -20,6 +21,7 @@ MAX_NORM = 0.1  # below every gradient norm of the toy: clipping always acts
 #   autocast       fp32 parameters, matrix products in bf16
 #   bf16           bf16 parameters and gradients, summed in bf16
 #   bf16_fp32_sum  bf16 parameters and gradients, summed in fp32
+# One more class, fp16, belongs to the cells of optimizers: fp16 parameters and gradients, with a loss scale.
 PRECISIONS = ("fp32", "autocast", "bf16", "bf16_fp32_sum")
 
 # The engines, and the precision classes that each offers. DDP has no masters. FSDP2's are its sharded parameters.
@@ -66,10 +68,45 @@ NEWER_TWISTS = {
     **dict.fromkeys(("frozen+checkpointing", "frozen+reentrant"), "both"),
     **dict.fromkeys(("used_twice+reentrant", "dropout+checkpointing"), "both"),
 }
+# What a script may do in addition in the cells of optimizers.
+OPTIMIZER_TWISTS = {
+    "clipping_absent": "gradient_clipping is not written in DeepSpeed's file",
+    "zero_init": "the model is built under deepspeed.zero.Init",
+    "skipped": "the gradients of the second step overflow in fp16, so this step has to be skipped",
+}
 PLAIN = "plain"
 WITHOUT_BUCKETS = ("fsdp2", "zero0", "accelerate_ddp", "accelerate_fsdp2")  # no bucket size is set for them
-OF_NO_REFERENCE = {"checkpointing", "reentrant", "resume", "buckets", "one_output", "loader"}  # these change no number
+# These change no number. The gradient norms of the toy are below 1, which is what an absent gradient_clipping means.
+OF_NO_REFERENCE = {
+    "checkpointing", "reentrant", "resume", "buckets", "one_output", "loader", "clipping_absent", "zero_init",
+}  # fmt: skip
 SAVED_AFTER = 2  # steps
+SKIPPED = 1  # the index of the step whose gradients overflow
+
+ADAMW = "adamw"
+# The optimizers that are tested in cells of their own. Where DeepSpeed's file can name an optimizer, DeepSpeed builds
+# it. The others are built by the script.
+OPTIMIZERS = {
+    "deepspeed_adamw": "AdamW, built by DeepSpeed from its file: FusedAdam, or its CPU Adam under offload",
+    "adamw_fused": "torch.optim.AdamW(fused=True)",
+    "sgd": "torch.optim.SGD with momentum",
+    "adafactor": "torch.optim.Adafactor",
+    "lion": "Lion with states in fp32: DeepSpeed's, or bitsandbytes' where DeepSpeed is not used",
+    "muon": "DeepSpeed's Muon for the matrices of the block and the head, and Adam for the other parameters",
+    "torch_muon": "torch.optim.Muon for all matrices; vectors are not trained",
+    "bitsandbytes_adamw8bit": "bitsandbytes' AdamW with states in 8 bits",
+    "torchao_adamw8bit": "torchao's AdamW with states in 8 bits",
+}
+OF_ADAMW = (ADAMW, "deepspeed_adamw", "adamw_fused")  # these share one formula
+IN_8_BITS = tuple(name for name in OPTIMIZERS if name.endswith("8bit"))
+SMALLEST_IN_8_BITS = 4096  # elements: both libraries keep the states of smaller tensors in fp32
+LIBRARY_OF = {"lion": "bitsandbytes", "bitsandbytes_adamw8bit": "bitsandbytes", "torchao_adamw8bit": "torchao"}
+OF_DEEPSPEED_ALONE = ("deepspeed_adamw", "muon")
+# The engines under which optimizers are tested. Stage 0 takes part because Muon was wrong there.
+UNDER = (
+    "ddp", "fsdp2", "zero0", "zero1", "zero2", "zero3", "zero1_cpu_offload", "zero2_cpu_offload", "zero3_cpu_offload",
+    "accelerate_zero1", "accelerate_zero2", "accelerate_zero3",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -82,6 +119,7 @@ class Cell:
     accumulation: int
     clipping: bool
     twist: str = PLAIN
+    optimizer: str = ADAMW
 
     @property
     def name(self) -> str:
@@ -92,6 +130,8 @@ class Cell:
             words.append("clipped")
         if self.twist != PLAIN:
             words.append(self.twist)
+        if self.optimizer != ADAMW:
+            words.append(self.optimizer)
         return "/".join(words)
 
     def does(self, twist: str) -> bool:
@@ -112,7 +152,23 @@ class Cell:
         return "nvme" in self.engine
 
     @property
+    def extensions(self) -> tuple[str, ...]:
+        """The names of DeepSpeed's compiled extensions that the cell needs."""
+        if not self.is_deepspeed:
+            return ()
+        is_offloaded = "offload" in self.engine
+        if self.optimizer == "lion":
+            return ("cpu_lion",) if is_offloaded else ()
+        has_adam = self.optimizer in (ADAMW, *OF_DEEPSPEED_ALONE)
+        needs: tuple[str, ...] = ("cpu_adam",) if is_offloaded and has_adam else ()
+        needs += ("async_io",) if "nvme" in self.engine else ()
+        needs += ("fused_adam",) if not is_offloaded and self.optimizer in OF_DEEPSPEED_ALONE else ()
+        return needs
+
+    @property
     def batch_size(self) -> int:
+        if self.accumulation == 4:
+            return BATCH_SIZE_BY_FOUR
         return ODD_BATCH_SIZE if self.twist == "uneven" else BATCH_SIZE
 
     @property
@@ -123,6 +179,7 @@ class Cell:
         """
         changed = {"engine": "nvme" if self.is_large else "", "precision": self.precision.removesuffix("_fp32_sum")}
         changed["twist"] = "+".join(word for word in self.twist.split("+") if word not in OF_NO_REFERENCE) or PLAIN
+        changed["optimizer"] = ADAMW if self.optimizer in OF_ADAMW else self.optimizer
         return dataclasses.replace(self, **changed)  # type: ignore[arg-type]
 
     def micro_batches(self, rank: int) -> list[range]:
@@ -157,6 +214,37 @@ def matrix(num_ranks: Sequence[int] = (1, 2), engines: Sequence[str] = tuple(ENG
                 cells += [Cell(engine, precision, ranks, 2, False, twist) for twist in newer]
                 cells.append(Cell(engine, precision, ranks, 3, False, "one_output"))
     return cells
+
+
+def of_optimizers(optimizers: Collection[str], engines: Collection[str] = UNDER) -> list[Cell]:
+    """Return the cells on two ranks that test these optimizers.
+
+    In fp32, each optimizer has cells with one and four micro batches and clipping written, absent and 0, and one for
+    each variation. In bf16 it has the cells without clipping. In fp16 it has a step that is skipped.
+    """
+    return [
+        Cell(engine, precision, 2, accumulation, clipping, twist, optimizer)
+        for optimizer, engine in itertools.product(optimizers, engines)
+        if "zero" in engine or optimizer not in OF_DEEPSPEED_ALONE
+        for precision, accumulation, clipping, twist in _settings_for_optimizers(engine)
+    ]
+
+
+def _settings_for_optimizers(engine: str) -> list[tuple[str, int, bool, str]]:
+    """Return precision, accumulation, clipping and variation of the cells that one optimizer has under an engine."""
+    in_16_bits = SIXTEEN_BITS.get(engine, "bf16") if engine != "zero0" else "bf16"
+    settings = []
+    for accumulation in (1, 4):
+        settings += [("fp32", accumulation, False, PLAIN), (in_16_bits, accumulation, False, PLAIN)]
+        settings.append(("fp32", accumulation, True, PLAIN))
+        if "zero" in engine:
+            settings.append(("fp32", accumulation, False, "clipping_absent"))
+        if "zero3" in engine:
+            settings.append(("fp32", accumulation, False, "zero_init"))
+    settings += [("fp32", 1, False, "groups"), ("fp32", 1, False, "resume")]
+    if "zero" in engine and "accelerate" not in engine:
+        settings.append(("fp16", 1, False, "skipped"))
+    return settings
 
 
 # The engines and classes that are tested with other releases of a package: those that use it, in minutes.

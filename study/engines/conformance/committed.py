@@ -145,12 +145,15 @@ def explanation(cell: Mapping[str, Any]) -> str:
     )
     if not cell["beyond"]:
         beyond = "no single rank is beyond what rounding explains"
-    words = [f"wrong from step {cell['first_step']}: {beyond}"]
+    since = f" from step {cell['first_step']}" if cell["first_step"] else ""
+    words = [f"wrong{since}: {beyond}"]
     norms = [scale for scale in cell["norm_scale"] if scale is not None]
     if norms:
         words.append(f"the gradient norm is {norms[0]:.4g} to {norms[-1]:.4g} times the right one")
     if cell["update_scale"][-1] is not None:
         words.append(f"the weights moved {cell['update_scale'][-1]:.2f} times the right distance")
+    if states := cell.get("wrong_states"):
+        words.append(f"optimizer states have a wrong type ({', '.join(states)})")
     if difference := cell["ranks_apart"]:
         is_older_file = difference is True
         words.append("the ranks end with different weights" if is_older_file else _difference_of_ranks(difference))

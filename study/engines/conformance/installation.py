@@ -26,16 +26,15 @@ from ... import processes, terminal
 from ...files import ROOT
 from .. import extensions
 from . import releases
-from .cells import Cell
+from .cells import ADAMW, Cell
 from .judge import References, judge
 
 PACKAGES = ("torch", "deepspeed", "accelerate")
 
-# DeepSpeed's extension -> a word in the names of the engines that load it.
-NEEDED = {"cpu_adam": "offload", "async_io": "nvme"}
-
 # The errors by which an engine reports that it does not support something. Any other error is a crash.
 REFUSALS = ("AssertionError", "NotImplementedError", "NotOffered", "ValueError", "DeepSpeedConfigError")
+# Words by which PyTorch reports that an operation of an optimizer does not support sharded tensors.
+UNSUPPORTED = ("not supported", "got mixed torch.Tensor and DTensor")
 MESSAGE_LENGTH = 300
 LAST_LINES = 5
 WORKERS = 2  # processes that share the cells of one rank
@@ -71,7 +70,7 @@ def examine(
         say("Comparing the cells with the reference ...")
         for number, cell in enumerate(cells):
             if cell in failures:
-                verdicts[cell.name] = failure_verdict(failures[cell])
+                verdicts[cell.name] = failure_verdict(failures[cell], cell.optimizer)
             else:
                 paths = traces(Path(scratch), number, cell.num_ranks)
                 ranks = [torch.load(path, weights_only=True) for path in paths]
@@ -91,18 +90,18 @@ def _environment(cells: Sequence[Cell], chosen: Mapping[str, str]) -> dict[str, 
 
     Raises Refusal if a release or an extension is not available.
     """
-    engines = {cell.engine for cell in cells}
+    needs = {name for cell in cells for name in cell.extensions}
     if not {"torch", "deepspeed"} & set(chosen):  # chosen releases build their own extensions
         extensions.use_own_folder()
-        needs = {name for name, word in NEEDED.items() if any(word in engine for engine in engines)}
         extensions.provide(needs, "conformance")
-    return releases.environment(chosen, engines) if chosen else dict(os.environ)
+    return releases.environment(chosen, needs) if chosen else dict(os.environ)
 
 
-def failure_verdict(failure: Failure) -> dict[str, Any]:
+def failure_verdict(failure: Failure, optimizer: str = ADAMW) -> dict[str, Any]:
     """Return the verdict on a cell whose training failed: refused or crashed, with the stage and the message."""
     kind, _, message = failure.message.partition(": ")
-    refused = failure.stage != "ended" and kind in REFUSALS and bool(message)
+    is_unsupported = optimizer != ADAMW and any(words in message for words in UNSUPPORTED)
+    refused = failure.stage != "ended" and bool(message) and (kind in REFUSALS or is_unsupported)
     return {
         "verdict": "refused" if refused else "crashed",
         "stage": failure.stage,

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from . import reference
-from .cells import NUM_STEPS, Cell
+from .cells import ADAMW, IN_8_BITS, NUM_STEPS, SMALLEST_IN_8_BITS, Cell
 from .probe import sampled
 from .reference import Expected
 
@@ -20,13 +20,14 @@ def judge(cell: Cell, expected: Expected, ranks: Sequence[dict[str, Any]]) -> di
     """Compare the traces of a cell's ranks (see `probe.train`) with the reference, and return the verdict.
 
     In the verdict, `share_of_bound` is the largest deviation of any quantity, divided by its bound. The cell is wrong
-    if this is above 1, or if the weights of two ranks differ in any bit. `unseen` lists the quantities that were not
-    compared because the engine does not show them.
+    if this is above 1, if the weights of two ranks differ in any bit, or if optimizer states have a wrong type.
+    `unseen` lists the quantities that were not compared because the engine does not show them.
     """
     shares = _worst_shares(cell, expected, ranks)
     share, quantity = max((max(by_step), quantity) for quantity, by_step in shares.items())
     difference = _difference_of_ranks(ranks)
-    is_wrong = share > 1 or difference is not None
+    states = _wrong_states(cell, ranks)
+    is_wrong = share > 1 or difference is not None or bool(states)
     verdict = {
         "verdict": "wrong" if is_wrong else "same",
         "share_of_bound": _four_digits(share),
@@ -35,6 +36,8 @@ def judge(cell: Cell, expected: Expected, ranks: Sequence[dict[str, Any]]) -> di
     }
     if unseen := _unseen(cell, expected, ranks):
         verdict["unseen"] = unseen
+    if states:
+        verdict["wrong_states"] = states
     return verdict | _how_wrong(expected, ranks[0], shares, difference) if is_wrong else verdict
 
 
@@ -58,7 +61,7 @@ def _how_wrong(
     steps = [step for by_step in shares.values() for step, share in enumerate(by_step, 1) if share > 1]
     norms = zip(trace["norms"], expected.norms, strict=True)
     return {
-        "first_step": min([*steps, difference["step"]] if difference else steps),
+        "first_step": min([*steps, difference["step"]] if difference else steps, default=None),
         "beyond": sorted(quantity for quantity, by_step in shares.items() if max(by_step) > 1),
         "norm_scale": [None if norm is None else _four_digits(norm / float(right)) for norm, right in norms],
         "update_scale": _update_scale(expected, trace),
@@ -83,7 +86,7 @@ def _deviations(cell: Cell, expected: Expected, trace: dict[str, Any]) -> dict[s
         right = [sampled(values).double() for values in expected.weights[name]]
         for step, masters in enumerate(trace["masters"]):
             if name in masters:
-                right[step] = _computed_with(cell, masters[name])
+                right[step] = reference.computed_with(cell, masters[name]).double()
                 bounds[f"weights/{name}"] = [0.0] * NUM_STEPS
         deviations[f"weights/{name}"] = _distances(expected, trace["weights"], name, right)
     return {quantity: (by_step, bounds[quantity]) for quantity, by_step in deviations.items()}
@@ -93,11 +96,6 @@ def _relative(numbers: Sequence[float | None], right: torch.Tensor) -> list[floa
     """Return the relative deviation of each step's number; 0 for a number that the engine does not show."""
     pairs = zip(numbers, right, strict=True)
     return [0.0 if number is None else abs(number / float(right_number) - 1) for number, right_number in pairs]
-
-
-def _computed_with(cell: Cell, master: torch.Tensor) -> torch.Tensor:
-    """Return the weights used in computation, in fp64: the masters, rounded to bf16 if that is the cell's class."""
-    return (master.bfloat16() if cell.question.precision == "bf16" else master).double()
 
 
 def _distances(
@@ -171,6 +169,23 @@ def _difference_of_ranks(ranks: Sequence[dict[str, Any]]) -> dict[str, Any] | No
         if names:
             return {"step": step + 1, "of": names}
     return None
+
+
+def _wrong_states(cell: Cell, ranks: Sequence[dict[str, Any]]) -> list[str]:
+    """Return the types of optimizer states that are not those of the same optimizer without an engine.
+
+    In fp32, states are in fp32. States in 8 bits are only judged under engines that keep one state per parameter: every
+    parameter of at least SMALLEST_IN_8_BITS elements has them. ZeRO keeps one state for many parameters.
+    """
+    if cell.optimizer == ADAMW or (cell.optimizer in IN_8_BITS and cell.is_deepspeed):
+        return []
+    wrong = set()
+    for num_elements, kind in (state for trace in ranks for state in trace["states"]):
+        is_exact = kind == "float32"
+        should_be_exact = cell.optimizer not in IN_8_BITS or num_elements < SMALLEST_IN_8_BITS
+        if is_exact != should_be_exact and (cell.precision == "fp32" or not should_be_exact):
+            wrong.add(f"{kind} for {num_elements} elements")
+    return sorted(wrong)
 
 
 def _same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:

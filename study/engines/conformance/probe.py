@@ -27,8 +27,8 @@ from typing import Any, NoReturn
 import torch
 
 from .. import extensions
-from . import adapters, toy
-from .cells import NUM_STEPS, SAVED_AFTER, Cell
+from . import adapters, optimizers, toy
+from .cells import ADAMW, NUM_STEPS, SAVED_AFTER, SKIPPED, Cell
 
 MOST_VALUES = 4096  # kept per parameter; with more, a large model would mostly wait for the disk
 COLLECTIVE_SECONDS = 60
@@ -66,10 +66,9 @@ def _import_engines(cells: Collection[Cell]) -> None:
 
         cpuinfo.get_cpu_info = functools.cache(cpuinfo.get_cpu_info)
         extensions.use_built()
-    if any("offload" in cell.engine for cell in cells):
-        from deepspeed.ops.op_builder import CPUAdamBuilder
-
-        CPUAdamBuilder().load()
+    for name in {name for cell in cells for name in cell.extensions if name != "async_io"}:
+        extension = extensions.EXTENSIONS[name]
+        getattr(importlib.import_module(extension.module), extension.builder)().load()
     gc.freeze()
 
 
@@ -150,6 +149,7 @@ def train(cell: Cell, scratch: Path, stage: list[str]) -> dict[str, Any]:
     shared = [str(own)]
     torch.distributed.broadcast_object_list(shared)
     checkpoint = Path(shared[0])
+    optimizers.do_not_compile(cell)
     engine = adapters.build(cell, scratch)
     stage[0] = "trained"
     trace: dict[str, Any] = {"losses": [], "norms": [], "masters": [], "weights": []}
@@ -163,6 +163,8 @@ def train(cell: Cell, scratch: Path, stage: list[str]) -> dict[str, Any]:
             engine.load(checkpoint)
             torch.distributed.barrier()
             stage[0] = "trained"
+        if cell.does("skipped"):
+            engine.loss_factor = toy.OVERFLOW if step == SKIPPED else 1.0
         batch = toy.tokens(cell, step)
         parts = cell.micro_batches(rank)
         loss = torch.zeros(1, dtype=torch.float64)
@@ -173,9 +175,11 @@ def train(cell: Cell, scratch: Path, stage: list[str]) -> dict[str, Any]:
         torch.distributed.all_reduce(loss)
         masters, weights = engine.values()
         trace["losses"].append(float(loss))
-        trace["norms"].append(norm)
+        trace["norms"].append(None if cell.does("skipped") and step == SKIPPED else norm)
         trace["masters"].append({name: sampled(value) for name, value in masters.items()})
         trace["weights"].append({name: sampled(value) for name, value in weights.items()})
+    if cell.optimizer != ADAMW:
+        trace["states"] = optimizers.kinds_of_states(engine.optimizer)
     engine.close()
     torch.distributed.barrier()  # no rank removes a folder that another one still reads
     return trace

@@ -1,4 +1,4 @@
-"""Train the reference of a cell: one process, fp64 arithmetic, its own AdamW, and no engine.
+"""Train the reference of a cell: one process, fp64 arithmetic, its own optimizer, and no engine.
 
 An engine may deviate from the reference by as much as rounding explains in the cell's precision class. Monte Carlo
 arithmetic (Parker, 1997) measures this: the training is repeated several times, and every result of an operation gets a
@@ -14,10 +14,12 @@ from typing import Any
 
 import torch
 
-from . import toy
-from .cells import MAX_NORM, NUM_STEPS, Cell
+from . import formulas, toy
+from .cells import MAX_NORM, NUM_STEPS, SKIPPED, Cell
 
-ROUNDOFF_FP32, ROUNDOFF_BF16 = 2.0**-24, 2.0**-8
+ROUNDOFF_FP32, ROUNDOFF_FP16, ROUNDOFF_BF16 = 2.0**-24, 2.0**-11, 2.0**-8
+ROUNDOFF = {"fp32": ROUNDOFF_FP32, "fp16": ROUNDOFF_FP16}  # of the classes that do not use bf16
+IN_16_BITS = {"bf16": torch.bfloat16, "fp16": torch.float16}  # the type of the weights, if it is not fp32
 MARGIN = 8
 NUM_DRAWS, NUM_DRAWS_LARGE = 16, 4
 Values = dict[str, torch.Tensor]  # by parameter
@@ -56,16 +58,16 @@ class _Rounded(torch.autograd.Function):
         return _noisy(gradient, context.roundoff, context.generator), None, None
 
 
-class _AsBf16(torch.autograd.Function):
-    """Rounding to bf16, with a backward pass that leaves the gradient unchanged."""
+class _As16Bits(torch.autograd.Function):
+    """Rounding to bf16 or fp16, with a backward pass that leaves the gradient unchanged."""
 
     @staticmethod
-    def forward(context: Any, values: torch.Tensor) -> torch.Tensor:
-        return values.bfloat16().double()
+    def forward(context: Any, values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        return values.to(dtype).double()
 
     @staticmethod
-    def backward(context: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
-        return gradient
+    def backward(context: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
+        return gradient, None
 
 
 def _noisy(values: torch.Tensor, roundoff: float, generator: torch.Generator) -> torch.Tensor:
@@ -85,20 +87,31 @@ def expect(cell: Cell) -> Expected:
     num_draws = 1 + (NUM_DRAWS_LARGE if cell.is_large else NUM_DRAWS)
     start = {name: parameter.detach().double() for name, parameter in model.named_parameters()}
     masters = {name: value.expand(num_draws, *value.shape).clone() for name, value in start.items()}
-    moments = {name: (torch.zeros_like(value), torch.zeros_like(value)) for name, value in masters.items()}
+    states: dict[str, formulas.State] = {name: {} for name in trained}
+    num_updates = 0
     generator = torch.Generator().manual_seed(0)
     losses, norms, history = [], [], []
+
+    def rounded(values: torch.Tensor) -> torch.Tensor:
+        return _noisy(values, ROUNDOFF_BF16, generator)
+
     for step in range(NUM_STEPS):
         loss, gradients = _gradients(cell, trained, masters, step, generator)
         losses.append(loss)
         norm = torch.stack([gradient.flatten(1).square().sum(1) for gradient in gradients.values()]).sum(0).sqrt()
         norms.append(norm)
         scale = (MAX_NORM / (norm + CLIPPING_EPSILON)).clamp(max=1) if cell.clipping else torch.ones_like(norm)
+        is_skipped = cell.does("skipped") and step == SKIPPED
+        num_updates += not is_skipped
         for name, gradient in gradients.items():
+            if is_skipped:
+                continue
             clipped = gradient * scale.reshape(-1, *[1] * (gradient.ndim - 1))
             rate, decay = toy.options(cell, start[name].ndim).values()
             rate *= toy.RATES[step] if cell.does("schedule") else 1
-            masters[name] = _updated(masters[name], clipped, *moments[name], step + 1, rate, decay)
+            masters[name] = formulas.updated(
+                cell, name, masters[name], clipped, states[name], num_updates, rate, decay, rounded
+            )
             masters[name] = _noisy(masters[name], ROUNDOFF_FP32, generator)
         history.append(dict(masters))
     by_step = {name: torch.stack([values[name] for values in history], 1) for name in start}  # draws x steps x shape
@@ -112,7 +125,7 @@ def _gradients(
 
     Gradients are summed over micro batches first, and then over ranks.
     """
-    roundoff = ROUNDOFF_FP32 if cell.precision == "fp32" else ROUNDOFF_BF16
+    roundoff = ROUNDOFF.get(cell.precision, ROUNDOFF_BF16)
     batch = toy.tokens(cell, step)
     loss = torch.zeros(len(next(iter(masters.values()))), dtype=torch.float64)
     total: dict[str, torch.Tensor] = {}
@@ -143,22 +156,23 @@ def _losses(
 
     This is the toy's forward pass, implemented again with random rounding errors.
     """
-    in_bf16 = cell.precision != "fp32"
+    dtype = IN_16_BITS.get(cell.precision, torch.bfloat16)
+    is_rounded = cell.precision != "fp32"
 
     def rounded(tensor: torch.Tensor, unit: float = roundoff) -> torch.Tensor:
         noisy: torch.Tensor = _Rounded.apply(tensor, unit, noise)  # type: ignore[no-untyped-call]
         return noisy
 
-    def as_bf16(tensor: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = _AsBf16.apply(tensor) if in_bf16 else tensor  # type: ignore[no-untyped-call]
+    def as_16_bits(tensor: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = _As16Bits.apply(tensor, dtype) if is_rounded else tensor  # type: ignore[no-untyped-call]
         return result
 
     def linear(inputs: torch.Tensor, name: str) -> torch.Tensor:
         weight = values[f"{name}.weight" if f"{name}.weight" in values else "embedding.weight"]  # tied
-        weight = rounded(as_bf16(weight), ROUNDOFF_FP32)
+        weight = rounded(as_16_bits(weight), ROUNDOFF_FP32)
         outputs = rounded(inputs) @ weight.mT
         if f"{name}.bias" in values:
-            outputs = outputs + as_bf16(values[f"{name}.bias"])[:, None]
+            outputs = outputs + as_16_bits(values[f"{name}.bias"])[:, None]
         return rounded(outputs)
 
     def block(inputs: torch.Tensor) -> torch.Tensor:
@@ -168,8 +182,8 @@ def _losses(
         return rounded(inputs + linear(inner, "block.down"))
 
     table = values["embedding.weight"]
-    if cell.precision == "bf16":  # autocast looks up in fp32
-        table = as_bf16(table)
+    if cell.precision in IN_16_BITS:  # autocast looks up in fp32
+        table = as_16_bits(table)
     hidden = rounded(table[:, tokens[:, :-1].flatten()])  # draws x positions x width
     for _ in range(1 + cell.does("used_twice")):
         hidden = block(hidden)
@@ -185,24 +199,6 @@ def _losses(
     return shares
 
 
-def _updated(
-    master: torch.Tensor,
-    gradient: torch.Tensor,
-    first: torch.Tensor,
-    second: torch.Tensor,
-    step: int,
-    learning_rate: float,
-    decay: float,
-) -> torch.Tensor:
-    """Return the parameters after one step of AdamW. `first` and `second`, the moments, are updated in place."""
-    beta1, beta2 = toy.BETAS
-    first.mul_(beta1).add_(gradient, alpha=1 - beta1)
-    second.mul_(beta2).add_(gradient.square(), alpha=1 - beta2)
-    divisor = (second / (1 - beta2**step)).sqrt() + toy.EPSILON
-    decayed = master * (1 - learning_rate * decay)
-    return decayed - learning_rate * (first / (1 - beta1**step)) / divisor
-
-
 def _with_bounds(
     cell: Cell,
     losses: torch.Tensor,
@@ -210,9 +206,7 @@ def _with_bounds(
     start: dict[str, torch.Tensor],
     masters: dict[str, torch.Tensor],
 ) -> Expected:
-    rounded = {
-        name: value.bfloat16().double() if cell.precision == "bf16" else value for name, value in masters.items()
-    }
+    rounded = {name: computed_with(cell, value).double() for name, value in masters.items()}
     bounds = {"loss": _furthest(losses / losses[:1] - 1), "norm": _furthest(norms / norms[:1] - 1)}
     for kind, values in (("masters", masters), ("weights", rounded)):
         for name, value in values.items():
@@ -228,6 +222,11 @@ def _with_bounds(
         weights={name: value[0] for name, value in rounded.items()},
         bounds=bounds,
     )
+
+
+def computed_with(cell: Cell, masters: torch.Tensor) -> torch.Tensor:
+    """Return the weights used in computation: the masters, rounded to the cell's class."""
+    return masters.to(IN_16_BITS.get(cell.question.precision, masters.dtype))
 
 
 def _furthest(deviations: torch.Tensor) -> torch.Tensor:

@@ -21,9 +21,8 @@ LAST_LINES = 3
 DIGITS = 12
 # torch is installed with its dependencies, which are some GB. The others use the dependencies that are installed.
 PIP = {"torch": [], "deepspeed": ["--no-deps", "--no-build-isolation"], "accelerate": ["--no-deps"]}
-# LOADS: a word in the names of engines -> code that compiles and loads their extension. SOURCES: what it is built from.
-LOADS = {"offload": "from deepspeed.ops.op_builder import CPUAdamBuilder as Builder"}
-SOURCES = ("ops/csrc/adam", "ops/csrc/cpu", "ops/csrc/includes", "ops/op_builder")
+# What the extensions are built from.
+SOURCES = ("ops/csrc/adam", "ops/csrc/lion", "ops/csrc/cpu", "ops/csrc/includes", "ops/op_builder")
 
 
 def parse(requirements: Sequence[str]) -> dict[str, str]:
@@ -48,8 +47,8 @@ def parse(requirements: Sequence[str]) -> dict[str, str]:
     return versions
 
 
-def environment(releases: Mapping[str, str], engines: Collection[str], folder: Path = FOLDER) -> dict[str, str]:
-    """Install releases, compile the extensions that these engines load, and return the environment that selects them.
+def environment(releases: Mapping[str, str], needs: Collection[str], folder: Path = FOLDER) -> dict[str, str]:
+    """Install releases, compile the extensions in `needs`, and return the environment that selects them.
 
     In this environment, Python finds these releases first. Their dependencies are the installed packages; only torch is
     installed with its own. Raises Refusal if a release cannot be installed or imported, or an extension cannot be
@@ -64,13 +63,13 @@ def environment(releases: Mapping[str, str], engines: Collection[str], folder: P
         _run(["-c", check_version], variables, f"{package} {version} does not import here")
     extensions.use_own_folder()  # and the ninja of this Python
     variables |= {name: os.environ[name] for name in ("TORCH_EXTENSIONS_DIR", "PATH")}
-    loads = [load for word, load in LOADS.items() if any(word in engine for engine in engines)]
     if "torch" in releases or "deepspeed" in releases:
         digest = _digest(releases.get("torch") or importlib.metadata.version("torch"), chosen.get("deepspeed"))
         variables["TORCH_EXTENSIONS_DIR"] = str(folder / "extensions" / digest)
     names = " and ".join(f"{package} {version}" for package, version in releases.items())
-    for load in loads:
-        program = ["-c", f"{load}; Builder().load()"]
+    for name in sorted(needs):
+        extension = extensions.EXTENSIONS[name]
+        program = ["-c", f"from {extension.module} import {extension.builder} as Builder; Builder().load()"]
         _run(program, variables, f"DeepSpeed's extensions cannot be compiled under {names}")
     return variables
 

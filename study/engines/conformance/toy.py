@@ -15,17 +15,24 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from .cells import NEWER_TWISTS, Cell
+from .cells import IN_8_BITS, NEWER_TWISTS, Cell
 
 VOCABULARY = 32
 LENGTH = 6  # tokens of a sequence
 WIDTH, HIDDEN = 24, 40
 LARGE_WIDTH, LARGE_HIDDEN = 192, 1536  # 603,840 parameters: more than 1 MiB in fp32 on each of two ranks
+# For states in 8 bits: whole matrices of the block are large enough for them, and their halves are not.
+WIDTH_IN_8_BITS, HIDDEN_IN_8_BITS = 96, 64
 FROZEN = ("block.up.weight", "block.up.bias")
 
 # Epsilon is far above the gradients. Adam's step is then nearly proportional to them, so weights show a wrong scale.
 LEARNING_RATE, LEARNING_RATE_LARGE = 0.1, 0.02
 BETAS, EPSILON, WEIGHT_DECAY = (0.9, 0.95), 0.1, 0.01
+# The learning rates of other optimizers than AdamW.
+RATE_OF = {"sgd": 0.3, "adafactor": 0.05, "lion": 0.005, "muon": 0.02, "torch_muon": 0.02}
+MOMENTUM = 0.9  # of SGD and Muon
+LION_BETAS = (0.9, 0.99)
+OVERFLOW = 1e30  # the factor on the loss of a step whose gradients have to overflow in fp16
 SECOND_LOSS_SHARE = 0.1
 RATES = (0.5, 1.0, 0.25, 0.75)  # factor on the learning rate in each step, if the cell has a schedule
 GROUP_DECAY = 0.5  # of matrices, if the cell has groups; vectors have no decay and half the learning rate
@@ -57,21 +64,29 @@ class Toy(nn.Module):
 
     def __init__(self, cell: Cell) -> None:
         super().__init__()
-        width, hidden = (LARGE_WIDTH, LARGE_HIDDEN) if cell.is_large else (WIDTH, HIDDEN)
+        width, hidden = size(cell)
         self.embedding = nn.Embedding(VOCABULARY, width)
         self.block = Block(width, hidden, cell.does("dropout"))
         self.head = nn.Linear(width, VOCABULARY, bias=False)
         self.cell = cell
-        with torch.no_grad():
-            for seed, parameter in enumerate(self.parameters()):
-                scale = 0.5 if parameter.ndim == 1 else 1.5 / math.sqrt(parameter.shape[-1])
-                # Numbers that bf16 can represent, because an engine may make its masters from rounded weights.
-                parameter.copy_((scale * uniform(parameter.shape, seed)).bfloat16())
+        if not cell.does("zero_init"):  # there, the parameters are sharded by now, and the engine fills them
+            self.fill()
+        if cell.optimizer == "torch_muon":
+            for parameter in self.parameters():
+                parameter.requires_grad_(parameter.ndim > 1)
         if cell.does("tied"):
             self.head.weight = self.embedding.weight
         if cell.does("frozen"):
             for name in FROZEN:
                 self.get_parameter(name).requires_grad_(False)
+
+    @torch.no_grad()
+    def fill(self) -> None:
+        """Give the parameters their initial values."""
+        for seed, parameter in enumerate(self.parameters()):
+            scale = 0.5 if parameter.ndim == 1 else 1.5 / math.sqrt(parameter.shape[-1])
+            # Numbers that bf16 can represent, because an engine may make its masters from rounded weights.
+            parameter.copy_((scale * uniform(parameter.shape, seed)).bfloat16())
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         hidden = self.embedding(tokens)
@@ -82,6 +97,13 @@ class Toy(nn.Module):
                 hidden = self.block(hidden)
         logits: torch.Tensor = self.head(hidden)
         return logits if self.cell.twist in NEWER_TWISTS else (logits, hidden)
+
+
+def size(cell: Cell) -> tuple[int, int]:
+    """Return the width of a cell's toy, and the hidden width of its block."""
+    if cell.optimizer in IN_8_BITS:
+        return WIDTH_IN_8_BITS, HIDDEN_IN_8_BITS
+    return (LARGE_WIDTH, LARGE_HIDDEN) if cell.is_large else (WIDTH, HIDDEN)
 
 
 def uniform(shape: Any, seed: int) -> torch.Tensor:
@@ -106,10 +128,15 @@ def seed(step: int, rank: int, micro_batch: int) -> int:
 
 def options(cell: Cell, num_dimensions: int) -> dict[str, float]:
     """Return the optimizer's options (lr, weight_decay) for a parameter with this number of dimensions."""
-    rate = LEARNING_RATE_LARGE if cell.is_large else LEARNING_RATE
+    rate = RATE_OF.get(cell.optimizer, LEARNING_RATE_LARGE if cell.is_large else LEARNING_RATE)
     if not cell.does("groups"):
         return {"lr": rate, "weight_decay": WEIGHT_DECAY}
     return {"lr": rate, "weight_decay": GROUP_DECAY} if num_dimensions > 1 else {"lr": rate / 2, "weight_decay": 0.0}
+
+
+def uses_muon(name: str, num_dimensions: int) -> bool:
+    """Return whether Muon trains a parameter in the cells of DeepSpeed's Muon. Adam trains the others."""
+    return num_dimensions > 1 and not name.startswith("embedding")
 
 
 def tokens(cell: Cell, step: int) -> torch.Tensor:

@@ -147,7 +147,7 @@ def _extensions() -> Iterator[Check]:
 
     Building needs a compiler, headers, ninja and libaio. Stale locks of earlier builds are reported, too.
     """
-    for name, extension in extensions.EXTENSIONS.items():
+    for name, extension in extensions.OF_STRATEGIES.items():
         if extensions.is_built(name):
             yield Check(f"DeepSpeed's {name}", "ok", "It is built for this Python.")
         elif obstacle := extensions.obstacle(name):

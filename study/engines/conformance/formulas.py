@@ -1,0 +1,174 @@
+"""One step of each optimizer as a formula, for several draws of the reference at once (see `reference`).
+
+Every tensor has one row per draw. States are updated in place. The formulas are written down here instead of taken from
+a library, so that a mistake in a library's optimizer is seen, too.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from . import toy
+from .cells import IN_8_BITS, OF_ADAMW, Cell
+
+State = dict[Any, Any]  # of one parameter: tensors with one row per draw, by name
+Rounded = Callable[[torch.Tensor], torch.Tensor]  # gives the result of a bf16 operation its rounding error
+NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
+NEWTON_SCHULZ_STEPS = 5
+# PyTorch's defaults of Adafactor.
+ADAFACTOR_DECAY, ADAFACTOR_EPSILON, ADAFACTOR_CLIPPING = -0.8, (2.0**-23, 1e-3), 1.0
+
+
+def updated(
+    cell: Cell,
+    name: str,
+    master: torch.Tensor,
+    gradient: torch.Tensor,
+    state: State,
+    step: int,
+    rate: float,
+    decay: float,
+    rounded: Rounded,
+) -> torch.Tensor:
+    """Return a parameter after one step of the cell's optimizer.
+
+    `step` counts from 1. `rate` and `decay` are the learning rate and the weight decay of the parameter in this step.
+    """
+    optimizer, num_dimensions = cell.optimizer, master.ndim - 1
+    if optimizer in IN_8_BITS:
+        return _in_8_bits(optimizer, master, gradient, state, step, rate, decay)
+    if optimizer == "sgd":
+        return _sgd(master, gradient, state, rate, decay)
+    if optimizer == "lion":
+        return _lion(master, gradient, state, rate, decay)
+    if optimizer == "adafactor":
+        return _adafactor(master, gradient, state, step, rate, decay)
+    if optimizer == "torch_muon" or (optimizer == "muon" and toy.uses_muon(name, num_dimensions)):
+        return _muon(master, gradient, state, rate, decay, rounded)
+    assert optimizer in OF_ADAMW or optimizer == "muon", optimizer
+    return adamw(master, gradient, state, step, rate, decay)
+
+
+def _buffer(state: State, key: str, like: torch.Tensor) -> torch.Tensor:
+    buffer: torch.Tensor = state.setdefault(key, torch.zeros_like(like))
+    return buffer
+
+
+def adamw(
+    master: torch.Tensor, gradient: torch.Tensor, state: State, step: int, rate: float, decay: float
+) -> torch.Tensor:
+    beta1, beta2 = toy.BETAS
+    first, second = _buffer(state, "first", master), _buffer(state, "second", master)
+    first.mul_(beta1).add_(gradient, alpha=1 - beta1)
+    second.mul_(beta2).add_(gradient.square(), alpha=1 - beta2)
+    divisor = (second / (1 - beta2**step)).sqrt() + toy.EPSILON
+    return master * (1 - rate * decay) - rate * (first / (1 - beta1**step)) / divisor
+
+
+def _sgd(master: torch.Tensor, gradient: torch.Tensor, state: State, rate: float, decay: float) -> torch.Tensor:
+    momentum = _buffer(state, "momentum", master)  # torch starts it with the first gradient, which is the same
+    momentum.mul_(toy.MOMENTUM).add_(gradient + decay * master)
+    return master - rate * momentum
+
+
+def _lion(master: torch.Tensor, gradient: torch.Tensor, state: State, rate: float, decay: float) -> torch.Tensor:
+    beta1, beta2 = toy.LION_BETAS
+    momentum = _buffer(state, "momentum", master)
+    direction = (beta1 * momentum + (1 - beta1) * gradient).sign()
+    momentum.mul_(beta2).add_(gradient, alpha=1 - beta2)
+    return master * (1 - rate * decay) - rate * direction
+
+
+def _adafactor(
+    master: torch.Tensor, gradient: torch.Tensor, state: State, step: int, rate: float, decay: float
+) -> torch.Tensor:
+    """Return the parameter after a step of Adafactor, as the documentation of torch.optim.Adafactor defines it.
+
+    The second moment of a matrix is kept as one number per row and one per column. The learning rate is relative to the
+    root mean square of the parameter.
+    """
+    smallest, smallest_scale = ADAFACTOR_EPSILON
+    weight = step**ADAFACTOR_DECAY
+    scale = _root_mean_square(master).clamp(min=smallest_scale) * min(rate, step**-0.5)
+    master = master * (1 - rate * decay)
+    if master.ndim == 2:  # draws x elements: a vector
+        variance = _buffer(state, "variance", master)
+        variance.lerp_(gradient.square(), weight)
+    else:
+        row = _buffer(state, "row", master[..., :1])
+        column = _buffer(state, "column", master[:, :1])
+        row.lerp_(gradient.square().mean(-1, keepdim=True), weight)
+        column.lerp_(gradient.square().mean(-2, keepdim=True), weight)
+        variance = row @ column / row.mean(-2, keepdim=True).clamp(min=smallest)
+    update = gradient * variance.clamp(min=smallest**2).rsqrt()
+    too_long = (_root_mean_square(update) / ADAFACTOR_CLIPPING).clamp(min=1)
+    result: torch.Tensor = master - scale / too_long * update
+    return result
+
+
+def _root_mean_square(values: torch.Tensor) -> torch.Tensor:
+    """Return the root mean square of each draw, in a shape that broadcasts over `values`."""
+    return values.flatten(1).square().mean(1).sqrt().reshape(-1, *[1] * (values.ndim - 1))
+
+
+def _muon(
+    master: torch.Tensor, gradient: torch.Tensor, state: State, rate: float, decay: float, rounded: Rounded
+) -> torch.Tensor:
+    """Return a matrix after a step of Muon: Nesterov momentum, orthogonalized by a Newton-Schulz iteration in bf16."""
+    momentum = _buffer(state, "momentum", master)
+    momentum.lerp_(gradient, 1 - toy.MOMENTUM)
+    update = orthogonalized(gradient.lerp(momentum, toy.MOMENTUM), rounded)
+    rows, columns = master.shape[-2:]
+    return master * (1 - rate * decay) - rate * math.sqrt(max(1, rows / columns)) * update
+
+
+def orthogonalized(matrix: torch.Tensor, rounded: Rounded) -> torch.Tensor:
+    a, b, c = NEWTON_SCHULZ
+    is_tall = matrix.shape[-2] > matrix.shape[-1]
+    wide = matrix.mT if is_tall else matrix
+    wide = rounded(wide / wide.norm(dim=(-2, -1), keepdim=True))
+    for _ in range(NEWTON_SCHULZ_STEPS):
+        gram = rounded(wide @ wide.mT)
+        polynomial = rounded(b * gram + c * rounded(gram @ gram))
+        wide = rounded(a * wide + rounded(polynomial @ wide))
+    return wide.mT if is_tall else wide
+
+
+def _in_8_bits(
+    optimizer: str,
+    master: torch.Tensor,
+    gradient: torch.Tensor,
+    state: State,
+    step: int,
+    rate: float,
+    decay: float,
+) -> torch.Tensor:
+    """Return a parameter after a step of AdamW with states in 8 bits.
+
+    The first row is AdamW with exact states. In each further row, the library's own optimizer trains the parameter
+    without an engine. The bound is therefore a multiple of what the library's quantization does in plain PyTorch.
+    """
+    rows = [adamw(master[:1], gradient[:1], state, step, rate, decay)[0]]
+    make = optimizer_in_8_bits(optimizer)
+    for draw in range(1, len(master)):
+        parameter = torch.nn.Parameter(master[draw].float())
+        parameter.grad = gradient[draw].float()
+        own = make([parameter], lr=rate, weight_decay=decay, betas=toy.BETAS, eps=toy.EPSILON)
+        if draw in state:
+            own.load_state_dict(state[draw])
+        with torch.compiler.set_stance("force_eager"):  # torchao compiles its step for half a minute otherwise
+            own.step()
+        state[draw] = own.state_dict()
+        rows.append(parameter.detach().double())
+    return torch.stack(rows)
+
+
+def optimizer_in_8_bits(optimizer: str) -> Any:
+    """Return the class of an optimizer in IN_8_BITS. Its library is imported here."""
+    library = {"bitsandbytes_adamw8bit": "bitsandbytes.optim", "torchao_adamw8bit": "torchao.optim"}[optimizer]
+    return importlib.import_module(library).AdamW8bit
