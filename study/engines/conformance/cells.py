@@ -99,6 +99,7 @@ OPTIMIZERS = {
 }
 OF_ADAMW = (ADAMW, "deepspeed_adamw", "adamw_fused")  # these share one formula
 IN_8_BITS = tuple(name for name in OPTIMIZERS if name.endswith("8bit"))
+BLOCK = 256  # elements that are quantized together
 SMALLEST_IN_8_BITS = 4096  # elements: both libraries keep the states of smaller tensors in fp32
 LIBRARY_OF = {"lion": "bitsandbytes", "bitsandbytes_adamw8bit": "bitsandbytes", "torchao_adamw8bit": "torchao"}
 OF_DEEPSPEED_ALONE = ("deepspeed_adamw", "muon")
@@ -177,10 +178,22 @@ class Cell:
 
         The class bf16_fp32_sum uses the reference and the bound of bf16.
         """
-        changed = {"engine": "nvme" if self.is_large else "", "precision": self.precision.removesuffix("_fp32_sum")}
+        changed = {"engine": self._engine_of_reference, "precision": self.precision.removesuffix("_fp32_sum")}
         changed["twist"] = "+".join(word for word in self.twist.split("+") if word not in OF_NO_REFERENCE) or PLAIN
         changed["optimizer"] = ADAMW if self.optimizer in OF_ADAMW else self.optimizer
         return dataclasses.replace(self, **changed)  # type: ignore[arg-type]
+
+    @property
+    def _engine_of_reference(self) -> str:
+        """What matters to the reference of the engine: the size of the model, and whether states are of partitions."""
+        if self.is_large:
+            return "nvme"
+        return "zero" if self.optimizer in IN_8_BITS and self.has_flat_partitions else ""
+
+    @property
+    def has_flat_partitions(self) -> bool:
+        """Whether the engine gives the optimizer flat parts of all parameters instead of the parameters."""
+        return self.is_deepspeed and "zero0" not in self.engine
 
     def micro_batches(self, rank: int) -> list[range]:
         """Return the sequences of one step that a rank processes, one range of indices per micro batch."""
@@ -220,7 +233,8 @@ def of_optimizers(optimizers: Collection[str], engines: Collection[str] = UNDER)
     """Return the cells on two ranks that test these optimizers.
 
     In fp32, each optimizer has cells with one and four micro batches and clipping written, absent and 0, and one for
-    each variation. In bf16 it has the cells without clipping. In fp16 it has a step that is skipped.
+    each variation. In bf16 it has the cells without clipping. In fp16 it has one with and one without a step that is
+    skipped.
     """
     return [
         Cell(engine, precision, 2, accumulation, clipping, twist, optimizer)
@@ -243,7 +257,7 @@ def _settings_for_optimizers(engine: str) -> list[tuple[str, int, bool, str]]:
             settings.append(("fp32", accumulation, False, "zero_init"))
     settings += [("fp32", 1, False, "groups"), ("fp32", 1, False, "resume")]
     if "zero" in engine and "accelerate" not in engine:
-        settings.append(("fp16", 1, False, "skipped"))
+        settings += [("fp16", 1, False, PLAIN), ("fp16", 1, False, "skipped")]
     return settings
 
 

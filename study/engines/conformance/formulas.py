@@ -12,9 +12,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.nn import functional
 
 from . import toy
-from .cells import IN_8_BITS, OF_ADAMW, Cell
+from .cells import BLOCK, IN_8_BITS, OF_ADAMW, SMALLEST_IN_8_BITS, Cell
 
 State = dict[Any, Any]  # of one parameter: tensors with one row per draw, by name
 Rounded = Callable[[torch.Tensor], torch.Tensor]  # gives the result of a bf16 operation its rounding error
@@ -41,7 +42,7 @@ def updated(
     """
     optimizer, num_dimensions = cell.optimizer, master.ndim - 1
     if optimizer in IN_8_BITS:
-        return _in_8_bits(optimizer, master, gradient, state, step, rate, decay)
+        return _in_8_bits(cell, master, gradient, state, step, rate, decay)
     if optimizer == "sgd":
         return _sgd(master, gradient, state, rate, decay)
     if optimizer == "lion":
@@ -140,7 +141,7 @@ def orthogonalized(matrix: torch.Tensor, rounded: Rounded) -> torch.Tensor:
 
 
 def _in_8_bits(
-    optimizer: str,
+    cell: Cell,
     master: torch.Tensor,
     gradient: torch.Tensor,
     state: State,
@@ -151,20 +152,27 @@ def _in_8_bits(
     """Return a parameter after a step of AdamW with states in 8 bits.
 
     The first row is AdamW with exact states. In each further row, the library's own optimizer trains the parameter
-    without an engine. The bound is therefore a multiple of what the library's quantization does in plain PyTorch.
+    without an engine. The bound is therefore a multiple of what the library's quantization does in plain PyTorch. For
+    an engine with flat partitions, every parameter is quantized, because it is part of a large tensor there.
     """
     rows = [adamw(master[:1], gradient[:1], state, step, rate, decay)[0]]
-    make = optimizer_in_8_bits(optimizer)
+    make = optimizer_in_8_bits(cell.optimizer)
+    size = master[0].numel()
+    num_zeros = max(SMALLEST_IN_8_BITS, -(-size // BLOCK) * BLOCK) - size if cell.has_flat_partitions else 0
     for draw in range(1, len(master)):
-        parameter = torch.nn.Parameter(master[draw].float())
-        parameter.grad = gradient[draw].float()
-        own = make([parameter], lr=rate, weight_decay=decay, betas=toy.BETAS, eps=toy.EPSILON)
-        if draw in state:
-            own.load_state_dict(state[draw])
+        padded, its_gradient = (
+            functional.pad(values[draw].float().flatten(), (0, num_zeros)) for values in (master, gradient)
+        )
+        if draw not in state:
+            parameter = torch.nn.Parameter(padded)
+            state[draw] = make([parameter], lr=rate, weight_decay=decay, betas=toy.BETAS, eps=toy.EPSILON)
+        own = state[draw]
+        (parameter,) = own.param_groups[0]["params"]
+        parameter.data.copy_(padded)
+        parameter.grad = its_gradient
         with torch.compiler.set_stance("force_eager"):  # torchao compiles its step for half a minute otherwise
             own.step()
-        state[draw] = own.state_dict()
-        rows.append(parameter.detach().double())
+        rows.append(parameter.detach().double()[:size].reshape(master.shape[1:]))
     return torch.stack(rows)
 
 

@@ -174,10 +174,10 @@ def _difference_of_ranks(ranks: Sequence[dict[str, Any]]) -> dict[str, Any] | No
 def _wrong_states(cell: Cell, ranks: Sequence[dict[str, Any]]) -> list[str]:
     """Return the types of optimizer states that are not those of the same optimizer without an engine.
 
-    In fp32, states are in fp32. States in 8 bits are only judged under engines that keep one state per parameter: every
-    parameter of at least SMALLEST_IN_8_BITS elements has them. ZeRO keeps one state for many parameters.
+    In fp32, states are in fp32. An optimizer in 8 bits has such states for every parameter of at least
+    SMALLEST_IN_8_BITS elements. Under ZeRO 1 to 3, the partition of a rank counts as one parameter.
     """
-    if cell.optimizer == ADAMW or (cell.optimizer in IN_8_BITS and cell.is_deepspeed):
+    if cell.optimizer == ADAMW:
         return []
     wrong = set()
     for num_elements, kind in (state for trace in ranks for state in trace["states"]):

@@ -6,6 +6,7 @@ when a cell uses it.
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 import torch
@@ -47,9 +48,7 @@ def build(cell: Cell, model: Any) -> torch.optim.Optimizer:
     if cell.optimizer in IN_8_BITS:
         return optimizer_in_8_bits(cell.optimizer)(parameters, **settings)  # type: ignore[no-any-return]
     if cell.optimizer == "lion":
-        from bitsandbytes.optim import Lion
-
-        return Lion(parameters, **settings)  # type: ignore[no-any-return]
+        return importlib.import_module("bitsandbytes.optim").Lion(parameters, **settings)  # type: ignore[no-any-return]
     if cell.optimizer == ADAMW and "offload" in cell.engine:
         from deepspeed.ops.adam import DeepSpeedCPUAdam
 

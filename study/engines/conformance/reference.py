@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from . import formulas, toy
-from .cells import MAX_NORM, NUM_STEPS, SKIPPED, Cell
+from .cells import IN_8_BITS, MAX_NORM, NUM_STEPS, SKIPPED, Cell
 
 ROUNDOFF_FP32, ROUNDOFF_FP16, ROUNDOFF_BF16 = 2.0**-24, 2.0**-11, 2.0**-8
 ROUNDOFF = {"fp32": ROUNDOFF_FP32, "fp16": ROUNDOFF_FP16}  # of the classes that do not use bf16
@@ -84,7 +84,7 @@ def expect(cell: Cell) -> Expected:
     model = toy.Toy(cell)
     # A list, not a set: bounds depend on the order in which errors are drawn, and they must be reproducible.
     trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
-    num_draws = 1 + (NUM_DRAWS_LARGE if cell.is_large else NUM_DRAWS)
+    num_draws = 1 + (NUM_DRAWS_LARGE if cell.is_large or cell.optimizer in IN_8_BITS else NUM_DRAWS)
     start = {name: parameter.detach().double() for name, parameter in model.named_parameters()}
     masters = {name: value.expand(num_draws, *value.shape).clone() for name, value in start.items()}
     states: dict[str, formulas.State] = {name: {} for name in trained}

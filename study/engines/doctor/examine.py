@@ -105,7 +105,8 @@ def _of_release(path: Path, content: dict[str, Any], release: str) -> list[Findi
 def _is_affected(content: dict[str, Any], affected: Mapping[str, Sequence[Any]]) -> bool:
     """Return whether a DeepSpeed JSON, or the one that an accelerate file names, has an affected value at each key.
 
-    `affected` has patterns (see `patterns`). A key that the JSON does not have counts as None. The result is false if there is no key, or no JSON.
+    `affected` has patterns (see `patterns`). A key that the JSON does not have counts as None. The result is false if
+    there is no key, or no JSON.
     """
     if "distributed_type" in content:
         named = config_files.AccelerateFile(content).json_named
