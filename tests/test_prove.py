@@ -135,7 +135,7 @@ def test_a_plain_loop_is_read_back_one_step_counted_and_nothing_left_behind(caps
     said = capsys.readouterr().out
     assert re.search(r"^proof  requested +unknown: .*asked= names a file", said, re.MULTILINE)
     assert re.search(r"^proof  step 3 +1 forward pass in fp32$", said, re.MULTILINE)
-    assert len([line for line in said.splitlines() if line]) <= 10
+    assert len([line for line in said.splitlines() if line]) <= 11
 
 
 def test_the_lines_of_a_proof_fit_the_terminal_and_the_result_comes_before_the_details(monkeypatch, capsys):
