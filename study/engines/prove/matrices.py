@@ -136,7 +136,8 @@ class MuonUnderZero:
     def _choose(self) -> None:
         """Choose the smallest matrices of each group. Every rank chooses the same ones."""
         limit = min(LARGEST_MATRIX, MOST_EXCHANGED // dist.get_world_size())
-        groups = getattr(self._optimizer, "bit16_groups", None) or getattr(self._optimizer, "fp16_groups", None) or ()
+        lists = (getattr(self._optimizer, name, None) for name in ("bit16_groups", "fp16_groups", "bf16_groups"))
+        groups: Sequence[Any] = next((each for each in lists if each), ())
         chosen = []
         for group in groups:
             fitting = sorted((math.prod(whole_shape(p)), self._names[id(p)], p) for p in group if self._fits(p, limit))
