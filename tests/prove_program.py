@@ -101,6 +101,7 @@ def served() -> Made:
 
 
 def muon_sharded() -> Made:
+    torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 17, bias=False), nn.GELU(), nn.Linear(17, 4, bias=False))
     fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
     return model, torch.optim.Muon(model.parameters(), 0.02)

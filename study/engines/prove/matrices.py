@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import base64
 import math
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ LARGEST_MATRIX = 2**22  # elements of a matrix that is checked as a whole; the f
 MOST_EXCHANGED = 2**24  # elements of a matrix, times the ranks, because under ZeRO each rank sends its own gradient
 MATRICES_OF_GROUP = 2  # parameters of each group that are checked as a whole, the smallest ones
 
+_MARK = "zero-study"  # of a node of the graph that has a hook
 Shard = dict[str, Any]  # what a rank sends of a matrix; may be written as JSON
 _FORMULAS: dict[str, Callable[[Given], torch.Tensor]] = {
     "torch": formulas.muon,
@@ -99,7 +100,6 @@ class MuonUnderZero:
         self.lost: list[str] = []  # the matrices of the model, if Muon trains none of them
         self.shards: dict[str, Shard] = {}
         self._optimizer, self._base = optimizer, base
-        self._hooks: list[Any] = []
         self._names: dict[int, str] = {}  # id of a parameter of Muon -> its name
         self._chosen: dict[str, Any] = {}  # name -> parameter, of those to check
         self._gradients: dict[str, torch.Tensor] = {}  # of this rank, added up over the backward passes of the step
@@ -127,11 +127,33 @@ class MuonUnderZero:
         names = [name for name in self._names.values() if name not in self.shards]
         return dict.fromkeys(names, "Muon's formula is checked on a few matrices")
 
-    def close(self) -> None:
-        """Remove all hooks."""
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks = []
+    @contextmanager
+    def in_backward(self) -> Iterator[None]:
+        """Within a `with` block around a backward call, add up the gradients of the chosen matrices.
+
+        The hooks are on the graph of the forward pass, which exists only now. Between the steps, stage 3 has no whole
+        parameters, and a hook that is put on them then makes the next backward call fail.
+        """
+        handles: dict[str, Any] = {}
+        with suppress(Exception):  # without its gradient, a matrix is not checked, but the training continues
+            handles = {name: self._hook(name) for name, p in self._chosen.items() if _MARK not in _node(p).metadata}
+        try:
+            yield
+        finally:
+            for name, handle in handles.items():
+                handle.remove()
+                _node(self._chosen[name]).metadata.pop(_MARK, None)
+
+    def _hook(self, name: str) -> Any:
+        """Add up the gradients of a matrix from now on, and return a handle that removes this hook."""
+
+        def look(gradients: Any) -> None:
+            with suppress(Exception):
+                self._add(name, gradients[0])
+
+        node = _node(self._chosen[name])
+        node.metadata[_MARK] = True  # a backward call within this one, as checkpointing makes it, must not add it again
+        return node.register_prehook(look)
 
     def _choose(self) -> None:
         """Choose the smallest matrices of each group. Every rank chooses the same ones."""
@@ -144,7 +166,6 @@ class MuonUnderZero:
             chosen += fitting[:MATRICES_OF_GROUP]
         for _, name, parameter in sorted(chosen)[: 2 * MATRICES_OF_GROUP]:
             self._chosen[name] = parameter
-            self._hooks.append(_on_gradient(parameter, name, self._add))
 
     def _fits(self, parameter: Any, limit: int) -> bool:
         has_parts = getattr(parameter, "muon_num_heads", None) is not None or getattr(
@@ -228,19 +249,10 @@ def shard_of_matrix(tensor: Any, settings: dict[str, Any]) -> Shard | None:
     }
 
 
-def _on_gradient(parameter: Any, name: str, add: Callable[[str, torch.Tensor], None]) -> Any:
-    """Call `add` with each gradient of a parameter before it is accumulated. Return a handle that removes the hook."""
+def _node(parameter: Any) -> Any:
+    """Return the node of the graph that accumulates a parameter's gradient. Do not keep it after the backward pass."""
     with torch.enable_grad():
-        node = parameter.expand_as(parameter).grad_fn.next_functions[0][0]
-
-    def look(gradients: Any) -> None:
-        with suppress(RuntimeError):  # the observation must not end the backward pass
-            if gradients[0] is not None:
-                add(name, gradients[0])
-
-    handle = node.register_prehook(look)
-    handle.node = node  # PyTorch frees a node, and its hooks, if nothing refers to it
-    return handle
+        return parameter.expand_as(parameter).grad_fn.next_functions[0][0]
 
 
 def _is_embedding(name: str) -> bool:

@@ -383,9 +383,8 @@ class Step:
         return self.passes.only_train
 
     def close(self) -> None:
-        """Remove all listeners and hooks. Further calls have no effect."""
+        """Remove all listeners. Further calls have no effect."""
         self._stack.close()
-        self.update.close()
 
     def begin_update(self, states: dict[str, Any]) -> None:
         """Record the model states and the gradients as the update of the step begins.
@@ -482,6 +481,10 @@ class Step:
         return result
 
     def _on_backward(self, call: Any, *arguments: Any, **options: Any) -> Any:
+        with self.update.in_backward():
+            return self._observe_backward(call, *arguments, **options)
+
+    def _observe_backward(self, call: Any, *arguments: Any, **options: Any) -> Any:
         if self.traffic.phase not in (None, "forward"):  # within the engine's own backward
             return self._under_probe("backward", call, *arguments, **options)
         sums = self.gradients.begin_backward(needs_sums=self.clipping.has_shrunk)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import torch
@@ -88,15 +89,19 @@ class Update:
         self._unchecked: dict[str, str] = {}  # name of a parameter -> why its update is not checked
         self._zero = matrices.MuonUnderZero(model, optimizer, self._base)
 
-    def close(self) -> None:
-        """Remove all hooks."""
-        self._zero.close()
-
     def begin_forward(self) -> None:
         """Record what changes before the update, as the first forward pass of the step begins."""
-        if self._zero.is_in_use:
+        if not self._zero.is_in_use:
+            return
+        try:
             with torch.no_grad():
                 self._zero.begin_forward(self._find_fragments())
+        except Exception as error:  # the training continues
+            self._error = f"{type(error).__name__}: {error}"
+
+    def in_backward(self) -> AbstractContextManager[None]:
+        """Return a context for a backward call, in which gradients are observed that ZeRO changes before the update."""
+        return self._zero.in_backward()
 
     def note_before(self, optimizer: Any) -> None:
         """Record what an optimizer gets as its update begins. Other optimizers are ignored.
