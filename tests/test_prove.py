@@ -27,6 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import optimizer as optimizers
 from torch.optim.swa_utils import AveragedModel
+from torch.testing._internal.two_tensor import TwoTensor
 
 from study.engines import prove, scripts, torch_locks
 from study.engines.doctor import checkup
@@ -491,6 +492,16 @@ def test_masters_of_stage_0_in_16_bits_are_counted():
     counts = count_states(model, unfused)
     assert counts["gradients"] == (2 + 4) * NUM_PARAMS
     assert counts["optimizer_states"] == (4 + 8) * NUM_PARAMS + 4 * 4
+
+
+def test_quantized_states_are_counted():
+    """As torchao's low-bit optimizers keep them: tensors that consist of others, and have no memory of their own."""
+    model, optimizer = make()
+    train(model, optimizer, 1)
+    before = count_states(model, optimizer)["optimizer_states"]
+    for state in optimizer.state.values():
+        state["exp_avg"] = TwoTensor(state["exp_avg"], state["exp_avg"].clone())
+    assert count_states(model, optimizer)["optimizer_states"] == before + 4 * NUM_PARAMS
 
 
 # ---------------------------------------------------------------- real launches
