@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import copy
 import functools
+import importlib
 import json
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -21,6 +23,7 @@ from torch.distributed import all_reduce
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from study.engines import prove
@@ -95,6 +98,36 @@ def served() -> Made:
     model, optimizer = plain()
     optimizer.register_step_post_hook(lambda *_: [dist.broadcast(p.data, 0) for p in model.parameters()])
     return model, optimizer
+
+
+def muon_sharded() -> Made:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 17, bias=False), nn.GELU(), nn.Linear(17, 4, bias=False))
+    fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+    return model, torch.optim.Muon(model.parameters(), 0.02)
+
+
+class BySize(torch.optim.SGD):
+    """Keeps its momentum in 16 bits if a shard is large, as torchao's low-bit optimizers do (pytorch/ao #4912)."""
+
+    def _new_buffer(self, parameter: Any, signed: bool) -> torch.Tensor:
+        shard = parameter.to_local() if hasattr(parameter, "to_local") else parameter
+        return torch.zeros_like(shard, dtype=torch.bfloat16 if shard.numel() > 36 else torch.float32)
+
+    def step(self, closure: Any = None) -> None:
+        for parameter in self.param_groups[0]["params"]:
+            buffer = self.state[parameter].setdefault("buffer", self._new_buffer(parameter, True))
+            gradient = parameter.grad.to_local()
+            buffer.add_(gradient.to(buffer.dtype))
+            parameter.detach().to_local().sub_(buffer.to(gradient.dtype), alpha=0.01)
+
+
+def by_size(rows: int) -> Made:
+    """A shard has 8 elements per row: 40 and 32 for 9 rows, 32 and 32 for 8 rows."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, rows, bias=False), nn.Linear(rows, 1, bias=False))
+    fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+    return model, BySize(model.parameters(), 0.01)
 
 
 def plain(seed: int = 0) -> Made:
@@ -241,6 +274,21 @@ def train_by_part(output: str | None) -> list[torch.Tensor]:
     return [p.detach() for p in model.parameters()]
 
 
+def train_by_shard(output: str | None) -> list[torch.Tensor]:
+    """Each rank orthogonalizes its own shard of Muon's matrices."""
+
+    def orthogonalize(matrix: Any, *how: Any) -> Any:
+        shard = call(matrix.to_local(), *how)
+        return DTensor.from_local(
+            shard, matrix.device_mesh, matrix.placements, shape=matrix.shape, stride=matrix.stride()
+        )
+
+    module = importlib.import_module("torch.optim._muon")
+    call = module._zeropower_via_newtonschulz
+    with mock.patch.object(module, "_zeropower_via_newtonschulz", orthogonalize):
+        return train(muon_sharded, output)
+
+
 CASES: dict[str, dict[str, Any]] = {
     "module_bypass": {"make": ddp, "call": lambda model, _: model.module},
     "no_sync_always": {"make": ddp, "micro_steps": 2, "no_sync": lambda _: True},
@@ -265,6 +313,10 @@ CASES: dict[str, dict[str, Any]] = {
     "zero_gradients": {"make": with_zero_gradients},
     "two_plain_models": {"make": plain},
     "by_hand_but_drawn_apart": {"make": lambda: plain(dist.get_rank()), "after": average},
+    "orthogonalized_by_shard": {"train": train_by_shard},
+    "states_of_ranks_differ": {"make": lambda: by_size(9)},
+    "states_by_size": {"make": lambda: by_size(8)},
+    "muon_sharded": {"make": muon_sharded},
     "ddp": {"make": ddp},
     "batch_norm": {"make": lambda: ddp(net(norm=True))},
     "accumulation": {"make": ddp, "micro_steps": 2, "no_sync": lambda micro_step: micro_step == 0},

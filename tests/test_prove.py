@@ -27,6 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import optimizer as optimizers
 from torch.optim.swa_utils import AveragedModel
+from torch.testing._internal.two_tensor import TwoTensor
 
 from study.engines import prove, scripts, torch_locks
 from study.engines.doctor import checkup
@@ -135,7 +136,7 @@ def test_a_plain_loop_is_read_back_one_step_counted_and_nothing_left_behind(caps
     said = capsys.readouterr().out
     assert re.search(r"^proof  requested +unknown: .*asked= names a file", said, re.MULTILINE)
     assert re.search(r"^proof  step 3 +1 forward pass in fp32$", said, re.MULTILINE)
-    assert len([line for line in said.splitlines() if line]) <= 10
+    assert len([line for line in said.splitlines() if line]) <= 11
 
 
 def test_the_lines_of_a_proof_fit_the_terminal_and_the_result_comes_before_the_details(monkeypatch, capsys):
@@ -493,6 +494,16 @@ def test_masters_of_stage_0_in_16_bits_are_counted():
     assert counts["optimizer_states"] == (4 + 8) * NUM_PARAMS + 4 * 4
 
 
+def test_quantized_states_are_counted():
+    """As torchao's low-bit optimizers keep them: tensors that consist of others, and have no memory of their own."""
+    model, optimizer = make()
+    train(model, optimizer, 1)
+    before = count_states(model, optimizer)["optimizer_states"]
+    for state in optimizer.state.values():
+        state["exp_avg"] = TwoTensor(state["exp_avg"], state["exp_avg"].clone())
+    assert count_states(model, optimizer)["optimizer_states"] == before + 4 * NUM_PARAMS
+
+
 # ---------------------------------------------------------------- real launches
 
 
@@ -536,6 +547,8 @@ WRONG = {
     "zero_gradients": ["every gradient is zero"],
     "two_plain_models": ["ranks 0 and 1 train separately"],
     "by_hand_but_drawn_apart": [DIFFER],
+    "orthogonalized_by_shard": ["the update is not Muon's: the update of "],
+    "states_of_ranks_differ": ["ranks keep different kinds of optimizer states for 1 parameter, first 0.weight"],
 }
 
 
@@ -562,6 +575,17 @@ def test_what_is_planted_is_found_and_nothing_in_sound_trainings(name, proofs):
 
 
 @pytest.mark.launches
+def test_the_update_is_checked_on_all_ranks_together(proofs):
+    launching.use()
+    for name in ("ddp", "accumulation", "clipped_once", "scaler", "fsdp1", "fsdp2", "fsdp2_clipped", "zero_redundancy"):
+        update = proofs(name)["update"]
+        assert (update["num_not_checked"], [*update["rules"]]) == (0, ["AdamW"]), name
+    assert proofs("muon_sharded")["update"]["rules"]["Muon"]["num_checked"] == 2
+    assert any(note.startswith("sharding changes the kind") for note in proofs("states_by_size")["notes"])
+    assert not any(note.startswith("sharding changes") for note in proofs("fsdp2")["notes"])
+
+
+@pytest.mark.launches
 def test_false_statements_are_mended(proofs):
     launching.use()
     for found, built in ((found, found["built"]) for found in map(proofs, ("fsdp1", "fsdp2"))):
@@ -579,7 +603,9 @@ def test_strict_raises_the_same_on_every_rank(proofs):
 
 
 DEEPSPEED = """
-import os, torch, deepspeed
+import os
+os.environ["TORCH_COMPILE_DISABLE"] = "1"  # DeepSpeed compiles Muon, which takes a minute
+import torch, deepspeed
 from accelerate import Accelerator, InitProcessGroupKwargs
 from study.engines import extensions, prove
 extensions.use_own_folder()
@@ -612,6 +638,23 @@ def train(stage, num_backwards, is_watched):
 
 for stage, num_backwards in ((1, 1), (2, 2), (3, 2)):
     assert torch.equal(*(train(stage, num_backwards, is_watched) for is_watched in (False, True))), stage
+
+def train_with_muon(stage, clipping):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(12, 20), torch.nn.Tanh(), torch.nn.Linear(20, 12))
+    zero = {"stage": stage, "reduce_scatter": False, "stage3_param_persistence_threshold": 0}
+    settings = {"train_micro_batch_size_per_gpu": 8, "gradient_accumulation_steps": 2, "zero_optimization": zero,
+                "gradient_clipping": clipping,
+                "optimizer": {"type": "Muon", "params": {"lr": 0.02, "torch_adam": True}}}
+    engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=settings)
+    prove.watch(engine, output=f"muon-{stage}-{clipping}.json")
+    for step in range(6):
+        torch.manual_seed(2 * step + int(os.environ["RANK"]) + 100)
+        engine.backward(engine(torch.randn(8, 12)).pow(2).sum())
+        engine.step()
+
+for stage, clipping in ((0, 1.0), (1, 0.0), (2, 1.0), (3, 0.0)):
+    train_with_muon(stage, clipping)
 """
 
 
@@ -635,6 +678,16 @@ def test_what_deepspeed_built_is_read_back_and_gradients_that_it_loses_are_found
     )
     assert [proof(str(tmp_path / name))["findings"] for name in ("1-1.json", "3-2.json")] == [[], []]
     assert proof(str(tmp_path / "3-2.json"))["built"]["num_params"] == 9  # of whole parameters
+    for name in ("proof", "1-1", "2-2", "3-2"):
+        update = proof(str(tmp_path / f"{name}.json"))["update"]
+        assert (update["num_checked"], update["num_not_checked"]) == (2, 0), name
+    for name in ("0-1.0", "1-0.0", "3-0.0"):
+        found = proof(str(tmp_path / f"muon-{name}.json"))
+        assert (found["findings"], found["update"]["rules"]["Muon"]["num_checked"]) == ([], 2), name
+        assert found["update"]["rules"]["Adam"]["num_checked"] == 2
+    # ZeRO clips what it has orthogonalized (DeepSpeed #8439).
+    (found,) = proof(str(tmp_path / "muon-2-1.0.json"))["findings"]
+    assert found.startswith("the update is not Muon's: the update of ")
 
 
 def test_the_padding_of_a_shard_is_no_weight(group):

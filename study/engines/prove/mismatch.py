@@ -302,8 +302,11 @@ def of_result(number: int, num_faults: int, num_differences: int, is_complete: b
     return _line("result", f"{faults}{differences} found in optimizer step {number}{incomplete}")
 
 
-def of_step(step: dict[str, Any], precision: str, num_params: int) -> list[str]:
-    """Return the lines on what the step did, on the model states of this rank, and on its collectives."""
+def of_step(step: dict[str, Any], update: str, precision: str, num_params: int) -> list[str]:
+    """Return the lines on what the step did, on the model states of this rank, and on its collectives.
+
+    `update` says how the change of the weights compares with the optimizer's formula.
+    """
     states = step["model_states"]
     parts = {name: states[name] / num_params for name in ("parameters", "gradients", "optimizer_states")}
     summary = ", ".join(f"{value:.3f} for {name.replace('_', ' ')}" for name, value in parts.items())
@@ -318,6 +321,7 @@ def of_step(step: dict[str, Any], precision: str, num_params: int) -> list[str]:
             f"{step['forward_passes']} forward {'pass' if step['forward_passes'] == 1 else 'passes'} in "
             f"{precision}{clipped}",
         ),
+        _line("update", update),
         _line(
             "memory",
             f"model states of rank 0: {sum(parts.values()):.3f} bytes per parameter ({summary}) of {num_params:,} "

@@ -25,6 +25,7 @@ from ..collective_probe import CollectiveProbe, Issued
 from ..hooks import Listener, listening, without_graphs
 from ..readback.facts import inner_module, is_deepspeed, replicated_names
 from .checksums import Checksum, checksums, of_batch, of_weights
+from .update import Update
 
 # Collectives that a script calls itself are methods of ProcessGroup in the end, however it has imported them. Examples
 # are gradients averaged by hand and the sends of a pipeline.
@@ -338,10 +339,14 @@ class Step:
 
     Calls are observed from the creation of this object until `close`. `called` is the object that the script calls,
     which may be torch.compile's wrapper. `model` is the model inside it. `optimizer` is the one that does the
-    arithmetic. `done` is called with this object after the update that `begin_update` announced.
+    arithmetic. `update` compares the change of the weights with the optimizer's formula. `done` is called with this
+    object after the update that `begin_update` announced.
     """
 
-    def __init__(self, called: Any, model: Any, optimizer: torch.optim.Optimizer, device: str, done: Any) -> None:
+    def __init__(
+        self, called: Any, model: Any, optimizer: torch.optim.Optimizer, device: str, update: Update, done: Any
+    ) -> None:
+        self.update = update
         self.states: dict[str, Any] | None = None  # the model states, as the update begins
         self.weights: dict[str, Checksum] = {}  # the weights as the first forward pass begins
         self.replicated: set[str] = set()  # parameters that every rank has in full at that time
@@ -446,6 +451,7 @@ class Step:
             return call(*arguments, **options)
         if not self.weights:
             self.weights, self.replicated = of_weights(self._model), replicated_names(self._model)
+            self.update.begin_forward()
         if len(self.batches) < 2:
             self.batches.append(of_batch(arguments, options))
         # The methods are replaced only during the forward pass. While a method of a class is replaced, PyTorch compiles
@@ -475,6 +481,10 @@ class Step:
         return result
 
     def _on_backward(self, call: Any, *arguments: Any, **options: Any) -> Any:
+        with self.update.in_backward():
+            return self._observe_backward(call, *arguments, **options)
+
+    def _observe_backward(self, call: Any, *arguments: Any, **options: Any) -> Any:
         if self.traffic.phase not in (None, "forward"):  # within the engine's own backward
             return self._under_probe("backward", call, *arguments, **options)
         sums = self.gradients.begin_backward(needs_sums=self.clipping.has_shrunk)

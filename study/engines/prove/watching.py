@@ -35,7 +35,7 @@ from ..readback.facts import (
 )
 from ..readback.states import count_states
 from ..scripts import rank
-from . import findings, mismatch, schedules, store_exchange
+from . import findings, mismatch, schedules, store_exchange, update
 from .checksums import Checksum, of_batch, of_weights
 from .demands import Asked, by_arguments, by_file, by_json, by_launcher, content_of
 from .mismatch import KnownBad, NotAsAsked, NotChecked, TrainsWrong
@@ -251,13 +251,14 @@ class StepWatcher:
         """
         if self._base is not None:
             self._stepped[id(optimizer)] = optimizer
-        if optimizer is not self._base:
-            return
         with self._out_of_the_way(self._let_go):
-            if self._is_same_update():
+            if self._step is not None and self._step.states:
+                self._step.update.note_before(optimizer)
+            if optimizer is not self._base or self._is_same_update():
                 return
             is_after_skip = self._count_update()
             if self._step is not None and self._proves(self._step, is_after_skip):
+                self._step.update.note_before(optimizer)
                 return
             # Two steps are observed, so that their inputs can be compared. If the model is compiled, only the counted
             # step is observed, because an observed step runs without the compiled graphs.
@@ -310,7 +311,9 @@ class StepWatcher:
                 id(schedule): (schedules.steps_of(schedule), self._steps) for schedule in _schedulers(optimizer)
             }
         assert self._base is not None
-        self._step = Step(self._called, self._model, self._base, self._facts["device"], self._after_update)
+        has_states_on_disk = self._facts["offload_optimizer_device"] == "nvme"
+        observed = update.Update(self._model, self._optimizer, self._base, has_states_on_disk)
+        self._step = Step(self._called, self._model, self._base, self._facts["device"], observed, self._after_update)
 
     def _is_compared(self) -> bool:
         return dist.is_initialized() and dist.get_world_size() > 1
@@ -337,7 +340,7 @@ class StepWatcher:
             self._demands, facts, step.passes.number, clipped_at, self._short
         )
         notes += self._notes_of_passes(step)
-        self._content["findings"], remarks = self._find(step)
+        self._content["findings"], remarks, moved = self._find(step)
         self._content["step"] = counted = {
             "number": self._steps,
             "forward_passes": step.passes.number,
@@ -345,7 +348,7 @@ class StepWatcher:
             "model_states": step.states,
             "collectives": [asdict(issued) for issued in step.traffic.collectives()],
         }
-        lines = mismatch.of_step(counted, facts["precision"] or "an unknown precision", facts["num_params"])
+        lines = mismatch.of_step(counted, moved, facts["precision"] or "an unknown precision", facts["num_params"])
         differences = [*comparison.differences, *differences]
         notes = [*comparison.notes, *notes, *remarks]
         is_complete = not any(note.startswith(mismatch.NOT_CHECKED) for note in notes)
@@ -374,29 +377,49 @@ class StepWatcher:
             )
         return notes
 
-    def _find(self, step: Step) -> tuple[list[str], list[str]]:
-        """Return the faults of the step, and notes.
+    def _find(self, step: Step) -> tuple[list[str], list[str], str]:
+        """Return the faults of the step, notes, and the result of the check of the update.
 
         They are the same on all ranks if every rank counted the step.
         """
         report: dict[str, Any] = {"findings": []}
         notes: list[str] = []
+        of_update = step.update.report()  # first, because it reads the weights that the update has just changed
         try:
             report = self._report(step, notes)
         except Exception as error:  # the other results of the proof do not depend on it
             notes.append(f"{mismatch.NOT_CHECKED}faults of the step ({type(error).__name__}: {error})")
         if not self._is_compared():
-            return report["findings"], [*notes, *findings.uneven_targets(step.losses.targets)]
-        agreed = store_exchange.agree(
-            self._name, self._steps, report if "ranks" in report else None, findings.check_ranks
-        )
+            notes += findings.uneven_targets(step.losses.targets)
+            return self._with_update(report["findings"], notes, self._judge([of_update]))
+        mine = [report, of_update] if "ranks" in report else None
+        agreed = store_exchange.agree(self._name, self._steps, mine, self._decide)
         if agreed is None:
-            return report["findings"], [
-                *notes,
+            notes.append(
                 f"{mismatch.NOT_CHECKED}differences between ranks, because one rank is not watched or counts another "
-                "step",
-            ]
-        return agreed[0], [*notes, *agreed[1]]
+                "step"
+            )
+            return self._with_update(report["findings"], notes, self._judge([of_update]))
+        return self._with_update(agreed[0], [*notes, *agreed[1]], update.Judgment(*agreed[2]))
+
+    def _decide(self, posted: Sequence[Any]) -> list[Any]:
+        """Return the findings, notes and judgment of the update from what all ranks posted."""
+        reports, of_updates = ([pair[i] for pair in posted] for i in (0, 1))
+        return [*findings.check_ranks(reports), self._judge(of_updates)]
+
+    def _judge(self, reports: Sequence[update.Report]) -> update.Judgment:
+        try:
+            return update.judge(reports, torch.device(self._facts["device"]))
+        except Exception as error:  # the other results of the proof do not depend on it
+            return update.Judgment([], [], [f"{type(error).__name__}: {error}"], "not checked", {})
+
+    def _with_update(
+        self, wrong: list[str], notes: list[str], judgment: update.Judgment
+    ) -> tuple[list[str], list[str], str]:
+        """Add the judgment of the update to findings and notes, and to the proof."""
+        self._content["update"] = judgment.numbers
+        errors = [f"{mismatch.NOT_CHECKED}the update of the weights ({error})" for error in judgment.errors]
+        return [*wrong, *judgment.findings], [*notes, *judgment.notes, *errors], judgment.line
 
     def _report(self, step: Step, notes: list[str]) -> dict[str, Any]:
         """Return this rank's findings in the step for the comparison with other ranks. Appends to `notes`."""

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 
 def _tensors(values: Any) -> Iterator[torch.Tensor]:
@@ -17,6 +18,18 @@ def _tensors(values: Any) -> Iterator[torch.Tensor]:
         yield from (t for value in values.values() for t in _tensors(value))
     elif isinstance(values, (list, tuple)):
         yield from (t for value in values for t in _tensors(value))
+
+
+def _stored(tensor: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors in which a tensor of this rank is stored.
+
+    For FSDP2, this is the rank's part. For a quantized tensor of torchao, these are its values and its scales.
+    """
+    local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    if is_traceable_wrapper_subclass(local):
+        yield from (part for name in local.__tensor_flatten__()[0] for part in _stored(getattr(local, name)))
+    else:
+        yield local
 
 
 def _address(tensor: torch.Tensor) -> int:
@@ -40,7 +53,7 @@ class StorageCounter:
         num_bytes = 0
         covered: dict[tuple[int, Any], int] = {}
         new: set[int] = set()
-        for tensor in (t.to_local() if hasattr(t, "to_local") else t for t in tensors):  # this rank's part of FSDP2's
+        for tensor in (part for t in tensors for part in _stored(t)):
             storage = tensor.untyped_storage()
             if tensor.device.type == "meta" or storage.nbytes() == 0:
                 continue

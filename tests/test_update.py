@@ -1,0 +1,310 @@
+"""The check of the update: right updates are no fault, and wrong ones, planted into PyTorch's functions, are found."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import json
+import math
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import optimizer as optimizers
+
+from study.engines import prove
+from study.engines.prove import formulas, matrices
+from study.engines.prove.update import Update, judge
+
+ADAM, SGD, MUON = (importlib.import_module(f"torch.optim.{name}") for name in ("adam", "sgd", "_muon"))
+Make = Callable[[nn.Module], torch.optim.Optimizer]
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch, tmp_path):
+    """No launcher's environment, a folder of the test's own, and no proof that another test has not ended."""
+    monkeypatch.setattr(optimizers, "_global_optimizer_pre_hooks", OrderedDict())
+    for name in ("ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_FSDP", "RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("COLUMNS", "500")  # so that no line is wrapped
+    monkeypatch.chdir(tmp_path)
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.up, self.norm = nn.Embedding(20, 8), nn.Linear(8, 24), nn.LayerNorm(24)
+        self.head = nn.Linear(24, 20)
+
+    def forward(self, ids: torch.Tensor) -> Any:
+        return self.head(self.norm(torch.tanh(self.up(self.table(ids)))))
+
+
+def groups(model: nn.Module) -> list[dict[str, Any]]:
+    parts = ([p for p in model.parameters() if (p.dim() > 1) == is_matrix] for is_matrix in (True, False))
+    return [{"params": part, "weight_decay": decay} for part, decay in zip(parts, (0.1, 0.0), strict=True)]
+
+
+def muon(model: Any, **options: Any) -> torch.optim.Optimizer:
+    """Muon of the matrices; the rest is frozen."""
+    for parameter in model.parameters():
+        parameter.requires_grad_(parameter.dim() == 2)
+    return torch.optim.Muon([p for p in model.parameters() if p.dim() == 2], 0.02, **options)
+
+
+def train(
+    make: Make,
+    dtype: torch.dtype = torch.float32,
+    *,
+    accumulation: int = 1,
+    clip: float = 0.0,
+    autocast: bool = False,
+    scaler: bool = False,
+    schedule: bool = False,
+    skipped: int | None = None,
+    change: Callable[[Any], Any] = lambda model: None,
+) -> dict[str, Any]:
+    """Return the proof of a training with strict=True, which raises if something is wrong."""
+    torch.manual_seed(0)
+    model = Net().to(dtype)
+    change(model)
+    optimizer = make(model)
+    scaling = torch.amp.GradScaler("cpu", init_scale=1024.0, enabled=scaler)
+    rates = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10) if schedule else None
+    prove.watch(model, optimizer, strict=True)
+    for step in range(5):
+        for _ in range(accumulation):
+            ids = torch.randint(0, 20, (8, 6))
+            with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+                loss = nn.functional.cross_entropy(model(ids).flatten(0, 1).float(), ids.flatten())
+            scaling.scale(loss).backward()
+        if step == skipped:
+            next(p for p in model.parameters() if p.grad is not None).grad.fill_(torch.inf)  # type: ignore[union-attr]
+        if clip:
+            scaling.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(model.parameters(), clip)
+        scaling.step(optimizer)
+        scaling.update()
+        optimizer.zero_grad()
+        if rates:
+            rates.step()
+    proof: dict[str, Any] = json.loads(Path("proof.json").read_text())
+    return proof
+
+
+RIGHT: dict[str, Make] = {
+    "AdamW": lambda model: torch.optim.AdamW(model.parameters(), 1e-3),
+    "AdamW fused": lambda model: torch.optim.AdamW(model.parameters(), 1e-3, fused=True),
+    "AdamW foreach": lambda model: torch.optim.AdamW(model.parameters(), 1e-3, foreach=True),
+    "AdamW groups": lambda model: torch.optim.AdamW(groups(model), 1e-3),
+    "Adam": lambda model: torch.optim.Adam(model.parameters(), 1e-3, weight_decay=0.1, amsgrad=True),
+    "Adam maximize": lambda model: torch.optim.Adam(model.parameters(), 1e-3, maximize=True, betas=(0.7, 0.9)),
+    "SGD": lambda model: torch.optim.SGD(model.parameters(), 0.01, weight_decay=0.01),
+    "SGD momentum": lambda model: torch.optim.SGD(model.parameters(), 0.01, momentum=0.9, dampening=0.3),
+    "SGD nesterov": lambda model: torch.optim.SGD(model.parameters(), 0.01, momentum=0.9, nesterov=True),
+    "Adafactor": lambda model: torch.optim.Adafactor(model.parameters(), 0.01, weight_decay=0.01),
+    "Muon": muon,
+    "Muon other": lambda model: muon(model, adjust_lr_fn="match_rms_adamw", nesterov=False),
+}
+HOW: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "clipped and accumulated": {"clip": 0.1, "accumulation": 2},
+    "autocast": {"autocast": True},
+    "scaled": {"scaler": True},
+    "scaled and clipped": {"scaler": True, "clip": 0.5},
+    "a skipped step": {"scaler": True, "skipped": 1},
+    "schedule": {"schedule": True},
+    "float64": {"dtype": torch.float64},
+    "tied": {"change": lambda model: setattr(model.head, "weight", nn.Parameter(model.up.weight.new_ones(20, 24)))},
+    "frozen": {"change": lambda model: model.norm.requires_grad_(False)},
+}
+
+
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("name", RIGHT)
+def test_a_right_update_is_right(name, how):
+    proof = train(RIGHT[name], **HOW[how])
+    assert proof["findings"] == []
+    (values,) = proof["update"]["rules"].values()
+    assert values["num_checked"] == proof["update"]["num_checked"] > 1
+    assert values["lowest_norm_ratio"] == pytest.approx(1, rel=0.05)
+    assert values["lowest_cosine"] > 0.99
+
+
+def of(module: Any, name: str, **changed: Any) -> Callable[[Any], None]:
+    """Give an optimizer's function other settings than those of the group."""
+    call = getattr(module, name)
+
+    def plant(monkeypatch: Any) -> None:
+        monkeypatch.setattr(module, name, lambda *tensors, **given: call(*tensors, **given | changed))
+
+    return plant
+
+
+of_adam, of_sgd = functools.partial(of, ADAM, "adam"), functools.partial(of, SGD, "sgd")
+
+
+def of_muon(iteration: Callable[..., torch.Tensor]) -> Callable[[Any], None]:
+    def plant(monkeypatch: Any) -> None:
+        monkeypatch.setattr(MUON, "_zeropower_via_newtonschulz", iteration)
+
+    return plant
+
+
+def clipped_after(matrix: torch.Tensor, *how: Any, call: Any = MUON._zeropower_via_newtonschulz) -> Any:
+    update = call(matrix, *how)
+    return update / update.norm()
+
+
+def by_parts(matrix: torch.Tensor, *how: Any, call: Any = MUON._zeropower_via_newtonschulz) -> Any:
+    return torch.cat([call(part, *how) for part in matrix.chunk(2)])
+
+
+WRONG: dict[str, tuple[str, Any]] = {
+    "rate doubled": ("AdamW", of_adam(lr=2e-3)),
+    "rate 2 % too low": ("AdamW", of_adam(lr=0.98e-3)),
+    "another first beta": ("AdamW", of_adam(beta1=0.5)),
+    "another second beta": ("AdamW", of_adam(beta2=0.9)),
+    "another eps": ("AdamW", of_adam(eps=1e-2)),
+    "the decay of the other group": ("AdamW groups", of_adam(weight_decay=0.1)),
+    "decay is not separate": ("AdamW groups", of_adam(decoupled_weight_decay=False)),
+    "decay is lost": ("AdamW groups", of_adam(weight_decay=0.0)),
+    "the wrong sign": ("Adam maximize", of_adam(maximize=False)),
+    "less momentum": ("SGD momentum", of_sgd(momentum=0.8)),
+    "without Nesterov": ("SGD nesterov", of_sgd(nesterov=False)),
+    "not orthogonalized": ("Muon", of_muon(lambda matrix, *_: matrix)),
+    "clipped after it is orthogonalized": ("Muon", of_muon(clipped_after)),
+    "orthogonalized by parts": ("Muon", of_muon(by_parts)),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_update_is_found(name, monkeypatch):
+    optimizer, plant = WRONG[name]
+    plant(monkeypatch)
+    with pytest.raises(prove.TrainsWrong):
+        train(RIGHT[optimizer])
+    (finding,) = json.loads(Path("proof.json").read_text())["findings"]
+    assert finding.startswith(f"the update is not {optimizer.split()[0]}'s: the update of ")
+
+
+def test_an_optimizer_without_its_states_is_found(monkeypatch):
+    call = ADAM.adam
+    model: list[torch.optim.Optimizer] = []
+
+    def forgets(*tensors: Any, **given: Any) -> None:
+        call(*tensors, **given)
+        model[0].state.clear()
+
+    def make(net: nn.Module) -> torch.optim.Optimizer:
+        model.append(torch.optim.AdamW(net.parameters()))
+        return model[0]
+
+    monkeypatch.setattr(ADAM, "adam", forgets)
+    with pytest.raises(prove.TrainsWrong, match=r"^AdamW keeps no states for 7 of 7 tensors"):
+        train(make)
+
+
+def test_momentum_that_is_not_kept_is_found(monkeypatch):
+    of_sgd(momentum=0.0)(monkeypatch)
+    with pytest.raises(prove.TrainsWrong, match=r"^SGD keeps no states for 7 of 7 tensors"):
+        train(RIGHT["SGD momentum"])
+
+
+class Own(torch.optim.AdamW):
+    """Somebody's class, which may compute anything."""
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda model: Own(model.parameters()), "prove has no formula for Own"),
+        (lambda model: torch.optim.RMSprop(model.parameters()), "prove has no formula for RMSprop"),
+        (lambda model: torch.optim.AdamW(model.parameters(), 1e-12), "rounding hides whether it is right"),
+    ],
+)
+def test_what_is_not_checked_is_said_and_is_no_fault(make, reason, capsys):
+    proof = train(make)  # strict=True raises nothing
+    assert proof["findings"] == []
+    assert reason in proof["update"]["not_checked"]
+    assert reason in capsys.readouterr().out
+
+
+def test_rounding_of_weights_in_16_bits_is_no_fault():
+    assert train(RIGHT["AdamW"], torch.bfloat16)["update"]["not_checked"]["rounding hides whether it is right"] > 1
+
+
+def test_an_error_of_the_check_fails_a_strict_proof_only(monkeypatch):
+    monkeypatch.setattr(formulas, "rule_of", lambda *_: 1 / 0)
+    monkeypatch.setattr(Update, "__init__", _without_optimizer(Update.__init__))
+    with pytest.raises(prove.NotChecked, match=r"the update of the weights .*ZeroDivisionError"):
+        train(RIGHT["AdamW"])
+
+
+def _without_optimizer(call: Any) -> Any:
+    """Let the check begin without a formula, so that the error comes with the update."""
+
+    def begin(self: Update, model: Any, optimizer: Any, base: Any, has_states_on_disk: bool) -> None:
+        groups, base.param_groups = base.param_groups, []
+        call(self, model, optimizer, base, has_states_on_disk)
+        base.param_groups = groups
+
+    return begin
+
+
+def test_a_large_model_is_sampled(monkeypatch):
+    monkeypatch.setattr("study.engines.prove.update.MOST_ELEMENTS", 0)
+    monkeypatch.setattr("study.engines.prove.update.LEAST_ELEMENTS", 3)
+    assert train(RIGHT["AdamW"])["update"]["num_checked"] == 7
+
+
+def test_large_matrices_are_left_out(monkeypatch):
+    monkeypatch.setattr(matrices, "LARGEST_MATRIX", 200)
+    proof = train(muon)
+    assert (proof["update"]["num_checked"], proof["update"]["num_not_checked"]) == (2, 1)
+
+
+# ---------------------------------------------------------------- of several ranks
+
+
+def report(**changed: Any) -> dict[str, Any]:
+    empty: dict[str, Any] = {"compared": {}, "shards": {}, "unchecked": {}, "stateless": {}, "kinds": {}, "changed": []}
+    return {**empty, "reason": None, "error": None, "without_muon": [], **changed}
+
+
+def test_the_sums_of_the_shards_of_ranks_are_added():
+    """A rank whose shard does not move by chance is no fault, and half of the length is one."""
+    halves = [["SGD", 1e-3, 4.0, 4.0, 4.0, 0.0, 0.0], ["SGD", 1e-3, 0.0, 0.0, 0.0, 0.0, 0.0]]
+    judged = judge([report(compared={"w": half}) for half in halves])
+    assert (judged.findings, judged.numbers["rules"]["SGD"]["lowest_norm_ratio"]) == ([], 1.0)
+    judged = judge([report(compared={"w": ["SGD", 1e-3, 1.0, 4.0, 2.0, 1.0, 0.0]})] * 2)
+    assert "is 0.5 times as long" in judged.findings[0]
+
+
+def test_ranks_with_other_kinds_of_states_are_found():
+    kinds = [["exp_avg: OptimState8bit"], ["exp_avg: float32"]]
+    judged = judge([report(kinds={"w": kind, "b": kinds[1]}) for kind in kinds])
+    assert (
+        "different kinds of optimizer states for 1 parameter, first w: (exp_avg: OptimState8bit)" in judged.findings[0]
+    )
+    assert judge([report(kinds={"w": kinds[0]})] * 2).findings == []
+
+
+def test_a_matrix_is_put_together_from_the_shards_of_ranks():
+    matrix = torch.randn(6, 4)
+    parts = [matrices.packed(matrix[start:end], 4 * start) for start, end in ((0, 4), (4, 6))]
+    whole = matrices.unpacked(parts, (6, 4))
+    assert whole is not None
+    assert torch.equal(whole, matrix.double())
+    assert matrices.unpacked(parts[1:], (6, 4)) is None
+
+
+def test_muon_makes_singular_values_equal():
+    values = torch.linalg.svdvals(formulas.orthogonalized(torch.randn(12, 5).double()))
+    assert values.min() > 0.5
+    assert values.max() < 1.3
+    assert math.isclose(float(formulas.orthogonalized(torch.zeros(3, 3)).norm()), 0.0)
