@@ -68,7 +68,7 @@ def plant(engine: Any, fault: str) -> None:
             if "betas" in group:
                 group["betas"] = (group["betas"][0], group["betas"][1] - 0.2)
             else:
-                group["momentum"] -= 0.05
+                group["momentum"] -= 0.2 if "ns_steps" in group else 0.05  # Muon's rounding in bf16 hides less
     elif fault == "no orthogonalization":
         torch.optim._muon._zeropower_via_newtonschulz = lambda gradient, *_: gradient / gradient.norm()
     elif fault == "a state in bf16":

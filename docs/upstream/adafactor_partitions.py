@@ -13,7 +13,10 @@ def make_model() -> torch.nn.Module:
 
 
 def moved(model: torch.nn.Module) -> list[torch.Tensor]:
-    return [after.detach() - before.detach() for after, before in zip(model.parameters(), make_model().parameters())]
+    return [
+        after.detach() - before.detach()
+        for after, before in zip(model.parameters(), make_model().parameters(), strict=True)
+    ]
 
 
 def loss(model: torch.nn.Module) -> torch.Tensor:
@@ -55,5 +58,5 @@ right, num_states = plain()
 print(f"without DeepSpeed: {num_states} elements of states")
 for stage in (1, 2):
     update, num_elements = under_zero(stage)
-    ratios = ", ".join(f"{float(ours.norm() / theirs.norm()):.2f}" for ours, theirs in zip(update, right))
+    ratios = ", ".join(f"{float(ours.norm() / theirs.norm()):.2f}" for ours, theirs in zip(update, right, strict=True))
     print(f"stage {stage}: {num_elements} elements of states; each parameter moves {ratios} of the right distance")

@@ -49,10 +49,15 @@ def updated(
         return _lion(master, gradient, state, rate, decay)
     if optimizer == "adafactor":
         return _adafactor(master, gradient, state, step, rate, decay)
-    if optimizer == "torch_muon" or (optimizer == "muon" and toy.uses_muon(name, num_dimensions)):
+    if is_orthogonalized(cell, name, num_dimensions):
         return _muon(master, gradient, state, rate, decay, rounded)
     assert optimizer in OF_ADAMW or optimizer == "muon", optimizer
     return adamw(master, gradient, state, step, rate, decay)
+
+
+def is_orthogonalized(cell: Cell, name: str, num_dimensions: int) -> bool:
+    """Return whether Muon trains a parameter."""
+    return cell.optimizer == "torch_muon" or (cell.optimizer == "muon" and toy.uses_muon(name, num_dimensions))
 
 
 def _buffer(state: State, key: str, like: torch.Tensor) -> torch.Tensor:
@@ -153,15 +158,17 @@ def _in_8_bits(
 
     The first row is AdamW with exact states. In each further row, the library's own optimizer trains the parameter
     without an engine. The bound is therefore a multiple of what the library's quantization does in plain PyTorch. For
-    an engine with flat partitions, every parameter is quantized, because it is part of a large tensor there.
+    an engine with flat partitions, every parameter is quantized, because it is part of a large tensor there. It starts
+    at another place of a quantized block in each row.
     """
     rows = [adamw(master[:1], gradient[:1], state, step, rate, decay)[0]]
     make = optimizer_in_8_bits(cell.optimizer)
     size = master[0].numel()
-    num_zeros = max(SMALLEST_IN_8_BITS, -(-size // BLOCK) * BLOCK) - size if cell.has_flat_partitions else 0
     for draw in range(1, len(master)):
+        before = draw * BLOCK // len(master) if cell.has_flat_partitions else 0
+        behind = max(SMALLEST_IN_8_BITS, -(-size // BLOCK) * BLOCK + BLOCK) - before - size if before else 0
         padded, its_gradient = (
-            functional.pad(values[draw].float().flatten(), (0, num_zeros)) for values in (master, gradient)
+            functional.pad(values[draw].float().flatten(), (before, behind)) for values in (master, gradient)
         )
         if draw not in state:
             parameter = torch.nn.Parameter(padded)
@@ -172,7 +179,7 @@ def _in_8_bits(
         parameter.grad = its_gradient
         with torch.compiler.set_stance("force_eager"):  # torchao compiles its step for half a minute otherwise
             own.step()
-        rows.append(parameter.detach().double()[:size].reshape(master.shape[1:]))
+        rows.append(parameter.detach().double()[before : before + size].reshape(master.shape[1:]))
     return torch.stack(rows)
 
 

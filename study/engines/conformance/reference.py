@@ -21,7 +21,10 @@ ROUNDOFF_FP32, ROUNDOFF_FP16, ROUNDOFF_BF16 = 2.0**-24, 2.0**-11, 2.0**-8
 ROUNDOFF = {"fp32": ROUNDOFF_FP32, "fp16": ROUNDOFF_FP16}  # of the classes that do not use bf16
 IN_16_BITS = {"bf16": torch.bfloat16, "fp16": torch.float16}  # the type of the weights, if it is not fp32
 MARGIN = 8
-NUM_DRAWS, NUM_DRAWS_LARGE = 16, 4
+# The Newton-Schulz iteration amplifies rounding in bf16 up to a hundred times. With MARGIN, a matrix could deviate by
+# as much as it moves. Correct engines deviate by about as much as the draws.
+MARGIN_OF_MUON = 2
+NUM_DRAWS, NUM_DRAWS_IN_8_BITS, NUM_DRAWS_LARGE = 16, 8, 4
 Values = dict[str, torch.Tensor]  # by parameter
 CLIPPING_EPSILON = 1e-6  # torch and DeepSpeed add it to the norm
 
@@ -84,7 +87,7 @@ def expect(cell: Cell) -> Expected:
     model = toy.Toy(cell)
     # A list, not a set: bounds depend on the order in which errors are drawn, and they must be reproducible.
     trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
-    num_draws = 1 + (NUM_DRAWS_LARGE if cell.is_large or cell.optimizer in IN_8_BITS else NUM_DRAWS)
+    num_draws = 1 + _num_draws(cell)
     start = {name: parameter.detach().double() for name, parameter in model.named_parameters()}
     masters = {name: value.expand(num_draws, *value.shape).clone() for name, value in start.items()}
     states: dict[str, formulas.State] = {name: {} for name in trained}
@@ -116,6 +119,12 @@ def expect(cell: Cell) -> Expected:
         history.append(dict(masters))
     by_step = {name: torch.stack([values[name] for values in history], 1) for name in start}  # draws x steps x shape
     return _with_bounds(cell, torch.stack(losses, 1), torch.stack(norms, 1), start, by_step)
+
+
+def _num_draws(cell: Cell) -> int:
+    if cell.is_large:
+        return NUM_DRAWS_LARGE
+    return min(NUM_DRAWS_IN_8_BITS, NUM_DRAWS) if cell.optimizer in IN_8_BITS else NUM_DRAWS
 
 
 def _gradients(
@@ -213,7 +222,8 @@ def _with_bounds(
             way = (masters[name][0] - start[name]).flatten(1).norm(dim=1)
             distance = (value - value[:1]).flatten(2).norm(dim=2)
             # A parameter that is not trained may not move at all.
-            bounds[f"{kind}/{name}"] = _furthest(distance / way) if way.all() else torch.zeros(NUM_STEPS)
+            margin = MARGIN_OF_MUON if formulas.is_orthogonalized(cell, name, start[name].ndim) else MARGIN
+            bounds[f"{kind}/{name}"] = _furthest(distance / way, margin) if way.all() else torch.zeros(NUM_STEPS)
     return Expected(
         losses=losses[0],
         norms=norms[0],
@@ -229,7 +239,7 @@ def computed_with(cell: Cell, masters: torch.Tensor) -> torch.Tensor:
     return masters.to(IN_16_BITS.get(cell.question.precision, masters.dtype))
 
 
-def _furthest(deviations: torch.Tensor) -> torch.Tensor:
-    """Return the bound of each step: MARGIN times the largest deviation of any draw (row) so far, plus FLOOR."""
+def _furthest(deviations: torch.Tensor, margin: float = MARGIN) -> torch.Tensor:
+    """Return the bound of each step: a margin times the largest deviation of any draw (row) so far, plus FLOOR."""
     furthest = deviations.abs().max(0).values.cummax(0).values
-    return MARGIN * furthest + FLOOR
+    return margin * furthest + FLOOR
