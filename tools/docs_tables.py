@@ -779,20 +779,42 @@ def optimizers_by_release() -> str:
     return _grouped_by_release(findings, [f"`{optimizer}`" for optimizer in OPTIMIZERS])
 
 
-def _optimizer_result(cells: Mapping[str, Any], optimizer: str) -> str:
-    """Say how many of an optimizer's cells under ZeRO 0 to 3 are wrong, and why the others are not."""
-    names = [cell.name for cell in of_optimizers([optimizer], OPTIMIZERS_UNDER["deepspeed"]) if cell.name in cells]
+def _optimizer_result(
+    cells: Mapping[str, Any], optimizer: str, engines: Sequence[str] = OPTIMIZERS_UNDER["deepspeed"]
+) -> str:
+    """Say how many of an optimizer's cells under some engines are wrong, and how."""
+    names = [cell.name for cell in of_optimizers([optimizer], engines) if cell.name in cells]
     if not names:
-        return "not tested"
+        return "not tested" if of_optimizers([optimizer], engines) else ""
     verdicts = Counter(cells[name]["verdict"] for name in names)
     if verdicts["refused"] == len(names):
         return "refused"
     of_norm = sum(cells[name].get("beyond") == ["norm"] for name in names)
-    words = [f"{verdicts['wrong'] - of_norm} wrong"] if verdicts["wrong"] > of_norm else []
+    of_states = sum(cells[name].get("beyond") == [] and "wrong_states" in cells[name] for name in names)
+    num_wrong = verdicts["wrong"] - of_norm - of_states
+    words = [f"{num_wrong} wrong"] if num_wrong else []
     words += [f"{of_norm} with a wrong norm only"] if of_norm else []
+    words += [f"{of_states} with states of a wrong type only"] if of_states else []
     words += [f"{verdicts['crashed']} crashed"] if verdicts["crashed"] else []
     words += [f"{verdicts['refused']} refused"] if verdicts["refused"] else []
     return f"{', '.join(words) or 'none wrong'} of {len(names)}"
+
+
+def installed_optimizers() -> str:
+    """Count the verdicts of each optimizer's cells with the newest installation, by group of engines."""
+    cells = committed.newest(committed.OPTIMIZERS)["cells"]
+    groups = {
+        "DDP": ("ddp",),
+        "FSDP2": ("fsdp2",),
+        "stage 0": ("zero0",),
+        "stages 1 to 3": ("zero1", "zero2", "zero3", "accelerate_zero1", "accelerate_zero2", "accelerate_zero3"),
+        "with CPU offload": ("zero1_cpu_offload", "zero2_cpu_offload", "zero3_cpu_offload"),
+    }
+    rows = [
+        [f"`{optimizer}`: {what}", *(_optimizer_result(cells, optimizer, engines) for engines in groups.values())]
+        for optimizer, what in OPTIMIZERS.items()
+    ]
+    return tabulate(["optimizer", *groups], rows)
 
 
 MUON_CASES = {
@@ -1072,6 +1094,7 @@ PLACES: dict[tuple[str, str], Callable[[], str]] = {
     ("reports/launcher.md", "flags"): lambda: decided("flags"),
     ("reports/launcher.md", "variables"): lambda: decided("variables"),
     ("reports/conformance/README.md", "supported"): supported,
+    ("docs/releases.md", "installed-optimizers"): installed_optimizers,
     ("reports/conformance/README.md", "optimizers"): optimizers_by_release,
     ("reports/conformance/README.md", "muon"): muon_by_release,
 }
