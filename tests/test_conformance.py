@@ -49,6 +49,16 @@ def test_the_matrix_asks_each_cell_once():
     assert {cell.twist for cell in asked} == {cells.PLAIN, *cells.TWISTS, *cells.NEWER_TWISTS}
 
 
+def test_every_optimizer_is_asked_what_its_engines_offer():
+    asked = cells.of_optimizers(cells.OPTIMIZERS)
+    assert len({cell.name for cell in asked}) == len(set(asked)) == len(asked)
+    under = {(cell.optimizer, cell.engine) for cell in asked}
+    everywhere = set(itertools.product(cells.OPTIMIZERS, cells.UNDER))
+    assert everywhere - under == set(itertools.product(cells.OF_DEEPSPEED_ALONE, ("ddp", "fsdp2")))
+    assert {cell.twist for cell in asked} == {cells.PLAIN, "groups", "resume", *cells.OPTIMIZER_TWISTS}
+    assert {(cell.accumulation, cell.clipping) for cell in asked} == set(itertools.product((1, 4), (False, True)))
+
+
 @pytest.mark.parametrize("cell", [cell for cell in cells.matrix((1, 2, 4)) if cell.engine == "ddp"], ids=str)
 def test_micro_batches_are_the_whole_batch(cell):
     parts = [part for rank in range(cell.num_ranks) for part in cell.micro_batches(rank)]
@@ -391,6 +401,9 @@ def test_a_known_fault_hides_no_larger_one(before, now, is_new):
             "--release torch==2.8.0: torch==2.9.1 is requested",
         ),
         (["--output", "nowhere/matrix.json"], "the folder nowhere does not exist"),
+        (["--optimizer", "sdg"], "--optimizer sdg: there is no such optimizer"),
+        (["--optimizer", "sgd", "--ranks", "2"], "--ranks 2: an optimizer is always checked on two processes"),
+        (["--optimizer", "torchao_adamw8bit"], "torchao is not installed"),
         (
             ["--release", "deepspeed==0.18.2", "--ranks", "2"],
             "--ranks 2: another release is always checked on two processes",

@@ -387,6 +387,19 @@ def test_a_typo_is_one_finding(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("optimizer", "clipping", "mended"),
+    [("Muon", None, 0.0), ("Muon", 1.0, 0.0), ("Muon", 0.0, None), ("AdamW", None, 1.0), ("AdamW", 1.0, None)],
+)
+def test_clipping_acts_on_the_update_of_muon(tmp_path, optimizer, clipping, mended):
+    content = {"optimizer": {"type": optimizer, "params": {"lr": 0.02}}, "zero_optimization": {"stage": 2}}
+    content |= {} if clipping is None else {"gradient_clipping": clipping}
+    (tmp_path / "ds.json").write_text(json.dumps(content))
+    findings = examine.examine(tmp_path / "ds.json").findings
+    found = [finding.mend for finding in findings if finding.key == "gradient_clipping" and finding.matters]
+    assert found == ([] if mended is None else [mended])
+
+
+@pytest.mark.parametrize(
     ("typo", "right_key"), [("gradient_cliping", "gradient_clipping"), ("zero_stag", "zero_stage")]
 )
 def test_a_typo_in_an_accelerate_file_is_one_finding(typo, right_key):

@@ -596,6 +596,7 @@ MUON = {"optimizer": {"type": "Muon", "params": {"lr": 0.02}}, "zero_optimizatio
         ("0.19.7", 0, 0, None),
         ("0.19.6", 3, 0, "trained by AdamW"),
         ("0.19.8", 2, None, "divided by its norm"),
+        ("0.19.8", 2, 0.5, "clipped instead of the gradient"),
         ("0.19.8", 2, 0, None),
     ],
 )
@@ -606,6 +607,27 @@ def test_doctor_names_listed_faults_that_a_file_has(tmp_path, release, stage, cl
     findings = examine.examine(tmp_path / "muon.json", f"deepspeed=={release}").findings
     messages = [finding.message for finding in findings if finding.is_about_release and "Muon" in finding.message]
     assert any(fact in message for message in messages) if fact else messages == []
+
+
+OFFLOADED = {"stage": 2, "offload_optimizer": {"device": "cpu"}}
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "more", "fact", "is_affected"),
+    [
+        ("Lion", {"zero_optimization": OFFLOADED}, "gradient and momentum are zero", True),
+        ("Lion", {"zero_optimization": {"stage": 2}}, "gradient and momentum are zero", False),
+        ("Adafactor", {"zero_optimization": {"stage": 1}}, "one flat vector", True),
+        ("Adafactor", {"zero_optimization": {"stage": 0}}, "one flat vector", False),
+        ("SGD", {"fp16": {"enabled": True}}, "loss scale", True),
+        ("SGD", {"fp16": {"enabled": True}, "zero_optimization": {"stage": 1}}, "loss scale", False),
+    ],
+)
+def test_doctor_names_listed_faults_of_optimizers(tmp_path, optimizer, more, fact, is_affected):
+    content = {"optimizer": {"type": optimizer, "params": {"lr": 0.02}}, "gradient_clipping": 1.0, **more}
+    (tmp_path / "ds.json").write_text(json.dumps(content))
+    findings = examine.examine(tmp_path / "ds.json", "deepspeed==0.19.8").findings
+    assert any(fact in finding.message for finding in findings if finding.is_about_release) == is_affected
 
 
 def test_doctor_alone_names_what_is_known_of_the_installed_releases(monkeypatch):
