@@ -430,6 +430,25 @@ def test_the_committed_matrices_are_of_the_releases_they_name():
     assert {f"{package}=={version.partition('+')[0]}" for package, version in NEWEST["versions"].items()} <= {*pins}
 
 
+def test_the_committed_matrices_of_optimizers_are_of_the_releases_they_name():
+    matrices = committed.read("deepspeed", committed.OPTIMIZERS)
+    assert {path.stem for path in committed.OPTIMIZERS.glob("*.json")} == {*matrices}
+    newest = committed.newest(committed.OPTIMIZERS)
+    assert newest["versions"] == NEWEST["versions"]
+    assert set(newest["cells"]) == {cell.name for cell in cells.of_optimizers(cells.OPTIMIZERS)}
+    of_release = {cell.name for cell in cells.of_optimizers(cells.OPTIMIZERS, cells.OPTIMIZERS_UNDER["deepspeed"])}
+    assert all(set(matrix["cells"]) <= of_release for matrix in matrices.values() if matrix != newest)
+
+
+def test_engines_that_hand_on_what_they_get_are_right_with_every_optimizer():
+    """False alarms would be here: DDP, and stage 0 in fp32, give the optimizer what plain PyTorch gives it."""
+    found = committed.newest(committed.OPTIMIZERS)["cells"]
+    plain = {name: cell for name, cell in found.items() if name.startswith(("ddp/", "zero0/fp32/"))}
+    assert {name for name, cell in plain.items() if cell["verdict"] != "same"} == {
+        "zero0/fp32/2-ranks/accumulation-1/resume/torchao_adamw8bit"  # refused: such a checkpoint cannot be loaded
+    }
+
+
 @pytest.mark.parametrize("package", cells.PACKAGES)
 def test_every_release_was_asked_what_it_has_a_part_in(package):
     """The newest installation every cell, and so were those that have been it."""
