@@ -50,7 +50,7 @@ def build(cell: Cell, model: Any) -> torch.optim.Optimizer:
         from bitsandbytes.optim import Lion
 
         return Lion(parameters, **settings)  # type: ignore[no-any-return]
-    if cell.optimizer == ADAMW and "offload" in cell.engine:
+    if cell.optimizer == ADAMW and "offload" in cell.engine and not cell.through_accelerate:  # which replaces AdamW
         from deepspeed.ops.adam import DeepSpeedCPUAdam
 
         return DeepSpeedCPUAdam(parameters, adamw_mode=True, **settings)  # type: ignore[no-any-return]
