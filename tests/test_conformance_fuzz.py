@@ -188,6 +188,16 @@ def test_a_cell_that_fails_in_another_way_is_no_simpler_form():
     assert shrunk[failed].name == "zero0/fp32/1-rank/accumulation-2/tied"
 
 
+def test_ranks_that_differ_are_one_kind_in_every_precision():
+    """In 16 bits, each rank may be within its bound, although the ranks have different weights."""
+    difference = {"step": 1, "of": ["w"]}
+    kinds = {fuzz.kind_of(_wrong(beyond) | {"ranks_apart": difference}) for beyond in ([], ["norm"], ["loss", "norm"])}
+    assert len(kinds) == 1
+    assert kinds != {fuzz.kind_of(_wrong())}
+    assert fuzz.kind_of(_wrong(["norm"])) != fuzz.kind_of(_wrong())
+    assert fuzz.kind_of(_right()) == ""
+
+
 def test_a_cell_of_a_higher_stage_does_not_shrink_to_stage_0_in_16_bits():
     """There every cell fails, so this would explain nothing."""
     assert all(not fuzz.is_stage_0_in_16_bits(cell) for cell in fuzz.simpler(Cell("zero1", "bf16", 2, 2, True)))

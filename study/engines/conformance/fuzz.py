@@ -205,19 +205,20 @@ def _simpler_engines(engine: str) -> list[str]:
 def kind_of(verdict: Mapping[str, Any]) -> str:
     """Return how a cell failed, so that two cells that fail in the same way have the same text.
 
-    It is empty if the cell did not fail. Wrong cells differ in whether the weights are wrong or only the reported norm,
-    in whether the ranks have different weights, and in whether states have a wrong type. Crashed cells differ in the
-    error, without the numbers in its message.
+    It is empty if the cell did not fail. Wrong cells differ in whether the ranks have different weights, in whether
+    otherwise the weights are wrong or only the reported norm, and in whether states have a wrong type. Crashed cells
+    differ in the error, without the numbers in its message.
     """
     if verdict["verdict"] == "crashed":
         message = re.sub(r"\d+", "#", verdict["message"])
         return f"crashed while {verdict['stage']}: {message[:60]}"
     if verdict["verdict"] != "wrong":
         return ""
-    beyond = verdict["beyond"]
-    words = ["wrong norm" if beyond == ["norm"] else "wrong training" if beyond else "wrong"]
-    words += ["different ranks"] if verdict["ranks_apart"] else []
-    words += ["states of a wrong type"] if verdict.get("wrong_states") else []
+    words = ["states of a wrong type"] if verdict.get("wrong_states") else []
+    if verdict["ranks_apart"]:  # in 16 bits, each rank alone may be within its bound
+        words.insert(0, "wrong: different ranks")
+    elif verdict["beyond"]:
+        words.insert(0, "wrong norm" if verdict["beyond"] == ["norm"] else "wrong training")
     return ", ".join(words)
 
 
