@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -102,13 +103,20 @@ class _Plain:
         return _backward(self.cell, self.toy, outputs, tokens, times, torch.autograd.backward)
 
     def step(self) -> float | None:
-        max_norm = MAX_NORM if self.cell.clipping else float("inf")
-        norm = nn.utils.clip_grad_norm_(optimizers.trained(self.model), max_norm)
+        norm = nn.utils.clip_grad_norm_(optimizers.trained(self.model), self.cell.max_norm)
         self.optimizer.step()
         self.optimizer.zero_grad()
         if self.scheduler is not None:
             self.scheduler.step()
         return float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
+
+    def _save_schedule(self, folder: Path) -> None:
+        if self.scheduler is not None:
+            torch.save(self.scheduler.state_dict(), folder / f"schedule-{_rank()}.pt")
+
+    def _load_schedule(self, folder: Path) -> None:
+        if self.scheduler is not None:
+            self.scheduler.load_state_dict(torch.load(folder / f"schedule-{_rank()}.pt", weights_only=True))
 
     def close(self) -> None:
         pass
@@ -128,11 +136,13 @@ class DDP(_Plain):
 
     def save(self, folder: Path) -> None:
         torch.save([self.model.module.state_dict(), self.optimizer.state_dict()], folder / f"{_rank()}.pt")
+        self._save_schedule(folder)
 
     def load(self, folder: Path) -> None:
         model, optimizer = torch.load(folder / f"{_rank()}.pt", weights_only=True)
         self.model.module.load_state_dict(model)
         self.optimizer.load_state_dict(optimizer)
+        self._load_schedule(folder)
 
 
 class FSDP2(_Plain):
@@ -159,6 +169,7 @@ class FSDP2(_Plain):
         from torch.distributed.checkpoint import state_dict_saver
 
         state_dict_saver.save(self._state(), checkpoint_id=folder)
+        self._save_schedule(folder)
 
     def load(self, folder: Path) -> None:
         from torch.distributed.checkpoint import state_dict, state_dict_loader
@@ -168,6 +179,7 @@ class FSDP2(_Plain):
         state_dict.set_state_dict(
             self.model, self.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
         )
+        self._load_schedule(folder)
 
     def _state(self) -> dict[str, Any]:
         from torch.distributed.checkpoint import state_dict
@@ -192,6 +204,8 @@ class DeepSpeed:
         self.names = [name for name, _ in self.model.named_parameters()]
         if "optimizer" in settings:
             own: dict[str, Any] = {"model_parameters": optimizers.groups(cell, self.model)}
+            if cell.does("schedule"):
+                own["lr_scheduler"] = functools.partial(_schedule, cell)
         else:
             optimizer = optimizers.build(cell, self.model)
             own = {"optimizer": optimizer, "lr_scheduler": _schedule(cell, optimizer)}
@@ -264,8 +278,7 @@ class Accelerated:
             share = _backward(self.cell, self.toy, self.model(tokens[:, :-1]), tokens, times, self.accelerator.backward)
             if self.accelerator.sync_gradients:
                 # DeepSpeed has already clipped, as its configuration says. It only returns the norm here.
-                max_norm = MAX_NORM if self.cell.clipping else float("inf")
-                self.norm = self.accelerator.clip_grad_norm_(self.model.parameters(), max_norm)
+                self.norm = self.accelerator.clip_grad_norm_(self.model.parameters(), self.cell.max_norm)
             self.optimizer.step()
             if self.scheduler is not None:
                 self.scheduler.step()

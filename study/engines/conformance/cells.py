@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
@@ -15,6 +16,7 @@ BATCH_SIZE = 12  # sequences per step: divisible by 1, 2 and 3 micro batches on 
 BATCH_SIZE_BY_FOUR = 16  # with four micro batches
 ODD_BATCH_SIZE = 11  # not divisible by any of these products but 1
 MAX_NORM = 0.1  # below every gradient norm of the toy: clipping always acts
+DEFAULT_MAX_NORM = 1.0  # at which DeepSpeed clips since 0.19.3, if gradient_clipping is not written in its file
 
 # The type of parameters, forward and backward passes, and the type of gradient sums. Master weights are always fp32.
 #   fp32           all of it in fp32
@@ -76,10 +78,8 @@ OPTIMIZER_TWISTS = {
 }
 PLAIN = "plain"
 WITHOUT_BUCKETS = ("fsdp2", "zero0", "accelerate_ddp", "accelerate_fsdp2")  # no bucket size is set for them
-# These change no number. The gradient norms of the toy are below 1, which is what an absent gradient_clipping means.
-OF_NO_REFERENCE = {
-    "checkpointing", "reentrant", "resume", "buckets", "one_output", "loader", "clipping_absent", "zero_init",
-}  # fmt: skip
+# These change no number.
+OF_NO_REFERENCE = {"checkpointing", "reentrant", "resume", "buckets", "one_output", "loader", "zero_init"}
 SAVED_AFTER = 2  # steps
 SKIPPED = 1  # the index of the step whose gradients overflow
 
@@ -168,9 +168,21 @@ class Cell:
 
     @property
     def batch_size(self) -> int:
-        if self.accumulation == 4:
-            return BATCH_SIZE_BY_FOUR
-        return ODD_BATCH_SIZE if self.twist == "uneven" else BATCH_SIZE
+        if self.does("uneven"):
+            return ODD_BATCH_SIZE
+        return BATCH_SIZE_BY_FOUR if self.accumulation == 4 else BATCH_SIZE
+
+    @property
+    def max_norm(self) -> float:
+        """The norm to which gradients are clipped. Infinity if they are not clipped."""
+        if self.clipping:
+            return MAX_NORM
+        return DEFAULT_MAX_NORM if self.does("clipping_absent") else math.inf
+
+    @property
+    def returns_logits_alone(self) -> bool:
+        """Whether the toy returns only its logits, and not the last hidden states as well."""
+        return self.twist in NEWER_TWISTS or self.does("one_output") or self.does("part_outside")
 
     @property
     def question(self) -> Cell:

@@ -49,7 +49,7 @@ def build(cell: Cell, model: Any) -> torch.optim.Optimizer:
         return optimizer_in_8_bits(cell.optimizer)(parameters, **settings)  # type: ignore[no-any-return]
     if cell.optimizer == "lion":
         return importlib.import_module("bitsandbytes.optim").Lion(parameters, **settings)  # type: ignore[no-any-return]
-    if cell.optimizer == ADAMW and "offload" in cell.engine:
+    if cell.optimizer == ADAMW and "offload" in cell.engine and not cell.through_accelerate:  # which replaces AdamW
         from deepspeed.ops.adam import DeepSpeedCPUAdam
 
         return DeepSpeedCPUAdam(parameters, adamw_mode=True, **settings)  # type: ignore[no-any-return]

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from . import formulas, toy
-from .cells import IN_8_BITS, MAX_NORM, NUM_STEPS, SKIPPED, Cell
+from .cells import IN_8_BITS, NUM_STEPS, SKIPPED, Cell
 
 ROUNDOFF_FP32, ROUNDOFF_FP16, ROUNDOFF_BF16 = 2.0**-24, 2.0**-11, 2.0**-8
 ROUNDOFF = {"fp32": ROUNDOFF_FP32, "fp16": ROUNDOFF_FP16}  # of the classes that do not use bf16
@@ -103,7 +103,7 @@ def expect(cell: Cell) -> Expected:
         losses.append(loss)
         norm = torch.stack([gradient.flatten(1).square().sum(1) for gradient in gradients.values()]).sum(0).sqrt()
         norms.append(norm)
-        scale = (MAX_NORM / (norm + CLIPPING_EPSILON)).clamp(max=1) if cell.clipping else torch.ones_like(norm)
+        scale = (cell.max_norm / (norm + CLIPPING_EPSILON)).clamp(max=1)
         is_skipped = cell.does("skipped") and step == SKIPPED
         num_updates += not is_skipped
         for name, gradient in gradients.items():
@@ -111,7 +111,7 @@ def expect(cell: Cell) -> Expected:
                 continue
             clipped = gradient * scale.reshape(-1, *[1] * (gradient.ndim - 1))
             rate, decay = toy.options(cell, start[name].ndim).values()
-            rate *= toy.RATES[step] if cell.does("schedule") else 1
+            rate *= toy.RATES[num_updates - 1] if cell.does("schedule") else 1  # a skipped step has no rate
             masters[name] = formulas.updated(
                 cell, name, masters[name], clipped, states[name], num_updates, rate, decay, rounded
             )
@@ -202,7 +202,7 @@ def _losses(
     chosen = logits.log_softmax(-1)[:, torch.arange(len(targets)), targets]
     shares = [-chosen.sum(1) / num_targets]
     if cell.does("part_outside"):
-        hidden = block(toy.outside_inputs(tokens).flatten(0, 1).expand(len(table), -1, -1))
+        hidden = block(toy.outside_inputs(cell, tokens).flatten(0, 1).expand(len(table), -1, -1))
     if cell.does("two_backward") or cell.does("part_outside"):
         shares.append(toy.SECOND_LOSS_SHARE * hidden.square().flatten(1).sum(1) / num_targets)
     return shares

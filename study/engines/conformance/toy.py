@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from .cells import IN_8_BITS, NEWER_TWISTS, Cell
+from .cells import IN_8_BITS, Cell
 
 VOCABULARY = 32
 LENGTH = 6  # tokens of a sequence
@@ -96,7 +96,7 @@ class Toy(nn.Module):
             else:
                 hidden = self.block(hidden)
         logits: torch.Tensor = self.head(hidden)
-        return logits if self.cell.twist in NEWER_TWISTS else (logits, hidden)
+        return logits if self.cell.returns_logits_alone else (logits, hidden)
 
 
 def size(cell: Cell) -> tuple[int, int]:
@@ -151,7 +151,7 @@ def losses(cell: Cell, model: Any, outputs: Any, tokens: torch.Tensor) -> list[t
     `model` is the toy itself, not the engine around it.
     """
     if cell.does("part_outside"):
-        outputs = (outputs, model.block(outside_inputs(tokens).to(next(model.parameters()).dtype)))
+        outputs = (outputs, model.block(outside_inputs(cell, tokens).to(next(model.parameters()).dtype)))
     logits, *hidden = outputs if isinstance(outputs, tuple) else (outputs,)
     num_targets = cell.batch_size * LENGTH
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32)).flatten(0, 1)
@@ -162,9 +162,10 @@ def losses(cell: Cell, model: Any, outputs: Any, tokens: torch.Tensor) -> list[t
     return [first, second] if cell.does("two_backward") else [first + second]
 
 
-def outside_inputs(tokens: torch.Tensor) -> torch.Tensor:
+def outside_inputs(cell: Cell, tokens: torch.Tensor) -> torch.Tensor:
     """Return the inputs with which the test model's block is called outside the model's forward pass.
 
     Each token has a fixed vector of numbers that bf16 can represent.
     """
-    return uniform((VOCABULARY, WIDTH), 100).bfloat16().double()[tokens[:, :-1]]
+    width, _ = size(cell)
+    return uniform((VOCABULARY, width), 100).bfloat16().double()[tokens[:, :-1]]
