@@ -1094,7 +1094,7 @@ PLACES: dict[tuple[str, str], Callable[[], str]] = {
     ("reports/launcher.md", "flags"): lambda: decided("flags"),
     ("reports/launcher.md", "variables"): lambda: decided("variables"),
     ("reports/conformance/README.md", "supported"): supported,
-    ("docs/releases.md", "installed-optimizers"): installed_optimizers,
+    ("docs/releases.md", "installed_optimizers"): installed_optimizers,
     ("reports/conformance/README.md", "optimizers"): optimizers_by_release,
     ("reports/conformance/README.md", "muon"): muon_by_release,
 }
