@@ -387,11 +387,21 @@ def test_a_typo_is_one_finding(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "clipping", "mended"),
-    [("Muon", None, 0.0), ("Muon", 1.0, 0.0), ("Muon", 0.0, None), ("AdamW", None, 1.0), ("AdamW", 1.0, None)],
+    ("optimizer", "stage", "clipping", "mended"),
+    [
+        ("Muon", 2, None, 0.0),
+        ("MUON", 2, None, 0.0),
+        ("Muon", "2", 1.0, 0.0),
+        ("Muon", 2, "auto", 0.0),
+        ("Muon", 2, 0.0, None),
+        ("Muon", 0, None, 1.0),
+        ("Muon", 0, 1.0, None),
+        ("AdamW", 2, None, 1.0),
+        ("AdamW", 2, 1.0, None),
+    ],
 )
-def test_clipping_acts_on_the_update_of_muon(tmp_path, optimizer, clipping, mended):
-    content = {"optimizer": {"type": optimizer, "params": {"lr": 0.02}}, "zero_optimization": {"stage": 2}}
+def test_clipping_acts_on_the_update_of_muon(tmp_path, optimizer, stage, clipping, mended):
+    content = {"optimizer": {"type": optimizer, "params": {"lr": 0.02}}, "zero_optimization": {"stage": stage}}
     content |= {} if clipping is None else {"gradient_clipping": clipping}
     (tmp_path / "ds.json").write_text(json.dumps(content))
     findings = examine.examine(tmp_path / "ds.json").findings

@@ -623,6 +623,9 @@ OFFLOADED = {"stage": 2, "offload_optimizer": {"device": "cpu"}}
         ("Adafactor", {"zero_optimization": {"stage": 1}}, "one flat vector", True),
         ("Adafactor", {"zero_optimization": {"stage": 0}}, "one flat vector", False),
         ("SGD", {"fp16": {"enabled": True}}, "loss scale", True),
+        ("SGD", {"fp16": {"enabled": "auto"}, "zero_optimization": {"stage": "0"}}, "loss scale", True),
+        ("Muon", {"fp16": {"enabled": True}, "zero_optimization": {"stage": "2"}}, "the loss scale", True),
+        ("Muon", {"fp16": {"enabled": True}, "zero_optimization": OFFLOADED}, "the loss scale", False),
         ("SGD", {"fp16": {"enabled": True}, "zero_optimization": {"stage": 1}}, "loss scale", False),
     ],
 )

@@ -100,7 +100,9 @@ def _environment(cells: Sequence[Cell], chosen: Mapping[str, str]) -> dict[str, 
 def failure_verdict(failure: Failure, optimizer: str = ADAMW) -> dict[str, Any]:
     """Return the verdict on a cell whose training failed: refused or crashed, with the stage and the message."""
     kind, _, message = failure.message.partition(": ")
-    is_unsupported = optimizer != ADAMW and any(words in message for words in UNSUPPORTED)
+    is_unsupported = (
+        optimizer != ADAMW and failure.stage == "trained" and any(words in message for words in UNSUPPORTED)
+    )
     refused = failure.stage != "ended" and bool(message) and (kind in REFUSALS or is_unsupported)
     return {
         "verdict": "refused" if refused else "crashed",

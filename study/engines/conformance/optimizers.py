@@ -73,13 +73,8 @@ def groups(cell: Cell, model: Any) -> list[Any]:
     parameters = trained(model)
     if not cell.does("groups"):
         return parameters
-    by_dimensions = [(num, [p for p in parameters if len(_shape(p)) == num]) for num in (2, 1)]
+    by_dimensions = [(num, [p for p in parameters if len(toy.whole_shape(p)) == num]) for num in (2, 1)]
     return [{"params": members, **toy.options(cell, num)} for num, members in by_dimensions if members]
-
-
-def _shape(parameter: Any) -> torch.Size:
-    """Return the shape of a whole parameter, also if the engine has sharded it."""
-    return getattr(parameter, "ds_shape", parameter.shape)  # type: ignore[no-any-return]
 
 
 def _settings(cell: Cell) -> dict[str, Any]:

@@ -73,7 +73,7 @@ class Toy(nn.Module):
             self.fill()
         if cell.optimizer == "torch_muon":
             for parameter in self.parameters():
-                parameter.requires_grad_(parameter.ndim > 1)
+                parameter.requires_grad_(len(whole_shape(parameter)) > 1)
         if cell.does("tied"):
             self.head.weight = self.embedding.weight
         if cell.does("frozen"):
@@ -97,6 +97,11 @@ class Toy(nn.Module):
                 hidden = self.block(hidden)
         logits: torch.Tensor = self.head(hidden)
         return logits if self.cell.returns_logits_alone else (logits, hidden)
+
+
+def whole_shape(parameter: Any) -> torch.Size:
+    """Return the shape of a whole parameter, also if the engine has sharded it."""
+    return getattr(parameter, "ds_shape", parameter.shape)  # type: ignore[no-any-return]
 
 
 def size(cell: Cell) -> tuple[int, int]:

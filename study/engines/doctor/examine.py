@@ -115,8 +115,14 @@ def _is_affected(content: dict[str, Any], affected: Mapping[str, Sequence[Any]])
         content = _read_json(Path(named))
     json_file = config_files.DeepSpeedFile(content)
     values = {key: json_file.get(key, None) for key in affected}
-    in_lower_case = {key: value.lower() if isinstance(value, str) else value for key, value in values.items()}
-    return bool(affected) and all(matches(affected[key], in_lower_case[key]) for key in affected)
+    return bool(affected) and all(matches(affected[key], _as_listed(values[key])) for key in affected)
+
+
+def _as_listed(value: Any) -> Any:
+    """Return a value as the list of faults writes it: text in lower case, and a number instead of its digits."""
+    if not isinstance(value, str):
+        return value
+    return int(value) if value.isdecimal() else value.lower()
 
 
 def _is_version(text: str) -> bool:
