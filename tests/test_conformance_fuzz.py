@@ -269,7 +269,7 @@ def test_the_committed_report_is_of_this_program():
 @pytest.mark.skipif(importlib.util.find_spec("bitsandbytes") is None, reason="bitsandbytes is not installed")
 def test_a_few_drawn_cells_are_trained(tmp_path):
     output = tmp_path / "fuzz.json"
-    assert fuzz_conformance.main(20261127, 0, output, cells_per_batch=10) in (0, 1)
+    assert fuzz_conformance.main(20261127, 0, output, cells_per_batch=3) in (0, 1)
     report = json.loads(output.read_text())
     assert report["verdicts"]["same"] > 0
-    assert report["cells_examined"] >= report["cells_drawn"] == 10
+    assert report["cells_examined"] >= report["cells_drawn"] == 3
