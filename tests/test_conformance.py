@@ -12,6 +12,7 @@ from typing import Any
 
 import conformance_faults
 import launching
+import plain_training
 import pytest
 import torch
 
@@ -20,13 +21,11 @@ from study import run as run_module
 from study.config import build_config
 from study.engines import known_bad
 from study.engines.conformance import (
-    adapters,
     cells,
     committed,
     formulas,
     installation,
     judge,
-    optimizers,
     reference,
     toy,
 )
@@ -97,26 +96,11 @@ FIRST = [0.8603825033666348, 0.6622936126246195, 0.7260294264897311, -0.05556181
 )
 def test_the_reference_is_what_torch_gives_in_fp64(cell):
     model = toy.Toy(cell).double()
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    optimizer = optimizers.build(cell, model)
-    scheduler = adapters._schedule(cell, optimizer)
     expected = reference.expect(cell.question)
-    for step in range(cells.NUM_STEPS):
-        batch, loss = toy.tokens(cell, step), 0
-        for rank, number in itertools.product(range(cell.num_ranks), range(cell.accumulation)):
-            torch.manual_seed(toy.seed(step, rank, number))
-            part = cell.micro_batches(rank)[number]
-            tokens = batch[part.start : part.stop]
-            loss += sum(toy.losses(cell, model, model(tokens[:, :-1]), tokens))
-        loss.backward()
-        norm = torch.nn.utils.clip_grad_norm_(trained, cells.MAX_NORM if cell.clipping else float("inf"))
-        optimizer.step()
-        optimizer.zero_grad()
-        if scheduler:
-            scheduler.step()
-        assert float(expected.losses[step]) == pytest.approx(float(loss.detach()), rel=1e-12)
-        assert float(expected.norms[step]) == pytest.approx(float(norm), rel=1e-12)
-        assert float(norm) > cells.MAX_NORM  # or clipping would not act
+    for step, trained in enumerate(plain_training.steps(cell, model)):
+        assert float(expected.losses[step]) == pytest.approx(trained.loss, rel=1e-12)
+        assert float(expected.norms[step]) == pytest.approx(trained.norm, rel=1e-12)
+        assert trained.norm > cells.MAX_NORM  # or clipping would not act
         for name, parameter in model.named_parameters():
             assert torch.allclose(expected.masters[name][step], parameter.detach(), rtol=1e-11, atol=1e-13)
 
@@ -126,16 +110,8 @@ def test_the_formula_is_what_the_library_does(optimizer):
     """Muon computes in bf16, and bitsandbytes in fp32 and 8 bits: the formula stays within the bound of the draws."""
     cell = dataclasses.replace(PLAIN, optimizer=optimizer)
     expected = reference.expect(cell.question)
-    model = toy.Toy(cell)
-    made = optimizers.build(cell, model)
-    moved = 0.0
-    for step in range(cells.NUM_STEPS):
-        for rank, number in itertools.product(range(cell.num_ranks), range(cell.accumulation)):
-            part = cell.micro_batches(rank)[number]
-            tokens = toy.tokens(cell, step)[part.start : part.stop]
-            sum(toy.losses(cell, model, model(tokens[:, :-1]), tokens)).backward()
-        made.step()
-        made.zero_grad()
+    model, moved = toy.Toy(cell), 0.0
+    for step, _ in enumerate(plain_training.steps(cell, model)):
         for name, parameter in model.named_parameters():
             way = (expected.masters[name][step] - expected.start[name]).norm()
             distance = (expected.masters[name][step] - parameter.detach()).norm()
@@ -247,8 +223,8 @@ def test_the_smallest_wrong_scale_that_is_seen(precision, clipping, masters, ste
     expected, right = reference.expect(cell), formulas.adamw
 
     def share(lost: float) -> float:
-        def updated(master, gradient, state, step, *others):
-            return right(master, gradient * (1 - lost) if step in steps else gradient, state, step, *others)
+        def updated(master, gradient, state, step):
+            return right(master, gradient * (1 - lost) if step.number in steps else gradient, state, step)
 
         with monkeypatch.context() as patched:
             patched.setattr(reference, "NUM_DRAWS", 0)  # no rounding of its own

@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import fuzz_conformance
+import plain_training
 import pytest
 import torch
 
-from study.engines.conformance import adapters, cells, committed, fuzz, optimizers, reference, toy
+from study.engines.conformance import cells, committed, fuzz, reference, toy
 from study.engines.conformance.cells import Cell
 
 PLAIN = Cell("zero2", "fp32", 2, 1, False)
@@ -86,26 +87,10 @@ def _questions(number: int) -> list[Cell]:
 def test_the_reference_of_combined_variations_is_what_torch_gives_in_fp64(cell, monkeypatch):
     monkeypatch.setattr(reference, "NUM_DRAWS", 0)
     model = toy.Toy(cell).double()
-    trained = optimizers.trained(model)
-    optimizer = optimizers.build(cell, model)
-    scheduler = adapters._schedule(cell, optimizer)
     expected = reference.expect(cell)
-    for step in range(cells.NUM_STEPS):
-        batch, loss = toy.tokens(cell, step), 0
-        for rank, number in itertools.product(range(cell.num_ranks), range(cell.accumulation)):
-            torch.manual_seed(toy.seed(step, rank, number))
-            part = cell.micro_batches(rank)[number]
-            tokens = batch[part.start : part.stop]
-            loss += sum(toy.losses(cell, model, model(tokens[:, :-1]), tokens))
-        loss.backward()
-        norm = torch.nn.utils.clip_grad_norm_(trained, cell.max_norm)
-        if not (cell.does("skipped") and step == cells.SKIPPED):
-            optimizer.step()
-            if scheduler:
-                scheduler.step()
-        optimizer.zero_grad()
-        assert float(expected.losses[step]) == pytest.approx(float(loss.detach()), rel=1e-11)
-        assert float(expected.norms[step]) == pytest.approx(float(norm), rel=1e-11)
+    for step, trained in enumerate(plain_training.steps(cell, model)):
+        assert float(expected.losses[step]) == pytest.approx(trained.loss, rel=1e-11)
+        assert float(expected.norms[step]) == pytest.approx(trained.norm, rel=1e-11)
         for name, parameter in model.named_parameters():
             assert torch.allclose(expected.masters[name][step], parameter.detach(), rtol=1e-10, atol=1e-12)
 

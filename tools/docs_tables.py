@@ -797,7 +797,7 @@ def _optimizer_result(
     words += [f"{of_states} with states of a wrong type only"] if of_states else []
     words += [f"{verdicts['crashed']} crashed"] if verdicts["crashed"] else []
     words += [f"{verdicts['refused']} refused"] if verdicts["refused"] else []
-    return f"{', '.join(words) or 'none wrong'} of {len(names)}"
+    return f"of {len(names)}: {', '.join(words)}" if words else f"all {len(names)} right"
 
 
 def installed_optimizers() -> str:

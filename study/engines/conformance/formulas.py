@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn import functional
@@ -25,34 +25,31 @@ NEWTON_SCHULZ_STEPS = 5
 ADAFACTOR_DECAY, ADAFACTOR_EPSILON, ADAFACTOR_CLIPPING = -0.8, (2.0**-23, 1e-3), 1.0
 
 
-def updated(
-    cell: Cell,
-    name: str,
-    master: torch.Tensor,
-    gradient: torch.Tensor,
-    state: State,
-    step: int,
-    rate: float,
-    decay: float,
-    rounded: Rounded,
-) -> torch.Tensor:
-    """Return a parameter after one step of the cell's optimizer.
+class Step(NamedTuple):
+    """What a formula needs to know of a step."""
 
-    `step` counts from 1. `rate` and `decay` are the learning rate and the weight decay of the parameter in this step.
-    """
+    number: int  # from 1, without skipped steps
+    rate: float  # the learning rate of the parameter
+    decay: float  # its weight decay
+
+
+def updated(
+    cell: Cell, name: str, master: torch.Tensor, gradient: torch.Tensor, state: State, step: Step, rounded: Rounded
+) -> torch.Tensor:
+    """Return a parameter after one step of the cell's optimizer."""
     optimizer, num_dimensions = cell.optimizer, master.ndim - 1
     if optimizer in IN_8_BITS:
-        return _in_8_bits(cell, master, gradient, state, step, rate, decay)
+        return _in_8_bits(cell, master, gradient, state, step)
     if optimizer == "sgd":
-        return _sgd(master, gradient, state, rate, decay)
+        return _sgd(master, gradient, state, step)
     if optimizer == "lion":
-        return _lion(master, gradient, state, rate, decay)
+        return _lion(master, gradient, state, step)
     if optimizer == "adafactor":
-        return _adafactor(master, gradient, state, step, rate, decay)
+        return _adafactor(master, gradient, state, step)
     if is_orthogonalized(cell, name, num_dimensions):
-        return _muon(master, gradient, state, rate, decay, rounded)
+        return _muon(master, gradient, state, step, rounded)
     assert optimizer in OF_ADAMW or optimizer == "muon", optimizer
-    return adamw(master, gradient, state, step, rate, decay)
+    return adamw(master, gradient, state, step)
 
 
 def is_orthogonalized(cell: Cell, name: str, num_dimensions: int) -> bool:
@@ -65,43 +62,39 @@ def _buffer(state: State, key: str, like: torch.Tensor) -> torch.Tensor:
     return buffer
 
 
-def adamw(
-    master: torch.Tensor, gradient: torch.Tensor, state: State, step: int, rate: float, decay: float
-) -> torch.Tensor:
+def adamw(master: torch.Tensor, gradient: torch.Tensor, state: State, step: Step) -> torch.Tensor:
     beta1, beta2 = toy.BETAS
     first, second = _buffer(state, "first", master), _buffer(state, "second", master)
     first.mul_(beta1).add_(gradient, alpha=1 - beta1)
     second.mul_(beta2).add_(gradient.square(), alpha=1 - beta2)
-    divisor = (second / (1 - beta2**step)).sqrt() + toy.EPSILON
-    return master * (1 - rate * decay) - rate * (first / (1 - beta1**step)) / divisor
+    divisor = (second / (1 - beta2**step.number)).sqrt() + toy.EPSILON
+    return master * (1 - step.rate * step.decay) - step.rate * (first / (1 - beta1**step.number)) / divisor
 
 
-def _sgd(master: torch.Tensor, gradient: torch.Tensor, state: State, rate: float, decay: float) -> torch.Tensor:
+def _sgd(master: torch.Tensor, gradient: torch.Tensor, state: State, step: Step) -> torch.Tensor:
     momentum = _buffer(state, "momentum", master)  # torch starts it with the first gradient, which is the same
-    momentum.mul_(toy.MOMENTUM).add_(gradient + decay * master)
-    return master - rate * momentum
+    momentum.mul_(toy.MOMENTUM).add_(gradient + step.decay * master)
+    return master - step.rate * momentum
 
 
-def _lion(master: torch.Tensor, gradient: torch.Tensor, state: State, rate: float, decay: float) -> torch.Tensor:
+def _lion(master: torch.Tensor, gradient: torch.Tensor, state: State, step: Step) -> torch.Tensor:
     beta1, beta2 = toy.LION_BETAS
     momentum = _buffer(state, "momentum", master)
     direction = (beta1 * momentum + (1 - beta1) * gradient).sign()
     momentum.mul_(beta2).add_(gradient, alpha=1 - beta2)
-    return master * (1 - rate * decay) - rate * direction
+    return master * (1 - step.rate * step.decay) - step.rate * direction
 
 
-def _adafactor(
-    master: torch.Tensor, gradient: torch.Tensor, state: State, step: int, rate: float, decay: float
-) -> torch.Tensor:
+def _adafactor(master: torch.Tensor, gradient: torch.Tensor, state: State, step: Step) -> torch.Tensor:
     """Return the parameter after a step of Adafactor, as the documentation of torch.optim.Adafactor defines it.
 
     The second moment of a matrix is kept as one number per row and one per column. The learning rate is relative to the
     root mean square of the parameter.
     """
     smallest, smallest_scale = ADAFACTOR_EPSILON
-    weight = step**ADAFACTOR_DECAY
-    scale = _root_mean_square(master).clamp(min=smallest_scale) * min(rate, step**-0.5)
-    master = master * (1 - rate * decay)
+    weight = step.number**ADAFACTOR_DECAY
+    scale = _root_mean_square(master).clamp(min=smallest_scale) * min(step.rate, step.number**-0.5)
+    master = master * (1 - step.rate * step.decay)
     if master.ndim == 2:  # draws x elements: a vector
         variance = _buffer(state, "variance", master)
         variance.lerp_(gradient.square(), weight)
@@ -122,15 +115,13 @@ def _root_mean_square(values: torch.Tensor) -> torch.Tensor:
     return values.flatten(1).square().mean(1).sqrt().reshape(-1, *[1] * (values.ndim - 1))
 
 
-def _muon(
-    master: torch.Tensor, gradient: torch.Tensor, state: State, rate: float, decay: float, rounded: Rounded
-) -> torch.Tensor:
+def _muon(master: torch.Tensor, gradient: torch.Tensor, state: State, step: Step, rounded: Rounded) -> torch.Tensor:
     """Return a matrix after a step of Muon: Nesterov momentum, orthogonalized by a Newton-Schulz iteration in bf16."""
     momentum = _buffer(state, "momentum", master)
     momentum.lerp_(gradient, 1 - toy.MOMENTUM)
     update = orthogonalized(gradient.lerp(momentum, toy.MOMENTUM), rounded)
     rows, columns = master.shape[-2:]
-    return master * (1 - rate * decay) - rate * math.sqrt(max(1, rows / columns)) * update
+    return master * (1 - step.rate * step.decay) - step.rate * math.sqrt(max(1, rows / columns)) * update
 
 
 def orthogonalized(matrix: torch.Tensor, rounded: Rounded) -> torch.Tensor:
@@ -145,15 +136,7 @@ def orthogonalized(matrix: torch.Tensor, rounded: Rounded) -> torch.Tensor:
     return wide.mT if is_tall else wide
 
 
-def _in_8_bits(
-    cell: Cell,
-    master: torch.Tensor,
-    gradient: torch.Tensor,
-    state: State,
-    step: int,
-    rate: float,
-    decay: float,
-) -> torch.Tensor:
+def _in_8_bits(cell: Cell, master: torch.Tensor, gradient: torch.Tensor, state: State, step: Step) -> torch.Tensor:
     """Return a parameter after a step of AdamW with states in 8 bits.
 
     The first row is AdamW with exact states. In each further row, the library's own optimizer trains the parameter
@@ -161,7 +144,7 @@ def _in_8_bits(
     an engine with flat partitions, every parameter is quantized, because it is part of a large tensor there. It starts
     at another place of a quantized block in each row.
     """
-    rows = [adamw(master[:1], gradient[:1], state, step, rate, decay)[0]]
+    rows = [adamw(master[:1], gradient[:1], state, step)[0]]
     make = optimizer_in_8_bits(cell.optimizer)
     size = master[0].numel()
     for draw in range(1, len(master)):
@@ -172,7 +155,7 @@ def _in_8_bits(
         )
         if draw not in state:
             parameter = torch.nn.Parameter(padded)
-            state[draw] = make([parameter], lr=rate, weight_decay=decay, betas=toy.BETAS, eps=toy.EPSILON)
+            state[draw] = make([parameter], lr=step.rate, weight_decay=step.decay, betas=toy.BETAS, eps=toy.EPSILON)
         own = state[draw]
         (parameter,) = own.param_groups[0]["params"]
         parameter.data.copy_(padded)

@@ -19,6 +19,7 @@ from ...files import ROOT, parse_yaml
 from .. import known_bad
 from . import cells, committed
 from .cells import ADAMW, PLAIN, Cell
+from .optimizers import NAMES_IN_FILE
 
 KNOWN = ROOT / "reports" / "conformance" / "fuzzing" / "known.yaml"
 
@@ -27,7 +28,6 @@ OFFLOADED = {f"accelerate_zero{stage}_cpu_offload": ("fp32", "bf16") for stage i
 ENGINES = {name: kinds for name, kinds in (cells.ENGINES | OFFLOADED).items() if "nvme" not in name}
 # torchao is left out, because each cell takes half a minute.
 OPTIMIZERS = (ADAMW, *(name for name in cells.OPTIMIZERS if name != "torchao_adamw8bit"))
-BUILT_FROM_FILE = ("deepspeed_adamw", "sgd", "adafactor", "muon", "lion")
 ACCUMULATIONS = (1, 2, 3, 4, 5)  # five do not divide the batch
 TWISTS = tuple(
     dict.fromkeys(
@@ -109,7 +109,7 @@ def _supports(cell: Cell, twist: str) -> bool:
     if twist == "loader":
         return cell.through_accelerate and cell.batch_size % (cell.num_ranks * cell.accumulation) == 0
     if twist == "schedule":  # accelerate wants a scheduler of DeepSpeed's file beside an optimizer of that file
-        return not (cell.through_accelerate and cell.is_deepspeed and cell.optimizer in BUILT_FROM_FILE)
+        return not (cell.through_accelerate and cell.is_deepspeed and cell.optimizer in NAMES_IN_FILE)
     if twist == "clipping_absent":
         return cell.is_deepspeed and not cell.clipping
     if twist == "zero_init":

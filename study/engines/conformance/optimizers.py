@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..readback.full_tensors import kind_of_state, whole_shape
 from . import toy
-from .cells import ADAMW, IN_8_BITS, Cell
+from .cells import ADAMW, IN_8_BITS, OF_ADAMW, Cell
 from .formulas import optimizer_in_8_bits
 
 # How DeepSpeed's file names the optimizers that it can build.
@@ -36,10 +37,7 @@ def in_file(cell: Cell) -> dict[str, Any] | None:
     # Without offload, DeepSpeed's Lion only runs on a GPU.
     if not cell.is_deepspeed or name is None or (cell.optimizer == "lion" and "offload" not in cell.engine):
         return None
-    settings = dict(_settings(cell))
-    if cell.optimizer == "muon":
-        settings["momentum"] = toy.MOMENTUM
-    return {"type": name, "params": settings}
+    return {"type": name, "params": _settings(cell)}
 
 
 def build(cell: Cell, model: Any) -> torch.optim.Optimizer:
@@ -56,8 +54,6 @@ def build(cell: Cell, model: Any) -> torch.optim.Optimizer:
     name = {"sgd": "SGD", "adafactor": "Adafactor", "torch_muon": "Muon"}.get(cell.optimizer, "AdamW")
     if not hasattr(torch.optim, name):
         raise NotOffered(f"this release of PyTorch has no {name}")
-    if cell.optimizer == "torch_muon":
-        settings["momentum"] = toy.MOMENTUM
     if cell.optimizer == "adamw_fused":
         settings["fused"] = True
     made: torch.optim.Optimizer = getattr(torch.optim, name)(parameters, **settings)
@@ -73,19 +69,20 @@ def groups(cell: Cell, model: Any) -> list[Any]:
     parameters = trained(model)
     if not cell.does("groups"):
         return parameters
-    by_dimensions = [(num, [p for p in parameters if len(toy.whole_shape(p)) == num]) for num in (2, 1)]
+    by_dimensions = [(num, [p for p in parameters if len(whole_shape(p)) == num]) for num in (2, 1)]
     return [{"params": members, **toy.options(cell, num)} for num, members in by_dimensions if members]
 
 
 def _settings(cell: Cell) -> dict[str, Any]:
+    """Return the arguments of a cell's optimizer, in a script or in DeepSpeed's file."""
     settings: dict[str, Any] = toy.options(cell, 2)
-    if cell.optimizer == "sgd":
-        return {**settings, "momentum": toy.MOMENTUM}
+    if cell.optimizer in ("sgd", "muon", "torch_muon"):
+        settings["momentum"] = toy.MOMENTUM
     if cell.optimizer == "lion":
-        return {**settings, "betas": toy.LION_BETAS}
-    if cell.optimizer in ("adafactor", "torch_muon"):
-        return settings
-    return {"betas": toy.BETAS, "eps": toy.EPSILON, **settings}
+        settings["betas"] = toy.LION_BETAS
+    if cell.optimizer in (*OF_ADAMW, *IN_8_BITS, "muon"):  # Muon trains some parameters by Adam
+        settings |= {"betas": toy.BETAS, "eps": toy.EPSILON}
+    return settings
 
 
 def kinds_of_states(optimizer: Any) -> list[tuple[int, str]]:
@@ -96,12 +93,5 @@ def kinds_of_states(optimizer: Any) -> list[tuple[int, str]]:
     for parameter, state in optimizer.state.items():
         for value in state.values():
             if isinstance(value, torch.Tensor) and value.numel() == parameter.numel():
-                kinds.append((parameter.numel(), _kind(value)))
+                kinds.append((parameter.numel(), kind_of_state(value)))
     return sorted(kinds)
-
-
-def _kind(state: Any) -> str:
-    """Return the name of the type of a state: of its elements, or of the class in which a library quantizes it."""
-    local = getattr(state, "_local_tensor", state)
-    is_subclass = type(local) not in (torch.Tensor, nn.Parameter)
-    return type(local).__name__ if is_subclass else str(local.dtype).removeprefix("torch.")

@@ -104,16 +104,17 @@ def expect(cell: Cell) -> Expected:
         norm = torch.stack([gradient.flatten(1).square().sum(1) for gradient in gradients.values()]).sum(0).sqrt()
         norms.append(norm)
         scale = (cell.max_norm / (norm + CLIPPING_EPSILON)).clamp(max=1)
-        is_skipped = cell.does("skipped") and step == SKIPPED
-        num_updates += not is_skipped
+        if cell.does("skipped") and step == SKIPPED:
+            gradients = {}  # nothing is updated
+        else:
+            num_updates += 1
         for name, gradient in gradients.items():
-            if is_skipped:
-                continue
             clipped = gradient * scale.reshape(-1, *[1] * (gradient.ndim - 1))
             rate, decay = toy.options(cell, start[name].ndim).values()
             rate *= toy.RATES[num_updates - 1] if cell.does("schedule") else 1  # a skipped step has no rate
+            step_of_optimizer = formulas.Step(num_updates, rate, decay)
             masters[name] = formulas.updated(
-                cell, name, masters[name], clipped, states[name], num_updates, rate, decay, rounded
+                cell, name, masters[name], clipped, states[name], step_of_optimizer, rounded
             )
             masters[name] = _noisy(masters[name], ROUNDOFF_FP32, generator)
         history.append(dict(masters))

@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from ..readback.full_tensors import whole_shape
 from .cells import IN_8_BITS, Cell
 
 VOCABULARY = 32
@@ -97,11 +98,6 @@ class Toy(nn.Module):
                 hidden = self.block(hidden)
         logits: torch.Tensor = self.head(hidden)
         return logits if self.cell.returns_logits_alone else (logits, hidden)
-
-
-def whole_shape(parameter: Any) -> torch.Size:
-    """Return the shape of a whole parameter, also if the engine has sharded it."""
-    return getattr(parameter, "ds_shape", parameter.shape)  # type: ignore[no-any-return]
 
 
 def size(cell: Cell) -> tuple[int, int]:

@@ -17,7 +17,8 @@ import torch
 import torch.distributed as dist
 
 from ..readback.facts import inner_module
-from ..readback.fragments import Fragment, elements, whole_shape
+from ..readback.fragments import Fragment, elements
+from ..readback.full_tensors import whole_shape
 from . import formulas
 from .formulas import Given
 

@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 import torch
 
 from ... import terminal
-from ..readback.fragments import Fragment, elements, fragments_of, local
+from ..readback.fragments import Fragment, elements, fragments_of
+from ..readback.full_tensors import kind_of_state, local
 from . import formulas, matrices
 from .formulas import Given, Rule
 
@@ -260,7 +261,7 @@ class Update:
                 continue
             kinds = {kind for key, kind in _kinds_of(self._base.state.get(tensor, {})) if key != "step"}
             whole = torch.empty(tuple(tensor.shape), dtype=shard.dtype, device=shard.device)
-            if kinds and _kind(make(whole, True)) not in kinds:
+            if kinds and kind_of_state(make(whole, True)) not in kinds:
                 names.append(name)
         return names
 
@@ -296,14 +297,7 @@ def _whole(tensor: Any) -> torch.Tensor:
 
 
 def _kinds_of(states: dict[str, Any]) -> list[tuple[str, str]]:
-    return sorted((str(key), _kind(value)) for key, value in states.items() if isinstance(value, torch.Tensor))
-
-
-def _kind(state: Any) -> str:
-    """Return the type of a state, for example "float32" or "OptimState8bit"."""
-    part = local(state)
-    is_plain = type(part) in (torch.Tensor, torch.nn.Parameter)
-    return str(part.dtype).removeprefix("torch.") if is_plain else type(part).__name__
+    return sorted((str(key), kind_of_state(value)) for key, value in states.items() if isinstance(value, torch.Tensor))
 
 
 # ---------------------------------------------------------------- of all ranks

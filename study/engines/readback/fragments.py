@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from .facts import inner_module
+from .full_tensors import local
 
 
 class Fragment(NamedTuple):
@@ -22,11 +23,6 @@ class Fragment(NamedTuple):
     tensor_start: int  # where the part begins in the flattened tensor of the optimizer
     parameter_start: int  # where it begins in the flattened parameter
     size: int
-
-
-def whole_shape(parameter: Any) -> tuple[int, ...]:
-    """Return the shape of a full parameter, of which stage 3 keeps only a shard."""
-    return tuple(getattr(parameter, "ds_shape", parameter.shape))
 
 
 def fragments_of(model: Any, optimizer: Any) -> dict[int, list[Fragment]]:
@@ -57,12 +53,6 @@ def elements(tensor: Any, fragment: Fragment, stride: int = 1) -> torch.Tensor:
     """
     flat = local(tensor).detach().reshape(-1)[fragment.tensor_start : fragment.tensor_start + fragment.size : stride]
     return flat.cpu().to(torch.float64, copy=True)
-
-
-def local(tensor: Any) -> torch.Tensor:
-    """Return this rank's part of a tensor."""
-    part: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    return part
 
 
 def _of_flat(named: dict[int, Any], optimizer: Any) -> Iterator[tuple[torch.Tensor, Fragment]]:

@@ -1,6 +1,7 @@
 """Read full parameters, master weights, gradients and optimizer states, as they would be without an engine.
 
-If the engine shards, these functions are collective: every rank must read the same parameters in the same order.
+If the engine shards, the functions that read values of whole tensors are collective: every rank must read the same
+parameters in the same order.
 """
 
 from __future__ import annotations
@@ -10,6 +11,29 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+
+from .dtypes import dtype_name
+
+
+def whole_shape(parameter: Any) -> torch.Size:
+    """Return the shape of a full parameter, of which stage 3 keeps only a shard."""
+    return torch.Size(getattr(parameter, "ds_shape", parameter.shape))
+
+
+def local(tensor: Any) -> torch.Tensor:
+    """Return this rank's part of a tensor."""
+    part: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return part
+
+
+def kind_of_state(state: Any) -> str:
+    """Return the type of an optimizer state: of its elements, or the class in which a library quantizes it.
+
+    Examples are "float32" and "OptimState8bit".
+    """
+    part = local(state)
+    is_plain = type(part) in (torch.Tensor, torch.nn.Parameter)
+    return dtype_name(part.dtype) if is_plain else type(part).__name__
 
 
 def weight(parameter: torch.Tensor) -> torch.Tensor:

@@ -9,6 +9,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from .full_tensors import local
+
 
 def _tensors(values: Any) -> Iterator[torch.Tensor]:
     """Yield the tensors of nested lists and dicts."""
@@ -25,11 +27,11 @@ def _stored(tensor: Any) -> Iterator[torch.Tensor]:
 
     For FSDP2, this is the rank's part. For a quantized tensor of torchao, these are its values and its scales.
     """
-    local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    if is_traceable_wrapper_subclass(local):
-        yield from (part for name in local.__tensor_flatten__()[0] for part in _stored(getattr(local, name)))
+    part: Any = local(tensor)
+    if is_traceable_wrapper_subclass(part):
+        yield from (inner for name in part.__tensor_flatten__()[0] for inner in _stored(getattr(part, name)))
     else:
-        yield local
+        yield part
 
 
 def _address(tensor: torch.Tensor) -> int:
