@@ -772,11 +772,14 @@ def supported() -> str:
 
 def optimizers_by_release() -> str:
     """Count the wrong and crashed cells of each optimizer under ZeRO 0 to 3, by release of DeepSpeed."""
-    findings = []
-    for version, matrix in committed.read("deepspeed", committed.OPTIMIZERS).items():
-        row = tuple(_optimizer_result(matrix["cells"], optimizer) for optimizer in OPTIMIZERS)
-        findings.append((row, version))
-    return _grouped_by_release(findings, [f"`{optimizer}`" for optimizer in OPTIMIZERS])
+    rows = []
+    for optimizer in OPTIMIZERS:
+        findings = [
+            ((_optimizer_result(matrix["cells"], optimizer),), version)
+            for version, matrix in committed.read("deepspeed", committed.OPTIMIZERS).items()
+        ]
+        rows += [[f"`{optimizer}`", *row] for row in _by_release(findings)]
+    return tabulate(["optimizer", "DeepSpeed", "cells at stages 0 to 3"], rows)
 
 
 def _optimizer_result(
@@ -833,7 +836,7 @@ def muon_by_release() -> str:
     for version, matrix in committed.read("deepspeed", committed.OPTIMIZERS).items():
         row = tuple(_distance_moved(matrix["cells"].get(name)) for name in MUON_CASES.values())
         findings.append((row, version))
-    return _grouped_by_release(findings, list(MUON_CASES))
+    return tabulate(["DeepSpeed", *MUON_CASES], _by_release(findings))
 
 
 def _distance_moved(cell: Mapping[str, Any] | None) -> str:
@@ -848,10 +851,10 @@ def _distance_moved(cell: Mapping[str, Any] | None) -> str:
     return f"{moved}, norm wrong" if cell["beyond"] == ["norm"] else f"**{moved}**"
 
 
-def _grouped_by_release(findings: Sequence[tuple[tuple[str, ...], str]], head: Sequence[str]) -> str:
-    """Return a table with one row for neighboring releases with equal findings, the newest first."""
+def _by_release(findings: Sequence[tuple[tuple[str, ...], str]]) -> list[list[str]]:
+    """Return one row for examined releases with equal findings, the newest first. Others may lie between them."""
     groups = [(row, [version for _, version in group]) for row, group in groupby(findings, lambda item: item[0])]
-    return tabulate(["DeepSpeed", *head], [[between_ends(versions), *row] for row, versions in reversed(groups)])
+    return [[", ".join(versions), *row] for row, versions in reversed(groups)]
 
 
 def between_ends(versions: list[str]) -> str:
