@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional
 
+from study.engines.readback.full_tensors import local
 from study.exact import problem
 
 Training = Any  # training.Training, which imports this module
@@ -171,8 +172,7 @@ def _keep_stale(training: Training) -> None:
 
 def _local(parameter: Any) -> Tensor:
     """Return the part of a parameter that this rank updates."""
-    values = parameter.detach()
-    return values.to_local() if hasattr(values, "to_local") else values  # type: ignore[no-any-return]
+    return local(parameter.detach())
 
 
 def _around_step(training: Training, step: Callable[[Callable[..., Any]], Any]) -> None:

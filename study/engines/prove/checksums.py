@@ -10,6 +10,8 @@ import torch
 import torch.distributed as dist
 from torch.utils._pytree import tree_leaves
 
+from ..readback.full_tensors import local
+
 Checksum = tuple[float, float]  # the sum of a tensor's elements and the sum of their absolute values, in fp64
 UNKNOWN: Checksum = (math.nan, 0.0)
 TOLERANCE = 1e-10  # relative; the order of additions causes smaller differences, and drifting weights cause larger ones
@@ -55,8 +57,7 @@ def _sums(tensor: torch.Tensor) -> Checksum:
 
     UNKNOWN if the tensor cannot be read, because such an error must not end the training.
     """
-    tensor = _shard(tensor) if hasattr(tensor, "ds_tensor") else tensor
-    tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    tensor = local(_shard(tensor) if hasattr(tensor, "ds_tensor") else tensor)
     if tensor.is_cuda and torch.cuda.is_current_stream_capturing():  # reading a tensor would break the capture
         return UNKNOWN
     wide = torch.float32 if tensor.device.type == "mps" else torch.float64  # mps has no fp64
