@@ -87,6 +87,30 @@ class RunConfig(BaseModel):
         0.1, ge=0, lt=1, description="Dropout probability in hidden layers, embeddings and attention."
     )
 
+    # An adapter, instead of all weights
+    lora_rank: int | None = Field(
+        None,
+        ge=1,
+        description="Freeze the model's weights, and train a LoRA adapter of this rank (PEFT, arXiv:2106.09685). "
+        "[default: all weights are trained]",
+    )
+    lora_target: str | None = Field(
+        None,
+        description="Modules that get an adapter: names, separated by commas, or all-linear. [default: those that PEFT "
+        "chooses for the model, such as query and value of BERT]",
+    )
+    lora_alpha: float | None = Field(
+        None,
+        gt=0,
+        description="The adapter's output is multiplied by this number and divided by the rank. [default: twice the "
+        "rank]",
+    )
+    lora_dropout: float = Field(0.0, ge=0, lt=1, description="Dropout probability of the adapter's input.")
+    load_in_4bit: bool = Field(
+        False,
+        description="Keep the frozen matrices in 4 bits (NF4 of bitsandbytes), as QLoRA does (arXiv:2305.14314).",
+    )
+
     # Length and batches
     max_steps: int | None = Field(
         None, ge=1, description="Number of optimizer steps. [default: as many as --epochs gives]"
@@ -238,6 +262,19 @@ class RunConfig(BaseModel):
                 f"warmup_steps {self.warmup_steps} must be less than the {self.num_steps} steps of the run. Lower "
                 "--warmup-steps."
             )
+        return self
+
+    @model_validator(mode="after")
+    def _check_adapter(self) -> RunConfig:
+        if self.lora_rank is not None:
+            return self
+        for name in ("lora_target", "lora_alpha", "lora_dropout", "load_in_4bit"):
+            if getattr(self, name) != RunConfig.model_fields[name].default:
+                flag = name.replace("_", "-")
+                raise ValueError(
+                    f"--{flag} describes an adapter, but --lora-rank is not given, so all weights would be trained. "
+                    f"Add --lora-rank 16, or leave --{flag} out."
+                )
         return self
 
     @model_validator(mode="after")

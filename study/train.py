@@ -318,6 +318,11 @@ def complete_proof(built: Built, proof: Proof, ranks: list[Observed]) -> Proof:
         return proof
     read, written = [rank.swap_bytes_read for rank in ranks], [rank.swap_bytes_written for rank in ranks]
     if min(written) < SMALLEST_SWAP_BYTES:
+        if built.run.config.lora_rank is not None:
+            raise Failed(
+                f"the ranks wrote only {written} bytes to the disk, because DeepSpeed swaps no shard below 1 MiB and "
+                "the adapter's shards are smaller. Use zero3_cpu_offload, or a larger --lora-rank."
+            )
         raise Failed(f"NVMe offload was requested, but the ranks wrote only {written} bytes: nothing was swapped")
     return proof.model_copy(update={"swap_bytes_read": read, "swap_bytes_written": written})
 

@@ -474,9 +474,11 @@ def test_a_control_that_did_not_run_is_refused(run_dir):
     assert said.startswith("--control zero2: --view parity ")
 
 
-def a_finished_run(tokens: int = 8, weights: str = "after", precision: str = "fp32", offloads: bool = False):
+def a_finished_run(
+    tokens: int = 8, weights: str = "after", precision: str = "fp32", offloads: bool = False, lora_rank=None
+):
     """A run that has trained, of which `train.finish` reads no more than this."""
-    config = SimpleNamespace(num_steps=2, precision=precision)
+    config = SimpleNamespace(num_steps=2, precision=precision, lora_rank=lora_rank)
     built = SimpleNamespace(
         run=SimpleNamespace(config=config, strategy=SimpleNamespace(offloads_to_nvme=offloads)),
         initial_parameters=SimpleNamespace(sha256="before"),
@@ -517,3 +519,6 @@ def test_the_proof_of_a_finished_run():
     ranks[0].swap_bytes_written -= 1
     with pytest.raises(Failed, match="nothing was swapped"):
         train.complete_proof(offloaded, proof, ranks)
+    with_adapter, *_ = a_finished_run(offloads=True, lora_rank=4)
+    with pytest.raises(Failed, match="lora-rank"):
+        train.complete_proof(with_adapter, proof, ranks)

@@ -146,11 +146,18 @@ def _report(study: str | None, records: tuple[Path, ...], output: Path | None) -
 @click.argument("run", type=PATH, help="A run directory, or one of its checkpoints.")
 @click.argument("folder", type=PATH, required=False, help="Folder to write to. [default: RUN/model]")
 @click.option("--data-dir", type=PATH, help=DATA_FOLDER)
-def _export(run: Path, folder: Path | None, data_dir: Path | None) -> None:
+@click.option(
+    "--merge",
+    is_flag=True,
+    help="If the run trained an adapter, add it to the model's weights, and write that model. By default, the adapter "
+    "is written.",
+)
+def _export(run: Path, folder: Path | None, data_dir: Path | None, merge: bool) -> None:
     """Export a run's model for from_pretrained.
 
-    Writes the unsharded fp32 weights of the newest checkpoint. To check the export, the command computes the loss on
-    the run's held-out examples, and prints it next to the loss that the run recorded.
+    Writes the unsharded fp32 weights of the newest checkpoint. If the run trained an adapter, it writes the adapter for
+    PeftModel.from_pretrained, or the merged model. To check the export, the command computes the loss on the run's
+    held-out examples, and prints it next to the loss that the run recorded.
     """
     require(*TRAINING)
     from study.training import export
@@ -158,7 +165,7 @@ def _export(run: Path, folder: Path | None, data_dir: Path | None) -> None:
     checkpoint = export.newest(run)
     target = folder or run / "model"
     with after_two_seconds("Putting the model together"):
-        model = export.export(checkpoint, target)
+        model = export.export(checkpoint, target, merge, data_dir)
     strategy = checkpoint.manifest.identity.strategy
     print(f"Wrote the model of step {checkpoint.manifest.step}, trained with {strategy}, to {target}")
     print(export.check(model, checkpoint, data_dir))

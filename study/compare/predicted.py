@@ -114,10 +114,13 @@ def engine_of(r: Record) -> Engine:
 def shape_of(r: Record) -> ModelShape | None:
     """Return the shape of a run's model.
 
-    None if the number of parameters in the record is not that of the workload's model. Also None if FSDP2 ran and its
-    proof does not say what was sharded, because theory then does not know with which engine to compare.
+    None if the number of parameters in the record is not that of the workload's model, or if an adapter was trained.
+    Also None if FSDP2 ran and its proof does not say what was sharded, because theory then does not know with which
+    engine to compare.
     """
     size = SIZES.get(r.workload, {}).get(r.size)
+    if r.config["lora_rank"] is not None:
+        return None
     if size is None or r.num_params is None or facts.is_unproven(r):
         return None
     shape = (shapes.architecture_of(r.workload, r.size), size["layers"], size["hidden"])
@@ -147,9 +150,17 @@ def job_of(r: Record) -> Job:
 
 
 def paper_states(r: Record, phase: StepPhase) -> StateBytes:
-    """Return the model states of one rank by the ZeRO paper's formula (arXiv:1910.02054, sec. 5), in bytes."""
+    """Return the model states of one rank by the ZeRO paper's formula (arXiv:1910.02054, sec. 5), in bytes.
+
+    Frozen parameters have neither gradients nor optimizer states. The paper does not state this case.
+    """
     assert r.num_params is not None
-    return model_states.paper_bytes(engine_of(r), r.num_params, phase)
+    engine = engine_of(r)
+    states = model_states.paper_bytes(engine, r.num_params, phase)
+    if r.num_trainable_params in (None, r.num_params):
+        return states
+    trained = model_states.paper_bytes(engine, r.num_trainable_params, phase)
+    return dataclasses.replace(trained, parameters=states.parameters)
 
 
 def state_differences(r: Record, phase: StepPhase) -> list[list[Difference]] | None:

@@ -24,6 +24,7 @@ from study.files import relative_to_cwd, sha256
 
 # The libraries that affect a run.
 LIBRARIES = ("torch", "accelerate", "deepspeed", "transformers", "datasets", "evaluate", "tokenizers", "numpy")
+OF_ADAPTERS = ("peft", "bitsandbytes")  # those that affect a run only if it trains an adapter
 _CUSTOMIZES = ("sitecustomize", "usercustomize")  # modules that Python imports at its start if they exist
 _SUFFIXES = (".py", ".pyc", ".so")
 

@@ -9,6 +9,7 @@ import os
 import platform
 import re
 import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -137,8 +138,12 @@ def said(*command: str) -> str | None:
 
 
 def versions() -> dict[str, str | None]:
-    """Return the versions of the libraries that affect a run. None for a library that is not installed."""
-    return {name: _version(name) for name in imports.LIBRARIES}
+    """Return the versions of the libraries that affect a run. None for a library that is not installed.
+
+    The libraries that only an adapter needs are left out if this process has not imported them.
+    """
+    names = [*imports.LIBRARIES, *(name for name in imports.OF_ADAPTERS if name in sys.modules)]
+    return {name: _version(name) for name in names}
 
 
 def _version(name: str) -> str | None:

@@ -374,7 +374,8 @@ class Record(Facts):
     init: Literal["pretrained", "scratch", "weights"]
     weights_sha256: str | None = None  # digest of the file that a run with --weights starts from
     config: Annotated[dict[str, Any], AfterValidator(_whole_config)]
-    num_params: Count | None = None
+    num_params: Count | None = None  # of the whole model, with the frozen ones and the adapter's
+    num_trainable_params: Count | None = None  # None: a record from before 2026-11-28, in which all are trained
     # Forward and backward pass, counted by torch.utils.flop_counter (training/optimizer_steps.py).
     model_flops_per_sequence: int | None = None
     data: Annotated[dict[str, Any], _holds(_Data)] | None = None

@@ -24,6 +24,7 @@ def check(run: Run) -> None:
     _check_precision(run)
     _check_perturb(run)
     _check_fixed_order(run)
+    _check_4bit(run)
     _check_devices(run)
     _check_packages(run)
     _check_release(run)
@@ -193,6 +194,16 @@ def _check_fixed_order(run: Run) -> None:
         raise Refusal("--fixed-order: with --compile, torch chooses the order of additions. Leave one of the two out.")
 
 
+def _check_4bit(run: Run) -> None:
+    """Raise Refusal for `--load-in-4bit` if the strategy would shard the weights."""
+    strategy = run.strategy
+    if run.config.load_in_4bit and (strategy.zero_stage == 3 or strategy.distributed_type == "FSDP"):
+        raise Refusal(
+            f"--load-in-4bit: {strategy.name} would shard the weights, but this program shards no weights that are "
+            "stored in 4 bits. Use ddp, zero1, zero2, or their offload."
+        )
+
+
 def _check_devices(run: Run) -> None:
     """Raise Refusal if the run has more ranks than GPUs, or if it needs a GPU and there is none."""
     num_gpus = _num_gpus()
@@ -214,6 +225,9 @@ def _check_packages(run: Run) -> None:
     """Raise Refusal if the run needs a package that is not installed."""
     if run.strategy.distributed_type == "DEEPSPEED" and importlib.util.find_spec("deepspeed") is None:
         raise Refusal(f"{run.strategy.name} needs deepspeed, which is not installed. Run: make setup")
+    for package, flag in (("peft", "lora-rank"), ("bitsandbytes", "load-in-4bit")):
+        if getattr(run.config, flag.replace("-", "_")) and importlib.util.find_spec(package) is None:
+            raise Refusal(f"--{flag} needs {package}, which is not installed. Run: pip install 'zero-study[peft]'")
     tracker = run.config.log_with
     if tracker != "none" and importlib.util.find_spec(tracker) is None:
         raise Refusal(f"--log-with {tracker}: the package is not installed. Run: pip install {tracker}")

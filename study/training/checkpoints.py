@@ -191,6 +191,9 @@ class Checkpoints:
     def _describe_model(self, folder: Path) -> None:
         built = self._built
         model = built.accelerator.unwrap_model(built.model)
+        if built.run.config.lora_rank is not None:
+            model.peft_config["default"].save_pretrained(folder)
+            model = model.get_base_model()
         described = copy.deepcopy(model.config)
         described.architectures = [type(model).__name__.removeprefix("FSDP")]  # `fully_shard` adds this prefix
         described.save_pretrained(folder)
@@ -206,7 +209,8 @@ class Checkpoints:
 
         run = self._built.run
         try:
-            export.export(whole(folder_of(run.checkpoints_folder, run.config.num_steps)), run.model_folder)
+            last = whole(folder_of(run.checkpoints_folder, run.config.num_steps))
+            export.export(last, run.model_folder, data_dir=run.config.data_dir)
         except (OSError, Refusal) as error:
             raise Failed(f"the run is recorded, its model is not written: {error}; run: zero-study export") from None
         if self._every is None:

@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from safetensors.torch import load_file
 
-from study.config import build_config
+from study.config import RunConfig, build_config
 from study.errors import Refusal
-from study.training import manifest, weights
+from study.training import adapters, manifest, weights
 from study.training.engine_state import LAYOUT, STATES, subgroup_file
 from study.training.manifest import ENGINE, MODEL, Checkpoint
 from study.workloads import WORKLOADS
+
+ADAPTER = "adapter_config.json"
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -27,34 +29,101 @@ if TYPE_CHECKING:
     from study.workloads.sources import Splits
 
 
-def export(checkpoint: Checkpoint, folder: Path) -> PreTrainedModel:
+def export(checkpoint: Checkpoint, folder: Path, merge: bool = False, data_dir: Path | None = None) -> PreTrainedModel:
     """Write the model of a checkpoint and its tokenizer to a folder, and return the model.
 
-    Raises Refusal if the folder exists already, or if the checkpoint contains another model.
+    If the run trained an adapter, the adapter is written, and the frozen model in the folder `base` below it, unless
+    its weights are published ones. `merge` writes one model instead, with the adapter added to its weights. If the run
+    kept the frozen weights in 4 bits, those that they were rounded from are written; `data_dir` may be needed to build
+    them.
+
+    Raises Refusal if the folder exists already, if the checkpoint contains another model, or if there is no adapter to
+    merge.
+    """
+    if folder.exists():
+        raise Refusal(f"{folder}: the folder already exists. Use another one, or delete it.")
+    model: Any = _rebuilt(checkpoint, data_dir)
+    is_adapter = hasattr(model, "peft_config")
+    if merge and not is_adapter:
+        raise Refusal(
+            f"{checkpoint.folder}: this run trained all weights and has no adapter, so there is nothing to merge. "
+            "Leave --merge out."
+        )
+    part = folder.with_name(folder.name + ".part")
+    shutil.rmtree(part, ignore_errors=True)
+    if is_adapter and not merge:
+        model = _write_adapter(model, checkpoint, part, folder)
+    else:
+        model = model.merge_and_unload() if merge else model
+        model.save_pretrained(part)
+    for path in (checkpoint.folder / MODEL).iterdir():
+        if not (part / path.name).exists() and (path.name != ADAPTER or not merge):
+            shutil.copy(path, part)
+    part.rename(folder)
+    exported: PreTrainedModel = model
+    return exported
+
+
+def _rebuilt(checkpoint: Checkpoint, data_dir: Path | None) -> Any:
+    """Return the unsharded model of a checkpoint, with its adapter if the run trained one.
+
+    Raises Refusal if the checkpoint contains another model.
     """
     import transformers
 
-    if folder.exists():
-        raise Refusal(f"{folder}: the folder already exists. Use another one, or delete it.")
-    described = transformers.AutoConfig.from_pretrained(checkpoint.folder / MODEL, local_files_only=True)
-    with weights.unpartitioned():
-        model: PreTrainedModel = getattr(transformers, described.architectures[0])(described)
-    missing, unknown = model.load_state_dict(read_parameters(checkpoint), strict=False)
-    model.tie_weights()
+    parameters, is_in_4bit = read_parameters(checkpoint), _unchecked_config(checkpoint).load_in_4bit
+    if is_in_4bit:  # only the adapter is whole in the checkpoint
+        config = _config(checkpoint, data_dir)
+        workload = WORKLOADS[config.workload]
+        model: Any = weights.initial_model(workload, workload.load(config), config)
+    else:
+        described = transformers.AutoConfig.from_pretrained(checkpoint.folder / MODEL, local_files_only=True)
+        with weights.unpartitioned():
+            model = getattr(transformers, described.architectures[0])(described)
+    if (checkpoint.folder / MODEL / ADAPTER).exists():
+        import peft
+
+        model = adapters.adapted(model, peft.PeftConfig.from_pretrained(str(checkpoint.folder / MODEL)))
     own_names = {name for name, _ in model.named_parameters()}  # tied parameters appear once
+    if is_in_4bit:
+        own_names = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+        parameters = {name: tensor for name, tensor in parameters.items() if name in own_names}
+    missing, unknown = model.load_state_dict(parameters, strict=False)
+    model.tie_weights()
     if unknown or own_names & {*missing}:
         names = ", ".join(sorted({*unknown, *(own_names & {*missing})}))
         raise Refusal(
             f"{checkpoint.folder}: contains another model, as its parameters {names} show. Use another checkpoint"
         )
-    part = folder.with_name(folder.name + ".part")
-    shutil.rmtree(part, ignore_errors=True)
-    model.save_pretrained(part)
-    for path in (checkpoint.folder / MODEL).iterdir():
-        if not (part / path.name).exists():
-            shutil.copy(path, part)
-    part.rename(folder)
     return model
+
+
+def _write_adapter(adapted: Any, checkpoint: Checkpoint, part: Path, folder: Path) -> Any:
+    """Write a model's adapter to the folder `part`, which will become `folder`. Return the model as loaded from there.
+
+    The frozen model is written to `base` in the same folder, unless its weights are published ones.
+    """
+    config = _unchecked_config(checkpoint)
+    adapted.eval()
+    published = WORKLOADS[config.workload].PRETRAINED.get(config.size)
+    base_name = published if config.effective_init == "pretrained" else str((folder / adapters.BASE).absolute())
+    adapted.peft_config["default"].base_model_name_or_path = base_name
+    adapted.save_pretrained(part, save_embedding_layers=False)
+    (part / "README.md").unlink()  # a model card that says nothing
+    base = adapted.unload()
+    if config.effective_init != "pretrained":
+        base.save_pretrained(part / adapters.BASE)
+    return adapters.loaded(base, part)
+
+
+def _config(checkpoint: Checkpoint, data_dir: Path | None) -> RunConfig:
+    """Return the configuration of the run that wrote a checkpoint. Its texts may be in another folder now."""
+    return build_config(**{**checkpoint.manifest.identity.config, "data_dir": data_dir})
+
+
+def _unchecked_config(checkpoint: Checkpoint) -> RunConfig:
+    """Return the configuration of the run that wrote a checkpoint, without the folder of its texts."""
+    return RunConfig.model_construct(**checkpoint.manifest.identity.config)
 
 
 def read_parameters(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
@@ -85,10 +154,14 @@ def _deepspeed(folder: Path) -> dict[str, torch.Tensor]:
     from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
 
     states = folder / STATES
-    if not any(states.glob("*zero_pp_rank_*optim_states.pt")):  # stage 0 does not shard the model
-        whole = torch.load(states / "mp_rank_00_model_states.pt", weights_only=False, map_location="cpu")["module"]
-        return {name: tensor for name, tensor in whole.items() if tensor.is_floating_point()}
-    return dict(get_fp32_state_dict_from_zero_checkpoint(str(folder), STATES))
+    unsharded: dict[str, torch.Tensor] = {}
+    if (path := states / "mp_rank_00_model_states.pt").exists():  # stages 0, 1 and 2
+        whole = torch.load(path, weights_only=False, map_location="cpu")["module"]
+        unsharded = {name: tensor for name, tensor in whole.items() if tensor.is_floating_point()}
+    if not any(states.glob("*zero_pp_rank_*optim_states.pt")):  # stage 0 has no masters
+        return unsharded
+    # DeepSpeed 0.19.8 leaves out the frozen parameters of stage 1.
+    return unsharded | dict(get_fp32_state_dict_from_zero_checkpoint(str(folder), STATES))
 
 
 def _subgroups(folder: Path) -> dict[str, torch.Tensor]:
@@ -135,8 +208,7 @@ def held_out_loss(model: PreTrainedModel, checkpoint: Checkpoint, data_dir: Path
 
     Raises Refusal if the examples are not available.
     """
-    # the texts may be in another folder now
-    config = build_config(**{**checkpoint.manifest.identity.config, "data_dir": data_dir})
+    config = _config(checkpoint, data_dir)
     workload = WORKLOADS[config.workload]
     splits: Splits = workload.load(config)
     model.train(False)

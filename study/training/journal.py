@@ -115,6 +115,7 @@ class Journal:
         self._accelerator = accelerator
         self._facts |= {
             "num_params": weights.num_params(built.model),
+            "num_trainable_params": weights.num_params(built.model, only_trainable=True),
             "data": built.splits.description,
             "weights_sha256": None if config.weights is None else sources.weights_sha256(config.weights),
             "proof": built.proof,

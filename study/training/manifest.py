@@ -80,7 +80,9 @@ class Checkpoint:
 def identity_of(run: Run) -> Identity:
     strategy = run.strategy
     content = [strategy.content, strategy.deepspeed_json, strategy.ddp_json]
-    libraries = ("torch", "accelerate", "transformers", *(["deepspeed"] if strategy.zero_stage is not None else []))
+    libraries = ["torch", "accelerate", "transformers"]
+    libraries += ["deepspeed"] if strategy.zero_stage is not None else []
+    libraries += ["peft"] if run.config.lora_rank is not None else []
     return Identity(
         strategy=strategy.name,
         strategy_sha256=hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest(),

@@ -16,7 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from study.config import RunConfig
 from study.records.schema import Timing
-from study.training import fixed_order
+from study.training import adapters, fixed_order
 from study.workloads.sources import Splits
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def gradient_norm_reader(accelerator: Accelerator, model: Any, config: RunConfig
 
     def note_norm_and_step(*args: Any, **kwargs: Any) -> Any:
         scaler = model.torch_autocast_z0_gradscaler
-        norm = global_norm((p.grad for p in model.module.parameters()), is_exact)
+        norm = global_norm((p.grad for p in model.module.parameters() if p.requires_grad), is_exact)
         latest[:] = [norm / scaler.get_scale() if scaler else norm]
         return take_step(*args, **kwargs)
 
@@ -183,9 +183,26 @@ def model_flops_per_sequence(workload: ModuleType, config: RunConfig, splits: Sp
     appendix B.
     """
     plain = config.model_copy(update={"attention": "eager", "init": "scratch", "weights": None})
+    with torch.device("meta"):
+        model = adapters.add(workload.build_model(plain, splits), plain)
     with FakeTensorMode():
-        model = workload.build_model(plain, splits)
+        _take_from_meta(model)
         ids = torch.zeros(1, config.sequence_length, dtype=torch.long)
         with FlopCounterMode(display=False) as counter:
             model(input_ids=ids).logits.sum().backward()  # a loss adds no matrix product
     return int(counter.get_total_flops())
+
+
+def _take_from_meta(model: torch.nn.Module) -> None:
+    """Replace a model's tensors on the device "meta" by tensors of a FakeTensorMode, whose values can be asked for.
+
+    `Module.to_empty` does the same, but a fake parameter cannot be swapped.
+    """
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                empty = torch.empty(parameter.shape, dtype=parameter.dtype)
+                module._parameters[name] = torch.nn.Parameter(empty, requires_grad=parameter.requires_grad)
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                module._buffers[name] = torch.empty(buffer.shape, dtype=buffer.dtype)

@@ -192,7 +192,7 @@ def _demands_of_run(run: Run) -> list[Demand]:
         _demand("swap_folder", _shown(run.swap_folder) if strategy.offloads_to_nvme else None, "change --swap-dir"),
         _demand(
             "parameter_dtypes",
-            [_parameter_dtype(run)],
+            [_parameter_dtype(run), *(["uint8"] if config.load_in_4bit else [])],
             f"change --precision, or zero3_init_flag in {path}",
         ),
     ]

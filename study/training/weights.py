@@ -17,7 +17,7 @@ from study.engines.readback import full_tensors
 from study.engines.readback.facts import base_optimizer, engine_optimizer
 from study.records.schema import Checksum, StepDigest
 from study.run import Run
-from study.training import fixed_order, perturbations
+from study.training import adapters, fixed_order, perturbations
 from study.workloads.sources import Splits
 
 DIGEST_DIGITS = 16  # hexadecimal digits of a step's digests
@@ -31,13 +31,13 @@ def build_model(accelerator: Accelerator, workload: ModuleType, splits: Splits, 
 
     Building under zero.Init draws other random numbers than building the whole model. If the strategy partitions the
     model as it is built, one rank of each machine therefore builds the whole model. All ranks of the machine then load
-    its weights in partitions.
+    its weights in partitions. The same is done to load the weights in 4 bits.
     """
     config = run.config
     set_seed(config.seed)  # also determines the new head of a published model
-    if not (run.strategy.zero_stage == 3 and run.strategy.zero3_init):
+    if not (run.strategy.zero_stage == 3 and run.strategy.zero3_init) and not config.load_in_4bit:
         with unpartitioned():
-            model = _whole(workload, splits, config)
+            model = adapters.add(_whole(workload, splits, config), config)
         if run.strategy.distributed_type == "FSDP" and config.precision == "bf16":
             _round_to_bf16(model)
         if config.precision == "fp64":
@@ -51,11 +51,21 @@ def build_model(accelerator: Accelerator, workload: ModuleType, splits: Splits, 
             whole.save_pretrained(folder)
             del whole
     accelerator.wait_for_everyone()
-    loaded: torch.nn.Module = workload.load_model(config, splits, folder)
+    loaded: torch.nn.Module = workload.load_model(config, splits, folder, **adapters.quantization(config))
+    if config.load_in_4bit:
+        adapters.keep_scales(loaded)
+    loaded = adapters.add(loaded, config)
     accelerator.wait_for_everyone()
     if builds:
         shutil.rmtree(folder)
     return loaded
+
+
+def initial_model(workload: ModuleType, splits: Splits, config: RunConfig) -> torch.nn.Module:
+    """Return the model with the weights that a run starts from, unsharded and without an adapter."""
+    set_seed(config.seed)
+    with unpartitioned():
+        return _whole(workload, splits, config)
 
 
 def _whole(workload: ModuleType, splits: Splits, config: RunConfig) -> torch.nn.Module:
@@ -106,22 +116,34 @@ def make_optimizer(model: torch.nn.Module, config: RunConfig) -> torch.optim.Ada
 def parameter_groups(model: torch.nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     """Return two AdamW parameter groups: matrices with weight decay, and biases and norms without.
 
-    Biases and norms are the parameters with one dimension.
+    Biases and norms are the parameters with one dimension. Frozen parameters are in neither. If all trained parameters
+    are matrices, as in an adapter, there is only the first group.
     """
 
     def dimensions(parameter: Any) -> int:
         return len(getattr(parameter, "ds_shape", parameter.shape))  # the shape of a partitioned parameter is empty
 
     parameters = [p for p in model.parameters() if p.requires_grad]
-    return [
+    groups: list[dict[str, Any]] = [
         {"params": [p for p in parameters if dimensions(p) > 1], "weight_decay": weight_decay},
         {"params": [p for p in parameters if dimensions(p) <= 1], "weight_decay": 0.0},
     ]
+    return [group for group in groups if group["params"]]
 
 
-def num_params(model: torch.nn.Module) -> int:
-    """Return the number of parameters of the unsharded model, with tied ones counted once (Psi in the ZeRO paper)."""
-    return sum(getattr(p, "ds_numel", p.numel()) for p in model.parameters())
+def num_params(model: torch.nn.Module, only_trainable: bool = False) -> int:
+    """Return the number of parameters of the unsharded model, with tied ones counted once (Psi in the ZeRO paper).
+
+    `only_trainable` leaves out the frozen ones.
+    """
+    return sum(_num_elements(p) for p in model.parameters() if p.requires_grad or not only_trainable)
+
+
+def _num_elements(parameter: Any) -> int:
+    """Return the number of elements of a parameter, also if it is partitioned, or stored in 4 bits."""
+    if (quantized := getattr(parameter, "quant_state", None)) is not None:
+        return int(quantized.shape.numel())
+    return int(getattr(parameter, "ds_numel", parameter.numel()))
 
 
 def plain_name(name: str) -> str:

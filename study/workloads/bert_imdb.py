@@ -168,14 +168,14 @@ def body(config: RunConfig) -> tuple[PreTrainedModel, PreTrainedModel, DataColla
     return model, model.bert, DataCollatorForLanguageModeling(tokenizer)
 
 
-def load_model(config: RunConfig, splits: Splits, folder: Path) -> PreTrainedModel:
+def load_model(config: RunConfig, splits: Splits, folder: Path, **options: Any) -> PreTrainedModel:
     """Return the model with the weights that `save_pretrained` wrote to `folder`.
 
     The weights come from `build_model`. The model is partitioned while it is loaded if DeepSpeed is configured for
-    that.
+    that. `options` are further arguments of `from_pretrained`.
     """
     return BertForSequenceClassification.from_pretrained(
-        folder, config=model_config(config, splits), dtype=torch.float32
+        folder, config=model_config(config, splits), dtype=torch.float32, **options
     )
 
 

@@ -185,14 +185,14 @@ def body(config: RunConfig) -> tuple[PreTrainedModel, PreTrainedModel, None]:
     return model, model, None
 
 
-def load_model(config: RunConfig, splits: Splits, folder: Path) -> PreTrainedModel:
+def load_model(config: RunConfig, splits: Splits, folder: Path, **options: Any) -> PreTrainedModel:
     """Return the model with the weights that `save_pretrained` wrote to `folder`.
 
     The weights come from `build_model`. The model is partitioned while it is loaded if DeepSpeed is configured for
-    that.
+    that. `options` are further arguments of `from_pretrained`.
     """
     settings = model_config(config, splits)
-    return _with_loss(_model_class(config).from_pretrained(folder, config=settings, dtype=torch.float32))
+    return _with_loss(_model_class(config).from_pretrained(folder, config=settings, dtype=torch.float32, **options))
 
 
 def inputs(batch: dict[str, Tensor]) -> dict[str, Any]:

@@ -1,0 +1,147 @@
+"""Add a LoRA adapter to the model of a run, with PEFT: its own weights are frozen, and only the adapter is trained.
+
+The adapter's initial weights depend only on the seed, not on the strategy.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from study.config import RunConfig
+from study.errors import Refusal
+
+if TYPE_CHECKING:
+    from peft import LoraConfig
+
+# The names by which PEFT knows the two tasks. With the first one, the new classification head is trained as well.
+TASKS = {"bert-imdb": "SEQ_CLS", "gpt-wikitext": "CAUSAL_LM"}
+ALL_LINEAR = "all-linear"
+BASE = "base"  # folder in an exported adapter's folder, for the model that the adapter belongs to
+
+
+def add(model: torch.nn.Module, config: RunConfig) -> torch.nn.Module:
+    """Return the model with an adapter, if the run requests one. All other weights are frozen.
+
+    Raises Refusal if the model has no modules of the requested names.
+    """
+    if config.lora_rank is None:
+        return model
+    _check_targets(model, config)
+    torch.manual_seed(config.seed * 1_000_003 - 1)  # the adapter's first weights
+    return adapted(model, settings(model, config))
+
+
+def adapted(model: torch.nn.Module, lora: LoraConfig) -> torch.nn.Module:
+    """Return the model with a new adapter of these settings. All other weights are frozen."""
+    import peft
+
+    lora.base_model_name_or_path = None  # otherwise PEFT warns if the model was loaded from another folder
+    with _without_warning():
+        whole: torch.nn.Module = peft.get_peft_model(model, lora)
+    return whole
+
+
+def loaded(model: torch.nn.Module, folder: Path) -> torch.nn.Module:
+    """Return the model with the adapter that a folder contains."""
+    import peft
+
+    with _without_warning():
+        whole: torch.nn.Module = peft.PeftModel.from_pretrained(model, str(folder))
+    return whole
+
+
+@contextmanager
+def _without_warning() -> Iterator[None]:
+    """Hide a warning in a `with` block: PEFT 0.21.2 reads a property of transformers 5.23 that will be renamed."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated")
+        yield
+
+
+def quantization(config: RunConfig) -> dict[str, Any]:
+    """Return the arguments of `from_pretrained` that keep the model's matrices in 4 bits. Empty if they stay whole.
+
+    The settings are those of QLoRA: the data type NF4, whose scales are quantized too. Embeddings, norms and the head
+    stay as they are.
+    """
+    if not config.load_in_4bit:
+        return {}
+    from transformers import BitsAndBytesConfig
+
+    settings: Any = BitsAndBytesConfig
+    return {
+        "quantization_config": settings(
+            load_in_4bit=True,
+            bnb_4bit_quant_type="nf4",
+            bnb_4bit_use_double_quant=True,
+            bnb_4bit_compute_dtype=torch.bfloat16 if config.precision.startswith("bf16") else torch.float32,
+            # For a language model, transformers finds the head itself.
+            llm_int8_skip_modules=["classifier"] if config.workload == "bert-imdb" else None,
+        )
+    }
+
+
+def settings(model: torch.nn.Module, config: RunConfig) -> LoraConfig:
+    """Return the adapter's settings for PEFT."""
+    import peft
+    from transformers.pytorch_utils import Conv1D
+
+    assert config.lora_rank is not None
+    targets: Any = config.lora_target
+    alpha: Any = config.lora_alpha or 2 * config.lora_rank
+    if targets not in (None, ALL_LINEAR):
+        targets = _names(config)
+    return peft.LoraConfig(
+        task_type=TASKS[config.workload],
+        r=config.lora_rank,
+        lora_alpha=alpha,
+        lora_dropout=config.lora_dropout,
+        target_modules=targets,
+        # GPT-2's matrices are stored with the inputs first.
+        fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),
+    )
+
+
+def keep_scales(model: torch.nn.Module) -> None:
+    """Make a model with weights in 4 bits keep its own scales.
+
+    When a checkpoint is loaded, PyTorch refuses the scales in it as unknown, because bitsandbytes saves them but does
+    not load them. The weights are frozen, so the model has the same scales already. On a CPU with AVX-512 for bf16,
+    bitsandbytes 0.50.2 also rounds the scales to bf16 in the first evaluation, which would change the training after
+    it.
+    """
+    for module in model.modules():
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False
+
+    def remove_scales(module: torch.nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
+        quantized = [name for name, parameter in module.named_parameters() if hasattr(parameter, "quant_state")]
+        for key in list(state):
+            if any(key.startswith(f"{prefix}{name}.") for name in quantized):
+                del state[key]
+
+    model.register_load_state_dict_pre_hook(remove_scales)  # type: ignore[no-untyped-call]
+
+
+def _names(config: RunConfig) -> list[str]:
+    return [name.strip() for name in (config.lora_target or "").split(",")]
+
+
+def _check_targets(model: torch.nn.Module, config: RunConfig) -> None:
+    """Raise Refusal if a requested name is not the end of any module's name. PEFT would ignore it."""
+    if config.lora_target in (None, ALL_LINEAR):
+        return
+    names = [name for name, module in model.named_modules() if getattr(module, "weight", None) is not None]
+    for target in _names(config):
+        if not any(name == target or name.endswith(f".{target}") for name in names):
+            ends = sorted({name.rpartition(".")[2] for name in names})
+            raise Refusal(
+                f"--lora-target {target}: {config.workload} {config.size} has no module of this name, so it would get "
+                f"no adapter. Use {ALL_LINEAR}, or some of: {', '.join(ends)}."
+            )
