@@ -98,6 +98,26 @@ def plant(engine: Any, fault: str) -> None:
             return norm
 
         engine.step = drift
+    elif fault == "a frozen weight that moves":
+        frozen = next(parameter for parameter in parameters if not parameter.requires_grad)
+
+        def move() -> float:
+            with torch.no_grad():
+                frozen.mul_(1 + 2**-20)
+            return step()
+
+        engine.step = move
+    elif fault == "an adapter that is not loaded":
+        load = engine.load
+
+        def load_without(folder: Path) -> None:
+            first = [parameter.detach().clone() for parameter in parameters]
+            load(folder)
+            with torch.no_grad():
+                for parameter, values in zip(parameters, first, strict=True):
+                    parameter.copy_(values)
+
+        engine.load = load_without
     elif fault == "a rank that dies":
 
         def die() -> float:

@@ -77,6 +77,15 @@ def test_the_toy_begins_with_the_same_numbers_everywhere():
 FIRST = [0.8603825033666348, 0.6622936126246195, 0.7260294264897311, -0.055561812636884866]
 
 
+def test_adapters_are_asked_of_every_engine_once():
+    asked = cells.of_adapters()
+    assert len({cell.name for cell in asked}) == len(set(asked)) == len(asked)
+    assert {cell.engine for cell in asked} == {engine for engine in cells.ENGINES if "nvme" not in engine}
+    assert {cell.twist for cell in asked} == {*cells.ADAPTER_TWISTS}
+    trained = [name for name, parameter in toy.Toy(asked[0]).named_parameters() if parameter.requires_grad]
+    assert trained == ["block.lora_a.weight", "block.lora_b.weight"]
+
+
 # ---------------------------------------------------------------- the reference
 
 
@@ -86,7 +95,7 @@ FIRST = [0.8603825033666348, 0.6622936126246195, 0.7260294264897311, -0.05556181
         PLAIN,
         dataclasses.replace(PLAIN, clipping=True),
         *(dataclasses.replace(PLAIN, twist=twist) for twist in ("tied", "frozen", "uneven", "two_backward")),
-        *(dataclasses.replace(PLAIN, twist=twist) for twist in cells.NEWER_TWISTS),
+        *(dataclasses.replace(PLAIN, twist=twist) for twist in (*cells.NEWER_TWISTS, "adapter")),
         *(
             dataclasses.replace(PLAIN, optimizer=optimizer, accumulation=4, twist=twist)
             for optimizer, twist in itertools.product(("sgd", "adafactor"), (cells.PLAIN, "groups"))
@@ -280,6 +289,14 @@ FAULTS_OF_OPTIMIZERS = {
     "zero1/fp32/2-ranks/accumulation-1/groups/sgd": "the decay of the other group",
     "zero1/fp32/2-ranks/accumulation-1/groups/adamw_fused": "the decay of the other group",
 }
+FAULTS_OF_ADAPTERS = {
+    "ddp/fp32/2-ranks/accumulation-1/adapter": "a frozen weight that moves",
+    "ddp/fp32/2-ranks/accumulation-2/adapter": "a dropped micro batch",
+    "ddp/fp32/2-ranks/accumulation-2/adapter+resume": "an adapter that is not loaded",
+    "fsdp2/fp32/2-ranks/accumulation-1/adapter": "a frozen weight that moves",
+    "fsdp2/fp32/2-ranks/accumulation-2/clipped/adapter": "a doubled norm",
+    "fsdp2/fp32/2-ranks/accumulation-2/adapter+resume": "an adapter that is not loaded",
+}
 DIES = "accelerate_ddp/fp32/2-ranks/accumulation-2/clipped"
 
 
@@ -328,6 +345,17 @@ def test_planted_faults_of_optimizers_are_called_wrong_and_right_optimizers_righ
     assert {name for name, cell in found.items() if "wrong_states" in cell} == {
         name for name, fault in FAULTS_OF_OPTIMIZERS.items() if fault in of_states
     }
+
+
+@pytest.mark.launches
+def test_planted_faults_of_adapters_are_called_wrong_and_right_engines_right():
+    asked = [cell for cell in cells.of_adapters() if cell.engine in ("ddp", "fsdp2", "zero3", "accelerate_zero2")]
+    asked = [cell for cell in asked if cell.precision == "fp32"]
+    faults = json.dumps(FAULTS_OF_ADAPTERS)
+    environment = os.environ | {"FAULTS": faults, "PYTHONPATH": str(Path(conformance_faults.__file__).parent)}
+    found = installation.examine(asked, environment=environment, module="conformance_faults")["cells"]
+    verdicts = {name: cell["verdict"] for name, cell in found.items()}
+    assert verdicts == {cell.name: "wrong" if cell.name in FAULTS_OF_ADAPTERS else "same" for cell in asked}
 
 
 def test_what_an_earlier_matrix_has_is_no_failure(tmp_path, monkeypatch, capsys):

@@ -231,6 +231,7 @@ def _diff(a: Path, b: Path, output: Path | None) -> int:
     metavar="NAME",
     help="check the cells of this optimizer instead of AdamW's; may be repeated; all: every optimizer",
 )
+@click.option("--adapters", is_flag=True, help="check the cells that train a LoRA adapter of a frozen model")
 @click.option("--output", type=PATH, metavar="FILE", help="JSON file to write")
 def _conformance(
     only: tuple[str, ...],
@@ -238,6 +239,7 @@ def _conformance(
     package_versions: tuple[str, ...],
     known: Path | None,
     optimizers: tuple[str, ...],
+    adapters: bool,
     output: Path | None,
 ) -> int:
     """Check whether the installed engines train correctly.
@@ -252,7 +254,7 @@ def _conformance(
 
     _check_ranks(ranks)
     chosen_releases = releases.parse(package_versions)
-    cells = _cells_to_examine(only, ranks, chosen_releases, optimizers)
+    cells = _cells_to_examine(only, ranks, chosen_releases, optimizers, adapters)
     if output is not None:
         files.require_folder(output)
     earlier = None if known is None else committed.load(known)
@@ -272,15 +274,24 @@ def _check_ranks(ranks: str | None) -> None:
 
 
 def _cells_to_examine(
-    only: tuple[str, ...], ranks: str | None, chosen_releases: dict[str, str], optimizers: tuple[str, ...]
+    only: tuple[str, ...],
+    ranks: str | None,
+    chosen_releases: dict[str, str],
+    optimizers: tuple[str, ...],
+    adapters: bool,
 ) -> list[Cell]:
     """Return the cells of the matrix whose names contain every text of --only. Raises Refusal if there is none."""
     from study.engines.conformance import cells
 
-    if ranks is not None and (chosen_releases or optimizers):
-        subject = "another release" if chosen_releases else "an optimizer"
+    if adapters and (optimizers or chosen_releases):
+        other = "--optimizer" if optimizers else "--release"
+        raise Refusal(f"--adapters and {other} select different cells. Give one of them.")
+    if ranks is not None and (chosen_releases or optimizers or adapters):
+        subject = "another release" if chosen_releases else "an optimizer" if optimizers else "an adapter"
         raise Refusal(f"--ranks {ranks}: {subject} is always checked on two processes. Remove --ranks.")
-    if optimizers:
+    if adapters:
+        matrix = cells.of_adapters()
+    elif optimizers:
         engines = [engine for package in chosen_releases for engine in cells.OPTIMIZERS_UNDER[package]]
         matrix = cells.of_optimizers(_chosen_optimizers(optimizers), engines or cells.UNDER)
     elif chosen_releases:

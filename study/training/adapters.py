@@ -116,9 +116,10 @@ def keep_scales(model: torch.nn.Module) -> None:
     bitsandbytes 0.50.2 also rounds the scales to bf16 in the first evaluation, which would change the training after
     it.
     """
-    for module in model.modules():
-        if hasattr(module, "support_avx512bf16_for_cpu"):
-            module.support_avx512bf16_for_cpu = False
+    linear: Any
+    for linear in model.modules():
+        if hasattr(linear, "support_avx512bf16_for_cpu"):
+            linear.support_avx512bf16_for_cpu = False
 
     def remove_scales(module: torch.nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
         quantized = [name for name, parameter in module.named_parameters() if hasattr(parameter, "quant_state")]

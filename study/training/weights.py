@@ -14,7 +14,7 @@ from accelerate.utils import set_seed
 
 from study.config import RunConfig
 from study.engines.readback import full_tensors
-from study.engines.readback.facts import base_optimizer, engine_optimizer
+from study.engines.readback.facts import base_optimizer, engine_optimizer, whole_size
 from study.records.schema import Checksum, StepDigest
 from study.run import Run
 from study.training import adapters, fixed_order, perturbations
@@ -136,14 +136,7 @@ def num_params(model: torch.nn.Module, only_trainable: bool = False) -> int:
 
     `only_trainable` leaves out the frozen ones.
     """
-    return sum(_num_elements(p) for p in model.parameters() if p.requires_grad or not only_trainable)
-
-
-def _num_elements(parameter: Any) -> int:
-    """Return the number of elements of a parameter, also if it is partitioned, or stored in 4 bits."""
-    if (quantized := getattr(parameter, "quant_state", None)) is not None:
-        return int(quantized.shape.numel())
-    return int(getattr(parameter, "ds_numel", parameter.numel()))
+    return sum(whole_size(p) for p in model.parameters() if p.requires_grad or not only_trainable)
 
 
 def plain_name(name: str) -> str:

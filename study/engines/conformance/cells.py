@@ -76,6 +76,14 @@ OPTIMIZER_TWISTS = {
     "zero_init": "the model is built under deepspeed.zero.Init",
     "skipped": "the gradients of the second step overflow in fp16, so this step has to be skipped",
 }
+# What a script may do in the cells of adapters.
+ADAPTER_TWISTS = {
+    "adapter": "only a LoRA adapter of the block is trained, and all other parameters are frozen",
+    "adapter+checkpointing": "the same with activation checkpointing",
+    "adapter+reentrant": "with reentrant checkpointing, whose inputs then have to require gradients",
+    "adapter+resume": "saved after two steps, and continued by a new engine",
+    "adapter+zero_init": "built under deepspeed.zero.Init",
+}
 PLAIN = "plain"
 WITHOUT_BUCKETS = ("fsdp2", "zero0", "accelerate_ddp", "accelerate_fsdp2")  # no bucket size is set for them
 # These change no number.
@@ -182,7 +190,8 @@ class Cell:
     @property
     def returns_logits_alone(self) -> bool:
         """Whether the toy returns only its logits, and not the last hidden states as well."""
-        return self.twist in NEWER_TWISTS or self.does("one_output") or self.does("part_outside")
+        words = ("one_output", "part_outside", "adapter")
+        return self.twist in NEWER_TWISTS or any(self.does(word) for word in words)
 
     @property
     def question(self) -> Cell:
@@ -271,6 +280,29 @@ def _settings_for_optimizers(engine: str) -> list[tuple[str, int, bool, str]]:
     if "zero" in engine and "accelerate" not in engine:
         settings += [("fp16", 1, False, PLAIN), ("fp16", 1, False, "skipped")]
     return settings
+
+
+def of_adapters() -> list[Cell]:
+    """Return the cells on two ranks that test LoRA adapters, in fp32 and in one 16-bit class.
+
+    Without a variation, there are cells with one micro batch and two, and one that is clipped.
+    """
+    cells = []
+    for engine, precisions in ENGINES.items():
+        if "nvme" in engine:
+            continue
+        in_16_bits = SIXTEEN_BITS.get(engine, "bf16")
+        for precision in ("fp32", *(name for name in precisions if name == in_16_bits)):
+            cells += [
+                Cell(engine, precision, 2, accumulation, clipping, "adapter")
+                for accumulation, clipping in ((1, False), (2, False), (2, True))
+            ]
+            cells += [
+                Cell(engine, precision, 2, 2, False, twist)
+                for twist in ADAPTER_TWISTS
+                if twist != "adapter" and ("zero3" in engine or "zero_init" not in twist)
+            ]
+    return cells
 
 
 # The engines and classes that are tested with other releases of a package: those that use it, in minutes.

@@ -186,7 +186,11 @@ def _losses(
         return rounded(outputs)
 
     def block(inputs: torch.Tensor) -> torch.Tensor:
-        inner = rounded(torch.tanh(linear(inputs, "block.up")))
+        outer = linear(inputs, "block.up")
+        if cell.does("adapter"):
+            adapter = linear(linear(inputs, "block.lora_a"), "block.lora_b")
+            outer = rounded(outer + toy.ADAPTER_SCALE * adapter)
+        inner = rounded(torch.tanh(outer))
         if cell.does("dropout"):
             inner = inner * toy.dropout_factors(inner.shape[1:], dropout)
         return rounded(inputs + linear(inner, "block.down"))

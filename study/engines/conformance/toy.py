@@ -24,6 +24,8 @@ WIDTH, HIDDEN = 24, 40
 LARGE_WIDTH, LARGE_HIDDEN = 192, 1536  # 603,840 parameters: more than 1 MiB in fp32 on each of two ranks
 # For states in 8 bits: whole matrices of the block are large enough for them, and their halves are not.
 WIDTH_IN_8_BITS, HIDDEN_IN_8_BITS = 96, 64
+RANK = 4  # of a LoRA adapter
+ADAPTER_SCALE = 2.0  # factor on its output
 FROZEN = ("block.up.weight", "block.up.bias")
 
 # Epsilon is far above the gradients. Adam's step is then nearly proportional to them, so weights show a wrong scale.
@@ -43,13 +45,18 @@ BUCKET = 800  # elements: the head and a bias fill one, the block's matrices are
 class Block(nn.Module):
     """The block of the toy, which is the unit of activation checkpointing and of FSDP2's sharding."""
 
-    def __init__(self, width: int, hidden: int, drops: bool) -> None:
+    def __init__(self, width: int, hidden: int, drops: bool, has_adapter: bool = False) -> None:
         super().__init__()
         self.up, self.down = nn.Linear(width, hidden), nn.Linear(hidden, width)
-        self.drops = drops
+        self.drops, self.has_adapter = drops, has_adapter
+        if has_adapter:
+            self.lora_a, self.lora_b = nn.Linear(width, RANK, bias=False), nn.Linear(RANK, hidden, bias=False)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        inner = torch.tanh(self.up(inputs))
+        outer = self.up(inputs)
+        if self.has_adapter:
+            outer = outer + ADAPTER_SCALE * self.lora_b(self.lora_a(inputs))
+        inner = torch.tanh(outer)
         if self.drops:
             inner = inner * dropout_factors(inner.shape).to(inner.dtype)
         outputs: torch.Tensor = self.down(inner)
@@ -67,7 +74,7 @@ class Toy(nn.Module):
         super().__init__()
         width, hidden = size(cell)
         self.embedding = nn.Embedding(VOCABULARY, width)
-        self.block = Block(width, hidden, cell.does("dropout"))
+        self.block = Block(width, hidden, cell.does("dropout"), cell.does("adapter"))
         self.head = nn.Linear(width, VOCABULARY, bias=False)
         self.cell = cell
         if not cell.does("zero_init"):  # there, the parameters are sharded by now, and the engine fills them
@@ -80,6 +87,9 @@ class Toy(nn.Module):
         if cell.does("frozen"):
             for name in FROZEN:
                 self.get_parameter(name).requires_grad_(False)
+        if cell.does("adapter"):
+            for name, parameter in self.named_parameters():
+                parameter.requires_grad_("lora" in name)
 
     @torch.no_grad()
     def fill(self) -> None:
@@ -91,6 +101,8 @@ class Toy(nn.Module):
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         hidden = self.embedding(tokens)
+        if self.cell.does("adapter") and self.cell.does("reentrant"):
+            hidden.requires_grad_()  # as `enable_input_require_grads` of transformers does
         for _ in range(1 + self.cell.does("used_twice")):
             if self.cell.does("checkpointing") or self.cell.does("reentrant"):
                 hidden = checkpoint(self.block, hidden, use_reentrant=self.cell.does("reentrant"))

@@ -149,7 +149,10 @@ def defaults_worth_knowing(demands: Sequence[Demand], facts: dict[str, Any]) -> 
             "keeps the full parameters"
         )
     if frozen := facts["num_params"] - facts["num_trainable_params"]:
-        notes.append(f"{frozen:,} of {facts['num_params']:,} parameters are frozen (requires_grad is False)")
+        notes.append(
+            f"{facts['num_trainable_params']:,} of {facts['num_params']:,} parameters are trained; the other "
+            f"{frozen:,} are frozen (requires_grad is False)"
+        )
     return notes
 
 

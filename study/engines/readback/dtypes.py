@@ -23,9 +23,10 @@ def dtype_names(dtypes: Iterable[Any]) -> list[str]:
 def precision_of(names: Iterable[str]) -> str:
     """Return the short names of types, joined by "+", for instance bf16+fp32.
 
-    A type without a short name keeps its own.
+    A type without a short name keeps its own. The integers of quantized weights are left out, because nothing is
+    computed in them.
     """
-    return "+".join(SHORT_NAMES.get(name, name) for name in names)
+    return "+".join(SHORT_NAMES.get(name, name) for name in names if "int" not in name)
 
 
 def precision_of_autocast(dtype: Any) -> str:

@@ -107,7 +107,12 @@ def whole_parameters(model: Any) -> list[Any]:
 
 
 def whole_size(parameter: Any) -> int:
-    """Return the number of elements of a full parameter, of which stage 3, FSDP1 and FSDP2 store only shards."""
+    """Return the number of elements of a full parameter.
+
+    Stage 3, FSDP1 and FSDP2 store only shards of it, and bitsandbytes stores two elements in one byte.
+    """
+    if (quantized := getattr(parameter, "quant_state", None)) is not None:
+        return int(quantized.shape.numel())
     if hasattr(parameter, "_unpadded_unsharded_size"):
         return int(parameter._unpadded_unsharded_size.numel())
     return int(getattr(parameter, "ds_numel", parameter.numel()))
