@@ -408,6 +408,8 @@ def test_a_known_fault_hides_no_larger_one(before, now, is_new):
         (["--optimizer", "sdg"], "--optimizer sdg: there is no such optimizer"),
         (["--optimizer", "sgd", "--ranks", "2"], "--ranks 2: an optimizer is always checked on two processes"),
         (["--optimizer", "torchao_adamw8bit"], "torchao is not installed"),
+        (["--adapters", "--ranks", "1"], "--ranks 1: an adapter is always checked on two processes"),
+        (["--adapters", "--optimizer", "sgd"], "--adapters and --optimizer select different cells"),
         (
             ["--release", "deepspeed==0.18.2", "--ranks", "2"],
             "--ranks 2: another release is always checked on two processes",
@@ -442,6 +444,13 @@ def test_the_committed_matrices_of_optimizers_are_of_the_releases_they_name():
     assert set(newest["cells"]) == {cell.name for cell in cells.of_optimizers(cells.OPTIMIZERS)}
     of_release = {cell.name for cell in cells.of_optimizers(cells.OPTIMIZERS, cells.OPTIMIZERS_UNDER["deepspeed"])}
     assert all(set(matrix["cells"]) <= of_release for matrix in matrices.values() if matrix != newest)
+
+
+def test_no_installed_engine_trains_an_adapter_wrongly():
+    newest = committed.newest(committed.ADAPTERS)
+    assert newest["versions"]["deepspeed"] == committed.newest()["versions"]["deepspeed"]
+    assert set(newest["cells"]) == {cell.name for cell in cells.of_adapters()}
+    assert {cell["verdict"] for cell in newest["cells"].values()} == {"same"}
 
 
 def test_engines_that_hand_on_what_they_get_are_right_with_every_optimizer():

@@ -852,9 +852,9 @@ def _distance_moved(cell: Mapping[str, Any] | None) -> str:
 
 
 def _by_release(findings: Sequence[tuple[tuple[str, ...], str]]) -> list[list[str]]:
-    """Return one row for examined releases with equal findings, the newest first. Others may lie between them."""
+    """Return one row for neighboring releases with equal findings, the newest first."""
     groups = [(row, [version for _, version in group]) for row, group in groupby(findings, lambda item: item[0])]
-    return [[", ".join(versions), *row] for row, versions in reversed(groups)]
+    return [[between_ends(versions), *row] for row, versions in reversed(groups)]
 
 
 def between_ends(versions: list[str]) -> str:

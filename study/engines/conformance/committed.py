@@ -14,6 +14,7 @@ from .. import known_bad
 
 PLACE = ROOT / "reports" / "conformance"
 OPTIMIZERS = PLACE / "optimizers"  # matrices of optimizers other than AdamW, one file per release of DeepSpeed
+ADAPTERS = PLACE / "adapters"  # matrices of LoRA adapters, one file per release of DeepSpeed
 VERDICTS = ("same", "wrong", "refused", "crashed")
 FAULTS = ("wrong", "crashed")
 MOST_TIMES_FURTHER = 10  # a deviation of up to this multiple of the earlier one is the same fault
