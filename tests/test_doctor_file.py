@@ -197,6 +197,18 @@ def test_keys_of_an_accelerate_file(content, key, effect):
     assert examined(content)[key].effect == effect
 
 
+def test_traps_of_adapters_are_explained():
+    fsdp1 = {"distributed_type": "FSDP", "num_processes": 2, "fsdp_config": {"fsdp_version": 1}}
+    key = "fsdp_config.fsdp_use_orig_params"
+    said = {}
+    for value in (False, True):
+        content = {**fsdp1, "fsdp_config": {**fsdp1["fsdp_config"], "fsdp_use_orig_params": value}}
+        said[value] = examined(content)[key].message
+    assert "LoRA" in said[False]
+    assert "LoRA" not in said[True]
+    assert "LoRA" in examined(deepspeed(zero_stage=3))["deepspeed_config.zero3_save_16bit_model"].message
+
+
 def test_a_deepspeed_file_of_another_name_is_one():
     """It was read as accelerate's, of which every key is unknown; open-instruct calls its files .conf."""
     content = {"zero_optimization": {"stage": 3}, "bf16": {"enabled": True}, "gradient_clipping": 1.0}

@@ -116,6 +116,14 @@ def test_every_strategy_trains_the_same_bits(strategy):
 
 
 @pytest.mark.launches
+def test_an_adapter_has_the_type_of_16_bit_weights():
+    flags = {**FLAGS, "precision": "bf16", "lora_dropout": 0.0, "dropout": 0.0}
+    whole, sharded = (run(name, **flags).record for name in ("zero2", "zero3"))
+    assert whole.proof.parameter_dtypes == sharded.proof.parameter_dtypes == ["bfloat16"]
+    assert whole.initial_parameters == sharded.initial_parameters
+
+
+@pytest.mark.launches
 def test_zero_shards_only_the_states_of_the_adapter():
     pinned = {**FLAGS, "fixed_order": "all", "lora_dropout": 0.0, "dropout": 0.0}
     whole, sharded = (run(name, **pinned).record.model_state_bytes[0] for name in ("zero1", "zero3"))

@@ -686,6 +686,24 @@ def by_size() -> str:
     return tabulate(["strategy", *BY_SIZE], rows)
 
 
+def adapters() -> str:
+    """Compare training of all weights and of a LoRA adapter: peak memory, and bytes sent per step, by model."""
+    runs = plots.only(tables.runs(CPU / "lora"), status="ok", precision="fp32")
+    kinds = {"whole": "all weights", "lora": "LoRA", "in_4_bits": "LoRA, weights in 4 bits"}
+    runs["kind"] = [kinds[name.rpartition("-")[2]] for name in runs["run"]]
+    rows = []
+    for size, model in (("124m", "GPT 124M"), ("large", "BERT-large 335M")):
+        of_model = plots.only(runs, size=size)
+        control = of_model[of_model["strategy"] == "ddp"].set_index("kind")["peak_gib"]
+        for kind in kinds.values():
+            for row in of_model[of_model["kind"] == kind].itertuples():
+                peak = f"{row.peak_gib:.2f} GiB ({row.peak_gib / control[kind]:.2f}x)"
+                sent = 1024 * row.sent_gib_per_step
+                rows.append([model, kind, f"`{row.strategy}`", peak, f"{sent:,.1f} MiB"])
+    head = ["model", "what is trained", "strategy", "peak memory of the tensors (compared with DDP)", "sent per step"]
+    return tabulate(head, rows)
+
+
 def real_peaks() -> str:
     """List the peaks of tensors in GiB, and the predicted ones in parentheses, by model, precision and processes."""
     runs = peak_runs()
@@ -1056,6 +1074,7 @@ PLACES: dict[tuple[str, str], Callable[[], str]] = {
     ("docs/concepts.md", "buffers"): default_buffers,
     ("reports/README.md", "numbers"): lambda: tabulate(FIRST_SCREEN, first_screen.table()),
     ("docs/memory-and-time.md", "overview"): overview,
+    ("docs/memory-and-time.md", "adapters"): adapters,
     ("docs/memory-and-time.md", "by_size"): by_size,
     ("docs/memory-and-time.md", "batches"): batches,
     ("docs/losses.md", "weights"): weights,

@@ -38,12 +38,15 @@ def add(model: torch.nn.Module, config: RunConfig) -> torch.nn.Module:
 
 
 def adapted(model: torch.nn.Module, lora: LoraConfig) -> torch.nn.Module:
-    """Return the model with a new adapter of these settings. All other weights are frozen."""
+    """Return the model with a new adapter of these settings, in the type of its weights. All of these are frozen.
+
+    PEFT would otherwise keep the adapter of 16-bit weights in fp32, and the engine has fp32 masters of it anyway.
+    """
     import peft
 
     lora.base_model_name_or_path = None  # otherwise PEFT warns if the model was loaded from another folder
     with _without_warning():
-        whole: torch.nn.Module = peft.get_peft_model(model, lora)
+        whole: torch.nn.Module = peft.get_peft_model(model, lora, autocast_adapter_dtype=False)
     return whole
 
 
