@@ -84,7 +84,7 @@ def arithmetic(engine: Engine, adapter: Adapter | None = None) -> Arithmetic:
     """
     if engine.compute_bytes == 4:
         return "fp32"
-    if adapter is not None and adapter.frozen != "fp32":
+    if adapter is not None and adapter.frozen != "fp32" and not adapter.has_fp32_stream(engine):
         return "half"
     return "autocast" if engine.precision.endswith("-autocast") and engine.kind != "fsdp" else "half"
 
@@ -96,11 +96,11 @@ def block_bytes(shape: ModelShape, engine: Engine, job: Job) -> float:
     out, and what adapters save is added.
     """
     saved = _trained_block_bytes(shape, engine, job)
-    return saved if shape.adapter is None else saved + job.tokens * _change_by_adapters(shape, engine, job)
+    return saved if shape.adapter is None else saved + _change_by_adapters(shape, engine, job)
 
 
 def _change_by_adapters(shape: ModelShape, engine: Engine, job: Job) -> float:
-    """Return the bytes per token that a block with adapters saves more than one without. Usually they are negative.
+    """Return the bytes that a block with adapters saves more than one without. Usually they are negative.
 
     Norms that are one kernel save only their input, which the gradient of the input needs too. Then only the inputs of
     Linear modules are left out.
@@ -108,7 +108,8 @@ def _change_by_adapters(shape: ModelShape, engine: Engine, job: Job) -> float:
     left_out = adapters.saved_for_weights(shape, arithmetic(engine, shape.adapter))
     if job.is_fused:
         left_out = min(left_out, engine.compute_bytes * (2 * shape.hidden + shape.feed_forward))
-    return adapters.adapter_bytes(shape, engine, job) - left_out
+    more = adapters.adapter_bytes(shape, engine, job) - left_out
+    return job.tokens * more + adapters.copied_weight_bytes(shape, engine)
 
 
 def _trained_block_bytes(shape: ModelShape, engine: Engine, job: Job) -> float:
@@ -145,7 +146,7 @@ def largest_block_bytes(shape: ModelShape, engine: Engine, job: Job) -> float:
         return block_bytes(shape, engine, job)
     kind = arithmetic(engine, shape.adapter)
     largest = from_counts.largest_block_bytes(shape.counts, kind, engine.compute_bytes, job)
-    return largest if shape.adapter is None else largest + job.tokens * _change_by_adapters(shape, engine, job)
+    return largest if shape.adapter is None else largest + _change_by_adapters(shape, engine, job)
 
 
 def _wide(shape: ModelShape, job: Job) -> int:
@@ -174,7 +175,11 @@ def temporary_bytes(shape: ModelShape, engine: Engine, job: Job) -> float:
     The peak is usually in the feed-forward part. If the matrices of attention are materialized, the peak can be in
     attention instead. At that time, the saved tensors of the feed-forward part are already freed.
     """
-    return _trained_temporary_bytes(shape, engine, job) + adapters.forward_temporaries(shape, engine)
+    temporary = _trained_temporary_bytes(shape, engine, job)
+    if shape.adapter is None:
+        return temporary
+    temporary += job.tokens * adapters.freed_before_peak(shape, arithmetic(engine, shape.adapter))
+    return temporary + adapters.forward_temporaries(shape, engine)
 
 
 def _trained_temporary_bytes(shape: ModelShape, engine: Engine, job: Job) -> float:
@@ -231,8 +236,11 @@ def selective_op_bytes(shape: ModelShape, engine: Engine, job: Job) -> float:
 
 
 def cast_bytes(shape: ModelShape, engine: Engine) -> int:
-    """Return the bytes of autocast's 16-bit copies of the weights, which exist as long as the saved tensors."""
-    if arithmetic(engine, shape.adapter) != "autocast":
+    """Return the bytes of autocast's 16-bit copies of the weights, which exist as long as the saved tensors.
+
+    Quantized weights have none.
+    """
+    if arithmetic(engine, shape.adapter) != "autocast" or adapters.is_quantized(shape):
         return 0
     if shape.counts is not None:
         return from_counts.cast_bytes(shape.counts)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
@@ -28,14 +28,18 @@ AdapterKind = Literal["lora", "dora"]
 # The type of the frozen weights. fp32: as the precision of the training has parameters. 16-bit: bf16 or fp16. nf4:
 # four bits in Linear modules of blocks, and 16 bits elsewhere.
 FrozenType = Literal["fp32", "16-bit", "nf4"]
+# The type of the weights that are not quantized, if the others are. fp32 norms: as TRL before release 1 casts them.
+# fp32: as PEFT's prepare_model_for_kbit_training casts all of them. Both leave a residual stream in fp32. Neither is
+# applied under FSDP or DeepSpeed.
+UnquantizedType = Literal["16-bit", "fp32 norms", "fp32"]
 KINDS: tuple[AdapterKind, ...] = get_args(AdapterKind)
 ALL_LINEAR = "all-linear"
 # PEFT's default targets: peft/utils/constants.py, TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING. For the other
-# model types PEFT raises an error.
+# model types PEFT raises an error, for Mixtral too although it is listed there.
 _QUERY_AND_VALUE = ("q_proj", "v_proj")
 DEFAULT_TARGETS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(
-        ("llama", "mistral", "mixtral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "opt", "gptj", "gpt_neo"),
+        ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "opt", "gptj", "gpt_neo"),
         _QUERY_AND_VALUE,
     ),
     "gpt2": ("c_attn",),
@@ -44,6 +48,8 @@ DEFAULT_TARGETS: dict[str, tuple[str, ...]] = {
     "roberta": ("query", "value"),
     "phi": ("q_proj", "v_proj", "fc1", "fc2"),
 }
+# Model types whose experts are one parameter, which PEFT adapts as a parameter if all-linear is requested.
+ADAPTS_EXPERTS = ("mixtral", "qwen3_moe")
 HEADS = ("classifier", "score", "qa_outputs")  # heads that PEFT trains in whole for a task of classification
 # Bits per weight in NF4 with double quantization (arXiv:2305.14314, sec. 3): 4, an 8-bit scale for 64 weights, and an
 # fp32 scale for 256 of these scales.
@@ -60,11 +66,16 @@ class Adapter:
     has_dropout: bool = False
     in_fp32: bool = True  # PEFT casts adapters of a 16-bit model to fp32 (autocast_adapter_dtype)
     frozen: FrozenType = "16-bit"
+    unquantized: UnquantizedType = "16-bit"
     modules_to_save: tuple[str, ...] = ()  # modules that are copied and trained in whole
 
     @property
     def is_quantized(self) -> bool:
         return self.frozen == "nf4"
+
+    def has_fp32_stream(self, engine: Engine) -> bool:
+        """Return whether the blocks pass fp32 tensors on, because weights between the quantized ones are in fp32."""
+        return self.is_quantized and self.unquantized != "16-bit" and engine.kind in ("torch", "ddp")
 
 
 @dataclass(frozen=True)
@@ -174,8 +185,13 @@ def targeted(shape: ModelShape, adapter: Adapter) -> tuple[Linear, ...]:
 @lru_cache(maxsize=256)
 def _targeted(shape: ModelShape, adapter: Adapter) -> tuple[Linear, ...]:
     of_model = linears(shape)
-    saved = [linear for linear in of_model if not linear.in_block and _is_named(linear, adapter.modules_to_save)]
+    saved = _saved_modules(shape, adapter)
     if adapter.targets == (ALL_LINEAR,):
+        if model_type_of(shape) in ADAPTS_EXPERTS:
+            raise ValueError(
+                f"{ALL_LINEAR} on {shape.name}: PEFT adds adapters to the experts too, which is not predicted. Name "
+                "the modules of attention instead, for example q_proj,k_proj,v_proj,o_proj"
+            )
         return tuple(linear for linear in of_model if not linear.is_output and linear not in saved)
     targets = default_targets(shape) if adapter.targets is None else adapter.targets
     for target in targets:
@@ -189,8 +205,15 @@ def default_targets(shape: ModelShape) -> tuple[str, ...]:
     """Return PEFT's default targets for a model. Raises ValueError if PEFT has none."""
     model_type = model_type_of(shape)
     if model_type not in DEFAULT_TARGETS:
-        raise ValueError(f"PEFT has no default targets for {model_type}, and stops with an error. Name the targets")
+        raise ValueError(
+            f"PEFT has no default targets for {model_type}, and would stop with an error. Add --lora-target, for "
+            f"example --lora-target {ALL_LINEAR}"
+        )
     return DEFAULT_TARGETS[model_type]
+
+
+def is_quantized(shape: ModelShape) -> bool:
+    return shape.adapter is not None and shape.adapter.is_quantized
 
 
 def base_of(shape: ModelShape) -> ModelShape:
@@ -213,17 +236,16 @@ def trained_sizes(shape: ModelShape) -> ParameterSizes:
         for _ in range(linear.count):
             matrices += [adapter.rank * linear.inner, adapter.rank * linear.outer]
             vectors += [linear.outer] if adapter.kind == "dora" else []
-    for linear in _saved_modules(shape):
+    for linear in _saved_modules(shape, adapter):
         matrices.append(linear.elements)
         vectors += [linear.outer] if linear.has_bias else []
     return ParameterSizes(tuple(matrices), tuple(vectors))
 
 
-def _saved_modules(shape: ModelShape) -> Iterator[Linear]:
-    assert shape.adapter is not None
-    for linear in linears(base_of(shape)):
-        if not linear.in_block and _is_named(linear, shape.adapter.modules_to_save):
-            yield linear
+def _saved_modules(shape: ModelShape, adapter: Adapter) -> list[Linear]:
+    """Return the Linear modules outside the blocks that are trained in whole, with the modules that contain them."""
+    outside = [linear for linear in linears(base_of(shape)) if not linear.in_block]
+    return [linear for linear in outside if set(linear.name.split(".")) & set(adapter.modules_to_save)]
 
 
 def num_trainable(shape: ModelShape) -> int:
@@ -267,6 +289,8 @@ def frozen_size(engine: Engine, adapter: Adapter) -> int:
         return 4
     if engine.kind == "deepspeed":
         return engine.parameter_bytes
+    if adapter.has_fp32_stream(engine) and adapter.unquantized == "fp32":
+        return 4
     return 4 if adapter.frozen == "fp32" else 2
 
 
@@ -307,6 +331,19 @@ def saved_for_weights(shape: ModelShape, arithmetic: str) -> float:
     )
 
 
+def freed_before_peak(shape: ModelShape, arithmetic: str) -> float:
+    """Return the bytes per token that a block saves for the gradients of its feed-forward weights only.
+
+    The backward pass begins with the feed-forward part, and a trained block frees these tensors before its peak. A
+    frozen block does not save them, so that its peak exceeds its saved tensors by as much more.
+    """
+    numbers = _numbers(shape, model_type_of(shape)) | {"hidden": 0, "queries": 0, "keys": 0}
+    return sum(
+        count / shape.layers * evaluate(entry["saved_for_weights"][arithmetic], numbers)
+        for entry, count in _blocks(shape)
+    )
+
+
 def adapter_bytes(shape: ModelShape, engine: Engine, job: Job) -> float:
     """Return the bytes per token that the adapters of a block save, as a mean over blocks.
 
@@ -318,6 +355,8 @@ def adapter_bytes(shape: ModelShape, engine: Engine, job: Job) -> float:
     assert adapter is not None
     size = _product_size(engine, adapter)
     is_cast = _casts_inputs(engine, adapter)
+    # On a GPU, a dropout mask has a byte per element. On a CPU, it has the type of the input that PEFT cast.
+    mask = 1 if job.device == "gpu" else 4 if is_cast else size
     total, shared = 0.0, set[str]()
     for linear in targeted(shape, adapter):
         if not linear.in_block:
@@ -325,15 +364,27 @@ def adapter_bytes(shape: ModelShape, engine: Engine, job: Job) -> float:
         share = linear.count / shape.layers
         total += share * size * adapter.rank
         if adapter.has_dropout:
-            total += share * linear.inner * (size + (1 if job.device == "gpu" else size))
+            total += share * linear.inner * (size + mask)
         elif is_cast:
             total += share * size * linear.inner
         elif not linear.input_is_saved and linear.group not in shared:
             shared.add(linear.group)
             total += share * size * linear.inner
         if adapter.kind == "dora":
-            total += share * linear.outer * (engine.compute_bytes + size)
+            total += share * linear.outer * (size + (size if adapter.has_dropout else engine.compute_bytes))
     return total
+
+
+def copied_weight_bytes(shape: ModelShape, engine: Engine) -> float:
+    """Return the bytes of the copies of weights that a block saves, as a mean over blocks.
+
+    With dropout, DoRA multiplies the dropped input with the frozen weight again, cast to the type of the adapter.
+    """
+    adapter = shape.adapter
+    if adapter is None or adapter.kind != "dora" or not adapter.has_dropout or not _casts_inputs(engine, adapter):
+        return 0.0
+    elements = sum(each.count * each.elements for each in targeted(shape, adapter) if each.in_block)
+    return _product_size(engine, adapter) * elements / shape.layers
 
 
 def _product_size(engine: Engine, adapter: Adapter) -> int:

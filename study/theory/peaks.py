@@ -64,6 +64,7 @@ class Peak:
     host_bytes_then: float  # bytes offloaded to the host at the moment of the peak
     disk_bytes: float  # bytes offloaded to a disk
     totals: tuple[float, ...]  # bytes on the device at each of PEAK_MOMENTS
+    frozen_bytes: float = 0.0  # of the device's parameters, those of frozen weights
 
     @property
     def total(self) -> float:
@@ -165,7 +166,8 @@ def peak(shape: ModelShape, engine: Engine, job: Job, rank: int | None = None) -
     used = list(map(operator.add, totals, on_host)) if job.device == "cpu" else totals
     moment = used.index(max(used))
     host = max(resting.host, stepping.host) + accumulated
-    return Peak(rows[moment], moment, host, on_host[moment], resting.disk, totals)
+    frozen = _frozen_bytes(engine, shape) if engine.offload_param == "none" else 0.0
+    return Peak(rows[moment], moment, host, on_host[moment], resting.disk, totals, frozen)
 
 
 def _moments(

@@ -297,7 +297,7 @@ def _compute(shape: ModelShape, engine: Engine, job: Job, speed: _Speed) -> _Com
     logits = activations.num_logits(shape, job)
     logit_read, logit_read_backward = _logit_bytes_moved(job.loss, engine.compute_bytes)
     casts = 0.0
-    if activations.arithmetic(engine, shape.adapter) == "autocast":
+    if activations.arithmetic(engine, shape.adapter) == "autocast" and not adapters.is_quantized(shape):
         # Casts of fp32 weights in the forward pass; casts and additions of their gradients in the backward pass.
         casts = shape.num_params / speed.stream
     forward = blocks.forward + head + logits * logit_read / speed.stream
@@ -318,10 +318,12 @@ def _backward_products(shape: ModelShape) -> int:
     return 2 if shape.adapter is None else 1
 
 
-# Passes over the input and the output of a Linear that its adapter adds in forward, besides its own products, by PEFT's
-# forward method. Of the input: a cast, and dropout. Of the output: scaling, addition, and a cast.
+# Passes over the input and the output of a Linear that its adapter adds in forward, besides its own products, by the
+# forward method of PEFT. Of the input: a cast, and dropout. Of the output: scaling, addition, and a cast. Compiled or
+# written as one kernel, only the addition is left.
 ADAPTER_INPUT_PASSES = {False: 2, True: 4}  # without and with dropout
 ADAPTER_OUTPUT_PASSES = {"lora": 6, "dora": 12}
+FUSED_OUTPUT_PASSES = 2
 ADAPTER_KERNELS = 6
 
 
@@ -337,6 +339,8 @@ def _adapters(shape: ModelShape, engine: Engine, job: Job, speed: _Speed) -> _Co
         products = sum(_product_seconds(each, job.tokens, engine.compute_bytes, speed) for each in pair)
         passes = ADAPTER_INPUT_PASSES[adapter.has_dropout] * linear.inner
         passes += ADAPTER_OUTPUT_PASSES[adapter.kind] * linear.outer
+        if job.is_fused:
+            passes = FUSED_OUTPUT_PASSES * linear.outer
         others = job.tokens * size * passes / speed.stream
         forward += linear.count * max(products + others, ADAPTER_KERNELS * KERNEL_SECONDS)
     bytes_per_weight = adapters.NF4_BITS / 8 + engine.compute_bytes

@@ -96,6 +96,9 @@ Quantity = Literal[
     "tokens_per_second_per_gpu", "samples_per_second", "seconds_per_step", "tflops_per_gpu",
     "peak_allocated_bytes", "allocated_bytes", "peak_unknown_bytes", "peak_reserved_bytes", "used_bytes", "fits",
 ]  # fmt: skip
+# equal lengths: all batches have the same shape. varying lengths: they do not. emptied: the program empties the
+# allocator's cache every few steps.
+AllocatorUse = Literal["equal lengths", "varying lengths", "emptied"]
 TIMES: tuple[Quantity, ...] = ("tokens_per_second_per_gpu", "samples_per_second", "seconds_per_step", "tflops_per_gpu")
 
 
@@ -117,6 +120,7 @@ class MeasuredCase:
     engine: Engine
     job: Job
     box: Box
+    allocator: AllocatorUse = "equal lengths"
 
     @property
     def measured_by(self) -> str:
@@ -169,8 +173,9 @@ def _cases(file: str = "published.yaml") -> tuple[MeasuredCase, ...]:
             collected, outside = entry["grade"], entry.get("outside", "")
             grade: Grade = "B" if collected == "A" and "assumed" in entry else collected
             facts = (family["source"], family["url"], family["conditions"].strip(), shape, engine, job, box)
+            use = entry.get("allocator", "equal lengths")
             cases += [
-                MeasuredCase(name, family["family"], grade, collected, outside, quantity, value, *facts)
+                MeasuredCase(name, family["family"], grade, collected, outside, quantity, value, *facts, use)
                 for quantity, value in entry["published"].items()
             ]
     return tuple(cases)
