@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import dataclasses
+import statistics
 import warnings
 import weakref
 from typing import Any
 
 import pytest
 
+from study.errors import Refusal
+from study.planner import Request, advice_text, advise, launch
 from study.theory import (
     activations,
     adapters,
+    communication,
+    flops,
+    measured_by_others,
+    peaks,
+    prediction,
+    shapes,
+    step_time,
 )
 from study.theory.adapters import Adapter
 from study.theory.engine import Engine, Job
+from study.theory.shapes.adapter import ALL_LINEAR
 from study.theory.shapes.config_json import MODEL_TYPES, from_config
 
 SIZES = {"hidden": 48, "layers": 2, "heads": 4, "vocabulary": 96, "positions": 64, "feed_forward": 80, "kv_heads": 2}
@@ -60,8 +71,8 @@ def with_peft(model: Any, adapter: Adapter, **options: Any) -> Any:
     import peft
 
     targets: Any = None if adapter.targets is None else list(adapter.targets)
-    if adapter.targets == (adapters.ALL_LINEAR,):
-        targets = adapters.ALL_LINEAR
+    if adapter.targets == (ALL_LINEAR,):
+        targets = ALL_LINEAR
     config = peft.LoraConfig(
         r=adapter.rank,
         target_modules=targets,
@@ -156,7 +167,7 @@ def saved_bytes(model: Any, arithmetic: str) -> int:
     return sum(storage.nbytes() for pointer, storage in storages.items() if pointer not in own)
 
 
-def measured_block(model_type: str, adapter: Adapter, arithmetic: str) -> float:
+def measured_block(model_type: str, adapter: Adapter | None, arithmetic: str) -> float:
     """Return the bytes that a block saves: half of the difference of models with four and with two blocks."""
     import torch
 
@@ -165,13 +176,16 @@ def measured_block(model_type: str, adapter: Adapter, arithmetic: str) -> float:
     for count in (2, 4):
         config = small_config(model_type)
         setattr(config, layers, count)
-        model = small_model(config).to(torch.float32 if arithmetic == "fp32" else torch.bfloat16)
-        adapted = with_peft(model, adapter, autocast_adapter_dtype=adapter.in_fp32).train()
-        adapted.enable_input_require_grads()
-        for module in adapted.modules():  # the model's own dropout, not that of the adapters
-            if isinstance(module, torch.nn.Dropout) and module.p != ADAPTER_DROPOUT:
+        if hasattr(config, "layer_types"):
+            config.layer_types = ["full_attention"] * count
+        model = small_model(config).to(torch.float32 if arithmetic == "fp32" else torch.bfloat16).train()
+        for module in model.modules():
+            if isinstance(module, torch.nn.Dropout):
                 module.p = 0.0
-        totals.append(saved_bytes(adapted, arithmetic))
+        if adapter is not None:
+            model = with_peft(model, adapter, autocast_adapter_dtype=adapter.in_fp32).train()
+            model.enable_input_require_grads()
+        totals.append(saved_bytes(model, arithmetic))
     return (totals[1] - totals[0]) / 2
 
 
@@ -195,13 +209,195 @@ def test_a_block_saves_what_is_predicted(
     pytest.importorskip("peft")
     adapter = Adapter(4, targets, kind, has_dropout, in_fp32=arithmetic != "16-bit adapters")
     measured, predicted = (of("llama", adapter, arithmetic) for of in (measured_block, predicted_block))
-    assert measured == pytest.approx(predicted, rel=0.015)
+    assert measured == pytest.approx(predicted, rel=0.02)
 
 
 @pytest.mark.computes
-@pytest.mark.parametrize("arithmetic", ["fp32", "autocast", "fp32 adapters"])
+@pytest.mark.parametrize("arithmetic", ["fp32", "fp32 adapters"])
 @pytest.mark.parametrize("model_type", ["gpt2", "bert", "qwen3", "gemma2", "opt", "gpt_neox"])
-def test_a_block_of_other_models_saves_what_is_predicted(model_type: str, arithmetic: str) -> None:
+def test_freezing_a_block_changes_what_it_saves_as_predicted(model_type: str, arithmetic: str) -> None:
+    """Some kernels on a CPU save more than those on a GPU, so the difference is compared."""
     pytest.importorskip("peft")
-    measured, predicted = (of(model_type, Adapter(4), arithmetic) for of in (measured_block, predicted_block))
-    assert measured == pytest.approx(predicted, rel=0.03)
+    adapter = Adapter(4)
+    measured = measured_block(model_type, adapter, arithmetic) - measured_block(model_type, None, arithmetic)
+    shape = from_config(small_config(model_type).to_dict(), "small")
+    engine, job = Engine("torch", 0, 1, "fp32" if arithmetic == "fp32" else "pure-bf16", 4), Job(BATCH, LENGTH)
+    frozen = dataclasses.replace(shape, adapter=adapter)
+    predicted = activations.block_bytes(frozen, engine, job) - activations.block_bytes(shape, engine, job)
+    assert measured == pytest.approx(predicted, rel=0.02)
+
+
+# ---------------------------------------------------------------- states, communication and time
+
+LLAMA = shapes.find("llama-3.1-8b")
+LORA = dataclasses.replace(LLAMA, adapter=Adapter(16, ("q_proj", "v_proj")))
+QLORA = dataclasses.replace(LLAMA, adapter=Adapter(16, ("q_proj", "v_proj"), frozen="nf4"))
+
+
+def test_stages_1_and_2_shard_only_the_adapters() -> None:
+    """ZeRO's partitions have trainable parameters only, so every rank keeps the frozen weights whole."""
+    trained = adapters.num_trainable(LORA)
+    for stage in (1, 2):
+        states = peaks.states(dataclasses.replace(ZERO, zero_stage=stage, world_size=4), LORA, "stepping").device
+        assert states["parameters"] == pytest.approx(2 * (LLAMA.num_params + trained), rel=1e-6)
+        assert states["optimizer_states"] == pytest.approx(12 * trained / 4, rel=1e-6)
+
+
+@pytest.mark.parametrize("engine", [ZERO_3, Engine("fsdp", 3, 4, "bf16", 4)], ids=["zero3", "fsdp2"])
+def test_stage_3_and_fsdp2_shard_the_frozen_weights_too(engine: Engine) -> None:
+    states = peaks.states(engine, LORA, "resting").device
+    assert states["parameters"] == pytest.approx(2 * LLAMA.num_params / 4, rel=0.01)
+    whole = peaks.peak(LORA, engine, Job(1, 1024)).parts["gathered_parameters"]
+    assert whole == peaks.peak(LLAMA, engine, Job(1, 1024)).parts["gathered_parameters"] or whole > 0
+
+
+def test_one_process_keeps_four_bits_of_quantized_weights() -> None:
+    """Embedding and output layer of Llama stay in 16 bits. All other matrices take 4.127 bits per weight."""
+    quantized = 32 * (2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336)
+    others = LLAMA.num_params - quantized
+    assert pytest.approx(4.127, abs=1e-3) == adapters.NF4_BITS
+    assert adapters.frozen_bytes(QLORA, SINGLE) == pytest.approx(quantized * adapters.NF4_BITS / 8 + 2 * others)
+    in_fp32 = dataclasses.replace(LLAMA, adapter=Adapter(16, ("q_proj",), frozen="nf4", unquantized="fp32"))
+    assert adapters.frozen_bytes(in_fp32, SINGLE) == pytest.approx(quantized * adapters.NF4_BITS / 8 + 4 * others)
+
+
+def test_only_adapters_are_reduced_but_all_weights_are_gathered() -> None:
+    trained, job = adapters.num_trainable(LORA), Job(1, 1024)
+    sent = {each.kind: each.bytes for each in communication.collectives(ZERO, LORA, job)}
+    assert sent["all_reduce"] == 2 * trained
+    assert sent["all_gather"] == 2 * trained
+    fsdp = Engine("fsdp", 3, 4, "bf16", 4)
+    sent = {each.kind: each.bytes for each in communication.collectives(fsdp, LORA, job)}
+    of_all = {each.kind: each.bytes for each in communication.collectives(fsdp, LLAMA, job)}
+    assert sent["reduce_scatter"] == 2 * trained
+    assert sent["all_gather"] == pytest.approx(of_all["all_gather"], rel=0.01)
+    quantized = {each.kind: each.bytes for each in communication.collectives(fsdp, QLORA, job)}
+    assert quantized["all_gather"] < 0.4 * sent["all_gather"]
+
+
+def test_frozen_weights_need_two_thirds_of_the_flops_of_products() -> None:
+    """Attention has no weights: it needs as many FLOPs as before."""
+    forward = flops.blocks_flops_per_sequence(LLAMA, 1) + flops.head_flops_per_sequence(LLAMA, 1)
+    assert flops.model_flops_per_sequence(LLAMA, 1) == 3 * forward
+    assert flops.model_flops_per_sequence(LORA, 1) == pytest.approx(2 * forward, rel=0.01)
+
+
+def test_a_step_of_adapters_is_faster_and_smaller_and_quantization_makes_it_slower_and_smaller() -> None:
+    box, job = Request(gpu="a100-80gb").box(1), Job(1, 2048)
+    seconds = [step_time.seconds(shape, SINGLE, job, box).total for shape in (LLAMA, LORA, QLORA)]
+    assert seconds[1] < seconds[2] < seconds[0]
+    totals = [peaks.peak(shape, SINGLE, job).total for shape in (LLAMA, LORA, QLORA)]
+    assert totals[0] > totals[1] > totals[2]
+
+
+# ---------------------------------------------------------------- published rows
+
+
+def errors(*quantities: str, family: str = "") -> list[float]:
+    return [
+        float(prediction.predicted_memory(case)) / case.published - 1
+        for case in measured_by_others.adapter_cases()
+        if case.quantity in quantities and case.family.startswith(family)
+    ]
+
+
+def median(values: list[float]) -> float:
+    return statistics.median(map(abs, values))
+
+
+def test_published_memory_is_predicted_as_expected() -> None:
+    """The limits were written down in measured_by_others/README.md before the predictions were computed."""
+    assert median(errors("peak_reserved_bytes", "used_bytes")) <= 0.15
+    assert median(errors("peak_allocated_bytes")) <= 0.10
+
+
+def test_nothing_that_trained_is_predicted_not_to_fit() -> None:
+    fits = [case for case in measured_by_others.adapter_cases() if case.quantity == "fits" and case.published]
+    assert len(fits) > 70
+    assert [case.name for case in fits if not prediction.predicted_memory(case)] == []
+
+
+def test_what_ran_out_of_memory_on_one_gpu_is_predicted_not_to_fit() -> None:
+    cases = [each for each in measured_by_others.adapter_cases() if each.quantity == "fits" and not each.published]
+    alone = [each for each in cases if each.box.num_gpus == 1]
+    assert alone
+    assert not any(prediction.predicted_memory(each) for each in alone)
+
+
+def test_the_factor_of_varying_lengths_is_the_median_of_every_second_row() -> None:
+    """The other rows judge it."""
+    cases = [each for each in measured_by_others.adapter_cases() if each.allocator == "varying lengths"]
+    cases = [each for each in cases if each.quantity == "peak_reserved_bytes"]
+
+    def factor(case: measured_by_others.MeasuredCase) -> float:
+        peak = peaks.peak(case.shape, case.engine, case.job)
+        return (case.published - peak.frozen_bytes) / (peak.total - peak.frozen_bytes)
+
+    assert statistics.median(map(factor, cases[::2])) == pytest.approx(prediction.RESERVED_IF_LENGTHS_VARY, abs=0.01)
+    others = [float(prediction.predicted_memory(case)) / case.published - 1 for case in cases[1::2]]
+    assert median(others) <= 0.15
+
+
+# ---------------------------------------------------------------- advise
+
+
+def request(**options: Any) -> Request:
+    return Request(**{"gpu": "a100-80gb", "num_gpus": 2, "lora_rank": 16} | options)
+
+
+def test_the_answer_has_trainable_and_total_parameters() -> None:
+    advice = advise("llama-3.1-8b", request())
+    text = " ".join(advice_text.text(advice).split())
+    assert "6,815,744 trainable parameters of 8,037,076,992 in total" in text
+    assert "predicted" in text
+    content = advice_text.content(advice)
+    assert (content["num_trainable_params"], content["num_total_params"]) == (6_815_744, 8_037_076_992)
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"lora_target": "nothing"}, "q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj"),
+        ({"lora_target": " , "}, "--lora-target"),
+        ({"lora_dropout": 1.0}, "--lora-dropout"),
+        ({"lora_rank": 0}, "lora_rank"),
+        ({"lora_rank": None, "load_in_4bit": True}, "--lora-rank"),
+        ({"lora_rank": None, "lora_target": "q_proj"}, "--lora-rank"),
+        ({"lora_rank": None, "adapter": "dora"}, "--lora-rank"),
+        ({"adapter": "vera"}, "lora, dora"),
+        ({"stack": "torchtitan"}, "torchtitan"),
+    ],
+)
+def test_requests_that_make_no_sense_are_refused(options: dict[str, Any], named: str) -> None:
+    with pytest.raises(Refusal, match=named):
+        advise("llama-3.1-8b", request(**options))
+
+
+@pytest.mark.parametrize(
+    ("model", "named"), [("phi-4", "--lora-target"), ("mixtral-8x7b", "experts"), ("t5-base", "names of its modules")]
+)
+def test_models_without_known_targets_are_refused(model: str, named: str) -> None:
+    target = "all-linear" if model == "mixtral-8x7b" else None
+    with pytest.raises(Refusal, match=named):
+        advise(model, request(lora_target=target))
+
+
+@pytest.mark.parametrize("stack", ["accelerate", "trainer", "trl", "axolotl", "deepspeed", "study"])
+def test_the_launch_has_the_adapters(stack: Any) -> None:
+    advice = advise("llama-3.1-8b", request(stack=stack, lora_target="q_proj,v_proj", load_in_4bit=True))
+    start = launch.launch(advice)
+    assert start is not None
+    everything = " ".join([start.command, *start.files.values(), *start.settings])
+    assert "q_proj" in everything
+    assert "4bit" in everything
+    assert "16" in everything
+
+
+def test_sharded_weights_are_quantized_in_a_type_that_can_be_sharded() -> None:
+    sharded = advise("llama-3.1-8b", request(strategy="fsdp2", load_in_4bit=True))
+    start = launch.launch(sharded)
+    assert start is not None
+    assert "bnb_4bit_quant_storage" in " ".join(start.settings)
+    whole = launch.launch(advise("llama-3.1-8b", request(strategy="ddp", load_in_4bit=True)))
+    assert whole is not None
+    assert "bnb_4bit_quant_storage" not in " ".join(whole.settings)

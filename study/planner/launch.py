@@ -17,7 +17,7 @@ import yaml
 from study import files
 from study.errors import Refusal
 from study.planner import reasons
-from study.theory.adapters import ALL_LINEAR
+from study.theory.shapes.adapter import ALL_LINEAR
 
 if TYPE_CHECKING:
     from study.planner.choose import Advice, Option

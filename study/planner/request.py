@@ -220,7 +220,7 @@ class Request:
     def _adapter(self, shape: ModelShape) -> Adapter | None:
         """Return the adapters as the stack trains them.
 
-        TRL casts adapters of quantized weights to bf16 (trl 1.10, trainer/sft_trainer.py). For the others it is assumed
+        TRL 1.10 casts adapters of quantized weights to bf16 in its SFTTrainer. For the others it is assumed
         that the program calls PEFT's prepare_model_for_kbit_training, as PEFT's guide says. This project's trainer
         creates its models in fp32.
         """

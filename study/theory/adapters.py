@@ -1,8 +1,9 @@
-"""Low-rank adapters (LoRA, DoRA) on frozen weights, which may be quantized: parameters, bytes and what autograd saves.
+"""Low-rank adapters (LoRA, DoRA) on frozen weights, which may be quantized: parameters, bytes, what autograd saves.
 
 linear_modules.json lists the Linear modules of a block for each model_type, and the bytes that a block saves only for
 the gradients of its weights. tools/linear_modules.py measures both in small models. The rules for the names of targets
-and the forward pass of an adapter are those of PEFT 0.21, tuners/lora/layer.py and dora.py.
+and the forward pass of an adapter are those of PEFT 0.21, in its modules tuners.lora.layer and
+tuners.lora.dora.
 """
 
 from __future__ import annotations
@@ -13,8 +14,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any
 
+from study.theory.shapes.adapter import ALL_LINEAR, FrozenType
+from study.theory.shapes.adapter import Adapter as Adapter
+from study.theory.shapes.adapter import AdapterKind as AdapterKind
 from study.theory.shapes.config_json import MODEL_TYPES, kinds_of_layers
 from study.theory.shapes.formulas import evaluate
 from study.theory.shapes.shape import ParameterSizes
@@ -24,17 +28,7 @@ if TYPE_CHECKING:
     from study.theory.shapes import ModelShape
 
 LINEAR_MODULES_FILE = Path(__file__).parent / "shapes" / "linear_modules.json"
-AdapterKind = Literal["lora", "dora"]
-# The type of the frozen weights. fp32: as the precision of the training has parameters. 16-bit: bf16 or fp16. nf4:
-# four bits in Linear modules of blocks, and 16 bits elsewhere.
-FrozenType = Literal["fp32", "16-bit", "nf4"]
-# The type of the weights that are not quantized, if the others are. fp32 norms: as TRL before release 1 casts them.
-# fp32: as PEFT's prepare_model_for_kbit_training casts all of them. Both leave a residual stream in fp32. Neither is
-# applied under FSDP or DeepSpeed.
-UnquantizedType = Literal["16-bit", "fp32 norms", "fp32"]
-KINDS: tuple[AdapterKind, ...] = get_args(AdapterKind)
-ALL_LINEAR = "all-linear"
-# PEFT's default targets: peft/utils/constants.py, TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING. For the other
+# PEFT's default targets: peft.utils.constants, TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING. For the other
 # model types PEFT raises an error, for Mixtral too although it is listed there.
 _QUERY_AND_VALUE = ("q_proj", "v_proj")
 DEFAULT_TARGETS: dict[str, tuple[str, ...]] = {
@@ -54,28 +48,6 @@ HEADS = ("classifier", "score", "qa_outputs")  # heads that PEFT trains in whole
 # Bits per weight in NF4 with double quantization (arXiv:2305.14314, sec. 3): 4, an 8-bit scale for 64 weights, and an
 # fp32 scale for 256 of these scales.
 NF4_BITS = 4 + 8 / 64 + 32 / (64 * 256)
-
-
-@dataclass(frozen=True)
-class Adapter:
-    """Adapters on the Linear modules of a model, and the type of the frozen weights under them."""
-
-    rank: int
-    targets: tuple[str, ...] | None = None  # names of modules, or ALL_LINEAR; None: PEFT's default for the model type
-    kind: AdapterKind = "lora"
-    has_dropout: bool = False
-    in_fp32: bool = True  # PEFT casts adapters of a 16-bit model to fp32 (autocast_adapter_dtype)
-    frozen: FrozenType = "16-bit"
-    unquantized: UnquantizedType = "16-bit"
-    modules_to_save: tuple[str, ...] = ()  # modules that are copied and trained in whole
-
-    @property
-    def is_quantized(self) -> bool:
-        return self.frozen == "nf4"
-
-    def has_fp32_stream(self, engine: Engine) -> bool:
-        """Return whether the blocks pass fp32 tensors on, because weights between the quantized ones are in fp32."""
-        return self.is_quantized and self.unquantized != "16-bit" and engine.kind in ("torch", "ddp")
 
 
 @dataclass(frozen=True)

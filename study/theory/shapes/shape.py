@@ -9,12 +9,10 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
+from study.theory.shapes.adapter import Adapter
 from study.theory.shapes.counts import ModelCounts
-
-if TYPE_CHECKING:
-    from study.theory.adapters import Adapter
 
 # The name of a model type in config_json.py, or "traced".
 Architecture: TypeAlias = str
