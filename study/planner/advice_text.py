@@ -105,14 +105,16 @@ PRECISIONS = {
 PRECISIONS_OF_ADAPTERS = {
     "bf16": "{kind} adapters with fp32 master weights, under FSDP2 fp32 adapters",
     "fp16": "{kind} adapters with fp32 master weights, under FSDP2 fp32 adapters",
-    "bf16-autocast": "fp32 adapters under {kind} autocast",
-    "fp16-autocast": "fp32 adapters under {kind} autocast",
+    "bf16-autocast": "adapters without master weights under {kind} autocast",
+    "fp16-autocast": "adapters without master weights under {kind} autocast",
     "pure-bf16": "everything in {kind}, without fp32 master weights",
 }
 
 
-def _trainable(request: Request) -> str:
-    return "parameters" if request.lora_rank is None else "adapters"
+def _autocast(request: Request) -> str:
+    if request.lora_rank is None:
+        return "autocast keeps fp32 parameters"
+    return "autocast keeps no master weights of the adapters"
 
 
 def setting(advice: Advice) -> str:
@@ -259,8 +261,8 @@ def text_of_all(advice: Advice) -> str:
         f"GiB: the tensors at the peak, and {100 * ALLOCATOR_SLACK:.0f} % for the allocator.",
         "batch: micro batch x accumulation steps; c: activation checkpointing; s: selective checkpointing.",
         "largest: the largest micro batch that fits. sent: by one rank per step. host, disk: per node.",
-        f"{MARK}: another precision than the requested one. precision: autocast keeps fp32 {_trainable(request)}; bf16 "
-        "and fp16 compute in 16 bits with fp32 master weights; pure-bf16 keeps nothing in fp32.",
+        f"{MARK}: another precision than the requested one. precision: {_autocast(request)}; bf16 and fp16 "
+        "compute in 16 bits with fp32 master weights; pure-bf16 keeps nothing in fp32.",
     ]
     parts = [part for part in peaks.PEAK_PARTS if any(option.prediction.peak.parts[part] for option in advice.options)]
     head = ["strategy", *(part.replace("_", " ") for part in parts), "peak at"]
@@ -316,6 +318,11 @@ _QUANTITIES = {
 
 def memory_evidence(option: Option) -> str:
     """Return a sentence with the measured errors of the printed memory, for the option's class of engine."""
+    if option.shape.adapter is not None:
+        return (
+            "published memory of trainings with adapters is in the report How accurate the planner is, in the section "
+            "about adapters"
+        )
     parts = []
     for errors in intervals.memory_errors(option.shape, option.prediction.engine):
         parts.append(

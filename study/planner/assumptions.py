@@ -85,8 +85,9 @@ def _adapters(request: Request) -> str:
     """Return the types of the adapters. The text is empty without adapters."""
     if request.lora_rank is None:
         return ""
-    kind = "bf16" if request.stack == "trl" and request.load_in_4bit else "fp32"
-    return f"{kind}, as PEFT 0.21 creates them; DeepSpeed casts them and keeps fp32 masters"
+    if request.stack == "trl" and request.load_in_4bit:
+        return "bf16, to which TRL casts them; DeepSpeed keeps fp32 masters"
+    return "fp32, as PEFT 0.21 creates them; DeepSpeed casts them and keeps fp32 masters"
 
 
 def _attention(request: Request, attention: Attention) -> str:

@@ -1,4 +1,4 @@
-"""The adapters (LoRA, DoRA) that are trained instead of a model's weights, whose theory is in study/theory/adapters.py."""
+"""The adapters (LoRA, DoRA) that are trained in place of the weights of a model. theory/adapters.py has the theory."""
 
 from __future__ import annotations
 
