@@ -1129,7 +1129,7 @@ PLACES: dict[tuple[str, str], Callable[[], str]] = {
     ("reports/planner-accuracy.md", "estimators"): estimators,
     ("reports/planner-accuracy.md", "fits"): planner_fits,
     ("reports/planner-accuracy.md", "adapters"): adapters_table,
-    ("reports/planner-accuracy.md", "adapters that fit"): adapters_that_fit,
+    ("reports/planner-accuracy.md", "fitting_adapters"): adapters_that_fit,
     ("reports/planner-accuracy.md", "times"): planner_times,
     ("reports/planner-accuracy.md", "excluded"): left_out,
     ("reports/planner-accuracy.md", "models"): models,
