@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import os
 import statistics
+import subprocess
+import sys
 import warnings
 import weakref
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -288,6 +293,34 @@ def test_a_step_of_adapters_is_faster_and_smaller_and_quantization_makes_it_slow
     assert seconds[1] < seconds[2] < seconds[0]
     totals = [peaks.peak(shape, SINGLE, job).total for shape in (LLAMA, LORA, QLORA)]
     assert totals[0] > totals[1] > totals[2]
+
+
+@pytest.mark.launches
+@pytest.mark.parametrize("name", ["zero1", "zero2", "zero3", "fsdp2"])
+def test_two_ranks_store_what_is_predicted(name: str) -> None:
+    """DeepSpeed and FSDP2 shard a small Llama with adapters on the CPU. What they store is counted after a step."""
+    pytest.importorskip("peft")
+    program = Path(__file__).with_name("adapter_states_program.py")
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    environment = {**os.environ, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*launcher, str(program), name], capture_output=True, text=True, env=environment, timeout=300, check=False
+    )
+    assert "STATES" in done.stdout, done.stderr[-2000:]
+    stored = json.loads(done.stdout.rpartition("STATES")[2].strip())
+    config = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
+              "num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 256,
+              "max_position_embeddings": 64, "tie_word_embeddings": False}  # fmt: skip
+    shape = dataclasses.replace(from_config(config, "small"), adapter=Adapter(4, ("q_proj", "v_proj")))
+    engines = {
+        "zero1": dataclasses.replace(ZERO, zero_stage=1, world_size=2),
+        "zero2": dataclasses.replace(ZERO, world_size=2),
+        "zero3": dataclasses.replace(ZERO_3, world_size=2),
+        "fsdp2": Engine("fsdp", 3, 2, "bf16", 4),
+    }
+    predicted = peaks.states(engines[name], shape, "resting").device
+    for part in ("parameters", "optimizer_states"):
+        assert stored[part] == pytest.approx(predicted[part], abs=64), part  # type: ignore[literal-required]
 
 
 # ---------------------------------------------------------------- published rows
