@@ -306,6 +306,49 @@ def planner_memory() -> str:
     return tabulate(["what was measured", "grade", "values", "error: median / 90th percentile / worst"], rows)
 
 
+OF_ADAPTERS = {  # quantities of published rows with adapters, as a reader names them
+    "peak_allocated_bytes": "peak of tensors",
+    "peak_reserved_bytes": "peak reserved by PyTorch's allocator",
+    "used_bytes": "memory used on the whole card",
+    "peak_unknown_bytes": "peak, tool not named",
+    "allocated_bytes": "tensors between two steps",
+    "seconds_per_step": "seconds per step",
+    "tokens_per_second_per_gpu": "seconds per step, from tokens per second",
+}
+
+
+def adapters_table() -> str:
+    """Tabulate the errors of memory and times of adapters by what was measured and by source.
+
+    FSDP1 is separate, because the planner predicts FSDP2.
+    """
+    groups: dict[tuple[str, str], list[published_rows.AdapterError]] = {}
+    for each in published_rows.adapter_errors():
+        family = each.case.family.replace(" adapters", "")
+        family += ", FSDP1 on 2 GPUs" if family.startswith("fms") and each.case.box.num_gpus > 1 else ""
+        groups.setdefault((each.case.quantity, family), []).append(each)
+    rows = []
+    for quantity, words in OF_ADAPTERS.items():
+        for (of_group, family), errors in groups.items():
+            if of_group == quantity:
+                printed = [each.printed_error for each in errors if each.printed_error is not None]
+                cells = [off(each.error for each in errors), off(printed) if printed else ""]
+                rows.append([words, family, str(len(errors)), *cells])
+    column = "error of the prediction: median / 90th percentile / worst"
+    return tabulate(["what was measured", "source", "values", column, "error of the value that `advise` prints"], rows)
+
+
+def adapters_that_fit() -> str:
+    """Tabulate how many published configurations with adapters trained, and how many are predicted to fit."""
+    cases = [case for case in measured_by_others.adapter_cases() if case.quantity == "fits"]
+    rows = []
+    for trained, words in ((True, "trained"), (False, "ran out of memory")):
+        of_kind = [case for case in cases if bool(case.published) == trained]
+        fitting = sum(bool(prediction.predicted_memory(case)) for case in of_kind)
+        rows.append([words, str(len(of_kind)), str(fitting), str(len(of_kind) - fitting)])
+    return tabulate(["published", "configurations", "predicted to fit", "predicted not to fit"], rows)
+
+
 PRINTED = {
     "peak_allocated_bytes": "peak of tensors",
     "peak_reserved_bytes": "reserved by PyTorch's allocator",
@@ -1104,6 +1147,8 @@ PLACES: dict[tuple[str, str], Callable[[], str]] = {
     ("reports/planner-accuracy.md", "printed"): printed_memory,
     ("reports/planner-accuracy.md", "estimators"): estimators,
     ("reports/planner-accuracy.md", "fits"): planner_fits,
+    ("reports/planner-accuracy.md", "adapters"): adapters_table,
+    ("reports/planner-accuracy.md", "fitting_adapters"): adapters_that_fit,
     ("reports/planner-accuracy.md", "times"): planner_times,
     ("reports/planner-accuracy.md", "excluded"): left_out,
     ("reports/planner-accuracy.md", "models"): models,

@@ -63,9 +63,9 @@ function question() {
   return { values, config };
 }
 
-// An option of the address that has no value is a flag, such as --compile.
+// An option of the address that has no value is a flag, such as --compile. The form's field of a flag has the value "yes".
 function words({ values }) {
-  return Object.entries(values).flatMap(([name, value]) => (value ? [`--${name}`, value] : [`--${name}`]));
+  return Object.entries(values).flatMap(([name, value]) => (value && value !== "yes" ? [`--${name}`, value] : [`--${name}`]));
 }
 
 // In the address, a configuration is base64, because the theme of the site cannot read an address with quotation marks.
@@ -111,8 +111,10 @@ function readAddress() {
       field.add(new Option(value, value));
     }
     field.value = value || (field.name === "stack" ? DEFAULTS.stack : "");
+    if (field.name === "load-in-4bit" && field.name in values) field.value = "yes"; // a flag, whose value may be empty
   }
-  if (["micro-batch-size", "precision", "activation-checkpointing", "strategy", "config"].some((name) => values[name])) {
+  const more = ["micro-batch-size", "precision", "activation-checkpointing", "strategy", "config", "lora-rank", "lora-target"];
+  if (more.some((name) => values[name]) || "load-in-4bit" in values) {
     document.getElementById("more").open = true;
   }
 }
@@ -238,7 +240,7 @@ function show(content, shown) {
   }
   statusLine.textContent = content.answer;
   answerArea.replaceChildren(
-    element("p", {}, `${content.setting}. Predicted, not measured.`),
+    element("p", {}, [`${content.setting}. Predicted, not measured.`, ...content.trained].join(" ")),
     ...content.notes.map((note) => element("p", {}, `Note: ${note}.`)),
     ...strategies(content),
     ...start(content),

@@ -15,8 +15,8 @@ import click
 from study.cli.options import A_STUDY, NUMBER, PATH, READ_AND_WRITE, TRACING, choice, command, require
 from study.errors import Refusal
 from study.progress import after_two_seconds
+from study.theory import adapters, stacks
 from study.theory import engine as engine_types
-from study.theory import stacks
 
 if TYPE_CHECKING:
     from study.planner import Request
@@ -133,6 +133,23 @@ if TYPE_CHECKING:
     "parameters are a few large tensors. [default: as the stack]",
 )
 @click.option(
+    "--lora-rank",
+    type=NUMBER,
+    help="Train adapters of this rank (LoRA), and freeze the weights of the model. [default: train all weights]",
+)
+@click.option(
+    "--lora-target",
+    metavar="NAMES",
+    help="Modules with an adapter: names with commas, such as q_proj,v_proj, or all-linear. [default: as PEFT chooses]",
+)
+@click.option("--lora-dropout", type=float, default=0.0, help="Dropout of the adapters' inputs. [default: 0]")
+@choice("--adapter", adapters.AdapterKind, "Kind of the adapters. dora: with magnitudes of the weights.", "lora")
+@click.option(
+    "--load-in-4bit",
+    is_flag=True,
+    help="Keep the frozen weights of Linear modules in four bits (QLoRA: NF4 with double quantization).",
+)
+@click.option(
     "--network-gbps", type=float, metavar="GBIT", help="Network rate of a node. [default: as cloud providers offer it]"
 )
 @click.option("--gpus-per-node", type=NUMBER, help="GPUs in one node. [default: as cloud providers offer it]")
@@ -208,6 +225,8 @@ def _advise(
     if trace:
         if not is_complete:
             raise Refusal("--trace needs both --model and --gpus. Add the missing one.")
+        if request.lora_rank is not None:
+            raise Refusal("--trace: traces have no adapters yet. Leave --trace or --lora-rank out.")
         require(*TRACING)
     if write is not None:
         _check_write(write, is_complete, request)

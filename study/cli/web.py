@@ -96,6 +96,7 @@ def _content(advice: Advice, words: Sequence[str]) -> dict[str, Any]:
         "command": shlex.join(["zero-study", "advise", *words]),
         "answer": reasons.answer(advice),
         "setting": advice_text.setting(advice),
+        "trained": advice_text.trained(advice.shape),
         "capacity": {"bytes": usable, "text": f"{gib(usable)} GiB"},
         "strategies": [
             _strategy(advice, option) | {"is_shown": option in shown, "why_not": why_not.get(option.strategy.name)}

@@ -14,7 +14,8 @@ from study.planner.choose import ENOUGH_FREE, gib
 from study.planner.launch import Launch
 from study.planner.request import CHECKPOINTED, SEQUENCES_PER_GPU
 from study.strategy import file
-from study.theory import hardware, intervals, model_states, peaks
+from study.theory import adapters, hardware, intervals, model_states, peaks
+from study.theory.adapters import AdapterKind
 from study.theory.prediction import ALLOCATOR_SLACK
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ def text(advice: Advice) -> str:
     It has the answer, a table with the meaning of its columns, why other strategies are not recommended, how to start
     the training, and what is assumed.
     """
-    lines = [reasons.answer(advice), "", f"{setting(advice)}. {_basis(advice)}."]
+    lines = [reasons.answer(advice), "", f"{setting(advice)}. {_basis(advice)}.", *trained(advice.shape)]
     chosen = few(advice)
     has_price = advice.box.gpu.price_per_hour is not None
     # 80 columns have space for only one of these.
@@ -85,8 +86,9 @@ def legend(options: Sequence[Option], request: Request) -> list[str]:
     others = {option.prediction.engine.precision for option in options} - {request.chosen_precision}
     if others:
         kind = request.chosen_precision
-        meanings = " or ".join(PRECISIONS.get(other, other).format(kind=kind) for other in sorted(others))
-        usual = PRECISIONS.get(kind, "{kind}").format(kind=kind)
+        precisions = PRECISIONS if request.lora_rank is None else PRECISIONS_OF_ADAPTERS
+        meanings = " or ".join(precisions.get(other, other).format(kind=kind) for other in sorted(others))
+        usual = precisions.get(kind, "{kind}").format(kind=kind)
         sentences.append(f"{MARK}: {meanings}; without a mark: {usual}.")
     return sentences
 
@@ -99,6 +101,20 @@ PRECISIONS = {
     "fp16-autocast": "fp32 parameters under {kind} autocast",
     "pure-bf16": "everything in {kind}, without fp32 master weights",
 }
+# The same for adapters, which are the only trained parameters.
+PRECISIONS_OF_ADAPTERS = {
+    "bf16": "{kind} adapters with fp32 master weights, under FSDP2 fp32 adapters",
+    "fp16": "{kind} adapters with fp32 master weights, under FSDP2 fp32 adapters",
+    "bf16-autocast": "adapters without master weights under {kind} autocast",
+    "fp16-autocast": "adapters without master weights under {kind} autocast",
+    "pure-bf16": "everything in {kind}, without fp32 master weights",
+}
+
+
+def _autocast(request: Request) -> str:
+    if request.lora_rank is None:
+        return "autocast keeps fp32 parameters"
+    return "autocast keeps no master weights of the adapters"
 
 
 def setting(advice: Advice) -> str:
@@ -114,6 +130,22 @@ def setting(advice: Advice) -> str:
         f"{advice.shape.name} on {box.num_gpus} x {box.gpu.name}{hourly}, global batch {each * box.num_gpus}{why}, "
         f"{length:,} {'token' if length == 1 else 'tokens'} per sequence"
     )
+
+
+def trained(shape: ModelShape) -> list[str]:
+    """Return a sentence with the adapters and the number of trainable parameters, or nothing without adapters."""
+    adapter = shape.adapter
+    if adapter is None:
+        return []
+    names = dict.fromkeys(linear.name.rpartition(".")[2] for linear in adapters.targeted(shape, adapter))
+    trainable, total = adapters.num_trainable(shape), adapters.num_total(shape)
+    return [
+        f"{_ADAPTERS[adapter.kind]} of rank {adapter.rank} on {', '.join(names)}: {trainable:,} trainable parameters "
+        f"of {total:,} in total ({100 * trainable / total:.2f} %)."
+    ]
+
+
+_ADAPTERS: dict[AdapterKind, str] = {"lora": "LoRA", "dora": "DoRA"}
 
 
 def _basis(advice: Advice) -> str:
@@ -215,6 +247,7 @@ def text_of_all(advice: Advice) -> str:
         "",
         f"{setting(advice)}{nodes}. The model has {_size(shape)}. {usable} GiB of each GPU are usable.",
         f"{_basis(advice)}.",
+        *trained(shape),
         *(f"Note: {note}." for note in advice.notes),
     ]
     ranked = advice.ranked
@@ -228,7 +261,7 @@ def text_of_all(advice: Advice) -> str:
         f"GiB: the tensors at the peak, and {100 * ALLOCATOR_SLACK:.0f} % for the allocator.",
         "batch: micro batch x accumulation steps; c: activation checkpointing; s: selective checkpointing.",
         "largest: the largest micro batch that fits. sent: by one rank per step. host, disk: per node.",
-        f"{MARK}: another precision than the requested one. precision: autocast keeps fp32 parameters; bf16 and fp16 "
+        f"{MARK}: another precision than the requested one. precision: {_autocast(request)}; bf16 and fp16 "
         "compute in 16 bits with fp32 master weights; pure-bf16 keeps nothing in fp32.",
     ]
     parts = [part for part in peaks.PEAK_PARTS if any(option.prediction.peak.parts[part] for option in advice.options)]
@@ -285,6 +318,11 @@ _QUANTITIES = {
 
 def memory_evidence(option: Option) -> str:
     """Return a sentence with the measured errors of the printed memory, for the option's class of engine."""
+    if option.shape.adapter is not None:
+        return (
+            "published memory of trainings with adapters is in the report How accurate the planner is, in the section "
+            "about adapters"
+        )
     parts = []
     for errors in intervals.memory_errors(option.shape, option.prediction.engine):
         parts.append(
@@ -322,6 +360,8 @@ def _model_content(shape: ModelShape) -> dict[str, Any]:
         "model": shape.name,
         "num_params": shape.num_params,
         "num_active_params": shape.active_params,
+        "num_trainable_params": adapters.num_trainable(shape),
+        "num_total_params": adapters.num_total(shape),
         "head": shape.head,
         "num_labels": shape.labels if shape.head in ("sequence classes", "token classes") else None,
     }
@@ -437,8 +477,7 @@ def content(advice: Advice) -> dict[str, Any]:
         "price_source": f"{gpu.price_source} ({gpu.price_date})" if gpu.price_date else gpu.price_source,
         "notes": advice.notes,
         "strategies": [
-            _option_content(option, advice.shape.num_params) | (_traced_content(option) if advice.is_traced else {})
-            for option in advice.options
+            _option_content(option) | (_traced_content(option) if advice.is_traced else {}) for option in advice.options
         ],
         "recommended": advice.recommended.strategy.name if advice.recommended else None,
         "reason": reasons.reason(advice),
@@ -448,9 +487,10 @@ def content(advice: Advice) -> dict[str, Any]:
     }
 
 
-def _option_content(option: Option, num_params: int) -> dict[str, Any]:
+def _option_content(option: Option) -> dict[str, Any]:
     prediction, job = option.prediction, option.prediction.job
-    paper = model_states.paper_bytes_by_place(prediction.engine, num_params)
+    paper = model_states.paper_bytes_by_place(prediction.engine, option.shape.num_params)
+    by_paper = {place: round(getattr(paper, place)) for place in ("device", "host", "disk")}
     return {
         "strategy": option.strategy.name,
         "fits": option.fits,
@@ -462,7 +502,7 @@ def _option_content(option: Option, num_params: int) -> dict[str, Any]:
         "free_share": option.free_share,
         "memory": {part: _whole(value) for part, value in prediction.peak.parts.items()},
         "highest_moment": peaks.PEAK_MOMENTS[int(prediction.peak.moment)],
-        "paper_model_state_bytes": {place: round(getattr(paper, place)) for place in ("device", "host", "disk")},
+        "paper_model_state_bytes": by_paper if option.shape.adapter is None else None,  # it trains all weights
         "precision": prediction.engine.precision,
         "micro_batch_size": job.micro_batch_size,
         "gradient_accumulation_steps": job.gradient_accumulation_steps,

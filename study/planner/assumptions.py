@@ -52,7 +52,8 @@ def described(request: Request) -> list[tuple[str, str]]:
     pairs = [
         ("stack", f"{stack.name} ({stack.version})"),
         ("precision", precision),
-        ("weights of DDP and one process", weights if is_sixteen and "MULTI_GPU" in kinds else ""),
+        ("weights of DDP and one process",
+         weights if is_sixteen and "MULTI_GPU" in kinds and request.lora_rank is None else ""),
         ("kernels", kernels),
         ("attention", words("attention", _attention(request, settings.attention))),
         ("loss", words("loss_kernel", LOSSES[settings.loss_kernel])),
@@ -62,10 +63,31 @@ def described(request: Request) -> list[tuple[str, str]]:
         ("optimizer", words("optimizer_kernel", optimizer)),
         ("activation checkpointing",
          words("activation_checkpointing", CHECKPOINTING[settings.activation_checkpointing])),
+        ("frozen weights", _frozen(request)),
+        ("adapters", _adapters(request)),
         ("dropout", "on" if request.dropout else "off"),
         ("allocator", f"{stack.allocator}, which the prediction does not distinguish"),
     ]  # fmt: skip
     return [(name, value) for name, value in pairs if value]
+
+
+def _frozen(request: Request) -> str:
+    """Return the types of the frozen weights. The text is empty without adapters."""
+    if request.lora_rank is None:
+        return ""
+    if request.load_in_4bit:
+        others = "16 bits" if request.stack == "trl" else "fp32 (prepare_model_for_kbit_training)"
+        return f"NF4 with double quantization; what is not quantized in {others}, under FSDP2 and DeepSpeed in 16 bits"
+    return "fp32" if request.stack == "study" else _type("model", request.chosen_precision)
+
+
+def _adapters(request: Request) -> str:
+    """Return the types of the adapters. The text is empty without adapters."""
+    if request.lora_rank is None:
+        return ""
+    if request.stack == "trl" and request.load_in_4bit:
+        return "bf16, to which TRL casts them; DeepSpeed keeps fp32 masters"
+    return "fp32, as PEFT 0.21 creates them; DeepSpeed casts them and keeps fp32 masters"
 
 
 def _attention(request: Request, attention: Attention) -> str:

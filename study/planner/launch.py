@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ import yaml
 from study import files
 from study.errors import Refusal
 from study.planner import reasons
+from study.theory.shapes.adapter import ALL_LINEAR
 
 if TYPE_CHECKING:
     from study.planner.choose import Advice, Option
@@ -49,7 +50,8 @@ def launch(advice: Advice, path: Path | None = None) -> Launch | None:
     """
     if advice.recommended is None:
         return None
-    return _LAUNCHES[advice.request.stack](advice, advice.recommended, path)
+    start = _LAUNCHES[advice.request.stack](advice, advice.recommended, path)
+    return replace(start, settings=[*start.settings, *_of_adapters(advice)])
 
 
 def write(advice: Advice, path: Path) -> list[Path]:
@@ -148,7 +150,7 @@ def _trainer(advice: Advice, option: Option, path: Path | None, stack: str = "tr
         settings.append(f"in DeepSpeed's JSON: {json.dumps(DATA_TYPES)}")
     if stack == "trl":
         # Without packing, most sequences are shorter than the prediction assumes.
-        flags += [f"--max_length {job.sequence_length:.0f}", "--packing True"]
+        flags += [f"--max_length {job.sequence_length:.0f}", "--packing True", *_lora_flags(advice)]
     else:
         settings.insert(0, f"sequences of {job.sequence_length:,.0f} tokens")
     return _with_file(advice, option, path, stack, f"{'sft' if stack == 'trl' else 'train'}.py", settings, flags)
@@ -167,7 +169,10 @@ def _study(advice: Advice, option: Option, path: Path | None) -> Launch:
         f"--micro-batch-size {job.micro_batch_size}",
         f"--precision {precision}",
         *(["--activation-checkpointing"] if job.activation_checkpointing is True else []),
+        *_lora_flags(advice),
     ]
+    if advice.request.adapter == "dora":
+        raise Refusal("this project's trainer has no DoRA. Leave --adapter out, or take another --stack.")
     settings = []
     if precision not in ("fp32", "bf16") and option.prediction.engine.kind == "fsdp":
         settings.append("another precision: the trainer trains FSDP2 in fp32 and bf16 only")
@@ -251,6 +256,7 @@ def _axolotl(advice: Advice, option: Option, path: Path | None) -> Launch:
         "bf16": _type_of(option) == "bf16",
         "fp16": _type_of(option) == "fp16",
         "gradient_checkpointing": bool(job.activation_checkpointing),
+        **_axolotl_keys(advice),
     }
     written = {}
     if engine.kind == "fsdp":
@@ -389,9 +395,88 @@ def _is_mixed(option: Option) -> bool:
 
 def _of_the_model(option: Option) -> list[str]:
     """Return how the model has to be loaded. transformers 5 loads it in the type of its checkpoint, often bf16."""
+    adapter, kind = option.shape.adapter, _type_of(option)
+    if adapter is not None and kind != "fp32":
+        is_bf16 = kind == "bf16"
+        loaded = f"from_pretrained(..., dtype=torch.{'bfloat16' if is_bf16 else 'float16'})"
+        return [] if adapter.is_quantized else [loaded]
     if option.prediction.engine.precision == "pure-bf16":
         return ["from_pretrained(..., dtype=torch.bfloat16)"]
     return ["from_pretrained(..., dtype=torch.float32)"] if option.prediction.engine.kind != "deepspeed" else []
+
+
+# What transformers needs to load weights in four bits, as the prediction assumes.
+FOUR_BITS = (
+    'load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True, '
+    "bnb_4bit_compute_dtype=torch.bfloat16"
+)
+# Engines that shard the weights shard quantized ones only if they are stored in a floating-point type.
+SHARDED_STORAGE = ", bnb_4bit_quant_storage=torch.bfloat16"
+# Programs with options or keys for adapters.
+WITH_OPTIONS: tuple[StackName, ...] = ("trl", "axolotl", "study")
+
+
+def _of_adapters(advice: Advice) -> list[str]:
+    """Return what a program without options for adapters has to set."""
+    request, adapter = advice.request, advice.shape.adapter
+    if adapter is None or request.stack in WITH_OPTIONS:
+        return []
+    arguments = [f"r={adapter.rank}"]
+    if adapter.targets is not None:
+        names = adapter.targets[0] if adapter.targets == (ALL_LINEAR,) else list(adapter.targets)
+        arguments.append(f"target_modules={json.dumps(names)}")
+    arguments += [f"lora_dropout={request.lora_dropout:g}"] if adapter.has_dropout else []
+    arguments += ["use_dora=True"] if adapter.kind == "dora" else []
+    arguments += [f"modules_to_save={json.dumps(list(adapter.modules_to_save))}"] if adapter.modules_to_save else []
+    model = "model"
+    settings = []
+    if adapter.is_quantized:
+        storage = SHARDED_STORAGE if _shards_weights(advice) else ""
+        settings.append(f"from_pretrained(..., quantization_config=BitsAndBytesConfig({FOUR_BITS}{storage}))")
+        if advice.recommended is not None and adapter.has_fp32_stream(advice.recommended.prediction.engine):
+            model = "prepare_model_for_kbit_training(model)"
+    return [*settings, f"peft.get_peft_model({model}, LoraConfig({', '.join(arguments)}))"]
+
+
+def _shards_weights(advice: Advice) -> bool:
+    return advice.recommended is not None and advice.recommended.prediction.engine.zero_stage == 3
+
+
+def _lora_flags(advice: Advice) -> list[str]:
+    """Return the options for adapters of TRL and of this project's trainer, as far as their names agree."""
+    request = advice.request
+    if request.lora_rank is None:
+        return []
+    is_trl = request.stack == "trl"
+    names = None if request.lora_target is None else request.lora_target.replace(" ", "")
+    flags = ["--use_peft True", f"--lora_r {request.lora_rank}"] if is_trl else [f"--lora-rank {request.lora_rank}"]
+    if names is not None:
+        flags.append(f"--lora_target_modules {names.replace(',', ' ')}" if is_trl else f"--lora-target {names}")
+    dropout = f"{'--lora_dropout' if is_trl else '--lora-dropout'} {request.lora_dropout:g}"
+    flags += [dropout] if request.lora_dropout or is_trl else []  # TRL's default is 0.05
+    flags += ["--use_dora True"] if request.adapter == "dora" else []
+    if request.load_in_4bit:
+        flags += ["--load_in_4bit True", "--use_bnb_nested_quant True"] if is_trl else ["--load-in-4bit"]
+        flags += ["--bnb_4bit_quant_storage bfloat16"] if is_trl and _shards_weights(advice) else []
+    return [*flags, "--dtype bfloat16"] if is_trl else flags
+
+
+def _axolotl_keys(advice: Advice) -> dict[str, Any]:
+    """Return the keys for adapters of an axolotl file."""
+    request, adapter = advice.request, advice.shape.adapter
+    if adapter is None:
+        return {}
+    keys: dict[str, Any] = {
+        "adapter": "qlora" if request.load_in_4bit else "lora",
+        "lora_r": adapter.rank,
+        "lora_dropout": request.lora_dropout,
+    }
+    if adapter.targets == (ALL_LINEAR,):
+        keys["lora_target_linear"] = True
+    elif adapter.targets is not None:
+        keys["lora_target_modules"] = list(adapter.targets)
+    keys |= {"load_in_4bit": True} if request.load_in_4bit else {}
+    return keys | ({"peft_use_dora": True} if adapter.kind == "dora" else {})
 
 
 def _checkpointing(option: Option) -> list[str]:

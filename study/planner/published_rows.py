@@ -14,7 +14,7 @@ import numpy as np
 
 from study.errors import Refusal
 from study.files import ROOT
-from study.theory import measured_by_others, peaks, prediction
+from study.theory import measured_by_others, peaks, prediction, step_time
 from study.theory.measured_by_others import MeasuredCase, MeasuredRow
 
 VALIDATION = ROOT / "reports" / "predicted" / "validation" / "published_throughput.json"
@@ -78,6 +78,34 @@ def load(path: Path = VALIDATION) -> Validation:
     if titles != [row.title for row in rows]:
         raise Refusal(f"{path.name}: has other rows than {measured_by_others.THROUGHPUT.name}; {again}")
     return Validation(content, rows)
+
+
+# ---------------------------------------------------------------- adapters
+
+
+@dataclass(frozen=True)
+class AdapterError:
+    """A published value of a training with adapters, and the errors of its prediction."""
+
+    case: MeasuredCase
+    error: float  # of the predicted quantity
+    printed_error: float | None  # of memory at the peak: of the value that `advise` prints
+
+
+@cache
+def adapter_errors() -> tuple[AdapterError, ...]:
+    """Return the errors of all published values of adapters, except of what ran out of memory or fits."""
+    found = []
+    for case in measured_by_others.adapter_cases():
+        if case.quantity in measured_by_others.TIMES:
+            seconds = step_time.seconds(case.shape, case.engine, case.job, case.box).total
+            found.append(AdapterError(case, seconds / case.seconds - 1, None))
+        elif case.quantity != "fits":
+            printed = prediction.needed_for(peaks.peak(case.shape, case.engine, case.job)) / case.published - 1
+            predicted = float(prediction.predicted_memory(case))
+            at_peak = case.quantity != "allocated_bytes"
+            found.append(AdapterError(case, predicted / case.published - 1, printed if at_peak else None))
+    return tuple(found)
 
 
 # ---------------------------------------------------------------- memory

@@ -14,7 +14,8 @@ from study import progress
 from study.errors import Refusal, refusing
 from study.strategy import file
 from study.strategy.file import Strategy
-from study.theory import hardware, shapes
+from study.theory import adapters, hardware, shapes
+from study.theory.adapters import Adapter, AdapterKind
 from study.theory.engine import (
     Attention,
     Checkpointing,
@@ -46,6 +47,7 @@ _CHOICES: dict[str, tuple[str | None, ...]] = {
     "optimizer_kernel": get_args(OptimizerKernel),
     "grad_accum_dtype": get_args(GradientType),
     "reduce_dtype": get_args(GradientType),
+    "adapter": get_args(AdapterKind),
 }
 # The fields of Request that are the stack's if they are not requested.
 OF_STACK = ("kernels", "attention", "loss_kernel", "optimizer_kernel", "activation_checkpointing", "grad_accum_dtype",
@@ -97,6 +99,11 @@ class Request:
     grad_accum_dtype: GradientType = None  # type: ignore[assignment]  # DeepSpeed
     sync_each_batch: bool = None  # type: ignore[assignment]  # FSDP2 reduces gradients in every micro step
     reduce_dtype: GradientType = None  # type: ignore[assignment]  # FSDP2
+    lora_rank: int | None = None  # None: no adapters, all weights are trained
+    lora_target: str | None = None  # names of modules with commas, or all-linear; None: PEFT's default
+    lora_dropout: float = 0.0
+    adapter: AdapterKind = "lora"
+    load_in_4bit: bool = False  # frozen weights in NF4
     network_gbps: float | None = None  # Gbit/s between a node and all others; None: that of typical rented machines
     gpus_per_node: int | None = None
     # GPUs per copy of the model states; None: those of a node, for strategies with groups
@@ -114,7 +121,7 @@ class Request:
 
     def __post_init__(self) -> None:
         counts = ("num_gpus", "sequence_length", "global_batch_size", "micro_batch_size", "gradient_accumulation_steps")
-        for name in (*counts, "gpus_per_node", "shard_group_size", "host_cores"):
+        for name in (*counts, "gpus_per_node", "shard_group_size", "host_cores", "lora_rank"):
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
                 raise Refusal(f"{name}={value!r}: must be a whole number of at least 1")
@@ -130,6 +137,25 @@ class Request:
         for name, values in _CHOICES.items():
             if getattr(self, name) not in values:
                 raise Refusal(f"{name}={getattr(self, name)!r}: unknown; take one of {', '.join(filter(None, values))}")
+        self._check_adapter()
+
+    def _check_adapter(self) -> None:
+        """Raise Refusal for settings of adapters that have no effect or no meaning."""
+        if self.lora_rank is None:
+            settings = {"--lora-target": self.lora_target, "--lora-dropout": self.lora_dropout,
+                        "--load-in-4bit": self.load_in_4bit, "--adapter": self.adapter != "lora"}  # fmt: skip
+            if unused := [flag for flag, value in settings.items() if value]:
+                raise Refusal(
+                    f"{unused[0]} has no effect without adapters, because all weights would be trained. "
+                    "Add --lora-rank, for example --lora-rank 16."
+                )
+            return
+        if self.lora_target is not None and not self.lora_target.replace(",", " ").strip():
+            raise Refusal("--lora-target names no module. Name modules, such as q_proj,v_proj, or use all-linear.")
+        if not 0 <= self.lora_dropout < 1:
+            raise Refusal(f"--lora-dropout {self.lora_dropout}: must be at least 0 and below 1.")
+        if self.stack == "torchtitan":
+            raise Refusal("--stack torchtitan: adapters are predicted for PEFT only. Take another stack, such as trl.")
 
     def _fill_in_from_stack(self) -> None:
         """Set every field of OF_STACK that is not requested to the stack's default.
@@ -181,6 +207,33 @@ class Request:
             compiled=self.compile,
             loss_kernel=self.loss_kernel,
         )
+
+    def with_adapter(self, shape: ModelShape) -> ModelShape:
+        """Return a shape with the requested adapters. Raises Refusal if they do not suit the model."""
+        adapter = self._adapter(shape)
+        if adapter is None:
+            return shape
+        with refusing():
+            adapters.targeted(shape, adapter)
+        return dataclasses.replace(shape, adapter=adapter)
+
+    def _adapter(self, shape: ModelShape) -> Adapter | None:
+        """Return the adapters as the stack trains them.
+
+        TRL 1.10 casts adapters of quantized weights to bf16 in its SFTTrainer. For the others it is assumed
+        that the program calls PEFT's prepare_model_for_kbit_training, as PEFT's guide says. This project's trainer
+        creates its models in fp32.
+        """
+        adapter = adapters.from_options(
+            self.lora_rank, self.lora_target, self.adapter, self.lora_dropout, self.load_in_4bit, shape.head
+        )
+        if adapter is None:
+            return None
+        if self.load_in_4bit:
+            if self.stack == "trl":
+                return dataclasses.replace(adapter, in_fp32=False)
+            return dataclasses.replace(adapter, unquantized="fp32")
+        return dataclasses.replace(adapter, frozen="fp32") if self.stack == "study" else adapter
 
     @cached_property
     def chosen_precision(self) -> PrecisionClass:
@@ -368,7 +421,7 @@ def find_model(name: str, asked: Request) -> tuple[ModelShape, Request, list[str
             raise Refusal(str(not_known)) from None
         with refusing():
             shape, length, notes = shapes.for_length(_traced(name, str(not_known)), asked.sequence_length)
-    return shape, dataclasses.replace(asked, sequence_length=length), notes
+    return asked.with_adapter(shape), dataclasses.replace(asked, sequence_length=length), notes
 
 
 def _traced(name: str, not_known: str) -> ModelShape:

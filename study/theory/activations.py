@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
-from study.theory import flops, from_counts
+from study.theory import adapters, flops, from_counts
+from study.theory.adapters import Adapter
 from study.theory.engine import Engine, Job, LossKernel
 from study.theory.shapes import Architecture, ModelShape
 
@@ -75,24 +76,47 @@ COMPOSED_TEMPORARIES = {"fp32": 16.0, "autocast": 0.0, "half": 1.7}
 LOGIT_BYTES: dict[LossKernel, int] = {"eager": 12, "upcast": 8, "fused": 4, "chunked": 0}
 
 
-def arithmetic(engine: Engine) -> Arithmetic:
+def arithmetic(engine: Engine, adapter: Adapter | None = None) -> Arithmetic:
     """Return the arithmetic of the blocks.
 
-    FSDP2's mixed precision casts whole modules, so nothing inside a block is fp32.
+    FSDP2's mixed precision casts whole modules, so nothing inside a block is fp32. Neither is anything if the frozen
+    weights under adapters are in 16 bits, because autocast changes no 16-bit tensor.
     """
     if engine.compute_bytes == 4:
         return "fp32"
+    if adapter is not None and adapter.frozen != "fp32" and not adapter.has_fp32_stream(engine):
+        return "half"
     return "autocast" if engine.precision.endswith("-autocast") and engine.kind != "fsdp" else "half"
 
 
 def block_bytes(shape: ModelShape, engine: Engine, job: Job) -> float:
     """Return the bytes that one block saves for its backward pass, per rank and micro step.
 
-    If the blocks differ, this is their mean.
+    If the blocks differ, this is their mean. Frozen weights need no gradients, so what is saved only for these is left
+    out, and what adapters save is added.
     """
+    saved = _trained_block_bytes(shape, engine, job)
+    return saved if shape.adapter is None else saved + _change_by_adapters(shape, engine, job)
+
+
+def _change_by_adapters(shape: ModelShape, engine: Engine, job: Job) -> float:
+    """Return the bytes that a block with adapters saves more than one without. Usually they are negative.
+
+    Norms that are one kernel save only their input, which the gradient of the input needs too. Then only the inputs of
+    Linear modules are left out.
+    """
+    left_out = adapters.saved_for_weights(shape, arithmetic(engine, shape.adapter))
+    if job.is_fused:
+        left_out = min(left_out, engine.compute_bytes * (2 * shape.hidden + shape.feed_forward))
+    more = adapters.adapter_bytes(shape, engine, job) - left_out
+    return job.tokens * more + adapters.copied_weight_bytes(shape, engine)
+
+
+def _trained_block_bytes(shape: ModelShape, engine: Engine, job: Job) -> float:
+    """Return the bytes that one block without adapters saves for its backward pass."""
     if shape.counts is not None:
-        return from_counts.block_bytes(shape.counts, arithmetic(engine), engine.compute_bytes, job)
-    block, computed_in = BLOCKS[shape.architecture], arithmetic(engine)
+        return from_counts.block_bytes(shape.counts, arithmetic(engine, shape.adapter), engine.compute_bytes, job)
+    block, computed_in = BLOCKS[shape.architecture], arithmetic(engine, shape.adapter)
     size = engine.compute_bytes
     full, short = block.hidden[computed_in]
     if computed_in == "half" and job.is_fused:  # inputs of norms too
@@ -118,9 +142,11 @@ def block_bytes(shape: ModelShape, engine: Engine, job: Job) -> float:
 
 def largest_block_bytes(shape: ModelShape, engine: Engine, job: Job) -> float:
     """Return the bytes that the block that saves most saves for its backward pass."""
-    if shape.counts is not None:
-        return from_counts.largest_block_bytes(shape.counts, arithmetic(engine), engine.compute_bytes, job)
-    return block_bytes(shape, engine, job)
+    if shape.counts is None:
+        return block_bytes(shape, engine, job)
+    kind = arithmetic(engine, shape.adapter)
+    largest = from_counts.largest_block_bytes(shape.counts, kind, engine.compute_bytes, job)
+    return largest if shape.adapter is None else largest + _change_by_adapters(shape, engine, job)
 
 
 def _wide(shape: ModelShape, job: Job) -> int:
@@ -135,9 +161,9 @@ def outside_bytes(shape: ModelShape, engine: Engine, job: Job) -> float:
     These are embeddings, the last norm, and a layer before the output layer.
     """
     if shape.counts is not None:
-        return from_counts.outside_bytes(shape.counts, arithmetic(engine), job)
+        return from_counts.outside_bytes(shape.counts, arithmetic(engine, shape.adapter), job)
     size = engine.compute_bytes
-    full, short = BLOCKS[shape.architecture].outside[arithmetic(engine)]
+    full, short = BLOCKS[shape.architecture].outside[arithmetic(engine, shape.adapter)]
     masks = _mask_bytes(job, size) if job.dropout and BLOCKS[shape.architecture].dropouts else 0
     short += TRANSFORM_HIDDEN if shape.has_transform else 0
     return job.tokens * shape.hidden * (4 * full + size * short + masks)
@@ -149,9 +175,18 @@ def temporary_bytes(shape: ModelShape, engine: Engine, job: Job) -> float:
     The peak is usually in the feed-forward part. If the matrices of attention are materialized, the peak can be in
     attention instead. At that time, the saved tensors of the feed-forward part are already freed.
     """
+    temporary = _trained_temporary_bytes(shape, engine, job)
+    if shape.adapter is None:
+        return temporary
+    temporary += job.tokens * adapters.freed_before_peak(shape, arithmetic(engine, shape.adapter))
+    return temporary + adapters.forward_temporaries(shape, engine)
+
+
+def _trained_temporary_bytes(shape: ModelShape, engine: Engine, job: Job) -> float:
+    """Return the temporary bytes of a block without adapters."""
     if shape.counts is not None:
-        return from_counts.temporary_bytes(shape.counts, arithmetic(engine), job)
-    block, computed_in, size = BLOCKS[shape.architecture], arithmetic(engine), engine.compute_bytes
+        return from_counts.temporary_bytes(shape.counts, arithmetic(engine, shape.adapter), job)
+    block, computed_in, size = BLOCKS[shape.architecture], arithmetic(engine, shape.adapter), engine.compute_bytes
     composed = COMPOSED_TEMPORARIES[computed_in] if _is_composed(shape, job) else 0
     wide = job.tokens * shape.hidden * (block.temporaries[computed_in] + composed)
     if is_eager(shape, job):
@@ -179,8 +214,8 @@ def logit_bytes(shape: ModelShape, job: Job) -> float:
 def checkpoint_bytes(shape: ModelShape, engine: Engine, job: Job) -> float:
     """Return the bytes that a checkpointed block saves. This is its input, which is fp32 under autocast."""
     if shape.counts is not None:
-        return from_counts.checkpoint_bytes(shape.counts, arithmetic(engine), job)
-    size = 4 if arithmetic(engine) == "autocast" else engine.compute_bytes
+        return from_counts.checkpoint_bytes(shape.counts, arithmetic(engine, shape.adapter), job)
+    size = 4 if arithmetic(engine, shape.adapter) == "autocast" else engine.compute_bytes
     return job.tokens * shape.hidden * size
 
 
@@ -191,7 +226,9 @@ def selective_op_bytes(shape: ModelShape, engine: Engine, job: Job) -> float:
     product (torchtitan, function _get_custom_policy).
     """
     if shape.counts is not None:
-        return from_counts.selective_op_bytes(shape.counts, arithmetic(engine), engine.compute_bytes, job)
+        return from_counts.selective_op_bytes(
+            shape.counts, arithmetic(engine, shape.adapter), engine.compute_bytes, job
+        )
     outputs = [product.columns for product in flops.block_products(shape) for _ in range(product.count)]
     width = sum(outputs[::2]) + shape.heads * shape.head_size
     saved = job.tokens * (engine.compute_bytes * width + 4 * shape.heads)
@@ -199,8 +236,11 @@ def selective_op_bytes(shape: ModelShape, engine: Engine, job: Job) -> float:
 
 
 def cast_bytes(shape: ModelShape, engine: Engine) -> int:
-    """Return the bytes of autocast's 16-bit copies of the weights, which exist as long as the saved tensors."""
-    if arithmetic(engine) != "autocast":
+    """Return the bytes of autocast's 16-bit copies of the weights, which exist as long as the saved tensors.
+
+    Quantized weights have none.
+    """
+    if arithmetic(engine, shape.adapter) != "autocast" or adapters.is_quantized(shape):
         return 0
     if shape.counts is not None:
         return from_counts.cast_bytes(shape.counts)
@@ -229,7 +269,7 @@ def _mask_bytes(job: Job, size: int) -> int:
 
 def _softmax_bytes(shape: ModelShape, engine: Engine, job: Job) -> int:
     """Return the saved bytes per element of the matrices of eager attention."""
-    full, short = BLOCKS[shape.architecture].softmax[arithmetic(engine)]
+    full, short = BLOCKS[shape.architecture].softmax[arithmetic(engine, shape.adapter)]
     size = engine.compute_bytes
     saved = 4 * full + size * short
     if not job.dropout:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from study.theory import from_counts
+from study.theory import adapters, from_counts
 from study.theory.shapes import ModelShape
 
 
@@ -73,8 +73,22 @@ def model_flops_per_sequence(shape: ModelShape, sequence_length: float) -> float
     product has a gradient for each of its two factors. This is true for the first block too, because embeddings are
     trained. study/training/optimizer_steps.py measures the same number with PyTorch's counter, which ignores rotary
     positions.
+
+    Products with frozen weights have no gradient of the weight, so their backward pass needs as many FLOPs as the
+    forward pass. Attention has no weights, and adapters are trained.
     """
-    return 3 * (blocks_flops_per_sequence(shape, sequence_length) + head_flops_per_sequence(shape, sequence_length))
+    forward = blocks_flops_per_sequence(shape, sequence_length) + head_flops_per_sequence(shape, sequence_length)
+    if shape.adapter is None:
+        return 3 * forward
+    attention = _attention_of_all_blocks(shape, sequence_length)
+    return 2 * forward + attention + 3 * adapters.adapter_flops(shape, sequence_length)
+
+
+def _attention_of_all_blocks(shape: ModelShape, sequence_length: float) -> float:
+    """Return the FLOPs of attention in the forward pass of all blocks."""
+    if shape.counts is not None:
+        return from_counts.attention_flops(shape.counts, 1, sequence_length)
+    return shape.layers * attention_flops_per_sequence(shape, sequence_length)
 
 
 def hardware_flops_per_sequence(shape: ModelShape, sequence_length: float, recomputed: float) -> float:

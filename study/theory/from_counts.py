@@ -126,6 +126,11 @@ def blocks_flops(counts: ModelCounts, batch: float, length: float) -> float:
     )
 
 
+def attention_flops(counts: ModelCounts, batch: float, length: float) -> float:
+    """Return the FLOPs of attention in the forward pass of all blocks."""
+    return len(counts.executed) * _mean(counts, lambda part: part.attention.of(batch, length))
+
+
 def head_flops(counts: ModelCounts, batch: float, length: float) -> float:
     """Return the FLOPs of the forward pass outside the blocks."""
     return counts.outside.products.of(batch, length) + counts.outside.attention.of(batch, length)

@@ -39,6 +39,7 @@ CARDS = frozenset(CROSS_VALIDATION["cards"])
 # What no published time has. The time of such a model is a guess, because transformers may compute the experts one
 # after another, and stage 3 may gather them one by one.
 MIXTURE = "a mixture of experts"
+ADAPTERS = "adapters on frozen weights"  # the constants are fitted to trainings of all weights
 
 
 @dataclass(frozen=True)
@@ -169,6 +170,7 @@ def _lacks(shape: ModelShape, engine: Engine, box: Box) -> tuple[str, ...]:
     These are a mixture of experts, the optimizer, the GPU, and the engine on this number of GPUs of this generation.
     """
     lacking = [MIXTURE] if shape.experts else []
+    lacking += [ADAPTERS] if shape.adapter is not None else []
     lacking += [f"the optimizer {engine.optimizer}"] if engine.optimizer not in OPTIMIZERS else []
     lacking += [f"the card {box.gpu.name}"] if box.gpu.name not in CARDS else []
     name, generation = name_of(shape, engine), hardware.generation_of(box.gpu)

@@ -434,7 +434,8 @@ def _fsdp(engine: Engine, sizes: ParameterSizes, rank: int, phase: StepPhase) ->
     Source: torch/distributed/fsdp/_fully_shard/_fsdp_param.py, _init_sharded_param, and _fsdp_collectives.py.
     """
     fair, shards = sizes.num_params / engine.num_shards, engine.num_shards
-    width = statistics.mode(sizes.vectors)  # the length of rows: the hidden size
+    # The length of rows: the hidden size. Adapters have rows of other lengths, whose padding is neglected.
+    width = statistics.mode(sizes.vectors) if sizes.vectors else 1
     largest = own = 0
     for numel, row in [*((n, width) for n in sizes.matrices), *((n, 1) for n in sizes.vectors)]:
         rows_per_rank = -(-numel // row // shards)

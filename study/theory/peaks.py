@@ -8,12 +8,13 @@ moment are a sum, and the peak is the largest sum. Comments name the files below
 
 from __future__ import annotations
 
+import dataclasses
 import operator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, get_args
 
-from study.theory import activations
+from study.theory import activations, adapters
 from study.theory.communication.buckets import ENGINE_BUCKET_ELEMENTS
 from study.theory.communication.model_order import model_of
 from study.theory.communication.sharded import whole_elements
@@ -63,6 +64,7 @@ class Peak:
     host_bytes_then: float  # bytes offloaded to the host at the moment of the peak
     disk_bytes: float  # bytes offloaded to a disk
     totals: tuple[float, ...]  # bytes on the device at each of PEAK_MOMENTS
+    frozen_bytes: float = 0.0  # of the device's parameters, those of frozen weights
 
     @property
     def total(self) -> float:
@@ -85,23 +87,26 @@ def states(engine: Engine, shape: ModelShape, phase: StepPhase, rank: int = 0) -
     model_states.py has the formulas. The host buffers of gradient accumulation are not included, because `peak` adds
     them.
     """
-    paper = paper_bytes(engine, shape.num_params, phase)
+    sizes, trained = adapters.trained_sizes(shape), _of_trained(engine, shape)
+    paper = paper_bytes(trained, sizes.num_params, phase)
     on_device: dict[StatePart, float] = {part: getattr(paper, part) for part in STATE_PARTS}
     disk = 0.0
-    for difference in engine_differences(engine, shape.parameters, rank, phase, accumulates=False):
+    for difference in engine_differences(trained, sizes, rank, phase, accumulates=False):
         if difference.reason != "swap-buffers":  # all swap buffers are counted below
             on_device[difference.part] += difference.num_bytes
         if difference.reason == "on-disk":
             disk -= difference.num_bytes
+    frozen = _frozen_bytes(engine, shape)
+    on_device["parameters"] += frozen
     host = 0.0
     persistent = 0.0
     if engine.offload_optimizer != "none":  # gradients are offloaded together with the optimizer states
         host += on_device["optimizer_states"] + on_device["gradients"]
         on_device["optimizer_states"] = on_device["gradients"] = 0.0
         if engine.zero_stage < 3:  # stage_1_and_2.py: buffers for arriving and accumulated gradients
-            host += engine.parameter_bytes * (max(shape.parameters.matrices) + shape.num_params / engine.world_size)
+            host += engine.parameter_bytes * (max(sizes.matrices) + sizes.num_params / engine.world_size)
         if engine.offload_optimizer == "nvme":
-            host += OPTIMIZER_SWAP_BUFFERS * 4 * largest_sub_group(engine, shape.parameters)
+            host += OPTIMIZER_SWAP_BUFFERS * 4 * largest_sub_group(engine, sizes)
     if engine.offload_param == "nvme":
         host += PARAM_SWAP_BUFFERS * engine.parameter_bytes * engine.param_swap_buffer_size
     if engine.offload_param != "none":
@@ -111,6 +116,18 @@ def states(engine: Engine, shape: ModelShape, phase: StepPhase, rank: int = 0) -
         host += on_device["parameters"] - persistent
         on_device["parameters"] = persistent
     return States(on_device, host, disk)
+
+
+def _of_trained(engine: Engine, shape: ModelShape) -> Engine:
+    """Return an engine whose precision class is that of the trainable parameters."""
+    return engine if shape.adapter is None else adapters.engine_of_trained(engine, shape.adapter)
+
+
+def _frozen_bytes(engine: Engine, shape: ModelShape) -> float:
+    """Return the bytes of a rank's frozen weights: whole at stages 0 to 2, and a shard of them at stage 3."""
+    if shape.adapter is None:
+        return 0.0
+    return adapters.frozen_bytes(shape, engine) / (engine.num_shards if engine.zero_stage == 3 else 1)
 
 
 RANKS_LOOKED_AT = 64  # enough, because parameters larger than a partition come first
@@ -128,7 +145,8 @@ def fullest_rank(engine: Engine, shape: ModelShape) -> int:
     if engine.kind != "deepspeed" or engine.zero_stage not in (1, 2):
         return 0
     ranks = {*range(min(engine.world_size, RANKS_LOOKED_AT)), engine.world_size - 1}
-    return int(max(ranks, key=lambda rank: (reduced_gradient_bytes(engine, shape.parameters, rank), rank)))
+    sizes = adapters.trained_sizes(shape)
+    return int(max(ranks, key=lambda rank: (reduced_gradient_bytes(engine, sizes, rank), rank)))
 
 
 def peak(shape: ModelShape, engine: Engine, job: Job, rank: int | None = None) -> Peak:
@@ -140,14 +158,16 @@ def peak(shape: ModelShape, engine: Engine, job: Job, rank: int | None = None) -
     resting = states(engine, shape, "resting", rank)
     stepping = states(engine, shape, "stepping", rank)
     rows = _moments(shape, engine, job, rank, resting, stepping)
-    accumulated = accumulated_on_host(engine, shape.parameters, rank) if job.gradient_accumulation_steps > 1 else 0.0
+    sizes = adapters.trained_sizes(shape)
+    accumulated = accumulated_on_host(engine, sizes, rank) if job.gradient_accumulation_steps > 1 else 0.0
     totals = tuple(sum(row.values()) for row in rows)
     on_host = [*[resting.host + accumulated] * (len(rows) - 1), stepping.host + accumulated]
     # On a CPU, offloaded bytes are in the same memory.
     used = list(map(operator.add, totals, on_host)) if job.device == "cpu" else totals
     moment = used.index(max(used))
     host = max(resting.host, stepping.host) + accumulated
-    return Peak(rows[moment], moment, host, on_host[moment], resting.disk, totals)
+    frozen = _frozen_bytes(engine, shape) if engine.offload_param == "none" else 0.0
+    return Peak(rows[moment], moment, host, on_host[moment], resting.disk, totals, frozen)
 
 
 def _moments(
@@ -163,10 +183,13 @@ def _moments(
     # If the forward pass releases nothing, there is no secondary copy until the backward pass releases parameters.
     released = secondary if engine.max_live_parameters < shape.num_params else 0.0
     bucket = gradients.bucket
-    head = gradients.size * shape.output_params
+    is_frozen = shape.adapter is not None  # embedding and head have no gradients then
+    head = 0 if is_frozen else gradients.size * shape.output_params
     # The gradient of the embedding is computed last. If the embedding is the head too, its gradient is computed first.
     embeddings: float = 0 if shape.has_tied_head or not gradients.unreduced else gradients.size * shape.embedding_params
-    if engine.kind == "fsdp":  # the parameters outside the blocks are reduced together with it
+    if is_frozen:
+        embeddings = 0
+    elif engine.kind == "fsdp":  # the parameters outside the blocks are reduced together with it
         embeddings += gradients.sharded * (shape.outside_params - _tied_unit(shape, engine)) / shape.num_params
     # Accumulated gradients exist from the first micro step on.
     is_accumulating = job.gradient_accumulation_steps > 1
@@ -238,13 +261,14 @@ def _optimizer_bytes(engine: Engine, shape: ModelShape) -> float:
     """
     if engine.optimizer_kernel == "fused" or engine.offload_optimizer != "none":
         return 0.0
+    sizes, engine = adapters.trained_sizes(shape), _of_trained(engine, shape)
     if engine.kind == "deepspeed":
         copies = 1 if engine.optimizer_kernel == "foreach" else 2
-        return copies * MASTER_BYTES * elements_per_update(engine, shape.parameters)
+        return copies * MASTER_BYTES * elements_per_update(engine, sizes)
     if engine.optimizer_kernel == "loop":
         return 0.0
     size = master_bytes(engine) if engine.kind == "fsdp" else engine.parameter_bytes
-    return size * shape.num_params / (engine.num_shards if engine.zero_stage else 1)
+    return size * sizes.num_params / (engine.num_shards if engine.zero_stage else 1)
 
 
 def _row(
@@ -287,16 +311,18 @@ class _Gradients:
 
 
 def _gradients(shape: ModelShape, engine: Engine, job: Job, rank: int) -> _Gradients:
-    psi, size = shape.num_params, engine.parameter_bytes
-    largest = size * max(shape.parameters.matrices)
+    engine, sizes = _of_trained(engine, shape), adapters.trained_sizes(shape)
+    psi, size = sizes.num_params, engine.parameter_bytes
+    largest = size * max(sizes.matrices)
     # The two gradients of a tied embedding exist at the same time as their sum.
-    tied = 2 * size * shape.embedding_params if shape.has_tied_head else 0
+    tied = 2 * size * shape.embedding_params if shape.has_tied_head and shape.adapter is None else 0
     if engine.gradient_as_bucket_view:  # permanent buckets: gradients are copied there and freed
         return _Gradients(size, size * psi, 0, 0, max(tied, largest), added=largest)
     if engine.kind in ("torch", "ddp"):
         return _Gradients(size, size * psi, size * psi, 0, tied, added=largest)
     if engine.kind == "fsdp":
-        return _fsdp_gradients(shape, engine, job)
+        of_kind = _fsdp_gradients if shape.adapter is None else _fsdp_adapter_gradients
+        return of_kind(shape, engine, job)
     if engine.zero_stage == 0:
         flat = size * min(psi, ENGINE_BUCKET_ELEMENTS)
         stepping = flat if engine.world_size > 1 else 0
@@ -308,14 +334,15 @@ def _gradients(shape: ModelShape, engine: Engine, job: Job, rank: int) -> _Gradi
 
 def _stage_1_and_2_gradients(shape: ModelShape, engine: Engine, rank: int, tied: float) -> _Gradients:
     """Return the bytes of gradients at stages 1 and 2, as in DeepSpeed's stage_1_and_2.py."""
-    psi, size = shape.num_params, engine.parameter_bytes
-    largest = max(shape.parameters.matrices)
+    sizes = adapters.trained_sizes(shape)
+    psi, size = sizes.num_params, engine.parameter_bytes
+    largest = max(sizes.matrices)
     in_fp32 = size == 2 and engine.accumulation_bytes == 4
     # average_tensor flattens the bucket and casts it to the communicated type.
     copies = size + (4 if in_fp32 else 0)
     if is_bf16_optimizer(engine):  # this optimizer has no bucket, and its fp32 gradients are permanent
         return _Gradients(size, 0, size * psi, 0, max(tied, copies * min(psi, ENGINE_BUCKET_ELEMENTS)))
-    staged, reduced = 0, reduced_gradient_bytes(engine, shape.parameters, rank)
+    staged, reduced = 0, reduced_gradient_bytes(engine, sizes, rank)
     if engine.offload_optimizer != "none":  # buffer for one gradient (temp_grad_buffer_for_gpu_offload)
         staged, reduced = size * largest, 0.0
     in_bucket = min(psi, engine.reduce_bucket_size)
@@ -347,8 +374,10 @@ def _stage_1_and_2_gradients(shape: ModelShape, engine: Engine, rank: int, tied:
 def _owns_last_block(shape: ModelShape, engine: Engine, rank: int) -> bool:
     """Return whether a rank owns gradients of the last block and this block does not fit into one bucket.
 
-    The gradients of the last block are computed first.
+    The gradients of the last block are computed first. Those of adapters fit into one bucket.
     """
+    if shape.adapter is not None:
+        return False
     model = model_of(shape, autocast=False)
     last = [item for item in model.blocks[-1] if not isinstance(item, str)]
     if sum(p.numel for module in last for p in module) <= engine.reduce_bucket_size:
@@ -364,8 +393,9 @@ def _stage_3_gradients(shape: ModelShape, engine: Engine, job: Job, tied: float)
 
     The bucket is permanent, and reduce_scatter_coalesced copies its content.
     """
-    size, psi = engine.parameter_bytes, shape.num_params
-    largest = size * max(shape.parameters.matrices)
+    sizes = adapters.trained_sizes(shape)
+    size, psi = engine.parameter_bytes, sizes.num_params
+    largest = size * max(sizes.matrices)
     on_gloo = job.device == "cpu" and engine.world_size > 1
     if largest > size * engine.reduce_bucket_size:  # reduced alone and in place, while its parameter is gathered
         flushed = 2 * largest + max(tied, largest if on_gloo else 0)
@@ -434,6 +464,26 @@ def _fsdp_gradients(shape: ModelShape, engine: Engine, job: Job) -> _Gradients:
     )
 
 
+def _fsdp_adapter_gradients(shape: ModelShape, engine: Engine, job: Job) -> _Gradients:
+    """Return the bytes of the gradients of adapters under FSDP2.
+
+    They are reduced block by block, and only adapters are in the collective. Without reduction in every micro step,
+    whole gradients are added up as in `_fsdp_gradients`.
+    """
+    psi = adapters.trained_sizes(shape).num_params
+    sharded = 0.0 if engine.offload_param != "none" else master_bytes(engine) * psi / engine.num_shards
+    of_block = (engine.compute_bytes + engine.reduced_bytes) * psi / shape.layers
+    return _Gradients(
+        engine.compute_bytes,
+        accumulated=sharded if engine.syncs_each_micro_step else engine.reduced_bytes * psi,
+        sharded=sharded,
+        unreduced=sharded,
+        bucket=of_block,
+        flushed=of_block,
+        added=sharded,
+    )
+
+
 @dataclass(frozen=True)
 class _Whole:
     """The bytes of gathered parameters by moment. They exist in addition to the shards."""
@@ -445,7 +495,14 @@ class _Whole:
 
 
 def _whole_bytes(shape: ModelShape, engine: Engine, job: Job) -> _Whole:
-    """Return the bytes of gathered parameters by moment, without the secondary copy."""
+    """Return the bytes of gathered parameters by moment, without the secondary copy.
+
+    Those of adapters are neglected. Quantized weights are gathered as they are stored.
+    """
+    if shape.adapter is not None:
+        of_base = _whole_bytes(adapters.base_of(shape), engine, job)
+        share = adapters.frozen_share(shape, engine) if shape.adapter.is_quantized else 1.0
+        return _Whole(*(share * each for each in dataclasses.astuple(of_base)))
     if engine.kind == "fsdp":
         # Parameters outside the blocks stay gathered. In the backward pass, one block computes while the next is
         # prefetched.

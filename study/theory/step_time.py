@@ -11,7 +11,7 @@ import dataclasses
 import math
 from dataclasses import dataclass
 
-from study.theory import activations, communication, flops, from_counts, intervals, model_states
+from study.theory import activations, adapters, communication, flops, from_counts, intervals, model_states
 from study.theory.communication.sharded import gathered_elements
 from study.theory.engine import Engine, Job, LossKernel, parameter_bytes
 from study.theory.gpus import LIKE
@@ -213,7 +213,7 @@ def seconds(
     transferred = micro_steps * (pcie.forward + pcie.backward) + pcie.last_backward
     by_pcie = added * transferred / max(everything, 1e-30)
 
-    num_owned = shape.num_params / (engine.num_shards if engine.zero_stage else 1)
+    num_owned = adapters.num_trainable(shape) / (engine.num_shards if engine.zero_stage else 1)
     if engine.offload_optimizer == "none":
         optimizer, host = _optimizer_step(shape, num_owned, engine, speed), 0.0
     else:
@@ -236,6 +236,8 @@ def _optimizer_step(shape: ModelShape, num_owned: float, engine: Engine, speed: 
     moved: float = CLIPPING_BYTES + FUSED_BYTES[engine.optimizer]
     if engine.optimizer_kernel != "fused":
         moved += FOREACH_BYTES - FUSED_BYTES["adamw"]
+    if shape.adapter is not None:
+        engine = adapters.engine_of_trained(engine, shape.adapter)
     moved *= model_states.master_bytes(engine) / model_states.MASTER_BYTES
     if engine.parameter_bytes == 2 and engine.precision != "pure-bf16" and engine.kind != "fsdp":
         moved += MASTER_CAST_BYTES
@@ -295,15 +297,56 @@ def _compute(shape: ModelShape, engine: Engine, job: Job, speed: _Speed) -> _Com
     logits = activations.num_logits(shape, job)
     logit_read, logit_read_backward = _logit_bytes_moved(job.loss, engine.compute_bytes)
     casts = 0.0
-    if engine.precision.endswith("-autocast") and engine.kind != "fsdp":
+    if activations.arithmetic(engine, shape.adapter) == "autocast" and not adapters.is_quantized(shape):
         # Casts of fp32 weights in the forward pass; casts and additions of their gradients in the backward pass.
         casts = shape.num_params / speed.stream
     forward = blocks.forward + head + logits * logit_read / speed.stream
+    added = _adapters(shape, engine, job, speed)
     return _Compute(
-        forward=forward + 6 * casts,
-        backward=blocks.backward + 2 * head + logits * logit_read_backward / speed.stream + 18 * casts,
-        recompute=blocks.recompute + 0.0 * forward,
+        forward=forward + 6 * casts + added.forward,
+        backward=blocks.backward
+        + _backward_products(shape) * head
+        + logits * logit_read_backward / speed.stream
+        + 18 * casts
+        + added.backward,
+        recompute=blocks.recompute + added.recompute + 0.0 * forward,
     )
+
+
+def _backward_products(shape: ModelShape) -> int:
+    """Return the products of the backward pass for each product of the forward pass. Frozen weights need one."""
+    return 2 if shape.adapter is None else 1
+
+
+# Passes over the input and the output of a Linear that its adapter adds in forward, besides its own products, by the
+# forward method of PEFT. Of the input: a cast, and dropout. Of the output: scaling, addition, and a cast. Compiled or
+# written as one kernel, only the addition is left.
+ADAPTER_INPUT_PASSES = {False: 2, True: 4}  # without and with dropout
+ADAPTER_OUTPUT_PASSES = {"lora": 6, "dora": 12}
+FUSED_OUTPUT_PASSES = 2
+ADAPTER_KERNELS = 6
+
+
+def _adapters(shape: ModelShape, engine: Engine, job: Job, speed: _Speed) -> _Compute:
+    """Return the seconds that adapters add to a micro step, and those of dequantizing the frozen weights."""
+    adapter = shape.adapter
+    if adapter is None:
+        return _Compute(0.0, 0.0, 0.0)
+    size = 4 if adapter.in_fp32 and engine.kind in ("torch", "ddp") else engine.compute_bytes
+    forward = 0.0
+    for linear in adapters.targeted(shape, adapter):
+        pair = [flops.Product(1, linear.inner, adapter.rank), flops.Product(1, adapter.rank, linear.outer)]
+        products = sum(_product_seconds(each, job.tokens, engine.compute_bytes, speed) for each in pair)
+        passes = ADAPTER_INPUT_PASSES[adapter.has_dropout] * linear.inner
+        passes += ADAPTER_OUTPUT_PASSES[adapter.kind] * linear.outer
+        if job.is_fused:
+            passes = FUSED_OUTPUT_PASSES * linear.outer
+        others = job.tokens * size * passes / speed.stream
+        forward += linear.count * max(products + others, ADAPTER_KERNELS * KERNEL_SECONDS)
+    bytes_per_weight = adapters.NF4_BITS / 8 + engine.compute_bytes
+    dequantized = adapters.quantized_elements(shape) * bytes_per_weight / speed.stream
+    again = job.recomputed * (forward + dequantized)
+    return _Compute(forward + dequantized, 2 * forward + dequantized, again)
 
 
 # The bytes of operands at a fitted efficiency may also stand for other kernels, some of which torch.compile fuses. But
@@ -326,7 +369,7 @@ def _blocks(shape: ModelShape, engine: Engine, job: Job, speed: _Speed) -> _Comp
     kernels = KERNELS_PER_BLOCK["fused" if job.is_fused else "transformers"]
     return _repeated(
         shape.layers, job, products, attention, attention_backward, tokens * read / speed.stream,
-        tokens * read_backward / speed.stream, kernels,
+        tokens * read_backward / speed.stream, kernels, _backward_products(shape),
     )  # fmt: skip
 
 
@@ -334,7 +377,7 @@ def _traced_blocks(shape: ModelShape, engine: Engine, job: Job, speed: _Speed) -
     """Return the seconds of all blocks of a traced model."""
     assert shape.counts is not None
     size, batch, length = engine.compute_bytes, job.micro_batch_size, job.sequence_length
-    arithmetic, is_eager = activations.arithmetic(engine), activations.is_eager(shape, job)
+    arithmetic, is_eager = activations.arithmetic(engine, shape.adapter), activations.is_eager(shape, job)
     total = _Compute(0.0, 0.0, 0.0)
     for kind, part in enumerate(shape.counts.kinds):
         count = shape.counts.executed.count(kind)
@@ -351,7 +394,7 @@ def _traced_blocks(shape: ModelShape, engine: Engine, job: Job, speed: _Speed) -
         kernels = KERNELS_PER_BLOCK["fused"] if job.is_fused else from_counts.setting_of(part, arithmetic, job).kernels
         seconds = _repeated(
             count, job, products, attention, attention_backward, moved / speed.stream, moved_backward / speed.stream,
-            kernels,
+            kernels, _backward_products(shape),
         )  # fmt: skip
         total = _Compute(
             total.forward + seconds.forward, total.backward + seconds.backward, total.recompute + seconds.recompute
@@ -368,6 +411,7 @@ def _repeated(
     others: float,
     others_backward: float,
     kernels: int,
+    backward_products: int = 2,
 ) -> _Compute:
     """Return the seconds of equal blocks from the seconds of the products, the attention and the other kernels of one.
 
@@ -378,7 +422,7 @@ def _repeated(
     again = job.recomputed * block
     if job.activation_checkpointing == "selective-op":  # half of the products, no attention, all other kernels
         again = job.recomputed * products + others
-    backward = max(2 * products + attention_backward + others_backward, 2 * launched)
+    backward = max(backward_products * products + attention_backward + others_backward, 2 * launched)
     return _Compute(forward=count * block, backward=count * backward, recompute=count * again)
 
 
@@ -498,7 +542,7 @@ def _num_gathers(shape: ModelShape, engine: Engine, job: Job) -> float:
         return 0.0
     if engine.kind == "fsdp":
         return 2.0 if engine.reshard_after_forward else 1.0
-    return gathered_elements(engine, shape, job) / shape.num_params
+    return gathered_elements(engine, adapters.base_of(shape), job) / shape.num_params
 
 
 def _communication(shape: ModelShape, engine: Engine, job: Job, box: Box, speed: _Speed) -> _Moved:
@@ -567,13 +611,15 @@ def _pcie(shape: ModelShape, engine: Engine, job: Job, box: Box) -> _Pcie:
 
     Source for DeepSpeed 0.19.8: runtime/zero/stage_1_and_2.py and stage3.py.
     """
-    # Bytes per parameter, divided by this rate, are the seconds in which a rank's share is sent.
-    rate = PCIE_EFFICIENCY * box.gpu.pcie_bandwidth * engine.num_shards / shape.num_params
+    # Bytes per trained parameter, divided by this rate, are the seconds in which a rank's share is sent.
+    rate = PCIE_EFFICIENCY * box.gpu.pcie_bandwidth * engine.num_shards / adapters.num_trainable(shape)
     once = parameter_bytes(engine.precision) / rate
     forward: float = 0.0
     backward: float = 0.0
     if engine.offload_param != "none":  # a shard is sent to the GPU before each gather
-        forward, backward = once, max(0.0, _num_gathers(shape, engine, job) - 1) * once
+        frozen = 0.0 if shape.adapter is None else adapters.frozen_bytes(shape, engine) / engine.num_shards
+        sent = once + frozen / (PCIE_EFFICIENCY * box.gpu.pcie_bandwidth)
+        forward, backward = sent, max(0.0, _num_gathers(shape, engine, job) - 1) * sent
     if engine.offload_optimizer == "none":
         return _Pcie(forward, backward)
     if engine.kind == "fsdp":  # after each reduction, gradients are sent to the host and added there
@@ -621,12 +667,14 @@ def _disk(shape: ModelShape, engine: Engine, box: Box, num_gathers: float) -> fl
         return 0.0
     if not box.disk_read_bandwidth or not box.disk_write_bandwidth:
         raise ValueError(f"no local disk of a machine with {box.gpu.name} is known. Add --disk and --disk-bandwidth")
-    share = shape.num_params * min(engine.world_size, box.gpus_per_node) / engine.num_shards
+    of_node = min(engine.world_size, box.gpus_per_node) / engine.num_shards
+    share = adapters.num_trainable(shape) * of_node
     read: float = 0.0
     written = 0.0
     if engine.offload_optimizer == "nvme":  # reads and writes gradient, master and moments in fp32
         read, written = 16 * share, 16 * share
     if engine.offload_param == "nvme":
         size = parameter_bytes(engine.precision)
-        read, written = read + num_gathers * size * share, written + size * share
+        frozen = 0.0 if shape.adapter is None else adapters.frozen_bytes(shape, engine) * of_node
+        read, written = read + num_gathers * (size * share + frozen), written + size * share
     return read / box.disk_read_bandwidth + written / box.disk_write_bandwidth

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 
+from study.theory import adapters
 from study.theory.communication import buckets, sharded
 from study.theory.communication.buckets import Collective
 from study.theory.communication.model_order import model_of
@@ -81,6 +82,8 @@ def parts(engine: Engine, shape: ModelShape, checkpointing: bool, dropout: bool)
     If the first micro step differs from the later ones, the second sum is that of a later one. The difference of the
     first one is in the first sum.
     """
+    if shape.adapter is not None:
+        return _parts_of_adapters(engine, shape, checkpointing, dropout)
     model = model_of(shape, autocast=engine.precision.endswith("-autocast"))
     per_step: list[Collective] = []
     per_micro_step: list[Collective] = []
@@ -109,6 +112,45 @@ def parts(engine: Engine, shape: ModelShape, checkpointing: bool, dropout: bool)
         (per_micro_step if engine.zero_stage == 2 else per_step).extend(buckets.partitioned_reductions(engine, model))
         per_step += buckets.partitioned_step(engine, model)
     return _sums(per_step), _sums(per_micro_step)
+
+
+def _parts_of_adapters(engine: Engine, shape: ModelShape, checkpointing: bool, dropout: bool) -> tuple[Sums, Sums]:
+    """Return the sums as `parts` does, for a model with adapters.
+
+    Stage 3 and FSDP2 gather all weights, frozen ones too. Only the gradients of adapters are reduced, in one collective
+    for each full bucket. FSDP2 reduces each block alone. The padding of adapters is neglected.
+    """
+    base = adapters.base_of(shape)
+    psi, bucket = adapters.num_trainable(shape), max(engine.reduce_bucket_size, buckets.ENGINE_BUCKET_ELEMENTS)
+    per_step: Sums = {}
+    per_micro_step: Sums = {}
+    if engine.zero_stage == 3:
+        of_step, of_micro_step = parts(engine, base, checkpointing, dropout)
+        share = adapters.frozen_share(shape, engine) if adapters.quantized_elements(shape) else 1.0
+        share += psi / shape.num_params
+        gathers = [kind for kind in of_micro_step if kind.endswith("all_gather")]
+        for kind in gathers:
+            count, size = of_micro_step[kind]
+            per_micro_step[kind] = count, round(share * size)
+        if engine.kind == "deepspeed":  # persistent parameters, after the step
+            per_step = {kind: of_step[kind] for kind in of_step if kind.endswith("all_gather")}
+    if engine.kind == "ddp":
+        size = psi * adapters.engine_of_trained(engine, shape.adapter).parameter_bytes if shape.adapter else 0
+        return {"all_reduce": (-(-size // buckets.DDP_BUCKET_BYTES), size)}, {}
+    if engine.kind == "torch":
+        return {}, {}
+    reduced = engine.reduced_bytes if engine.kind == "fsdp" else engine.parameter_bytes
+    among = "subgroup_" if engine.replicas > 1 and engine.kind == "fsdp" else ""
+    kind = "all_reduce" if engine.zero_stage < 3 else f"{among}reduce_scatter"
+    sums = {kind: (shape.layers if engine.kind == "fsdp" else -(-psi // bucket), reduced * psi)}
+    in_micro_step = engine.syncs_each_micro_step if engine.kind == "fsdp" else engine.zero_stage >= 2
+    if in_micro_step:
+        per_micro_step = {**per_micro_step, **sums}
+    else:
+        per_step = {**per_step, **sums}
+    if engine.kind == "deepspeed" and engine.zero_stage in (1, 2):  # the updated adapters
+        per_step = {**per_step, "all_gather": (1, engine.parameter_bytes * psi)}
+    return per_step, per_micro_step
 
 
 def _added(sums: Sums, first: Sums, later: Sums) -> Sums:

@@ -16,6 +16,7 @@ from typing import Any, Literal
 import yaml
 
 from study.theory import flops, hardware, shapes
+from study.theory.adapters import Adapter
 from study.theory.engine import Engine, Job, parameter_bytes
 from study.theory.hardware import Box
 from study.theory.shapes import ModelShape
@@ -95,6 +96,9 @@ Quantity = Literal[
     "tokens_per_second_per_gpu", "samples_per_second", "seconds_per_step", "tflops_per_gpu",
     "peak_allocated_bytes", "allocated_bytes", "peak_unknown_bytes", "peak_reserved_bytes", "used_bytes", "fits",
 ]  # fmt: skip
+# equal lengths: all batches have the same shape. varying lengths: they do not. emptied: the program empties the
+# allocator's cache every few steps.
+AllocatorUse = Literal["equal lengths", "varying lengths", "emptied"]
 TIMES: tuple[Quantity, ...] = ("tokens_per_second_per_gpu", "samples_per_second", "seconds_per_step", "tflops_per_gpu")
 
 
@@ -116,6 +120,7 @@ class MeasuredCase:
     engine: Engine
     job: Job
     box: Box
+    allocator: AllocatorUse = "equal lengths"
 
     @property
     def measured_by(self) -> str:
@@ -148,9 +153,14 @@ def cases(kind: Literal["times", "memory"] = "times") -> list[MeasuredCase]:
     return [case for case in _cases() if (case.quantity in TIMES) == (kind == "times")]
 
 
+def adapter_cases() -> list[MeasuredCase]:
+    """Return the cases of adapters.yaml: published memory and times of trainings with adapters."""
+    return list(_cases("adapters.yaml"))
+
+
 @cache
-def _cases() -> tuple[MeasuredCase, ...]:
-    content = yaml.safe_load((FOLDER / "published.yaml").read_text())
+def _cases(file: str = "published.yaml") -> tuple[MeasuredCase, ...]:
+    content = yaml.safe_load((FOLDER / file).read_text())
     cases, names = [], Counter[str]()
     for family in content["families"]:
         for row in family["rows"]:
@@ -163,8 +173,9 @@ def _cases() -> tuple[MeasuredCase, ...]:
             collected, outside = entry["grade"], entry.get("outside", "")
             grade: Grade = "B" if collected == "A" and "assumed" in entry else collected
             facts = (family["source"], family["url"], family["conditions"].strip(), shape, engine, job, box)
+            use = entry.get("allocator", "equal lengths")
             cases += [
-                MeasuredCase(name, family["family"], grade, collected, outside, quantity, value, *facts)
+                MeasuredCase(name, family["family"], grade, collected, outside, quantity, value, *facts, use)
                 for quantity, value in entry["published"].items()
             ]
     return tuple(cases)
@@ -185,6 +196,8 @@ def _setting(entry: dict[str, Any], content: dict[str, Any]) -> tuple[ModelShape
     shape = shapes.find(model.pop("model", entry["model"]))
     shape = shapes.changed(shape, **model)
     shape = shapes.changed(shape, positions=max(shape.positions, job["sequence_length"]))
+    if "adapter" in entry:
+        shape = dataclasses.replace(shape, adapter=_adapter(entry["adapter"]))
     engine = dict(content["engines"][entry["engine"]])
     precision = entry["precision"]
     if precision in ("fp16", "bf16") and engine["kind"] in ("torch", "ddp") and "accumulation_bytes" not in engine:
@@ -203,6 +216,10 @@ def _setting(entry: dict[str, Any], content: dict[str, Any]) -> tuple[ModelShape
         kernel = {"optimizer_kernel": entry["optimizer_kernel"]} if "optimizer_kernel" in entry else {}
         settings = dataclasses.replace(stack.applied(settings), **kernel)
     return shape, settings, Job(**job), box
+
+
+def _adapter(entry: dict[str, Any]) -> Adapter:
+    return Adapter(**entry | {"targets": tuple(entry["targets"])})
 
 
 def _box(box: dict[str, Any]) -> Box:
@@ -228,7 +245,11 @@ _OF_HOST = ("host_memory_bytes", "host_memory_bandwidth", "host_cores", "disk_by
 
 def _name(entry: dict[str, Any], job: Job, box: Box) -> str:
     """Return the name of a configuration, made of the settings that distinguish it from others."""
-    words = [entry["model"], f"{box.num_gpus} x {box.gpu.name}", entry["engine"].replace("_", " "), entry["precision"]]
+    words = [entry["model"]]
+    if adapter := entry.get("adapter"):
+        quantized = "Q" if adapter.get("frozen") == "nf4" else ""
+        words.append(f"{quantized}LoRA {adapter['rank']} on {' '.join(adapter['targets'])}")
+    words += [f"{box.num_gpus} x {box.gpu.name}", entry["engine"].replace("_", " "), entry["precision"]]
     words.append(f"{job.sequence_length} tokens x {job.micro_batch_size} x {job.gradient_accumulation_steps}")
     checkpointing = {False: [], True: ["checkpointing"], "selective": ["selective checkpointing"]}
     checkpointing["selective-op"] = ["selective checkpointing of operators"]

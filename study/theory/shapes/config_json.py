@@ -503,3 +503,12 @@ def _number(value: Any, name: str, most: int) -> int:
     if value > most:
         raise ValueError(f"{name} is {value}, which is more than any model has. Correct it")
     return value
+
+
+def kinds_of_layers(name: str, shape: ModelShape) -> list[str]:
+    """Return the kind of each block of a model with this model_type, if its blocks differ."""
+    model_type = MODEL_TYPES[name]
+    if model_type.layers is None:
+        return ["block"] * shape.layers
+    settings = {**_DEFAULTS[name]["defaults"], **(shape.config or {})}
+    return model_type.layers(settings, shape.layers)

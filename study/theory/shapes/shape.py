@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, TypeAlias
 
+from study.theory.shapes.adapter import Adapter
 from study.theory.shapes.counts import ModelCounts
 
 # The name of a model type in config_json.py, or "traced".
@@ -147,10 +148,11 @@ class ModelShape:
     counts: ModelCounts | None = None  # of a traced model; its sizes above are then only words for them
     # The config.json of a traced model, from which transformers can build it again.
     config: Mapping[str, Any] | None = field(default=None, compare=False, repr=False)
+    adapter: Adapter | None = None  # adapters that are trained instead of the model's weights, which are frozen
 
     @cached_property
     def parameters(self) -> ParameterSizes:
-        """The sizes of all parameters, in the order in which an engine sees them."""
+        """The sizes of the model's own parameters, without adapters, in the order in which an engine sees them."""
         if self.counts is not None:
             return _traced_sizes(self.counts)
         outside = Outside(self.layers, self.positions, self.vocabulary, self.tied, self.head, self.labels)

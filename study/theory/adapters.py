@@ -1,0 +1,425 @@
+"""Low-rank adapters (LoRA, DoRA) on frozen weights, which may be quantized: parameters, bytes, what autograd saves.
+
+linear_modules.json lists the Linear modules of a block for each model_type, and the bytes that a block saves only for
+the gradients of its weights. tools/linear_modules.py measures both in small models. The rules for the names of targets
+and the forward pass of an adapter are those of PEFT 0.21, in its modules tuners.lora.layer and
+tuners.lora.dora.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from study.theory.shapes.adapter import ALL_LINEAR, FrozenType
+from study.theory.shapes.adapter import Adapter as Adapter
+from study.theory.shapes.adapter import AdapterKind as AdapterKind
+from study.theory.shapes.config_json import MODEL_TYPES, kinds_of_layers
+from study.theory.shapes.formulas import evaluate
+from study.theory.shapes.shape import ParameterSizes
+
+if TYPE_CHECKING:
+    from study.theory.engine import Engine, Job
+    from study.theory.shapes import ModelShape
+
+LINEAR_MODULES_FILE = Path(__file__).parent / "shapes" / "linear_modules.json"
+# PEFT's default targets: peft.utils.constants, TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING. For the other
+# model types PEFT raises an error, for Mixtral too although it is listed there.
+_QUERY_AND_VALUE = ("q_proj", "v_proj")
+DEFAULT_TARGETS: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(
+        ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "opt", "gptj", "gpt_neo"),
+        _QUERY_AND_VALUE,
+    ),
+    "gpt2": ("c_attn",),
+    "gpt_neox": ("query_key_value",),
+    "bert": ("query", "value"),
+    "roberta": ("query", "value"),
+    "phi": ("q_proj", "v_proj", "fc1", "fc2"),
+}
+# Model types whose experts are one parameter, which PEFT adapts as a parameter if all-linear is requested.
+ADAPTS_EXPERTS = ("mixtral", "qwen3_moe")
+HEADS = ("classifier", "score", "qa_outputs")  # heads that PEFT trains in whole for a task of classification
+# Bits per weight in NF4 with double quantization (arXiv:2305.14314, sec. 3): 4, an 8-bit scale for 64 weights, and an
+# fp32 scale for 256 of these scales.
+NF4_BITS = 4 + 8 / 64 + 32 / (64 * 256)
+
+
+@dataclass(frozen=True)
+class Linear:
+    """The Linear modules of one name in a model."""
+
+    name: str  # without the number of the block
+    inner: int  # width of the input
+    outer: int  # width of the output
+    count: int  # modules in the model
+    in_block: bool
+    has_bias: bool = False  # outside the blocks only
+    is_output: bool = False  # whether it makes the logits
+    group: str = ""  # the first Linear with the same input
+    input_is_saved: bool = False  # whether another operator of the block saves the input anyway
+
+    @property
+    def elements(self) -> int:
+        return self.inner * self.outer
+
+
+# ---------------------------------------------------------------- the modules of a model
+
+
+@cache
+def _table() -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(LINEAR_MODULES_FILE.read_text(encoding="utf-8"))
+    return content
+
+
+def model_type_of(shape: ModelShape) -> str:
+    """Return the model_type of a shape. Raises ValueError if the names of its modules are not known."""
+    for name, model_type in MODEL_TYPES.items():
+        if model_type.architecture == shape.architecture and name in _table():
+            return name
+    raise ValueError(
+        f"{shape.name}: the names of its modules are not known here, so adapters cannot be placed. Adapters are "
+        f"predicted for {', '.join(_table())}"
+    )
+
+
+def _numbers(shape: ModelShape, model_type: str) -> dict[str, int]:
+    """Return the sizes of a shape by the names that formulas use."""
+    config = shape.config or {}
+    more = {part: int(config.get(key) or 0) for part, key in MODEL_TYPES[model_type].more.items()}
+    return {
+        "hidden": shape.hidden,
+        "queries": shape.heads * shape.head_size,
+        "keys": shape.kv_heads * shape.head_size,
+        "feed_forward": shape.feed_forward,
+        "heads": shape.heads,
+        "experts": shape.experts,
+        "active": shape.experts_per_token,
+        "vocabulary": shape.vocabulary,
+        "labels": shape.labels,
+        **more,
+    }
+
+
+def _blocks(shape: ModelShape) -> list[tuple[Mapping[str, Any], int]]:
+    """Return the entries of the kinds of blocks that a model has, with the number of blocks of each kind."""
+    model_type = model_type_of(shape)
+    blocks = _table()[model_type]["blocks"]
+    if len(blocks) == 1:
+        return [(next(iter(blocks.values())), shape.layers)]
+    layers = kinds_of_layers(model_type, shape)
+    return [(entry, layers.count(kind)) for kind, entry in blocks.items() if layers.count(kind)]
+
+
+@lru_cache(maxsize=256)
+def linears(shape: ModelShape) -> tuple[Linear, ...]:
+    """Return the Linear modules of a model, those of the blocks first.
+
+    Raises ValueError if the names of its modules are not known.
+    """
+    model_type = model_type_of(shape)
+    numbers = _numbers(shape, model_type)
+
+    def size(formula: str) -> int:
+        return round(evaluate(formula, numbers))
+
+    found = [
+        Linear(name, size(inner), size(outer), count, True, group=group, input_is_saved=is_saved)
+        for entry, count in _blocks(shape)
+        for name, inner, outer, group, is_saved in entry["linears"]
+    ]
+    class_name = next(name for name, head in MODEL_TYPES[model_type].classes.items() if head == shape.head)
+    found += [
+        Linear(name, size(inner), size(outer), 1, False, has_bias, is_output)
+        for name, inner, outer, has_bias, is_output in _table()[model_type]["outsides"][class_name]["linears"]
+    ]
+    return tuple(found)
+
+
+def _is_named(linear: Linear, names: tuple[str, ...]) -> bool:
+    return any(linear.name == name or linear.name.endswith(f".{name}") for name in names)
+
+
+def targeted(shape: ModelShape, adapter: Adapter) -> tuple[Linear, ...]:
+    """Return the Linear modules that get an adapter.
+
+    Raises ValueError if the model type has no default targets, or if a target is not in the model.
+    """
+    return _targeted(base_of(shape), adapter)
+
+
+@lru_cache(maxsize=256)
+def _targeted(shape: ModelShape, adapter: Adapter) -> tuple[Linear, ...]:
+    of_model = linears(shape)
+    saved = _saved_modules(shape, adapter)
+    if adapter.targets == (ALL_LINEAR,):
+        if model_type_of(shape) in ADAPTS_EXPERTS:
+            raise ValueError(
+                f"{ALL_LINEAR} on {shape.name}: PEFT adds adapters to the experts too, which is not predicted. Name "
+                "the modules of attention instead, for example q_proj,k_proj,v_proj,o_proj"
+            )
+        return tuple(linear for linear in of_model if not linear.is_output and linear not in saved)
+    targets = default_targets(shape) if adapter.targets is None else adapter.targets
+    for target in targets:
+        if not any(_is_named(linear, (target,)) for linear in of_model):
+            known = ", ".join(dict.fromkeys(linear.name.rpartition(".")[2] for linear in of_model))
+            raise ValueError(f"{shape.name} has no Linear module named {target!r}. It has {known}")
+    return tuple(linear for linear in of_model if _is_named(linear, targets) and linear not in saved)
+
+
+def default_targets(shape: ModelShape) -> tuple[str, ...]:
+    """Return PEFT's default targets for a model. Raises ValueError if PEFT has none."""
+    model_type = model_type_of(shape)
+    if model_type not in DEFAULT_TARGETS:
+        raise ValueError(
+            f"PEFT has no default targets for {model_type}, and would stop with an error. Add --lora-target, for "
+            f"example --lora-target {ALL_LINEAR}"
+        )
+    return DEFAULT_TARGETS[model_type]
+
+
+def is_quantized(shape: ModelShape) -> bool:
+    return shape.adapter is not None and shape.adapter.is_quantized
+
+
+def base_of(shape: ModelShape) -> ModelShape:
+    """Return the shape without its adapters."""
+    return shape if shape.adapter is None else dataclasses.replace(shape, adapter=None)
+
+
+# ---------------------------------------------------------------- parameters
+
+
+@lru_cache(maxsize=256)
+def trained_sizes(shape: ModelShape) -> ParameterSizes:
+    """Return the sizes of the trainable parameters: those of adapters and of whole modules, or all without adapters."""
+    if shape.adapter is None:
+        return shape.parameters
+    adapter = shape.adapter
+    matrices: list[int] = []
+    vectors: list[int] = []
+    for linear in targeted(shape, adapter):
+        for _ in range(linear.count):
+            matrices += [adapter.rank * linear.inner, adapter.rank * linear.outer]
+            vectors += [linear.outer] if adapter.kind == "dora" else []
+    for linear in _saved_modules(shape, adapter):
+        matrices.append(linear.elements)
+        vectors += [linear.outer] if linear.has_bias else []
+    return ParameterSizes(tuple(matrices), tuple(vectors))
+
+
+def _saved_modules(shape: ModelShape, adapter: Adapter) -> list[Linear]:
+    """Return the Linear modules outside the blocks that are trained in whole, with the modules that contain them."""
+    outside = [linear for linear in linears(base_of(shape)) if not linear.in_block]
+    return [linear for linear in outside if set(linear.name.split(".")) & set(adapter.modules_to_save)]
+
+
+def num_trainable(shape: ModelShape) -> int:
+    """Return the number of trainable parameters, as PEFT counts them."""
+    return trained_sizes(shape).num_params
+
+
+def num_total(shape: ModelShape) -> int:
+    """Return the number of all parameters, as PEFT counts them: the model's own and those of the adapters."""
+    return shape.num_params + (0 if shape.adapter is None else num_trainable(shape))
+
+
+# ---------------------------------------------------------------- bytes of weights
+
+
+def frozen_bytes(shape: ModelShape, engine: Engine) -> float:
+    """Return the bytes of all frozen weights of a model, before they are sharded."""
+    assert shape.adapter is not None
+    size = frozen_size(engine, shape.adapter)
+    if not shape.adapter.is_quantized:
+        return float(size * shape.num_params)
+    quantized = quantized_elements(shape)
+    return size * (shape.num_params - quantized) + NF4_BITS / 8 * quantized
+
+
+def quantized_elements(shape: ModelShape) -> int:
+    """Return the elements of the quantized weights: all Linear modules except the one that makes the logits."""
+    assert shape.adapter is not None
+    if not shape.adapter.is_quantized:
+        return 0
+    return sum(linear.count * linear.elements for linear in linears(base_of(shape)) if not linear.is_output)
+
+
+def frozen_size(engine: Engine, adapter: Adapter) -> int:
+    """Return the bytes per element of the frozen weights that are not quantized.
+
+    DeepSpeed casts the whole model to its type. Elsewhere the weights keep the type in which they were loaded
+    (accelerate 1.15, utils/fsdp_utils.py: fsdp2_prepare_model casts trainable parameters only).
+    """
+    if engine.compute_bytes == 4:
+        return 4
+    if engine.kind == "deepspeed":
+        return engine.parameter_bytes
+    if adapter.has_fp32_stream(engine) and adapter.unquantized == "fp32":
+        return 4
+    return 4 if adapter.frozen == "fp32" else 2
+
+
+def frozen_share(shape: ModelShape, engine: Engine) -> float:
+    """Return the bytes of the frozen weights relative to a whole model in the type in which it computes."""
+    return frozen_bytes(shape, engine) / (engine.compute_bytes * shape.num_params)
+
+
+def dequantized_bytes(shape: ModelShape, engine: Engine) -> float:
+    """Return the bytes of the largest Linear of a block after its weights are dequantized for a product."""
+    if shape.adapter is None or not shape.adapter.is_quantized:
+        return 0.0
+    return float(engine.compute_bytes * max(each.elements for each in linears(base_of(shape)) if each.in_block))
+
+
+def engine_of_trained(engine: Engine, adapter: Adapter) -> Engine:
+    """Return an engine whose precision class describes the states of the adapters.
+
+    DeepSpeed casts adapters to the model's type and keeps fp32 masters of them. FSDP2 of accelerate keeps them in fp32.
+    Without an engine, and under DDP, they are in the type in which PEFT creates them, and have no masters.
+    """
+    if engine.kind == "deepspeed" or engine.compute_bytes == 4:
+        return engine
+    if engine.kind == "fsdp":
+        return dataclasses.replace(engine, precision="bf16") if adapter.in_fp32 else engine
+    return dataclasses.replace(engine, precision="fp32" if adapter.in_fp32 else "pure-bf16")
+
+
+# ---------------------------------------------------------------- activations
+
+
+def saved_for_weights(shape: ModelShape, arithmetic: str) -> float:
+    """Return the bytes per token that a block saves only for the gradients of its weights, as a mean over blocks."""
+    numbers = _numbers(shape, model_type_of(shape))
+    return sum(
+        count / shape.layers * evaluate(entry["saved_for_weights"][arithmetic], numbers)
+        for entry, count in _blocks(shape)
+    )
+
+
+def freed_before_peak(shape: ModelShape, arithmetic: str) -> float:
+    """Return the bytes per token that a block saves for the gradients of its feed-forward weights only.
+
+    The backward pass begins with the feed-forward part, and a trained block frees these tensors before its peak. A
+    frozen block does not save them, so that its peak exceeds its saved tensors by as much more.
+    """
+    numbers = _numbers(shape, model_type_of(shape)) | {"hidden": 0, "queries": 0, "keys": 0}
+    return sum(
+        count / shape.layers * evaluate(entry["saved_for_weights"][arithmetic], numbers)
+        for entry, count in _blocks(shape)
+    )
+
+
+def adapter_bytes(shape: ModelShape, engine: Engine, job: Job) -> float:
+    """Return the bytes per token that the adapters of a block save, as a mean over blocks.
+
+    Each adapter saves its input and the result of its first matrix. If the input is cast or dropped, every adapter
+    saves a copy. Otherwise all adapters of a tensor share it, and it counts only if nothing else saves it. DoRA also
+    saves the results of the frozen product and of the adapter.
+    """
+    adapter = shape.adapter
+    assert adapter is not None
+    size = _product_size(engine, adapter)
+    is_cast = _casts_inputs(engine, adapter)
+    # On a GPU, a dropout mask has a byte per element. On a CPU, it has the type of the input that PEFT cast.
+    mask = 1 if job.device == "gpu" else 4 if is_cast else size
+    total, shared = 0.0, set[str]()
+    for linear in targeted(shape, adapter):
+        if not linear.in_block:
+            continue
+        share = linear.count / shape.layers
+        total += share * size * adapter.rank
+        if adapter.has_dropout:
+            total += share * linear.inner * (size + mask)
+        elif is_cast:
+            total += share * size * linear.inner
+        elif not linear.input_is_saved and linear.group not in shared:
+            shared.add(linear.group)
+            total += share * size * linear.inner
+        if adapter.kind == "dora":
+            total += share * linear.outer * (size + (size if adapter.has_dropout else engine.compute_bytes))
+    return total
+
+
+def copied_weight_bytes(shape: ModelShape, engine: Engine) -> float:
+    """Return the bytes of the copies of weights that a block saves, as a mean over blocks.
+
+    With dropout, DoRA multiplies the dropped input with the frozen weight again, cast to the type of the adapter.
+    """
+    adapter = shape.adapter
+    if adapter is None or adapter.kind != "dora" or not adapter.has_dropout or not _casts_inputs(engine, adapter):
+        return 0.0
+    elements = sum(each.count * each.elements for each in targeted(shape, adapter) if each.in_block)
+    return _product_size(engine, adapter) * elements / shape.layers
+
+
+def _product_size(engine: Engine, adapter: Adapter) -> int:
+    """Return the bytes per element of the inputs of an adapter's products."""
+    without_autocast = engine.kind in ("torch", "ddp") and engine.precision == "pure-bf16"
+    return 4 if without_autocast and adapter.in_fp32 else engine.compute_bytes
+
+
+def _casts_inputs(engine: Engine, adapter: Adapter) -> bool:
+    """Return whether PEFT casts the input of an adapter to another type, and autograd saves the copy."""
+    return engine.kind in ("torch", "ddp") and engine.compute_bytes == 2 and adapter.in_fp32
+
+
+def forward_temporaries(shape: ModelShape, engine: Engine) -> float:
+    """Return the temporary bytes of DoRA's norm of the largest weight, or of a dequantized weight.
+
+    DoRA makes the adapter's matrix from a square matrix with ones on its diagonal, adds it to a copy of the weight and
+    takes the norm of each row.
+    """
+    adapter = shape.adapter
+    if adapter is None:
+        return 0.0
+    size = _product_size(engine, adapter)
+    of_dora = (
+        size * (each.inner**2 + 3 * each.elements) if adapter.kind == "dora" and each.in_block else 0
+        for each in targeted(shape, adapter)
+    )
+    return dequantized_bytes(shape, engine) + max(of_dora, default=0)
+
+
+# ---------------------------------------------------------------- computing
+
+
+def adapter_flops(shape: ModelShape, tokens: float) -> float:
+    """Return the FLOPs of the adapters of all blocks in the forward pass."""
+    if shape.adapter is None:
+        return 0.0
+    rank = shape.adapter.rank
+    return sum(2 * rank * tokens * each.count * (each.inner + each.outer) for each in targeted(shape, shape.adapter))
+
+
+def from_options(
+    rank: int | None,
+    target: str | None = None,
+    kind: AdapterKind = "lora",
+    dropout: float = 0.0,
+    load_in_4bit: bool = False,
+    head: str = "tokens",
+    frozen: FrozenType = "16-bit",
+) -> Adapter | None:
+    """Return the adapter that options of a command describe. None without a rank.
+
+    `target` is a list of names with commas, `all-linear`, or None for PEFT's default. `head` is that of the shape:
+    PEFT trains the head of a classifier in whole.
+    """
+    if rank is None:
+        return None
+    names = None if target is None else tuple(name.strip() for name in target.split(",") if name.strip())
+    return Adapter(
+        rank=rank,
+        targets=names,
+        kind=kind,
+        has_dropout=dropout > 0,
+        frozen="nf4" if load_in_4bit else frozen,
+        modules_to_save=HEADS if head in ("sequence classes", "token classes") else (),
+    )

@@ -1,0 +1,436 @@
+"""Test the theory of adapters: parameters as PEFT counts them, saved activations, model states and published rows."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import statistics
+import subprocess
+import sys
+import warnings
+import weakref
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from study.errors import Refusal
+from study.planner import Request, advice_text, advise, launch
+from study.theory import (
+    activations,
+    adapters,
+    communication,
+    flops,
+    measured_by_others,
+    peaks,
+    prediction,
+    shapes,
+    step_time,
+)
+from study.theory.adapters import Adapter
+from study.theory.engine import Engine, Job
+from study.theory.shapes.adapter import ALL_LINEAR
+from study.theory.shapes.config_json import MODEL_TYPES, from_config
+
+SIZES = {"hidden": 48, "layers": 2, "heads": 4, "vocabulary": 96, "positions": 64, "feed_forward": 80, "kv_heads": 2}
+ADAPTER_DROPOUT = 0.125
+ZERO = Engine("deepspeed", 2, 4, "bf16", 2, reduce_bucket_size=1000, multi_rank_allreduce=False)
+ZERO_3 = dataclasses.replace(
+    ZERO, zero_stage=3, prefetch_bucket_size=1000, max_live_parameters=10**9, max_reuse_distance=10**9
+)
+SINGLE = Engine("torch", 0, 1, "bf16-autocast", 4)
+
+
+def small_config(model_type: str, class_name: str | None = None, **changes: Any) -> Any:
+    """Return a configuration of transformers with small sizes."""
+    from transformers import CONFIG_MAPPING
+
+    kind = MODEL_TYPES[model_type]
+    class_of = CONFIG_MAPPING[model_type]
+    own = {value: key for key, value in getattr(class_of, "attribute_map", {}).items()}
+    settings = {own.get(key, key): SIZES[part] for part, key in kind.keys.items() if part in SIZES}
+    if model_type == "gpt_neo":
+        settings["attention_types"] = [[["global"], SIZES["layers"]]]
+    if "experts" in kind.keys:
+        settings |= {kind.keys["experts"]: 4, kind.keys["experts_per_token"]: 2}
+    if "head_size" in kind.keys:
+        settings[kind.keys["head_size"]] = 12
+    if model_type == "gptj":
+        settings["rotary_dim"] = 4
+    tokens = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"), 0)
+    class_name = class_name or next(name for name, head in kind.classes.items() if head == "tokens")
+    return class_of(**settings, **tokens, **changes, architectures=[class_name])
+
+
+def small_model(config: Any) -> Any:
+    import transformers
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return getattr(transformers, config.architectures[0])(config)
+
+
+def with_peft(model: Any, adapter: Adapter, **options: Any) -> Any:
+    """Return a model with the adapters of PEFT."""
+    import peft
+
+    targets: Any = None if adapter.targets is None else list(adapter.targets)
+    if adapter.targets == (ALL_LINEAR,):
+        targets = ALL_LINEAR
+    config = peft.LoraConfig(
+        r=adapter.rank,
+        target_modules=targets,
+        lora_dropout=ADAPTER_DROPOUT if adapter.has_dropout else 0.0,
+        use_dora=adapter.kind == "dora",
+        modules_to_save=list(adapter.modules_to_save) or None,
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return peft.get_peft_model(model, config, **options)
+
+
+@pytest.mark.computes
+@pytest.mark.parametrize("targets", [None, ("all-linear",)], ids=["default", "all-linear"])
+@pytest.mark.parametrize("model_type", sorted(adapters.DEFAULT_TARGETS))
+def test_parameters_are_those_that_peft_counts(model_type: str, targets: tuple[str, ...] | None) -> None:
+    pytest.importorskip("peft")
+    config = small_config(model_type)
+    shape = from_config(config.to_dict(), "small")
+    model = small_model(config)
+    assert shape.num_params == model.num_parameters()
+    for kind in ("lora", "dora"):
+        adapter = Adapter(3, targets, kind)  # type: ignore[arg-type]
+        adapted = dataclasses.replace(shape, adapter=adapter)
+        counted = with_peft(small_model(config), adapter).get_nb_trainable_parameters()
+        assert (adapters.num_trainable(adapted), adapters.num_total(adapted)) == counted, kind
+
+
+@pytest.mark.computes
+@pytest.mark.parametrize(
+    ("model_type", "class_name", "targets"),
+    [
+        ("bert", "BertForSequenceClassification", ("query", "value")),
+        ("bert", "BertForSequenceClassification", ("dense",)),
+        ("bert", "BertForTokenClassification", ("all-linear",)),
+        ("gpt2", "GPT2ForSequenceClassification", ("c_attn", "c_proj")),
+        ("roberta", "RobertaForSequenceClassification", ("query",)),
+    ],
+)
+def test_heads_are_trained_in_whole(model_type: str, class_name: str, targets: tuple[str, ...]) -> None:
+    pytest.importorskip("peft")
+    config = small_config(model_type, class_name, num_labels=3)
+    shape = from_config(config.to_dict(), "small")
+    adapter = Adapter(2, targets, modules_to_save=adapters.HEADS)
+    adapted = dataclasses.replace(shape, adapter=adapter)
+    of_model = dataclasses.replace(
+        adapter, modules_to_save=tuple(n for n in adapters.HEADS if n in dir(small_model(config)))
+    )
+    counted = with_peft(small_model(config), of_model).get_nb_trainable_parameters()
+    assert (adapters.num_trainable(adapted), adapters.num_total(adapted)) == counted
+
+
+def test_default_targets_are_those_of_peft() -> None:
+    constants = pytest.importorskip("peft.utils.constants")
+    of_peft = constants.TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
+    for name in MODEL_TYPES.keys() - {"mixtral"}:  # listed, but PEFT stops with an error
+        assert list(adapters.DEFAULT_TARGETS.get(name, ())) == of_peft.get(name, []), name
+
+
+# ---------------------------------------------------------------- what autograd saves
+
+BATCH, LENGTH = 2, 32
+
+
+class Saved:
+    """A tensor that autograd saved. It is gone when the graph that needs it is."""
+
+    def __init__(self, tensor: Any) -> None:
+        self.tensor = tensor
+
+
+def saved_bytes(model: Any, arithmetic: str) -> int:
+    """Return the bytes that a forward pass leaves saved, without parameters and buffers. Shared memory counts once."""
+    import torch
+
+    own = {t.untyped_storage().data_ptr() for t in (*model.parameters(), *model.buffers())}
+    saved = weakref.WeakSet[Saved]()
+
+    def pack(tensor: Any) -> Saved:
+        kept = Saved(tensor)
+        saved.add(kept)
+        return kept
+
+    words = torch.randint(1, SIZES["vocabulary"] - 1, (BATCH, LENGTH))
+    with (
+        torch.autograd.graph.saved_tensors_hooks(pack, lambda kept: kept.tensor),
+        torch.autocast("cpu", torch.bfloat16, enabled=arithmetic == "autocast"),
+    ):
+        outputs = model(input_ids=words)
+    storages = {each.tensor.untyped_storage().data_ptr(): each.tensor.untyped_storage() for each in saved}
+    assert outputs is not None
+    return sum(storage.nbytes() for pointer, storage in storages.items() if pointer not in own)
+
+
+def measured_block(model_type: str, adapter: Adapter | None, arithmetic: str) -> float:
+    """Return the bytes that a block saves: half of the difference of models with four and with two blocks."""
+    import torch
+
+    layers = MODEL_TYPES[model_type].keys["layers"]
+    totals = []
+    for count in (2, 4):
+        config = small_config(model_type)
+        setattr(config, layers, count)
+        if hasattr(config, "layer_types"):
+            config.layer_types = ["full_attention"] * count
+        model = small_model(config).to(torch.float32 if arithmetic == "fp32" else torch.bfloat16).train()
+        for module in model.modules():
+            if isinstance(module, torch.nn.Dropout):
+                module.p = 0.0
+        if adapter is not None:
+            model = with_peft(model, adapter, autocast_adapter_dtype=adapter.in_fp32).train()
+            model.enable_input_require_grads()
+        totals.append(saved_bytes(model, arithmetic))
+    return (totals[1] - totals[0]) / 2
+
+
+def predicted_block(model_type: str, adapter: Adapter, arithmetic: str) -> float:
+    """Return the predicted bytes, with autocast's copies of the adapters."""
+    precision: Any = {"fp32": "fp32", "autocast": "bf16-autocast"}.get(arithmetic, "pure-bf16")
+    shape = dataclasses.replace(from_config(small_config(model_type).to_dict(), "small"), adapter=adapter)
+    copies = 2 * adapters.num_trainable(shape) / shape.layers if arithmetic == "autocast" else 0.0
+    engine = Engine("torch", 0, 1, precision, 4)
+    return activations.block_bytes(shape, engine, Job(BATCH, LENGTH, device="cpu")) + copies
+
+
+@pytest.mark.computes
+@pytest.mark.parametrize("arithmetic", ["fp32", "autocast", "16-bit adapters", "fp32 adapters"])
+@pytest.mark.parametrize("has_dropout", [False, True], ids=["no dropout", "dropout"])
+@pytest.mark.parametrize("kind", ["lora", "dora"])
+@pytest.mark.parametrize("targets", [("q_proj", "v_proj"), ("all-linear",), ("o_proj", "down_proj")], ids="-".join)
+def test_a_block_saves_what_is_predicted(
+    targets: tuple[str, ...], kind: Any, has_dropout: bool, arithmetic: str
+) -> None:
+    pytest.importorskip("peft")
+    adapter = Adapter(4, targets, kind, has_dropout, in_fp32=arithmetic != "16-bit adapters")
+    measured, predicted = (of("llama", adapter, arithmetic) for of in (measured_block, predicted_block))
+    assert measured == pytest.approx(predicted, rel=0.02)
+
+
+@pytest.mark.computes
+@pytest.mark.parametrize("arithmetic", ["fp32", "fp32 adapters"])
+@pytest.mark.parametrize("model_type", ["gpt2", "bert", "qwen3", "gemma2", "opt", "gpt_neox"])
+def test_freezing_a_block_changes_what_it_saves_as_predicted(model_type: str, arithmetic: str) -> None:
+    """Some kernels on a CPU save more than those on a GPU, so the difference is compared."""
+    pytest.importorskip("peft")
+    adapter = Adapter(4)
+    measured = measured_block(model_type, adapter, arithmetic) - measured_block(model_type, None, arithmetic)
+    shape = from_config(small_config(model_type).to_dict(), "small")
+    engine, job = Engine("torch", 0, 1, "fp32" if arithmetic == "fp32" else "pure-bf16", 4), Job(BATCH, LENGTH)
+    frozen = dataclasses.replace(shape, adapter=adapter)
+    predicted = activations.block_bytes(frozen, engine, job) - activations.block_bytes(shape, engine, job)
+    assert measured == pytest.approx(predicted, rel=0.02)
+
+
+# ---------------------------------------------------------------- states, communication and time
+
+LLAMA = shapes.find("llama-3.1-8b")
+LORA = dataclasses.replace(LLAMA, adapter=Adapter(16, ("q_proj", "v_proj")))
+QLORA = dataclasses.replace(LLAMA, adapter=Adapter(16, ("q_proj", "v_proj"), frozen="nf4"))
+
+
+def test_stages_1_and_2_shard_only_the_adapters() -> None:
+    """ZeRO's partitions have trainable parameters only, so every rank keeps the frozen weights whole."""
+    trained = adapters.num_trainable(LORA)
+    for stage in (1, 2):
+        states = peaks.states(dataclasses.replace(ZERO, zero_stage=stage, world_size=4), LORA, "stepping").device
+        assert states["parameters"] == pytest.approx(2 * (LLAMA.num_params + trained), rel=1e-6)
+        assert states["optimizer_states"] == pytest.approx(12 * trained / 4, rel=1e-6)
+
+
+@pytest.mark.parametrize("engine", [ZERO_3, Engine("fsdp", 3, 4, "bf16", 4)], ids=["zero3", "fsdp2"])
+def test_stage_3_and_fsdp2_shard_the_frozen_weights_too(engine: Engine) -> None:
+    states = peaks.states(engine, LORA, "resting").device
+    assert states["parameters"] == pytest.approx(2 * LLAMA.num_params / 4, rel=0.01)
+    whole = peaks.peak(LORA, engine, Job(1, 1024)).parts["gathered_parameters"]
+    assert whole == peaks.peak(LLAMA, engine, Job(1, 1024)).parts["gathered_parameters"] or whole > 0
+
+
+def test_one_process_keeps_four_bits_of_quantized_weights() -> None:
+    """Embedding and output layer of Llama stay in 16 bits. All other matrices take 4.127 bits per weight."""
+    quantized = 32 * (2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336)
+    others = LLAMA.num_params - quantized
+    assert pytest.approx(4.127, abs=1e-3) == adapters.NF4_BITS
+    assert adapters.frozen_bytes(QLORA, SINGLE) == pytest.approx(quantized * adapters.NF4_BITS / 8 + 2 * others)
+    in_fp32 = dataclasses.replace(LLAMA, adapter=Adapter(16, ("q_proj",), frozen="nf4", unquantized="fp32"))
+    assert adapters.frozen_bytes(in_fp32, SINGLE) == pytest.approx(quantized * adapters.NF4_BITS / 8 + 4 * others)
+
+
+def test_only_adapters_are_reduced_but_all_weights_are_gathered() -> None:
+    trained, job = adapters.num_trainable(LORA), Job(1, 1024)
+    sent = {each.kind: each.bytes for each in communication.collectives(ZERO, LORA, job)}
+    assert sent["all_reduce"] == 2 * trained
+    assert sent["all_gather"] == 2 * trained
+    fsdp = Engine("fsdp", 3, 4, "bf16", 4)
+    sent = {each.kind: each.bytes for each in communication.collectives(fsdp, LORA, job)}
+    of_all = {each.kind: each.bytes for each in communication.collectives(fsdp, LLAMA, job)}
+    assert sent["reduce_scatter"] == 2 * trained
+    assert sent["all_gather"] == pytest.approx(of_all["all_gather"], rel=0.01)
+    quantized = {each.kind: each.bytes for each in communication.collectives(fsdp, QLORA, job)}
+    assert quantized["all_gather"] < 0.4 * sent["all_gather"]
+
+
+def test_frozen_weights_need_two_thirds_of_the_flops_of_products() -> None:
+    """Attention has no weights: it needs as many FLOPs as before."""
+    forward = flops.blocks_flops_per_sequence(LLAMA, 1) + flops.head_flops_per_sequence(LLAMA, 1)
+    assert flops.model_flops_per_sequence(LLAMA, 1) == 3 * forward
+    assert flops.model_flops_per_sequence(LORA, 1) == pytest.approx(2 * forward, rel=0.01)
+
+
+def test_a_step_of_adapters_is_faster_and_smaller_and_quantization_makes_it_slower_and_smaller() -> None:
+    box, job = Request(gpu="a100-80gb").box(1), Job(1, 2048)
+    seconds = [step_time.seconds(shape, SINGLE, job, box).total for shape in (LLAMA, LORA, QLORA)]
+    assert seconds[1] < seconds[2] < seconds[0]
+    totals = [peaks.peak(shape, SINGLE, job).total for shape in (LLAMA, LORA, QLORA)]
+    assert totals[0] > totals[1] > totals[2]
+
+
+@pytest.mark.launches
+@pytest.mark.parametrize("name", ["zero1", "zero2", "zero3", "fsdp2"])
+def test_two_ranks_store_what_is_predicted(name: str) -> None:
+    """DeepSpeed and FSDP2 shard a small Llama with adapters on the CPU. What they store is counted after a step."""
+    pytest.importorskip("peft")
+    program = Path(__file__).with_name("adapter_states_program.py")
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    environment = {**os.environ, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*launcher, str(program), name], capture_output=True, text=True, env=environment, timeout=300, check=False
+    )
+    assert "STATES" in done.stdout, done.stderr[-2000:]
+    stored = json.loads(done.stdout.rpartition("STATES")[2].strip())
+    config = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
+              "num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 256,
+              "max_position_embeddings": 64, "tie_word_embeddings": False}  # fmt: skip
+    shape = dataclasses.replace(from_config(config, "small"), adapter=Adapter(4, ("q_proj", "v_proj")))
+    engines = {
+        "zero1": dataclasses.replace(ZERO, zero_stage=1, world_size=2),
+        "zero2": dataclasses.replace(ZERO, world_size=2),
+        "zero3": dataclasses.replace(ZERO_3, world_size=2),
+        "fsdp2": Engine("fsdp", 3, 2, "bf16", 4),
+    }
+    predicted = peaks.states(engines[name], shape, "resting").device
+    for part in ("parameters", "optimizer_states"):
+        assert stored[part] == pytest.approx(predicted[part], abs=64), part  # type: ignore[literal-required]
+
+
+# ---------------------------------------------------------------- published rows
+
+
+def errors(*quantities: str, family: str = "") -> list[float]:
+    return [
+        float(prediction.predicted_memory(case)) / case.published - 1
+        for case in measured_by_others.adapter_cases()
+        if case.quantity in quantities and case.family.startswith(family)
+    ]
+
+
+def median(values: list[float]) -> float:
+    return statistics.median(map(abs, values))
+
+
+def test_published_memory_is_predicted_as_expected() -> None:
+    """The limits were written down in measured_by_others/README.md before the predictions were computed."""
+    assert median(errors("peak_reserved_bytes", "used_bytes")) <= 0.15
+    assert median(errors("peak_allocated_bytes")) <= 0.10
+
+
+def test_nothing_that_trained_is_predicted_not_to_fit() -> None:
+    fits = [case for case in measured_by_others.adapter_cases() if case.quantity == "fits" and case.published]
+    assert len(fits) > 70
+    assert [case.name for case in fits if not prediction.predicted_memory(case)] == []
+
+
+def test_what_ran_out_of_memory_on_one_gpu_is_predicted_not_to_fit() -> None:
+    cases = [each for each in measured_by_others.adapter_cases() if each.quantity == "fits" and not each.published]
+    alone = [each for each in cases if each.box.num_gpus == 1]
+    assert alone
+    assert not any(prediction.predicted_memory(each) for each in alone)
+
+
+def test_the_factor_of_varying_lengths_is_the_median_of_every_second_row() -> None:
+    """The other rows judge it."""
+    cases = [each for each in measured_by_others.adapter_cases() if each.allocator == "varying lengths"]
+    cases = [each for each in cases if each.quantity == "peak_reserved_bytes"]
+
+    def factor(case: measured_by_others.MeasuredCase) -> float:
+        peak = peaks.peak(case.shape, case.engine, case.job)
+        return (case.published - peak.frozen_bytes) / (peak.total - peak.frozen_bytes)
+
+    assert statistics.median(map(factor, cases[::2])) == pytest.approx(prediction.RESERVED_IF_LENGTHS_VARY, abs=0.01)
+    others = [float(prediction.predicted_memory(case)) / case.published - 1 for case in cases[1::2]]
+    assert median(others) <= 0.15
+
+
+# ---------------------------------------------------------------- advise
+
+
+def request(**options: Any) -> Request:
+    return Request(**{"gpu": "a100-80gb", "num_gpus": 2, "lora_rank": 16} | options)
+
+
+def test_the_answer_has_trainable_and_total_parameters() -> None:
+    advice = advise("llama-3.1-8b", request())
+    text = " ".join(advice_text.text(advice).split())
+    assert "6,815,744 trainable parameters of 8,037,076,992 in total" in text
+    assert "predicted" in text
+    content = advice_text.content(advice)
+    assert (content["num_trainable_params"], content["num_total_params"]) == (6_815_744, 8_037_076_992)
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"lora_target": "nothing"}, "q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj"),
+        ({"lora_target": " , "}, "--lora-target"),
+        ({"lora_dropout": 1.0}, "--lora-dropout"),
+        ({"lora_rank": 0}, "lora_rank"),
+        ({"lora_rank": None, "load_in_4bit": True}, "--lora-rank"),
+        ({"lora_rank": None, "lora_target": "q_proj"}, "--lora-rank"),
+        ({"lora_rank": None, "adapter": "dora"}, "--lora-rank"),
+        ({"adapter": "vera"}, "lora, dora"),
+        ({"stack": "torchtitan"}, "torchtitan"),
+    ],
+)
+def test_requests_that_make_no_sense_are_refused(options: dict[str, Any], named: str) -> None:
+    with pytest.raises(Refusal, match=named):
+        advise("llama-3.1-8b", request(**options))
+
+
+@pytest.mark.parametrize(
+    ("model", "named"), [("phi-4", "--lora-target"), ("mixtral-8x7b", "experts"), ("t5-base", "names of its modules")]
+)
+def test_models_without_known_targets_are_refused(model: str, named: str) -> None:
+    target = "all-linear" if model == "mixtral-8x7b" else None
+    with pytest.raises(Refusal, match=named):
+        advise(model, request(lora_target=target))
+
+
+@pytest.mark.parametrize("stack", ["accelerate", "trainer", "trl", "axolotl", "deepspeed", "study"])
+def test_the_launch_has_the_adapters(stack: Any) -> None:
+    advice = advise("llama-3.1-8b", request(stack=stack, lora_target="q_proj,v_proj", load_in_4bit=True))
+    start = launch.launch(advice)
+    assert start is not None
+    everything = " ".join([start.command, *start.files.values(), *start.settings])
+    assert "q_proj" in everything
+    assert "4bit" in everything
+    assert "16" in everything
+
+
+def test_sharded_weights_are_quantized_in_a_type_that_can_be_sharded() -> None:
+    sharded = advise("llama-3.1-8b", request(strategy="fsdp2", load_in_4bit=True))
+    start = launch.launch(sharded)
+    assert start is not None
+    assert "bnb_4bit_quant_storage" in " ".join(start.settings)
+    whole = launch.launch(advise("llama-3.1-8b", request(strategy="ddp", load_in_4bit=True)))
+    assert whole is not None
+    assert "bnb_4bit_quant_storage" not in " ".join(whole.settings)
