@@ -13,7 +13,8 @@ from study.compare import facts
 from study.compare.facts import proven
 from study.models import SIZES, swap_buffer_size
 from study.records.schema import Collective, PeakMemory, Record
-from study.theory import communication, hardware, model_states, peaks, shapes
+from study.theory import adapters, communication, hardware, model_states, peaks, shapes
+from study.theory.adapters import Adapter
 from study.theory.communication import on_wire
 from study.theory.engine import Engine, Job, parameter_bytes
 from study.theory.model_states import Difference
@@ -114,22 +115,38 @@ def engine_of(r: Record) -> Engine:
 def shape_of(r: Record) -> ModelShape | None:
     """Return the shape of a run's model.
 
-    None if the number of parameters in the record is not that of the workload's model, or if an adapter was trained.
-    Also None if FSDP2 ran and its proof does not say what was sharded, because theory then does not know with which
-    engine to compare.
+    None if the number of parameters in the record is not that of the workload's model. Also None if FSDP2 ran and its
+    proof does not say what was sharded, because theory then does not know with which engine to compare.
     """
     size = SIZES.get(r.workload, {}).get(r.size)
-    if r.config["lora_rank"] is not None:
-        return None
     if size is None or r.num_params is None or facts.is_unproven(r):
         return None
     shape = (shapes.architecture_of(r.workload, r.size), size["layers"], size["hidden"])
     try:
-        sizes = shapes.parameter_sizes(*shape, size["positions"], r.num_params)
+        sizes = shapes.parameter_sizes(*shape, size["positions"], r.num_params - _num_adapter_params(r))
+        vocabulary = sizes.matrices[0] // size["hidden"]  # the embedding has one row per token and is the first matrix
+        plain = shapes.plain(f"{r.workload} {r.size}", *shape, size["heads"], size["positions"], vocabulary)
+        adapted = dataclasses.replace(plain, adapter=_adapter_of(r, plain.head))
+        adapters.trained_sizes(adapted)  # an unknown target is an error
     except ValueError:
         return None
-    vocabulary = sizes.matrices[0] // size["hidden"]  # the embedding has one row per token and is the first matrix
-    return shapes.plain(f"{r.workload} {r.size}", *shape, size["heads"], size["positions"], vocabulary)
+    return adapted
+
+
+def _num_adapter_params(r: Record) -> int:
+    """Return the parameters that a run trained beside the model's own. A head that it trained is a copy."""
+    return 0 if r.config["lora_rank"] is None else r.num_trainable_params or 0
+
+
+def _adapter_of(r: Record, head: str) -> Adapter | None:
+    return adapters.from_options(
+        r.config["lora_rank"],
+        r.config["lora_target"],
+        dropout=r.config["lora_dropout"],
+        load_in_4bit=r.config["load_in_4bit"],
+        head=head,
+        frozen="fp32" if proven(r).parameter_dtypes == ["float32"] else "16-bit",  # under FSDP2, fp32 also in bf16
+    )
 
 
 def job_of(r: Record) -> Job:
@@ -152,7 +169,8 @@ def job_of(r: Record) -> Job:
 def paper_states(r: Record, phase: StepPhase) -> StateBytes:
     """Return the model states of one rank by the ZeRO paper's formula (arXiv:1910.02054, sec. 5), in bytes.
 
-    Frozen parameters have neither gradients nor optimizer states. The paper does not state this case.
+    Frozen parameters have neither gradients nor optimizer states, and may be quantized. The paper does not state this
+    case.
     """
     assert r.num_params is not None
     engine = engine_of(r)
@@ -160,7 +178,10 @@ def paper_states(r: Record, phase: StepPhase) -> StateBytes:
     if r.num_trainable_params in (None, r.num_params):
         return states
     trained = model_states.paper_bytes(engine, r.num_trainable_params, phase)
-    return dataclasses.replace(trained, parameters=states.parameters)
+    parameters = states.parameters
+    if (shape := shape_of(r)) is not None and adapters.is_quantized(shape):
+        parameters = trained.parameters + adapters.frozen_bytes(shape, engine)
+    return dataclasses.replace(trained, parameters=parameters)
 
 
 def state_differences(r: Record, phase: StepPhase) -> list[list[Difference]] | None:
@@ -172,7 +193,7 @@ def state_differences(r: Record, phase: StepPhase) -> list[list[Difference]] | N
         return None
     engine, accumulates = engine_of(r), proven(r).gradient_accumulation_steps > 1
     return [
-        model_states.engine_differences(engine, shape.parameters, rank, phase, accumulates)
+        model_states.engine_differences(engine, adapters.trained_sizes(shape), rank, phase, accumulates)
         for rank in range(r.world_size)
     ]
 
