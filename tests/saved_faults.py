@@ -290,8 +290,10 @@ FAULTS = [
     Fault("the optimizer of another model", "accelerate-ddp", lambda f: change(f / "optimizer.bin", fewer_states),
           "optimizer"),
     Fault("the optimizer is cut off", "accelerate-ddp", lambda f: cut(f / "optimizer.bin"), "unreadable"),
-    Fault("weights of another step beside the engine's", "trainer", in_model(
+    Fault("weights of another step beside the engine's", "trainer-zero3/checkpoint-2", in_model(
         lambda t: [tensor.add_(0.05) for tensor in t.values()]), "different"),
+    Fault("an adapter of another step beside the engine's", "trainer-lora-zero2/checkpoint-2", in_adapter(
+        lambda t: [tensor.mul_(1.5) for tensor in t.values()]), "different"),
     # ---- adapters
     Fault("PEFT under ZeRO-3 without gathering", "adapter-zero3-empty", lambda f: None, "empty"),
     Fault("an adapter without tensors", "adapter-plain", in_adapter(lambda t: t.clear()), "empty"),
@@ -326,6 +328,7 @@ FAULTS = [
     Fault("ZeRO-1: a moment of one rank is missing", "zero1", in_optimizer(lose_moment), "optimizer"),
     Fault("ZeRO-1: weights of another step", "zero1", in_model_file(shift), "different"),
     Fault("ZeRO-0: no optimizer", "zero0", in_model_file(lambda c: c.update(optimizer=None)), "optimizer"),
+    Fault("ZeRO-0: weights of another step", "zero0-bf16", in_model_file(shift), "different"),
     Fault("ZeRO-3: another model on one rank", "zero3", in_model_file(other_shapes, "zero_pp_rank_1_mp_rank_00"),
           "shards"),
     Fault("ZeRO-3: another step on one rank", "zero3", in_model_file(
@@ -368,5 +371,6 @@ INTACT = [
     "zero0", "zero1", "zero2", "zero3", "zero1-fp32", "universal-zero1", "universal-zero3",
     "zero2-from-universal-zero1", "zero3-from-universal-zero3", "lora-zero2", "lora-zero3", "adapter-zero2",
     "adapter-zero3", "adapter-plain", "adapter-fsdp2", "base", "pretrained", "accelerate-ddp", "fsdp2-dcp",
-    "fsdp2-accelerate", "trainer",
+    "fsdp2-accelerate", "zero0-bf16", "zero2-offload", "zero3-subgroups", "trainer-ddp", "trainer-zero3",
+    "trainer-lora-zero2",
 ]  # fmt: skip

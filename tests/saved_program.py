@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from accelerate import Accelerator
+from accelerate.state import AcceleratorState
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -92,10 +93,18 @@ def deepspeed_stages(folder: Path) -> None:
             config = LlamaConfig(**CONFIG, dtype="bfloat16")
             on_first(lambda config=config: config.save_pretrained(folder / "zero3-16bit"))
         engine.destroy()
-    engine = deepspeed_engine(build(), 1, "fp32")
-    train_deepspeed(engine)
-    engine.save_checkpoint(folder / "zero1-fp32")
-    engine.destroy()
+    small = {"stage": 3, "stage3_param_persistence_threshold": 0, "sub_group_size": 500}
+    offload = {"stage": 2, "offload_optimizer": {"device": "cpu"}}
+    for name, stage, precision, more in (
+        ("zero1-fp32", 1, "fp32", {}),
+        ("zero0-bf16", 0, "bf16", {}),  # which saves no optimizer states
+        ("zero3-subgroups", 3, "bf16", {"zero_optimization": small}),
+        ("zero2-offload", 2, "bf16", {"zero_optimization": offload, "zero_force_ds_cpu_optimizer": False}),
+    ):
+        engine = deepspeed_engine(build(), stage, precision, **more)
+        train_deepspeed(engine)
+        engine.save_checkpoint(folder / name)
+        engine.destroy()
 
 
 def universal(folder: Path) -> None:
@@ -194,6 +203,44 @@ def with_accelerate(folder: Path) -> None:
     on_first(lambda: inner.save_pretrained(folder / "pretrained", max_shard_size="8KB"))
 
 
+class Texts(torch.utils.data.Dataset):
+    """A few rows of tokens."""
+
+    def __len__(self) -> int:
+        return 16
+
+    def __getitem__(self, row: int) -> dict[str, torch.Tensor]:
+        ids = torch.randint(0, CONFIG["vocab_size"], (8,), generator=torch.Generator().manual_seed(row))
+        return {"input_ids": ids, "labels": ids}
+
+
+def with_trainer(folder: Path) -> None:
+    """Train by transformers' Trainer: a model under ZeRO-3, an adapter under ZeRO-2, and a model under DDP."""
+    from transformers import Trainer, TrainingArguments
+
+    for name, model, stage in (
+        ("trainer-ddp", build(), 0),
+        ("trainer-zero3", build(), 3),
+        ("trainer-lora-zero2", lora(), 2),
+    ):
+        AcceleratorState._reset_state(reset_partial_state=True)
+        os.environ.pop("ACCELERATE_USE_DEEPSPEED", None)
+        zero = {
+            "stage": stage,
+            "stage3_param_persistence_threshold": 0,
+            "stage3_gather_16bit_weights_on_model_save": True,
+        }
+        engine = {
+            "train_micro_batch_size_per_gpu": "auto", "train_batch_size": "auto", "zero_optimization": zero,
+        }  # fmt: skip
+        arguments = TrainingArguments(
+            output_dir=str(folder / name), use_cpu=True, ddp_backend="gloo", max_steps=2, save_steps=2,
+            per_device_train_batch_size=2, report_to=[], deepspeed=engine if stage else None, disable_tqdm=True,
+        )  # fmt: skip
+        Trainer(model, arguments, train_dataset=Texts()).train()
+        dist.barrier()
+
+
 def main() -> None:
     folder = Path(sys.argv[1])
     os.environ["DS_ACCELERATOR"] = "cpu"
@@ -201,7 +248,9 @@ def main() -> None:
 
     deepspeed.init_distributed("gloo")
     parts = (
-        sys.argv[2].split(",") if len(sys.argv) > 2 else ["deepspeed", "universal", "adapters", "fsdp2", "accelerate"]
+        sys.argv[2].split(",")
+        if len(sys.argv) > 2
+        else ["deepspeed", "universal", "adapters", "fsdp2", "accelerate", "trainer"]
     )
     if "deepspeed" in parts:
         deepspeed_stages(folder)
@@ -213,6 +262,8 @@ def main() -> None:
         fsdp2(folder)
     if "accelerate" in parts:
         with_accelerate(folder)
+    if "trainer" in parts:
+        with_trainer(folder)
     dist.destroy_process_group()
 
 

@@ -12,7 +12,7 @@ import torch
 from ..readback.dtypes import TORCH_NAMES
 from . import expected, pickles
 from .content import Saved, Tensor
-from .expected import Expected
+from .expected import Expected, Layout
 from .values import same
 
 _LORA = re.compile(r"(.+)\.lora_(embedding_)?([AB])(?:\.([^.]+?))??(?:\.weight)?")
@@ -38,7 +38,7 @@ def check_values(saved: Saved) -> None:
             continue
         if not _is_finite(values):
             found["state" if is_state else "weight"].append(name)
-        elif not is_state and values.ndim > 1 and not _starts_at_zero(name) and not bool(values.any()):
+        elif not is_state and values.ndim > 1 and not _may_be_zero(name) and not bool(values.any()):
             found["zero"].append(name)
         elif name.endswith("/exp_avg_sq") and bool((values < 0).any()):
             found["negative"].append(name)
@@ -67,8 +67,10 @@ def _is_finite(values: torch.Tensor) -> bool:
     return bool(values.float().sum().isfinite()) or bool(values.float().isfinite().all())
 
 
-def _starts_at_zero(name: str) -> bool:
-    """Return whether a tensor is the matrix of LoRA that is zero before the first step: B, or an embedding's A."""
+def _may_be_zero(name: str) -> bool:
+    """Return whether a tensor is a bias, or the matrix of LoRA that starts at zero: B, or an embedding's A."""
+    if name.endswith("bias"):
+        return True
     match = _LORA.fullmatch(name)
     return match is not None and match[3] == ("A" if match[2] else "B")
 
@@ -102,17 +104,16 @@ def check_model(saved: Saved, config: dict[str, Any] | None) -> None:
     if any(".lora_" in name for name in tensors):
         saved.unchecked.append("names and shapes of the tensors, because the model has an adapter")
         return
-    partner = {name: group for group in model.groups for name in group}
+    layout = model.layout_of(tensors)
+    partner = {name: group for group in layout.groups for name in group}
     missing = [
         name
-        for name in model.shapes
+        for name in layout.shapes
         if not any(each in tensors for each in partner.get(name, [name])) and not _matches(model.ignored, name)
     ]
-    unexpected = [name for name in tensors if name not in model.shapes and not _matches(model.ignored, name)]
-    if missing and len(missing) == len(model.shapes) and unexpected:
-        saved.unchecked.append(
-            "names and shapes of the tensors, because none has a name that the configuration expects"
-        )
+    unexpected = [name for name in tensors if name not in layout.shapes and not _matches(model.ignored, name)]
+    if missing and unexpected and (len(missing) == len(layout.shapes) or len(model.layouts) > 1):
+        saved.unchecked.append("names and shapes of the tensors, because they have other names than the model's")
     else:
         if missing:
             saved.wrong("missing", "The model of config.json has these tensors, but they were not saved.", missing)
@@ -120,11 +121,11 @@ def check_model(saved: Saved, config: dict[str, Any] | None) -> None:
             saved.wrong(
                 "unexpected", "These tensors were saved, but the model of config.json does not have them.", unexpected
             )
-    for name in model.shapes.keys() & tensors.keys():
-        there, needed = tensors[name].shape, model.shapes[name]
+    for name in layout.shapes.keys() & tensors.keys():
+        there, needed = tensors[name].shape, layout.shapes[name]
         if there != needed and tensors[name].size:
             saved.wrong("partial", f"{name} has shape {list(there)}, but config.json says {list(needed)}.", [name])
-    _check_tied(saved, model, tensors)
+    _check_tied(saved, layout, tensors)
     _check_types(saved, config, model)
 
 
@@ -132,9 +133,9 @@ def _matches(patterns: Iterable[str], name: str) -> bool:
     return any(re.search(pattern, name) for pattern in patterns)
 
 
-def _check_tied(saved: Saved, model: Expected, tensors: dict[str, Tensor]) -> None:
+def _check_tied(saved: Saved, layout: Layout, tensors: dict[str, Tensor]) -> None:
     """Check that tensors that share a parameter in the model have the same values."""
-    for group in model.groups:
+    for group in layout.groups:
         there = [name for name in group if name in tensors and tensors[name].size]
         first, *others = there or [""]
         if there:

@@ -24,6 +24,7 @@ _RANK_FILE = re.compile(r"(?:bf16_|fp16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_(opti
 _MODEL_FILE = re.compile(r"mp_rank_(\d+)_model_states\.pt")
 _OTHER_FILE = re.compile(r"(layer_\d+.*_states|(bf16_|fp16_)?expp_rank_.*_states|.*_expert_.*_states)\.pt")
 _MASTERS = ("single_partition_of_fp32_groups", "fp32_flat_groups")  # of stages 1 and 2, of stage 3
+_UNLIKE = "The model's weights are not the rounded master weights, so they are of different steps or trainings."
 _STATES = ("base_optimizer_state", "optimizer_state_dict")
 
 
@@ -225,7 +226,7 @@ def _read_weights(saved: Saved, files: _Files) -> None:
     if not any(kind == "optim" for kind, _ in files.paths) and stage < 3:  # stage 0 keeps the whole model
         saved.tensors |= {n: in_memory(n, t, file) for n, t in module.items() if n not in saved.ties}
         _check_ties(saved, module)
-        _check_stage_0(saved, first)
+        _check_stage_0(saved, first, file)
         return
     complete = len(files.optimizer) == _world_size(files)
     if complete and shapes:
@@ -448,20 +449,35 @@ def _check_rounding(saved: Saved, module: dict[str, Any]) -> None:
     if empty:
         saved.wrong("empty", "The model file has no elements of these tensors.", empty)
     if unlike:
-        saved.wrong(
-            "different",
-            "The weights in the model file are not the rounded master weights in the optimizer files, so the files are "
-            "of different steps or trainings.",
-            unlike,
-        )
+        saved.wrong("different", _UNLIKE, unlike)
 
 
-def _check_stage_0(saved: Saved, content: Any) -> None:
-    """Check the optimizer's states, which stage 0 keeps in the model's file."""
+def _check_stage_0(saved: Saved, content: Any, file: str) -> None:
+    """Check the optimizer's states and the master weights, which stage 0 keeps in the model's file without names."""
     optimizer = content.get("optimizer")
     if not optimizer:
         saved.wrong(
             "optimizer",
-            "The checkpoint has no optimizer states, so a resumed training starts with new ones. DeepSpeed does this "
-            "at stage 0 in bf16.",
+            "The checkpoint has no optimizer states, so a resumed training starts with new ones. DeepSpeed before "
+            "0.18.5 does this at stage 0 in bf16.",
         )
+        return
+    if not isinstance(optimizer, dict):
+        saved.unchecked.append("the optimizer states, whose layout is unknown")
+        return
+    inner = optimizer.get("optimizer_state_dict", optimizer)
+    for number, state in (inner.get("state") or {}).items():
+        for kind, value in state.items() if isinstance(state, dict) else ():
+            if isinstance(value, torch.Tensor) and value.ndim:
+                key = f"weight {number}/{kind}"
+                saved.states[key] = in_memory(key, value, file)
+    groups = optimizer.get("fp32_groups") or []
+    masters = [master for group in groups for master in (group if isinstance(group, list | tuple) else [group])]
+    weights = [tensor.read() for tensor in saved.tensors.values()]
+    unlike = [
+        f"master weight {number}"
+        for number, master in enumerate(masters)
+        if not any(master.shape == each.shape and same(master.to(each.dtype), each) for each in weights)
+    ]
+    if unlike:
+        saved.wrong("different", f"{_UNLIKE} {len(unlike)} of {len(masters)} differ.", unlike)

@@ -8,6 +8,7 @@ import json
 import logging
 import warnings
 from collections import defaultdict
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,15 +19,26 @@ class NotKnown(Exception):
     """Raised if the tensors of a model cannot be derived from its configuration. The message is the reason."""
 
 
-class Expected(NamedTuple):
-    """The tensors of a model, as `state_dict` lists them."""
+class Layout(NamedTuple):
+    """Names and shapes of a model's tensors, and the names that share a parameter."""
 
     shapes: dict[str, tuple[int, ...]]
-    groups: list[list[str]]  # names of one and the same parameter
+    groups: list[list[str]]
+
+
+class Expected(NamedTuple):
+    """The tensors that a checkpoint of a model has to have."""
+
+    layouts: list[Layout]  # as the module names its tensors, and as `save_pretrained` does if that is different
     in_fp32: list[str]  # parts of names whose tensors stay in fp32
     linear: dict[str, tuple[int, int]]  # a layer that multiplies by a matrix -> inputs, outputs
     embeddings: dict[str, tuple[int, int]]  # an embedding -> rows, columns
     ignored: list[str]  # regular expressions of names that transformers ignores
+
+    def layout_of(self, names: Iterable[str]) -> Layout:
+        """Return the layout with the most of these names."""
+        known = set(names)
+        return max(self.layouts, key=lambda layout: len(known & layout.shapes.keys()))
 
 
 def from_config(config: dict[str, Any]) -> Expected:
@@ -45,8 +57,6 @@ def from_config(config: dict[str, Any]) -> Expected:
     model_class = getattr(transformers, names[0], None)
     if model_class is None or config.get("model_type") not in transformers.CONFIG_MAPPING:
         raise NotKnown(f"transformers {transformers.__version__} does not know {names[0]}")
-    if _is_converted(config["model_type"]):
-        raise NotKnown(f"transformers stores the tensors of {config['model_type']} under other names than it uses")
     try:
         with _quiet():
             built = transformers.CONFIG_MAPPING[config["model_type"]].from_dict(dict(config))
@@ -79,14 +89,15 @@ def find_config(name_or_path: str | None, beside: Path) -> dict[str, Any] | None
     return None
 
 
-def _is_converted(model_type: str) -> bool:
-    """Return whether transformers changes names or shapes of a model's tensors when it loads and saves them."""
+def _as_saved(model: Any, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return a model's tensors under the names and in the shapes in which `save_pretrained` writes them."""
     try:
-        from transformers.conversion_mapping import get_checkpoint_conversion_mapping
-    except ImportError:  # before transformers 5
-        return False
-    mapping: Any = get_checkpoint_conversion_mapping
-    return bool(mapping(model_type))
+        from transformers.core_model_loading import revert_weight_conversion
+    except ImportError:  # before transformers 5, which changes no names
+        return tensors
+    revert: Any = revert_weight_conversion
+    reverted: dict[str, torch.Tensor] = dict(revert(model, tensors))
+    return reverted
 
 
 @contextlib.contextmanager
@@ -104,9 +115,12 @@ def _quiet() -> Any:
 
 
 def _describe(model: Any) -> Expected:
-    by_parameter: dict[int, list[str]] = defaultdict(list)
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        by_parameter[id(parameter)].append(name)
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    tensors = {name: parameters.get(name, tensor) for name, tensor in model.state_dict().items()}
+    layouts = [_layout(tensors)]
+    with contextlib.suppress(Exception):  # a conversion that needs values
+        as_saved = _layout(_as_saved(model, tensors))
+        layouts += [as_saved] if as_saved.shapes != layouts[0].shapes else []
     in_fp32 = [*(getattr(model, "_keep_in_fp32_modules", None) or [])]
     in_fp32 += getattr(model, "_keep_in_fp32_modules_strict", None) or []
     ignored = [*(getattr(model, "_keys_to_ignore_on_load_missing", None) or [])]
@@ -121,10 +135,17 @@ def _describe(model: Any) -> Expected:
         elif type(module).__name__ == "Conv1D" and weight is not None:  # GPT-2's
             linear[name] = (weight.shape[0], weight.shape[1])
     return Expected(
-        shapes={name: tuple(tensor.shape) for name, tensor in model.state_dict().items()},
-        groups=[names for names in by_parameter.values() if len(names) > 1],
+        layouts=layouts,
         in_fp32=in_fp32,
         linear=linear,
         embeddings=embeddings,
         ignored=ignored,
     )
+
+
+def _layout(tensors: dict[str, torch.Tensor]) -> Layout:
+    by_tensor: dict[int, list[str]] = defaultdict(list)
+    for name, tensor in tensors.items():
+        by_tensor[id(tensor)].append(name)
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    return Layout(shapes, [names for names in by_tensor.values() if len(names) > 1])
