@@ -198,6 +198,60 @@ def test_other_names_cannot_be_compared(copied, written, capsys):
     assert counts["identical"] == 0
 
 
+# ---------------------------------------------------------------- recordings of `zero-study diff`
+
+
+@pytest.fixture
+def recorded() -> Path:
+    """A training that was recorded, and that saved its model three times: see docs/examples/train_save.py."""
+
+    def record(folder: Path) -> None:
+        script = launching.ROOT / "docs" / "examples" / "train_save.py"
+        words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "zero_study.diff"]
+        command = [sys.executable, *words, "--output", "recorded", script]
+        environment = launching.environment({"DS_ACCELERATOR": "cpu"})
+        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=900)
+        assert done.returncode == 0, done.stderr[-4000:]
+
+    return launching.once("recorded-and-saved", record)
+
+
+@pytest.mark.launches
+def test_a_checkpoint_is_compared_with_a_recording(recorded, capsys):
+    status, counts = _compared(capsys, recorded / "checkpoint", recorded / "recorded")
+    assert (status, counts) == (0, {"identical": 20, **IDENTICAL})
+    (saved,) = saving.read(recorded / "gathered")
+    result = saving.compare_with_recording(saved, recorded / "recorded")
+    assert (len(result.close), result.different, result.findings) == (20, {}, [])
+    assert result.other.endswith("step 3")  # of the steps 0 to 3
+
+
+@pytest.mark.launches
+def test_a_model_that_was_not_gathered_is_empty(recorded):
+    findings = _findings(recorded / "model")
+    assert [(finding.kind, finding.names) for finding in findings] == [
+        ("empty", ["lm_head.weight", "model.embed_tokens.weight"])
+    ]
+    (saved,), (whole,) = (saving.read(recorded / name) for name in ("model", "gathered"))
+    result = saving.compare(saved, whole)
+    assert (len(result.equal), sorted(result.reshaped)) == (19, ["lm_head.weight", "model.embed_tokens.weight"])
+    assert [finding.kind for finding in result.findings] == ["partial"]
+
+
+@pytest.mark.launches
+def test_another_training_than_the_recorded_one(recorded):
+    (saved,) = saving.read(recorded / "checkpoint")
+    name = "model.norm.weight"
+    saved.tensors[name] = saving.content.in_memory(name, saved.tensors[name].read() * 1.001, "")
+    result = saving.compare_with_recording(saved, recorded / "recorded")
+    assert ([*result.different], len(result.equal)) == ([name], 19)
+    assert [finding.kind for finding in result.findings] == ["different"]
+    saved.step = 9  # which was not recorded
+    later = saving.compare_with_recording(saved, recorded / "recorded")
+    assert later.findings == []
+    assert later.unchecked
+
+
 # ---------------------------------------------------------------- files that are not trusted
 
 
@@ -247,6 +301,13 @@ def test_numbers_of_numpy_are_plain_data(tmp_path):
 
 
 # ---------------------------------------------------------------- refusals and limits
+
+
+@pytest.mark.launches
+def test_the_module_is_a_command_too(written):
+    for folder, status in (("base", 0), ("zero3-16bit", 1), ("not there", 2)):
+        done = launching.attempt(["python", "-m", "zero_study.saved", written / folder])
+        assert done.returncode == status, done.stderr
 
 
 @pytest.mark.parametrize("kind", ["nothing", "a file", "an empty folder"])

@@ -237,22 +237,10 @@ def _saved(
     Exit status: 0 if nothing is wrong; 1 if something is, or if a comparison or --strict was requested and something
     could not be checked; 2 if the folder is refused.
     """
-    import json
-
     require("torch", "safetensors")
-    from study.engines.saved import against as comparing
-    from study.engines.saved import folders, text
+    from study.engines.saved.command import command as check_saved
 
-    with progress.after_two_seconds(f"Reading all tensors in {folder}"):
-        saved = folders.read(folder, trust_pickle, model)
-        compared = comparing.cross_check(saved)
-        if against is not None:
-            compared += comparing.compare_all(saved, against, trust_pickle)
-    if as_json:
-        print(json.dumps(text.content(folder, saved, compared, strict), indent=1))
-    else:
-        print(text.text(folder, saved, compared, strict))
-    return text.status(saved, compared, strict)
+    return check_saved(folder, against, model, strict, trust_pickle, as_json)
 
 
 @command("conformance")

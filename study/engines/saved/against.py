@@ -36,14 +36,16 @@ class Comparison:
     rounded: list[str] = field(default_factory=list)  # equal if the wider type is rounded to the narrower one
     close: list[str] = field(default_factory=list)  # only known to agree within the rounding of their type
     different: dict[str, float] = field(default_factory=dict)  # name -> largest difference of an element, or NaN
+    reshaped: dict[str, str] = field(default_factory=dict)  # name -> both shapes, if they differ
     missing: list[str] = field(default_factory=list)  # in what was saved, but the other side has them
     extra: list[str] = field(default_factory=list)  # in what was saved only
     findings: list[Finding] = field(default_factory=list)
     unchecked: list[str] = field(default_factory=list)
+    has_sketches: bool = False  # a recording has sketches of the tensors, and not their elements
 
     @property
     def num_compared(self) -> int:
-        return len(self.equal) + len(self.rounded) + len(self.close) + len(self.different)
+        return sum(map(len, (self.equal, self.rounded, self.close, self.different, self.reshaped)))
 
 
 def is_recording(folder: Path) -> bool:
@@ -88,10 +90,7 @@ def named_alike(tensors: Mapping[str, Value]) -> dict[str, Value]:
 def _judge(result: Comparison, name: str, a: torch.Tensor, b: torch.Tensor) -> None:
     """Compare one tensor, and enter it into the result."""
     if a.shape != b.shape:
-        result.different[name] = float("nan")
-        result.findings.append(
-            Finding("partial", f"{name} has shape {list(a.shape)}, but {list(b.shape)} in {result.other}.", [name])
-        )
+        result.reshaped[name] = f"{list(a.shape)} instead of {list(b.shape)}"
     elif same(a, b):
         result.equal.append(name)
     elif a.dtype != b.dtype and same(*_narrowed(a, b)):
@@ -116,7 +115,7 @@ def _forgive(result: Comparison, saved: Saved) -> None:
     """Leave out the tensors of the base model if an adapter is compared with a whole training."""
     if saved.is_adapter:
         result.missing = [name for name in result.missing if ".lora_" in name]
-    elif any(".lora_" in name for name in (*result.equal, *result.rounded, *result.different)):
+    elif any(".lora_" in name for name in (*result.equal, *result.rounded, *result.different, *result.reshaped)):
         result.extra = [name for name in result.extra if ".lora_" in name]
 
 
@@ -132,6 +131,15 @@ def _report(result: Comparison) -> None:
                 f"{len(result.different)} of {result.num_compared} tensors have other values than in {result.other}. "
                 f"The largest difference of an element is {largest:.3g}.",
                 sorted(result.different),
+            )
+        )
+    if result.reshaped:
+        shapes = ", ".join(sorted(set(result.reshaped.values()))[:3])
+        result.findings.append(
+            Finding(
+                "partial",
+                f"These tensors have other shapes than in {result.other} ({shapes}).",
+                sorted(result.reshaped),
             )
         )
     if result.missing:
@@ -163,7 +171,7 @@ def compare_with_recording(saved: Saved, folder: Path) -> Comparison:
             sketches |= named_alike({entry.name: (np.array(entry.sketch), entry.rows)})
     ours = {canonical(name): tensor for name, tensor in named_alike(saved.whole()).items()}
     own: dict[str, tuple[np.ndarray, Tensor]] = {}
-    result = Comparison(f"the recording {folder}")
+    result = Comparison(str(folder))
     for name, tensor in ours.items():
         if tensor.dtype not in _WIDEST_FIRST:
             continue
@@ -174,7 +182,7 @@ def compare_with_recording(saved: Saved, folder: Path) -> Comparison:
     tried = []
     for kind, steps in by_step.items():
         for step, sketches in steps.items():
-            each = Comparison(f"step {step} of {result.other}", unchecked=[*result.unchecked])
+            each = Comparison(f"{folder}, step {step}", has_sketches=True, unchecked=[*result.unchecked])
             _judge_sketches(each, own, sketches)
             tried.append((len(each.equal), len(each.close), kind == "weights", step, each))
     if not tried:
@@ -217,7 +225,7 @@ def cross_check(saved: list[Saved]) -> list[Comparison]:
             if inner.folder.parent != outer.folder or not (outer.tensors and inner.tensors):
                 continue
             result = compare(outer, inner, f"{inner.folder.name} ({inner.format})")
-            result.findings = [finding for finding in result.findings if finding.kind == "different"]
+            result.findings = [finding for finding in result.findings if finding.kind in ("different", "partial")]
             result.unchecked = []
             if result.num_compared:
                 compared.append(result)
@@ -243,10 +251,12 @@ def compare_all(saved: list[Saved], folder: Path, trust: bool) -> list[Compariso
 def difference_text(result: Comparison) -> str:
     """Return how many tensors are equal, equal after rounding, or different."""
     kinds = (
-        (result.equal, "bitwise identical"),
-        (result.rounded, "identical after rounding to the narrower type"),
-        (result.close, "the same within the rounding of their type"),
-        (list(result.different), "different"),
+        (result.equal, "have identical sketches" if result.has_sketches else "are bitwise identical"),
+        (result.rounded, "are identical after rounding to the narrower type"),
+        (result.close, "are the same within the rounding of their type"),
+        (list(result.different), "are different"),
+        (list(result.reshaped), "have another shape"),
     )
-    counts = ", ".join(f"{len(names)} {what}" for names, what in kinds if names)
-    return f"of {result.num_compared} tensors, {counts}"
+    first, *others = [(len(names), what) for names, what in kinds if names]
+    texts = [f"{first[0]} of {result.num_compared} tensors {first[1]}", *(f"{count} {what}" for count, what in others)]
+    return ", ".join(texts)

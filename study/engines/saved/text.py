@@ -25,9 +25,9 @@ def text(folder: Path, saved: Sequence[Saved], compared: Sequence[Comparison], i
     lines = [_answer(saved, compared, is_strict)]
     for each in saved:
         place = "" if each.folder == folder else f"{each.folder.relative_to(folder)}: "
-        lines += [f"{_mark(finding)}{place}{_finding(finding)}" for finding in _in_order(each.findings)]
+        lines += [_line(finding, place) for finding in _in_order(each.findings)]
     for comparison in compared:
-        lines += [f"{_mark(finding)}{_finding(finding)}" for finding in _in_order(comparison.findings)]
+        lines += [_line(finding) for finding in _in_order(comparison.findings)]
         if comparison.num_compared:
             lines.append(f"Compared with {comparison.other}: {difference_text(comparison)}.")
     unchecked = list(dict.fromkeys(what for each in _all(saved, compared) for what in each.unchecked))
@@ -35,7 +35,10 @@ def text(folder: Path, saved: Sequence[Saved], compared: Sequence[Comparison], i
     for each in saved:
         place = each.folder.name if each.folder == folder else str(each.folder.relative_to(folder))
         lines.append(f"Read: {place} ({_summary(each)})")
-    return "\n".join(terminal.wrapped(printable(line), "", "  ") for line in lines)
+    return "\n".join(
+        terminal.wrapped(printable(line), "  " if line[0] == "-" else "", "    " if line[0] == "-" else "  ")
+        for line in lines
+    )
 
 
 def content(folder: Path, saved: Sequence[Saved], compared: Sequence[Comparison], is_strict: bool) -> dict[str, Any]:
@@ -62,6 +65,7 @@ def content(folder: Path, saved: Sequence[Saved], compared: Sequence[Comparison]
                 "identical": each.equal,
                 "identical_after_rounding": each.rounded,
                 "within_rounding": each.close,
+                "other_shape": each.reshaped,
                 "different": {n: None if math.isnan(value) else value for n, value in each.different.items()},
                 "missing": each.missing,
                 "only_saved": each.extra,
@@ -84,23 +88,20 @@ def _answer(saved: Sequence[Saved], compared: Sequence[Comparison], is_strict: b
     counted = terminal.counted(num_tensors, "tensor")
     if wrong:
         names = {name for finding in wrong for name in finding.names}
-        return (
-            f"WRONG: {terminal.counted(len(wrong), 'fault')} in what was saved ({counted} found, "
-            f"{terminal.counted(len(names), 'tensor or file', 'tensors or files')} concerned)."
-        )
+        concerned = terminal.counted(len(names), "tensor or file", "tensors or files")
+        which = f", which concern{'s' * (len(wrong) == 1)} {concerned}" if names else ""
+        return f"WRONG: {terminal.counted(len(wrong), 'fault')}{which}. {counted} were found."
     if status(saved, compared, is_strict):
         return f"Nothing wrong was found in {counted}, but a check that you requested could not be made."
     return f"Nothing wrong: {num_tensors} of {counted} were saved whole."
 
 
-def _mark(finding: Finding) -> str:
-    return f"{finding.kind}: " if finding.is_wrong else f"note ({finding.kind}): "
-
-
-def _finding(finding: Finding) -> str:
-    listed = [name for name in finding.names if name not in finding.text]
-    return finding.text + (f" ({len(finding.names)}: {names_text(finding.names)})" if len(finding.names) > 1 and listed
-                           else f" ({listed[0]})" if listed else "")  # fmt: skip
+def _line(finding: Finding, place: str = "") -> str:
+    """Return the kind of a finding, the tensors or files that it concerns, and what is wrong with them."""
+    mark = finding.kind if finding.is_wrong else f"note, {finding.kind}"
+    count = f" ({len(finding.names)})" if len(finding.names) > 1 else ""
+    named = "" if all(name in finding.text for name in finding.names) else f"{names_text(finding.names)}. "
+    return f"- {mark}{count}: {place}{named}{finding.text}"
 
 
 def _in_order(findings: Sequence[Finding]) -> list[Finding]:
