@@ -169,6 +169,20 @@ def test_an_export_of_dcp_to_transformers(written, tmp_path, capsys):
 
 
 @pytest.mark.launches
+@pytest.mark.parametrize("strategy", ["zero3", "fsdp2"])
+def test_an_export_of_a_run_of_this_project(strategy, tmp_path, capsys):
+    from study.training import export, manifest
+
+    run = launching.run(strategy, checkpoint_every=8)
+    checkpoint = manifest.folder_of(run.run_dir / "checkpoints", 8)
+    assert _findings(checkpoint) == []
+    export.export(manifest.whole(checkpoint), tmp_path / "model")
+    status, counts = _compared(capsys, tmp_path / "model", checkpoint, "--strict")
+    assert (status, counts["identical"]) == (0, 41)
+    assert {**counts, "identical": 0} == {"identical": 0, **IDENTICAL}
+
+
+@pytest.mark.launches
 @pytest.mark.parametrize("stage", [2, 3])
 def test_an_adapter_is_compared_with_the_training_that_it_is_of(stage, written, capsys):
     status, counts = _compared(capsys, written / f"adapter-zero{stage}", written / f"lora-zero{stage}")

@@ -38,7 +38,7 @@ def read(folder: Path, trust: bool = False, model: Path | None = None) -> list[S
             f"{folder}: there is no checkpoint here that is known. Known are DeepSpeed's checkpoints (ZeRO-0 to 3 and "
             "universal), DCP, and folders of transformers, PEFT and accelerate."
         )
-    beside = next((each.config for each in saved if each.config and not each.is_adapter), None)
+    saved, beside = _without_descriptions(saved)
     for each in saved:
         checks.check_values(each)
         if each.is_adapter:
@@ -47,6 +47,20 @@ def read(folder: Path, trust: bool = False, model: Path | None = None) -> list[S
             checks.check_model(each, each.config or config or beside or _config_above(each.folder))
     _check_separate_states(saved)
     return saved
+
+
+def _without_descriptions(saved: list[Saved]) -> tuple[list[Saved], dict[str, Any] | None]:
+    """Return the saved models, and the configuration that describes an engine's checkpoint.
+
+    A configuration without weights is not an incomplete model if it belongs to weights that have none of their own.
+    """
+    models = [each for each in saved if each.config is not None and not each.is_adapter]
+    beside = models[0].config if models else None
+    weights = [each for each in saved if each.tensors]
+    lacks_weights = len(models) == 1 and {finding.kind for finding in models[0].findings} == {"missing"}
+    if lacks_weights and weights and all(each.config is None for each in weights):
+        saved = [each for each in saved if each is not models[0]]
+    return saved, beside
 
 
 def _check_separate_states(saved: list[Saved]) -> None:
@@ -87,12 +101,6 @@ def _find(folder: Path, trust: bool, depth: int) -> list[Saved]:
     model = hugging_face.read(folder, trust) if hugging_face.is_one(folder) else None
     lost, chosen = _chosen(folder, model is not None)
     inner = [each for path in chosen if depth for each in _find(path, trust, depth - 1)]
-    if model and not model.tensors and any(each.tensors for each in inner):
-        # A configuration beside an engine's checkpoint is not an incomplete model.
-        model.findings = [finding for finding in model.findings if finding.kind != "missing"]
-        for each in inner:
-            each.config = each.config or model.config
-        model = model if model.findings else None
     return [*([model] if model else []), *lost, *inner]
 
 
