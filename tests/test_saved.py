@@ -376,6 +376,13 @@ def test_models_of_transformers_are_whole(name, tmp_path, monkeypatch):
     assert {finding.kind for finding in lacking.findings} == {"missing"}
 
 
+def test_a_folder_of_which_nothing_can_be_read_is_not_fine(tmp_path, capsys):
+    for name in ("layer_00-model_00-model_states.pt", "mp_rank_00_model_states.pt"):  # of a pipeline
+        (tmp_path / name).write_bytes(b"")
+    assert cli.run(["saved", str(tmp_path)]) == 1
+    assert "Not checked: " in capsys.readouterr().out
+
+
 def test_a_model_of_unknown_architecture_is_not_checked():
     for config, reason in (
         ({}, "architecture"),

@@ -14,7 +14,12 @@ from .content import Finding, Saved, names_text
 
 
 def status(saved: Sequence[Saved], compared: Sequence[Comparison], is_strict: bool) -> int:
-    """Return the exit status: 1 if something is wrong, or if a requested check could not be made; else 0."""
+    """Return the exit status: 1 if something is wrong, or if a requested check could not be made; else 0.
+
+    A folder from which nothing was read counts as a check that could not be made.
+    """
+    if not any(each.tensors or each.states for each in saved):
+        return 1
     is_wrong = any(finding.is_wrong for each in _all(saved, compared) for finding in each.findings)
     is_open = any(each.unchecked for each in compared) or (is_strict and any(each.unchecked for each in saved))
     return int(is_wrong or is_open)
@@ -91,8 +96,12 @@ def _answer(saved: Sequence[Saved], compared: Sequence[Comparison], is_strict: b
         concerned = terminal.counted(len(names), "tensor or file", "tensors or files")
         which = f", which concern{'s' * (len(wrong) == 1)} {concerned}" if names else ""
         return f"WRONG: {terminal.counted(len(wrong), 'fault')}{which}. {counted} were found."
+    if not any(each.tensors or each.states for each in saved):
+        return "Nothing could be checked."
     if status(saved, compared, is_strict):
         return f"Nothing wrong was found in {counted}, but a check that you requested could not be made."
+    if any(each.unchecked for each in saved):
+        return f"Nothing wrong in {counted}, but some checks could not be made."
     return f"Nothing wrong: {num_tensors} of {counted} were saved whole."
 
 
