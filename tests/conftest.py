@@ -26,7 +26,7 @@ settings.register_profile("long", max_examples=5000, **ALL)
 settings.load_profile("short")
 
 # Fixtures made by `launching.once`: the tests that use one launch by that.
-MADE_ONCE = {"run_small", "one_process_instead_of_two", "plain_install"}
+MADE_ONCE = {"run_small", "one_process_instead_of_two", "plain_install", "written"}
 
 # Fixtures that take long: a Slurm cluster, what the published program and its mended ones train.
 SLOW = {"cluster", "run_small", "one_process_instead_of_two"}
@@ -43,7 +43,7 @@ LONGEST = [
     "test_benchmarks", "test_machines", "test_conformance", "test_runner", "test_checkpoints", "test_train",
     "test_exact", "test_residual", "test_prove", "test_launch", "test_doctor_file", "test_lock", "test_published",
     "test_body", "test_refusals", "test_snippets", "test_step_time", "test_plain_install", "test_claims",
-    "test_import_name", "test_fuzz", "test_traps", "test_workloads",
+    "test_import_name", "test_saved", "test_fuzz", "test_traps", "test_workloads",
 ]  # fmt: skip
 
 

@@ -134,7 +134,7 @@ assert not hasattr(zero_study, "not_there")
 
 @pytest.mark.launches
 def test_every_import_gives_the_same_module():
-    asked = [(package, name) for package in ("study", "zero_study") for name in ("prove", "diff")]
+    asked = [(package, name) for package in ("study", "zero_study") for name in ("prove", "diff", "saved")]
     code = "".join(NAMES.format(package=package, name=name, version=version.__version__) for package, name in asked)
     done = launching.attempt(["python", "-c", code])
     assert done.returncode == 0, done.stderr

@@ -42,6 +42,7 @@ MAY_IMPORT = {
     "dryrun": "engines errors files processes progress terminal theory",
     "prove": "engines errors",
     "diff": "engines errors",
+    "saved": "engines errors",
     "version": "",
     "training": "config engines errors files formatting models records run running strategy workloads",
     "exact": "config dryrun engines errors models progress run strategy terminal training",
@@ -70,7 +71,9 @@ MAY_IMPORT = {
 }
 
 # What is also imported as zero_study, in folders that may have a package `study` of their own (test_import_name.py).
-TWO_NAMES = {"__init__", "diff", "engines", "errors", "files", "processes", "progress", "prove", "terminal", "version"}
+TWO_NAMES = {
+    "__init__", "diff", "engines", "errors", "files", "processes", "progress", "prove", "saved", "terminal", "version",
+}  # fmt: skip
 
 # What needs no torch, so that a laptop redoes the whole analysis.
 LIGHT = [

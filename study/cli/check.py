@@ -208,6 +208,41 @@ def _diff(a: Path, b: Path, output: Path | None) -> int:
     return 0 if result.is_same else 1 if result.differences or result.replicas else 3
 
 
+@command("saved")
+@click.argument("folder", type=PATH, metavar="FOLDER", help="folder of a checkpoint, a saved model or an adapter")
+@click.option(
+    "--against",
+    type=PATH,
+    metavar="OTHER",
+    help="another such folder, or a recording of `zero-study diff`, to compare with",
+)
+@click.option(
+    "--model",
+    type=PATH,
+    metavar="FOLDER",
+    help="folder with the config.json of the model, or of an adapter's base model",
+)
+@click.option("--strict", is_flag=True, help="exit with status 1 also if something could not be checked")
+@click.option("--trust-pickle", is_flag=True, help="also load files that run code when they are loaded")
+@click.option("--json", "as_json", is_flag=True, help="print the result as JSON")
+def _saved(
+    folder: Path, against: Path | None, model: Path | None, strict: bool, trust_pickle: bool, as_json: bool
+) -> int:
+    """Check whether a checkpoint or a saved model is whole.
+
+    The command reads checkpoints of DeepSpeed (ZeRO-0 to 3 and universal), of FSDP2 (DCP) and of accelerate, and
+    folders of transformers and PEFT. It finds empty, missing, partial, untied and wrongly typed tensors, and shards
+    that do not belong together. With --against, it also compares the values.
+
+    Exit status: 0 if nothing is wrong; 1 if something is, or if a comparison or --strict was requested and something
+    could not be checked; 2 if the folder is refused.
+    """
+    require("torch", "safetensors")
+    from study.engines.saved.command import command as check_saved
+
+    return check_saved(folder, against, model, strict, trust_pickle, as_json)
+
+
 @command("conformance")
 @click.option("--only", multiple=True, metavar="TEXT", help="only cells whose name contains this text; may be repeated")
 @click.option("--ranks", metavar="NUMBERS", help="numbers of processes, separated by commas [default: 1,2]")
@@ -383,4 +418,4 @@ def _decide_claims(write: bool) -> int:
     return 1 if wrong else 0
 
 
-COMMANDS = (_doctor, _prove, _dry_run, _upgrade, _diff, _conformance, _claims)
+COMMANDS = (_doctor, _prove, _dry_run, _upgrade, _diff, _saved, _conformance, _claims)

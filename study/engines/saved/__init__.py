@@ -1,0 +1,14 @@
+"""Check whether what was saved is what was trained.
+
+from zero_study import saved
+(adapter,) = saved.read(Path("adapter"))        # reads and checks; see adapter.findings
+saved.compare(adapter, {"...lora_A.weight": tensor, ...}).different
+"""
+
+from .against import Comparison as Comparison
+from .against import compare as compare
+from .against import compare_with_recording as compare_with_recording
+from .content import Finding as Finding
+from .content import Saved as Saved
+from .content import Tensor as Tensor
+from .folders import read as read
