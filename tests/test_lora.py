@@ -11,6 +11,7 @@ from launching import run
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from study.compare import predicted
 from study.config import build_config
 from study.errors import Refusal
 from study.run import make_run
@@ -129,6 +130,14 @@ def test_zero_shards_only_the_states_of_the_adapter():
     whole, sharded = (run(name, **pinned).record.model_state_bytes[0] for name in ("zero1", "zero3"))
     assert whole.optimizer_states == sharded.optimizer_states == 4096 / 2 * 12 + 4  # masters, moments, a step count
     assert whole.parameters > 1.9 * sharded.parameters - 4 * 20_000  # some stay whole
+
+
+@pytest.mark.launches
+@pytest.mark.parametrize("strategy", ["ddp", "zero1", "zero3", "fsdp2"])
+def test_theory_knows_the_memory_of_an_adapter(strategy):
+    record = run(strategy, **{**FLAGS, "fixed_order": "all", "lora_dropout": 0.0, "dropout": 0.0}).record
+    assert abs(predicted.states_error(record)) < 0.01
+    assert abs(predicted.step_peak(record).error) < 0.02
 
 
 @pytest.mark.launches

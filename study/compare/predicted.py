@@ -169,8 +169,8 @@ def job_of(r: Record) -> Job:
 def paper_states(r: Record, phase: StepPhase) -> StateBytes:
     """Return the model states of one rank by the ZeRO paper's formula (arXiv:1910.02054, sec. 5), in bytes.
 
-    Frozen parameters have neither gradients nor optimizer states, and may be quantized. The paper does not state this
-    case.
+    Frozen parameters have neither gradients nor optimizer states, and may be quantized or, under FSDP2, in fp32. The
+    paper does not state this case.
     """
     assert r.num_params is not None
     engine = engine_of(r)
@@ -178,10 +178,10 @@ def paper_states(r: Record, phase: StepPhase) -> StateBytes:
     if r.num_trainable_params in (None, r.num_params):
         return states
     trained = model_states.paper_bytes(engine, r.num_trainable_params, phase)
-    parameters = states.parameters
-    if (shape := shape_of(r)) is not None and adapters.is_quantized(shape):
-        parameters = trained.parameters + adapters.frozen_bytes(shape, engine)
-    return dataclasses.replace(trained, parameters=parameters)
+    if (shape := shape_of(r)) is None or shape.adapter is None:
+        return dataclasses.replace(trained, parameters=states.parameters)
+    frozen = adapters.frozen_bytes(shape, engine) / (engine.num_shards if engine.zero_stage == 3 else 1)
+    return dataclasses.replace(trained, parameters=trained.parameters + frozen)
 
 
 def state_differences(r: Record, phase: StepPhase) -> list[list[Difference]] | None:
