@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import sys
 from pathlib import Path
 
 from ... import progress
@@ -11,7 +13,8 @@ from . import against, folders, text
 
 def command(folder: Path, other: Path | None, model: Path | None, is_strict: bool, trust: bool, as_json: bool) -> int:
     """Print what is wrong with a folder, and return the exit status. Raises Refusal. `other` is compared if given."""
-    with progress.after_two_seconds(f"Reading all tensors in {folder}"):
+    # DeepSpeed prints to stdout when it is imported, where a program reads the result.
+    with contextlib.redirect_stdout(sys.stderr), progress.after_two_seconds(f"Reading all tensors in {folder}"):
         saved = folders.read(folder, trust, model)
         compared = against.cross_check(saved)
         if other is not None:
