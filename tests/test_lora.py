@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import peft
 import pytest
@@ -11,7 +12,7 @@ from launching import run
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from study.compare import predicted
+from study.compare import facts, predicted
 from study.config import build_config
 from study.errors import Refusal
 from study.run import make_run
@@ -86,6 +87,17 @@ def test_an_adapter_needs_a_rank(flags):
 def test_an_unknown_name_is_refused_even_beside_a_known_one():
     with pytest.raises(Refusal, match=r"c_atn.*c_attn"):
         adapted(lora_target="c_proj,c_atn")
+
+
+@pytest.mark.parametrize(
+    ("config", "shown"),
+    [
+        ({"lora_rank": None, "load_in_4bit": False}, []),
+        ({"lora_rank": 16, "load_in_4bit": True}, ["LoRA of rank 16", "weights in 4 bits"]),
+    ],
+)
+def test_headings_name_the_adapter(config, shown):
+    assert facts.shown_adapter(SimpleNamespace(config=config)) == shown
 
 
 def test_a_package_that_is_missing_is_named(monkeypatch, tmp_path):

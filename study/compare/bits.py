@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from study import formatting
-from study.compare.facts import proven
+from study.compare.facts import proven, shown_adapter
 from study.compare.view import View, finished
 from study.config import NOT_TRAINED, PINS
 from study.engines.strategy_names import in_order
@@ -215,9 +215,10 @@ def _setting(file: RecordFile, ignored: Collection[str] = ("perturb",)) -> str:
 
 
 def _column(file: RecordFile) -> str:
-    """Return the heading of a run's column: processes, micro batches, clipping and pins."""
+    """Return the heading of a run's column: processes, adapter, micro batches, clipping and pins."""
     r, proof = file.record, proven(file.record)
     parts = [formatting.processes(r.world_size)]
+    parts += shown_adapter(r)
     if proof.gradient_accumulation_steps > 1:
         parts.append(f"{proof.gradient_accumulation_steps} micro batches")
     if r.config["gradient_clipping"]:

@@ -177,6 +177,13 @@ def computed_buckets(runs: Iterable[Record]) -> list[str]:
     return [f"{reason} measurement: {', '.join(old)}.", ""] if old else []
 
 
+def shown_adapter(r: Record) -> list[str]:
+    """Return the parts of a heading that say which adapter a run trained. Empty if it trained all weights."""
+    if r.config["lora_rank"] is None:
+        return []
+    return [f"LoRA of rank {r.config['lora_rank']}", *(["weights in 4 bits"] if r.config["load_in_4bit"] else [])]
+
+
 def model_heading(r: Record) -> str:
     return f"{r.workload} {r.size}, {proven(r).precision}, {r.num_params:,} parameters"
 

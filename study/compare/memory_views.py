@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple
 
 from study import formatting
 from study.compare import predicted
-from study.compare.facts import computed_buckets, model_heading, process_bytes, proven
+from study.compare.facts import computed_buckets, model_heading, process_bytes, proven, shown_adapter
 from study.compare.predicted import STATE_PARTS, STEP_PHASES, StatePart, StepPeak, StepPhase
 from study.compare.view import View, finished, tables
 from study.engines.strategy_names import in_order
@@ -336,9 +336,10 @@ def _peaks_order(c: StepPeak) -> tuple[object, ...]:
 def _computed(r: Record) -> str:
     """Return how a run computed, as far as it differs from the usual way.
 
-    The usual way is SDPA, with dropout, without activation checkpointing, and one micro step.
+    The usual way is SDPA, with dropout, of all weights, without activation checkpointing, and one micro step.
     """
     parts = ["eager attention"] if r.config["attention"] == "eager" else []
+    parts += shown_adapter(r)
     parts += ["no dropout"] if not r.config["dropout"] else []
     parts += ["checkpointed"] if r.config["activation_checkpointing"] else []
     steps = proven(r).gradient_accumulation_steps

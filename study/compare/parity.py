@@ -12,7 +12,7 @@ from itertools import groupby
 from typing import Any
 
 from study import formatting
-from study.compare.facts import NOT_COMPARED, STEPS_AT_AN_END, proven, steps_at_an_end
+from study.compare.facts import NOT_COMPARED, STEPS_AT_AN_END, proven, shown_adapter, steps_at_an_end
 from study.compare.view import View, finished, tables
 from study.errors import Refusal
 from study.formatting import gib, markdown, shown
@@ -114,7 +114,8 @@ def heading(r: Record, seeds: Sequence[int] = ()) -> str:
     dropout = f"dropout {r.config['dropout']:g}"
     steps = f"{r.steps_done} steps of {r.config['global_batch_size']} sequences"
     seed = f"seeds {', '.join(map(str, seeds))}" if len(seeds) > 1 else f"seed {r.seed}"
-    return f"{r.workload} {r.size}, {proven(r).precision}, {seed}, {dropout}, {steps}{shown_arithmetic(r)}"
+    adapter = "".join(f", {part}" for part in shown_adapter(r))
+    return f"{r.workload} {r.size}{adapter}, {proven(r).precision}, {seed}, {dropout}, {steps}{shown_arithmetic(r)}"
 
 
 def order(file: RecordFile) -> tuple[bool, int, int, int, str, str]:
