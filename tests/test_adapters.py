@@ -15,8 +15,11 @@ from typing import Any
 
 import pytest
 
+from study.config import build_config
 from study.errors import Refusal
 from study.planner import Request, advice_text, advise, launch
+from study.strategy import in_theory
+from study.strategy.file import read_by_name
 from study.theory import (
     activations,
     adapters,
@@ -269,8 +272,10 @@ def test_one_process_keeps_four_bits_of_quantized_weights() -> None:
 def test_only_adapters_are_reduced_but_all_weights_are_gathered() -> None:
     trained, job = adapters.num_trainable(LORA), Job(1, 1024)
     sent = {each.kind: each.bytes for each in communication.collectives(ZERO, LORA, job)}
-    assert sent["all_reduce"] == 2 * trained
+    assert sent["reduce"] == 2 * trained
     assert sent["all_gather"] == 2 * trained
+    to_all = dataclasses.replace(ZERO, multi_rank_allreduce=True)
+    assert {each.kind for each in communication.collectives(to_all, LORA, job)} == {"all_reduce", "all_gather"}
     fsdp = Engine("fsdp", 3, 4, "bf16", 4)
     sent = {each.kind: each.bytes for each in communication.collectives(fsdp, LORA, job)}
     of_all = {each.kind: each.bytes for each in communication.collectives(fsdp, LLAMA, job)}
@@ -434,3 +439,18 @@ def test_sharded_weights_are_quantized_in_a_type_that_can_be_sharded() -> None:
     whole = launch.launch(advise("llama-3.1-8b", request(strategy="ddp", load_in_4bit=True)))
     assert whole is not None
     assert "bnb_4bit_quant_storage" not in " ".join(whole.settings)
+
+
+def test_a_study_with_adapters_is_predicted_with_them():
+    whole, adapter = (build_config(workload="gpt-wikitext", size="1.5b", lora_rank=rank) for rank in (None, 16))
+    zero2 = read_by_name("zero2_tuned")
+    (shape, engine), (adapted, _) = (in_theory.of_run(config, zero2, 8) for config in (whole, adapter))
+    assert adapters.num_trainable(adapted) == 48 * 16 * (1600 + 3 * 1600)  # the matrix for query, key and value
+    job = in_theory.job_of(adapter, 8, "gpu")
+    assert peaks.peak(adapted, engine, job).total < 0.7 * peaks.peak(shape, engine, job).total
+
+
+def test_a_target_that_no_module_has_is_refused_before_a_run():
+    config = build_config(workload="gpt-wikitext", lora_rank=16, lora_target="q_proj")
+    with pytest.raises(Refusal, match="q_proj"):
+        in_theory.of_run(config, read_by_name("ddp"), 2)

@@ -187,11 +187,21 @@ def cells() -> list[predicted.Messages]:
     return [predicted.messages(r) for r in found if r.status == "ok" and r.collectives_per_step]
 
 
+def test_bytes_of_adapters_are_known(cells):
+    """Collectives of a few bytes are neglected. zero3_tuned keeps some weights that theory gathers twice."""
+    of_adapters = [cell for cell in cells if cell.record.config["lora_rank"] is not None]
+    assert len(of_adapters) == 16
+    for cell in of_adapters:
+        limit = 0.15 if cell.record.strategy == "zero3_tuned" else 0.01
+        assert abs(cell.predicted_sent / cell.sent.measured - 1) < limit
+
+
 def test_counts_are_equal_but_for_what_no_record_tells(cells):
     """Stage 0 before the study took its norm, and the smaller sub-groups of NVMe offload."""
-    other = {cell.record.strategy for cell in cells if not cell.is_equal_in_counts}
+    whole = [cell for cell in cells if cell.record.config["lora_rank"] is None]
+    other = {cell.record.strategy for cell in whole if not cell.is_equal_in_counts}
     assert other <= {"zero0", "zero3_nvme_offload"}
-    for cell in cells:
+    for cell in whole:
         if not cell.is_equal_in_counts:
             assert cell.measured["all_reduce"][0] > cell.predicted["all_reduce"][0]
             assert {k: v for k, v in cell.measured.items() if k != "all_reduce"} == {

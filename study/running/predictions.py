@@ -13,7 +13,7 @@ from study.records.schema import SCHEMA_VERSION, Facts
 from study.running import studies
 from study.strategy import file, in_theory
 from study.strategy.file import Strategy
-from study.theory import hardware, peaks, prediction
+from study.theory import adapters, hardware, peaks, prediction
 from study.theory.hardware import Gpu
 
 # What the project ships: kinds and numbers of GPUs, and the studies that need GPUs.
@@ -26,7 +26,7 @@ ENGINES = {"deepspeed": "0.19.8", "accelerate": "1.15.0", "transformers": "5.23.
 # The knobs that decide the memory and the time of a run, besides the strategy and the number of ranks.
 KNOBS = (
     "workload", "size", "precision", "accumulation_dtype", "global_batch_size", "sequence_length", "dropout",
-    "attention", "activation_checkpointing",
+    "attention", "activation_checkpointing", "lora_rank", "lora_target", "lora_dropout", "load_in_4bit",
 )  # fmt: skip
 
 DIGITS = 4  # significant digits: more than a prediction is accurate to, and enough to see that it changed
@@ -49,6 +49,10 @@ class _Asked(Facts):
     dropout: float
     attention: str
     activation_checkpointing: bool = False
+    lora_rank: int | None = None
+    lora_target: str | None = None
+    lora_dropout: float = 0.0
+    load_in_4bit: bool = False
 
 
 class PredictedRun(_Asked):
@@ -157,7 +161,7 @@ def _expected(config: RunConfig, chosen: Strategy, world_size: int, gpu: Gpu) ->
     return {
         "micro_batch_size": job.micro_batch_size,
         "gradient_accumulation_steps": job.gradient_accumulation_steps,
-        "num_params": shape.num_params,
+        "num_params": adapters.num_total(shape),
         "fits": bool(predicted.fits),
         "lacking": predicted.lacking,
         "peak_bytes_per_gpu": _whole(predicted.peak.total),

@@ -10,7 +10,7 @@ from study.engines.keys import known_keys
 from study.errors import Refusal
 from study.models import BUNDLED_VOCABULARY, SIZES, VOCABULARY, suited_buckets, swap_buffer_size
 from study.strategy.file import Strategy
-from study.theory import shapes
+from study.theory import adapters, shapes
 from study.theory.engine import Engine, Job, PrecisionClass, parameter_bytes
 from study.theory.model_states import is_bf16_optimizer
 from study.theory.shapes import ModelShape
@@ -137,13 +137,33 @@ def shape_of(config: RunConfig) -> ModelShape:
 
 
 def of_run(config: RunConfig, chosen: Strategy, world_size: int) -> tuple[ModelShape, Engine]:
-    """Return the shape of the model that a run trains, and its engine.
+    """Return the shape of the model that a run trains, with its adapter, and its engine.
 
-    Theory has no fp64, so fp64 is treated as fp32.
+    Theory has no fp64, so fp64 is treated as fp32. Raises Refusal if the model has no modules of the requested names.
     """
-    shape = shape_of(config)
+    shape = _with_adapter(shape_of(config), config)
     precision = "fp32" if config.precision == "fp64" else config.precision
     return shape, engine_of_strategy(chosen, shape.hidden, world_size, precision, config.accumulation_dtype)
+
+
+def _with_adapter(shape: ModelShape, config: RunConfig) -> ModelShape:
+    """Return the shape with the adapter that a run trains. The trainer builds the frozen weights in fp32."""
+    adapter = adapters.from_options(
+        config.lora_rank,
+        config.lora_target,
+        dropout=config.lora_dropout,
+        load_in_4bit=config.load_in_4bit,
+        head=shape.head,
+        frozen="fp32",
+    )
+    if adapter is None:
+        return shape
+    adapted = dataclasses.replace(shape, adapter=adapter)
+    try:
+        adapters.trained_sizes(adapted)
+    except ValueError as error:
+        raise Refusal(f"--lora-target {config.lora_target}: {error}. Use other names, or all-linear.") from None
+    return adapted
 
 
 def job_of(config: RunConfig, world_size: int, device: Literal["cpu", "gpu"]) -> Job:

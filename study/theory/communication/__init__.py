@@ -118,7 +118,8 @@ def _parts_of_adapters(engine: Engine, shape: ModelShape, checkpointing: bool, d
     """Return the sums as `parts` does, for a model with adapters.
 
     Stage 3 and FSDP2 gather all weights, frozen ones too. Only the gradients of adapters are reduced, in one collective
-    for each full bucket. FSDP2 reduces each block alone. The padding of adapters is neglected.
+    for each full bucket. FSDP2 reduces each block alone. The padding of adapters and collectives of a few bytes are
+    neglected, so that the number of collectives is only a lower bound.
     """
     base = adapters.base_of(shape)
     psi, bucket = adapters.num_trainable(shape), max(engine.reduce_bucket_size, buckets.ENGINE_BUCKET_ELEMENTS)
@@ -141,7 +142,9 @@ def _parts_of_adapters(engine: Engine, shape: ModelShape, checkpointing: bool, d
         return {}, {}
     reduced = engine.reduced_bytes if engine.kind == "fsdp" else engine.parameter_bytes
     among = "subgroup_" if engine.replicas > 1 and engine.kind == "fsdp" else ""
-    kind = "all_reduce" if engine.zero_stage < 3 else f"{among}reduce_scatter"
+    kind = f"{among}reduce_scatter" if engine.zero_stage == 3 else "all_reduce"
+    if engine.zero_stage in (1, 2) and not engine.multi_rank_allreduce:
+        kind = "reduce"  # to the rank that owns the partition
     sums = {kind: (shape.layers if engine.kind == "fsdp" else -(-psi // bucket), reduced * psi)}
     in_micro_step = engine.syncs_each_micro_step if engine.kind == "fsdp" else engine.zero_stage >= 2
     if in_micro_step:
