@@ -26,7 +26,7 @@ settings.register_profile("long", max_examples=5000, **ALL)
 settings.load_profile("short")
 
 # Fixtures made by `launching.once`: the tests that use one launch by that.
-MADE_ONCE = {"run_small", "one_process_instead_of_two", "plain_install", "written"}
+MADE_ONCE = {"run_small", "one_process_instead_of_two", "plain_install", "saved_folders"}
 
 # Fixtures that take long: a Slurm cluster, what the published program and its mended ones train.
 SLOW = {"cluster", "run_small", "one_process_instead_of_two"}

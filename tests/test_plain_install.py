@@ -35,7 +35,7 @@ BY_EXTRA = {
     ],
     "train": [
         "train", "run smoke", "job smoke bert-imdb-tiny-ddp-2x-seed0", "conformance", "export runs",
-        f"advise --model gpt2 {GPU} --trace", "dry-run --world 2 zero2", "prove train.py",
+        f"advise --model gpt2 {GPU} --trace", "dry-run --world 2 zero2", "prove train.py", "saved .",
     ],
     "report": [
         f"compare {RECORDS} --view differences", f"compare {RECORDS} --verdict smoke", "claims --check",

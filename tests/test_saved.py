@@ -34,17 +34,17 @@ def _write(folder: Path) -> None:
 
 
 @pytest.fixture
-def written() -> Path:
-    return launching.once("written", _write)
+def saved_folders() -> Path:
+    return launching.once("saved_folders", _write)
 
 
 @pytest.fixture
-def copied(written: Path, tmp_path: Path):
+def copied(saved_folders: Path, tmp_path: Path):
     """Return a function that copies an intact folder, which a test may then damage."""
-    (tmp_path / "written").symlink_to(written)
+    (tmp_path / "saved_folders").symlink_to(saved_folders)
 
     def copy(source: str) -> Path:
-        return Path(shutil.copytree(written / source, tmp_path / "copy" / source))
+        return Path(shutil.copytree(saved_folders / source, tmp_path / "copy" / source))
 
     return copy
 
@@ -59,10 +59,10 @@ def _findings(folder: Path, *words: str) -> list[saving.Finding]:
 
 @pytest.mark.launches
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
-def test_a_planted_fault_is_found(fault: Fault, copied, written, capsys):
+def test_a_planted_fault_is_found(fault: Fault, copied, saved_folders, capsys):
     folder = copied(fault.source)
     fault.damage(folder)
-    words = ["--model", str(written / "base")] if fault.source.startswith("adapter") else []
+    words = ["--model", str(saved_folders / "base")] if fault.source.startswith("adapter") else []
     assert fault.kind in {finding.kind for finding in _findings(folder, *words) if finding.is_wrong}
     capsys.readouterr()  # what DeepSpeed prints when it is imported
     assert cli.run(["saved", str(folder), *words]) == 1
@@ -71,10 +71,10 @@ def test_a_planted_fault_is_found(fault: Fault, copied, written, capsys):
 
 @pytest.mark.launches
 @pytest.mark.parametrize("name", INTACT)
-def test_nothing_is_found_in_an_intact_folder(name, written, capsys):
-    for words in ([], ["--model", str(written / "base")]):
-        assert _findings(written / name, *words) == []
-        assert cli.run(["saved", str(written / name), *words]) == 0
+def test_nothing_is_found_in_an_intact_folder(name, saved_folders, capsys):
+    for words in ([], ["--model", str(saved_folders / "base")]):
+        assert _findings(saved_folders / name, *words) == []
+        assert cli.run(["saved", str(saved_folders / name), *words]) == 0
         assert capsys.readouterr().out.startswith("Nothing wrong")
 
 
@@ -124,18 +124,18 @@ IDENTICAL = {"identical_after_rounding": 0, "different": 0, "missing": 0, "only_
         ("pretrained", "accelerate-ddp", 20),
     ],
 )
-def test_a_round_trip_keeps_every_bit(folder, other, num_tensors, written, capsys):
-    status, counts = _compared(capsys, written / folder, written / other)
+def test_a_round_trip_keeps_every_bit(folder, other, num_tensors, saved_folders, capsys):
+    status, counts = _compared(capsys, saved_folders / folder, saved_folders / other)
     assert (status, counts) == (0, {"identical": num_tensors, **IDENTICAL})
 
 
 @pytest.mark.launches
 @pytest.mark.parametrize("source", ["zero1", "zero2", "zero3", "zero1-fp32", "lora-zero3", "lora-zero2"])
-def test_tensors_are_those_of_deepspeeds_own_converter(source, written, capsys):
+def test_tensors_are_those_of_deepspeeds_own_converter(source, saved_folders, capsys):
     from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
 
-    theirs = get_fp32_state_dict_from_zero_checkpoint(str(written / source))
-    (read,) = saving.read(written / source)
+    theirs = get_fp32_state_dict_from_zero_checkpoint(str(saved_folders / source))
+    (read,) = saving.read(saved_folders / source)
     ours = read.whole()
     assert ours.keys() == theirs.keys()
     assert all(same(ours[name].read().float(), theirs[name].float()) for name in theirs)
@@ -146,26 +146,26 @@ def test_tensors_are_those_of_deepspeeds_own_converter(source, written, capsys):
 
 @pytest.mark.launches
 @pytest.mark.parametrize("source", ["zero1", "zero3"])
-def test_an_export_of_zero_to_transformers(source, written, tmp_path, capsys):
+def test_an_export_of_zero_to_transformers(source, saved_folders, tmp_path, capsys):
     from deepspeed.utils.zero_to_fp32 import convert_zero_checkpoint_to_state_dict
 
     # Of tied weights, DeepSpeed cannot write safetensors.
-    convert_zero_checkpoint_to_state_dict(str(written / source), str(tmp_path / "export"), max_shard_size="8KB")
-    shutil.copy(written / "base" / "config.json", tmp_path / "export")
-    status, counts = _compared(capsys, tmp_path / "export", written / source)
+    convert_zero_checkpoint_to_state_dict(str(saved_folders / source), str(tmp_path / "export"), max_shard_size="8KB")
+    shutil.copy(saved_folders / "base" / "config.json", tmp_path / "export")
+    status, counts = _compared(capsys, tmp_path / "export", saved_folders / source)
     assert (status, counts) == (0, {"identical": 21, **IDENTICAL})
 
 
 @pytest.mark.launches
-def test_an_export_of_dcp_to_transformers(written, tmp_path, capsys):
+def test_an_export_of_dcp_to_transformers(saved_folders, tmp_path, capsys):
     from saved_program import build
     from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
-    dcp_to_torch_save(written / "fsdp2-dcp", tmp_path / "whole.pt")
+    dcp_to_torch_save(saved_folders / "fsdp2-dcp", tmp_path / "whole.pt")
     model = build()
     model.load_state_dict(torch.load(tmp_path / "whole.pt", weights_only=True)["model"])
     model.save_pretrained(tmp_path / "export")
-    status, counts = _compared(capsys, tmp_path / "export", written / "fsdp2-dcp")
+    status, counts = _compared(capsys, tmp_path / "export", saved_folders / "fsdp2-dcp")
     assert (status, counts) == (0, {"identical": 21, **IDENTICAL})
 
 
@@ -185,30 +185,30 @@ def test_an_export_of_a_run_of_this_project(strategy, tmp_path, capsys):
 
 @pytest.mark.launches
 @pytest.mark.parametrize("stage", [2, 3])
-def test_an_adapter_is_compared_with_the_training_that_it_is_of(stage, written, capsys):
-    status, counts = _compared(capsys, written / f"adapter-zero{stage}", written / f"lora-zero{stage}")
+def test_an_adapter_is_compared_with_the_training_that_it_is_of(stage, saved_folders, capsys):
+    status, counts = _compared(capsys, saved_folders / f"adapter-zero{stage}", saved_folders / f"lora-zero{stage}")
     assert (status, counts) == (0, {"identical": 0, **IDENTICAL, "identical_after_rounding": 9})
-    status, counts = _compared(capsys, written / f"adapter-zero{stage}", written / "adapter-plain")
+    status, counts = _compared(capsys, saved_folders / f"adapter-zero{stage}", saved_folders / "adapter-plain")
     assert status == 1
     assert counts["different"] > 0
 
 
 @pytest.mark.launches
-def test_one_changed_bit_is_a_difference(copied, written, capsys):
+def test_one_changed_bit_is_a_difference(copied, saved_folders, capsys):
     folder = copied("base")
     tensors = load_file(folder / "model.safetensors")
     tensors[UP].view(torch.int32)[5, 5] ^= 1
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    status, counts = _compared(capsys, folder, written / "base")
+    status, counts = _compared(capsys, folder, saved_folders / "base")
     assert (status, counts) == (1, {"identical": 20, **IDENTICAL, "different": 1})
 
 
 @pytest.mark.launches
-def test_other_names_cannot_be_compared(copied, written, capsys):
+def test_other_names_cannot_be_compared(copied, saved_folders, capsys):
     folder = copied("accelerate-ddp")
     tensors = load_file(folder / "model.safetensors")
     save_file({f"other.{name}": tensor for name, tensor in tensors.items()}, folder / "model.safetensors")
-    status, counts = _compared(capsys, folder, written / "base")
+    status, counts = _compared(capsys, folder, saved_folders / "base")
     assert status == 1
     assert counts["identical"] == 0
 
@@ -319,9 +319,9 @@ def test_numbers_of_numpy_are_plain_data(tmp_path):
 
 
 @pytest.mark.launches
-def test_the_module_is_a_command_too(written):
+def test_the_module_is_a_command_too(saved_folders):
     for folder, status in (("base", 0), ("zero3-16bit", 1), ("not there", 2)):
-        done = launching.attempt(["python", "-m", "zero_study.saved", written / folder])
+        done = launching.attempt(["python", "-m", "zero_study.saved", saved_folders / folder])
         assert done.returncode == status, done.stderr
 
 
@@ -337,10 +337,10 @@ def test_a_folder_without_a_checkpoint_is_refused(kind, tmp_path):
 
 
 @pytest.mark.launches
-def test_strict_demands_that_all_was_checked(written, capsys):
-    assert cli.run(["saved", str(written / "zero3"), "--strict"]) == 1
-    assert cli.run(["saved", str(written / "zero3"), "--strict", "--model", str(written / "base")]) == 0
-    assert cli.run(["saved", str(written / "base"), "--strict"]) == 0
+def test_strict_demands_that_all_was_checked(saved_folders, capsys):
+    assert cli.run(["saved", str(saved_folders / "zero3"), "--strict"]) == 1
+    assert cli.run(["saved", str(saved_folders / "zero3"), "--strict", "--model", str(saved_folders / "base")]) == 0
+    assert cli.run(["saved", str(saved_folders / "base"), "--strict"]) == 0
 
 
 SMALL = {

