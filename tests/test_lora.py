@@ -107,6 +107,27 @@ def test_a_package_that_is_missing_is_named(monkeypatch, tmp_path):
         checks.check(make_run(build_config(lora_rank=4, output_dir=tmp_path / "run"), read_by_name("ddp"), 2))
 
 
+@pytest.mark.computes
+@pytest.mark.parametrize("target", ["LayerNorm", "classifier", "query,classifier", ","])
+def test_a_target_that_can_have_no_adapter_is_refused(target):
+    with pytest.raises(Refusal, match="all-linear"):
+        adapted("bert-imdb", lora_target=target)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "flags", "said"),
+    [
+        ("ddp", {"perturb": "rounding"}, "--perturb"),
+        ("zero3_nvme_offload", {"save_model": True}, "--save-model"),
+        ("single", {"load_in_4bit": True, "precision": "fp64", "measure": False}, "--load-in-4bit"),
+    ],
+)
+def test_what_an_adapter_cannot_do_is_refused_before_the_start(strategy, flags, said, tmp_path):
+    config = build_config(lora_rank=4, output_dir=tmp_path / "run", **flags)
+    with pytest.raises(Refusal, match=said):
+        checks.check(make_run(config, read_by_name(strategy), 1 if strategy == "single" else 2))
+
+
 @pytest.mark.parametrize("strategy", ["zero3", "fsdp2"])
 def test_weights_in_4_bits_are_not_sharded(strategy, tmp_path):
     config = build_config(lora_rank=4, load_in_4bit=True, output_dir=tmp_path / "run")
@@ -175,6 +196,21 @@ def test_the_adapter_goes_on_exactly_and_is_saved(strategy, tmp_path):
     adapter = load_file(folder / "adapter_model.safetensors")
     assert sum(tensor.numel() for tensor in adapter.values()) == saved.record.num_trainable_params
     assert peft.PeftConfig.from_pretrained(str(folder)).r == 4
+
+
+@pytest.mark.launches
+def test_the_base_of_a_classifier_has_the_first_head_and_the_adapter_the_trained_one(tmp_path):
+    saved = run("ddp", **{**SAVED, "workload": "bert-imdb"})
+    base = load_file(saved.run_dir / "model" / adapters.BASE / "model.safetensors")
+    adapter = load_file(saved.run_dir / "model/adapter_model.safetensors")
+    trained = next(tensor for name, tensor in adapter.items() if name.endswith("classifier.weight"))
+    first = WORKLOADS["bert-imdb"]
+    config = build_config(**{**SAVED, "workload": "bert-imdb", "save_model": False, "checkpoint_every": None})
+    initial = weights.initial_model(first, first.load(config), config)
+    assert torch.equal(base["classifier.weight"], initial.classifier.weight)
+    assert not torch.equal(base["classifier.weight"], trained)
+    merged = export.export(export.newest(saved.run_dir), tmp_path / "merged", merge=True)
+    assert torch.equal(merged.classifier.weight, trained)
 
 
 @pytest.mark.launches

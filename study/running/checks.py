@@ -24,7 +24,7 @@ def check(run: Run) -> None:
     _check_precision(run)
     _check_perturb(run)
     _check_fixed_order(run)
-    _check_4bit(run)
+    _check_adapter(run)
     _check_devices(run)
     _check_packages(run)
     _check_release(run)
@@ -194,13 +194,25 @@ def _check_fixed_order(run: Run) -> None:
         raise Refusal("--fixed-order: with --compile, torch chooses the order of additions. Leave one of the two out.")
 
 
-def _check_4bit(run: Run) -> None:
-    """Raise Refusal for `--load-in-4bit` if the strategy would shard the weights."""
-    strategy = run.strategy
-    if run.config.load_in_4bit and (strategy.zero_stage == 3 or strategy.distributed_type == "FSDP"):
+def _check_adapter(run: Run) -> None:
+    """Raise Refusal for what this program cannot do with an adapter, or with weights in 4 bits."""
+    config, strategy = run.config, run.strategy
+    if config.lora_rank is not None and config.perturb not in (None, "bad-release"):
+        raise Refusal(
+            f"--perturb {config.perturb} changes the training of all weights, but --lora-rank freezes them. Leave one "
+            "of the two out."
+        )
+    if config.lora_rank is not None and config.save_model and strategy.offloads_to_nvme:
+        raise Refusal(
+            f"--save-model: under NVMe offload, a checkpoint has no frozen weights, so {strategy.name} could not write "
+            "the model that the adapter belongs to. Use zero3_cpu_offload, or leave --save-model out."
+        )
+    if config.load_in_4bit and config.precision == "fp64":
+        raise Refusal("--load-in-4bit: weights in 4 bits are not computed in fp64. Use another --precision.")
+    if config.load_in_4bit and (strategy.zero_stage == 3 or strategy.distributed_type == "FSDP"):
         raise Refusal(
             f"--load-in-4bit: {strategy.name} would shard the weights, but this program shards no weights that are "
-            "stored in 4 bits. Use ddp, zero1, zero2, or their offload."
+            "stored in 4 bits. Use ddp, or ZeRO-1 or ZeRO-2 with or without offload."
         )
 
 

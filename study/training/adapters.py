@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 # The names by which PEFT knows the two tasks. With the first one, the new classification head is trained as well.
 TASKS = {"bert-imdb": "SEQ_CLS", "gpt-wikitext": "CAUSAL_LM"}
 ALL_LINEAR = "all-linear"
+# Modules that PEFT trains as a whole beside an adapter for the first task. They get no adapter.
+_TRAINED_WHOLE = ("classifier",)
+_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 BASE = "base"  # folder in an exported adapter's folder, for the model that the adapter belongs to
 
 
@@ -83,7 +86,7 @@ def quantization(config: RunConfig) -> dict[str, Any]:
             load_in_4bit=True,
             bnb_4bit_quant_type="nf4",
             bnb_4bit_use_double_quant=True,
-            bnb_4bit_compute_dtype=torch.bfloat16 if config.precision.startswith("bf16") else torch.float32,
+            bnb_4bit_compute_dtype=_TYPES.get(config.precision.removesuffix("-autocast"), torch.float32),
             # For a language model, transformers finds the head itself.
             llm_int8_skip_modules=["classifier"] if config.workload == "bert-imdb" else None,
         )
@@ -134,18 +137,22 @@ def keep_scales(model: torch.nn.Module) -> None:
 
 
 def _names(config: RunConfig) -> list[str]:
-    return [name.strip() for name in (config.lora_target or "").split(",")]
+    return [name.strip() for name in (config.lora_target or "").split(",") if name.strip()]
 
 
 def _check_targets(model: torch.nn.Module, config: RunConfig) -> None:
-    """Raise Refusal if a requested name is not the end of any module's name. PEFT would ignore it."""
+    """Raise Refusal if a requested name is not the end of the name of a matrix. PEFT would ignore it."""
+    from transformers.pytorch_utils import Conv1D
+
     if config.lora_target in (None, ALL_LINEAR):
         return
-    names = [name for name, module in model.named_modules() if getattr(module, "weight", None) is not None]
-    for target in _names(config):
+    matrices = (torch.nn.Linear, torch.nn.Embedding, Conv1D)
+    names = [name for name, module in model.named_modules() if isinstance(module, matrices)]
+    names = [name for name in names if name.rpartition(".")[2] not in _TRAINED_WHOLE]
+    for target in _names(config) or [""]:
         if not any(name == target or name.endswith(f".{target}") for name in names):
             ends = sorted({name.rpartition(".")[2] for name in names})
             raise Refusal(
-                f"--lora-target {target}: {config.workload} {config.size} has no module of this name, so it would get "
-                f"no adapter. Use {ALL_LINEAR}, or some of: {', '.join(ends)}."
+                f"--lora-target {target!r}: {config.workload} {config.size} has no matrix of this name that can get an "
+                f"adapter. Use {ALL_LINEAR}, or some of: {', '.join(ends)}."
             )

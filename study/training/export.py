@@ -105,13 +105,18 @@ def _write_adapter(adapted: Any, checkpoint: Checkpoint, part: Path, folder: Pat
     """
     config = _unchecked_config(checkpoint)
     adapted.eval()
+    is_published = config.effective_init == "pretrained" and config.nudge_seed is None
     published = WORKLOADS[config.workload].PRETRAINED.get(config.size)
-    base_name = published if config.effective_init == "pretrained" else str((folder / adapters.BASE).absolute())
+    base_name = published if is_published else str((folder / adapters.BASE).absolute())
     adapted.peft_config["default"].base_model_name_or_path = base_name
     adapted.save_pretrained(part, save_embedding_layers=False)
     (part / "README.md").unlink()  # a model card that says nothing
+    for module in adapted.modules():
+        trained = getattr(module, "modules_to_save", None)
+        if isinstance(trained, torch.nn.ModuleDict):  # of a new head, of which `unload` would leave the trained weights
+            trained["default"].load_state_dict(module.original_module.state_dict())
     base = adapted.unload()
-    if config.effective_init != "pretrained":
+    if not is_published:
         base.save_pretrained(part / adapters.BASE)
     return adapters.loaded(base, part)
 

@@ -83,6 +83,7 @@ def identity_of(run: Run) -> Identity:
     libraries = ["torch", "accelerate", "transformers"]
     libraries += ["deepspeed"] if strategy.zero_stage is not None else []
     libraries += ["peft"] if run.config.lora_rank is not None else []
+    libraries += ["bitsandbytes"] if run.config.load_in_4bit else []
     return Identity(
         strategy=strategy.name,
         strategy_sha256=hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest(),
