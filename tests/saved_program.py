@@ -247,23 +247,8 @@ def main() -> None:
     import deepspeed
 
     deepspeed.init_distributed("gloo")
-    parts = (
-        sys.argv[2].split(",")
-        if len(sys.argv) > 2
-        else ["deepspeed", "universal", "adapters", "fsdp2", "accelerate", "trainer"]
-    )
-    if "deepspeed" in parts:
-        deepspeed_stages(folder)
-    if "universal" in parts:
-        universal(folder)
-    if "adapters" in parts:
-        adapters(folder)
-    if "fsdp2" in parts:
-        fsdp2(folder)
-    if "accelerate" in parts:
-        with_accelerate(folder)
-    if "trainer" in parts:
-        with_trainer(folder)
+    for part in (deepspeed_stages, universal, adapters, fsdp2, with_accelerate, with_trainer):
+        part(folder)
     dist.destroy_process_group()
 
 

@@ -126,11 +126,9 @@ def shape_of(r: Record) -> ModelShape | None:
         sizes = shapes.parameter_sizes(*shape, size["positions"], r.num_params - _num_adapter_params(r))
         vocabulary = sizes.matrices[0] // size["hidden"]  # the embedding has one row per token and is the first matrix
         plain = shapes.plain(f"{r.workload} {r.size}", *shape, size["heads"], size["positions"], vocabulary)
-        adapted = dataclasses.replace(plain, adapter=_adapter_of(r, plain.head))
-        adapters.trained_sizes(adapted)  # an unknown target is an error
+        return adapters.applied(plain, _adapter_of(r, plain.head))
     except ValueError:
         return None
-    return adapted
 
 
 def _num_adapter_params(r: Record) -> int:
@@ -180,8 +178,7 @@ def paper_states(r: Record, phase: StepPhase) -> StateBytes:
     trained = model_states.paper_bytes(engine, r.num_trainable_params, phase)
     if (shape := shape_of(r)) is None or shape.adapter is None:
         return dataclasses.replace(trained, parameters=states.parameters)
-    frozen = adapters.frozen_bytes(shape, engine) / (engine.num_shards if engine.zero_stage == 3 else 1)
-    return dataclasses.replace(trained, parameters=trained.parameters + frozen)
+    return dataclasses.replace(trained, parameters=trained.parameters + adapters.frozen_bytes_of_rank(shape, engine))
 
 
 def state_differences(r: Record, phase: StepPhase) -> list[list[Difference]] | None:

@@ -17,7 +17,7 @@ from study.planner.request import CHECKPOINTED, Request, find_model
 from study.strategy import file, in_theory
 from study.strategy.file import Strategy
 from study.theory import hardware, intervals, peaks, prediction, shapes
-from study.theory.engine import Engine, Job, PrecisionClass
+from study.theory.engine import Engine, Job
 from study.theory.hardware import Box
 from study.theory.peaks import Peak
 from study.theory.prediction import Prediction
@@ -425,9 +425,6 @@ def _peak(shape: ModelShape, request: Request, chosen: Strategy, job: Job, box: 
     return peaks.peak(shape, engine_for(shape, request, chosen, box.num_gpus), job)
 
 
-_AUTOCAST: dict[PrecisionClass, PrecisionClass] = {"bf16": "bf16-autocast", "fp16": "fp16-autocast"}
-
-
 def engine_for(shape: ModelShape, request: Request, chosen: Strategy, num_gpus: int) -> Engine:
     """Return the engine of a strategy with the settings of the request and its stack.
 
@@ -444,7 +441,7 @@ def engine_for(shape: ModelShape, request: Request, chosen: Strategy, num_gpus: 
     precision = request.chosen_precision
     if chosen.distributed_type in ("NO", "MULTI_GPU") and shape.adapter is not None:
         # The type of the frozen weights is that of the adapter's `frozen`. What is computed is decided by autocast.
-        precision = _AUTOCAST.get(precision, precision)
+        precision = in_theory.precision_class(chosen, precision)
     elif chosen.distributed_type in ("NO", "MULTI_GPU"):
         precision = settings.precision_without_masters(precision)
     engine = in_theory.advised_engine(chosen, shape.hidden, num_gpus, precision, settings.grad_accum_dtype)

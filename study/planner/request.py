@@ -210,12 +210,9 @@ class Request:
 
     def with_adapter(self, shape: ModelShape) -> ModelShape:
         """Return a shape with the requested adapters. Raises Refusal if they do not suit the model."""
-        adapter = self._adapter(shape)
-        if adapter is None:
-            return shape
         with refusing():
-            adapters.targeted(shape, adapter)
-        return dataclasses.replace(shape, adapter=adapter)
+            shape = adapters.applied(shape, self._adapter(shape))
+        return shape
 
     def _adapter(self, shape: ModelShape) -> Adapter | None:
         """Return the adapters as the stack trains them.

@@ -239,7 +239,10 @@ def _check_packages(run: Run) -> None:
         raise Refusal(f"{run.strategy.name} needs deepspeed, which is not installed. Run: make setup")
     for package, flag in (("peft", "lora-rank"), ("bitsandbytes", "load-in-4bit")):
         if getattr(run.config, flag.replace("-", "_")) and importlib.util.find_spec(package) is None:
-            raise Refusal(f"--{flag} needs {package}, which is not installed. Run: pip install 'zero-study[peft]'")
+            raise Refusal(
+                f"--{flag} needs {package}, which is not installed. Run: pip install 'zero-study[peft]' (in a clone: "
+                "'.[peft]')"
+            )
     tracker = run.config.log_with
     if tracker != "none" and importlib.util.find_spec(tracker) is None:
         raise Refusal(f"--log-with {tracker}: the package is not installed. Run: pip install {tracker}")

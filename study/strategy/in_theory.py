@@ -156,14 +156,10 @@ def _with_adapter(shape: ModelShape, config: RunConfig) -> ModelShape:
         head=shape.head,
         frozen="fp32",
     )
-    if adapter is None:
-        return shape
-    adapted = dataclasses.replace(shape, adapter=adapter)
     try:
-        adapters.trained_sizes(adapted)
+        return adapters.applied(shape, adapter)
     except ValueError as error:
         raise Refusal(f"--lora-target {config.lora_target}: {error}. Use other names, or all-linear.") from None
-    return adapted
 
 
 def job_of(config: RunConfig, world_size: int, device: Literal["cpu", "gpu"]) -> Job:

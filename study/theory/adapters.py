@@ -173,6 +173,14 @@ def _targeted(shape: ModelShape, adapter: Adapter) -> tuple[Linear, ...]:
     return tuple(linear for linear in of_model if _is_named(linear, targets) and linear not in saved)
 
 
+def applied(shape: ModelShape, adapter: Adapter | None) -> ModelShape:
+    """Return a shape with an adapter. Raises ValueError if the model has no modules of the adapter's names."""
+    if adapter is None:
+        return shape
+    targeted(shape, adapter)
+    return dataclasses.replace(shape, adapter=adapter)
+
+
 def default_targets(shape: ModelShape) -> tuple[str, ...]:
     """Return PEFT's default targets for a model. Raises ValueError if PEFT has none."""
     model_type = model_type_of(shape)
@@ -241,6 +249,16 @@ def frozen_bytes(shape: ModelShape, engine: Engine) -> float:
         return float(size * shape.num_params)
     quantized = quantized_elements(shape)
     return size * (shape.num_params - quantized) + NF4_BITS / 8 * quantized
+
+
+def frozen_bytes_of_rank(shape: ModelShape, engine: Engine) -> float:
+    """Return the bytes of a rank's frozen weights: whole at stages 0 to 2, and a shard of them at stage 3.
+
+    0 if all weights are trained.
+    """
+    if shape.adapter is None:
+        return 0.0
+    return frozen_bytes(shape, engine) / (engine.num_shards if engine.zero_stage == 3 else 1)
 
 
 def quantized_elements(shape: ModelShape) -> int:

@@ -96,7 +96,7 @@ def states(engine: Engine, shape: ModelShape, phase: StepPhase, rank: int = 0) -
             on_device[difference.part] += difference.num_bytes
         if difference.reason == "on-disk":
             disk -= difference.num_bytes
-    frozen = _frozen_bytes(engine, shape)
+    frozen = adapters.frozen_bytes_of_rank(shape, engine)
     on_device["parameters"] += frozen
     host = 0.0
     persistent = 0.0
@@ -121,13 +121,6 @@ def states(engine: Engine, shape: ModelShape, phase: StepPhase, rank: int = 0) -
 def _of_trained(engine: Engine, shape: ModelShape) -> Engine:
     """Return an engine whose precision class is that of the trainable parameters."""
     return engine if shape.adapter is None else adapters.engine_of_trained(engine, shape.adapter)
-
-
-def _frozen_bytes(engine: Engine, shape: ModelShape) -> float:
-    """Return the bytes of a rank's frozen weights: whole at stages 0 to 2, and a shard of them at stage 3."""
-    if shape.adapter is None:
-        return 0.0
-    return adapters.frozen_bytes(shape, engine) / (engine.num_shards if engine.zero_stage == 3 else 1)
 
 
 RANKS_LOOKED_AT = 64  # enough, because parameters larger than a partition come first
@@ -166,7 +159,7 @@ def peak(shape: ModelShape, engine: Engine, job: Job, rank: int | None = None) -
     used = list(map(operator.add, totals, on_host)) if job.device == "cpu" else totals
     moment = used.index(max(used))
     host = max(resting.host, stepping.host) + accumulated
-    frozen = _frozen_bytes(engine, shape) if engine.offload_param == "none" else 0.0
+    frozen = adapters.frozen_bytes_of_rank(shape, engine) if engine.offload_param == "none" else 0.0
     return Peak(rows[moment], moment, host, on_host[moment], resting.disk, totals, frozen)
 
 

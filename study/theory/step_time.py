@@ -617,7 +617,7 @@ def _pcie(shape: ModelShape, engine: Engine, job: Job, box: Box) -> _Pcie:
     forward: float = 0.0
     backward: float = 0.0
     if engine.offload_param != "none":  # a shard is sent to the GPU before each gather
-        frozen = 0.0 if shape.adapter is None else adapters.frozen_bytes(shape, engine) / engine.num_shards
+        frozen = adapters.frozen_bytes_of_rank(shape, engine)
         sent = once + frozen / (PCIE_EFFICIENCY * box.gpu.pcie_bandwidth)
         forward, backward = sent, max(0.0, _num_gathers(shape, engine, job) - 1) * sent
     if engine.offload_optimizer == "none":

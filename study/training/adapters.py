@@ -88,7 +88,7 @@ def quantization(config: RunConfig) -> dict[str, Any]:
             bnb_4bit_use_double_quant=True,
             bnb_4bit_compute_dtype=_TYPES.get(config.precision.removesuffix("-autocast"), torch.float32),
             # For a language model, transformers finds the head itself.
-            llm_int8_skip_modules=["classifier"] if config.workload == "bert-imdb" else None,
+            llm_int8_skip_modules=list(_TRAINED_WHOLE) if config.workload == "bert-imdb" else None,
         )
     }
 

@@ -84,9 +84,9 @@ def _rebuilt(checkpoint: Checkpoint, data_dir: Path | None) -> Any:
         import peft
 
         model = adapters.adapted(model, peft.PeftConfig.from_pretrained(str(checkpoint.folder / MODEL)))
-    own_names = {name for name, _ in model.named_parameters()}  # tied parameters appear once
+    # Tied parameters appear once.
+    own_names = {name for name, parameter in model.named_parameters() if parameter.requires_grad or not is_in_4bit}
     if is_in_4bit:
-        own_names = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
         parameters = {name: tensor for name, tensor in parameters.items() if name in own_names}
     missing, unknown = model.load_state_dict(parameters, strict=False)
     model.tie_weights()
@@ -139,7 +139,7 @@ def read_parameters(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
     readers = {"plain": _plain, "fsdp": _fsdp, "zero": _deepspeed, "subgroups": _subgroups}
     reader = next(reader for kind, reader in readers.items() if checkpoint.manifest.engine.startswith(kind))
     state = reader(checkpoint.folder / ENGINE)
-    return {name.replace("_orig_mod.", "").removeprefix("module."): tensor.float() for name, tensor in state.items()}
+    return {weights.plain_name(name): tensor.float() for name, tensor in state.items()}
 
 
 def _plain(folder: Path) -> dict[str, torch.Tensor]:

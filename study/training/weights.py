@@ -34,10 +34,8 @@ def build_model(accelerator: Accelerator, workload: ModuleType, splits: Splits, 
     its weights in partitions. The same is done to load the weights in 4 bits.
     """
     config = run.config
-    set_seed(config.seed)  # also determines the new head of a published model
     if not (run.strategy.zero_stage == 3 and run.strategy.zero3_init) and not config.load_in_4bit:
-        with unpartitioned():
-            model = adapters.add(_whole(workload, splits, config), config)
+        model = adapters.add(initial_model(workload, splits, config), config)
         if run.strategy.distributed_type == "FSDP" and config.precision == "bf16":
             _round_to_bf16(model)
         if config.precision == "fp64":
@@ -46,7 +44,7 @@ def build_model(accelerator: Accelerator, workload: ModuleType, splits: Splits, 
     folder, builds = run.initial_weights_folder, run.is_first_of_machine(accelerator.process_index)
     if builds:
         with unpartitioned():
-            whole: Any = _whole(workload, splits, config)
+            whole: Any = initial_model(workload, splits, config)
             whole.should_save_on_this_rank = lambda _: True  # otherwise transformers 5.23 writes on rank 0 only
             whole.save_pretrained(folder)
             del whole
@@ -63,13 +61,9 @@ def build_model(accelerator: Accelerator, workload: ModuleType, splits: Splits, 
 
 def initial_model(workload: ModuleType, splits: Splits, config: RunConfig) -> torch.nn.Module:
     """Return the model with the weights that a run starts from, unsharded and without an adapter."""
-    set_seed(config.seed)
+    set_seed(config.seed)  # also determines the new head of a published model
     with unpartitioned():
-        return _whole(workload, splits, config)
-
-
-def _whole(workload: ModuleType, splits: Splits, config: RunConfig) -> torch.nn.Module:
-    model: torch.nn.Module = workload.build_model(config, splits)
+        model: torch.nn.Module = workload.build_model(config, splits)
     if config.nudge_seed is not None:
         perturbations.move_by_one_unit(model, torch.Generator().manual_seed(config.nudge_seed))
     return model

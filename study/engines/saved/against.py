@@ -14,10 +14,11 @@ import torch
 from ..diff.recorded import FILE, Recording
 from ..diff.recording import canonical
 from ..diff.sketch import sketch
+from ..readback.dtypes import dtype_name
 from . import folders, pickles
 from .checks import plain_name
 from .content import Finding, Saved, Tensor
-from .values import dtype_name, same
+from .values import same
 
 _WIDEST_FIRST = ("float64", "float32", "float16", "bfloat16")
 _ADAPTER_NAME = re.compile(r"(?<=lora_A)\.default(?=\.)|(?<=lora_B)\.default(?=\.)|\.modules_to_save\.default(?=\.)")

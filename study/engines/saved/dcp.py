@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
+from ..readback.dtypes import dtype_name
 from . import pickles
 from .content import Kind, Saved, Tensor, names_text
-from .values import dtype_name
 
 METADATA = ".metadata"
 _OPTIMIZER = {"optimizer", "optim", "optimizers", "optimizer_state", "optim_state"}

@@ -16,9 +16,10 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ..readback.dtypes import dtype_name
 from . import pickles
 from .content import Kind, Saved, Tensor, in_memory, names_text
-from .values import dtype_name, same
+from .values import same
 
 _RANK_FILE = re.compile(r"(?:bf16_|fp16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_(optim|model)_states\.pt")
 _MODEL_FILE = re.compile(r"mp_rank_(\d+)_model_states\.pt")

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
+from ..readback.dtypes import dtype_name
 from . import pickles
 from .content import Kind, Saved, Tensor
-from .values import dtype_name
 
 WEIGHTS = "fp32"
 

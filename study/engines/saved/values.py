@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import torch
 
-from ..readback.dtypes import dtype_name as dtype_name
-
 
 def same(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Return whether two tensors have the same type, shape and bits."""
