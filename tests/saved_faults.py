@@ -167,8 +167,9 @@ def take(source: str, pattern: str, name: str = "") -> Callable[[Path], None]:
     """Return what copies files of another intact checkpoint into the folder."""
 
     def damage(folder: Path) -> None:
-        there = folder.parent.parent / "written" / source
-        for path in there.glob(pattern):
+        found = sorted((folder.parent.parent / "saved_folders" / source).glob(pattern))
+        assert found, pattern
+        for path in found:
             place = folder / (STEP if (folder / STEP).is_dir() else "")
             shutil.copy(path, place / (name or path.name))
 
