@@ -166,6 +166,23 @@ def test_an_interval_decides_only_where_all_of_it_does(monkeypatch, value, toler
 # ---------------------------------------------------------------- functions
 
 
+def test_a_case_with_an_adapter_has_only_the_states_of_the_adapter():
+    case = {**FITS, "strategy": "single", "gpus": 1, "precision": "bf16", "checkpointing": True}
+    whole = by_theory.peak(**case)
+    adapted = by_theory.peak(**case, lora_rank=8, lora_target="all-linear")
+    quantized = by_theory.peak(**case, lora_rank=8, lora_target="all-linear", load_in_4bit=True)
+    assert whole.number > 3 * adapted.number > 3 * quantized.number
+    assert "LoRA of rank 8" in adapted.evidence[0]
+
+
+def test_frozen_weights_are_sharded_in_the_records_of_the_study_lora():
+    arguments = {"study": "lora", "part": "parameters", "to": "zero2_tuned"}
+    assert by_records.held_ratio(of="zero3_tuned", label="lora", **arguments).number == pytest.approx(0.5, abs=0.01)
+    assert by_records.held_ratio(of="ddp", label="lora", **arguments).number == pytest.approx(1, abs=0.01)
+    with pytest.raises(ValueError, match="no model of lora"):
+        by_records.held_ratio(of="zero3_tuned", label="no_such_label", **arguments)
+
+
 def test_what_the_papers_count():
     figure_1 = [by_theory.paper_total_bytes(7.5e9, stage, 64, "fp16").value / 1e9 for stage in range(4)]
     assert figure_1 == pytest.approx([120, 31.4, 16.6, 1.9], abs=0.05)

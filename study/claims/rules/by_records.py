@@ -7,6 +7,7 @@ the models or ranks of a study, the interval is from the smallest to the largest
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections.abc import Callable, Iterable
 from functools import lru_cache
@@ -206,15 +207,52 @@ def _from_least_to_most(values: list[float], runs: list[RecordFile]) -> Observed
     return Observed(statistics.mean(values), evidence, interval, told="" if interval is None else "least to most")
 
 
-def peak_ratio(of: str, to: str, precision: str | None = None) -> Observed:
+def held_ratio(study: str, of: str, to: str, part: str, label: str = "") -> Observed:
+    """Return the bytes that a rank of one strategy holds just before the optimizer step, divided by those of another.
+
+    `part` is one of PARTS. The interval is from the smallest to the largest ratio over the models of the study. Only
+    runs with the label are compared.
+    """
+    if part not in PARTS:
+        raise ValueError(f"part {part!r}: must be one of {', '.join(PARTS)}")
+    above, below = (_labeled(study, label, strategy) for strategy in (of, to))
+    shared = sorted(above.keys() & below.keys())
+    if not shared:
+        raise ValueError(f"arguments: no model of {study} ran under both {of} and {to}")
+    pairs = [(above[model], below[model]) for model in shared]
+    values = [_largest_part(over, part) / _largest_part(under, part) for over, under in pairs]
+    return _from_least_to_most(values, [run for pair in pairs for run in pair])
+
+
+def _labeled(study: str, label: str, strategy: str) -> dict[tuple[str, str], RecordFile]:
+    """Return the runs of a strategy with a label, by workload and size."""
+    runs = (f for f in _finished(study) if f.record.strategy == strategy and _label(f.record) == label)
+    return {(f.record.workload, f.record.config["size"]): f for f in runs}
+
+
+def _label(record: Record) -> str:
+    """Return the label at the end of a run's name, after its seed. Empty if it has none."""
+    return re.split(r"-seed\d+-?", record.run_id)[-1]
+
+
+def _largest_part(run: RecordFile, part: str) -> int:
+    largest: int = max(getattr(rank, part) for rank in _known(run.record.model_state_bytes))
+    return largest
+
+
+def peak_ratio(
+    of: str, to: str, precision: str | None = None, study: str = "peaks-real", label: str | None = None
+) -> Observed:
     """Return the peak tensor memory of one strategy divided by that of another, for the process that uses the most.
 
     The interval is from the smallest to the largest ratio over the models, numbers of processes and precisions of the
-    study `peaks-real`. If `precision` is given, only its runs are used. In bf16, DDP uses autocast.
+    study. If `precision` or `label` is given, only runs with it are used. In bf16, DDP uses autocast.
     """
     from study.compare import table
 
-    runs = table.read([RECORDS / "peaks-real"]).query("status == 'ok'")
+    runs = table.read([RECORDS / study]).query("status == 'ok'")
+    if label is not None:
+        runs = runs[runs["run_id"].str.endswith(f"-{label}")]
     runs = runs.assign(precision=runs["precision"].str.removesuffix("-autocast"))
     if precision is not None:
         runs = runs[runs["precision"] == precision]
@@ -333,7 +371,7 @@ def protocol_effect(program: str, metric: defects.Metric) -> Observed:
 FUNCTIONS: dict[str, Callable[..., Observed]] = {
     function.__name__: function
     for function in (
-        loss_difference, different_bits, gradient_norm_ratio, state_bytes_per_parameter, state_ratio, peak_ratio,
-        volume, volume_ratio, reduced_ratio, uses_collective, accumulation_difference, protocol_effect,
+        loss_difference, different_bits, gradient_norm_ratio, state_bytes_per_parameter, state_ratio, held_ratio,
+        peak_ratio, volume, volume_ratio, reduced_ratio, uses_collective, accumulation_difference, protocol_effect,
     )
 }  # fmt: skip

@@ -22,7 +22,7 @@ from study.errors import refusing
 from study.formatting import GIB
 from study.planner.choose import gpt
 from study.strategy import file, in_theory
-from study.theory import communication, hardware, model_states, peaks, prediction, shapes
+from study.theory import adapters, communication, hardware, model_states, peaks, prediction, shapes
 from study.theory.engine import Engine, Job, PrecisionClass
 from study.theory.hardware import Box
 from study.theory.intervals import EVIDENCE
@@ -70,6 +70,9 @@ class Case(_Typed):
     accumulation: Count = 1
     kernels: Literal["fused", "transformers"] = "fused"  # the modules of transformers need more memory and time
     node: Literal["dgx-2", "whole"] | None = None  # whole: few GPUs have a whole rented node; None: a share of it
+    lora_rank: Count | None = None  # None: all weights are trained
+    lora_target: str | None = None  # as in the planner: names with commas, all-linear, or None for PEFT's default
+    load_in_4bit: bool = False  # whether the frozen weights are in NF4
 
     @classmethod
     def of(cls, arguments: Mapping[str, Any], subject: str = "arguments") -> Case:
@@ -87,7 +90,11 @@ class Case(_Typed):
     @property
     def shape(self) -> ModelShape:
         shape = shape_of(self.model)
-        return dataclasses.replace(shape, positions=max(shape.positions, self.sequence_length))
+        shape = dataclasses.replace(shape, positions=max(shape.positions, self.sequence_length))
+        adapter = adapters.from_options(
+            self.lora_rank, self.lora_target, load_in_4bit=self.load_in_4bit, head=shape.head
+        )
+        return adapters.applied(shape, adapter)
 
     @property
     def engine(self) -> Engine:
@@ -110,7 +117,10 @@ class Case(_Typed):
         batch = f"{self.micro_batch} x {self.sequence_length}{accumulated} tokens"
         checkpointed = ", checkpointed" if self.checkpointing else ""
         gpus = f"{self.gpus} x {self.gpu}"
-        return f"{self.shape.name}, {self.strategy}, {gpus}, {batch}, {self.engine.precision}{checkpointed}"
+        adapted = f", LoRA of rank {self.lora_rank}" if self.lora_rank else ""
+        quantized = " on weights in 4 bits" if self.load_in_4bit else ""
+        settings = f"{self.engine.precision}{checkpointed}{adapted}{quantized}"
+        return f"{self.shape.name}, {self.strategy}, {gpus}, {batch}, {settings}"
 
 
 @lru_cache(maxsize=4096)
