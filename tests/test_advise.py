@@ -70,6 +70,8 @@ def test_what_to_take_comes_first_in_80_columns(capsys):
     assert {"ddp", "zero1", "zero2", "zero3", "fsdp2"} <= set(table)
     none = printed(capsys, "--model", "llama-2-70b", "--gpu", "t4", "--gpus", "1", "--host-memory", "48")
     assert none.startswith("No strategy fits.")
+    nearest = none.split(" comes nearest")[0].split()[-1]
+    assert f"\n{nearest} " in none  # in the table, too
 
 
 def test_every_strategy_is_shown_within_the_width(capsys, monkeypatch):

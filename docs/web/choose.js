@@ -113,10 +113,8 @@ function readAddress() {
     field.value = value || (field.name === "stack" ? DEFAULTS.stack : "");
     if (field.name === "load-in-4bit" && field.name in values) field.value = "yes"; // a flag, whose value may be empty
   }
-  const more = ["micro-batch-size", "precision", "activation-checkpointing", "strategy", "config", "lora-rank", "lora-target"];
-  if (more.some((name) => values[name]) || "load-in-4bit" in values) {
-    document.getElementById("more").open = true;
-  }
+  const more = document.getElementById("more");
+  if ([...more.querySelectorAll("[name]")].some(({ name }) => name in values)) more.open = true;
 }
 
 function fillForm(choices) {

@@ -155,14 +155,15 @@ def _basis(advice: Advice) -> str:
 def few(advice: Advice) -> list[Option]:
     """Return the strategies of the short table, in the order of `Advice.ranked`.
 
-    They are the recommended one, those of `FAMILIAR`, and the fastest one with offload that fits.
+    They are the recommended one, or the one that lacks least memory if none fits; those of `FAMILIAR`; and the fastest
+    one with offload that fits.
     """
     ranked = advice.ranked
     offloading = next((option for option in ranked if option.offloads and option.fits), None)
     return [
         option
         for option in ranked
-        if option in (advice.recommended, offloading) or option.strategy.name in FAMILIAR or len(advice.options) == 1
+        if option in (ranked[0], offloading) or option.strategy.name in FAMILIAR or len(advice.options) == 1
     ]
 
 

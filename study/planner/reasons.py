@@ -27,7 +27,7 @@ def answer(advice: Advice) -> str:
     """
     option = advice.recommended
     if option is None:
-        nearest = min(advice.options, key=lambda option: option.missing_bytes)
+        nearest = advice.ranked[0]
         return f"No strategy fits. {nearest.strategy.name} comes nearest: it {lacks(nearest)}. {_remedy(advice)}"
     memory = f"{gib(option.free_bytes)} GiB ({_percent(option.free_share)}) of each GPU"
     if (better := _smaller_batch(advice, option)) is not None and not option.offloads:
