@@ -90,6 +90,7 @@ class Case:
     call: Callable[[Any], Any] = lambda model: model
     syncs: bool = True
     before_wrap: Callable[[Any], Any] = lambda net: None
+    adapted: Callable[[Any], Any] = lambda net: net  # returns the net with PEFT's adapters
     after_wrap: Callable[[Any], Any] = lambda model: None
     before_update: Callable[[Any, int], Any] = lambda model, step: None
     after_update: Callable[[Any, Any, int], Any] = lambda model, optimizer, step: None
@@ -98,6 +99,7 @@ class Case:
         """Return the losses of this rank."""
         net = Net(**self.net)
         self.before_wrap(net)
+        net = self.adapted(net)
         model, optimizer = self._wrapped(net)
         self.after_wrap(model)
         if output:
@@ -303,6 +305,40 @@ FAULTS = {
 RARE = {name for name in FAULTS if name.endswith(("zero2", "zero3")) and not name.startswith("half_a_layer")}
 
 
+# ---------------------------------------------------------------- adapters
+
+
+def lora(alpha: int, begins_with_zero: bool = True) -> Callable[[Any], Any]:
+    def adapted(net: Any) -> Any:
+        import peft
+
+        torch.manual_seed(1)
+        settings = {"lora_alpha": alpha, "init_lora_weights": begins_with_zero, "target_modules": ["qkv", "down"]}
+        return peft.get_peft_model(net, peft.LoraConfig(r=4, **settings))
+
+    return adapted
+
+
+def trainable(net: Any) -> list[Any]:
+    return [parameter for parameter in net.parameters() if parameter.requires_grad]
+
+
+def adapters() -> dict[str, Case]:
+    """Trainings of adapters under each engine: two equal ones, one with another scale, and one with another base."""
+    cases = {}
+    for engine in ("ddp", "zero3", "fsdp2"):
+        case = Case(engine, adapted=lora(8), parameters=trainable, rate=1e-2)
+        cases |= {
+            engine: case,
+            f"{engine}-repeated": case,
+            f"{engine}-doubled": replace(case, adapted=lora(16)),
+            f"{engine}-other-base": replace(case, before_wrap=changed("blocks.1.up.weight", 1.01)),
+        }
+    for name, alpha in (("trained", 8), ("trained-doubled", 16)):
+        cases[f"ddp-{name}"] = replace(cases["ddp"], adapted=lora(alpha, begins_with_zero=False))
+    return cases
+
+
 # ---------------------------------------------------------------- how small a fault is seen, and what a recording costs
 
 
@@ -378,6 +414,12 @@ def main(*words: str) -> None:
     if words[0] == "--limits":
         return measure(*words[1:])
     folder, is_quick = words[0], "quick" in words
+    if "adapters" in words:
+        for name, case in adapters().items():
+            for noise in (None, 1) if name == case.engine else (None,):
+                case.train(f"{folder}/{name}", noise)
+        print("TRAINED", file=sys.stderr, flush=True)
+        return None
     cases = {name: case for name, case in sound().items() if not is_quick or name.endswith(("fp32", "1-bf16"))}
     for name, case in cases.items():
         recorded = case.train(f"{folder}/{name}")

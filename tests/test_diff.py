@@ -25,7 +25,7 @@ from study import cli  # noqa: E402
 from study.engines import diff  # noqa: E402
 from study.engines.diff import bounds, causes, rounding, sketch  # noqa: E402
 from study.engines.diff.__main__ import main  # noqa: E402
-from study.engines.diff.compare import compare  # noqa: E402
+from study.engines.diff.compare import Result, compare  # noqa: E402
 from study.engines.diff.recorded import FORMAT, Damaged, Recording  # noqa: E402
 from study.engines.diff.text import text  # noqa: E402
 from study.errors import Refusal  # noqa: E402
@@ -118,6 +118,51 @@ def test_the_command_says_and_writes_the_first_difference(tmp_path):
     assert launching.command_line(["diff", a, tmp_path]).returncode == 2  # no recording
     with pytest.raises(AssertionError, match=r"blocks\.1\.down\.weight"):
         diff.assert_same_training(a, b)
+
+
+def compared(name: str, counterpart: str) -> Result:
+    """Compare two trainings of adapters on two ranks."""
+    pytest.importorskip("peft")
+    launching.use()
+    return compare(*(Recording.read(recorded(2, "adapters") / each) for each in (name, counterpart)))
+
+
+@pytest.mark.launches
+@pytest.mark.parametrize(
+    ("name", "counterpart"),
+    [("ddp", "ddp-repeated"), ("zero3", "zero3-repeated"), ("fsdp2", "fsdp2-repeated"), ("ddp", "zero3"),
+     ("ddp", "fsdp2"), ("zero3", "fsdp2")],
+)  # fmt: skip
+def test_equal_trainings_of_adapters_are_the_same_under_each_engine(name: str, counterpart: str):
+    result = compared(name, counterpart)
+    assert result.is_same
+    assert result.num_alike > 500
+
+
+@pytest.mark.launches
+@pytest.mark.parametrize("engine", ["ddp", "zero3", "fsdp2"])
+def test_a_doubled_lora_alpha_is_named_with_its_factor(engine: str):
+    """The matrices B begin with zeros, so the outputs and the gradients of the matrices A are the same at first."""
+    result = compared(engine, f"{engine}-doubled")
+    first = [each for each in result.differences if each[:2] == result.differences[0][:2]]
+    assert (first[0].step, first[0].kind, len(first)) == (1, "gradient", 6)
+    assert all("lora_B" in each.name for each in first)
+    assert causes.uniform_factor(first) == pytest.approx(2, rel=2e-3)
+    assert any("lora_alpha" in cause for cause in result.causes)
+
+
+@pytest.mark.launches
+def test_a_doubled_lora_alpha_of_trained_adapters_is_found_in_the_first_adapted_output():
+    first = compared("ddp-trained", "ddp-trained-doubled").differences[0]
+    assert (first.step, first.kind, first.name) == (1, "forward", "base_model.model.blocks.0.qkv")
+
+
+@pytest.mark.launches
+@pytest.mark.parametrize("engine", ["ddp", "zero3", "fsdp2"])
+def test_adapters_of_another_base_are_found_in_its_weight(engine: str):
+    first = compared(engine, f"{engine}-other-base").differences[0]
+    assert (first.step, first.kind, first.name) == (0, "weights", "base_model.model.blocks.1.up.weight")
+    assert first.factor == pytest.approx(1.01, rel=1e-3)
 
 
 SETTINGS = {"odd": "", "deep": 0, "eps": 1e-5, "parts": 1, "rate": 0.1, "seed": 0, "steps": 5, "inf": 9, "last": 9}

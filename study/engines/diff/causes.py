@@ -10,6 +10,7 @@ from .recorded import Difference, Recording
 
 NEAR = 5e-3  # relative tolerance for comparing a factor with another number
 NOTHING = 1e-6  # a factor below this counts as zero
+ADAPTER = ".lora_"  # in the names of the parameters that PEFT adds
 LOSS_SCALES_FROM = 128  # a power of two from here on may be a loss scale
 
 
@@ -19,6 +20,7 @@ class _Pattern(NamedTuple):
     first: Difference
     factor: float | None  # common to all differences of its kind and step; None if they have no common one
     is_only_one: bool  # whether it is the only difference of its kind and step
+    is_in_adapters: bool  # whether all differences of its kind and step are in adapters
     size_over_bound: float  # the maximum of norm / bound over the equal tensors of its kind and step
     a: Recording
     b: Recording
@@ -39,7 +41,9 @@ def explain(
     first = differences[0]
     alike = [difference for difference in differences if difference[:2] == first[:2]]
     size_over_bound = sizes_over_bounds.get(first[:2], 0.0)
-    return list(_causes(_Pattern(first, uniform_factor(alike), len(alike) == 1, size_over_bound, a, b)))
+    is_in_adapters = all(ADAPTER in difference.name for difference in alike)
+    pattern = _Pattern(first, uniform_factor(alike), len(alike) == 1, is_in_adapters, size_over_bound, a, b)
+    return list(_causes(pattern))
 
 
 def uniform_factor(differences: Sequence[Difference]) -> float | None:
@@ -158,6 +162,8 @@ def _of_factor(factor: float, pattern: _Pattern) -> Iterator[str]:
     in_a, in_b = _loss(a), _loss(b)
     if in_a and in_b and _is_near(in_b / in_a, factor):
         yield "the loss: the tensor on which backward is called has the same factor."
+    elif pattern.is_in_adapters:
+        yield f"the scale of the adapters, lora_alpha over the rank, is {factor:.4g} times as large in B."
 
 
 def _of_count(factor: float, noun: str, counts: tuple[int, int]) -> Iterator[str]:
