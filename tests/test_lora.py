@@ -221,15 +221,19 @@ def test_there_is_nothing_to_merge_without_an_adapter(tmp_path):
 
 
 @pytest.mark.launches
-@pytest.mark.parametrize("strategy", ["ddp", "zero2"])
-def test_weights_in_4_bits_train_and_go_on_exactly(strategy):
-    flags = {**SAVED, "load_in_4bit": True}
+@pytest.mark.parametrize(
+    ("strategy", "precision"),
+    [("ddp", "fp32"), ("zero2", "fp32"), ("ddp", "bf16-autocast"), ("zero2", "bf16-autocast")],
+)
+def test_weights_in_4_bits_train_and_go_on_exactly(strategy, precision):
+    """Under autocast too, the adapter is in fp32: PEFT would make it in the type in which weights are multiplied."""
+    flags = {**SAVED, "load_in_4bit": True, "precision": precision}
     saved = run(strategy, **flags)
     resumed = run(strategy, **{**flags, "save_model": False, "checkpoint_every": None},
                   resume=str(saved.run_dir / "checkpoints/step-00000003"))  # fmt: skip
     assert resumed.record.final_parameters == saved.record.final_parameters
     assert saved.record.proof.parameter_dtypes == ["float32", "uint8"]
-    assert saved.record.num_params == run("ddp", **SAVED).record.num_params
+    assert saved.record.num_params == run("ddp", **{**SAVED, "precision": precision}).record.num_params
     assert saved.record.steps_done == 6
     config = json.loads((saved.run_dir / "model" / export.ADAPTER).read_text())
     assert config["r"] == 4

@@ -198,10 +198,11 @@ def test_the_list_in_order_of_value(monkeypatch, tmp_path):
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
     place = Place(tmp_path, Path("data"), False)
     states = [item.state(place) for item in one_gpu.ITEMS]
-    assert [state.to_run for state in states] == [21, 20, 9, 13, 6, 6, 18, 9]
+    assert [state.to_run for state in states] == [21, 20, 9, 16, 13, 6, 6, 18, 9]
     assert {(state.kept, state.skipped) for state in states} == {(0, 0)}
     shown = one_gpu.show(one_gpu.ITEMS, place)
-    assert [line.split("  ")[1].strip() for line in shown.splitlines()[2:10]] == [item.title for item in one_gpu.ITEMS]
+    rows = shown.splitlines()[2 : 2 + len(states)]
+    assert [row.split("  ")[1].strip() for row in rows] == [item.title for item in one_gpu.ITEMS]
     assert "minutes are predicted for NVIDIA H200: launches of 12 s" in shown
     assert not list(tmp_path.iterdir())
 
@@ -214,6 +215,7 @@ REHEARSED = {
     "gpu-acceptance": r"(single|zero2)-1x-seed0-fp32|-fp16$",
     "gpu-bert-large": r"zero3-1x-seed0-bf16$",
     "gpu-gpt2-xl": r"ddp-1x-seed0-\w+-autocast",
+    "gpu-lora": r"gpt-wikitext-tiny-(ddp|zero2)-1x-seed0-in_4_bits$",
 }
 
 
@@ -226,7 +228,7 @@ def test_the_list_in_the_small(tmp_path, monkeypatch):
     monkeypatch.setitem(throughput.WORKS, "small", {**short, "timing_warmup_steps": 2})
     listed = [
         replace(item, ids=REHEARSED[item.study]) if isinstance(item, Runs) else replace(item, strategies=("ddp",))
-        for item in (*one_gpu.ITEMS[:3], one_gpu.ITEMS[4])
+        for item in (*one_gpu.ITEMS[:4], one_gpu.ITEMS[5])
     ]
     monkeypatch.setattr(one_gpu, "ITEMS", tuple(listed))
     launching.use()
@@ -235,8 +237,8 @@ def test_the_list_in_the_small(tmp_path, monkeypatch):
     place = Place(tmp_path / "runs" / "small", None, True)
     states = [item.state(place) for item in listed]
     counts = [(state.to_run, state.kept, state.skipped) for state in states]
-    assert counts == [(0, 2, 1), (0, 1, 0), (0, 1, 0), (0, 1, 0)]
-    assert pack.merge(place.folder / one_gpu.PACK, tmp_path / "home") == 5
+    assert counts == [(0, 2, 1), (0, 1, 0), (0, 1, 0), (0, 2, 0), (0, 1, 0)]
+    assert pack.merge(place.folder / one_gpu.PACK, tmp_path / "home") == 7
     page = (place.folder / one_gpu.PAGE).read_text()
     row = next(line for line in page.splitlines() if line.startswith("| `zero2` "))
     assert row == "| `zero2` | ok |  |  |  |  | ok | not run | not run | not run | not run |"
@@ -261,7 +263,7 @@ def make(study: studies.Study, folder: Path) -> plan.Plan:
     return plan.make(study, studies.runs(study, folder=folder), folder, 1800)
 
 
-@pytest.mark.parametrize("name", [*ONE_GPU, "gpu-acceptance", "gpu-bert-large", "gpu-gpt2-xl"])
+@pytest.mark.parametrize("name", [*ONE_GPU, "gpu-acceptance", "gpu-bert-large", "gpu-gpt2-xl", "gpu-lora"])
 def test_one_gpu_runs_what_needs_one(name, home, monkeypatch):
     """All of its one-process runs, and those that share it; the rest waits for a larger box, and is no obstacle."""
     monkeypatch.setattr(this_machine, "find", lambda: H200)
@@ -272,6 +274,17 @@ def test_one_gpu_runs_what_needs_one(name, home, monkeypatch):
             assert one.to_run, one
         else:
             assert one.skipped == f"needs {one.run.world_size} GPUs, found 1"
+
+
+def test_every_adapter_has_a_run_without_adapter_to_compare_it_with():
+    """In the batch, precision and number of steps of a run of gpu-bert-large or gpu-gpt2-xl."""
+    whole = [run for name in ("gpu-bert-large", "gpu-gpt2-xl") for run in studies.runs(studies.find(name))]
+    without = {"lora_rank", "load_in_4bit", "output_dir"}
+    keys = {(run.strategy.name, run.config.model_dump_json(exclude=without)) for run in whole}
+    adapted = studies.runs(studies.find("gpu-lora"))
+    for run in adapted:
+        assert (run.strategy.name, run.config.model_dump_json(exclude=without)) in keys
+    assert {run.config.size for run in adapted} == {"large", "1.5b"}
 
 
 @pytest.mark.parametrize("name", ONE_GPU)

@@ -147,6 +147,7 @@ ITEMS: tuple[Item, ...] = (
     Runs("acceptance of every strategy", "gpu-acceptance", timeout_seconds=240.0),
     Runs("BERT-large: memory, time, MFU", "gpu-bert-large"),
     Runs("GPT of 1.5 billion: memory, time, MFU", "gpu-gpt2-xl", r"-seed0-batch\d+-(autocast|bf16)$"),
+    Runs("LoRA, and frozen weights in 4 bits", "gpu-lora"),
     Runs("bytes of 2, 4, 8 ranks on the card", "shared-gpu", r"^bert-imdb-\w+-(single|ddp|zero[123])-\d"),
     AgainstTrainer("against Hugging Face's Trainer", "bert-large", ("ddp", "zero2", "zero3"), 2),
     Runs("GPT of 1.5 billion: the largest batch", "gpu-gpt2-xl", r"-largest$"),

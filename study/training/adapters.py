@@ -43,13 +43,16 @@ def add(model: torch.nn.Module, config: RunConfig) -> torch.nn.Module:
 def adapted(model: torch.nn.Module, lora: LoraConfig) -> torch.nn.Module:
     """Return the model with a new adapter of these settings, in the type of its weights. All of these are frozen.
 
-    PEFT would otherwise keep the adapter of 16-bit weights in fp32, and the engine has fp32 masters of it anyway.
+    PEFT would keep the adapter of 16-bit weights in fp32, although the engine has fp32 masters of it anyway. On weights
+    in 4 bits, PEFT makes an adapter in the type in which they are multiplied. If this type has 16 bits because of
+    autocast, the adapter would have no fp32 masters. The type of the other weights decides in both cases.
     """
     import peft
 
     lora.base_model_name_or_path = None  # otherwise PEFT warns if the model was loaded from another folder
+    is_fp32 = next(weight.dtype for weight in model.parameters() if weight.is_floating_point()) == torch.float32
     with _without_warning():
-        whole: torch.nn.Module = peft.get_peft_model(model, lora, autocast_adapter_dtype=False)
+        whole: torch.nn.Module = peft.get_peft_model(model, lora, autocast_adapter_dtype=is_fp32)
     return whole
 
 
