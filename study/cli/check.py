@@ -228,14 +228,15 @@ def _diff(a: Path, b: Path, output: Path | None) -> int:
 def _saved(
     folder: Path, against: Path | None, model: Path | None, strict: bool, trust_pickle: bool, as_json: bool
 ) -> int:
-    """Check whether a checkpoint or a saved model is whole.
+    """Check whether a checkpoint or a saved model is complete.
 
     The command reads checkpoints of DeepSpeed (ZeRO-0 to 3 and universal), of FSDP2 (DCP) and of accelerate, and
     folders of transformers and PEFT. It finds empty, missing, partial, untied and wrongly typed tensors, and shards
     that do not belong together. With --against, it also compares the values.
 
-    Exit status: 0 if nothing is wrong; 1 if something is, or if a comparison or --strict was requested and something
-    could not be checked; 2 if the folder is refused.
+    Exit status: 0 if nothing is wrong; 1 if something is wrong, if no file could be read, if the comparison of
+    --against could not be made, or if --strict was given and something could not be checked; 2 if the folder is
+    refused.
     """
     require("torch", "safetensors")
     from study.engines.saved.command import command as check_saved
