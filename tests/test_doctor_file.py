@@ -209,6 +209,21 @@ def test_traps_of_adapters_are_explained():
     assert "LoRA" in examined(deepspeed(zero_stage=3))["deepspeed_config.zero3_save_16bit_model"].message
 
 
+@pytest.mark.parametrize(
+    ("content", "has_trap"),
+    [
+        ({"distributed_type": "FSDP", "num_processes": 2, "fsdp_config": {"fsdp_version": 1}}, True),
+        ({"distributed_type": "FSDP", "num_processes": 2, "fsdp_config": {"fsdp_offload_params": False}}, True),
+        ({"distributed_type": "FSDP", "num_processes": 2, "fsdp_config": {"fsdp_version": 2}}, False),
+        ({"distributed_type": "MULTI_GPU", "num_processes": 2, "fsdp_config": {"fsdp_version": 1}}, False),
+        (deepspeed(zero_stage=3), False),
+    ],
+)
+def test_only_fsdp1_refuses_adapters_of_another_type_than_the_weights(content, has_trap):
+    found = {key for key, finding in examined(content).items() if "uniform dtype" in finding.message}
+    assert found == ({"fsdp_config.fsdp_version"} if has_trap else set())
+
+
 def test_a_deepspeed_file_of_another_name_is_one():
     """It was read as accelerate's, of which every key is unknown; open-instruct calls its files .conf."""
     content = {"zero_optimization": {"stage": 3}, "bf16": {"enabled": True}, "gradient_clipping": 1.0}
