@@ -88,7 +88,6 @@ def test_the_set_up_goes_on_without_uv(tmp_path):
     assert asked[1].startswith("python -c import torch")
 
 
-@pytest.mark.launches
 @pytest.mark.parametrize(("driver", "chooses"), [(None, True), ("570.86.10", True), ("580.95.05", False)])
 def test_the_build_of_torch_follows_the_driver(driver, chooses, tmp_path):
     """PyPI's build needs a driver for CUDA 13. For an older driver, and for CPUs, uv chooses another build."""
