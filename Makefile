@@ -145,7 +145,8 @@ setup: .venv/.installed
 
 # uv installs in seconds what takes pip minutes. Where uv cannot be had, or fails, pip does the same. If no source of
 # packages was named, uv first looks for the build of PyTorch that suits this machine: the one for CPUs is 200 MB, the
-# one for GPUs some GB.
+# one for GPUs some GB. With a driver that supports CUDA 13, PyPI's build suits it. uv would choose the build for the
+# newest CUDA 13, which PyTorch 2.13 calls experimental.
 define INSTALL
 log=.venv/setup.log; uv=$$(command -v uv || echo .venv/bin/uv); \
 packages="-c constraints.txt -e .[$(EXTRAS)]"; export DS_BUILD_OPS=0; \
@@ -155,11 +156,12 @@ if [ ! -x .venv/bin/python ]; then \
 fi; \
 [ -x "$$uv" ] || $(PIP) install -q uv >$$log 2>&1 || true; \
 [ -w "$$HOME" ] || export UV_NO_CACHE=1; \
+driver=$$(nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null | sed -n '1s/\..*//p'); \
 with_uv() { "$$uv" pip install -q --compile-bytecode --python .venv/bin/python "$$@" $$packages >>$$log 2>&1; }; \
 echo "installing PyTorch, DeepSpeed, Accelerate, transformers and the study ..."; \
 $(HEARTBEAT) \
 if [ -x "$$uv" ]; then \
-	[ -n "$$UV_TORCH_BACKEND$$UV_FIND_LINKS$$UV_DEFAULT_INDEX$$UV_INDEX" ] || \
+	[ -n "$$UV_TORCH_BACKEND$$UV_FIND_LINKS$$UV_DEFAULT_INDEX$$UV_INDEX" ] || [ "$${driver:-0}" -ge 580 ] 2>/dev/null || \
 		{ with_uv --torch-backend auto && exit 0; }; \
 	with_uv && exit 0; \
 	echo "uv could not install the packages; trying pip, which takes some minutes ..."; \

@@ -178,7 +178,8 @@ def build(tmp_path, tools, monkeypatch):
         (parent / "__init__.py").touch()
 
     def start(names: list[str], before: str = "pass", wait: bool = True) -> subprocess.Popen[str]:
-        (package / "__init__.py").write_text(BUILDERS.format(before=before))
+        for module in ("__init__.py", "cpu.py"):
+            (package / module).write_text(BUILDERS.format(before=before))
         code = f"""
 import sys
 sys.path.insert(0, {str(packages)!r})
@@ -206,6 +207,38 @@ except Refusal as refusal:
 
 def built_parts(base: Path) -> set[str]:
     return {path.stem for path in base.glob("zero-study-*/*/*.so")}
+
+
+# A machine with a GPU and without a CUDA toolkit, up to the call that would compile.
+WITHOUT_TOOLKIT = """
+import torch, torch.utils.cpp_extension as compiling
+from {module} import {builder}
+torch.cuda.is_available = lambda: True
+compiling.CUDA_HOME = None
+compiling.load = lambda name, with_cuda, extra_ldflags, **_: print(name, with_cuda, extra_ldflags)
+builder = {builder}()
+builder.is_compatible = lambda *_: True
+builder.load()
+"""
+
+
+@pytest.mark.launches
+@pytest.mark.parametrize("name", extensions.OF_STRATEGIES)
+def test_no_run_needs_a_cuda_toolkit(name, tmp_path, monkeypatch):
+    """On a GPU, no extension that a strategy needs is compiled with nvcc, or linked with libraries of CUDA."""
+    extension = extensions.OF_STRATEGIES[name]
+    monkeypatch.setenv("DS_ACCELERATOR", "cuda")
+    monkeypatch.setenv("PATH", os.pathsep.join([extensions._search_path(), os.defpath]))
+    for variable in ("CUDA_HOME", "CUDA_PATH"):
+        monkeypatch.delenv(variable, raising=False)
+    code = WITHOUT_TOOLKIT.format(module=extension.module, builder=extension.builder)
+    code = code.replace("builder = ", "compiling.CUDA_HOME = None\nbuilder = ")
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=60)
+    compiled = [line for line in done.stdout.splitlines() if line.startswith(extension.parts)]
+    assert len(compiled) == len(extension.parts), done.stderr
+    for line in compiled:
+        assert "True" not in line
+        assert "-lcuda" not in line
 
 
 @pytest.mark.launches

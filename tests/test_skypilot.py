@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import shlex
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -70,6 +71,43 @@ def test_the_set_up_fails_where_torch_has_no_gpu(fails, status, tmp_path):
     asked = [shlex.split(line) for line in (tmp_path / "asked").read_text().splitlines()]
     assert done.returncode == status
     assert asked[2][:2] == ["make", "setup"]
+
+
+def test_the_set_up_goes_on_without_uv(tmp_path):
+    """Then the environment is made with the machine's own Python, if that is new enough."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    for program in (tmp_path / "bin" / "make", tmp_path / ".venv" / "bin" / "python"):
+        program.write_text('#!/bin/bash\necho "${0##*/}" "$@" >> asked\n')
+        program.chmod(0o755)
+    given = {"PATH": str(tmp_path / "bin"), "HOME": str(tmp_path)}
+    done = subprocess.run(["/bin/bash", CLOUDS / "setup.sh"], cwd=tmp_path, env=given)
+    asked = (tmp_path / "asked").read_text().splitlines()
+    assert done.returncode == 0
+    assert asked[0] == "make setup"
+    assert asked[1].startswith("python -c import torch")
+
+
+@pytest.mark.parametrize(("driver", "chooses"), [(None, True), ("570.86.10", True), ("580.95.05", False)])
+def test_the_build_of_torch_follows_the_driver(driver, chooses, tmp_path):
+    """PyPI's build needs a driver for CUDA 13. For an older driver, and for CPUs, uv chooses another build."""
+    programs = {"uv": 'echo "$@" >> asked'}
+    if driver:
+        programs["nvidia-smi"] = f"echo {driver}"
+    (tmp_path / "bin").mkdir()
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    (tmp_path / ".venv" / "bin" / "python").symlink_to(sys.executable)
+    for name, line in programs.items():
+        (tmp_path / "bin" / name).write_text(f"#!/bin/bash\n{line}\n")
+        (tmp_path / "bin" / name).chmod(0o755)
+    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    given = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "HOME": str(tmp_path), "CXX": "true"}
+    command = ["make", "setup", f"PYTHON={sys.executable}"]
+    subprocess.run(command, cwd=tmp_path, env=given, check=True, timeout=60)
+    (asked,) = (tmp_path / "asked").read_text().splitlines()
+    assert asked.startswith("pip install")
+    assert ("--torch-backend auto" in asked) == chooses
 
 
 # Notes what it is asked; a run, and a pack, which is to be a new file, leave one.

@@ -62,8 +62,9 @@ OF_STRATEGIES = {
         duration="about 1 min",
         strategies="zero*_offload",
     ),
+    # The builder for CPUs compiles the same sources as the one for GPUs, which needs a CUDA toolkit and its libraries.
     "async_io": Extension(
-        module="deepspeed.ops.op_builder",
+        module="deepspeed.ops.op_builder.cpu",
         builder="AsyncIOBuilder",
         parts=("pin_memory", "async_io"),
         purpose="swaps model states to a disk",

@@ -177,7 +177,11 @@ def _cuda() -> Iterator[Check]:
             "Install torch for CUDA.",
         )
     elif not Path(compiler).exists():
-        message = "There is no nvcc, so DeepSpeed's extensions for GPUs cannot be compiled. Offload needs them."
+        message = (
+            "There is no nvcc, so DeepSpeed cannot compile its extensions for GPUs. A file of DeepSpeed with an "
+            "optimizer section needs FusedAdam. Outside this project, offload to a disk needs async_io. Runs of this "
+            "project need neither."
+        )
         yield Check(name, "note", message, "Install the CUDA toolkit, or set CUDA_HOME.")
     else:
         output = subprocess.run([compiler, "--version"], capture_output=True, text=True).stdout
