@@ -133,6 +133,67 @@ def test_heads_are_trained_in_whole(model_type: str, class_name: str, targets: t
     assert (adapters.num_trainable(adapted), adapters.num_total(adapted)) == counted
 
 
+@pytest.mark.computes
+@pytest.mark.parametrize(
+    ("model_type", "targets", "changes"),
+    [
+        ("mixtral", ("all-linear",), {}),
+        ("mixtral", ("w1", "w2", "w3"), {}),
+        ("mixtral", ("q_proj", "w2"), {}),
+        ("qwen3_moe", ("all-linear",), {}),
+        ("qwen3_moe", ("q_proj", "gate"), {}),
+        # PEFT then adapts no Linear module of the dense block, because its names are those of experts.
+        ("qwen3_moe", ("all-linear",), {"mlp_only_layers": [0]}),
+        ("qwen3_moe", ("v_proj", "down_proj"), {"mlp_only_layers": [0]}),
+    ],
+)  # fmt: skip
+def test_experts_and_routers_are_adapted_as_peft_does(
+    model_type: str, targets: tuple[str, ...], changes: dict[str, Any]
+) -> None:
+    pytest.importorskip("peft")
+    config = small_config(model_type, **changes)
+    adapter = Adapter(3, targets)
+    adapted = dataclasses.replace(from_config(config.to_dict(), "small"), adapter=adapter)
+    model = with_peft(small_model(config), adapter)
+    assert (adapters.num_trainable(adapted), adapters.num_total(adapted)) == model.get_nb_trainable_parameters()
+    matrices = sorted(each.numel() for each in model.parameters() if each.requires_grad)
+    assert sorted(adapters.trained_sizes(adapted).matrices) == matrices
+
+
+@pytest.mark.computes
+@pytest.mark.parametrize("name", ["mixtral-8x7b", "qwen3-30b-a3b"])
+def test_adapters_of_whole_mixtures_of_experts_are_those_of_peft(name: str) -> None:
+    pytest.importorskip("peft")
+    torch = pytest.importorskip("torch")
+    from transformers import CONFIG_MAPPING
+
+    shape = shapes.find(name)
+    assert shape.config is not None
+    model_type = shape.config["model_type"]
+    keys = MODEL_TYPES[model_type].keys
+    sizes = {key: getattr(shape, part) for part, key in keys.items() if hasattr(shape, part)}
+    config = CONFIG_MAPPING[model_type](**{**sizes, **shape.config})
+    adapter = Adapter(16, ("all-linear",))
+    with torch.device("meta"):
+        model = with_peft(small_model(config), adapter)
+    adapted = dataclasses.replace(shape, adapter=adapter)
+    assert (adapters.num_trainable(adapted), adapters.num_total(adapted)) == model.get_nb_trainable_parameters()
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"lora_target": "w1,w2"}, "w3"),
+        ({"lora_target": "all-linear", "adapter": "dora"}, "--adapter dora"),
+        ({"lora_target": "all-linear", "lora_dropout": 0.1}, "--lora-dropout"),
+        ({"lora_target": "q_proj,nothing"}, "w1, w3, w2"),
+    ],
+)
+def test_adapters_of_experts_that_peft_refuses_are_refused(options: dict[str, Any], named: str) -> None:
+    with pytest.raises(Refusal, match=named):
+        advise("mixtral-8x7b", request(**options))
+
+
 def test_default_targets_are_those_of_peft() -> None:
     constants = pytest.importorskip("peft.utils.constants")
     of_peft = constants.TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
@@ -233,6 +294,33 @@ def test_freezing_a_block_changes_what_it_saves_as_predicted(model_type: str, ar
     frozen = dataclasses.replace(shape, adapter=adapter)
     predicted = activations.block_bytes(frozen, engine, job) - activations.block_bytes(shape, engine, job)
     assert measured == pytest.approx(predicted, rel=0.02)
+
+
+@pytest.mark.computes
+@pytest.mark.parametrize("arithmetic", ["fp32", "autocast", "16-bit adapters", "fp32 adapters"])
+@pytest.mark.parametrize(
+    ("model_type", "targets"),
+    [("mixtral", ("q_proj", "v_proj")), ("mixtral", ("w2",)), ("mixtral", ("w1", "w3")), ("mixtral", ("gate",)),
+     ("mixtral", ("all-linear",)), ("qwen3_moe", ("all-linear",))],
+)  # fmt: skip
+def test_a_block_with_adapted_experts_saves_what_is_predicted(
+    model_type: str, targets: tuple[str, ...], arithmetic: str
+) -> None:
+    """PEFT adds the adapters of experts to a copy of all experts, which autograd keeps."""
+    pytest.importorskip("peft")
+    adapter = Adapter(4, targets, in_fp32=arithmetic != "16-bit adapters")
+    measured, predicted = (of(model_type, adapter, arithmetic) for of in (measured_block, predicted_block))
+    assert measured == pytest.approx(predicted, rel=0.02)
+
+
+def test_adapted_experts_take_as_much_memory_as_another_copy_of_them() -> None:
+    mixtral, job = shapes.find("mixtral-8x7b"), Job(1, 2048)
+    attention = ("q_proj", "k_proj", "v_proj", "o_proj")
+    without, whole = (dataclasses.replace(mixtral, adapter=Adapter(16, each)) for each in (attention, (ALL_LINEAR,)))
+    of_experts = 32 * 8 * 3 * 4096 * 14336
+    added = peaks.peak(whole, SINGLE, job).total - peaks.peak(without, SINGLE, job).total
+    assert 2 * of_experts < added < 3.2 * of_experts
+    assert flops.model_flops_per_sequence(whole, 1) > 1.3 * flops.model_flops_per_sequence(without, 1)
 
 
 # ---------------------------------------------------------------- states, communication and time
@@ -412,12 +500,11 @@ def test_requests_that_make_no_sense_are_refused(options: dict[str, Any], named:
 
 
 @pytest.mark.parametrize(
-    ("model", "named"), [("phi-4", "--lora-target"), ("mixtral-8x7b", "experts"), ("t5-base", "names of its modules")]
+    ("model", "named"), [("phi-4", "--lora-target"), ("mixtral-8x7b", "--lora-target"), ("t5-base", "names of its")]
 )
 def test_models_without_known_targets_are_refused(model: str, named: str) -> None:
-    target = "all-linear" if model == "mixtral-8x7b" else None
     with pytest.raises(Refusal, match=named):
-        advise(model, request(lora_target=target))
+        advise(model, request())
 
 
 @pytest.mark.parametrize("stack", ["accelerate", "trainer", "trl", "axolotl", "deepspeed", "study"])

@@ -42,8 +42,15 @@ DEFAULT_TARGETS: dict[str, tuple[str, ...]] = {
     "roberta": ("query", "value"),
     "phi": ("q_proj", "v_proj", "fc1", "fc2"),
 }
-# Model types whose experts are one parameter, which PEFT adapts as a parameter if all-linear is requested.
-ADAPTS_EXPERTS = ("mixtral", "qwen3_moe")
+# Model types whose experts and routers are parameters and not Linear modules. PEFT adapts these parameters if it is
+# given the names that they had before transformers 5 (peft.utils.transformers_weight_conversion,
+# _MOE_TARGET_MODULE_MAPPING). If all-linear is requested, it adapts all of them.
+EXPERT_NAMES: dict[str, dict[str, str]] = {
+    "mixtral": {"gate": "gate", "w1": "gate_up_proj", "w3": "gate_up_proj", "w2": "down_proj"},
+    "qwen3_moe": {
+        "gate": "gate", "gate_proj": "gate_up_proj", "up_proj": "gate_up_proj", "down_proj": "down_proj",
+    },
+}  # fmt: skip
 HEADS = ("classifier", "score", "qa_outputs")  # heads that PEFT trains in whole for a task of classification
 # Bits per weight in NF4 with double quantization (arXiv:2305.14314, sec. 3): 4, an 8-bit scale for 64 weights, and an
 # fp32 scale for 256 of these scales.
@@ -63,10 +70,17 @@ class Linear:
     is_output: bool = False  # whether it makes the logits
     group: str = ""  # the first Linear with the same input
     input_is_saved: bool = False  # whether another operator of the block saves the input anyway
+    is_parameter: bool = False  # a router, or the weights of all experts: a parameter and not a Linear module
+    num_experts: int = 1  # matrices of this size in one parameter
+    num_fused: int = 1  # matrices that are stacked in `outer`; PEFT's rank is this many times as large
 
     @property
     def elements(self) -> int:
         return self.inner * self.outer
+
+    def rank(self, adapter: Adapter) -> int:
+        """Return the rank of the adapter of this module, of all experts together."""
+        return adapter.rank * self.num_fused * self.num_experts
 
 
 # ---------------------------------------------------------------- the modules of a model
@@ -142,6 +156,29 @@ def linears(shape: ModelShape) -> tuple[Linear, ...]:
     return tuple(found)
 
 
+def expert_parameters(shape: ModelShape) -> tuple[Linear, ...]:
+    """Return the routers and the experts of a model if they are parameters, and otherwise nothing."""
+    model_type = model_type_of(shape)
+    if model_type not in EXPERT_NAMES:
+        return ()
+    has_kinds = len(_table()[model_type]["blocks"]) > 1
+    layers = kinds_of_layers(model_type, shape).count("experts") if has_kinds else shape.layers
+    parts = (
+        ("gate_up_proj", shape.hidden, 2 * shape.feed_forward, 2),
+        ("down_proj", shape.feed_forward, shape.hidden, 1),
+    )
+    return (
+        Linear("mlp.gate", shape.hidden, shape.experts, layers, True, is_parameter=True),
+        *(
+            Linear(
+                f"mlp.experts.{name}", inner, outer, layers, True,
+                is_parameter=True, num_experts=shape.experts, num_fused=num_fused,
+            )
+            for name, inner, outer, num_fused in parts
+        ),
+    )  # fmt: skip
+
+
 def _is_named(linear: Linear, names: tuple[str, ...]) -> bool:
     return any(linear.name == name or linear.name.endswith(f".{name}") for name in names)
 
@@ -156,21 +193,45 @@ def targeted(shape: ModelShape, adapter: Adapter) -> tuple[Linear, ...]:
 
 @lru_cache(maxsize=256)
 def _targeted(shape: ModelShape, adapter: Adapter) -> tuple[Linear, ...]:
-    of_model = linears(shape)
     saved = _saved_modules(shape, adapter)
+    of_experts = _targeted_experts(shape, adapter)
+    names_of_experts = EXPERT_NAMES.get(model_type_of(shape), {})
+    of_model = [linear for linear in linears(shape) if linear.name.rpartition(".")[2] not in names_of_experts]
     if adapter.targets == (ALL_LINEAR,):
-        if model_type_of(shape) in ADAPTS_EXPERTS:
-            raise ValueError(
-                f"{ALL_LINEAR} on {shape.name}: PEFT adds adapters to the experts too, which is not predicted. Name "
-                "the modules of attention instead, for example q_proj,k_proj,v_proj,o_proj"
-            )
-        return tuple(linear for linear in of_model if not linear.is_output and linear not in saved)
+        return (*(linear for linear in of_model if not linear.is_output and linear not in saved), *of_experts)
     targets = default_targets(shape) if adapter.targets is None else adapter.targets
+    targets = tuple(target for target in targets if target not in names_of_experts)
     for target in targets:
         if not any(_is_named(linear, (target,)) for linear in of_model):
-            known = ", ".join(dict.fromkeys(linear.name.rpartition(".")[2] for linear in of_model))
+            of_linears = (linear.name.rpartition(".")[2] for linear in of_model)
+            known = ", ".join(dict.fromkeys([*of_linears, *names_of_experts]))
             raise ValueError(f"{shape.name} has no Linear module named {target!r}. It has {known}")
-    return tuple(linear for linear in of_model if _is_named(linear, targets) and linear not in saved)
+    return (*(linear for linear in of_model if _is_named(linear, targets) and linear not in saved), *of_experts)
+
+
+def _targeted_experts(shape: ModelShape, adapter: Adapter) -> tuple[Linear, ...]:
+    """Return the routers and experts that get an adapter. Linear modules of the same names then get none.
+
+    Raises ValueError for adapters that PEFT cannot add to parameters.
+    """
+    names = EXPERT_NAMES.get(model_type_of(shape), {})
+    requested = set(names) if adapter.targets == (ALL_LINEAR,) else names.keys() & set(adapter.targets or ())
+    parts = {names[name] for name in requested}
+    if not parts:
+        return ()
+    if missing := {name for name, part in names.items() if part in parts} - requested:
+        raise ValueError(
+            f"{shape.name} has one parameter for {' and '.join(sorted(requested | missing))}, and PEFT adapts all of "
+            f"it or stops with an error. Add {', '.join(sorted(missing))} to --lora-target"
+        )
+    if adapter.kind == "dora" or adapter.has_dropout:
+        option = "--adapter dora" if adapter.kind == "dora" else "--lora-dropout"
+        raise ValueError(
+            f"{shape.name}: PEFT would stop with an error, because the adapters of experts and routers work neither "
+            f"with DoRA nor with dropout. Remove {option}, or name the modules of attention: --lora-target "
+            "q_proj,k_proj,v_proj,o_proj"
+        )
+    return tuple(each for each in expert_parameters(shape) if each.name.rpartition(".")[2] in parts)
 
 
 def applied(shape: ModelShape, adapter: Adapter | None) -> ModelShape:
@@ -214,7 +275,7 @@ def trained_sizes(shape: ModelShape) -> ParameterSizes:
     vectors: list[int] = []
     for linear in targeted(shape, adapter):
         for _ in range(linear.count):
-            matrices += [adapter.rank * linear.inner, adapter.rank * linear.outer]
+            matrices += [linear.rank(adapter) * linear.inner, linear.rank(adapter) * linear.outer]
             vectors += [linear.outer] if adapter.kind == "dora" else []
     for linear in _saved_modules(shape, adapter):
         matrices.append(linear.elements)
@@ -328,10 +389,37 @@ def freed_before_peak(shape: ModelShape, arithmetic: str) -> float:
     frozen block does not save them, so that its peak exceeds its saved tensors by as much more.
     """
     numbers = _numbers(shape, model_type_of(shape)) | {"hidden": 0, "queries": 0, "keys": 0}
-    return sum(
+    freed = sum(
         count / shape.layers * evaluate(entry["saved_for_weights"][arithmetic], numbers)
         for entry, count in _blocks(shape)
     )
+    saved_by_experts = sum(
+        (4 if arithmetic == "fp32" else 2) * _products_per_token(shape, linear) / shape.layers * linear.inner
+        for linear in adapted_parameters(shape)
+        if linear.name.endswith("down_proj")
+    )
+    return freed - saved_by_experts
+
+
+def adapted_parameters(shape: ModelShape) -> list[Linear]:
+    """Return the routers and experts with an adapter. Empty without adapters.
+
+    PEFT adds the product of an adapter's matrices to the whole parameter in each forward pass. The backward pass needs
+    this sum, and computes a gradient of the same size.
+    """
+    if shape.adapter is None:
+        return []
+    return [linear for linear in targeted(shape, shape.adapter) if linear.is_parameter]
+
+
+def _products_per_token(shape: ModelShape, linear: Linear) -> int:
+    """Return how many of the matrices of all blocks multiply one token, for a router or the experts."""
+    return linear.count * (shape.experts_per_token if linear.num_experts > 1 else 1)
+
+
+def expert_gradient_flops(shape: ModelShape, tokens: float) -> float:
+    """Return the FLOPs of the gradients of routers and experts with an adapter, which a frozen parameter has not."""
+    return sum(2 * tokens * _products_per_token(shape, each) * each.elements for each in adapted_parameters(shape))
 
 
 def adapter_bytes(shape: ModelShape, engine: Engine, job: Job) -> float:
@@ -339,7 +427,8 @@ def adapter_bytes(shape: ModelShape, engine: Engine, job: Job) -> float:
 
     Each adapter saves its input and the result of its first matrix. If the input is cast or dropped, every adapter
     saves a copy. Otherwise all adapters of a tensor share it, and it counts only if nothing else saves it. DoRA also
-    saves the results of the frozen product and of the adapter.
+    saves the results of the frozen product and of the adapter. Routers and experts with an adapter save the inputs of
+    their own products, like trained ones.
     """
     adapter = shape.adapter
     assert adapter is not None
@@ -350,6 +439,9 @@ def adapter_bytes(shape: ModelShape, engine: Engine, job: Job) -> float:
     total, shared = 0.0, set[str]()
     for linear in targeted(shape, adapter):
         if not linear.in_block:
+            continue
+        if linear.is_parameter:
+            total += engine.compute_bytes * _products_per_token(shape, linear) / shape.layers * linear.inner
             continue
         share = linear.count / shape.layers
         total += share * size * adapter.rank
@@ -369,12 +461,30 @@ def copied_weight_bytes(shape: ModelShape, engine: Engine) -> float:
     """Return the bytes of the copies of weights that a block saves, as a mean over blocks.
 
     With dropout, DoRA multiplies the dropped input with the frozen weight again, cast to the type of the adapter.
+    Routers and experts are copied with their adapter added.
     """
     adapter = shape.adapter
+    if parameters := adapted_parameters(shape):
+        assert adapter is not None
+        return sum(_sum_bytes(each, engine, adapter) for each in parameters) / shape.layers
     if adapter is None or adapter.kind != "dora" or not adapter.has_dropout or not _casts_inputs(engine, adapter):
         return 0.0
     elements = sum(each.count * each.elements for each in targeted(shape, adapter) if each.in_block)
     return _product_size(engine, adapter) * elements / shape.layers
+
+
+def _sum_bytes(linear: Linear, engine: Engine, adapter: Adapter) -> float:
+    """Return the bytes of a router or of experts with their adapter added, in all blocks.
+
+    Autocast makes a second copy in its own type if the parameter is in fp32. PEFT casts the matrices of experts to the
+    type of the parameter, and autograd saves these copies too.
+    """
+    size = frozen_size(engine, adapter) if engine.kind in ("torch", "ddp") else engine.compute_bytes
+    copies = size + (engine.compute_bytes if size > engine.compute_bytes else 0)
+    elements = linear.num_experts * linear.elements
+    is_cast = linear.num_experts > 1 and size < 4 and _product_size(engine, adapter) == 4
+    cast = size * linear.rank(adapter) * (linear.inner + linear.outer) if is_cast else 0
+    return float(linear.count * (copies * elements + cast))
 
 
 def _product_size(engine: Engine, adapter: Adapter) -> int:
@@ -389,10 +499,10 @@ def _casts_inputs(engine: Engine, adapter: Adapter) -> bool:
 
 
 def forward_temporaries(shape: ModelShape, engine: Engine) -> float:
-    """Return the temporary bytes of DoRA's norm of the largest weight, or of a dequantized weight.
+    """Return the temporary bytes of DoRA's norm of the largest weight, or of a dequantized weight, or of experts.
 
     DoRA makes the adapter's matrix from a square matrix with ones on its diagonal, adds it to a copy of the weight and
-    takes the norm of each row.
+    takes the norm of each row. Experts with an adapter have a gradient of the size of the whole parameter.
     """
     adapter = shape.adapter
     if adapter is None:
@@ -402,18 +512,23 @@ def forward_temporaries(shape: ModelShape, engine: Engine) -> float:
         size * (each.inner**2 + 3 * each.elements) if adapter.kind == "dora" and each.in_block else 0
         for each in targeted(shape, adapter)
     )
-    return dequantized_bytes(shape, engine) + max(of_dora, default=0)
+    of_experts = sum(engine.compute_bytes * each.num_experts * each.elements for each in adapted_parameters(shape))
+    return dequantized_bytes(shape, engine) + max(of_dora, default=0) + of_experts
 
 
 # ---------------------------------------------------------------- computing
 
 
 def adapter_flops(shape: ModelShape, tokens: float) -> float:
-    """Return the FLOPs of the adapters of all blocks in the forward pass."""
+    """Return the FLOPs of the adapters of all blocks in the forward pass.
+
+    Those of routers and experts are left out: they are added to the weights, which does not depend on the tokens.
+    """
     if shape.adapter is None:
         return 0.0
     rank = shape.adapter.rank
-    return sum(2 * rank * tokens * each.count * (each.inner + each.outer) for each in targeted(shape, shape.adapter))
+    modules = (each for each in targeted(shape, shape.adapter) if not each.is_parameter)
+    return sum(2 * rank * tokens * each.count * (each.inner + each.outer) for each in modules)
 
 
 def from_options(

@@ -75,13 +75,15 @@ def model_flops_per_sequence(shape: ModelShape, sequence_length: float) -> float
     positions.
 
     Products with frozen weights have no gradient of the weight, so their backward pass needs as many FLOPs as the
-    forward pass. Attention has no weights, and adapters are trained.
+    forward pass. Attention has no weights, and adapters are trained. Experts with an adapter have a gradient of the
+    weight too (adapters.adapted_parameters).
     """
     forward = blocks_flops_per_sequence(shape, sequence_length) + head_flops_per_sequence(shape, sequence_length)
     if shape.adapter is None:
         return 3 * forward
     attention = _attention_of_all_blocks(shape, sequence_length)
-    return 2 * forward + attention + 3 * adapters.adapter_flops(shape, sequence_length)
+    of_experts = adapters.expert_gradient_flops(shape, sequence_length)
+    return 2 * forward + attention + of_experts + 3 * adapters.adapter_flops(shape, sequence_length)
 
 
 def _attention_of_all_blocks(shape: ModelShape, sequence_length: float) -> float:

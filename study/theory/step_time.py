@@ -333,8 +333,16 @@ def _adapters(shape: ModelShape, engine: Engine, job: Job, speed: _Speed) -> _Co
     if adapter is None:
         return _Compute(0.0, 0.0, 0.0)
     size = 4 if adapter.in_fp32 and engine.kind in ("torch", "ddp") else engine.compute_bytes
-    forward = 0.0
+    forward, gradients = 0.0, 0.0
     for linear in adapters.targeted(shape, adapter):
+        if linear.is_parameter:  # the adapter is added to the whole weight, which then has a gradient
+            product = flops.Product(linear.num_experts, linear.num_fused * adapter.rank, linear.outer)
+            added = _product_seconds(product, linear.inner, engine.compute_bytes, speed)
+            forward += linear.count * max(added, ADAPTER_KERNELS * KERNEL_SECONDS)
+            tokens = job.tokens * (shape.experts_per_token if linear.num_experts > 1 else 1)
+            product = flops.Product(1, linear.inner, linear.outer)
+            gradients += linear.count * _product_seconds(product, tokens, engine.compute_bytes, speed)
+            continue
         pair = [flops.Product(1, linear.inner, adapter.rank), flops.Product(1, adapter.rank, linear.outer)]
         products = sum(_product_seconds(each, job.tokens, engine.compute_bytes, speed) for each in pair)
         passes = ADAPTER_INPUT_PASSES[adapter.has_dropout] * linear.inner
@@ -346,7 +354,7 @@ def _adapters(shape: ModelShape, engine: Engine, job: Job, speed: _Speed) -> _Co
     bytes_per_weight = adapters.NF4_BITS / 8 + engine.compute_bytes
     dequantized = adapters.quantized_elements(shape) * bytes_per_weight / speed.stream
     again = job.recomputed * (forward + dequantized)
-    return _Compute(forward + dequantized, 2 * forward + dequantized, again)
+    return _Compute(forward + dequantized, 2 * forward + gradients + dequantized, again)
 
 
 # The bytes of operands at a fitted efficiency may also stand for other kernels, some of which torch.compile fuses. But
