@@ -6,6 +6,7 @@ import dataclasses
 import json
 from functools import partial
 
+import launching
 import pytest
 import torch
 import traced_cases
@@ -17,8 +18,9 @@ from study.dryrun.trace import trace
 from study.errors import Refusal
 from study.planner import Request, advice_text, advise
 from study.planner.trace import trace_options
-from study.theory import hardware, measured_by_others, peaks, prediction, shapes
+from study.theory import adapters, hardware, measured_by_others, peaks, prediction, shapes
 from study.theory.activations import EAGER_ONLY
+from study.theory.adapters import Adapter
 from study.theory.engine import Engine, Job
 from study.training.memory import CpuPeak
 from study.workloads import WORKLOADS
@@ -127,6 +129,45 @@ def test_a_trace_as_json(capsys):
     assert "single, 1 x 8: traced" in printed.err
 
 
+LORA = Adapter(4, ("c_attn",))
+
+
+@pytest.mark.parametrize("kind", ["lora", "dora"])
+@pytest.mark.parametrize(
+    "engine",
+    [SINGLE, Engine("torch", 0, 1, "bf16-autocast", 4), Engine("ddp", 0, 2, "bf16-autocast", 4), FSDP2],
+    ids=["fp32", "autocast", "ddp", "fsdp2"],
+)
+def test_adapters_are_traced_as_they_are_predicted(engine, kind):
+    pytest.importorskip("peft")
+    shape = dataclasses.replace(DECODER, adapter=dataclasses.replace(LORA, kind=kind))
+    traced, whole = trace(shape, engine, JOB), trace(DECODER, engine, JOB)
+    trained = adapters.num_trainable(shape) / (4 if engine.kind == "fsdp" else 1)
+    assert traced.parts["optimizer_states"] == pytest.approx(8 * trained, rel=0.02)
+    assert traced.total < 0.9 * whole.total
+    assert traced.total == pytest.approx(peaks.peak(shape, engine, JOB).total, rel=0.05)
+
+
+@pytest.mark.launches
+def test_advice_for_adapters_rests_on_traces_of_deepspeed_too():
+    pytest.importorskip("peft")
+    launching.use()
+    words = "--model gpt2 --gpu l4 --gpus 2 --strategy zero2 --sequence-length 64 --micro-batch-size 1 --lora-rank 8"
+    done = launching.command_line(["advise", *words.split(), "--trace", "--json"])
+    assert done.returncode == 0, done.stderr
+    (option,) = json.loads(done.stdout)["strategies"]
+    shape = dataclasses.replace(shapes.find("gpt2"), adapter=Adapter(8, ("c_attn",)))
+    sent = sum(each["bytes"] for each in option["traced"]["collectives_per_step"] if each["kind"] == "all_reduce")
+    assert sent == pytest.approx(8 * 2 * adapters.num_trainable(shape), rel=0.01)  # in each of 8 micro steps
+    assert option["traced"]["peak_bytes"] > 2 * shape.num_params  # frozen weights in bf16
+
+
+def test_a_missing_peft_is_reported(monkeypatch):
+    monkeypatch.setattr(models, "find_spec", lambda name: None)
+    with pytest.raises(Refusal, match="pip install peft"):
+        trace(dataclasses.replace(DECODER, adapter=LORA), SINGLE, JOB)
+
+
 def test_foreach_holds_one_copy_more_than_fused():
     """Where the optimizer's step is the highest moment: hardly a token."""
     job = Job(1, 8, activation_checkpointing=True)
@@ -184,6 +225,14 @@ def test_a_workloads_model_is_the_one_that_is_trained(workload, size):
         (dataclasses.replace(DECODER, head="none"), SINGLE, JOB, "has no loss"),
         (dataclasses.replace(DECODER, experts=4), SINGLE, JOB, "mixture of experts"),
         (dataclasses.replace(TINY, head="tokens"), FSDP2, JOB, "shares its bias"),
+        (dataclasses.replace(DECODER, adapter=Adapter(4, frozen="nf4")), SINGLE, JOB, "in 4 bits"),
+        (dataclasses.replace(DECODER, adapter=Adapter(4, has_dropout=True)), SINGLE, JOB, "dropout is not traced"),
+        (
+            dataclasses.replace(DECODER, adapter=Adapter(4)),
+            dataclasses.replace(SINGLE, precision="pure-bf16"),
+            JOB,
+            "take bf16-autocast",
+        ),
     ],
 )
 def test_what_cannot_be_traced_is_refused(shape, engine, job, said):

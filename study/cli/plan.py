@@ -225,8 +225,6 @@ def _advise(
     if trace:
         if not is_complete:
             raise Refusal("--trace needs both --model and --gpus. Add the missing one.")
-        if request.lora_rank is not None:
-            raise Refusal("--trace: traces have no adapters yet. Leave --trace or --lora-rank out.")
         require(*TRACING)
     if write is not None:
         _check_write(write, is_complete, request)

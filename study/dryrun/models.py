@@ -5,11 +5,13 @@ A dry run counts what the engine and the modules themselves hold and send, so it
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -21,10 +23,11 @@ from transformers.models.auto import modeling_auto
 from study.dryrun import count, ranks
 from study.dryrun.model_parts import in_words, turn_off_dropout
 from study.errors import Refusal, refusing
-from study.theory import shapes
+from study.theory import adapters, shapes
 from study.theory.activations import is_eager
-from study.theory.engine import Job
+from study.theory.engine import Engine, Job
 from study.theory.shapes import DEFAULT_LENGTH, ModelShape
+from study.theory.shapes.adapter import ALL_LINEAR
 from study.theory.shapes.config_json import MODEL_TYPES, ignored_settings
 from study.theory.shapes.counts import Polynomial, from_content, to_content
 
@@ -87,6 +90,35 @@ def of_shape(shape: ModelShape, sequence_length: int, notes: tuple[str, ...] = (
         batch=partial(make_batch, shape),
         blocks=lambda model: [block_class(model, shape)],
     )
+
+
+def with_adapter(described: Trainable, shape: ModelShape, engine: Engine) -> Trainable:
+    """Return a trainable model with the adapter of its shape, as PEFT adds it. Without an adapter, the model itself.
+
+    The frozen weights and the adapter have the types that theory describes. Raises Refusal if PEFT is not installed.
+    """
+    adapter = shape.adapter
+    if adapter is None:
+        return described
+    if find_spec("peft") is None:
+        raise Refusal("PEFT is not installed, so adapters cannot be traced. Run: pip install peft")
+    import peft  # before there are fake tensors
+
+    targets = adapters.default_targets(shape) if adapter.targets is None else adapter.targets
+    settings = peft.LoraConfig(
+        r=adapter.rank,
+        target_modules=ALL_LINEAR if targets == (ALL_LINEAR,) else list(targets),
+        use_dora=adapter.kind == "dora",
+        modules_to_save=list(adapter.modules_to_save) or None,
+    )
+
+    def build(job: Job) -> Any:
+        model = described.build(job)
+        if adapters.frozen_size(engine, adapter) == 2:
+            model = model.bfloat16()
+        return peft.get_peft_model(model, copy.copy(settings), autocast_adapter_dtype=adapter.in_fp32)
+
+    return replace(described, build=build)
 
 
 # ---------------------------------------------------------------- a shape's model

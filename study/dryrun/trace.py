@@ -61,7 +61,7 @@ def trace_torch(shape: ModelShape, engine: Engine, job: Job) -> dict[str, Any]:
     Returns the result of `step.trace_training`, and the `seconds` that it took.
     """
     began = time.perf_counter()
-    described = models.of_shape(shape, int(job.sequence_length))
+    described = models.with_adapter(models.of_shape(shape, int(job.sequence_length)), shape, engine)
     with warnings.catch_warnings(), world.first_rank(engine) as mesh, without_memory():
         warnings.simplefilter("ignore")  # the warnings are about real trainings
         answer = step.trace_training(partial(prepare.torch_engine, described, engine, job, mesh))
@@ -89,7 +89,7 @@ def trace_deepspeed(shape: ModelShape, engine: Engine, job: Job) -> dict[str, An
     }
     local_world_size = min(RANKS_PER_MACHINE, engine.world_size)
     place = world.rank_of_many(0, engine.world_size, local_world_size, variables)
-    model = models.of_shape(shape, int(job.sequence_length))
+    model = models.with_adapter(models.of_shape(shape, int(job.sequence_length)), shape, engine)
     program = trainer(model, job, has_memory=False, deepspeed=_deepspeed_configuration(engine))
     return ranks.run(program, {0: place})[0]
 

@@ -44,6 +44,7 @@ class Traced:
 def check_traceable(shape: ModelShape, engine: Engine, job: Job) -> None:
     """Raise Refusal if the model, the engine or the job cannot be traced. The message has the reason."""
     is_sharded, is_deepspeed, precision = engine.kind == "fsdp", engine.kind == "deepspeed", engine.precision
+    adapter = shape.adapter
     reasons = {
         "offload cannot be traced: fake tensors are all on one device": {
             engine.offload_optimizer, engine.offload_param} != {"none"},
@@ -53,7 +54,12 @@ def check_traceable(shape: ModelShape, engine: Engine, job: Job) -> None:
         "a model without a head cannot be traced: it has no loss; name a class with one": shape.head == "none",
         "BERT over words cannot be sharded: its output layer shares its bias, which torch's FSDP2 refuses":
             shape.has_transform and is_sharded,
-        "dropout is not traced: what is traced runs a CPU's operators, with other masks than a GPU's": job.dropout,
+        "dropout is not traced: what is traced runs a CPU's operators, with other masks than a GPU's":
+            job.dropout or (adapter is not None and adapter.has_dropout),
+        "weights in 4 bits cannot be traced: fake tensors have no values to quantize":
+            adapter is not None and adapter.is_quantized,
+        "adapters in fp32 beside weights in pure bf16 are not traced; take bf16-autocast":
+            adapter is not None and adapter.in_fp32 and precision == "pure-bf16",
         "fused kernels cannot be traced: what is traced are the modules of transformers":
             job.is_fused or job.loss != "eager",
         "FlashAttention of 2022 is not traced, only PyTorch's attention and operators are": job.attention == "flash-1",
