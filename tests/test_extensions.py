@@ -8,6 +8,7 @@ import subprocess
 import sys
 import sysconfig
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -207,6 +208,18 @@ except Refusal as refusal:
 
 def built_parts(base: Path) -> set[str]:
     return {path.stem for path in base.glob("zero-study-*/*/*.so")}
+
+
+@pytest.mark.parametrize("swaps_with_gds", [True, False])
+def test_no_run_compiles_gpudirect_storage(swaps_with_gds, monkeypatch):
+    monkeypatch.setattr(extensions, "check", lambda _: None)
+    strategy = read_by_name("zero3_nvme_offload")
+    content = {**strategy.deepspeed_json, "aio": {"use_gds": swaps_with_gds}}
+    run = make_run(build_config(), replace(strategy, deepspeed_json=content), 1)
+    if swaps_with_gds:
+        assert "use_gds" in refusal(checks.check, run)
+    else:
+        checks.check(run)
 
 
 # A machine with a GPU and without a CUDA toolkit, up to the call that would compile.

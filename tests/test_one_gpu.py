@@ -207,6 +207,16 @@ def test_the_list_in_order_of_value(monkeypatch, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_the_list_says_for_which_gpu_its_minutes_are(monkeypatch, tmp_path):
+    monkeypatch.setattr(this_machine, "find", lambda: Machine((), 10**12))
+    options = ["--plan", "--runs-dir", str(tmp_path)]
+    shown = CliRunner().invoke(one_gpu.main, [*options, "--gpu", "a100-40gb"])
+    assert shown.exit_code == 0
+    assert "predicted for a100-40gb" in shown.output
+    unknown = CliRunner().invoke(one_gpu.main, [*options, "--gpu", "a1000-40gb"])
+    assert unknown.exit_code == 2
+
+
 # ---------------------------------------------------------------- real runs, in the small
 
 

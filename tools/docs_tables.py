@@ -45,6 +45,7 @@ from study.theory.shapes.config_json import MODEL_TYPES
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 import doctor_observed  # noqa: E402
+import first_hour  # noqa: E402
 import first_screen  # noqa: E402
 import pairs  # noqa: E402
 from test_layout import MAY_IMPORT  # noqa: E402
@@ -1118,6 +1119,7 @@ PLACES: dict[tuple[str, str], Callable[[], str]] = {
     ("docs/concepts.md", "states"): states_by_strategy,
     ("docs/concepts.md", "buffers"): default_buffers,
     ("reports/README.md", "numbers"): lambda: tabulate(FIRST_SCREEN, first_screen.table()),
+    **{("docs/first-hour.md", name): make for name, make in first_hour.TABLES.items()},
     ("docs/memory-and-time.md", "overview"): overview,
     ("docs/memory-and-time.md", "adapters"): adapters,
     ("docs/memory-and-time.md", "by_size"): by_size,

@@ -27,7 +27,7 @@ from study import files
 from study.compare import acceptance
 from study.config import build_config
 from study.engines import extensions, this_machine
-from study.errors import Refusal
+from study.errors import Refusal, refusing
 from study.records import pack
 from study.run import Run, make_run
 from study.running import lock, plan, runner, studies
@@ -50,6 +50,7 @@ class Place:
     folder: Path
     data_dir: Path | None
     is_small: bool
+    gpu: str = USUAL_GPU  # that times are predicted for if no GPU is here
 
 
 class State(NamedTuple):
@@ -86,7 +87,7 @@ class Runs:
         if made.box.gpu_memory_bytes or place.is_small:
             seconds = sum(made.estimate(one).seconds for one in made.runs if one.to_run)
         else:
-            seconds = sum(_on_usual_gpu(one.run) for one in made.runs if one.kept is None)
+            seconds = sum(_on_gpu(one.run, place) for one in made.runs if one.kept is None)
         return State(to_run, kept, len(made.runs) - kept - to_run, seconds)
 
     def run(self, place: Place, slot: Slot) -> int:
@@ -121,7 +122,7 @@ class AgainstTrainer:
         asked = self._asked(place)
         flags = throughput.WORKS[asked["work"]] | ({"size": asked["size"]} if asked["size"] else {})
         run = make_run(build_config(**flags), read_by_name(self.strategies[0]), 1)
-        return 2 * (History(on_gpu=False).estimate(run).seconds if place.is_small else _on_usual_gpu(run))
+        return 2 * (History(on_gpu=False).estimate(run).seconds if place.is_small else _on_gpu(run, place))
 
     def state(self, place: Place) -> State:
         asked, output = self._asked(place), self._output(place)
@@ -168,7 +169,7 @@ def show(items: Sequence[Item], place: Place) -> str:
     total = duration(sum(state.seconds for state in states))
     basis = "by earlier runs on a CPU"
     if not place.is_small:
-        gpu = machine.gpu_name or f"{USUAL_GPU}, because no GPU is here"
+        gpu = machine.gpu_name or f"{place.gpu}, because no GPU is here"
         basis = f"predicted for {gpu}: launches of {GPU_LAUNCH_SECONDS:.0f} s, steps by the planner or earlier runs"
     table = tabulate(rows, headers=head, tablefmt="simple", disable_numparse=True, colalign=["right", "left", "left"])
     return f"{table}\nabout {total} in all; minutes are {basis}"
@@ -244,10 +245,10 @@ def _take_home(items: Sequence[Item], place: Place) -> None:
         print(f"not packed: {refusal}", flush=True)
 
 
-def _on_usual_gpu(run: Run) -> float:
-    """Estimate the seconds of a run on the GPU of this machine, or on the usual one."""
+def _on_gpu(run: Run, place: Place) -> float:
+    """Estimate the seconds of a run on the GPU of this machine, or on the requested one."""
     gpu_name = this_machine.find().gpu_name
-    return History(True, (gpu_name and hardware.find(gpu_name)) or hardware.find_gpu(USUAL_GPU)).estimate(run).seconds
+    return History(True, (gpu_name and hardware.find(gpu_name)) or hardware.find_gpu(place.gpu)).estimate(run).seconds
 
 
 # ---------------------------------------------------------------- rehearsed on a CPU
@@ -292,15 +293,18 @@ def _smaller(part: Part) -> Part:
 @click.option("--data-dir", type=click.Path(path_type=Path), help="folder with imdb/, wikitext-2/ and tokenizers/")
 @click.option("--runs-dir", type=click.Path(path_type=Path), default="runs", help="for run directories and the pack")
 @click.option("--plan", "only_plan", is_flag=True, help="only list what is left, and how long it takes")
+@click.option("--gpu", default=USUAL_GPU, help="with --plan, the kind of GPU if none is here, as in zero-study advise")
 @click.option("--small", is_flag=True, help="rehearse the list on a CPU, in RUNS_DIR/small")
-def main(minutes: int, data_dir: Path | None, runs_dir: Path, only_plan: bool, small: bool) -> None:
+def main(minutes: int, data_dir: Path | None, runs_dir: Path, only_plan: bool, gpu: str, small: bool) -> None:
     """Run the items of the list, the most valuable first, until the time is used; then pack the results.
 
     The exit status is that of `zero-study run`.
     """
     slot = Slot(60.0 * minutes)
-    place = Place(runs_dir / "small" if small else runs_dir, data_dir, small)
+    place = Place(runs_dir / "small" if small else runs_dir, data_dir, small, gpu)
     try:
+        with refusing():
+            hardware.find_gpu(gpu)
         print(show(ITEMS, place), flush=True)
         sys.exit(ALL_OK if only_plan else run(ITEMS, place, slot))
     except Refusal as refusal:

@@ -29,6 +29,7 @@ def check(run: Run) -> None:
     _check_packages(run)
     _check_release(run)
     _check_swap_dir(run)
+    _check_gds(run)
     extensions.check(run.strategy.needed_extensions)
     sources.check(run.config)
 
@@ -276,6 +277,16 @@ def _check_swap_dir(run: Run) -> None:
         raise Refusal(f"--swap-dir {swap_dir}: the folder does not exist. Create it on the disk that you want to use.")
     if reason := why_not_writable(swap_dir):
         raise Refusal(f"--swap-dir {swap_dir}: the folder cannot be written ({reason}). Use another folder.")
+
+
+def _check_gds(run: Run) -> None:
+    """Raise Refusal if the run would swap with GPUDirect Storage, whose extension this program does not build."""
+    aio = (run.strategy.deepspeed_json or {}).get("aio", {})
+    if run.strategy.offloads_to_nvme and aio.get("use_gds"):
+        raise Refusal(
+            f"{run.strategy.path}: aio.use_gds is true, so DeepSpeed would compile its extension gds during the run. "
+            "This needs nvcc and cuFile, and this program has not tested it. Remove aio.use_gds."
+        )
 
 
 def check_folder(run: Run) -> None:

@@ -1,0 +1,76 @@
+"""Test the plan of the first hour on GPUs: the limits of its predictions, and the order of its runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import first_hour
+import one_gpu
+import pytest
+
+from study.engines import this_machine
+from study.engines.this_machine import Machine
+from study.errors import Refusal
+from study.running.predictions import PredictedRun
+
+GIB = 2**30
+
+
+def predicted(strategy: str = "ddp", **changes) -> PredictedRun:
+    (run,) = [
+        run
+        for run in first_hour.predicted_runs("gpu-lora", "a100-40gb")
+        if (run.size, run.strategy, run.precision, run.load_in_4bit) == ("1.5b", strategy, "bf16-autocast", False)
+    ]
+    return run.model_copy(update=changes)
+
+
+def test_a_peak_at_its_limit_has_the_published_error():
+    run = predicted()
+    low, high = first_hour.limits(run)
+    error = first_hour.memory_error()
+    assert 0.05 < error < 0.3
+    assert run.peak_bytes_per_gpu / low - 1 == pytest.approx(error)
+    assert run.peak_bytes_per_gpu / high - 1 == pytest.approx(-error)
+
+
+def test_a_run_that_may_fit_within_the_limits_is_open():
+    sizes = {"peak_bytes_per_gpu": 40 * GIB, "fits": False}
+    low = 40 * GIB / (1 + first_hour.memory_error())
+    assert first_hour.outcome(predicted(**sizes, usable_bytes=int(low) - GIB)) == "runs out"
+    assert first_hour.outcome(predicted(**sizes, usable_bytes=int(low) + GIB)) == "open"
+    assert first_hour.outcome(predicted(fits=True)) == "trains"
+    assert first_hour.outcome(predicted(lacking="host memory", fits=False)) == "lacks host memory"
+
+
+def test_strategies_are_ordered_unless_their_peaks_are_close():
+    sizes = {"zero2": 100, "zero3": 104, "ddp": 106}
+    runs = [predicted().model_copy(update={"strategy": name, "peak_bytes_per_gpu": sizes[name]}) for name in sizes]
+    assert first_hour.in_order(reversed(runs)) == "`zero2`, `zero3`; `ddp`"
+
+
+@pytest.mark.parametrize(("number", "most"), [(1, 1), (10, 3), (40, 7)])
+def test_more_runs_outside_their_intervals_are_improbable(number, most):
+    assert first_hour.tolerated(number) == most
+
+
+def test_every_machine_has_its_own_minutes(tmp_path, monkeypatch):
+    """A slower GPU takes more minutes, as long as no GPU is here."""
+    monkeypatch.setattr(this_machine, "find", lambda: Machine((), 10**12))
+    item = one_gpu.ITEMS[1]
+    minutes = [item.state(one_gpu.Place(tmp_path, None, False, gpu)).seconds for gpu in first_hour.ALONE]
+    assert minutes == sorted(minutes, reverse=True)
+    assert len(set(minutes)) == len(minutes)
+
+
+def test_on_a_gpu_no_minutes_of_others_are_said(monkeypatch):
+    monkeypatch.setattr(this_machine, "find", lambda: Machine((80 * 10**9,), 10**12, "NVIDIA H100"))
+    with pytest.raises(Refusal):
+        first_hour.order_on_one_gpu()
+
+
+def test_the_page_has_the_machines_that_it_is_about():
+    page = (Path(first_hour.__file__).parents[1] / "docs" / "first-hour.md").read_text()
+    machines = [*first_hour.ALONE, *(f"{number} {first_hour.SEVERAL[0]}" for number in first_hour.SEVERAL[1])]
+    for machine in machines:
+        assert f"| {machine} |" in page

@@ -1,0 +1,261 @@
+"""The plan of the first hour on rented GPUs: which runs, in which order, and what each of them is predicted to show.
+
+docs/first-hour.md has these tables, which tools/docs_tables.py writes. Nothing here is measured.
+
+    python tools/first_hour.py    # print the tables
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import tempfile
+from collections.abc import Iterable, Sequence
+from functools import cache
+from itertools import groupby
+from pathlib import Path
+from typing import NamedTuple
+
+import one_gpu
+
+from study import formatting
+from study.engines import this_machine
+from study.errors import Refusal
+from study.running import predictions, studies
+from study.running.estimate import History
+from study.running.predictions import PredictedRun
+from study.theory import hardware, intervals
+
+HOUR = 60.0  # minutes
+ALONE = ("a100-40gb", "a100-80gb", "h100-sxm")  # machines with one GPU
+SEVERAL = ("h100-sxm", (2, 8))
+OF_ONE_GPU = ("gpu-bert-large", "gpu-gpt2-xl", "gpu-lora")
+OF_SEVERAL_GPUS = "multi-gpu"
+# Two strategies of one block are in order if the larger predicted peak is larger than the other by more than this.
+APART = 0.05
+
+
+def memory_error() -> float:
+    """Return the relative error that decides the limits of a predicted peak.
+
+    It is the largest 90th percentile of the errors of published peaks, over the classes of engines that have at least
+    three of them.
+    """
+    entries = intervals.CROSS_VALIDATION["memory"]
+    peaks = [entry for entry in entries if entry["quantity"] == "peak_allocated_bytes" and entry["count"] >= 3]
+    return max(float(entry["percentile_90"]) for entry in peaks)
+
+
+class Limits(NamedTuple):
+    """The bytes between which a measured peak of tensors is expected."""
+
+    low: float
+    high: float
+
+
+def limits(predicted: PredictedRun) -> Limits:
+    """Return the limits of a peak. A measured peak outside them refutes the prediction."""
+    error = memory_error()
+    return Limits(predicted.peak_bytes_per_gpu / (1 + error), predicted.peak_bytes_per_gpu / (1 - error))
+
+
+def outcome(predicted: PredictedRun) -> str:
+    """Return what the run is predicted to do: "trains", "runs out", or "open" if the limits of its peak allow both.
+
+    A run that is predicted to fit has to train. A run that is predicted not to fit has to run out of memory only if
+    its tensors do not fit even at the lower limit.
+    """
+    if predicted.lacking:
+        return f"lacks {predicted.lacking}"
+    if predicted.fits:
+        return "trains"
+    return "runs out" if limits(predicted).low > predicted.usable_bytes else "open"
+
+
+@cache
+def predicted_runs(study: str, gpu: str, num_gpus: int = 1) -> list[PredictedRun]:
+    """Return the predictions of a study's configurations that use all GPUs of a machine."""
+    made = predictions.predict_study(studies.find(study), gpu, num_gpus)
+    return [run for run in made.predictions if run.world_size == num_gpus]
+
+
+# ---------------------------------------------------------------- the order, and how long it takes
+
+
+def order_on_one_gpu() -> str:
+    """Return the table of the list of `make gpu`, up to an hour: the predicted minutes on each machine, and their sum.
+
+    The sum is of all lines so far.
+    """
+    if this_machine.find().gpu_memory_bytes:
+        raise Refusal("a GPU is here, so all minutes would be predicted for it. Set CUDA_VISIBLE_DEVICES to nothing.")
+    rows = []
+    so_far = dict.fromkeys(ALONE, 0.0)
+    with tempfile.TemporaryDirectory() as folder:
+        for number, item in enumerate(one_gpu.ITEMS, 1):
+            cells = []
+            for gpu in ALONE:
+                minutes = item.state(one_gpu.Place(Path(folder), None, False, gpu)).seconds / 60
+                so_far[gpu] += minutes
+                cells.append(f"{minutes:.0f} ({so_far[gpu]:.0f})")
+            rows.append([number, item.title, f"`{item.folder(one_gpu.Place(Path(), None, False)).name}`", *cells])
+            if min(so_far.values()) > HOUR:
+                break
+    return _table(["", "runs", "study", *(f"minutes on {gpu} (so far)" for gpu in ALONE)], rows)
+
+
+def order_on_several_gpus() -> str:
+    """Return the table of the commands for 2 and 8 GPUs, with the number of runs and their predicted minutes."""
+    gpu, numbers = SEVERAL
+    history = History(True, hardware.find_gpu(gpu))
+    rows = []
+    for number in numbers:
+        so_far = 0.0
+        for study, only, limit in (("gpu-acceptance", "", 7), (OF_SEVERAL_GPUS, f"-{number}x-", 48)):
+            runs = [run for run in studies.runs(studies.find(study)) if only in run.run_id]
+            minutes = sum(history.estimate(run).seconds for run in runs) / 60
+            so_far += minutes
+            options = f"--only={only} " if only else ""
+            command = f"`zero-study run {study} {options}--minutes {limit}`"
+            rows.append([f"{number} {gpu}", command, len(runs), f"{minutes:.0f} ({so_far:.0f})"])
+    return _table(["GPUs", "command", "runs", "minutes (so far)"], rows)
+
+
+# ---------------------------------------------------------------- what the runs should show
+
+
+def on_one_gpu() -> str:
+    """Return the table of predictions for the machines with one GPU. The peak is the same on all of them."""
+    rows = []
+    for study in OF_ONE_GPU:
+        machines = [predicted_runs(study, gpu) for gpu in ALONE]
+        for alike in zip(*machines, strict=True):
+            assert len({run.peak_bytes_per_gpu for run in alike}) == 1  # otherwise the table needs a column for each
+            rows.append([*_named(alike[0]), _peak(alike[0]), *map(_outcome, alike)])
+    return _table([*NAMED, "peak, GiB", *ALONE], rows)
+
+
+def on_several_gpus() -> str:
+    """Return the table of predictions for 2 and 8 GPUs."""
+    gpu, numbers = SEVERAL
+    machines = [predicted_runs(OF_SEVERAL_GPUS, gpu, number) for number in numbers]
+    rows = []
+    for alike in zip(*machines, strict=True):
+        assert len({(run.strategy, run.size, run.precision) for run in alike}) == 1
+        rows.append([*_named(alike[0]), *(f"{_peak(run)}; {_outcome(run)}" for run in alike)])
+    return _table([*NAMED, *(f"{number} {gpu}" for number in numbers)], rows)
+
+
+def orders() -> str:
+    """Return the table of the predicted orders of peaks, for each model and precision."""
+    rows = []
+    gpu, numbers = SEVERAL
+    blocks = [(study, ALONE[0], 1) for study in OF_ONE_GPU] + [(OF_SEVERAL_GPUS, gpu, number) for number in numbers]
+    for study, kind, number in blocks:
+        for key, alike in groupby(sorted(predicted_runs(study, kind, number), key=_block), key=_block):
+            runs = list(alike)
+            if len(runs) > 1:
+                rows.append([f"`{study}`", number, f"{_model(runs[0])}", key[-1], in_order(runs)])
+    return _table(["study", "GPUs", "model", "sequences per step", "strategies, from the lowest peak"], rows)
+
+
+def in_order(runs: Iterable[PredictedRun]) -> str:
+    """Return strategies from the lowest predicted peak to the highest. A comma joins those that are not APART."""
+    groups: list[list[PredictedRun]] = []
+    for run in sorted(runs, key=lambda run: run.peak_bytes_per_gpu):
+        if groups and run.peak_bytes_per_gpu <= (1 + APART) * groups[-1][0].peak_bytes_per_gpu:
+            groups[-1].append(run)
+        else:
+            groups.append([run])
+    return "; ".join(", ".join(f"`{run.strategy}`" for run in group) for group in groups)
+
+
+def refuting() -> str:
+    """Return the table of the results that would refute the planner, with their limits."""
+    error = memory_error()
+    rows = [
+        ["a run with the prediction `trains` runs out of memory", "one run"],
+        ["a run with the prediction `runs out` trains", "one run"],
+        [
+            "the largest measured peak of tensors of a rank is outside the limits of the table",
+            f"one run; the limits are the prediction divided by {1 + error:.2f} and by {1 - error:.2f}",
+        ],
+        [
+            "the measured peaks of two strategies that a semicolon separates in the table of orders are reversed",
+            "one pair, if the measured peaks differ by more than 1 %",
+        ],
+        [
+            "the median step time is outside the interval of the table",
+            "; ".join(f"more than {tolerated(number)} of {number} runs" for number in (10, 20, 40)),
+        ],
+    ]
+    return _table(["result", "limit"], rows)
+
+
+def tolerated(number: int) -> int:
+    """Return how many of some runs may lie outside intervals that contain 90 % of cases.
+
+    More than that have a probability below 5 % if the runs are independent.
+    """
+    chances = [math.comb(number, outside) * 0.1**outside * 0.9 ** (number - outside) for outside in range(number + 1)]
+    return next(most for most in range(number + 1) if sum(chances[most + 1 :]) < 0.05)
+
+
+# ---------------------------------------------------------------- the cells of the tables
+
+NAMED = ("model", "strategy", "sequences per step")
+
+
+def _named(run: PredictedRun) -> list[str]:
+    return [_model(run), f"`{run.strategy}`", str(run.global_batch_size)]
+
+
+def _model(run: PredictedRun) -> str:
+    model = {"large": "BERT-large", "1.5b": "GPT 1.5 billion"}[run.size]
+    adapter = "" if run.lora_rank is None else ", LoRA, 4 bits" if run.load_in_4bit else ", LoRA"
+    return f"{model}, {run.precision}{adapter}"
+
+
+def _block(run: PredictedRun) -> tuple[str, int]:
+    return _model(run), run.global_batch_size
+
+
+def _peak(run: PredictedRun) -> str:
+    low, high = limits(run)
+    return f"{formatting.gib(run.peak_bytes_per_gpu, 1)} ({formatting.gib(low, 1)} to {formatting.gib(high, 1)})"
+
+
+def _outcome(run: PredictedRun) -> str:
+    """Return what a run is predicted to do, with the seconds of a step and their interval if it may train."""
+    if outcome(run) not in ("trains", "open"):
+        return outcome(run)
+    seconds = [formatting.three_digits(value) for value in (run.seconds_per_step, run.seconds_low, run.seconds_high)]
+    return f"{outcome(run)}, {seconds[0]} s ({seconds[1]} to {seconds[2]})"
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    return "\n".join(formatting.markdown(head, rows))
+
+
+TABLES = {
+    "hour_of_one_gpu": order_on_one_gpu,
+    "hour_of_several_gpus": order_on_several_gpus,
+    "hour_refuting": refuting,
+    "hour_on_one_gpu": on_one_gpu,
+    "hour_on_several_gpus": on_several_gpus,
+    "hour_orders": orders,
+}
+
+
+def main() -> None:
+    """Print every table."""
+    try:
+        for name, make in TABLES.items():
+            print(f"{name}\n\n{make()}\n")
+    except Refusal as refusal:
+        print(f"tools/first_hour.py: {refusal}", file=sys.stderr)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()
