@@ -247,6 +247,15 @@ def test_make_help_lists_what_the_guides_name():
     assert named <= set(re.findall(r"^make (\S+)", done.stdout, re.MULTILINE))
 
 
+def test_a_machine_without_a_network_gets_what_runs_need_and_no_more():
+    """PyTorch is there already. Packages of the site need a newer Python, and torchao slows every process down."""
+    (pattern,) = re.findall(r"^grep -vE '(.*)'", (ROOT / "docs" / "gpus.md").read_text(), re.MULTILINE)
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    kept = {line.partition("==")[0].lower() for line in lines if not re.match(pattern, line)}
+    assert {"accelerate", "transformers", "peft", "bitsandbytes", "ninja", "nvidia-ml-py", "papermill"} <= kept
+    assert not {"torch", "torchao", "deepspeed", "zensical", "pymdown-extensions", "soupsieve", "nbconvert"} & kept
+
+
 # ---------------------------------------------------------------- numbers
 
 
