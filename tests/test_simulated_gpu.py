@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import gpu_only_lines
 import pytest
 import simulated
 from launching import ROOT
 from refusing import refusal
 from simulated import H100, fail, train
+from simulated_gpu import executed_lines
 
+from study.compare import acceptance
 from study.records import pack, schema
+from study.strategy import file
+from study.theory import hardware
 
 TWO = {**H100, "count": 2}
 MIB = 1 << 20
@@ -117,3 +122,66 @@ def test_no_record_of_a_simulated_gpu_becomes_a_measurement(tmp_path):
     assert "simulated" in refusal(pack.collect, [ran.run_dir], tmp_path / "records")
     assert schema.read(ran.run_dir).machine["imports"]["at_start"].keys() >= {"simulated_gpu.pth"}
     assert ROOT not in tmp_path.parents
+
+
+@pytest.mark.launches
+def test_the_machine_reports_its_gpus():
+    done = simulated.command(["-m", "study", "plan", "gpu-acceptance", "--only", "ddp-1x"])
+    assert "1 GPU of 85.0 GB" in done.stdout
+    assert "1 to run" in done.stdout
+    doctor = simulated.command(["-m", "study", "doctor"], TWO)
+    assert "GPU 1, NVIDIA H100 80GB HBM3: No process uses it." in doctor.stdout
+    assert hardware.find(H100["name"]).name == "h100-sxm"  # `advise --gpu` takes the name as torch reports it
+
+
+@pytest.mark.slow
+@pytest.mark.launches
+def test_every_strategy_is_accepted(tmp_path):
+    done = simulated.command(["-m", "study", "run", "gpu-acceptance", "--runs-dir", tmp_path])
+    assert done.returncode == 0, done.stdout
+    page = acceptance.page([tmp_path / "gpu-acceptance"])
+    assert "0 failed, 0 not run" in page
+    assert {f"`{name}`" in page for name in file.names() if name != "zero2_cpu_offload"} == {True}
+
+
+@pytest.mark.slow
+@pytest.mark.launches
+def test_the_list_of_one_gpu_from_its_first_line_to_the_pack_and_the_report(tmp_path):
+    words = [ROOT / "tests" / "one_gpu_program.py", "--small", "--runs-dir", tmp_path]
+    done = simulated.command(words)
+    assert done.returncode == 0, done.stdout
+    runs = tmp_path / "small"
+    assert "crashed" not in done.stdout
+    assert "failed" not in (runs / "acceptance.md").read_text()
+    assert "simulated" in refusal(pack.merge, runs / "one-gpu.zip", tmp_path / "records")
+    folders = [word for name in ("gpu-acceptance", "shared-gpu") for word in ("--records", runs / name)]
+    reported = simulated.command(["-m", "study", "report", "gpu-acceptance", *folders, "--output", tmp_path / "report"])
+    assert reported.returncode == 0, reported.stderr
+    assert any((tmp_path / "report").glob("*.ipynb"))
+
+
+# ---------------------------------------------------------------- every line that only a GPU reaches
+
+
+@pytest.mark.launches
+def test_every_line_that_only_a_gpu_reaches_is_executed():
+    """The runs of this file execute them, but for those whose reason is in gpu_only_lines_not_executed.txt."""
+    for strategy, options in {
+        "ddp": {},
+        "single": {"precision": "fp16-autocast", "learning_rate": 1.0, "max_steps": 5},
+        "zero2_cpu_offload": {"precision": "bf16"},
+    }.items():
+        train(strategy, **options)
+    train("zero3", 2, H100, dropout=0, share_device=True)
+    fail("ddp", gpus=H100, memory_cap=0.03)
+    simulated.command(["-m", "study", "doctor"], TWO)
+    simulated.command(["-m", "study", "plan", "gpu-acceptance", "--only", "ddp-1x"])
+    simulated.command(["-m", "study", "compare", "--view", "acceptance", train("ddp").run_dir])
+    done = simulated.command([ROOT / "tests" / "gpu_program.py"])
+    assert done.returncode == 0, done.stderr
+    executed = executed_lines.read(simulated.executed_folder())
+    missing = gpu_only_lines.texts(gpu_only_lines.of_project() - executed)
+    listed = (ROOT / "tests" / "gpu_only_lines_not_executed.txt").read_text().splitlines()
+    expected = {line.partition(" # ")[0].strip() for line in listed if line and not line.startswith("#")}
+    assert not missing - expected, "\n".join(sorted(missing - expected))
+    assert not expected - missing, "\n".join(sorted(expected - missing))

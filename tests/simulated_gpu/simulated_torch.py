@@ -178,7 +178,14 @@ def _is_pinned(tensor: torch.Tensor, *_: Any, **options: Any) -> bool:
     return simulated_memory._key(tensor) in _pinned
 
 
+def _attention(query: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
+    """Stand for fused attention, whose C++ code creates its mask on the device of the query."""
+    with _creating_on(gpu_of(query)):
+        return torch.nn.functional.scaled_dot_product_attention(query, *args, **options)
+
+
 _METHODS: dict[Any, Callable[..., Any]] = {
+    torch.nn.functional.scaled_dot_product_attention: _attention,
     torch.Tensor.to: _to,
     torch.Tensor.cuda: _cuda,
     torch.Tensor.cpu: _cpu,
