@@ -48,7 +48,7 @@ session_folder = Path()  # which conftest.py makes and deletes
 
 _may_launch = True  # whether the test that runs is marked `launches`
 _has_launched = False
-_server: subprocess.Popen[str] | None = None  # that trainings are forked from
+_servers: dict[str, subprocess.Popen[str]] = {}  # that trainings are forked from, by their Python
 _server_log = Path(os.devnull)
 
 
@@ -203,6 +203,19 @@ def fork(
     return done.returncode
 
 
+def fork_with(
+    python: Path,
+    config_file: Path,
+    num_processes: int,
+    flags: Mapping[str, Any],
+    run_dir: Path,
+    env: Mapping[str, str | None],
+) -> Done:
+    """Train into a folder by forked processes of another Python, and return how its launcher ended."""
+    arguments = _arguments(config_file, num_processes, flags, run_dir)
+    return _fork("accelerate-launch", arguments[3:], ROOT, env, run_dir, python=str(python))
+
+
 def command_line(
     arguments: Sequence[str | Path], cwd: Path = ROOT, env: Mapping[str, str | None] | None = None
 ) -> Done:
@@ -227,6 +240,7 @@ def _fork(
     env: Mapping[str, str | None] | None,
     beside: Path,
     meanwhile: Callable[[int], None] | None = None,
+    python: str = sys.executable,
 ) -> Done:
     """Run one of warm.py's programs; its output is kept beside a path."""
     use()
@@ -235,7 +249,7 @@ def _fork(
     asked = {"program": program, "arguments": arguments, "cwd": str(cwd), "env": environment(env)}
     for output in outputs.values():
         output.write_bytes(b"")
-    server = _warm_server()
+    server = _warm_server(python, env)
     asked |= {"timeout": TIMEOUT_SECONDS} | {name: str(path) for name, path in outputs.items()}
     server.stdin.write(json.dumps(asked) + "\n")
     server.stdin.flush()
@@ -263,21 +277,20 @@ def _build_extensions(arguments: Sequence[str], env: Mapping[str, str | None] | 
         extensions.provide(needs, "a test")
 
 
-def _warm_server() -> subprocess.Popen[str]:
-    """This process's own, started when it is first asked for."""
-    global _server
-    if _server is None:
-        with _server_log.open("w") as log:
-            _server = subprocess.Popen(
-                [sys.executable, Path(__file__).with_name("warm.py")],
+def _warm_server(python: str, env: Mapping[str, str | None] | None) -> subprocess.Popen[str]:
+    """This process's own of a Python, started when it is first asked for."""
+    if python not in _servers:
+        with _server_log.open("a") as log:
+            _servers[python] = subprocess.Popen(
+                [python, Path(__file__).with_name("warm.py")],
                 cwd=ROOT,
-                env=environment(),
+                env=environment() if python == sys.executable else environment(env),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
             )
-    return _server
+    return _servers[python]
 
 
 def _answer(server: subprocess.Popen[str]) -> str:
@@ -288,10 +301,10 @@ def _answer(server: subprocess.Popen[str]) -> str:
 
 
 def end_server() -> None:
-    """End the process that trainings are forked from, where one was started."""
-    if _server is not None:
-        with _server:
-            _server.stdin.close()
+    """End the processes that trainings are forked from, where any was started."""
+    for server in _servers.values():
+        with server:
+            server.stdin.close()
 
 
 def _tail(output: str | bytes | None) -> str:

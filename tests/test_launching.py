@@ -60,8 +60,9 @@ def fork(folder, meanwhile=None, **flags):
 
 
 def nothing_is_left() -> bool:
-    psutil.wait_procs(psutil.Process(launching._server.pid).children(recursive=True), timeout=10)
-    return not psutil.Process(launching._server.pid).children(recursive=True)
+    server = psutil.Process(launching._servers[sys.executable].pid)
+    psutil.wait_procs(server.children(recursive=True), timeout=10)
+    return not server.children(recursive=True)
 
 
 @pytest.mark.launches

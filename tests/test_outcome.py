@@ -233,6 +233,10 @@ def test_the_kernel_says_where_memory_was_short(tmp_path, monkeypatch):
 def test_an_allocators_error_says_which_memory(monkeypatch):
     on_host = "RuntimeError: [enforce fail at alloc_cpu.cpp:119] DefaultCPUAllocator: can't allocate memory"
     assert outcome.memory_of("OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB.") == "device"
+    capped = (
+        "CUDA out of memory. GPU 0 has a total capacity of 79.19 GiB of which 78.1 GiB is free. 1.00 GiB allowed; Of"
+    )
+    assert outcome.memory_of(capped) == "cap"  # PyTorch says so where a process has a limit of its own
     assert outcome.memory_of(on_host) == "host"
     monkeypatch.setattr(resource, "getrlimit", lambda _: (1 << 30, 1 << 30))  # as under `ulimit -v`
     assert outcome.memory_of(on_host) == "cap"

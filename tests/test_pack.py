@@ -15,6 +15,7 @@ from refusing import refusal
 
 from study.errors import Refusal
 from study.records import pack, schema
+from study.records.simulation import SIMULATED_GPUS
 
 
 @pytest.fixture
@@ -235,3 +236,24 @@ def test_a_run_that_is_there_and_differs_is_refused(packed, tmp_path):
     synthetic.write_run(tmp_path / "other", seed=1, seconds=2.0, status="out_of_memory")
     pack.collect([tmp_path / "other"], target)
     refused(packed, target, r"records/records\.jsonl, .*seed1.* and .*box\.zip/records\.jsonl, .*seed1.* differ")
+
+
+def test_records_of_simulated_gpus_are_packed_as_such_and_never_merged(tmp_path):
+    simulated = {"environment": {SIMULATED_GPUS: "{}"}, "gpus": [{"name": "NVIDIA H100", "memory_bytes": 85 * 10**9}]}
+    run = synthetic.write_run(tmp_path / "runs", study="s").parent
+    record = schema.read(run)
+    machine = {**record.machine, **simulated}
+    proof = record.proof.model_copy(update={"device": "cuda"})
+    schema.write(run, record.model_copy(update={"machine": machine, "proof": proof}))
+    pack.pack([run.parent], tmp_path / "box.zip")
+    assert json.loads(members(tmp_path / "box.zip")[pack.MANIFEST])["box"] == "1 x simulated NVIDIA H100"
+    refused(tmp_path / "box.zip", tmp_path / "records", "GPUs of this run were simulated")
+    assert "simulated" in refusal(pack.collect, [run.parent], tmp_path / "records")
+    assert not (tmp_path / "records").exists()
+
+
+def test_results_of_benchmarks_on_simulated_gpus_are_never_merged(runs, tmp_path):
+    result = runs / "throughput.json"
+    result.write_text(json.dumps({"benchmark": "b", "machine": {"environment": {SIMULATED_GPUS: "{}"}}}))
+    pack.pack([runs], tmp_path / "box.zip")
+    refused(tmp_path / "box.zip", tmp_path / "records", "throughput.json: the GPUs of this run were simulated")

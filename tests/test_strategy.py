@@ -295,6 +295,17 @@ def test_auto_becomes_what_suits_the_model(tmp_path, monkeypatch):
     assert filled["offload_param"]["buffer_size"] == models.swap_buffer_size(128, 2)
 
 
+def test_a_compiled_run_has_no_timer_that_cannot_be_compiled(monkeypatch, tmp_path):
+    monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
+    timers = [
+        accelerators._deepspeed_plugin(
+            Run(build_config(compile=compiles), read_by_name("zero2"), 2, tmp_path)
+        ).deepspeed_config.get("timers")
+        for compiles in (True, False)
+    ]
+    assert timers == [{"throughput": {"enabled": False}}, None]
+
+
 # ---------------------------------------------------------------- FSDP
 
 

@@ -21,6 +21,7 @@ from study.files import redact_paths
 from study.records import imports
 from study.records.laboratory import LABORATORY
 from study.records.schema import Code
+from study.records.simulation import SIMULATED_GPUS
 
 # The environment variables that change speed, memory or arithmetic. Other variables may hold names or tokens, and are
 # not recorded.
@@ -39,7 +40,8 @@ _ARITHMETIC = re.compile(
 # Names of folders are left out, because they change no result.
 _PLACE = re.compile(r"_(DIR|HOME)$")
 _RECORDED = re.compile(
-    rf"({_FAMILIES})_\w+|NVIDIA_(TF32_OVERRIDE|VISIBLE_DEVICES)|USE_HUB_KERNELS|LD_PRELOAD|{LABORATORY}"
+    rf"({_FAMILIES})_\w+|NVIDIA_(TF32_OVERRIDE|VISIBLE_DEVICES)|USE_HUB_KERNELS|LD_PRELOAD|{LABORATORY}|"
+    rf"{SIMULATED_GPUS}"
 )
 _SECRET = re.compile("TOKEN|KEY|SECRET|PASSW|CREDENTIAL|AUTH")
 _IN_ADDRESS = re.compile(r"(?<=://)[^/@\s]+@")  # a user name and a password in an address

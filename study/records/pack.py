@@ -20,6 +20,7 @@ from study.records import find as records
 from study.records import schema
 from study.records.find import RecordedRun
 from study.records.schema import Record
+from study.records.simulation import is_simulated
 
 MANIFEST = "manifest.json"
 FORMAT_VERSION = 2
@@ -77,10 +78,13 @@ def put(runs: Sequence[Kept], folder: Path, replace: bool) -> list[str]:
     The lines of a run replace those that are there. The lines of other runs do not change. Each file is written
     completely or not at all.
 
-    Raises Refusal, before anything is written, if a run without a record would replace a record. Also raises Refusal if
-    a different record would be replaced and `replace` is False.
+    Raises Refusal, before anything is written, if a run without a record would replace a record, or if the GPUs of a
+    run were simulated. Also raises Refusal if a different record would be replaced and `replace` is False.
     """
     new_runs = distinct(runs)
+    for run in new_runs:
+        if run.record is not None and run.record.is_simulated:
+            raise _simulated(run.place)
     if folder.exists() and not folder.is_dir():
         raise Refusal(f"{folder}: this is not a folder. Name another one.")
     lines = {name: records.read_lines(folder / name) for name in records.NAMES}
@@ -147,6 +151,13 @@ def _keep(run: RecordedRun) -> Kept:
     return Kept(run_id, file.record if file else None, lines, run.place)
 
 
+def _simulated(place: str | Path) -> Refusal:
+    return Refusal(
+        f"{place}: the GPUs of this run were simulated, so its record is no measurement, and is not kept with "
+        "measurements. Use the records of real GPUs."
+    )
+
+
 def _differ(first: str, second: str) -> Refusal:
     return Refusal(f"{first} and {second} are different records of one run. Use another folder, or remove one of them.")
 
@@ -210,6 +221,7 @@ def merge(file: Path, folder: Path) -> int:
     * The file is not a pack, is too large, or has another version.
     * The members do not agree with the manifest, or the records are damaged.
     * A run is already in the folder and differs.
+    * The GPUs of a run or of a benchmark were simulated.
     """
     manifest, members = _read(file)
     with tempfile.TemporaryDirectory() as unpacked:
@@ -218,6 +230,9 @@ def merge(file: Path, folder: Path) -> int:
         try:
             runs = find([Path(unpacked)])
             results = _results([Path(unpacked)])
+            for name, text in results.items():
+                if is_simulated(files.parse_json(text).get("machine") or {}):
+                    raise _simulated(f"{file}, {name}")
             merged = _files_of(runs)
             for name in sorted(set(members) - set(results)):
                 if members[name] != merged.get(name):

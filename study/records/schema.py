@@ -21,6 +21,7 @@ from study.config import RunConfig
 from study.engines.strategy_names import OffloadDevice
 from study.errors import Refusal, refusing
 from study.records.laboratory import LABORATORY, bits_per_second
+from study.records.simulation import is_simulated
 
 SCHEMA_VERSION: Literal[1] = 1
 UNKNOWN_BOX = "unknown box"  # the name of hardware that a record does not describe
@@ -463,7 +464,7 @@ class Record(Facts):
         """The names of each machine's GPUs, or of the first machine's CPU if the run trained without a GPU.
 
         A run that did not end records only how many other machines it had. They are assumed to equal the first machine,
-        because a run trains only if all machines have the same model of GPU.
+        because a run trains only if all machines have the same model of GPU. The name of a simulated GPU says so.
         """
         if self.device == "cpu":
             cores, usable = self.machine.get("num_cores"), self.usable_cores
@@ -473,7 +474,15 @@ class Record(Facts):
         num_machines = len(self.proof.ranks_of_machines or [1]) if self.proof else 1
         machines = [self.machine, *(self.other_machines or [self.machine] * (num_machines - 1))]
         gpus = [Counter(gpu["name"] for gpu in machine.get("gpus", [])) for machine in machines]
-        return [" + ".join(f"{n} x {name}" for name, n in sorted(counts.items())) or UNKNOWN_BOX for counts in gpus]
+        kind = "simulated " if self.is_simulated else ""
+        return [
+            " + ".join(f"{n} x {kind}{name}" for name, n in sorted(counts.items())) or UNKNOWN_BOX for counts in gpus
+        ]
+
+    @property
+    def is_simulated(self) -> bool:
+        """Whether the GPUs of a machine of the run were simulated. Such a record is no measurement."""
+        return any(map(is_simulated, [self.machine, *(self.other_machines or [])]))
 
     @property
     def box(self) -> str:

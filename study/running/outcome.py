@@ -58,6 +58,8 @@ _NO_ANSWER = re.compile(
 
 _OUT_OF_MEMORY = re.compile(r"out of memory|can't allocate memory|CUBLAS_STATUS_ALLOC_FAILED", re.IGNORECASE)
 _OF_DEVICE = re.compile(r"CUDA|HIP|CUBLAS|NCCL")
+# From c10/cuda/CUDACachingAllocator.cpp, if a process may use only a part of the GPU's memory (--memory-cap).
+_OF_CAPPED_DEVICE = re.compile(r"[\d.]+ [KMG]iB allowed;")
 # From torch.utils.cpp_extension and deepspeed/ops/op_builder/builder.py.
 _BUILD_FAILED = re.compile(
     r"Error building extension|Unable to (?:JIT )?load (?:the )?\w+ op|Ninja is required to load|"
@@ -328,7 +330,7 @@ def memory_of(text: str) -> Memory:
     "device": a GPU's memory. "cap": the memory that a limit leaves to this process. "host": the machine's memory.
     """
     if _OF_DEVICE.search(text):
-        return "device"
+        return "cap" if _OF_CAPPED_DEVICE.search(text) else "device"
     limits = (resource.getrlimit(resource_limit)[0] for resource_limit in (resource.RLIMIT_AS, resource.RLIMIT_DATA))
     return "host" if all(limit == resource.RLIM_INFINITY for limit in limits) else "cap"
 

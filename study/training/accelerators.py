@@ -198,6 +198,10 @@ def _deepspeed_plugin(run: Run) -> Any:
     elif config.precision.endswith("-autocast"):
         dtype = computed_in(config.precision)
         engine["torch_autocast"] = {"enabled": True, "dtype": dtype}
+    if config.compile:
+        # On a GPU, the engine's throughput timer calls torch.cuda.synchronize(None) in the compiled forward pass from
+        # the third step on. TorchDynamo of torch 2.13 cannot capture that call and ends the run with a TypeError.
+        engine.setdefault("timers", {})["throughput"] = {"enabled": False}
     if "linear" in fixed_order.pins(config):
         zero["memory_efficient_linear"] = False
     if "optimizer" in fixed_order.pins(config):

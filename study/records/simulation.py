@@ -1,0 +1,14 @@
+"""Recognize the records of runs whose GPUs were simulated on a CPU (tests/simulated_gpu)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+# The variable that makes the tests' Python simulate GPUs. Its value describes them.
+SIMULATED_GPUS = "ZERO_STUDY_SIMULATED_GPUS"
+
+
+def is_simulated(machine: Mapping[str, Any]) -> bool:
+    """Return whether a recorded machine had simulated GPUs, so that nothing on it was measured on a GPU."""
+    return SIMULATED_GPUS in machine.get("environment", {})

@@ -1,0 +1,39 @@
+"""`tools/one_gpu.py` with the shortest runs that reach each of its items; arguments as of that program.
+
+Items keep the runs whose ids match. With --small their models are tiny. The comparison with Trainer has few steps.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
+
+import one_gpu
+import throughput
+from one_gpu import Runs
+
+RUNS = {
+    "acceptance of every strategy": r"(single|zero2)-1x-seed0-fp32|-fp16$",
+    "BERT-large: memory, time, MFU": r"zero3-1x-seed0-bf16$",
+    "GPT of 1.5 billion: memory, time, MFU": r"ddp-1x-seed0-\w+-autocast",
+    "bytes of 2, 4, 8 ranks on the card": r"-ddp-2x",
+    "GPT 124m to 6b: peaks": r"-single-1x-seed0-batch8-124m",
+}
+
+
+def shortened() -> tuple[one_gpu.Item, ...]:
+    """Return the list's items with few runs each. An item that has none of `RUNS` keeps none of its runs."""
+    return tuple(
+        replace(item, ids=RUNS.get(item.title, "^$")) if isinstance(item, Runs) else replace(item, strategies=("ddp",))
+        for item in one_gpu.ITEMS
+    )
+
+
+if __name__ == "__main__":
+    short = {**throughput.FLAGS, "size": "tiny", "global_batch_size": 8, "num_train_examples": 48, "max_steps": 6}
+    throughput.WORKS["small"] = {**short, "timing_warmup_steps": 2}
+    one_gpu.ITEMS = shortened()
+    one_gpu.main()

@@ -1,0 +1,187 @@
+"""Test what only a GPU reaches: training and measuring on simulated GPUs (tests/simulated_gpu)."""
+
+from __future__ import annotations
+
+import gpu_only_lines
+import pytest
+import simulated
+from launching import ROOT
+from refusing import refusal
+from simulated import H100, fail, train
+from simulated_gpu import executed_lines
+
+from study.compare import acceptance
+from study.records import pack, schema
+from study.strategy import file
+from study.theory import hardware
+
+TWO = {**H100, "count": 2}
+MIB = 1 << 20
+
+
+@pytest.mark.launches
+def test_a_run_on_a_gpu_records_what_only_a_gpu_has():
+    ran = train("ddp")
+    record = ran.record
+    assert (record.device, record.proof.backend, record.proof.num_gpus) == ("cuda", "nccl", 1)
+    assert record.machine["gpus"] == [{"name": H100["name"], "memory_bytes": H100["memory_bytes"], "capability": "9.0"}]
+    assert (record.machine["cuda"], record.machine["tf32"]) == ("13.0", False)
+    assert record.machine["driver"]
+    assert record.machine["interconnect"]
+    (joules,) = record.energy_joules
+    assert 0 < joules < 400 * record.wall_seconds + 1  # a simulated GPU draws 400 W
+    assert record.box == "1 x simulated NVIDIA H100 80GB HBM3"
+
+
+@pytest.mark.launches
+def test_memory_of_a_gpu_by_phase():
+    record = train("ddp").record
+    (phases,) = record.peak_memory
+    assert {"prepared", "first_step", "settling_steps", "steady_steps", "evaluation"} <= set(phases)
+    steady, states = phases["steady_steps"], record.model_state_bytes[0].model_states
+    # In a step, all model states are on the GPU, and activations and the update's temporary tensors beside them.
+    assert states < steady.allocated_bytes < states + 100 * MIB
+    assert steady.allocated_bytes <= steady.reserved_bytes < steady.process_bytes
+    assert phases["prepared"].allocated_bytes < steady.allocated_bytes
+    assert steady.tensor_bytes is None  # the CPU's way to measure
+    assert steady.resident_bytes is None
+
+
+@pytest.mark.launches
+@pytest.mark.parametrize(
+    ("strategy", "num_processes", "gpus", "flags", "backend", "num_gpus"),
+    [
+        ("zero2", 2, TWO, {}, "nccl", 2),
+        ("fsdp2", 2, TWO, {}, "nccl", 2),
+        ("zero3", 2, H100, {"share_device": True}, "gloo", 1),
+    ],
+)
+def test_several_ranks(strategy, num_processes, gpus, flags, backend, num_gpus):
+    record = train(strategy, num_processes, gpus, dropout=0, **flags).record
+    assert (record.proof.backend, record.proof.num_gpus) == (backend, num_gpus)
+    assert record.final_loss == pytest.approx(train("ddp", dropout=0).record.final_loss, rel=1e-4)
+    assert all(peaks["steady_steps"].allocated_bytes > MIB for peaks in record.peak_memory)
+
+
+@pytest.mark.launches
+def test_more_ranks_than_gpus_are_refused():
+    done = simulated.command(["-m", "study", "train", "--strategy", "ddp", "--num-processes", 2, "--size", "tiny"])
+    assert done.returncode == 2
+    assert "only 1 GPU is found" in done.stderr
+
+
+@pytest.mark.launches
+@pytest.mark.parametrize(
+    ("gpus", "flags", "memory"),
+    [({**H100, "memory_bytes": 530 * MIB}, {}, "device"), (H100, {"memory_cap": 0.03}, "cap")],
+)
+def test_out_of_memory(gpus, flags, memory):
+    record = fail("ddp", gpus=gpus, **flags)
+    assert record.status == "out_of_memory"
+    assert record.failure.memory == memory
+
+
+@pytest.mark.launches
+def test_a_resumed_run_trains_as_an_uninterrupted_one():
+    whole = train("ddp", checkpoint_every=4, keep=2, dropout=0.1)
+    folder = whole.run_dir / "checkpoints" / "step-00000004"
+    assert '"cuda"' in (folder / "rank-0.json").read_text()
+    resumed = train("ddp", checkpoint_every=4, keep=2, dropout=0.1, resume=str(folder))
+    assert resumed.record.resumed_at == [4]
+    assert [step["loss"] for step in resumed.steps] == [step["loss"] for step in whole.steps][-len(resumed.steps) :]
+
+
+@pytest.mark.launches
+def test_compiling_under_deepspeed():
+    """DeepSpeed's throughput timer would stop it at the third step, with a call that TorchDynamo cannot capture."""
+    record = train("zero2", dropout=0, compile=True).record
+    assert record.proof.compiled_graphs > 0
+    assert record.final_loss == pytest.approx(train("ddp", dropout=0).record.final_loss, rel=1e-4)
+
+
+@pytest.mark.launches
+@pytest.mark.parametrize(("strategy", "precision", "rate"), [("single", "fp16-autocast", 1.0), ("zero3", "fp16", 0.3)])
+def test_a_loss_scaler_skips_a_step(strategy, precision, rate):
+    ran = train(strategy, precision=precision, learning_rate=rate, max_steps=5)  # a rate that is far too high
+    assert [step["step"] for step in ran.steps if step["grad_norm"] is None]
+    assert any(step["grad_norm"] is not None for step in ran.steps)
+
+
+@pytest.mark.launches
+def test_offload_uses_pinned_memory_and_frees_the_gpu():
+    offloaded = train("zero2_cpu_offload", precision="bf16").record
+    assert offloaded.proof.offload_optimizer_device == "cpu"
+    assert offloaded.model_state_bytes[0].by_device.keys() == {"cpu", "cuda"}
+
+
+@pytest.mark.launches
+def test_no_record_of_a_simulated_gpu_becomes_a_measurement(tmp_path):
+    ran = train("ddp")
+    pack.pack([ran.run_dir], tmp_path / "box.zip")
+    assert "simulated" in refusal(pack.merge, tmp_path / "box.zip", tmp_path / "records")
+    assert "simulated" in refusal(pack.collect, [ran.run_dir], tmp_path / "records")
+    assert schema.read(ran.run_dir).machine["imports"]["at_start"].keys() >= {"simulated_gpu.pth"}
+    assert ROOT not in tmp_path.parents
+
+
+@pytest.mark.launches
+def test_the_machine_reports_its_gpus():
+    done = simulated.command(["-m", "study", "plan", "gpu-acceptance", "--only", "ddp-1x"])
+    assert "1 GPU of 85.0 GB" in done.stdout
+    assert "1 to run" in done.stdout
+    doctor = simulated.command(["-m", "study", "doctor"], TWO)
+    assert "GPU 1, NVIDIA H100 80GB HBM3: No process uses it." in doctor.stdout
+    assert hardware.find(H100["name"]).name == "h100-sxm"  # `advise --gpu` takes the name as torch reports it
+
+
+@pytest.mark.slow
+@pytest.mark.launches
+def test_every_strategy_is_accepted(tmp_path):
+    done = simulated.command(["-m", "study", "run", "gpu-acceptance", "--runs-dir", tmp_path])
+    assert done.returncode == 0, done.stdout
+    page = acceptance.page([tmp_path / "gpu-acceptance"])
+    assert "0 failed, 0 not run" in page
+    assert {f"`{name}`" in page for name in file.names() if name != "zero2_cpu_offload"} == {True}
+
+
+@pytest.mark.slow
+@pytest.mark.launches
+def test_the_list_of_one_gpu_from_its_first_line_to_the_pack_and_the_report(tmp_path):
+    words = [ROOT / "tests" / "one_gpu_program.py", "--small", "--runs-dir", tmp_path]
+    done = simulated.command(words)
+    assert done.returncode == 0, done.stdout
+    runs = tmp_path / "small"
+    assert "crashed" not in done.stdout
+    assert "failed" not in (runs / "acceptance.md").read_text()
+    assert "simulated" in refusal(pack.merge, runs / "one-gpu.zip", tmp_path / "records")
+    folders = [word for name in ("gpu-acceptance", "shared-gpu") for word in ("--records", runs / name)]
+    reported = simulated.command(["-m", "study", "report", "gpu-acceptance", *folders, "--output", tmp_path / "report"])
+    assert reported.returncode == 0, reported.stderr
+    assert any((tmp_path / "report").glob("*.ipynb"))
+
+
+# ---------------------------------------------------------------- every line that only a GPU reaches
+
+
+@pytest.mark.launches
+def test_every_line_that_only_a_gpu_reaches_is_executed():
+    """The runs of this file execute them, but for those whose reason is in gpu_only_lines_not_executed.txt."""
+    for strategy, options in {
+        "ddp": {},
+        "single": {"precision": "fp16-autocast", "learning_rate": 1.0, "max_steps": 5},
+        "zero2_cpu_offload": {"precision": "bf16"},
+    }.items():
+        train(strategy, **options)
+    train("zero3", 2, H100, dropout=0, share_device=True)
+    fail("ddp", gpus=H100, memory_cap=0.03)
+    simulated.command(["-m", "study", "doctor"], TWO)
+    simulated.command(["-m", "study", "plan", "gpu-acceptance", "--only", "ddp-1x"])
+    simulated.command(["-m", "study", "compare", "--view", "acceptance", train("ddp").run_dir])
+    done = simulated.command([ROOT / "tests" / "gpu_program.py"])
+    assert done.returncode == 0, done.stderr
+    executed = executed_lines.read(simulated.executed_folder())
+    missing = gpu_only_lines.texts(gpu_only_lines.of_project() - executed)
+    listed = (ROOT / "tests" / "gpu_only_lines_not_executed.txt").read_text().splitlines()
+    expected = {line.partition(" # ")[0].strip() for line in listed if line and not line.startswith("#")}
+    assert not missing - expected, "\n".join(sorted(missing - expected))
+    assert not expected - missing, "\n".join(sorted(expected - missing))
