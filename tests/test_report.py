@@ -342,6 +342,8 @@ def test_repeats_of_a_seed_count_once():
     runs = pd.DataFrame({"strategy": "ddp", "seed": [0, 0, 0, 1], "step": 1, "loss": [1.0, 1.0, 1.0, 3.0]})
     assert tables.mean(runs, "loss").loc["ddp", "loss"] == 2
     assert plots.loss_curves(runs).axes[0].lines[0].get_ydata() == [2]
+    without_control = plots.loss_curves(runs, control="single")  # which runs in one process only
+    assert without_control.axes[0].lines[0].get_ydata() == [2]
 
 
 def test_figures_draw_every_strategy_that_has_what_they_show(folder):

@@ -52,17 +52,22 @@ def loss_curves(steps: pd.DataFrame, control: str = "ddp", window: int = 5) -> F
     """Draw the loss curves of all strategies that ran with all seeds of the control, averaged over seeds.
 
     Repeats of a seed are averaged first. The band shows the range over the control's seeds. Losses are smoothed over
-    `window` steps.
+    `window` steps. If the control has no run here, as `single` on several processes, there is no band, and a strategy
+    is drawn over all of its seeds.
     """
     figure, axes = panel(4.6)
     by_seed = steps.groupby(["strategy", "seed", "step"])["loss"].mean().unstack(["strategy", "seed"])
     smooth = by_seed.rolling(window, min_periods=1).mean()
-    band, seeds = smooth[control], list(smooth[control].columns)
-    axes.fill_between(band.index, band.min(axis=1), band.max(axis=1), color=INK, alpha=0.2, linewidth=0)
+    seeds: list[Any] = []
+    if control in smooth:
+        band, seeds = smooth[control], list(smooth[control].columns)
+        axes.fill_between(band.index, band.min(axis=1), band.max(axis=1), color=INK, alpha=0.2, linewidth=0)
     for name in in_order(smooth.columns.get_level_values("strategy")):
-        if set(seeds) <= set(smooth[name].columns):
+        own_seeds = list(smooth[name].columns)
+        if set(seeds) <= set(own_seeds):
             wide: dict[str, Any] = {"linewidth": 6, "alpha": 0.5} if name == control else {"linewidth": 1.4}
-            axes.plot(smooth[name][seeds].mean(axis=1), label=name, **{**look(name), "marker": None}, **wide)
+            mean = smooth[name][seeds or own_seeds].mean(axis=1)
+            axes.plot(mean, label=name, **{**look(name), "marker": None}, **wide)
     axes.set(xlabel="optimizer step", ylabel=f"training loss (nats, mean of {window} steps)")
     return finished(figure, axes)
 
