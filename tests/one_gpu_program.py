@@ -16,9 +16,10 @@ import throughput
 from one_gpu import Runs
 
 RUNS = {
-    "acceptance of every strategy": r"(single|zero2)-1x-seed0-fp32|-fp16$",
+    "acceptance of every strategy": "",  # all runs
     "BERT-large: memory, time, MFU": r"zero3-1x-seed0-bf16$",
     "GPT of 1.5 billion: memory, time, MFU": r"ddp-1x-seed0-\w+-autocast",
+    "LoRA, and frozen weights in 4 bits": r"gpt-.*-zero2-1x-seed0-bf16$",
     "bytes of 2, 4, 8 ranks on the card": r"-ddp-2x",
     "GPT 124m to 6b: peaks": r"-single-1x-seed0-batch8-124m",
 }

@@ -15,9 +15,11 @@ from typing import Any
 
 import pytest
 
-from study.config import build_config
+from study.config import RunConfig, build_config
 from study.errors import Refusal
+from study.files import ROOT
 from study.planner import Request, advice_text, advise, launch
+from study.records.find import find
 from study.strategy import in_theory
 from study.strategy.file import read_by_name
 from study.theory import (
@@ -371,6 +373,19 @@ def test_only_adapters_are_reduced_but_all_weights_are_gathered() -> None:
     assert sent["all_gather"] == pytest.approx(of_all["all_gather"], rel=0.01)
     quantized = {each.kind: each.bytes for each in communication.collectives(fsdp, QLORA, job)}
     assert quantized["all_gather"] < 0.4 * sent["all_gather"]
+
+
+def test_frozen_embeddings_are_not_gathered_again_in_the_backward_pass() -> None:
+    """The records of the study lora, of which ZeRO-3 with small buckets gathers the most often."""
+    runs = [run.record for run in find([ROOT / "reports/cpu/records/lora"]) if run.record.strategy == "zero3_tuned"]
+    adapted = [record for record in runs if record.config["lora_rank"]]
+    assert len(adapted) == 3
+    for record in adapted:
+        config = RunConfig.model_construct(**record.config)
+        shape, engine = in_theory.of_run(config, read_by_name("zero3_tuned"), 2)
+        expected = communication.collectives(engine, shape, in_theory.job_of(config, 2, "cpu"))
+        sizes = [sum(each.moved_bytes for each in found) for found in (expected, record.collectives_per_step or [])]
+        assert sizes[0] == pytest.approx(sizes[1], rel=0.01)
 
 
 def test_frozen_weights_need_two_thirds_of_the_flops_of_products() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gpu_only_lines
+import launching
 import pytest
 import simulated
 from launching import ROOT
@@ -10,7 +11,6 @@ from refusing import refusal
 from simulated import H100, fail, train
 from simulated_gpu import executed_lines
 
-from study.compare import acceptance
 from study.records import pack, schema
 from study.strategy import file
 from study.theory import hardware
@@ -136,24 +136,21 @@ def test_the_machine_reports_its_gpus():
 
 @pytest.mark.slow
 @pytest.mark.launches
-def test_every_strategy_is_accepted(tmp_path):
-    done = simulated.command(["-m", "study", "run", "gpu-acceptance", "--runs-dir", tmp_path])
-    assert done.returncode == 0, done.stdout
-    page = acceptance.page([tmp_path / "gpu-acceptance"])
-    assert "0 failed, 0 not run" in page
-    assert {f"`{name}`" in page for name in file.names() if name != "zero2_cpu_offload"} == {True}
-
-
-@pytest.mark.slow
-@pytest.mark.launches
-def test_the_list_of_one_gpu_from_its_first_line_to_the_pack(tmp_path):
+def test_the_list_of_one_gpu_accepts_every_strategy_and_ends_in_a_pack_and_a_report(tmp_path):
     words = [ROOT / "tests" / "one_gpu_program.py", "--small", "--runs-dir", tmp_path]
     done = simulated.command(words)
     assert done.returncode == 0, done.stdout
     runs = tmp_path / "small"
     assert "crashed" not in done.stdout
-    assert "failed" not in (runs / "acceptance.md").read_text()
+    page = (runs / "acceptance.md").read_text()
+    assert "0 failed, 0 not run" in page
+    assert {f"`{name}`" in page for name in file.names() if name != "zero2_cpu_offload"} == {True}
     assert "simulated" in refusal(pack.merge, runs / "one-gpu.zip", tmp_path / "records")
+    # The control has no run on several processes, so the notebook about processes has nothing to compare with it.
+    report = ["report", "gpu-acceptance", "--records", runs, "--output", tmp_path / "report"]
+    reported = launching.command_line(report)
+    assert reported.returncode == 0, reported.stderr
+    assert {"answer.ipynb", "processes.ipynb"} <= {path.name for path in (tmp_path / "report").iterdir()}
 
 
 # ---------------------------------------------------------------- every line that only a GPU reaches

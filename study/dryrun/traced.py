@@ -56,6 +56,8 @@ def check_traceable(shape: ModelShape, engine: Engine, job: Job) -> None:
             shape.has_transform and is_sharded,
         "dropout is not traced: what is traced runs a CPU's operators, with other masks than a GPU's":
             job.dropout or (adapter is not None and adapter.has_dropout),
+        "adapters are not traced under FSDP2: PyTorch 2.13 crashed in some of these traces":
+            adapter is not None and is_sharded,
         "weights in 4 bits cannot be traced: fake tensors have no values to quantize":
             adapter is not None and adapter.is_quantized,
         "adapters in fp32 beside weights in pure bf16 are not traced; take bf16-autocast":

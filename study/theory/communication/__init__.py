@@ -76,11 +76,13 @@ Sums = dict[str, tuple[int, int]]  # kind -> count, bytes
 
 
 @lru_cache(maxsize=4096)
-def parts(engine: Engine, shape: ModelShape, checkpointing: bool, dropout: bool) -> tuple[Sums, Sums]:
+def parts(
+    engine: Engine, shape: ModelShape, checkpointing: bool, dropout: bool, is_frozen: bool = False
+) -> tuple[Sums, Sums]:
     """Return the sums of the collectives that are issued once per optimizer step, and of those per micro step.
 
     If the first micro step differs from the later ones, the second sum is that of a later one. The difference of the
-    first one is in the first sum.
+    first one is in the first sum. `is_frozen` is for the frozen weights under an adapter.
     """
     if shape.adapter is not None:
         return _parts_of_adapters(engine, shape, checkpointing, dropout)
@@ -99,11 +101,14 @@ def parts(engine: Engine, shape: ModelShape, checkpointing: bool, dropout: bool)
         per_step += buckets.stage_0_step(engine, model)
     elif engine.kind == "deepspeed" and engine.zero_stage == 3:
         if engine.world_size > 1:
-            per_micro_step += sharded.gathers(engine, shape, checkpointing, dropout)
+            per_micro_step += sharded.gathers(engine, shape, checkpointing, dropout, is_frozen=is_frozen)
         per_micro_step += sharded.reductions(engine, model)
         per_step += sharded.step(engine, model)
         if engine.secondary_partition_size > 1:
-            first, later = (_sums(sharded.gathers(engine, shape, checkpointing, dropout, at)) for at in (True, False))
+            first, later = (
+                _sums(sharded.gathers(engine, shape, checkpointing, dropout, is_first, is_frozen))
+                for is_first in (True, False)
+            )
             return _added(_sums(per_step), first, later), _sums(per_micro_step)
     elif is_bf16_optimizer(engine):
         per_step += buckets.bf16_reductions(engine, model)
@@ -126,7 +131,7 @@ def _parts_of_adapters(engine: Engine, shape: ModelShape, checkpointing: bool, d
     per_step: Sums = {}
     per_micro_step: Sums = {}
     if engine.zero_stage == 3:
-        of_step, of_micro_step = parts(engine, base, checkpointing, dropout)
+        of_step, of_micro_step = parts(engine, base, checkpointing, dropout, is_frozen=True)
         share = adapters.frozen_share(shape, engine) if adapters.quantized_elements(shape) else 1.0
         share += psi / shape.num_params
         gathers = [kind for kind in of_micro_step if kind.endswith("all_gather")]

@@ -34,12 +34,16 @@ class Sections(NamedTuple):
         return [*self.forward, *self.after, *(visit for block in self.blocks for visit in block), *self.before]
 
 
-def sections(model: Model, checkpointing: bool, dropout: bool) -> Sections:
-    """Return the visits of modules in one micro step, as the hooks of zero/parameter_offload.py see them."""
+def sections(model: Model, checkpointing: bool, dropout: bool, is_frozen: bool = False) -> Sections:
+    """Return the visits of modules in one micro step, as the hooks of zero/parameter_offload.py see them.
+
+    If the weights are frozen (`is_frozen`), the backward pass ends with the first adapter. This is in a block, so the
+    modules before the blocks, which are the embeddings, are not visited again.
+    """
     blocks = [list(_backward_of_block(model, block, checkpointing, dropout)) for block in model.blocks[::-1]]
     before = [
         (action, module)
-        for item in model.before[::-1]
+        for item in ([] if is_frozen else model.before[::-1])
         for action, module in _backward([item])
         if action == "enter" or module not in model.lookups
     ]
@@ -231,9 +235,14 @@ def _gathered_elements(shape: ModelShape, autocast: bool, limits: Limits, checkp
 
 
 def gathers(
-    engine: Engine, shape: ModelShape, checkpointing: bool, dropout: bool, is_first: bool = False
+    engine: Engine,
+    shape: ModelShape,
+    checkpointing: bool,
+    dropout: bool,
+    is_first: bool = False,
+    is_frozen: bool = False,
 ) -> Iterator[Collective]:
-    """Yield the gathers of a micro step, in bytes.
+    """Yield the gathers of a micro step, in bytes. `is_frozen` is for a model whose own weights are frozen.
 
     With a secondary copy, the first micro step of an optimizer step (`is_first`) differs from the others. The secondary
     copy of a parameter is made when the parameter is first released. From then until the optimizer step, the parameter
@@ -242,7 +251,8 @@ def gathers(
     """
     has_secondary = engine.secondary_partition_size > 1
     splits_released = has_secondary and is_first
-    gathered, _ = _gathered(shape, _autocast(engine), Limits.of(engine), checkpointing, dropout, splits_released)
+    limits = Limits.of(engine)
+    gathered, _ = _gathered(shape, _autocast(engine), limits, checkpointing, dropout, splits_released, is_frozen)
     within = "subgroup_all_gather" if engine.secondary_partition_size < engine.world_size else "all_gather"
     for gather in gathered:
         kind = within if has_secondary and (gather.were_released or not is_first) else "all_gather"
@@ -276,11 +286,17 @@ def step(engine: Engine, model: Model) -> Iterator[Collective]:
 
 @lru_cache(maxsize=256)
 def _gathered(
-    shape: ModelShape, autocast: bool, limits: Limits, checkpointing: bool, dropout: bool, splits_released: bool = False
+    shape: ModelShape,
+    autocast: bool,
+    limits: Limits,
+    checkpointing: bool,
+    dropout: bool,
+    splits_released: bool = False,
+    is_frozen: bool = False,
 ) -> tuple[list[Gather], Whole]:
     """Return the gathers of one micro step, and the most elements that are gathered at one time in three phases."""
     model = model_of(shape, autocast)
-    followed = sections(model, checkpointing, dropout)
+    followed = sections(model, checkpointing, dropout, is_frozen)
     coordinator = Coordinator(limits, model, followed.visits, splits_released)
     gathered, live = coordinator.gathered(), coordinator.live
     backward = len(followed.forward)
