@@ -150,10 +150,11 @@ def orders() -> str:
     """Return the table of the predicted orders of peaks, for each model and precision."""
     rows = []
     gpu, numbers = SEVERAL
-    blocks = [(study, ALONE[0], 1) for study in OF_ONE_GPU] + [(OF_SEVERAL_GPUS, gpu, number) for number in numbers]
+    largest = max(ALONE, key=lambda name: hardware.find_gpu(name).memory_bytes)  # the peaks are the same on all of them
+    blocks = [(study, largest, 1) for study in OF_ONE_GPU] + [(OF_SEVERAL_GPUS, gpu, number) for number in numbers]
     for study, kind, number in blocks:
         for key, alike in groupby(sorted(predicted_runs(study, kind, number), key=_block), key=_block):
-            runs = list(alike)
+            runs = [run for run in alike if outcome(run) != "runs out"]
             if len(runs) > 1:
                 rows.append([f"`{study}`", number, f"{_model(runs[0])}", key[-1], in_order(runs)])
     return _table(["study", "GPUs", "model", "sequences per step", "strategies, from the lowest peak"], rows)
