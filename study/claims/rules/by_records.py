@@ -179,8 +179,7 @@ def state_bytes_per_parameter(strategy: str, world_size: int, precision: str, pa
         ),
         f"model states under {strategy} on {world_size} processes in {precision}",
     )
-    largest = [max(getattr(rank, part) for rank in _known(f.record.model_state_bytes)) for f in runs]
-    values = [most / _known(f.record.num_params) for most, f in zip(largest, runs, strict=True)]
+    values = [_largest_part(f, part) / _known(f.record.num_params) for f in runs]
     return _from_least_to_most(values, runs)
 
 
@@ -226,13 +225,13 @@ def held_ratio(study: str, of: str, to: str, part: str, label: str = "") -> Obse
 
 def _labeled(study: str, label: str, strategy: str) -> dict[tuple[str, str], RecordFile]:
     """Return the runs of a strategy with a label, by workload and size."""
-    runs = (f for f in _finished(study) if f.record.strategy == strategy and _label(f.record) == label)
+    runs = (f for f in _finished(study) if f.record.strategy == strategy and _label(f.record.run_id) == label)
     return {(f.record.workload, f.record.config["size"]): f for f in runs}
 
 
-def _label(record: Record) -> str:
+def _label(run_id: str) -> str:
     """Return the label at the end of a run's name, after its seed. Empty if it has none."""
-    return re.split(r"-seed\d+-?", record.run_id)[-1]
+    return re.split(r"-seed\d+-?", run_id)[-1]
 
 
 def _largest_part(run: RecordFile, part: str) -> int:
@@ -252,7 +251,7 @@ def peak_ratio(
 
     runs = table.read([RECORDS / study]).query("status == 'ok'")
     if label is not None:
-        runs = runs[runs["run_id"].str.endswith(f"-{label}")]
+        runs = runs[runs["run_id"].map(_label) == label]
     runs = runs.assign(precision=runs["precision"].str.removesuffix("-autocast"))
     if precision is not None:
         runs = runs[runs["precision"] == precision]
