@@ -104,7 +104,7 @@ def with_adapter(described: Trainable, shape: ModelShape, engine: Engine) -> Tra
         raise Refusal("PEFT is not installed, so adapters cannot be traced. Run: pip install peft")
     import peft  # before there are fake tensors
 
-    targets = adapters.default_targets(shape) if adapter.targets is None else adapter.targets
+    targets = adapters.target_names(shape, adapter)
     settings = peft.LoraConfig(
         r=adapter.rank,
         target_modules=ALL_LINEAR if targets == (ALL_LINEAR,) else list(targets),

@@ -199,8 +199,7 @@ def _targeted(shape: ModelShape, adapter: Adapter) -> tuple[Linear, ...]:
     of_model = [linear for linear in linears(shape) if linear.name.rpartition(".")[2] not in names_of_experts]
     if adapter.targets == (ALL_LINEAR,):
         return (*(linear for linear in of_model if not linear.is_output and linear not in saved), *of_experts)
-    targets = default_targets(shape) if adapter.targets is None else adapter.targets
-    targets = tuple(target for target in targets if target not in names_of_experts)
+    targets = tuple(target for target in target_names(shape, adapter) if target not in names_of_experts)
     for target in targets:
         if not any(_is_named(linear, (target,)) for linear in of_model):
             of_linears = (linear.name.rpartition(".")[2] for linear in of_model)
@@ -240,6 +239,11 @@ def applied(shape: ModelShape, adapter: Adapter | None) -> ModelShape:
         return shape
     targeted(shape, adapter)
     return dataclasses.replace(shape, adapter=adapter)
+
+
+def target_names(shape: ModelShape, adapter: Adapter) -> tuple[str, ...]:
+    """Return the names of the modules that an adapter is requested for, which are PEFT's default if it names none."""
+    return default_targets(shape) if adapter.targets is None else adapter.targets
 
 
 def default_targets(shape: ModelShape) -> tuple[str, ...]:
