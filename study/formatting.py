@@ -87,8 +87,8 @@ def shown(text: Any) -> str:
     return visible.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;")
 
 
-def markdown(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[str]:
-    """Return the lines of a Markdown table. All columns except the first are aligned to the right."""
-    ruler = "|" + "|".join([" --- ", *[" ---: "] * (len(head) - 1)]) + "|"
+def markdown(head: Sequence[str], rows: Iterable[Sequence[Any]], num_texts: int = 1) -> list[str]:
+    """Return the lines of a Markdown table. The first `num_texts` columns are aligned to the left, and others right."""
+    ruler = "|" + "|".join([" --- "] * num_texts + [" ---: "] * (len(head) - num_texts)) + "|"
     first, *others = ["| " + " | ".join(map(shown, row)) + " |" for row in (head, *rows)]
     return [first, ruler, *others]

@@ -43,3 +43,4 @@ def test_strategies_are_ordered_from_nothing_sharded_to_everything_offloaded():
 
 def test_markdown_table():
     assert formatting.markdown(["a", "b"], [["x", 1]]) == ["| a | b |", "| --- | ---: |", "| x | 1 |"]
+    assert formatting.markdown(["a", "b"], [["x", "y"]], num_texts=2)[1] == "| --- | --- |"

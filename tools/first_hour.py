@@ -101,7 +101,7 @@ def order_on_one_gpu() -> str:
             rows.append([number, item.title, f"`{item.folder(one_gpu.Place(Path(), None, False)).name}`", *cells])
             if min(so_far.values()) > HOUR:
                 break
-    return _table(["", "runs", "study", *(f"minutes on {gpu} (so far)" for gpu in ALONE)], rows)
+    return _table(["", "runs", "study", *(f"minutes on {gpu} (so far)" for gpu in ALONE)], rows, num_texts=3)
 
 
 def order_on_several_gpus() -> str:
@@ -118,7 +118,7 @@ def order_on_several_gpus() -> str:
             options = f"--only={only} " if only else ""
             command = f"`zero-study run {study} {options}--minutes {limit}`"
             rows.append([f"{number} {gpu}", command, len(runs), f"{minutes:.0f} ({so_far:.0f})"])
-    return _table(["GPUs", "command", "runs", "minutes (so far)"], rows)
+    return _table(["GPUs", "command", "runs", "minutes (so far)"], rows, num_texts=2)
 
 
 # ---------------------------------------------------------------- what the runs should show
@@ -132,7 +132,7 @@ def on_one_gpu() -> str:
         for alike in zip(*machines, strict=True):
             assert len({run.peak_bytes_per_gpu for run in alike}) == 1  # otherwise the table needs a column for each
             rows.append([*_named(alike[0]), _peak(alike[0]), *map(_outcome, alike)])
-    return _table([*NAMED, "peak, GiB", *ALONE], rows)
+    return _table([*NAMED, "peak, GiB", *ALONE], rows, num_texts=2)
 
 
 def on_several_gpus() -> str:
@@ -143,7 +143,7 @@ def on_several_gpus() -> str:
     for alike in zip(*machines, strict=True):
         assert len({(run.strategy, run.size, run.precision) for run in alike}) == 1
         rows.append([*_named(alike[0]), *(f"{_peak(run)}; {_outcome(run)}" for run in alike)])
-    return _table([*NAMED, *(f"{number} {gpu}" for number in numbers)], rows)
+    return _table([*NAMED, *(f"{number} {gpu}" for number in numbers)], rows, num_texts=2)
 
 
 def orders() -> str:
@@ -157,7 +157,8 @@ def orders() -> str:
             runs = [run for run in alike if outcome(run) != "runs out"]
             if len(runs) > 1:
                 rows.append([f"`{study}`", number, f"{_model(runs[0])}", key[-1], in_order(runs)])
-    return _table(["study", "GPUs", "model", "sequences per step", "strategies, from the lowest peak"], rows)
+    head = ["study", "GPUs", "model", "sequences per step", "strategies, from the lowest peak"]
+    return _table(head, rows, num_texts=len(head))
 
 
 def in_order(runs: Iterable[PredictedRun]) -> str:
@@ -190,7 +191,7 @@ def refuting() -> str:
             "; ".join(f"more than {tolerated(number)} of {number} runs" for number in (10, 20, 40)),
         ],
     ]
-    return _table(["result", "limit"], rows)
+    return _table(["result", "limit"], rows, num_texts=2)
 
 
 def tolerated(number: int) -> int:
@@ -234,8 +235,8 @@ def _outcome(run: PredictedRun) -> str:
     return f"{outcome(run)}, {seconds[0]} s ({seconds[1]} to {seconds[2]})"
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    return "\n".join(formatting.markdown(head, rows))
+def _table(head: Sequence[str], rows: Iterable[Sequence[object]], num_texts: int) -> str:
+    return "\n".join(formatting.markdown(head, rows, num_texts))
 
 
 TABLES = {

@@ -142,4 +142,4 @@ def _change(relative: float, least: float, below: str = "0 %") -> str:
 
 def _left(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[str]:
     """Return the lines of a Markdown table whose columns are all aligned to the left."""
-    return [line.replace("---:", "---") for line in formatting.markdown(head, rows)]
+    return formatting.markdown(head, rows, num_texts=len(head))
