@@ -29,8 +29,10 @@ from published import __main__ as published
 
 from study import cli, config
 from study.claims import snippets
+from study.engines import this_machine
 from study.engines.conformance import committed
 from study.engines.conformance.cells import PACKAGES
+from study.engines.this_machine import Machine
 from study.strategy import file
 
 PAGES = sorted(
@@ -233,6 +235,8 @@ def test_cheap_commands_run(line, tmp_path, monkeypatch, capsys):
     for folder in ("accelerate_configs", "reports", "study"):
         (tmp_path / folder).symlink_to(ROOT / folder)
     monkeypatch.chdir(tmp_path)
+    if "--this-machine" in line:
+        monkeypatch.setattr(this_machine, "find", lambda: Machine((85_000_000_000,) * 8, 2 << 40, "NVIDIA H200"))
     words = [STANDS_FOR.get(word, word) for word in shlex.split(line)[1:]]
     assert cli.run(words) == 0
     assert capsys.readouterr().out.strip()

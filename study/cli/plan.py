@@ -36,6 +36,11 @@ if TYPE_CHECKING:
 )
 @click.option("--gpus", "num_gpus", type=NUMBER, help="Number of GPUs.")
 @click.option(
+    "--this-machine",
+    is_flag=True,
+    help="Take kind and number of the GPUs, host memory and cores of this machine, where no other option gives them.",
+)
+@click.option(
     "--gpu-memory",
     type=float,
     metavar="GIB",
@@ -196,6 +201,7 @@ if TYPE_CHECKING:
 def _advise(
     model: str | None,
     num_gpus: int | None,
+    this_machine: bool,
     everything: bool,
     as_json: bool,
     write: Path | None,
@@ -215,6 +221,11 @@ def _advise(
     if options["gpu"] == "list":
         _print_gpus()
         return
+    if this_machine:
+        from study.planner import own_machine
+
+        require("pynvml")
+        options, num_gpus = own_machine.options(options, num_gpus)
     if model is None and num_gpus is None:
         raise Refusal(
             "--model and --gpus are both missing. Add --model to find GPUs for a model, --gpus to find a model for "
@@ -255,7 +266,7 @@ def request_of(num_gpus: int | None, options: dict[str, Any]) -> Request:
     if options["gpu"] is None and options["gpu_memory"] is None:
         raise Refusal(
             "--gpu is missing. Name a GPU, for instance a100-80gb (`--gpu list` prints all names), or give its numbers "
-            "with --gpu-memory, --gpu-tflops and --gpu-bandwidth."
+            "with --gpu-memory, --gpu-tflops and --gpu-bandwidth. --this-machine takes the GPUs of this machine."
         )
     return planner.Request(num_gpus=num_gpus or 1, **options)
 

@@ -34,6 +34,7 @@ CONFIG = "config.json"  # the name of a pasted configuration
 NOT_ON_PAGE = {
     "write": "--write: the page has no files. Use the buttons that copy a file.",
     "trace": "--trace: the page has no PyTorch. Run the command in a terminal.",
+    "this_machine": "--this-machine: the page does not see the GPUs of your machine. Choose a GPU in the form.",
 }
 
 

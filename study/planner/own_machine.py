@@ -1,0 +1,61 @@
+"""The machine on which the planner runs, as options of `zero-study advise`: its GPUs, host memory and cores."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from study.engines import this_machine
+from study.engines.this_machine import Machine
+from study.errors import Refusal
+from study.theory import hardware
+
+# NVIDIA's driver reports at least this share of the memory of a whole GPU. A slice of a GPU has less.
+LEAST_SHARE = 0.9
+
+
+def options(options: dict[str, Any], num_gpus: int | None) -> tuple[dict[str, Any], int]:
+    """Return the options with those of this machine where the user gave none, and the number of GPUs.
+
+    The options are those of `Request`. Raises Refusal if this machine has no GPU, or none that the planner knows and
+    whose numbers are not given.
+    """
+    machine = this_machine.find()
+    found = len(machine.gpu_memory_bytes)
+    if not found:
+        raise Refusal(
+            "--this-machine: no GPU was found here. NVIDIA's driver may be missing, or CUDA_VISIBLE_DEVICES may hide "
+            "the GPUs. Name a GPU with --gpu instead, and say how many with --gpus."
+        )
+    num_gpus = num_gpus or found
+    of_machine = {"host_memory": machine.host_memory_bytes / 2**30, "host_cores": _cores(), **_gpu(machine, options)}
+    if num_gpus > found:  # several machines such as this one
+        of_machine["gpus_per_node"] = found
+    given = {name: value for name, value in options.items() if value is not None}
+    return {**options, **of_machine, **given}, num_gpus
+
+
+def _cores() -> int | None:
+    cores = this_machine.usable_cores()
+    return None if cores is None else max(1, int(cores))
+
+
+def _gpu(machine: Machine, options: dict[str, Any]) -> dict[str, Any]:
+    """Return the options that describe a GPU of this machine."""
+    if options["gpu"] is not None:
+        return {}
+    if machine.gpu_name is None:
+        raise Refusal(
+            "--this-machine: the GPUs of this machine are of several kinds, and the planner knows only machines with "
+            "GPUs of one kind. Choose GPUs of one kind with CUDA_VISIBLE_DEVICES, or name one with --gpu."
+        )
+    gibibytes = min(machine.gpu_memory_bytes) / 2**30
+    known = hardware.find(machine.gpu_name)
+    if known is None:
+        if options["gpu_tflops"] is None or options["gpu_bandwidth"] is None:
+            raise Refusal(
+                f"--this-machine: the planner does not know the GPU {machine.gpu_name}. It has {gibibytes:.1f} GiB. "
+                "Add its rates with --gpu-tflops and --gpu-bandwidth, or name a similar GPU with --gpu."
+            )
+        return {"gpu_memory": gibibytes}
+    is_whole = gibibytes * 2**30 >= LEAST_SHARE * known.memory_bytes
+    return {"gpu": known.name, **({} if is_whole else {"gpu_memory": gibibytes})}

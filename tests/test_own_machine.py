@@ -1,0 +1,80 @@
+"""Test that `advise --this-machine` takes the GPUs, memory and cores that the machine reports."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import simulated
+from refusing import refusal
+
+from study import cli
+from study.engines import this_machine
+from study.engines.this_machine import Machine
+
+GIB = 2**30
+H100 = "NVIDIA H100 80GB HBM3"
+MODEL = ["--model", "gpt2-xl", "--this-machine"]
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    def make(*memory_gib: float, name: str | None = H100) -> None:
+        sizes = tuple(round(size * GIB) for size in memory_gib)
+        monkeypatch.setattr(this_machine, "find", lambda: Machine(sizes, 500 * GIB, name))
+        monkeypatch.setattr(this_machine, "usable_cores", lambda: 40.0)
+
+    return make
+
+
+def asked(capsys, *arguments: str) -> dict:
+    assert cli.run(["advise", *arguments, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_gpus_memory_and_cores_are_those_of_the_machine(machine, capsys):
+    machine(79.6, 79.6)
+    given = ["--gpu", "h100-sxm", "--gpus", "2", "--host-memory", "500", "--host-cores", "40"]
+    assert asked(capsys, *MODEL) == asked(capsys, "--model", "gpt2-xl", *given)
+
+
+def test_an_option_replaces_what_the_machine_reports(machine, capsys):
+    machine(79.6, 79.6)
+    given = ["--gpu", "a100-80gb", "--gpus", "1", "--host-memory", "64", "--host-cores", "8"]
+    assert asked(capsys, *MODEL, *given) == asked(capsys, "--model", "gpt2-xl", *given)
+
+
+def test_more_gpus_than_the_machine_has_are_several_machines(machine, capsys):
+    machine(79.6, 79.6)
+    given = ["--gpu", "h100-sxm", "--gpus-per-node", "2", "--host-memory", "500", "--host-cores", "40"]
+    assert asked(capsys, *MODEL, "--gpus", "4") == asked(capsys, "--model", "gpt2-xl", *given, "--gpus", "4")
+
+
+def test_a_slice_of_a_gpu_has_the_memory_that_the_driver_reports(machine, capsys):
+    machine(39.5)
+    own = asked(capsys, *MODEL)
+    machine(79.6)
+    assert own["usable_bytes_per_gpu"] < 0.6 * asked(capsys, *MODEL)["usable_bytes_per_gpu"]
+
+
+def test_a_gpu_that_the_planner_does_not_know_needs_only_its_rates(machine, capsys):
+    machine(48, name="NVIDIA X9000")
+    rates = ["--gpu-tflops", "362", "--gpu-bandwidth", "864"]
+    assert asked(capsys, *MODEL, *rates)["num_gpus"] == 1
+
+
+@pytest.mark.parametrize(
+    ("sizes", "name"), [((), None), ((80, 40), None), ((48,), "NVIDIA X9000")], ids=["none", "two kinds", "unknown"]
+)
+def test_what_the_machine_lacks_is_refused(machine, sizes, name):
+    machine(*sizes, name=name)
+    assert "--gpu" in refusal(cli.run, ["advise", *MODEL])
+
+
+@pytest.mark.launches
+def test_a_machine_with_gpus_is_read():
+    gpus = {**simulated.H100, "count": 2}
+    own = simulated.command(["-m", "study", "advise", *MODEL, "--json"], gpus)
+    assert own.returncode == 0, own.stderr
+    advice = json.loads(own.stdout)
+    assert (advice["gpu"], advice["num_gpus"]) == ("h100-sxm", 2)
