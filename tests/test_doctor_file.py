@@ -22,6 +22,7 @@ from study.engines import extensions
 from study.engines.doctor import checkup, config_files, examine, findings, text
 from study.engines.doctor.findings import KEEP, Finding
 from study.engines.keys import allowed, known_keys
+from study.engines.this_machine import Machine
 from study.errors import Refusal
 from study.strategy.file import CONFIGS, read_strategy
 
@@ -349,6 +350,35 @@ def test_a_disk_is_measured_and_a_folder_that_is_none_bites(tmp_path, monkeypatc
     assert not list(tmp_path.iterdir())
     (check,) = checkup._disk(tmp_path / "none")
     assert check.verdict == "bites"
+
+
+@pytest.mark.computes  # imports torch
+@pytest.mark.parametrize(
+    ("release", "torch_cuda", "verdict"),
+    [(None, "13.0", "note"), ("13.1", "13.0", "ok"), ("12.8", "13.0", "bites"), ("13.1", None, "bites")],
+    ids=["no toolkit", "another minor release", "another major release", "a torch for CPUs"],
+)
+def test_the_cuda_toolkit_must_fit_torch(release, torch_cuda, verdict, tmp_path, monkeypatch):
+    import torch
+
+    monkeypatch.setattr(checkup.this_machine, "find", lambda: Machine((80 << 30,), 500 << 30))
+    monkeypatch.setattr(torch.version, "cuda", torch_cuda)
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    if release is not None:
+        compiler = tmp_path / "bin" / "nvcc"
+        compiler.parent.mkdir()
+        compiler.write_text(f"#!/bin/sh\necho 'Cuda compilation tools, release {release}, V{release}.48'\n")
+        compiler.chmod(0o755)
+    (check,) = checkup._cuda()
+    assert check.verdict == verdict
+
+
+def test_without_a_gpu_no_cuda_toolkit_is_needed(monkeypatch):
+    monkeypatch.setattr(checkup.this_machine, "find", lambda: Machine((), 500 << 30))
+    monkeypatch.setattr(extensions, "sees_gpu", lambda: False)
+    (check,) = checkup._cuda()
+    assert (check.verdict, check.remedy) == ("note", "")
 
 
 def test_extensions_are_judged_as_a_run_finds_them(tmp_path, monkeypatch):

@@ -163,7 +163,7 @@ def _extensions() -> Iterator[Check]:
 
 def _cuda() -> Iterator[Check]:
     name = "CUDA toolkit"
-    if not _has("torch") or not extensions.sees_gpu():
+    if not _has("torch") or not (this_machine.find().gpu_memory_bytes or extensions.sees_gpu()):
         yield Check(name, "note", "No GPU was found, so no CUDA toolkit is needed.")
         return
     import torch
@@ -178,9 +178,9 @@ def _cuda() -> Iterator[Check]:
         )
     elif not Path(compiler).exists():
         message = (
-            "There is no nvcc, so DeepSpeed cannot compile its extensions for GPUs. A file of DeepSpeed with an "
-            "optimizer section needs FusedAdam. Outside this project, offload to a disk needs async_io. Runs of this "
-            "project need neither."
+            "There is no nvcc, so DeepSpeed cannot compile its extensions for GPUs. A DeepSpeed file with an "
+            "optimizer section needs FusedAdam, unless it sets torch_adam. Outside this project, offload to a disk "
+            "needs async_io. Runs of this project need neither."
         )
         yield Check(name, "note", message, "Install the CUDA toolkit, or set CUDA_HOME.")
     else:
