@@ -74,3 +74,8 @@ def test_the_page_has_the_machines_that_it_is_about():
     machines = [*first_hour.ALONE, *(f"{number} {first_hour.SEVERAL[0]}" for number in first_hour.SEVERAL[1])]
     for machine in machines:
         assert f"| {machine} |" in page
+
+
+@pytest.mark.parametrize("number", first_hour.SEVERAL[1])
+def test_the_limits_on_several_gpus_leave_no_more_than_an_hour(number):
+    assert sum(limits_in_minutes[number] for *_, limits_in_minutes in first_hour.COMMANDS) <= first_hour.HOUR

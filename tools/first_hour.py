@@ -30,7 +30,13 @@ HOUR = 60.0  # minutes
 ALONE = ("a100-40gb", "a100-80gb", "h100-sxm")  # machines with one GPU
 SEVERAL = ("h100-sxm", (2, 8))
 OF_ONE_GPU = ("gpu-bert-large", "gpu-gpt2-xl", "gpu-lora")
-OF_SEVERAL_GPUS = "multi-gpu"
+OF_SEVERAL_GPUS = ("multi-gpu", "multi-gpu-lora")
+# The commands on several GPUs: study, which of its runs, and for each number of GPUs the limit in minutes.
+COMMANDS = (
+    ("gpu-acceptance", "", {2: 7, 8: 7}),
+    ("multi-gpu", "-{}x-", {2: 38, 8: 42}),
+    ("multi-gpu-lora", "-{}x-", {2: 12, 8: 9}),
+)
 # Two strategies of one block are in order if the larger predicted peak is larger than the other by more than this.
 APART = 0.05
 
@@ -105,20 +111,24 @@ def order_on_one_gpu() -> str:
 
 
 def order_on_several_gpus() -> str:
-    """Return the table of the commands for 2 and 8 GPUs, with the number of runs and their predicted minutes."""
+    """Return the table of the commands for 2 and 8 GPUs, with the number of runs and their predicted minutes.
+
+    The sum of the minutes so far counts each command with its limit, if its runs take longer.
+    """
     gpu, numbers = SEVERAL
     history = History(True, hardware.find_gpu(gpu))
     rows = []
     for number in numbers:
         so_far = 0.0
-        for study, only, limit in (("gpu-acceptance", "", 7), (OF_SEVERAL_GPUS, f"-{number}x-", 48)):
+        for study, ids, limits_in_minutes in COMMANDS:
+            only, limit = ids.format(number), limits_in_minutes[number]
             runs = [run for run in studies.runs(studies.find(study)) if only in run.run_id]
             minutes = sum(history.estimate(run).seconds for run in runs) / 60
-            so_far += minutes
+            so_far += min(minutes, limit)
             options = f"--only={only} " if only else ""
             command = f"`zero-study run {study} {options}--minutes {limit}`"
             rows.append([f"{number} {gpu}", command, len(runs), f"{minutes:.0f} ({so_far:.0f})"])
-    return _table(["GPUs", "command", "runs", "minutes (so far)"], rows, num_texts=2)
+    return _table(["GPUs", "command", "runs", "minutes of all runs (so far)"], rows, num_texts=2)
 
 
 # ---------------------------------------------------------------- what the runs should show
@@ -138,11 +148,12 @@ def on_one_gpu() -> str:
 def on_several_gpus() -> str:
     """Return the table of predictions for 2 and 8 GPUs."""
     gpu, numbers = SEVERAL
-    machines = [predicted_runs(OF_SEVERAL_GPUS, gpu, number) for number in numbers]
     rows = []
-    for alike in zip(*machines, strict=True):
-        assert len({(run.strategy, run.size, run.precision) for run in alike}) == 1
-        rows.append([*_named(alike[0]), *(f"{_peak(run)}; {_outcome(run)}" for run in alike)])
+    for study in OF_SEVERAL_GPUS:
+        machines = [predicted_runs(study, gpu, number) for number in numbers]
+        for alike in zip(*machines, strict=True):
+            assert len({tuple(_named(run)) for run in alike}) == 1
+            rows.append([*_named(alike[0]), *(f"{_peak(run)}; {_outcome(run)}" for run in alike)])
     return _table([*NAMED, *(f"{number} {gpu}" for number in numbers)], rows, num_texts=2)
 
 
@@ -151,7 +162,8 @@ def orders() -> str:
     rows = []
     gpu, numbers = SEVERAL
     largest = max(ALONE, key=lambda name: hardware.find_gpu(name).memory_bytes)  # the peaks are the same on all of them
-    blocks = [(study, largest, 1) for study in OF_ONE_GPU] + [(OF_SEVERAL_GPUS, gpu, number) for number in numbers]
+    blocks = [(study, largest, 1) for study in OF_ONE_GPU]
+    blocks += [(study, gpu, number) for study in OF_SEVERAL_GPUS for number in numbers]
     for study, kind, number in blocks:
         for key, alike in groupby(sorted(predicted_runs(study, kind, number), key=_block), key=_block):
             runs = [run for run in alike if outcome(run) != "runs out"]
