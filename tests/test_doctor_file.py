@@ -355,8 +355,15 @@ def test_a_disk_is_measured_and_a_folder_that_is_none_bites(tmp_path, monkeypatc
 @pytest.mark.computes  # imports torch
 @pytest.mark.parametrize(
     ("release", "torch_cuda", "verdict"),
-    [(None, "13.0", "note"), ("13.1", "13.0", "ok"), ("12.8", "13.0", "bites"), ("13.1", None, "bites")],
-    ids=["no toolkit", "another minor release", "another major release", "a torch for CPUs"],
+    [
+        (None, "13.0", "note"),
+        ("13.0", "13.0", "ok"),
+        ("13.1", "13.0", "note"),  # DeepSpeed 0.19.8 lists no compatible releases of CUDA 13
+        ("12.8", "12.6", "ok"),
+        ("12.8", "13.0", "note"),
+        ("13.0", None, "bites"),
+    ],
+    ids=["no toolkit", "same", "minor release", "compatible release", "major release", "a torch for CPUs"],
 )
 def test_the_cuda_toolkit_must_fit_torch(release, torch_cuda, verdict, tmp_path, monkeypatch):
     import torch

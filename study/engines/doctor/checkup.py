@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.metadata
 import importlib.util
 import json
@@ -14,6 +15,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
@@ -177,29 +179,43 @@ def _cuda() -> Iterator[Check]:
             "Install torch for CUDA.",
         )
     elif not Path(compiler).exists():
-        message = (
-            "There is no nvcc, so DeepSpeed cannot compile its extensions for GPUs. A DeepSpeed file with an "
-            "optimizer section needs FusedAdam, unless it sets torch_adam. Outside this project, offload to a disk "
-            "needs async_io. Runs of this project need neither."
-        )
-        yield Check(name, "note", message, "Install the CUDA toolkit, or set CUDA_HOME.")
+        yield Check(name, "note", f"There is no nvcc. {_WITHOUT_NVCC}", "Install the CUDA toolkit, or set CUDA_HOME.")
     else:
         output = subprocess.run([compiler, "--version"], capture_output=True, text=True).stdout
         yield _toolkit(output, torch.version.cuda)
 
 
+_WITHOUT_NVCC = (
+    "DeepSpeed therefore cannot compile its extensions for GPUs. A DeepSpeed file with an optimizer section needs "
+    "FusedAdam, unless it sets torch_adam. Outside this project, offload to a disk needs async_io. Runs of this "
+    "project need neither."
+)
+
+
 def _toolkit(nvcc_output: str, torch_cuda: str) -> Check:
-    """Check that the CUDA toolkit has the same major version as the CUDA that torch is built with."""
-    release = re.search(r"release (\d+)\.(\d+)", nvcc_output)
-    version = ".".join(release.groups()) if release else "of unknown version"
-    is_compatible = release is not None and release[1] == torch_cuda.partition(".")[0]
-    message = f"nvcc has version {version}, and torch is built with CUDA {torch_cuda}."
-    remedy = (
-        ""
-        if is_compatible
-        else f"Install a toolkit of version {torch_cuda.partition('.')[0]}: DeepSpeed compiles only if the two agree."
-    )
-    return Check("CUDA toolkit", "ok" if is_compatible else "bites", message, remedy)
+    """Check that DeepSpeed compiles with this CUDA toolkit and a torch that is built with this CUDA."""
+    name = "CUDA toolkit"
+    release = re.search(r"release (\d+\.\d+)", nvcc_output)
+    if release is None:
+        return Check(name, "note", "The version of nvcc is unknown: nvcc --version does not print it.")
+    message = f"nvcc has version {release[1]}, and torch is built with CUDA {torch_cuda}."
+    if _fit(release[1], torch_cuda):
+        return Check(name, "ok", message)
+    remedy = f"Install the toolkit of version {torch_cuda}. With DS_SKIP_CUDA_CHECK=1, DeepSpeed compiles nevertheless."
+    return Check(name, "note", f"{message} {_WITHOUT_NVCC}", remedy)
+
+
+def _fit(toolkit: str, torch_cuda: str) -> bool:
+    """Return whether DeepSpeed accepts a toolkit: it has torch's version, or DeepSpeed lists both as compatible."""
+    if toolkit == torch_cuda:
+        return True
+    lists: dict[int, list[str]] = {}
+    with suppress(importlib.metadata.PackageNotFoundError, OSError):
+        source = importlib.metadata.distribution("deepspeed").locate_file("deepspeed/ops/op_builder/builder.py")
+        # Importing DeepSpeed would take seconds and look for compilers itself.
+        written = re.search(r"^cuda_minor_mismatch_ok = (\{.*?^\})", Path(str(source)).read_text(), re.M | re.S)
+        lists = ast.literal_eval(written[1]) if written else {}
+    return any(toolkit in versions and torch_cuda in versions for versions in lists.values())
 
 
 def _gpus() -> Iterator[Check]:
