@@ -197,6 +197,7 @@ CHECKS: dict[str, Callable[[list[str]], None]] = {
 SHELL = (  # not ours
     "source ", "pre-commit install", "(cd data && zip ", "grep ", "DS_BUILD_OPS=0 pip wheel ", "git clone ", "safety ",
     "rsync ", "aws ", "pytest ", "python3 -m venv ", "zcat ", "diff ", "cat ", "sh ", "wait",
+    "export CUDA_HOME=", "ln -s ",
 )  # fmt: skip
 
 
