@@ -373,6 +373,8 @@ def test_only_adapters_are_reduced_but_all_weights_are_gathered() -> None:
     assert sent["all_gather"] == pytest.approx(of_all["all_gather"], rel=0.01)
     quantized = {each.kind: each.bytes for each in communication.collectives(fsdp, QLORA, job)}
     assert quantized["all_gather"] < 0.4 * sent["all_gather"]
+    alone = dataclasses.replace(ZERO, world_size=1)
+    assert {each.kind for each in communication.collectives(alone, LORA, job)} == {"reduce"}
 
 
 def test_frozen_embeddings_are_not_gathered_again_in_the_backward_pass() -> None:

@@ -49,7 +49,8 @@ COLUMNS = """\
 - paper: its section 7, extended to gradient accumulation.
 - error: the bytes in which theory differs, summed over the kinds of collectives, divided by all bytes.
 - collectives: the number of messages of each kind. If theory has another number, it follows in parentheses.
-- DeepSpeed's all-reduce of 4 bytes for the norm at stage 0 is in neither number."""
+- DeepSpeed's all-reduce of 4 bytes for the norm at stage 0 is in neither number.
+- adapters (LoRA): theory leaves out messages of a few bytes, so its number of messages can be too low."""
 HEAD = ["strategy", "sent", "theory", "paper", "error", "by gloo", "collectives"]
 
 

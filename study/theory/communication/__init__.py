@@ -156,7 +156,7 @@ def _parts_of_adapters(engine: Engine, shape: ModelShape, checkpointing: bool, d
         per_micro_step = {**per_micro_step, **sums}
     else:
         per_step = {**per_step, **sums}
-    if engine.kind == "deepspeed" and engine.zero_stage in (1, 2):  # the updated adapters
+    if engine.kind == "deepspeed" and engine.zero_stage in (1, 2) and engine.num_shards > 1:  # the updated adapters
         per_step = {**per_step, "all_gather": (1, engine.parameter_bytes * psi)}
     return per_step, per_micro_step
 
