@@ -176,6 +176,8 @@ def test_the_fastest_batch_of_several_is_taken(run, tmp_path):
         {"workload": "gpt-wikitext", "size": "tiny"},
         {"box": "cpu"},
         {"status": "out_of_memory"},
+        {"compile": True},
+        {"lora_rank": 16},
     ],
     ids=str,
 )

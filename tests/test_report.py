@@ -124,8 +124,8 @@ def test_runs_on_gpus_replace_predictions(one_page, tmp_path, box):
 @pytest.mark.launches
 @pytest.mark.slow
 def test_the_notebooks_of_runs_take_any_studys(tmp_path):
-    """Where nothing was timed, one strategy alone ran, or some did not end well, too."""
-    write_run(tmp_path / "one", strategy="zero2")
+    """Where nothing was timed, one strategy alone ran that no stored study has, or some did not end well, too."""
+    write_run(tmp_path / "one", strategy="zero3_hpz")
     for name in ("ddp", "zero2", "zero3"):
         write_run(tmp_path / "several", strategy=name)
     write_outcome(tmp_path / "several", "killed", strategy="fsdp2")
@@ -204,6 +204,36 @@ def test_captions_name_model_precision_processes_hardware_and_source(folder):
     scope = captions.scope(runs)
     for part in ("9 runs", "study s", "40 steps", "2 seeds"):
         assert part in scope
+
+
+OPTIONS = {
+    "all weights": {},
+    "adapter": {"lora_rank": 16},
+    "4 bits": {"lora_rank": 16, "load_in_4bit": True},
+    "compiled": {"compile": True},
+    "checkpointing": {"activation_checkpointing": True},
+}
+
+
+def test_runs_with_other_options_are_not_compared(tmp_path):
+    """One GPU's records have all of these, of one model, precision and batch."""
+    for name, options in OPTIONS.items():
+        for strategy in ("ddp", "zero2"):
+            write_run(tmp_path / name, strategy=strategy, **options)
+    settings = tables.settings(tables.runs([tmp_path / name for name in OPTIONS]), "ddp")
+    assert len(settings) == len(OPTIONS)
+    assert all(tables.relative(rows, "ddp")["runs"].to_list() == [1, 1] for rows in settings)
+    assert len({captions.setting(rows) for rows in settings}) == len(OPTIONS)
+
+
+def test_a_ratio_to_nothing_is_left_out(tmp_path):
+    """One process without an engine sends nothing."""
+    for strategy in ("single", "ddp"):
+        write_run(tmp_path, strategy=strategy, world_size=1)
+    (rows,) = tables.settings(tables.runs(tmp_path), "single")
+    rows["sent_gib_per_step"] = rows["strategy"].map({"single": 0.0, "ddp": 1.0})
+    assert "data sent" not in tables.relative(rows, "single")
+    assert "peak memory" in tables.relative(rows, "single")
 
 
 @pytest.mark.parametrize(

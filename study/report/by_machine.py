@@ -314,10 +314,10 @@ def measured(
     """Return a row per model, machine and strategy that has measured runs.
 
     `records` are folders of runs or of collected records. Without any, they are those of `committed_on_gpus`. A run
-    counts if it finished, if its model, GPU, number of GPUs, precision and tokens per sequence are those of the
-    prediction, and if each of its processes had a GPU of its own. Of several batches, the fastest one is taken, as the
-    planner does. The speed is the median of its runs, from the slowest to the fastest, and counts padding, as the
-    predictions do. The memory is the largest peak of tensors.
+    counts if it finished, if its model, adapter, GPU, number of GPUs, precision, tokens per sequence and compiling are
+    those of the prediction, and if each of its processes had a GPU of its own. Of several batches, the fastest one is
+    taken, as the planner does. The speed is the median of its runs, from the slowest to the fastest, and counts
+    padding, as the predictions do. The memory is the largest peak of tensors.
     """
     folders = tables.folders(records) if isinstance(records, (str, Path)) or records else committed_on_gpus()
     if not folders:
@@ -349,8 +349,10 @@ def _is_of(run: Mapping[str, Any], advice: Advice, option: Option) -> bool:
         prediction.job.sequence_length,
         prediction.box.gpu.name,
     )
+    if recorded != wanted or bool(record.config.get("compile")) != prediction.job.compiled:
+        return False
     shape = shape_of(record)
-    return recorded == wanted and shape is not None and is_same_model(shape, advice.shape)
+    return shape is not None and is_same_model(shape, advice.shape) and shape.adapter == advice.shape.adapter
 
 
 def _measured_row(runs: pd.DataFrame, option: Option, prices: Mapping[str, float]) -> dict[str, Any]:

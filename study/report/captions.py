@@ -32,15 +32,15 @@ def scope(rows: pd.DataFrame) -> str:
     steps = _span(rows["steps"].dropna())
     trained = [f"trained for {steps} steps"] if steps else []
     seeds = _counted(rows["seed"].nunique(), "seed", "seeds")
-    details = [model(rows), *_precision_and_processes(rows), *trained, seeds]
+    details = [model(rows), *_precision_and_processes(rows), *_options(rows), *trained, seeds]
     return f"{_counted(len(rows), 'run', 'runs')} of the {studies}: {', '.join(details)}, {hardware(rows)}."
 
 
 def setting(rows: pd.DataFrame) -> str:
-    """Return the setting of these runs in words: model, precision, number of processes and batch."""
+    """Return the setting of these runs in words: model, precision, number of processes, options and batch."""
     sequences = joined(f"{count:.0f}" for count in _unique(rows["batch_sequences"]))
     batch = [f"{sequences} sequences per step"] if sequences else []
-    return ", ".join([model(rows), *_precision_and_processes(rows), *batch])
+    return ", ".join([model(rows), *_precision_and_processes(rows), *_options(rows), *batch])
 
 
 def model(rows: pd.DataFrame) -> str:
@@ -87,6 +87,13 @@ def _precision_and_processes(rows: pd.DataFrame) -> list[str]:
     counts = [int(count) for count in _unique(rows["processes"])]
     processes = [f"{joined(counts)} {'process' if counts == [1] else 'processes'}"] if counts else []
     return [joined(_unique(rows["precision"])), *processes]
+
+
+def _options(rows: pd.DataFrame) -> list[str]:
+    """Return the options of the runs in words. If the runs differ, the words say that some of them have the options."""
+    found = _unique(rows["options"])
+    named = [f"with {options.replace(', ', ' and ')}" for options in found if options]
+    return named if len(found) == 1 else [f"some {words}" for words in named]
 
 
 def _unique(values: pd.Series) -> list[Any]:

@@ -31,7 +31,7 @@ COMPARED = {
     "sent_gib_per_step": "data sent",
 }
 # The columns that define a setting. Strategies are compared within one setting.
-SETTING = ["workload", "size", "precision", "batch_sequences", "processes"]
+SETTING = ["workload", "size", "precision", "batch_sequences", "sequence_tokens", "processes", "options"]
 REAL = 100e6  # parameters; smaller models only test the engines
 # The columns that identify a run, in every table.
 KEYS = ["study", "run", "box", "workload", "size", "precision", "strategy", "processes", "seed", "repeat"]
@@ -67,9 +67,22 @@ def runs(records: str | Path | Sequence[str | Path]) -> pd.DataFrame:
         table_of_runs[column] = table_of_runs[name] / GIB
     on_gpu = table_of_runs["device"] == "cuda"
     table_of_runs["peak_gib"] = table_of_runs["peak_allocated_gib"].where(on_gpu, table_of_runs["peak_tensors_gib"])
-    columns = [*_RUNS.values(), *_GIB.values(), "peak_gib", "device", "status", "message"]
+    table_of_runs["options"] = [_options(record) for record in table_of_runs["record"]]
+    columns = [*_RUNS.values(), *_GIB.values(), "peak_gib", "options", "device", "status", "message"]
     columns = list(dict.fromkeys([*KEYS, *columns, "record", "curve"]))
     return _escaped(_ordered(table_of_runs[columns]))
+
+
+def _options(record: Record | None) -> str:
+    """Return what a run has beyond its model, precision and batch: torch.compile, checkpointing, an adapter.
+
+    The text is empty for a run that has none of them, or no record.
+    """
+    if record is None:
+        return ""
+    switched_on = {"compile": "torch.compile", "activation_checkpointing": "activation checkpointing"}
+    words = [word for name, word in switched_on.items() if record.config.get(name)]
+    return ", ".join([*words, *facts.shown_adapter(record)])
 
 
 def steps(records: str | Path | Sequence[str | Path]) -> pd.DataFrame:
@@ -140,12 +153,21 @@ def settings(runs: pd.DataFrame, control: str) -> list[pd.DataFrame]:
                                            -rows["parameters"].max(), rows["processes"].max()))  # fmt: skip
 
 
+def of_one_setting(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return, for each model, the runs of the setting in which most strategies ran, with any number of processes."""
+    setting = [name for name in SETTING if name != "processes"]
+    sizes = runs.groupby(setting)["strategy"].nunique().rename("number").reset_index()
+    most = sizes.sort_values("number", ascending=False, kind="stable").drop_duplicates(["workload", "size"])
+    return runs[runs.set_index(setting).index.isin(most.set_index(setting).index)]
+
+
 def relative(rows: pd.DataFrame, control: str) -> pd.DataFrame:
     """Return each strategy's means divided by the control's, and the largest relative difference of its losses.
 
-    `rows` are the runs of one setting. Columns without a value are left out.
+    `rows` are the runs of one setting. Columns without a value are left out, and those in which the control has 0.
     """
     means = mean(rows, *COMPARED).rename(columns=COMPARED)
+    means = means.loc[:, means.loc[control] != 0]
     losses = rows.groupby(["seed", "strategy"])["loss"].mean().unstack()
     differences = losses.sub(losses[control], axis=0).div(losses[control], axis=0).abs().max()
     more = {"loss difference": differences, "runs": rows.groupby("strategy").size()}
