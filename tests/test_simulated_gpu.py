@@ -17,6 +17,10 @@ from study.theory import hardware
 
 TWO = {**H100, "count": 2}
 MIB = 1 << 20
+IN_4_BITS = {
+    "workload": "gpt-wikitext", "lora_rank": 4, "lora_target": "all-linear", "load_in_4bit": True, "max_steps": 6,
+    "num_train_examples": 48, "num_eval_examples": 8, "timing_warmup_steps": 1, "checkpoint_every": 3,
+}  # fmt: skip
 
 
 @pytest.mark.launches
@@ -89,6 +93,27 @@ def test_a_resumed_run_trains_as_an_uninterrupted_one():
     resumed = train("ddp", checkpoint_every=4, keep=2, dropout=0.1, resume=str(folder))
     assert resumed.record.resumed_at == [4]
     assert [step["loss"] for step in resumed.steps] == [step["loss"] for step in whole.steps][-len(resumed.steps) :]
+
+
+@pytest.mark.launches
+@pytest.mark.parametrize(("strategy", "precision"), [("ddp", "bf16-autocast"), ("zero2", "bf16")])
+def test_frozen_weights_in_4_bits(strategy, precision):
+    """bitsandbytes's CUDA code runs, but for the kernels themselves. The scales of the scales are dequantized too."""
+    flags = {**IN_4_BITS, "precision": precision}
+    ran = train(strategy, **flags)
+    on_cpu = launching.run(strategy, 1, **flags)
+    assert ran.record.proof.parameter_dtypes[1] == "uint8"
+    assert [step["loss"] for step in ran.steps] == pytest.approx([step["loss"] for step in on_cpu.steps], rel=1e-5)
+    assert ran.record.num_params == on_cpu.record.num_params
+
+
+@pytest.mark.launches
+def test_a_resumed_run_with_weights_in_4_bits_trains_as_an_uninterrupted_one():
+    whole = train("ddp", **IN_4_BITS, precision="bf16-autocast")
+    folder = whole.run_dir / "checkpoints" / "step-00000003"
+    resumed = train("ddp", **{**IN_4_BITS, "checkpoint_every": None}, precision="bf16-autocast", resume=str(folder))
+    assert resumed.record.resumed_at == [3]
+    assert resumed.record.final_parameters == whole.record.final_parameters
 
 
 @pytest.mark.launches

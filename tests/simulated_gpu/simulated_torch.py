@@ -89,6 +89,20 @@ def _place_all(result: Any, gpu: int) -> None:
 
 
 @contextmanager
+def within_kernel() -> Any:
+    """Simulate GPUs in a `with` block in a kernel of an operator, during which torch suspends its modes."""
+    with DeviceArguments(), _placement:
+        yield
+
+
+@contextmanager
+def on_the_host() -> Any:
+    """Count no tensor that a `with` block creates as a GPU's."""
+    with _creating_on(None):
+        yield
+
+
+@contextmanager
 def _creating_on(gpu: int | None) -> Any:
     before, _placement.creates_on = _placement.creates_on, gpu
     try:
@@ -184,8 +198,16 @@ def _attention(query: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
         return torch.nn.functional.scaled_dot_product_attention(query, *args, **options)
 
 
+def _named_device(*args: Any, **options: Any) -> torch.device:
+    """Stand for torch.device, which a number alone names a GPU."""
+    if len(args) == 1 and isinstance(args[0], int) and not options:
+        return torch.device("cuda", args[0])
+    return torch.device(*args, **options)
+
+
 _METHODS: dict[Any, Callable[..., Any]] = {
     torch.nn.functional.scaled_dot_product_attention: _attention,
+    torch.device: _named_device,
     torch.Tensor.to: _to,
     torch.Tensor.cuda: _cuda,
     torch.Tensor.cpu: _cpu,
@@ -557,7 +579,7 @@ def _install_groups() -> None:
 # ---------------------------------------------------------------- all of it
 
 
-def install() -> None:
+def install(_: Any) -> None:
     """Replace what torch does for GPUs in this process."""
     torch.cuda._is_compiled = lambda: True
     torch._C._cuda_getCurrentRawStream = lambda device: 0  # type: ignore[attr-defined]  # TorchDynamo imports it
