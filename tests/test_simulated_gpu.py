@@ -117,11 +117,19 @@ def test_a_resumed_run_with_weights_in_4_bits_trains_as_an_uninterrupted_one():
 
 
 @pytest.mark.launches
-def test_compiling_under_deepspeed():
+@pytest.mark.parametrize("strategy", ["zero2", "ddp"])
+def test_compiling(strategy):
     """DeepSpeed's throughput timer would stop it at the third step, with a call that TorchDynamo cannot capture."""
-    record = train("zero2", dropout=0, compile=True).record
+    record = train(strategy, dropout=0, compile=True).record
     assert record.proof.compiled_graphs > 0
     assert record.final_loss == pytest.approx(train("ddp", dropout=0).record.final_loss, rel=1e-4)
+
+
+@pytest.mark.launches
+def test_memory_of_a_compiled_model():
+    compiled, eager = (train("ddp", dropout=0, **flags).record for flags in ({"compile": True}, {}))
+    peaks = [record.peak_memory[0]["steady_steps"].allocated_bytes for record in (compiled, eager)]
+    assert peaks[0] == pytest.approx(peaks[1], rel=0.05)  # what a compiled graph creates is on the GPU
 
 
 @pytest.mark.launches

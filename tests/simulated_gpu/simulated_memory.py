@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from simulated_gpus import CONTEXT_BYTES, visible
 from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -161,8 +162,8 @@ class Placement(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if not all(map(_is_plain, types)):
-            if any(issubclass(kind, FakeTensor) for kind in types):
-                return func(*args, **(kwargs or {}))
+            if any(issubclass(kind, (FakeTensor, FunctionalTensor)) for kind in types):
+                return func(*args, **(kwargs or {}))  # a graph is traced
             return NotImplemented  # a subclass, whose inner tensors come here one by one
         options, creates_on = dict(kwargs or {}), self.creates_on
         device = options.get("device")

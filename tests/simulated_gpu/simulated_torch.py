@@ -9,6 +9,7 @@ import inspect
 import time
 from collections.abc import Callable
 from contextlib import contextmanager
+from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
@@ -442,22 +443,61 @@ class Autocast(torch.amp.autocast_mode.autocast):
         super().__init__(device_type, dtype, **options)
 
 
-def _compile(model: Any = None, *args: Any, backend: Any = "inductor", **options: Any) -> Any:
-    """Stand for torch.compile: graphs are captured as ever, and run by eager operators, not by inductor's kernels."""
-    if model is None:
-        return lambda given: _compile(given, *args, backend=backend, **options)
-    options.pop("mode", None)
-    for module in (__name__, simulated_memory.__name__):
-        torch._dynamo.trace_rules.add(module)  # TorchDynamo captures no stand-in, as it captures nothing of torch.cuda
-    compiled = _real_compile(model, *args, backend="eager" if backend == "inductor" else backend, **options)
-    if isinstance(model, torch.nn.Module):
-        return compiled
+def _compile(model: Any = None, *args: Any, **options: Any) -> Any:
+    """Stand for torch.compile: inductor generates C++ for the CPU, because no Triton kernel for a GPU could run here.
 
-    def run(*arguments: Any, **keywords: Any) -> Any:
+    TorchDynamo, AOTAutograd, the passes of inductor that are the same for every device, its caches and the compiled
+    graphs are real. Not executed is what inductor has for GPUs only: the generation, the choice of settings and the
+    start of Triton kernels, the processes that compile them, passes that depend on a GPU (such as padding of matrices),
+    random numbers of compiled dropout on the GPU, and CUDA graphs.
+    """
+    if model is None:
+        return lambda given: _compile(given, *args, **options)
+    compiled = _real_compile(model, *args, **options)
+    if not isinstance(compiled, torch.nn.Module):
+        return _without_modes(compiled)
+    compiled.forward = _without_modes(compiled.forward)
+    return compiled
+
+
+def _without_modes(compiled: Callable[..., Any]) -> Callable[..., Any]:
+    """Suspend the mode for device arguments during a compiled function. Otherwise TorchDynamo would capture it."""
+
+    def run(*args: Any, **options: Any) -> Any:
+        _install_inductor()
         with torch._C.DisableTorchFunction(), _creating_on(_current):
-            return compiled(*arguments, **keywords)
+            return compiled(*args, **options)
 
     return run
+
+
+@cache
+def _install_inductor() -> None:
+    """Place what graphs compiled by inductor create and return on the GPU of their inputs."""
+    from torch._inductor.output_code import CompiledFxGraph
+
+    for module in (__name__, simulated_memory.__name__):
+        torch._dynamo.trace_rules.add(module)  # TorchDynamo captures no stand-in, as it captures nothing of torch.cuda
+    guards: Any = torch._C._dynamo.guards  # type: ignore[attr-defined]
+    run_graph, create = CompiledFxGraph.__call__, guards._empty_strided_cpu
+
+    def run_on_gpu(graph: Any, inputs: Any) -> Any:
+        places = [gpu_of(value) for value in inputs if isinstance(value, torch.Tensor)]
+        gpu = max((place for place in places if place is not None), default=None) if places else _current
+        with _creating_on(gpu):
+            results = run_graph(graph, inputs)
+        if gpu is not None:
+            _place_all(results, gpu)
+        return results
+
+    def create_on_gpu(*args: Any) -> torch.Tensor:
+        created: torch.Tensor = create(*args)
+        if _placement.creates_on is not None:
+            place(created, _placement.creates_on)
+        return created
+
+    CompiledFxGraph.__call__ = run_on_gpu  # type: ignore[method-assign]
+    guards._empty_strided_cpu = create_on_gpu
 
 
 # ---------------------------------------------------------------- process groups
