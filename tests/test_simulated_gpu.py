@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import gpu_only_lines
 import launching
 import pytest
@@ -140,11 +142,20 @@ def test_a_loss_scaler_skips_a_step(strategy, precision, rate):
     assert any(step["grad_norm"] is not None for step in ran.steps)
 
 
+def train_with_offload():
+    return train("zero2_cpu_offload", precision="bf16", script=ROOT / "tests" / "pinned_program.py")
+
+
 @pytest.mark.launches
 def test_offload_uses_pinned_memory_and_frees_the_gpu():
-    offloaded = train("zero2_cpu_offload", precision="bf16").record
-    assert offloaded.proof.offload_optimizer_device == "cpu"
-    assert offloaded.model_state_bytes[0].by_device.keys() == {"cpu", "cuda"}
+    """In each step, gradients are copied to the host and weights to the GPU. Adam's moments stay on the host."""
+    offloaded = train_with_offload()
+    assert offloaded.record.proof.offload_optimizer_device == "cpu"
+    assert offloaded.record.model_state_bytes[0].by_device.keys() == {"cpu", "cuda"}
+    pinned = json.loads((offloaded.run_dir / "pinned.json").read_text())
+    size = 4 * offloaded.record.num_params  # of one value in fp32 per parameter
+    assert pinned["gradients"] == [size, size]
+    assert pinned["optimizer_states"] == [3 * size, size]  # of the weights and the two moments, the weights
 
 
 @pytest.mark.launches
@@ -195,9 +206,9 @@ def test_every_line_that_only_a_gpu_reaches_is_executed():
     for strategy, options in {
         "ddp": {},
         "single": {"precision": "fp16-autocast", "learning_rate": 1.0, "max_steps": 5},
-        "zero2_cpu_offload": {"precision": "bf16"},
     }.items():
         train(strategy, **options)
+    train_with_offload()
     train("zero3", 2, H100, dropout=0, share_device=True)
     fail("ddp", gpus=H100, memory_cap=0.03)
     simulated.command(["-m", "study", "doctor"], TWO)

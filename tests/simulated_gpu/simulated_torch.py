@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import time
+import weakref
 from collections.abc import Callable
 from contextlib import contextmanager
 from functools import cache
@@ -21,8 +22,7 @@ from torch.overrides import TorchFunctionMode
 
 _placement = Placement()
 _current = 0  # the current device
-_pinned: set[int] = set()  # addresses of storages in pinned memory
-_real_pin = torch.Tensor.pin_memory
+_pinned: dict[int, Any] = {}  # storages in pinned memory, by their addresses
 _real_compile = torch.compile
 
 
@@ -61,7 +61,7 @@ class DeviceArguments(TorchFunctionMode):
         if gpu is None:
             result = func(*args, **options)
             if is_pinned and isinstance(result, torch.Tensor):
-                _pinned.add(simulated_memory._key(result))
+                _set_pinned(result)
             return result
         options["device"] = "cpu"
         _device(gpu)
@@ -184,8 +184,14 @@ def _pin(tensor: torch.Tensor, *_: Any, **options: Any) -> torch.Tensor:
     if gpu_of(tensor) is not None:
         raise RuntimeError("cannot pin 'torch.cuda.FloatTensor' only dense CPU tensors can be pinned")
     copied = tensor.clone()
-    _pinned.add(simulated_memory._key(copied))
+    _set_pinned(copied)
     return copied
+
+
+def _set_pinned(tensor: torch.Tensor) -> None:
+    """Let a tensor's storage say that it is pinned, until it is freed."""
+    key = simulated_memory._key(tensor)
+    _pinned[key] = weakref.ref(tensor.untyped_storage(), lambda _: _pinned.pop(key))
 
 
 def _is_pinned(tensor: torch.Tensor, *_: Any, **options: Any) -> bool:
