@@ -1,10 +1,15 @@
-"""Calls what a GPU reaches only outside of runs: a notebook's look for a GPU, GPUs by their UUID, captured graphs."""
+"""Calls what a GPU reaches only outside of runs: a notebook's look for a GPU, GPUs by their UUID, captured graphs.
+
+Runs whose matrices are large do not reach bitsandbytes's kernel that multiplies weights in 4 bits either.
+"""
 
 from __future__ import annotations
 
 import os
 
+import bitsandbytes
 import torch
+from bitsandbytes import cextension
 
 from study.engines import this_machine
 from study.engines.prove import checksums
@@ -19,6 +24,19 @@ tensor = torch.ones(2, device="cuda")
 assert checksums._sums(tensor) == (2.0, 2.0)
 torch.cuda.is_current_stream_capturing = lambda: True
 assert checksums._sums(tensor) is checksums.UNKNOWN
+
+for compute_type, name in ((torch.float32, "fp32"), (torch.bfloat16, "bf16")):
+    layer = bitsandbytes.nn.Linear4bit(64, 64, compute_dtype=compute_type, quant_type="nf4").to("cuda")
+    inputs = torch.ones(2, 64, device="cuda", dtype=compute_type)
+    product = layer(inputs)  # of so few rows that bitsandbytes multiplies by its own kernel
+    state = layer.weight.quant_state
+    assert getattr(cextension.lib, f"cgemm_4bit_{name}").num_calls == 1
+    assert getattr(cextension.lib, f"cdequantize_blockwise_{name}_nf4").num_calls == 0
+    weights = bitsandbytes.functional.dequantize_4bit(layer.weight.data, state).to(compute_type)
+    expected = torch.nn.functional.linear(inputs, weights, layer.bias)
+    assert product.is_cuda
+    assert torch.allclose(product, expected, rtol=1e-2)
+assert cextension.lib.cquantize_blockwise_fp32_nf4.num_calls == 2
 
 os.environ["CUDA_VISIBLE_DEVICES"] = f"GPU-{torch.cuda.get_device_properties(0).uuid}"
 assert this_machine.find().gpu_name == H100

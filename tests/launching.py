@@ -31,7 +31,7 @@ from study.records import schema
 from study.records.schema import Record
 from study.records.steps import read_steps
 from study.run import as_words, make_run
-from study.running.launch import command
+from study.running.launch import TRAIN, command
 from study.strategy.file import find_strategy, read_strategy
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -210,9 +210,14 @@ def fork_with(
     flags: Mapping[str, Any],
     run_dir: Path,
     env: Mapping[str, str | None],
+    script: Path = TRAIN,
 ) -> Done:
-    """Train into a folder by forked processes of another Python, and return how its launcher ended."""
-    arguments = _arguments(config_file, num_processes, flags, run_dir)
+    """Train into a folder by forked processes of another Python, and return how its launcher ended.
+
+    `script` is run in place of study/train.py, and takes the same arguments.
+    """
+    arguments = [str(script) if word == str(TRAIN) else word
+                 for word in _arguments(config_file, num_processes, flags, run_dir)]  # fmt: skip
     return _fork("accelerate-launch", arguments[3:], ROOT, env, run_dir, python=str(python))
 
 

@@ -19,7 +19,7 @@ RUNS = {
     "acceptance of every strategy": "",  # all runs
     "BERT-large: memory, time, MFU": r"zero3-1x-seed0-bf16$",
     "GPT of 1.5 billion: memory, time, MFU": r"ddp-1x-seed0-\w+-autocast",
-    "LoRA, and frozen weights in 4 bits": r"gpt-.*-zero2-1x-seed0-bf16$",
+    "LoRA, and frozen weights in 4 bits": r"gpt-.*-(zero2-1x-seed0-bf16|ddp-1x-seed0-in_4_bits)$",
     "bytes of 2, 4, 8 ranks on the card": r"-ddp-2x",
     "GPT 124m to 6b: peaks": r"-single-1x-seed0-batch8-124m",
 }

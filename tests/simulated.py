@@ -34,9 +34,11 @@ def environment(gpus: Gpus) -> dict[str, str | None]:
     return {**simulated_environment.variables(python(), **gpus), executed_lines.VARIABLE: str(executed_folder())}
 
 
-def train(strategy: str, num_processes: int = 1, gpus: Gpus = H100, **flags: Any) -> Run:
-    """Return the run of a strategy on simulated GPUs, which ended well."""
-    return launching.read(_run_dir(strategy, num_processes, gpus, True, flags), num_processes)
+def train(
+    strategy: str, num_processes: int = 1, gpus: Gpus = H100, script: Path = launching.TRAIN, **flags: Any
+) -> Run:
+    """Return the run of a strategy on simulated GPUs, which ended well. `script` is run in place of study/train.py."""
+    return launching.read(_run_dir(strategy, num_processes, gpus, True, flags, script), num_processes)
 
 
 def fail(strategy: str, num_processes: int = 1, gpus: Gpus = H100, **flags: Any) -> Record:
@@ -44,13 +46,22 @@ def fail(strategy: str, num_processes: int = 1, gpus: Gpus = H100, **flags: Any)
     return schema.read(_run_dir(strategy, num_processes, gpus, False, flags))
 
 
-def _run_dir(strategy: str, num_processes: int, gpus: Gpus, ends_well: bool, flags: dict[str, Any]) -> Path:
+def _run_dir(
+    strategy: str,
+    num_processes: int,
+    gpus: Gpus,
+    ends_well: bool,
+    flags: dict[str, Any],
+    script: Path = launching.TRAIN,
+) -> Path:
     flags = {**launching.DEFAULTS, **flags}
-    key = repr((strategy, num_processes, gpus, *sorted((name, str(value)) for name, value in flags.items())))
+    key = repr(
+        (strategy, num_processes, gpus, script.name, *sorted((name, str(value)) for name, value in flags.items()))
+    )
     config_file, env = find_strategy(strategy), environment(gpus)
 
     def make(folder: Path) -> None:
-        done = launching.fork_with(python(), config_file, num_processes, flags, folder, env)
+        done = launching.fork_with(python(), config_file, num_processes, flags, folder, env, script)
         if ends_well != (done.returncode == 0):
             raise AssertionError(f"exit status {done.returncode}\n{done.stderr[-4000:]}")
 

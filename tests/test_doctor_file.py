@@ -388,6 +388,14 @@ def test_without_a_gpu_no_cuda_toolkit_is_needed(monkeypatch):
     assert (check.verdict, check.remedy) == ("note", "")
 
 
+def test_a_compiler_is_looked_for_as_torch_compile_does(tmp_path, monkeypatch):
+    assert checkup._compile().verdict == "ok"
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for device in ("0", ""):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", device)
+        assert checkup._compile().verdict == "bites"
+
+
 def test_extensions_are_judged_as_a_run_finds_them(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
     unbuilt = {check.name: check for check in checkup._extensions()}

@@ -16,7 +16,7 @@ import pytest
 from refusing import refusal
 
 from study.config import build_config
-from study.engines import extensions
+from study.engines import extensions, inductor
 from study.run import make_run
 from study.running import checks
 from study.strategy.file import read_by_name
@@ -160,6 +160,39 @@ def test_a_folder_that_cannot_be_written_is_passed_over(tmp_path, monkeypatch):
     (tmp_path / "own").touch()  # in the place of a folder
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     assert extensions.folder().is_relative_to(tmp_path / "cache")
+
+
+# ---------------------------------------------------------------- what torch.compile needs
+
+
+@pytest.mark.parametrize(
+    ("num_gpus", "compiler", "variable", "package"), [(1, "gcc", "CC", "gcc"), (1, "clang", "CC", "gcc"),
+                                                      (0, "g++", "CXX", "gcc-c++")],
+)  # fmt: skip
+def test_without_a_compiler_only_a_run_that_compiles_its_model_is_refused(
+    num_gpus, compiler, variable, package, tools, monkeypatch
+):
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setattr(checks, "_num_gpus", lambda: num_gpus)
+    compiled, eager = (make_run(build_config(compile=value), read_by_name("ddp"), 1) for value in (True, False))
+    checks.check(eager)
+    message = refusal(checks.check, compiled)
+    assert message.startswith("--compile")
+    assert f"dnf install {package}`" in message
+    put_tool(tools / compiler)
+    checks.check(compiled)
+    monkeypatch.setenv(variable, "another")
+    assert "another is not on PATH" in refusal(checks.check, compiled)
+
+
+@pytest.mark.parametrize("on_gpu", [True, False])
+def test_compiling_a_model_needs_the_header_of_python(on_gpu, tools, monkeypatch):
+    monkeypatch.delenv("CC", raising=False)
+    for name in ("gcc", "g++"):
+        put_tool(tools / name)
+    assert inductor.obstacle(on_gpu) is None
+    monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tools))
+    assert "Python.h" in inductor.obstacle(on_gpu).message
 
 
 # ---------------------------------------------------------------- building

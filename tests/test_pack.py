@@ -252,6 +252,19 @@ def test_records_of_simulated_gpus_are_packed_as_such_and_never_merged(tmp_path)
     assert not (tmp_path / "records").exists()
 
 
+@pytest.mark.parametrize("has_record", [False, True])
+def test_outcomes_of_simulated_gpus_without_a_result_are_never_kept(has_record, tmp_path):
+    runs = tmp_path / "runs"
+    if has_record:  # of an interrupted run, which is left out
+        run = synthetic.write_run(runs, status="interrupted", study="s").parent
+    else:
+        run = synthetic.write_outcome(runs, "crashed").parent
+    pack.collect([runs], tmp_path / "of-real-gpus")
+    synthetic.change(run / "outcome.json", simulated_gpus=True)
+    assert "simulated" in refusal(pack.collect, [runs], tmp_path / "records")
+    assert not (tmp_path / "records").exists()
+
+
 def test_results_of_benchmarks_on_simulated_gpus_are_never_merged(runs, tmp_path):
     result = runs / "throughput.json"
     result.write_text(json.dumps({"benchmark": "b", "machine": {"environment": {SIMULATED_GPUS: "{}"}}}))

@@ -16,6 +16,7 @@ from study import cli, files
 from study.errors import Refusal
 from study.records import schema
 from study.records.schema import Outcome
+from study.records.simulation import SIMULATED_GPUS
 from study.running import checks, launch, lock, runner, studies
 from study.running.estimate import Estimate, History
 
@@ -87,6 +88,19 @@ def test_every_run_has_an_outcome_and_finished_ones_are_kept(study, monkeypatch,
     out = capsys.readouterr().out
     assert "0 to run, 6 kept, 0 skipped" in out
     assert "[3/6] bert-imdb-tiny-zero3-2x-seed0: kept, ok" in out
+
+
+@pytest.mark.parametrize("simulated", [False, True])
+def test_an_outcome_says_whether_gpus_were_simulated(simulated, study, monkeypatch):
+    def refuse(_):
+        raise Refusal("not here")
+
+    monkeypatch.setattr(checks, "check", refuse)
+    if simulated:
+        monkeypatch.setenv(SIMULATED_GPUS, "{}")
+    run(study, monkeypatch)
+    found = outcomes(Path("runs/mine")).values()
+    assert {(one.status, one.simulated_gpus) for one in found} == {("skipped", simulated)}
 
 
 @pytest.mark.launches

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import gpu_only_lines
 import launching
 import pytest
@@ -17,6 +19,10 @@ from study.theory import hardware
 
 TWO = {**H100, "count": 2}
 MIB = 1 << 20
+IN_4_BITS = {
+    "workload": "gpt-wikitext", "lora_rank": 4, "lora_target": "all-linear", "load_in_4bit": True, "max_steps": 6,
+    "num_train_examples": 48, "num_eval_examples": 8, "timing_warmup_steps": 1, "checkpoint_every": 3,
+}  # fmt: skip
 
 
 @pytest.mark.launches
@@ -92,11 +98,40 @@ def test_a_resumed_run_trains_as_an_uninterrupted_one():
 
 
 @pytest.mark.launches
-def test_compiling_under_deepspeed():
+@pytest.mark.parametrize(("strategy", "precision"), [("ddp", "bf16-autocast"), ("zero2", "bf16")])
+def test_frozen_weights_in_4_bits(strategy, precision):
+    """bitsandbytes's CUDA code runs, but for the kernels themselves. The scales of the scales are dequantized too."""
+    flags = {**IN_4_BITS, "precision": precision}
+    ran = train(strategy, **flags)
+    on_cpu = launching.run(strategy, 1, **flags)
+    assert ran.record.proof.parameter_dtypes[1] == "uint8"
+    assert [step["loss"] for step in ran.steps] == pytest.approx([step["loss"] for step in on_cpu.steps], rel=1e-5)
+    assert ran.record.num_params == on_cpu.record.num_params
+
+
+@pytest.mark.launches
+def test_a_resumed_run_with_weights_in_4_bits_trains_as_an_uninterrupted_one():
+    whole = train("ddp", **IN_4_BITS, precision="bf16-autocast")
+    folder = whole.run_dir / "checkpoints" / "step-00000003"
+    resumed = train("ddp", **{**IN_4_BITS, "checkpoint_every": None}, precision="bf16-autocast", resume=str(folder))
+    assert resumed.record.resumed_at == [3]
+    assert resumed.record.final_parameters == whole.record.final_parameters
+
+
+@pytest.mark.launches
+@pytest.mark.parametrize("strategy", ["zero2", "ddp"])
+def test_compiling(strategy):
     """DeepSpeed's throughput timer would stop it at the third step, with a call that TorchDynamo cannot capture."""
-    record = train("zero2", dropout=0, compile=True).record
+    record = train(strategy, dropout=0, compile=True).record
     assert record.proof.compiled_graphs > 0
     assert record.final_loss == pytest.approx(train("ddp", dropout=0).record.final_loss, rel=1e-4)
+
+
+@pytest.mark.launches
+def test_memory_of_a_compiled_model():
+    compiled, eager = (train("ddp", dropout=0, **flags).record for flags in ({"compile": True}, {}))
+    peaks = [record.peak_memory[0]["steady_steps"].allocated_bytes for record in (compiled, eager)]
+    assert peaks[0] == pytest.approx(peaks[1], rel=0.05)  # what a compiled graph creates is on the GPU
 
 
 @pytest.mark.launches
@@ -107,11 +142,20 @@ def test_a_loss_scaler_skips_a_step(strategy, precision, rate):
     assert any(step["grad_norm"] is not None for step in ran.steps)
 
 
+def train_with_offload():
+    return train("zero2_cpu_offload", precision="bf16", script=ROOT / "tests" / "pinned_program.py")
+
+
 @pytest.mark.launches
 def test_offload_uses_pinned_memory_and_frees_the_gpu():
-    offloaded = train("zero2_cpu_offload", precision="bf16").record
-    assert offloaded.proof.offload_optimizer_device == "cpu"
-    assert offloaded.model_state_bytes[0].by_device.keys() == {"cpu", "cuda"}
+    """In each step, gradients are copied to the host and weights to the GPU. Adam's moments stay on the host."""
+    offloaded = train_with_offload()
+    assert offloaded.record.proof.offload_optimizer_device == "cpu"
+    assert offloaded.record.model_state_bytes[0].by_device.keys() == {"cpu", "cuda"}
+    pinned = json.loads((offloaded.run_dir / "pinned.json").read_text())
+    size = 4 * offloaded.record.num_params  # of one value in fp32 per parameter
+    assert pinned["gradients"] == [size, size]
+    assert pinned["optimizer_states"] == [3 * size, size]  # of the weights and the two moments, the weights
 
 
 @pytest.mark.launches
@@ -162,9 +206,9 @@ def test_every_line_that_only_a_gpu_reaches_is_executed():
     for strategy, options in {
         "ddp": {},
         "single": {"precision": "fp16-autocast", "learning_rate": 1.0, "max_steps": 5},
-        "zero2_cpu_offload": {"precision": "bf16"},
     }.items():
         train(strategy, **options)
+    train_with_offload()
     train("zero3", 2, H100, dropout=0, share_device=True)
     fail("ddp", gpus=H100, memory_cap=0.03)
     simulated.command(["-m", "study", "doctor"], TWO)

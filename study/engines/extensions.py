@@ -234,13 +234,8 @@ def obstacle(name: str) -> Obstacle | None:
             f"{failure}: there is no C++ compiler, because {command} is not on PATH.",
             "To install g++, run `apt-get install g++` or `dnf install gcc-c++`. Or set CXX.",
         )
-    header = Path(sysconfig.get_path("include")) / "Python.h"
-    if not header.exists():
-        version = f"{sys.version_info.major}.{sys.version_info.minor}"
-        return Obstacle(
-            f"{failure}: {header} is missing.",
-            f"To install it, run `apt-get install python{version}-dev` or `dnf install python{version}-devel`.",
-        )
+    if without_header := missing_header(failure):
+        return without_header
     if name == "async_io" and (missing := _missing_of_libaio(compiler)):
         return Obstacle(
             f"{failure}: the compiler does not find {missing}.",
@@ -248,6 +243,18 @@ def obstacle(name: str) -> Obstacle | None:
             "else, set CPATH and LIBRARY_PATH.",
         )
     return None
+
+
+def missing_header(failure: str) -> Obstacle | None:
+    """Return that the header of Python is missing, after what fails without it. None if it is there."""
+    header = Path(sysconfig.get_path("include")) / "Python.h"
+    if header.exists():
+        return None
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    return Obstacle(
+        f"{failure}: {header} is missing.",
+        f"To install it, run `apt-get install python{version}-dev` or `dnf install python{version}-devel`.",
+    )
 
 
 def _missing_of_libaio(compiler: str) -> str | None:

@@ -42,6 +42,7 @@ class Kept(NamedTuple):
     record: Record | None  # None: the run has no record that is a result
     lines: dict[str, bytes]  # name of the collected file -> the run's line in it
     place: str  # name in messages of the file that tells how the run ended
+    is_simulated: bool  # whether its GPUs were simulated
 
 
 def collect(folders: Iterable[Path], folder: Path) -> int:
@@ -83,7 +84,7 @@ def put(runs: Sequence[Kept], folder: Path, replace: bool) -> list[str]:
     """
     new_runs = distinct(runs)
     for run in new_runs:
-        if run.record is not None and run.record.is_simulated:
+        if run.is_simulated:
             raise _simulated(run.place)
     if folder.exists() and not folder.is_dir():
         raise Refusal(f"{folder}: this is not a folder. Name another one.")
@@ -135,6 +136,7 @@ def distinct(runs: Iterable[Kept]) -> list[Kept]:
 def _keep(run: RecordedRun) -> Kept:
     """Return the lines to keep of a run, after checking that its parts belong together."""
     file, outcome = run.record, run.outcome
+    is_simulated = bool(file and file.record.is_simulated) or bool(outcome and outcome.simulated_gpus)
     if file and file.record.status in schema.CUT_OFF:
         print(f"left out {file.where}: the run has no result, because its status is {file.record.status}")
         file = None
@@ -148,12 +150,12 @@ def _keep(run: RecordedRun) -> Kept:
         lines[records.OUTCOMES] = records.line_of(run.contents[records.OUTCOMES])
     if file:
         lines[records.RECORDS] = records.line_of(run.contents[records.RECORDS])
-    return Kept(run_id, file.record if file else None, lines, run.place)
+    return Kept(run_id, file.record if file else None, lines, run.place, is_simulated)
 
 
 def _simulated(place: str | Path) -> Refusal:
     return Refusal(
-        f"{place}: the GPUs of this run were simulated, so its record is no measurement, and is not kept with "
+        f"{place}: the GPUs of this run were simulated, so it measured nothing, and is not kept with "
         "measurements. Use the records of real GPUs."
     )
 

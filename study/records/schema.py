@@ -603,6 +603,8 @@ class Outcome(Facts):
     returncode: int | None
     command: list[str]  # the command that was started, or that would have been started
     stderr_tail: list[str]  # the last lines, oldest first
+    # Whether the GPUs were simulated on a CPU (tests/simulated_gpu). Outcomes from before this field have False.
+    simulated_gpus: bool = False
 
 
 def write(run_dir: Path, record: Record) -> Path:

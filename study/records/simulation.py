@@ -1,7 +1,8 @@
-"""Recognize the records of runs whose GPUs were simulated on a CPU (tests/simulated_gpu)."""
+"""Recognize the records and outcomes of runs whose GPUs were simulated on a CPU (tests/simulated_gpu)."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,3 +13,8 @@ SIMULATED_GPUS = "ZERO_STUDY_SIMULATED_GPUS"
 def is_simulated(machine: Mapping[str, Any]) -> bool:
     """Return whether a recorded machine had simulated GPUs, so that nothing on it was measured on a GPU."""
     return SIMULATED_GPUS in machine.get("environment", {})
+
+
+def simulates_gpus() -> bool:
+    """Return whether this process simulates GPUs, and so every run that it starts."""
+    return SIMULATED_GPUS in os.environ

@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable
 
 from study import files
-from study.engines import extensions, known_bad
+from study.engines import extensions, inductor, known_bad
 from study.errors import Refusal
 from study.files import why_not_writable
 from study.records.schema import CUT_OFF, RENAMED
@@ -27,6 +27,7 @@ def check(run: Run) -> None:
     _check_adapter(run)
     _check_devices(run)
     _check_packages(run)
+    _check_compile(run)
     _check_release(run)
     _check_swap_dir(run)
     _check_gds(run)
@@ -247,6 +248,15 @@ def _check_packages(run: Run) -> None:
     tracker = run.config.log_with
     if tracker != "none" and importlib.util.find_spec(tracker) is None:
         raise Refusal(f"--log-with {tracker}: the package is not installed. Run: pip install {tracker}")
+
+
+def _check_compile(run: Run) -> None:
+    """Raise Refusal if the run would compile its model, and this machine lacks what that takes."""
+    if not run.config.compile:
+        return
+    reason = inductor.obstacle(on_gpu=bool(_num_gpus()))
+    if reason:
+        raise Refusal(f"--compile: {reason}")
 
 
 def _check_release(run: Run) -> None:

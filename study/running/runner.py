@@ -24,6 +24,7 @@ from study.files import redact_paths, why_not_writable, write_json
 from study.progress import after_two_seconds
 from study.records import schema
 from study.records.schema import Outcome
+from study.records.simulation import simulates_gpus
 from study.run import Run
 from study.running import checks, launch, lock, plan
 from study.running.estimate import duration
@@ -300,6 +301,7 @@ def _write_outcome(
         returncode=returncode,
         command=shown_command(launch.command(run)),
         stderr_tail=list(stderr_tail),
+        simulated_gpus=simulates_gpus(),
     )
     try:
         run.folder.mkdir(parents=True, exist_ok=True)

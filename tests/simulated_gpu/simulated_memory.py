@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from simulated_gpus import CONTEXT_BYTES, visible
 from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-PLAIN = (torch.Tensor, torch.nn.Parameter)
 BLOCK = 512  # bytes: the allocator rounds up to it
 SEGMENT = 2 << 20  # bytes: the allocator takes memory of the GPU in multiples of it
 _device_of = torch._C.TensorBase.device.__get__  # type: ignore[attr-defined]
@@ -32,6 +32,16 @@ def real_device(tensor: torch.Tensor) -> torch.device:
     with torch._C.DisableTorchFunction():
         device: torch.device = _device_of(tensor)
     return device
+
+
+def _is_plain(kind: type) -> bool:
+    """Return whether tensors of a class have elements of their own, as those of DTensor and FakeTensor have not."""
+    return kind.__torch_dispatch__ is torch.Tensor.__torch_dispatch__  # type: ignore[attr-defined]
+
+
+def _has_memory(tensor: torch.Tensor) -> bool:
+    """Return whether the simulation keeps account of a tensor: it has elements of its own, which are on the CPU."""
+    return _is_plain(type(tensor)) and real_device(tensor).type == "cpu"
 
 
 class Allocator:
@@ -102,7 +112,7 @@ def used_bytes(gpu: int) -> int:
 def gpu_of(tensor: torch.Tensor) -> int | None:
     """Return the number of the GPU that a tensor is on. None if it is on the CPU."""
     tensor = getattr(tensor, "_local_tensor", tensor)  # of a DTensor
-    if type(tensor) not in PLAIN or real_device(tensor).type != "cpu":
+    if not _has_memory(tensor):
         return None
     block = _blocks.get(_key(tensor))
     return None if block is None else block.gpu
@@ -115,7 +125,7 @@ def _key(tensor: torch.Tensor) -> int:
 
 def place(tensor: torch.Tensor, gpu: int) -> None:
     """Count a tensor's storage as one on a GPU."""
-    if type(tensor) not in PLAIN or real_device(tensor).type != "cpu":
+    if not _has_memory(tensor):
         return
     with torch._C.DisableTorchFunction():
         storage = tensor.untyped_storage()
@@ -151,9 +161,9 @@ class Placement(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return True  # or TorchDynamo would compile nothing
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if any(kind not in PLAIN for kind in types):
-            if any(issubclass(kind, FakeTensor) for kind in types):
-                return func(*args, **(kwargs or {}))
+        if not all(map(_is_plain, types)):
+            if any(issubclass(kind, (FakeTensor, FunctionalTensor)) for kind in types):
+                return func(*args, **(kwargs or {}))  # a graph is traced
             return NotImplemented  # a subclass, whose inner tensors come here one by one
         options, creates_on = dict(kwargs or {}), self.creates_on
         device = options.get("device")
@@ -187,5 +197,5 @@ def _check_devices(func: Any, args: Any, kwargs: Any) -> None:
 
 def _tensors(values: Any) -> Iterator[torch.Tensor]:
     for leaf in tree_leaves(values):
-        if type(leaf) in PLAIN and real_device(leaf).type == "cpu" and leaf.layout == torch.strided:
+        if isinstance(leaf, torch.Tensor) and _has_memory(leaf) and leaf.layout == torch.strided:
             yield leaf

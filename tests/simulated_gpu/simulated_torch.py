@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import inspect
 import time
+import weakref
 from collections.abc import Callable
 from contextlib import contextmanager
+from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,8 +22,7 @@ from torch.overrides import TorchFunctionMode
 
 _placement = Placement()
 _current = 0  # the current device
-_pinned: set[int] = set()  # addresses of storages in pinned memory
-_real_pin = torch.Tensor.pin_memory
+_pinned: dict[int, Any] = {}  # storages in pinned memory, by their addresses
 _real_compile = torch.compile
 
 
@@ -60,7 +61,7 @@ class DeviceArguments(TorchFunctionMode):
         if gpu is None:
             result = func(*args, **options)
             if is_pinned and isinstance(result, torch.Tensor):
-                _pinned.add(simulated_memory._key(result))
+                _set_pinned(result)
             return result
         options["device"] = "cpu"
         _device(gpu)
@@ -86,6 +87,20 @@ def _place_all(result: Any, gpu: int) -> None:
     for tensor in result if isinstance(result, (tuple, list)) else [result]:
         if isinstance(tensor, torch.Tensor):
             place(getattr(tensor, "_local_tensor", tensor), gpu)
+
+
+@contextmanager
+def within_kernel() -> Any:
+    """Simulate GPUs in a `with` block in a kernel of an operator, during which torch suspends its modes."""
+    with DeviceArguments(), _placement:
+        yield
+
+
+@contextmanager
+def on_the_host() -> Any:
+    """Count no tensor that a `with` block creates as a GPU's."""
+    with _creating_on(None):
+        yield
 
 
 @contextmanager
@@ -169,8 +184,14 @@ def _pin(tensor: torch.Tensor, *_: Any, **options: Any) -> torch.Tensor:
     if gpu_of(tensor) is not None:
         raise RuntimeError("cannot pin 'torch.cuda.FloatTensor' only dense CPU tensors can be pinned")
     copied = tensor.clone()
-    _pinned.add(simulated_memory._key(copied))
+    _set_pinned(copied)
     return copied
+
+
+def _set_pinned(tensor: torch.Tensor) -> None:
+    """Let a tensor's storage say that it is pinned, until it is freed."""
+    key = simulated_memory._key(tensor)
+    _pinned[key] = weakref.ref(tensor.untyped_storage(), lambda _: _pinned.pop(key))
 
 
 def _is_pinned(tensor: torch.Tensor, *_: Any, **options: Any) -> bool:
@@ -184,8 +205,16 @@ def _attention(query: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
         return torch.nn.functional.scaled_dot_product_attention(query, *args, **options)
 
 
+def _named_device(*args: Any, **options: Any) -> torch.device:
+    """Stand for torch.device, which a number alone names a GPU."""
+    if len(args) == 1 and isinstance(args[0], int) and not options:
+        return torch.device("cuda", args[0])
+    return torch.device(*args, **options)
+
+
 _METHODS: dict[Any, Callable[..., Any]] = {
     torch.nn.functional.scaled_dot_product_attention: _attention,
+    torch.device: _named_device,
     torch.Tensor.to: _to,
     torch.Tensor.cuda: _cuda,
     torch.Tensor.cpu: _cpu,
@@ -420,22 +449,73 @@ class Autocast(torch.amp.autocast_mode.autocast):
         super().__init__(device_type, dtype, **options)
 
 
-def _compile(model: Any = None, *args: Any, backend: Any = "inductor", **options: Any) -> Any:
-    """Stand for torch.compile: graphs are captured as ever, and run by eager operators, not by inductor's kernels."""
-    if model is None:
-        return lambda given: _compile(given, *args, backend=backend, **options)
-    options.pop("mode", None)
-    for module in (__name__, simulated_memory.__name__):
-        torch._dynamo.trace_rules.add(module)  # TorchDynamo captures no stand-in, as it captures nothing of torch.cuda
-    compiled = _real_compile(model, *args, backend="eager" if backend == "inductor" else backend, **options)
-    if isinstance(model, torch.nn.Module):
-        return compiled
+_real_is_autocast_enabled, _real_autocast_dtype = torch.is_autocast_enabled, torch.get_autocast_dtype
 
-    def run(*arguments: Any, **keywords: Any) -> Any:
+
+def _is_autocast_enabled(device_type: str = "cuda") -> bool:
+    """Stand for the question whether autocast is on for a GPU: it is if the CPU's is."""
+    return _real_is_autocast_enabled("cpu" if device_type == "cuda" else device_type)
+
+
+def _autocast_dtype(device_type: str) -> torch.dtype:
+    return _real_autocast_dtype("cpu" if device_type == "cuda" else device_type)
+
+
+def _compile(model: Any = None, *args: Any, **options: Any) -> Any:
+    """Stand for torch.compile: inductor generates C++ for the CPU, because no Triton kernel for a GPU could run here.
+
+    TorchDynamo, AOTAutograd, the passes of inductor that are the same for every device, its caches and the compiled
+    graphs are real. Not executed is what inductor has for GPUs only: the generation, the choice of settings and the
+    start of Triton kernels, the processes that compile them, passes that depend on a GPU (such as padding of matrices),
+    random numbers of compiled dropout on the GPU, and CUDA graphs.
+    """
+    if model is None:
+        return lambda given: _compile(given, *args, **options)
+    compiled = _real_compile(model, *args, **options)
+    if not isinstance(compiled, torch.nn.Module):
+        return _without_modes(compiled)
+    compiled.forward = _without_modes(compiled.forward)
+    return compiled
+
+
+def _without_modes(compiled: Callable[..., Any]) -> Callable[..., Any]:
+    """Suspend the mode for device arguments during a compiled function. Otherwise TorchDynamo would capture it."""
+
+    def run(*args: Any, **options: Any) -> Any:
+        _install_inductor()
         with torch._C.DisableTorchFunction(), _creating_on(_current):
-            return compiled(*arguments, **keywords)
+            return compiled(*args, **options)
 
     return run
+
+
+@cache
+def _install_inductor() -> None:
+    """Place what graphs compiled by inductor create and return on the GPU of their inputs."""
+    from torch._inductor.output_code import CompiledFxGraph
+
+    for module in (__name__, simulated_memory.__name__):
+        torch._dynamo.trace_rules.add(module)  # TorchDynamo captures no stand-in, as it captures nothing of torch.cuda
+    guards: Any = torch._C._dynamo.guards  # type: ignore[attr-defined]
+    run_graph, create = CompiledFxGraph.__call__, guards._empty_strided_cpu
+
+    def run_on_gpu(graph: Any, inputs: Any) -> Any:
+        places = [gpu_of(value) for value in inputs if isinstance(value, torch.Tensor)]
+        gpu = max((place for place in places if place is not None), default=None) if places else _current
+        with _creating_on(gpu):
+            results = run_graph(graph, inputs)
+        if gpu is not None:
+            _place_all(results, gpu)
+        return results
+
+    def create_on_gpu(*args: Any) -> torch.Tensor:
+        created: torch.Tensor = create(*args)
+        if _placement.creates_on is not None:
+            place(created, _placement.creates_on)
+        return created
+
+    CompiledFxGraph.__call__ = run_on_gpu  # type: ignore[method-assign]
+    guards._empty_strided_cpu = create_on_gpu
 
 
 # ---------------------------------------------------------------- process groups
@@ -557,7 +637,7 @@ def _install_groups() -> None:
 # ---------------------------------------------------------------- all of it
 
 
-def install() -> None:
+def install(_: Any) -> None:
     """Replace what torch does for GPUs in this process."""
     torch.cuda._is_compiled = lambda: True
     torch._C._cuda_getCurrentRawStream = lambda device: 0  # type: ignore[attr-defined]  # TorchDynamo imports it
@@ -575,6 +655,8 @@ def install() -> None:
     torch._C._get_accelerator = lambda *_: torch.device("cuda")  # type: ignore[assignment]  # FSDP2 asks for it
     for name in ("range_push", "range_pop", "mark"):
         setattr(torch.cuda.nvtx, name, _nothing)
+    torch.is_autocast_enabled = _is_autocast_enabled  # type: ignore[assignment]
+    torch.get_autocast_dtype = _autocast_dtype  # type: ignore[assignment]
     torch.autocast = torch.amp.autocast = torch.amp.autocast_mode.autocast = Autocast  # type: ignore[misc, assignment]
     torch.compile = _compile  # type: ignore[assignment]
     torch.UntypedStorage.resize_ = simulated_memory.resize  # type: ignore[assignment, method-assign]

@@ -25,7 +25,7 @@ import psutil
 from ... import processes, terminal
 from ...errors import Refusal, RunFailed
 from ...files import ROOT, why_not_writable
-from .. import extensions, this_machine, torch_locks, upgrade
+from .. import extensions, inductor, this_machine, torch_locks, upgrade
 from ..keys import allowed
 
 Verdict = Literal["ok", "note", "bites", "unknown"]
@@ -71,6 +71,7 @@ def examine(disk: Path) -> list[Check]:
         *_packages(),
         *_known_bad(),
         *_extensions(),
+        _compile(),
         *_cuda(),
         *_gpus(),
         *_ranks(),
@@ -161,6 +162,14 @@ def _extensions() -> Iterator[Check]:
             yield Check(f"DeepSpeed's {name}", "note", message)
     for lock in torch_locks.stale():
         yield Check("torch's extensions", "bites", torch_locks.description(lock), torch_locks.REMEDY)
+
+
+def _compile() -> Check:
+    """Check whether torch.compile finds a compiler and the header of Python."""
+    obstacle = inductor.obstacle(on_gpu=extensions.sees_gpu())
+    if obstacle:
+        return Check("torch.compile", "bites", *obstacle)
+    return Check("torch.compile", "ok", "A compiler and Python's header are there.")
 
 
 def _cuda() -> Iterator[Check]:
