@@ -76,7 +76,7 @@ def facts_and_peaks(run: launching.Run) -> tuple[dict[str, Any], list[int]]:
     return facts, peaks
 
 
-@pytest.mark.parametrize("name", kinds([name for name in file.names() if name != "fsdp2_cpu_offload"], ["zero3"]))
+@pytest.mark.parametrize("name", kinds(KINDS, ["zero3"]))
 def test_a_forked_training_leaves_what_a_launch_leaves(name):
     """To the last bit: losses, states, collectives, proof, environment; so other tests need no launch."""
     num_processes = file.read_strategy(file.find_strategy(name)).num_processes

@@ -70,6 +70,13 @@ def test_several_ranks(strategy, num_processes, gpus, flags, backend, num_gpus):
 
 
 @pytest.mark.launches
+def test_autocast_under_zero_3_trains_as_on_a_cpu():
+    """DeepSpeed asks torch whether autocast is on for the GPU when it computes gradients of Linear modules."""
+    options = {"dropout": 0, "precision": "bf16-autocast"}
+    assert train("zero3", **options).record.final_loss == launching.run("zero3", 1, **options).record.final_loss
+
+
+@pytest.mark.launches
 def test_more_ranks_than_gpus_are_refused():
     done = simulated.command(["-m", "study", "train", "--strategy", "ddp", "--num-processes", 2, "--size", "tiny"])
     assert done.returncode == 2
