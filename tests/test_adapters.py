@@ -247,6 +247,7 @@ def measured_block(model_type: str, adapter: Adapter | None, arithmetic: str) ->
     for count in (2, 4):
         config = small_config(model_type)
         setattr(config, layers, count)
+        config.use_cache = False  # the keys and values of a cache are copies
         if hasattr(config, "layer_types"):
             config.layer_types = ["full_attention"] * count
         model = small_model(config).to(torch.float32 if arithmetic == "fp32" else torch.bfloat16).train()
@@ -313,6 +314,43 @@ def test_a_block_with_adapted_experts_saves_what_is_predicted(
     adapter = Adapter(4, targets, in_fp32=arithmetic != "16-bit adapters")
     measured, predicted = (of(model_type, adapter, arithmetic) for of in (measured_block, predicted_block))
     assert measured == pytest.approx(predicted, rel=0.02)
+
+
+@pytest.mark.computes
+@pytest.mark.parametrize("has_dropout", [False, True], ids=["no dropout", "dropout"])
+@pytest.mark.parametrize("model_type", ["llama", "phi", "gpt2"])
+def test_stage_3_saves_the_inputs_of_frozen_weights(
+    monkeypatch: pytest.MonkeyPatch, model_type: str, has_dropout: bool
+) -> None:
+    """DeepSpeed's function takes the place of torch.nn.functional.linear. GPT-2's Conv1D does not call it."""
+    import torch
+
+    linear = pytest.importorskip("deepspeed.runtime.zero.linear")
+    pytest.importorskip("peft")
+    adapter = Adapter(4, has_dropout=has_dropout)
+    shape = dataclasses.replace(from_config(small_config(model_type).to_dict(), "small"), adapter=adapter)
+    stage_3 = dataclasses.replace(ZERO_3, precision="fp32", accumulation_bytes=4)
+    stage_2, of_stage_3 = (
+        activations.block_bytes(shape, dataclasses.replace(stage_3, zero_stage=stage), Job(BATCH, LENGTH, device="cpu"))
+        for stage in (2, 3)
+    )
+    assert measured_block(model_type, adapter, "fp32") == pytest.approx(stage_2, rel=0.02)
+    with monkeypatch.context() as patched:
+        patched.setattr(torch.nn.functional, "linear", linear.zero3_linear_wrap)
+        assert measured_block(model_type, adapter, "fp32") == pytest.approx(of_stage_3, rel=0.02)
+    assert (of_stage_3 > stage_2) == (model_type != "gpt2")
+
+
+def test_the_models_of_conv1d_are_known() -> None:
+    from transformers.pytorch_utils import Conv1D
+
+    of_tables = [name for name in MODEL_TYPES if name in json.loads(adapters.LINEAR_MODULES_FILE.read_text())]
+    found = {
+        name
+        for name in of_tables
+        if any(isinstance(module, Conv1D) for module in small_model(small_config(name)).modules())
+    }
+    assert found == set(adapters.CONV1D_TYPES)
 
 
 def test_adapted_experts_take_as_much_memory_as_another_copy_of_them() -> None:

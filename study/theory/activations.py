@@ -178,7 +178,7 @@ def temporary_bytes(shape: ModelShape, engine: Engine, job: Job) -> float:
     temporary = _trained_temporary_bytes(shape, engine, job)
     if shape.adapter is None:
         return temporary
-    temporary += job.tokens * adapters.freed_before_peak(shape, arithmetic(engine, shape.adapter))
+    temporary += job.tokens * adapters.freed_before_peak(shape, engine, arithmetic(engine, shape.adapter))
     return temporary + adapters.forward_temporaries(shape, engine)
 
 
