@@ -387,6 +387,46 @@ def test_stage_3_and_fsdp2_shard_the_frozen_weights_too(engine: Engine) -> None:
     assert whole == peaks.peak(LLAMA, engine, Job(1, 1024)).parts["gathered_parameters"] or whole > 0
 
 
+def gathered_whole(shape: shapes.ModelShape, job: Job, **settings: Any) -> tuple[float, str]:
+    """Return the bytes of gathered weights at the peak under stage 3 that gathers for one module only, and when."""
+    engine = dataclasses.replace(ZERO_3, max_live_parameters=0, max_reuse_distance=0, **settings)
+    peak = peaks.peak(shape, engine, job)
+    return peak.parts["gathered_parameters"] + peak.parts["temporary_buffers"], peaks.PEAK_MOMENTS[peak.moment]
+
+
+def test_the_output_layer_is_gathered_while_the_gradient_of_the_logits_exists() -> None:
+    """With few tokens, this exceeds the loss, which needs the most with many tokens. Gloo makes a copy."""
+    gpt = dataclasses.replace(shapes.find("gpt2"), adapter=Adapter(16))
+    embedding = 2 * 50257 * 768
+    assert gathered_whole(gpt, Job(1, 64)) == (embedding, "loss")
+    assert gathered_whole(gpt, Job(1, 64, device="cpu")) == (2 * embedding, "loss")
+    assert gathered_whole(gpt, Job(8, 1024)) == (0, "loss")
+    assert gathered_whole(gpt, Job(1, 64), world_size=1) == (0, "loss")
+
+
+def test_a_recomputed_frozen_block_is_gathered_whole() -> None:
+    """Until the module that needed the recomputation has used its weights. Trained weights are released at once."""
+    config = {"model_type": "llama", "hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 4,
+              "num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 100,
+              "max_position_embeddings": 64, "tie_word_embeddings": False}  # fmt: skip
+    shape = dataclasses.replace(from_config(config, "small"), adapter=Adapter(4))
+    jobs = Job(1, 16, activation_checkpointing=True), Job(1, 16)
+    (whole, moment), (once, _) = (gathered_whole(shape, job, reduce_bucket_size=1000) for job in jobs)
+    assert (whole, moment) == (2 * shape.block_params, "last block")
+    assert 2 * 256 * 1024 <= once < 0.5 * whole
+
+
+def test_frozen_weights_that_were_recomputed_are_gathered_again() -> None:
+    """Stage 3 releases them even if its limits would let it keep them for the rest of the backward pass."""
+    jobs = Job(1, 16), Job(1, 16, activation_checkpointing=True)
+    kept, again = (
+        sum(each.bytes for each in communication.collectives(ZERO_3, LORA, job) if each.kind == "all_gather")
+        for job in jobs
+    )
+    of_blocks = 2 * 32 * LLAMA.block_params
+    assert 0.7 * of_blocks < again - kept < 1.1 * of_blocks
+
+
 def test_one_process_keeps_four_bits_of_quantized_weights() -> None:
     """Embedding and output layer of Llama stay in 16 bits. All other matrices take 4.127 bits per weight."""
     quantized = 32 * (2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336)

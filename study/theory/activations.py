@@ -211,6 +211,11 @@ def logit_bytes(shape: ModelShape, job: Job) -> float:
     return num_logits(shape, job) * LOGIT_BYTES[job.loss]
 
 
+def logit_gradient_bytes(shape: ModelShape, engine: Engine, job: Job) -> float:
+    """Return the bytes of the gradient of the logits, which the backward pass of the output layer reads."""
+    return num_logits(shape, job) * min(engine.compute_bytes, LOGIT_BYTES[job.loss])
+
+
 def checkpoint_bytes(shape: ModelShape, engine: Engine, job: Job) -> float:
     """Return the bytes that a checkpointed block saves. This is its input, which is fp32 under autocast."""
     if shape.counts is not None:
