@@ -398,10 +398,18 @@ def test_the_output_layer_is_gathered_while_the_gradient_of_the_logits_exists() 
     """With few tokens, this exceeds the loss, which needs the most with many tokens. Gloo makes a copy."""
     gpt = dataclasses.replace(shapes.find("gpt2"), adapter=Adapter(16))
     embedding = 2 * 50257 * 768
-    assert gathered_whole(gpt, Job(1, 64)) == (embedding, "loss")
-    assert gathered_whole(gpt, Job(1, 64, device="cpu")) == (2 * embedding, "loss")
+    assert gathered_whole(gpt, Job(1, 64)) == (embedding, "output layer")
+    assert gathered_whole(gpt, Job(1, 64, device="cpu")) == (2 * embedding, "output layer")
     assert gathered_whole(gpt, Job(8, 1024)) == (0, "loss")
     assert gathered_whole(gpt, Job(1, 64), world_size=1) == (0, "loss")
+
+
+def test_the_embedding_of_a_classifier_is_gathered_in_the_forward_pass() -> None:
+    """Its output layer is small. With many tokens, the blocks need more."""
+    bert = dataclasses.replace(shapes.find("bert-base"), adapter=Adapter(16))
+    assert gathered_whole(bert, Job(1, 16)) == (2 * 30522 * 768, "embedding")
+    assert gathered_whole(bert, Job(1, 16, device="cpu")) == (2 * 2 * 30522 * 768, "embedding")
+    assert gathered_whole(bert, Job(8, 512))[1] == "last block"
 
 
 def test_a_recomputed_frozen_block_is_gathered_whole() -> None:

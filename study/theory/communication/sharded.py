@@ -222,12 +222,13 @@ class Coordinator:
 class Whole(NamedTuple):
     """The most elements that stage 3 has gathered at one time, by the phase of a micro step.
 
-    Elements that stay gathered between steps are not included. The last two include the copies that a gather makes.
+    Elements that stay gathered between steps are not included. The last three include the copies that a gather makes.
     """
 
     at_loss: int  # between the forward and the backward pass
     last_block: int  # in the backward pass of the last block
     first_block: int  # in the backward pass of the first block
+    embedding: int  # in the forward pass of the modules before the blocks
     output: int  # in the backward pass of the modules after the blocks
     gathering: int  # while a block is recomputed or gathers parameters, before they are used
 
@@ -346,6 +347,7 @@ def _gathered(
         at_loss=live[backward - 1],
         last_block=max(live[blocks + _num_recomputed(last) : blocks + len(last)]),
         first_block=max(live[end - len(first) + _num_recomputed(first) : end]),
+        embedding=max(with_copies[: len(list(_forward(model.before)))]),
         output=max(with_copies[backward:blocks], default=0),
         gathering=max(with_copies[blocks:end]),
     )
