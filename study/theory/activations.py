@@ -243,9 +243,12 @@ def selective_op_bytes(shape: ModelShape, engine: Engine, job: Job) -> float:
 def cast_bytes(shape: ModelShape, engine: Engine) -> int:
     """Return the bytes of autocast's 16-bit copies of the weights, which exist as long as the saved tensors.
 
-    Quantized weights have none.
+    Quantized weights have none. Frozen weights of Linear modules have none under DeepSpeed's stage 3, whose function
+    saves the weights themselves (`adapters.saves_frozen_inputs`).
     """
     if arithmetic(engine, shape.adapter) != "autocast" or adapters.is_quantized(shape):
+        return 0
+    if adapters.saves_frozen_inputs(shape, engine):
         return 0
     if shape.counts is not None:
         return from_counts.cast_bytes(shape.counts)

@@ -417,17 +417,28 @@ def saves_frozen_inputs(shape: ModelShape, engine: Engine) -> bool:
     bitsandbytes multiplies with quantized weights in a function of its own. Experts are not Linear modules, and it was
     not checked what they save.
     """
+    if shape.adapter is None or shape.adapter.is_quantized:
+        return False
     is_stage_3 = engine.kind == "deepspeed" and engine.zero_stage == 3
-    return is_stage_3 and not is_quantized(shape) and model_type_of(shape) not in CONV1D_TYPES
+    return is_stage_3 and model_type_of(shape) not in CONV1D_TYPES
 
 
 def _input_bytes(shape: ModelShape, engine: Engine, numbers: Mapping[str, float]) -> float:
-    """Return the bytes per token of the inputs of a block's Linear modules that nothing else saves, as a mean."""
+    """Return the bytes per token of the inputs of a block's Linear modules that nothing else saves, as a mean.
+
+    The inputs are saved before autocast casts them. Those of the hidden size come from norms, which return fp32 then.
+    """
+    assert shape.adapter is not None
+    is_cast = engine.precision.endswith("-autocast") and shape.adapter.frozen == "fp32"
     total = 0.0
     for entry, count in _blocks(shape):
         inputs = {group: inner for _, inner, _, group, is_saved in entry["linears"] if not is_saved}
-        total += count / shape.layers * sum(evaluate(inner, numbers) for inner in inputs.values())
-    return engine.compute_bytes * total
+        of_block = (
+            (4 if is_cast and inner == "hidden" else engine.compute_bytes) * evaluate(inner, numbers)
+            for inner in inputs.values()
+        )
+        total += count / shape.layers * sum(of_block)
+    return total
 
 
 def adapted_parameters(shape: ModelShape) -> list[Linear]:
