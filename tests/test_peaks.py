@@ -54,14 +54,24 @@ def test_states_and_messages_are_those_measured_in_every_run():
     assert max(abs(e.error) for e in states + messages) <= 1e-5
 
 
-def test_peaks_with_adapters_are_mostly_where_theory_said():
-    """Nothing was fitted to them. Under small buckets, stage 3 holds more gathered weights than theory says."""
+def test_peaks_with_adapters_are_where_theory_says():
+    """Four of these runs showed what stage 3 saves and gathers with frozen weights; nothing was fitted to the rest."""
     found = errors((ADAPTERS,)).peaks
     assert len(found) == 24
-    others = [e for e in found if e.strategy != "zero3_tuned"]
-    assert sorted(abs(e.error) for e in others)[-2] <= 0.01
-    assert max(abs(e.error) for e in others) <= 0.04  # fsdp2, of BERT-large
-    assert max(abs(e.error) for e in found) <= 0.25
+    assert sorted(abs(e.error) for e in found)[-2] <= 0.01
+    assert max(abs(e.error) for e in found) <= 0.04  # fsdp2, of BERT-large
+
+
+@pytest.mark.launches
+def test_a_small_classifier_needs_the_most_where_it_gathers_its_embedding():
+    """Under stage 3 with frozen weights and activation checkpointing, in a run that is no part of the study lora."""
+    run = launching.run(
+        "zero3_tuned", workload="bert-imdb", size="mini", data="bundled", lora_rank=8, dropout=0.0,
+        activation_checkpointing=True, micro_batch_size=4, global_batch_size=8,
+    )  # fmt: skip
+    found = view.step_peak(run.record)
+    assert found.moment == "embedding"
+    assert found.predicted == pytest.approx(found.measured, rel=0.04)
 
 
 @pytest.mark.launches

@@ -178,7 +178,7 @@ def temporary_bytes(shape: ModelShape, engine: Engine, job: Job) -> float:
     temporary = _trained_temporary_bytes(shape, engine, job)
     if shape.adapter is None:
         return temporary
-    temporary += job.tokens * adapters.freed_before_peak(shape, arithmetic(engine, shape.adapter))
+    temporary += job.tokens * adapters.freed_before_peak(shape, engine, arithmetic(engine, shape.adapter))
     return temporary + adapters.forward_temporaries(shape, engine)
 
 
@@ -211,6 +211,11 @@ def logit_bytes(shape: ModelShape, job: Job) -> float:
     return num_logits(shape, job) * LOGIT_BYTES[job.loss]
 
 
+def logit_gradient_bytes(shape: ModelShape, engine: Engine, job: Job) -> float:
+    """Return the bytes of the gradient of the logits, which the backward pass of the output layer reads."""
+    return num_logits(shape, job) * min(engine.compute_bytes, LOGIT_BYTES[job.loss])
+
+
 def checkpoint_bytes(shape: ModelShape, engine: Engine, job: Job) -> float:
     """Return the bytes that a checkpointed block saves. This is its input, which is fp32 under autocast."""
     if shape.counts is not None:
@@ -238,9 +243,12 @@ def selective_op_bytes(shape: ModelShape, engine: Engine, job: Job) -> float:
 def cast_bytes(shape: ModelShape, engine: Engine) -> int:
     """Return the bytes of autocast's 16-bit copies of the weights, which exist as long as the saved tensors.
 
-    Quantized weights have none.
+    Quantized weights have none. Frozen weights of Linear modules have none under DeepSpeed's stage 3, whose function
+    saves the weights themselves (`adapters.saves_frozen_inputs`).
     """
     if arithmetic(engine, shape.adapter) != "autocast" or adapters.is_quantized(shape):
+        return 0
+    if adapters.saves_frozen_inputs(shape, engine):
         return 0
     if shape.counts is not None:
         return from_counts.cast_bytes(shape.counts)

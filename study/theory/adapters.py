@@ -51,6 +51,8 @@ EXPERT_NAMES: dict[str, dict[str, str]] = {
         "gate": "gate", "gate_proj": "gate_up_proj", "up_proj": "gate_up_proj", "down_proj": "down_proj",
     },
 }  # fmt: skip
+# Model types whose blocks multiply with transformers' Conv1D instead of torch's Linear.
+CONV1D_TYPES = ("gpt2",)
 HEADS = ("classifier", "score", "qa_outputs")  # heads that PEFT trains in whole for a task of classification
 # Bits per weight in NF4 with double quantization (arXiv:2305.14314, sec. 3): 4, an 8-bit scale for 64 weights, and an
 # fp32 scale for 256 of these scales.
@@ -386,11 +388,12 @@ def saved_for_weights(shape: ModelShape, arithmetic: str) -> float:
     )
 
 
-def freed_before_peak(shape: ModelShape, arithmetic: str) -> float:
+def freed_before_peak(shape: ModelShape, engine: Engine, arithmetic: str) -> float:
     """Return the bytes per token that a block saves for the gradients of its feed-forward weights only.
 
     The backward pass begins with the feed-forward part, and a trained block frees these tensors before its peak. A
-    frozen block does not save them, so that its peak exceeds its saved tensors by as much more.
+    frozen block does not save them, so that its peak exceeds its saved tensors by as much more. The inputs that
+    DeepSpeed's stage 3 saves nevertheless (`saves_frozen_inputs`) are not included.
     """
     numbers = _numbers(shape, model_type_of(shape)) | {"hidden": 0, "queries": 0, "keys": 0}
     freed = sum(
@@ -402,7 +405,40 @@ def freed_before_peak(shape: ModelShape, arithmetic: str) -> float:
         for linear in adapted_parameters(shape)
         if linear.name.endswith("down_proj")
     )
-    return freed - saved_by_experts
+    saved_by_engine = _input_bytes(shape, engine, numbers) if saves_frozen_inputs(shape, engine) else 0.0
+    return freed - saved_by_experts - saved_by_engine
+
+
+def saves_frozen_inputs(shape: ModelShape, engine: Engine) -> bool:
+    """Return whether the Linear modules of a block save their inputs although their weights are frozen.
+
+    Under stage 3, DeepSpeed replaces torch.nn.functional.linear by a function that saves its input whether its weight
+    needs a gradient or not (zero/linear.py, LinearFunctionForZeroStage3). Conv1D does not call this function, and
+    bitsandbytes multiplies with quantized weights in a function of its own. Experts are not Linear modules, and it was
+    not checked what they save.
+    """
+    if shape.adapter is None or shape.adapter.is_quantized:
+        return False
+    is_stage_3 = engine.kind == "deepspeed" and engine.zero_stage == 3
+    return is_stage_3 and model_type_of(shape) not in CONV1D_TYPES
+
+
+def _input_bytes(shape: ModelShape, engine: Engine, numbers: Mapping[str, float]) -> float:
+    """Return the bytes per token of the inputs of a block's Linear modules that nothing else saves, as a mean.
+
+    The inputs are saved before autocast casts them. Those of the hidden size come from norms, which return fp32 then.
+    """
+    assert shape.adapter is not None
+    is_cast = engine.precision.endswith("-autocast") and shape.adapter.frozen == "fp32"
+    total = 0.0
+    for entry, count in _blocks(shape):
+        inputs = {group: inner for _, inner, _, group, is_saved in entry["linears"] if not is_saved}
+        of_block = (
+            (4 if is_cast and inner == "hidden" else engine.compute_bytes) * evaluate(inner, numbers)
+            for inner in inputs.values()
+        )
+        total += count / shape.layers * sum(of_block)
+    return total
 
 
 def adapted_parameters(shape: ModelShape) -> list[Linear]:
@@ -432,10 +468,12 @@ def adapter_bytes(shape: ModelShape, engine: Engine, job: Job) -> float:
     Each adapter saves its input and the result of its first matrix. If the input is cast or dropped, every adapter
     saves a copy. Otherwise all adapters of a tensor share it, and it counts only if nothing else saves it. DoRA also
     saves the results of the frozen product and of the adapter. Routers and experts with an adapter save the inputs of
-    their own products, like trained ones.
+    their own products, like trained ones. If the frozen products save their inputs (`saves_frozen_inputs`), these are
+    included.
     """
     adapter = shape.adapter
     assert adapter is not None
+    saves_inputs = saves_frozen_inputs(shape, engine)
     size = _product_size(engine, adapter)
     is_cast = _casts_inputs(engine, adapter)
     # On a GPU, a dropout mask has a byte per element. On a CPU, it has the type of the input that PEFT cast.
@@ -453,11 +491,13 @@ def adapter_bytes(shape: ModelShape, engine: Engine, job: Job) -> float:
             total += share * linear.inner * (size + mask)
         elif is_cast:
             total += share * size * linear.inner
-        elif not linear.input_is_saved and linear.group not in shared:
+        elif not (linear.input_is_saved or saves_inputs) and linear.group not in shared:
             shared.add(linear.group)
             total += share * size * linear.inner
         if adapter.kind == "dora":
             total += share * linear.outer * (size + (size if adapter.has_dropout else engine.compute_bytes))
+    if saves_inputs:
+        total += _input_bytes(shape, engine, _numbers(shape, model_type_of(shape)))
     return total
 
 

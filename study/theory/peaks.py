@@ -1,9 +1,10 @@
 """The peak memory of one rank in an optimizer step: model states, buffers and activations.
 
-The memory of a step can be highest at five moments: at the start of the backward pass, in the backward pass of the
-last block, in that of the first block, at the end of the backward pass, and in the optimizer step. The bytes of each
-moment are a sum, and the peak is the largest sum. Comments name the files below deepspeed/runtime/zero/ of release
-0.19.8 in which DeepSpeed allocates its buffers.
+The memory of a step can be highest at seven moments: in the forward pass of the embedding, at the loss, in the backward
+passes of the output layer, of the last block and of the first block, at the end of the backward pass, and in the
+optimizer step. The bytes of each moment are a sum, and the peak is the largest sum. The embedding and the output layer
+matter under stage 3 with frozen weights only, which are gathered for these layers. Comments name the files below
+deepspeed/runtime/zero/ of release 0.19.8 in which DeepSpeed allocates its buffers.
 """
 
 from __future__ import annotations
@@ -47,7 +48,9 @@ PeakPart = Literal[
     "temporary_buffers",
 ]
 PEAK_PARTS: tuple[PeakPart, ...] = get_args(PeakPart)
-PEAK_MOMENTS = ("loss", "last block", "first block", "end of backward", "optimizer step")
+PEAK_MOMENTS = (
+    "embedding", "loss", "output layer", "last block", "first block", "end of backward", "optimizer step",
+)  # fmt: skip
 # Pinned buffers on the host. For parameters: buffer_count in zero/offload_config.py. For the optimizer: 4 by default,
 # and 2 more that were measured.
 PARAM_SWAP_BUFFERS = 5
@@ -190,11 +193,19 @@ def _moments(
     # With gradients as views of buckets, the backward pass copies accumulated gradients to the buckets and frees them.
     still_apart = 0.0 if engine.gradient_as_bucket_view else before
     return [
+        _row(resting, gathered=whole.embedding + released, gradients=before),
         _row(resting, activations=at_loss, logits=logits, gathered=whole.at_loss + released, gradients=before),
         _row(
             resting,
+            activations=at_loss,
+            logits=activations.logit_gradient_bytes(shape, engine, job),
+            gathered=whole.output + released,
+            gradients=before,
+        ),
+        _row(
+            resting,
             activations=in_last,
-            temporary=temporary,
+            temporary=max(temporary, whole.gathering - whole.last_block),
             gathered=whole.last_block + released,
             gradients=before + head + gradients.early,
             buffers=bucket if gradients.first_bucket is None else gradients.first_bucket,
@@ -202,7 +213,7 @@ def _moments(
         _row(
             resting,
             activations=in_first,
-            temporary=temporary,
+            temporary=max(temporary, whole.gathering - whole.first_block),
             gathered=whole.first_block + secondary,
             gradients=max(still_apart, gradients.unreduced - embeddings),
             buffers=bucket,
@@ -484,18 +495,28 @@ class _Whole:
     at_loss: float = 0.0
     last_block: float = 0.0
     first_block: float = 0.0
+    embedding: float = 0.0  # in the forward pass of the embedding, with the copies that its gather makes
+    output: float = 0.0  # in the backward pass of the output layer, with these copies
+    gathering: float = 0.0  # while a block gathers or recomputes, when it has no temporary tensors
     at_end: float = 0.0
 
 
 def _whole_bytes(shape: ModelShape, engine: Engine, job: Job) -> _Whole:
     """Return the bytes of gathered parameters by moment, without the secondary copy.
 
-    Those of adapters are neglected. Quantized weights are gathered as they are stored.
+    Those of adapters are neglected. Quantized weights are gathered as they are stored. Embedding and output layer are
+    never quantized.
     """
     if shape.adapter is not None:
-        of_base = _whole_bytes(adapters.base_of(shape), engine, job)
+        of_base = _whole_of_base(adapters.base_of(shape), engine, job, is_frozen=True)
         share = adapters.frozen_share(shape, engine) if shape.adapter.is_quantized else 1.0
-        return _Whole(*(share * each for each in dataclasses.astuple(of_base)))
+        scaled = _Whole(*(share * each for each in dataclasses.astuple(of_base)))
+        return dataclasses.replace(scaled, embedding=of_base.embedding, output=of_base.output)
+    return _whole_of_base(shape, engine, job, is_frozen=False)
+
+
+def _whole_of_base(shape: ModelShape, engine: Engine, job: Job, is_frozen: bool) -> _Whole:
+    """Return the bytes of gathered parameters of a model without adapters, whose weights may be frozen."""
     if engine.kind == "fsdp":
         # Parameters outside the blocks stay gathered. In the backward pass, one block computes while the next is
         # prefetched.
@@ -503,9 +524,10 @@ def _whole_bytes(shape: ModelShape, engine: Engine, job: Job) -> _Whole:
         ahead = shape.outside_params - around if engine.num_shards > 1 else 0  # a separate embedding is prefetched
         first = size * (around + ahead + shape.block_params)
         if not engine.reshard_after_forward:
-            return _Whole(size * shape.num_params, size * shape.num_params, first, size * around)
-        return _Whole(size * around, size * (around + 2 * shape.block_params), first, size * around)
+            return _Whole(size * shape.num_params, size * shape.num_params, first, at_end=size * around)
+        return _Whole(size * around, size * (around + 2 * shape.block_params), first, at_end=size * around)
     if engine.zero_stage != 3 or (engine.world_size == 1 and engine.offload_param == "none"):
         return _Whole()  # one process uses its shards directly
-    whole = whole_elements(engine, shape, job)
-    return _Whole(*(engine.parameter_bytes * elements for elements in whole))
+    whole = _Whole(*(engine.parameter_bytes * each for each in whole_elements(engine, shape, job, is_frozen)))
+    # With trained weights, the gradients at the end of the backward pass usually need more than these three moments.
+    return whole if is_frozen else dataclasses.replace(whole, embedding=0.0, output=0.0, gathering=0.0)

@@ -18,7 +18,8 @@ from study.theory.communication.model_order import Layout, Model, Module, Parame
 from study.theory.engine import Engine, Job
 from study.theory.shapes import ModelShape
 
-Visit = tuple[str, Module]  # "enter" or "leave", and the module
+# "enter", "leave" or "release", and the module. Parameters that are left may stay gathered, but not released ones.
+Visit = tuple[str, Module]
 
 
 class Sections(NamedTuple):
@@ -40,7 +41,7 @@ def sections(model: Model, checkpointing: bool, dropout: bool, is_frozen: bool =
     If the weights are frozen (`is_frozen`), the backward pass ends with the first adapter. This is in a block, so the
     modules before the blocks, which are the embeddings, are not visited again.
     """
-    blocks = [list(_backward_of_block(model, block, checkpointing, dropout)) for block in model.blocks[::-1]]
+    blocks = [list(_backward_of_block(model, block, checkpointing, dropout, is_frozen)) for block in model.blocks[::-1]]
     before = [
         (action, module)
         for item in ([] if is_frozen else model.before[::-1])
@@ -50,7 +51,15 @@ def sections(model: Model, checkpointing: bool, dropout: bool, is_frozen: bool =
     return Sections(list(_forward(model.layout)), list(_backward(model.after)), blocks, before)
 
 
-def _backward_of_block(model: Model, block: Layout, checkpointing: bool, dropout: bool) -> Iterator[Visit]:
+def _backward_of_block(
+    model: Model, block: Layout, checkpointing: bool, dropout: bool, is_frozen: bool
+) -> Iterator[Visit]:
+    """Yield the visits of a block in the backward pass.
+
+    Frozen parameters that a recomputation gathers stay gathered until the backward pass of the module that needed the
+    recomputation ends. They are released then, even if they are used again (partitioned_param_coordinator.py,
+    update_recompute_parameters and release_sub_module).
+    """
     if not checkpointing:
         yield from _backward(block)
         return
@@ -63,9 +72,12 @@ def _backward_of_block(model: Model, block: Layout, checkpointing: bool, dropout
     )
     yield from _backward(block[last + 1 :])
     yield "enter", module
-    yield from _forward(block[1:last])
+    recomputed = list(_forward(block[1:last]))
+    yield from (visit for visit in recomputed if visit[0] == "enter" or not is_frozen)
     yield "enter", module
     yield "leave", module
+    if is_frozen:
+        yield from (("release", each) for action, each in recomputed if action == "enter")
     yield from _backward(block[:last])
 
 
@@ -125,6 +137,7 @@ class Coordinator:
         self._live = 0  # elements gathered in this micro step
         self.live: list[int] = []  # `_live` after each visit
         self._gathered: list[Gather] = []
+        self.gathering: list[list[Gather]] = []  # the gathers of each visit
         self._splits_released = splits_released
         self._released: set[Parameter] = set()
         entered = [module for action, module in visits if action == "enter"]
@@ -139,12 +152,14 @@ class Coordinator:
         active: dict[Parameter, set[int]] = defaultdict(set)  # modules that use a parameter at present
         step = 0
         for action, module in self._visits:
-            if action == "leave":
+            num_earlier = len(self._gathered)
+            if action != "enter":
                 for parameter in module:
                     active[parameter].discard(id(module))
-                    if not (active[parameter] or self._is_kept(parameter, step)):
+                    is_kept = parameter in self._persistent if action == "release" else self._is_kept(parameter, step)
+                    if not (active[parameter] or is_kept):
                         self._release(parameter)
-                self.live.append(self._live)
+                self._note_visit(num_earlier)
                 continue
             for parameter in module:
                 active[parameter].add(id(module))
@@ -153,9 +168,14 @@ class Coordinator:
                 parameter, last_used = self._queue.popleft()
                 self._fetched_for[parameter] = last_used
             self._prefetch()
-            self.live.append(self._live)
+            self._note_visit(num_earlier)
             step += 1
         return self._gathered
+
+    def _note_visit(self, num_earlier: int) -> None:
+        """Note what is gathered after a visit, before which there were `num_earlier` gathers."""
+        self.live.append(self._live)
+        self.gathering.append(self._gathered[num_earlier:])
 
     def _prefetch(self) -> None:
         room = min(self._limits.max_live_parameters - self._live, self._limits.prefetch_bucket_size)
@@ -200,24 +220,39 @@ class Coordinator:
 
 
 class Whole(NamedTuple):
-    """The most elements that stage 3 has gathered at one time, in three phases of a micro step.
+    """The most elements that stage 3 has gathered at one time, by the phase of a micro step.
 
-    Elements that stay gathered between steps are not included.
+    Elements that stay gathered between steps are not included. The last three include the copies that a gather makes.
     """
 
     at_loss: int  # between the forward and the backward pass
     last_block: int  # in the backward pass of the last block
     first_block: int  # in the backward pass of the first block
+    embedding: int  # in the forward pass of the modules before the blocks
+    output: int  # in the backward pass of the modules after the blocks
+    gathering: int  # while a block is recomputed or gathers parameters, before they are used
 
 
-def whole_elements(engine: Engine, shape: ModelShape, job: Job) -> Whole:
-    """Return the most elements that stage 3 has gathered in three phases of a micro step."""
+def whole_elements(engine: Engine, shape: ModelShape, job: Job, is_frozen: bool = False) -> Whole:
+    """Return the most elements that stage 3 has gathered at one time, by the phase of a micro step.
+
+    `is_frozen` is for a model whose own weights are frozen.
+    """
     limits = Limits.of(engine)
     # All blocks are equal. If the blocks fill the limits three times, more blocks change only the time of the
     # simulation.
     filled = 3 * (limits.max_live_parameters + limits.prefetch_bucket_size) // shape.block_params + 8
     fewer = shape.shortened(filled)
-    return _gathered(fewer, _autocast(engine), limits, job.activation_checkpointing, job.dropout)[1]
+    _, whole = _gathered(
+        fewer,
+        _autocast(engine),
+        limits,
+        bool(job.activation_checkpointing),
+        job.dropout,
+        is_frozen=is_frozen,
+        copied_from=_copied_from(engine, job),
+    )
+    return whole
 
 
 def gathered_elements(engine: Engine, shape: ModelShape, job: Job) -> int:
@@ -293,8 +328,9 @@ def _gathered(
     dropout: bool,
     splits_released: bool = False,
     is_frozen: bool = False,
+    copied_from: int | None = None,
 ) -> tuple[list[Gather], Whole]:
-    """Return the gathers of one micro step, and the most elements that are gathered at one time in three phases."""
+    """Return the gathers of one micro step, and the most elements that are gathered at one time by its phase."""
     model = model_of(shape, autocast)
     followed = sections(model, checkpointing, dropout, is_frozen)
     coordinator = Coordinator(limits, model, followed.visits, splits_released)
@@ -302,8 +338,44 @@ def _gathered(
     backward = len(followed.forward)
     blocks = backward + len(followed.after)
     end = len(live) - len(followed.before)
-    last = live[blocks : blocks + len(followed.blocks[0])]
-    return gathered, Whole(live[backward - 1], max(last), max(live[end - len(followed.blocks[-1]) : end]))
+    last, first = followed.blocks[0], followed.blocks[-1]
+    with_copies = [
+        elements + _copied_elements(gathers, copied_from)
+        for elements, gathers in zip(live, coordinator.gathering, strict=True)
+    ]
+    return gathered, Whole(
+        at_loss=live[backward - 1],
+        last_block=max(live[blocks + _num_recomputed(last) : blocks + len(last)]),
+        first_block=max(live[end - len(first) + _num_recomputed(first) : end]),
+        embedding=max(with_copies[: len(list(_forward(model.before)))]),
+        output=max(with_copies[backward:blocks], default=0),
+        gathering=max(with_copies[blocks:end]),
+    )
+
+
+def _num_recomputed(block: list[Visit]) -> int:
+    """Return the number of visits of a block until recomputed parameters are released. 0 if they are not kept."""
+    return max((at for at, (action, _) in enumerate(block) if action == "release"), default=0)
+
+
+def _copied_from(engine: Engine, job: Job) -> int | None:
+    """Return how many parameters a gather has at least if it copies them. None if no gather does.
+
+    Several parameters are gathered into one buffer, from which each of them is then copied (partition_parameters.py,
+    AllGatherCoalescedHandle). A single parameter is gathered in place. Gloo gathers everything into a buffer of its own
+    and copies from there (AsyncAllgatherWork in PyTorch's ProcessGroupGloo.cpp). One process gathers nothing.
+    """
+    if engine.world_size == 1:
+        return None
+    return 1 if job.device == "cpu" else 2
+
+
+def _copied_elements(gathers: list[Gather], copied_from: int | None) -> int:
+    """Return the most elements that one of these gathers copies."""
+    if copied_from is None:
+        return 0
+    copied = (gather.parameters for gather in gathers if len(gather.parameters) >= copied_from)
+    return max((sum(p.numel for p in parameters) for parameters in copied), default=0)
 
 
 def _padded_elements(engine: Engine, parameter: Parameter) -> int:
