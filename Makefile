@@ -77,17 +77,17 @@ box:
 	@$(PYTHON) -m pip install -q --no-index --no-deps --no-build-isolation -e .
 
 # One worker per core: a launch has two processes, but it spends most of its time on imports. More workers need more
-# memory.
-PYTEST = .venv/bin/python -m pytest --numprocesses logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder
+# memory. Slow tests also wait for clusters and networks, so they have one worker more.
+PYTEST = .venv/bin/python -m pytest --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
 test: setup $(if $(CI),chromium)
-	@$(PYTEST) -m "not slow"
+	@$(PYTEST) --numprocesses logical -m "not slow"
 
 test-fast: setup
-	@$(PYTEST) -m "not launches and not computes and not slow"
+	@$(PYTEST) --numprocesses logical -m "not launches and not computes and not slow"
 
 test-slow: setup $(if $(CI),.venv/.site chromium slurm iproute2)
-	@$(PYTEST) -m slow
+	@$(PYTEST) --numprocesses $$(($$(nproc) + 1)) -m slow
 
 # Install packages: $(1) names them, $(2) says how long that takes.
 APT_GET = echo "installing $(1) with apt-get ($(2), once) ..."; \

@@ -182,7 +182,7 @@ def test_without_a_compiler_only_a_run_that_compiles_its_model_is_refused(
     put_tool(tools / compiler)
     checks.check(compiled)
     monkeypatch.setenv(variable, "another")
-    assert "another is not on PATH" in refusal(checks.check, compiled)
+    assert "another" in refusal(checks.check, compiled)
 
 
 @pytest.mark.parametrize("on_gpu", [True, False])

@@ -23,7 +23,7 @@ def obstacle(on_gpu: bool) -> Obstacle | None:
     failure = "torch.compile would fail in the first step"
     if compiler is None:
         return Obstacle(
-            f"{failure}: there is no {language} compiler, because {' or '.join(programs)} is not on PATH.",
+            f"{failure}: there is no {language} compiler, because PATH has no {' and no '.join(programs)}.",
             f"To install {package}, run `apt-get install {package}` or `dnf install "
             f"{'gcc' if on_gpu else 'gcc-c++'}`. Or set {variable}.",
         )
