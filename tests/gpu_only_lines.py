@@ -1,7 +1,7 @@
 """Find the lines of the study and of its tools that only a machine with a GPU reaches, from their syntax.
 
 They are the statements that name CUDA or NVML, and those in a branch, or after an early return, that a condition on a
-GPU decides.
+GPU decides. Conditions inside expressions, and conditions on recorded machines, are not looked for.
 """
 
 from __future__ import annotations
@@ -13,7 +13,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 
-NO_GPU = re.compile(r"type != 'cuda'|type == 'cpu'|not torch\.cuda\.(is_available|device_count)|not on_gpu|^on_cpu$")
+NO_GPU = re.compile(
+    r"type != 'cuda'|type == 'cpu'|not torch\.cuda\.(is_available|device_count)|not (self\.)?on_gpu|^on_cpu$"
+    r"|None in gpus"
+)
 GPU = re.compile(r"type == 'cuda'|type != 'cpu'|torch\.cuda\.is_available\(\)|not on_cpu|\bon_gpu\b|\bis_cuda\b")
 NAMES = re.compile(
     r"\bpynvml\.|\bnvml_handle\(|torch\.cuda\.(?!is_available|device_count|OutOfMemoryError)\w+\(|nvidia-smi"

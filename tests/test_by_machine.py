@@ -13,6 +13,7 @@ from matplotlib.text import Text
 from synthetic import change, write_run
 
 from study.errors import Refusal
+from study.records.simulation import SIMULATED_GPUS
 from study.report import by_machine, machine_plots, sentences
 from study.theory import hardware, measured_by_others
 
@@ -177,6 +178,7 @@ def test_the_fastest_batch_of_several_is_taken(run, tmp_path):
         {"box": "cpu"},
         {"status": "out_of_memory"},
         {"compile": True},
+        {"machine": {"gpus": [A100], "environment": {SIMULATED_GPUS: "{}"}}},
         {"lora_rank": 16},
     ],
     ids=str,

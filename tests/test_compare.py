@@ -617,11 +617,21 @@ def test_what_failed_or_was_not_run_says_why(page):
     assert (found["zero1"]["bf16"], found["zero1"]["as single"]) == ("ok", "**failed**")
     assert "from `single`'s, at most 0.01" in page
     assert (found["zero3"]["bf16"], found["zero3"]["shared GPU"]) == ("ok", "ok")
-    assert (found["zero3"]["energy"], found["zero3"]["batches"]) == ("**failed**", "**failed**")
+    assert (found["zero3"]["energy"], found["zero3"]["batches"]) == ("not run", "**failed**")
     assert found["fsdp2"]["fp32"] == "not run"
     assert "- not run: fp32 of `fsdp2`: fsdp2 is not for this box" in page
     assert found["zero1_cpu_offload"]["as single"] == "not run"  # of another seed
     assert "as single of `zero1_cpu_offload`: no finished run of `single` with the same work" in page
+
+
+def test_what_a_driver_does_not_show_is_no_failure(tmp_path):
+    """In most containers, NVML lists no process of the container."""
+    path = synthetic.write_run(tmp_path, strategy="single", **GPU)
+    ranks = json.loads(path.read_text())["peak_memory"]
+    hidden = [{name: {**peak, "process_bytes": None} for name, peak in phases.items()} for phases in ranks]
+    synthetic.change(path, peak_memory=hidden, energy_joules=None)
+    found = accepted(acceptance.page([tmp_path]))["single"]
+    assert (found["bf16"], found["energy"], found["NVML"]) == ("ok", "not run", "not run")
 
 
 def test_fp32_is_held_to_less_and_another_arithmetic_to_nothing(tmp_path):

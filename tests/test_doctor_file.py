@@ -377,6 +377,11 @@ def test_the_cuda_toolkit_must_fit_torch(release, torch_cuda, verdict, tmp_path,
         compiler.parent.mkdir()
         compiler.write_text(f"#!/bin/sh\necho 'Cuda compilation tools, release {release}, V{release}.48'\n")
         compiler.chmod(0o755)
+        other = tmp_path / "other" / "nvcc"  # torch takes the one of CUDA_HOME
+        other.parent.mkdir()
+        other.write_text("#!/bin/sh\necho 'Cuda compilation tools, release 9.0, V9.0.1'\n")
+        other.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{other.parent}:/usr/bin:/bin")
     (check,) = checkup._cuda()
     assert check.verdict == verdict
 

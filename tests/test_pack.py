@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import json
 import re
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import synthetic
+from launching import ROOT
 from refusing import refusal
 
 from study.errors import Refusal
@@ -270,3 +272,10 @@ def test_results_of_benchmarks_on_simulated_gpus_are_never_merged(runs, tmp_path
     result.write_text(json.dumps({"benchmark": "b", "machine": {"environment": {SIMULATED_GPUS: "{}"}}}))
     pack.pack([runs], tmp_path / "box.zip")
     refused(tmp_path / "box.zip", tmp_path / "records", "throughput.json: the GPUs of this run were simulated")
+
+
+def test_no_committed_record_is_of_a_simulated_gpu():
+    for path in (ROOT / "reports").rglob("records/**/*.jsonl.gz"):
+        text = gzip.decompress(path.read_bytes())
+        assert SIMULATED_GPUS.encode() not in text, path
+        assert b'"simulated_gpus":true' not in text.replace(b" ", b""), path

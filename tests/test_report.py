@@ -212,6 +212,7 @@ OPTIONS = {
     "4 bits": {"lora_rank": 16, "load_in_4bit": True},
     "compiled": {"compile": True},
     "checkpointing": {"activation_checkpointing": True},
+    "on one GPU": {"share_device": True},
 }
 
 
@@ -224,6 +225,26 @@ def test_runs_with_other_options_are_not_compared(tmp_path):
     assert len(settings) == len(OPTIONS)
     assert all(tables.relative(rows, "ddp")["runs"].to_list() == [1, 1] for rows in settings)
     assert len({captions.setting(rows) for rows in settings}) == len(OPTIONS)
+
+
+def test_losses_are_compared_in_a_setting_of_the_control(tmp_path):
+    """gpu-bert-large has as many strategies in bf16, in which single was not run, as in bf16-autocast."""
+    for precision, strategies in {"bf16": ("zero2", "zero3", "fsdp2"), "bf16-autocast": ("single", "zero2")}.items():
+        for strategy in strategies:
+            write_run(tmp_path, strategy=strategy, world_size=1, precision=precision)
+    runs = tables.runs(tmp_path)
+    assert set(tables.of_one_setting(runs, "single")["precision"]) == {"bf16-autocast"}
+    assert set(tables.of_one_setting(runs, "zero2")["precision"]) == {"bf16"}
+    (apart,) = tables.without_control(runs, "single")
+    assert set(apart["strategy"]) == {"zero2", "zero3", "fsdp2"}
+
+
+def test_ranks_that_share_a_gpu_have_no_time(tmp_path):
+    write_run(tmp_path / "one", strategy="ddp", share_device=True)
+    write_run(tmp_path / "two", strategy="ddp")
+    runs = tables.runs([tmp_path / "one", tmp_path / "two"])
+    assert runs["why_untimed"].notna().tolist() == (runs["options"] != "").tolist()
+    assert runs["why_untimed"].notna().sum() == 1
 
 
 def test_a_ratio_to_nothing_is_left_out(tmp_path):

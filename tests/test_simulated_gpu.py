@@ -149,6 +149,14 @@ def test_a_loss_scaler_skips_a_step(strategy, precision, rate):
     assert any(step["grad_norm"] is not None for step in ran.steps)
 
 
+@pytest.mark.launches
+def test_a_run_on_a_real_machine_does_not_go_on_from_a_simulated_one():
+    whole = train("ddp", checkpoint_every=4, keep=2, dropout=0.1)
+    checkpoint = whole.run_dir / "checkpoints" / "step-00000004"
+    with pytest.raises(AssertionError, match="GPUs of one of the two runs are simulated"):
+        launching.run("ddp", 1, checkpoint_every=4, keep=2, dropout=0.1, resume=str(checkpoint))
+
+
 def train_with_offload():
     return train("zero2_cpu_offload", precision="bf16", script=ROOT / "tests" / "pinned_program.py")
 
@@ -182,6 +190,7 @@ def test_the_machine_reports_its_gpus():
     assert "1 to run" in done.stdout
     doctor = simulated.command(["-m", "study", "doctor"], TWO)
     assert "GPU 1, NVIDIA H100 80GB HBM3: No process uses it." in doctor.stdout
+    assert "two nccl ranks: They started and added two numbers" in doctor.stdout
     assert hardware.find(H100["name"]).name == "h100-sxm"  # `advise --gpu` takes the name as torch reports it
 
 

@@ -183,14 +183,16 @@ def _of_training(run: _Run) -> Verdict:
 def _of_observation(observation: _Observation, finished: Sequence[Record]) -> Verdict | None:
     """Return the verdict on an observation that only GPUs provide, such as the energy.
 
-    NOT_RUN if all runs that need the observation ran on a CPU. None if no finished run needs it.
+    NOT_RUN if all runs that need the observation ran on a CPU, or if the machine does not show the quantity. None if no
+    finished run needs it.
     """
     observed = [r for r in finished if observation.is_asked(r)]
     on_gpu = [r for r in observed if r.device != "cpu"]
     if observed and not on_gpu:
         return Verdict(NOT_RUN, "on a CPU")
+    otherwise = FAILED if observation.is_required else NOT_RUN
     return _worst(
-        Verdict(OK) if observation.holds(r) else Verdict(FAILED, f"{r.run_id}: {observation.reason}") for r in on_gpu
+        Verdict(OK) if observation.holds(r) else Verdict(otherwise, f"{r.run_id}: {observation.reason}") for r in on_gpu
     )
 
 
@@ -230,6 +232,8 @@ class _Observation(NamedTuple):
     is_asked: Callable[[Record], bool]
     holds: Callable[[Record], bool]
     reason: str  # to report if the check fails
+    # False: this machine does not show the quantity if a record lacks it, which says nothing about the strategy.
+    is_required: bool = True
 
 
 _OBSERVED = {
@@ -238,8 +242,18 @@ _OBSERVED = {
         lambda r: r.proof is not None and "nccl" in (r.proof.backend or ""),
         "its ranks use another",
     ),
-    "energy": _Observation(lambda r: True, lambda r: all(r.energy_joules or [None]), "its record has no joules"),
-    "NVML": _Observation(lambda r: True, _has_process_memory, "its record has no memory of the process"),
+    "energy": _Observation(
+        lambda r: True,
+        lambda r: all(r.energy_joules or [None]),
+        "its record has no joules, because this GPU or its driver does not show them",
+        is_required=False,
+    ),
+    "NVML": _Observation(
+        lambda r: True,
+        _has_process_memory,
+        "its record has no memory of the process, because the driver does not show it, as in many containers",
+        is_required=False,
+    ),
     "batches": _Observation(
         lambda r: not r.config.get("share_device"),
         _waits_little,

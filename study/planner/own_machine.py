@@ -9,8 +9,8 @@ from study.engines.this_machine import Machine
 from study.errors import Refusal
 from study.theory import hardware
 
-# NVIDIA's driver reports at least this share of the memory of a whole GPU. A slice of a GPU has less.
-LEAST_SHARE = 0.9
+# NVIDIA's driver reports the memory of a whole GPU within this share of it. Some cards are sold with more memory.
+SAME_MEMORY = 0.1
 
 
 def options(options: dict[str, Any], num_gpus: int | None) -> tuple[dict[str, Any], int]:
@@ -57,5 +57,5 @@ def _gpu(machine: Machine, options: dict[str, Any]) -> dict[str, Any]:
                 "Add its rates with --gpu-tflops and --gpu-bandwidth, or name a similar GPU with --gpu."
             )
         return {"gpu_memory": gibibytes}
-    is_whole = gibibytes * 2**30 >= LEAST_SHARE * known.memory_bytes
-    return {"gpu": known.name, **({} if is_whole else {"gpu_memory": gibibytes})}
+    is_usual = abs(gibibytes * 2**30 / known.memory_bytes - 1) <= SAME_MEMORY
+    return {"gpu": known.name, **({} if is_usual else {"gpu_memory": gibibytes})}

@@ -130,6 +130,7 @@ def distinct(runs: Iterable[Kept]) -> list[Kept]:
         if differs or (first.record is None) != (run.record is None):
             raise _differ(first.place, run.place)
         first.lines.update(run.lines)
+        by_id[run.run_id] = first._replace(is_simulated=first.is_simulated or run.is_simulated)
     return list(by_id.values())
 
 

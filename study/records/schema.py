@@ -21,7 +21,7 @@ from study.config import RunConfig
 from study.engines.strategy_names import OffloadDevice
 from study.errors import Refusal, refusing
 from study.records.laboratory import LABORATORY, bits_per_second
-from study.records.simulation import is_simulated
+from study.records.simulation import SIMULATED, is_simulated
 
 SCHEMA_VERSION: Literal[1] = 1
 UNKNOWN_BOX = "unknown box"  # the name of hardware that a record does not describe
@@ -474,7 +474,7 @@ class Record(Facts):
         num_machines = len(self.proof.ranks_of_machines or [1]) if self.proof else 1
         machines = [self.machine, *(self.other_machines or [self.machine] * (num_machines - 1))]
         gpus = [Counter(gpu["name"] for gpu in machine.get("gpus", [])) for machine in machines]
-        kind = "simulated " if self.is_simulated else ""
+        kind = SIMULATED if self.is_simulated else ""
         return [
             " + ".join(f"{n} x {kind}{name}" for name, n in sorted(counts.items())) or UNKNOWN_BOX for counts in gpus
         ]

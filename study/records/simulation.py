@@ -8,6 +8,7 @@ from typing import Any
 
 # The variable that makes the tests' Python simulate GPUs. Its value describes them.
 SIMULATED_GPUS = "ZERO_STUDY_SIMULATED_GPUS"
+SIMULATED = "simulated "  # comes before the names of simulated GPUs
 
 
 def is_simulated(machine: Mapping[str, Any]) -> bool:

@@ -337,7 +337,7 @@ def measured(
 def _is_of(run: Mapping[str, Any], advice: Advice, option: Option) -> bool:
     """Return whether a finished run on GPUs is one of an option of the planner."""
     record, prediction = run["record"], option.prediction
-    if record.proof is None or record.config["share_device"]:
+    if record.proof is None or record.config["share_device"] or record.is_simulated:
         return False
     names = {gpu["name"] for gpu in record.machine.get("gpus", [])}
     gpu = hardware.find(names.pop()) if len(names) == 1 else None

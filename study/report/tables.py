@@ -80,7 +80,11 @@ def _options(record: Record | None) -> str:
     """
     if record is None:
         return ""
-    switched_on = {"compile": "torch.compile", "activation_checkpointing": "activation checkpointing"}
+    switched_on = {
+        "compile": "torch.compile",
+        "activation_checkpointing": "activation checkpointing",
+        "share_device": "ranks that share a GPU",
+    }
     words = [word for name, word in switched_on.items() if record.config.get(name)]
     return ", ".join([*words, *facts.shown_adapter(record)])
 
@@ -153,11 +157,21 @@ def settings(runs: pd.DataFrame, control: str) -> list[pd.DataFrame]:
                                            -rows["parameters"].max(), rows["processes"].max()))  # fmt: skip
 
 
-def of_one_setting(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return, for each model, the runs of the setting in which most strategies ran, with any number of processes."""
+def without_control(runs: pd.DataFrame, control: str) -> list[pd.DataFrame]:
+    """Return the runs of each setting in which the control did not run."""
+    return [rows for _, rows in runs.groupby(SETTING) if control not in set(rows["strategy"])]
+
+
+def of_one_setting(runs: pd.DataFrame, control: str) -> pd.DataFrame:
+    """Return, for each model, the runs of the setting in which most strategies ran, with any number of processes.
+
+    Settings in which the control ran are preferred.
+    """
     setting = [name for name in SETTING if name != "processes"]
-    sizes = runs.groupby(setting)["strategy"].nunique().rename("number").reset_index()
-    most = sizes.sort_values("number", ascending=False, kind="stable").drop_duplicates(["workload", "size"])
+    by_setting = runs.groupby(setting)["strategy"]
+    sizes = by_setting.agg(has_control=lambda names: control in set(names), number="nunique").reset_index()
+    in_order_of_choice = sizes.sort_values(["has_control", "number"], ascending=False, kind="stable")
+    most = in_order_of_choice.drop_duplicates(["workload", "size"])
     return runs[runs.set_index(setting).index.isin(most.set_index(setting).index)]
 
 

@@ -31,6 +31,7 @@ from study.config import NOT_TRAINED
 from study.errors import Refusal
 from study.records import machine
 from study.records.schema import Facts
+from study.records.simulation import SIMULATED, simulates_gpus
 from study.run import Run
 from study.training import engine_state
 
@@ -88,11 +89,18 @@ def identity_of(run: Run) -> Identity:
         strategy=strategy.name,
         strategy_sha256=hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest(),
         world_size=run.world_size,
-        device=torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
+        device=_device(),
         config=run.config.model_dump(mode="json", exclude=set(NOT_TRAINED)),
         libraries={name: importlib.metadata.version(name) for name in libraries},
         arithmetic=machine.arithmetic({"environment": machine.environment(os.environ)}),
     )
+
+
+def _device() -> str:
+    """Return the name of the GPU, or cpu. A simulated GPU is another device than the real one of that name."""
+    if not torch.cuda.is_available():
+        return "cpu"
+    return f"{SIMULATED if simulates_gpus() else ''}{torch.cuda.get_device_name()}"
 
 
 # ---------------------------------------------------------------- finding one
@@ -268,6 +276,8 @@ def _difference(manifest: Manifest, run: Run, is_named: bool = False) -> str | N
     """
     theirs, ours = manifest.identity, identity_of(run)
     if is_named:
+        if theirs.device.startswith(SIMULATED) != ours.device.startswith(SIMULATED):
+            return "the GPUs of one of the two runs are simulated, so a record of both would mix them"
         kind = engine_state.kind_of(run)
         if theirs != ours and manifest.engine == kind == "subgroups":
             return "states of NVMe offload can be resumed only with the same processes and settings"

@@ -179,7 +179,9 @@ def _cuda() -> Iterator[Check]:
         return
     import torch
 
-    compiler = shutil.which("nvcc") or str(Path(os.environ.get("CUDA_HOME", "/usr/local/cuda")) / "bin" / "nvcc")
+    chosen = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")  # as torch.utils.cpp_extension chooses
+    on_path = None if chosen else shutil.which("nvcc")
+    compiler = on_path or str(Path(chosen or "/usr/local/cuda") / "bin" / "nvcc")
     if torch.version.cuda is None:
         yield Check(
             name,
@@ -191,7 +193,7 @@ def _cuda() -> Iterator[Check]:
         yield Check(name, "note", f"There is no nvcc. {_WITHOUT_NVCC}", "Install the CUDA toolkit, or set CUDA_HOME.")
     else:
         output = subprocess.run([compiler, "--version"], capture_output=True, text=True).stdout
-        yield _toolkit(output, torch.version.cuda)
+        yield _toolkit(output, ".".join(torch.version.cuda.split(".")[:2]))
 
 
 _WITHOUT_NVCC = (
@@ -210,7 +212,7 @@ def _toolkit(nvcc_output: str, torch_cuda: str) -> Check:
     message = f"nvcc has version {release[1]}, and torch is built with CUDA {torch_cuda}."
     if _fit(release[1], torch_cuda):
         return Check(name, "ok", message)
-    remedy = f"Install the toolkit of version {torch_cuda}. With DS_SKIP_CUDA_CHECK=1, DeepSpeed compiles nevertheless."
+    remedy = f"Install the toolkit of version {torch_cuda}. DS_SKIP_CUDA_CHECK=1 switches DeepSpeed's check off."
     return Check(name, "note", f"{message} {_WITHOUT_NVCC}", remedy)
 
 
@@ -233,7 +235,9 @@ def _gpus() -> Iterator[Check]:
         yield Check("GPUs", "note", "No GPU was found.")
     for name, running in gpus:
         if running:
-            users = ", ".join(f"process {pid} ({size / 1e9:.1f} GB)" for pid, size in running)
+            users = ", ".join(
+                f"process {pid} ({f'{size / 1e9:.1f} GB' if size else 'unknown memory'})" for pid, size in running
+            )
             yield Check(
                 name, "note", f"It is used by {users}.", "End them, or select other GPUs with CUDA_VISIBLE_DEVICES."
             )
