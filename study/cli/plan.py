@@ -38,7 +38,8 @@ if TYPE_CHECKING:
 @click.option(
     "--this-machine",
     is_flag=True,
-    help="Take kind and number of the GPUs, host memory and cores of this machine, where no other option gives them.",
+    help="Take kind and number of the GPUs, host memory and cores of this machine, where no other option gives them. "
+    "It needs a GPU.",
 )
 @click.option(
     "--gpu-memory",
