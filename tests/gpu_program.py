@@ -1,6 +1,7 @@
-"""Calls what a GPU reaches only outside of runs: a notebook's look for a GPU, GPUs by their UUID, captured graphs.
+"""Calls what a GPU reaches only outside of runs, or in runs that are refused.
 
-Runs whose matrices are large do not reach bitsandbytes's kernel that multiplies weights in 4 bits either.
+These are a notebook's look for a GPU, GPUs by their UUID, captured graphs, estimates for a GPU without data, ranks on
+too few GPUs, and bitsandbytes's kernel that multiplies weights in 4 bits with few rows.
 """
 
 from __future__ import annotations
@@ -8,12 +9,17 @@ from __future__ import annotations
 import os
 
 import bitsandbytes
+import pytest
 import torch
 from bitsandbytes import cextension
 
 from study.engines import this_machine
 from study.engines.prove import checksums
+from study.errors import Refusal
 from study.report import colab
+from study.running import studies
+from study.running.estimate import History
+from study.training import proof
 
 H100 = "NVIDIA H100 80GB HBM3"
 
@@ -37,6 +43,15 @@ for compute_type, name in ((torch.float32, "fp32"), (torch.bfloat16, "bf16")):
     assert product.is_cuda
     assert torch.allclose(product, expected, rtol=1e-2)
 assert cextension.lib.cquantize_blockwise_fp32_nf4.num_calls == 2
+
+own, shared = (
+    next(run for run in studies.runs(studies.find(name)) if run.world_size == 2) for name in ("multi-gpu", "shared-gpu")
+)
+for run in (own, shared):  # on a GPU that the planner does not know
+    assert History(on_gpu=True).estimate(run).seconds > 0
+assert proof.verify_gpus(["first", "second"], own) == 2
+with pytest.raises(Refusal):
+    proof.verify_gpus(["first", "first"], own)
 
 os.environ["CUDA_VISIBLE_DEVICES"] = f"GPU-{torch.cuda.get_device_properties(0).uuid}"
 assert this_machine.find().gpu_name == H100
