@@ -213,7 +213,7 @@ GPT2 = {"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12, "n_pos
 GPT2 |= {"activation_function": "gelu_new"}
 CHEAP = ("compare", "advise", "plan", "claims")
 STANDS_FOR = dict.fromkeys(("DIR", "runs", "reports/cpu/records"), "reports/cpu/records/bert-large")
-STANDS_FOR["runs/my_study"] = STANDS_FOR["runs"]
+STANDS_FOR["runs/my_study"] = STANDS_FOR["runs/gpu-acceptance"] = STANDS_FOR["runs"]
 STANDS_FOR["reports/one-gpu/records/my-machine"] = STANDS_FOR["runs"]
 STANDS_FOR["runs/bits"] = "reports/cpu/records/bits"
 

@@ -91,8 +91,13 @@ def _options(record: Record | None) -> str:
 
 def steps(records: str | Path | Sequence[str | Path]) -> pd.DataFrame:
     """Return a table with one row per run and optimizer step: loss, gradient norm, learning rate, seconds, tokens."""
+    return steps_of(runs(records))
+
+
+def steps_of(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return the table of `steps` for some rows of the table of `runs`."""
     parts = []
-    for run in runs(records).to_dict("records"):
+    for run in runs.to_dict("records"):
         if run["curve"] is None:
             continue
         frame = pd.DataFrame(run["curve"], columns=list(facts.CURVE)).rename(columns={"seconds": "step_seconds"})
