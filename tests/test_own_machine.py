@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 
 import pytest
@@ -69,6 +70,11 @@ def test_a_gpu_that_the_planner_does_not_know_needs_only_its_rates(machine, caps
 def test_what_the_machine_lacks_is_refused(machine, sizes, name):
     machine(*sizes, name=name)
     assert "--gpu" in refusal(cli.run, ["advise", *MODEL])
+
+
+def test_the_package_that_finds_gpus_is_named_if_it_is_missing(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert "pip install nvidia-ml-py" in refusal(cli.run, ["advise", *MODEL])
 
 
 @pytest.mark.launches

@@ -225,7 +225,6 @@ def _advise(
     if this_machine:
         from study.planner import own_machine
 
-        require("pynvml")
         options, num_gpus = own_machine.options(options, num_gpus)
     if model is None and num_gpus is None:
         raise Refusal(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from typing import Any
 
 from study.engines import this_machine
@@ -17,8 +18,13 @@ def options(options: dict[str, Any], num_gpus: int | None) -> tuple[dict[str, An
     """Return the options with those of this machine where the user gave none, and the number of GPUs.
 
     The options are those of `Request`. Raises Refusal if this machine has no GPU, or none that the planner knows and
-    whose numbers are not given.
+    whose numbers are not given, or if the package that finds GPUs is missing.
     """
+    if importlib.util.find_spec("pynvml") is None:
+        raise Refusal(
+            "--this-machine asks NVIDIA's driver for the GPUs, and the package that does this is not installed. Run: "
+            "pip install nvidia-ml-py. Or name a GPU with --gpu, and say how many with --gpus."
+        )
     machine = this_machine.find()
     found = len(machine.gpu_memory_bytes)
     if not found:
