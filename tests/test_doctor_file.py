@@ -396,9 +396,11 @@ def test_without_a_gpu_no_cuda_toolkit_is_needed(monkeypatch):
 def test_a_compiler_is_looked_for_as_torch_compile_does(tmp_path, monkeypatch):
     assert checkup._compile().verdict == "ok"
     monkeypatch.setenv("PATH", str(tmp_path))
-    for device in ("0", ""):
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", device)
-        assert checkup._compile().verdict == "bites"
+    for gpus, package in (((80 << 30,), "gcc"), ((), "g++")):
+        monkeypatch.setattr(checkup.this_machine, "find", lambda gpus=gpus: Machine(gpus, 500 << 30))
+        check = checkup._compile()
+        assert check.verdict == "bites"
+        assert f"apt-get install {package}`" in check.remedy
 
 
 def test_extensions_are_judged_as_a_run_finds_them(tmp_path, monkeypatch):

@@ -282,8 +282,6 @@ def why_untimed(r: Record) -> str | None:
     """Return why a run's times are not compared with those of other runs. None if they are compared."""
     if r.timing is None or r.timing.median_seconds is None:
         return "no step was timed"
-    if r.world_size > 1 and r.config.get("share_device"):
-        return "several ranks share a GPU"
     if (share_of_others(r) or 0.0) > MAX_FOREIGN_CPU_SHARE:  # an unknown share counts as 0
         return f"other programs took more than {100 * MAX_FOREIGN_CPU_SHARE:g} % of the processors"
     if math.isfinite(r.network_rate or math.inf):

@@ -154,7 +154,7 @@ def sees_gpu() -> bool:
     """Return whether torch will probably see a GPU, without importing torch.
 
     It looks for a device of NVIDIA's driver or of WSL, and checks that CUDA_VISIBLE_DEVICES does not hide all GPUs.
-    The name of a folder and what `doctor` says depend on the result, so a wrong guess does little harm.
+    A wrong guess does little harm: the name of a folder depends on it, and what `doctor` says if NVML finds no GPU.
     """
     return any(any(DEVICES.glob(pattern)) for pattern in ("nvidia[0-9]*", "dxg")) and not _hides_gpus()
 

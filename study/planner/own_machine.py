@@ -14,8 +14,8 @@ from study.theory import hardware
 SAME_MEMORY = 0.1
 
 
-def options(options: dict[str, Any], num_gpus: int | None) -> tuple[dict[str, Any], int]:
-    """Return the options with those of this machine where the user gave none, and the number of GPUs.
+def options(requested: dict[str, Any], num_gpus: int | None) -> tuple[dict[str, Any], int]:
+    """Return the requested options with those of this machine where the user gave none, and the number of GPUs.
 
     The options are those of `Request`. Raises Refusal if this machine has no GPU, or none that the planner knows and
     whose numbers are not given, or if the package that finds GPUs is missing.
@@ -33,11 +33,11 @@ def options(options: dict[str, Any], num_gpus: int | None) -> tuple[dict[str, An
             "the GPUs. Name a GPU with --gpu instead, and say how many with --gpus."
         )
     num_gpus = num_gpus or found
-    of_machine = {"host_memory": machine.host_memory_bytes / 2**30, "host_cores": _cores(), **_gpu(machine, options)}
+    of_machine = {"host_memory": machine.host_memory_bytes / 2**30, "host_cores": _cores(), **_gpu(machine, requested)}
     if num_gpus > found:  # several machines such as this one
         of_machine["gpus_per_node"] = found
-    given = {name: value for name, value in options.items() if value is not None}
-    return {**options, **of_machine, **given}, num_gpus
+    given = {name: value for name, value in requested.items() if value is not None}
+    return {**requested, **of_machine, **given}, num_gpus
 
 
 def _cores() -> int | None:
@@ -45,9 +45,9 @@ def _cores() -> int | None:
     return None if cores is None else max(1, int(cores))
 
 
-def _gpu(machine: Machine, options: dict[str, Any]) -> dict[str, Any]:
+def _gpu(machine: Machine, requested: dict[str, Any]) -> dict[str, Any]:
     """Return the options that describe a GPU of this machine."""
-    if options["gpu"] is not None:
+    if requested["gpu"] is not None:
         return {}
     if machine.gpu_name is None:
         raise Refusal(
@@ -57,7 +57,7 @@ def _gpu(machine: Machine, options: dict[str, Any]) -> dict[str, Any]:
     gibibytes = min(machine.gpu_memory_bytes) / 2**30
     known = hardware.find(machine.gpu_name)
     if known is None:
-        if options["gpu_tflops"] is None or options["gpu_bandwidth"] is None:
+        if requested["gpu_tflops"] is None or requested["gpu_bandwidth"] is None:
             raise Refusal(
                 f"--this-machine: the planner does not know the GPU {machine.gpu_name}. It has {gibibytes:.1f} GiB. "
                 "Add its rates with --gpu-tflops and --gpu-bandwidth, or name a similar GPU with --gpu."

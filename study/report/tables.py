@@ -67,26 +67,28 @@ def runs(records: str | Path | Sequence[str | Path]) -> pd.DataFrame:
         table_of_runs[column] = table_of_runs[name] / GIB
     on_gpu = table_of_runs["device"] == "cuda"
     table_of_runs["peak_gib"] = table_of_runs["peak_allocated_gib"].where(on_gpu, table_of_runs["peak_tensors_gib"])
-    table_of_runs["options"] = [_options(record) for record in table_of_runs["record"]]
+    share_gpu = table_of_runs["share_device"] & (table_of_runs["processes"] > 1)
+    table_of_runs["options"] = list(map(_options, table_of_runs["record"], share_gpu))
+    table_of_runs.loc[share_gpu, "why_untimed"] = "several ranks share a GPU"
+    table_of_runs.loc[share_gpu, ["step_seconds", "sequences_per_second"]] = float("nan")
     columns = [*_RUNS.values(), *_GIB.values(), "peak_gib", "options", "device", "status", "message"]
     columns = list(dict.fromkeys([*KEYS, *columns, "record", "curve"]))
     return _escaped(_ordered(table_of_runs[columns]))
 
 
-def _options(record: Record | None) -> str:
-    """Return what a run has beyond its model, precision and batch: torch.compile, checkpointing, an adapter.
+def _options(record: Record | None, share_gpu: bool) -> str:
+    """Return what a run has beyond its model, precision and batch, such as torch.compile or an adapter.
 
     The text is empty for a run that has none of them, or no record.
     """
     if record is None:
         return ""
-    switched_on = {
-        "compile": "torch.compile",
-        "activation_checkpointing": "activation checkpointing",
-        "share_device": "ranks that share a GPU",
+    options = {
+        "torch.compile": record.config.get("compile"),
+        "activation checkpointing": record.config.get("activation_checkpointing"),
+        "ranks that share a GPU": share_gpu,
     }
-    words = [word for name, word in switched_on.items() if record.config.get(name)]
-    return ", ".join([*words, *facts.shown_adapter(record)])
+    return ", ".join([*(name for name, is_on in options.items() if is_on), *facts.shown_adapter(record)])
 
 
 def steps(records: str | Path | Sequence[str | Path]) -> pd.DataFrame:

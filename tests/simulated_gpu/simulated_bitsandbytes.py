@@ -16,6 +16,7 @@ from typing import Any
 import simulated_torch
 import torch
 from simulated_memory import gpu_of
+from torch import library as operators
 
 _TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _NF4 = 2  # bitsandbytes's number for the data type
@@ -25,12 +26,12 @@ _kernels: dict[tuple[str, str], Callable[..., Any]] = {}  # by operator and kind
 
 
 def register_kernel(operator: str, device: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Stand for torch.library.register_kernel as a decorator: keep CUDA kernels, and choose one at each call."""
+    """Stand for torch's decorator of this name: keep CUDA kernels, and choose one at each call."""
 
     def register(kernel: Callable[..., Any]) -> Callable[..., Any]:
         _kernels[operator, device] = kernel
         if device != "cuda":
-            torch.library.register_kernel(operator, device, partial(_run, operator, device))
+            operators.register_kernel(operator, device, partial(_run, operator, device))
         return kernel
 
     return register
@@ -159,9 +160,9 @@ def _multiply_4bit(
 # What replaces parts of bitsandbytes's modules as soon as they have been imported.
 
 
-def choose_kernels(operators: ModuleType) -> None:
+def choose_kernels(of_bitsandbytes: ModuleType) -> None:
     """Let bitsandbytes._ops register a choice between kernels."""
-    operators.register_kernel = register_kernel  # type: ignore[attr-defined]
+    of_bitsandbytes.register_kernel = register_kernel  # type: ignore[attr-defined]
 
 
 def load_cpu_library(specs: ModuleType) -> None:

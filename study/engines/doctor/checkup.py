@@ -33,6 +33,11 @@ Verdict = Literal["ok", "note", "bites", "unknown"]
 DISK_BYTES = 1 << 28  # bytes that are written and read back to measure the disk
 RANKS_SECONDS = 90
 PORT = 29500  # the default of accelerate and torchrun
+WITHOUT_NVCC = (
+    "DeepSpeed therefore cannot compile its extensions for GPUs. A DeepSpeed file with an optimizer section needs "
+    "FusedAdam, unless it sets torch_adam. Outside this project, offload to a disk needs async_io. Runs of this "
+    "project need neither."
+)
 KNOWN_FAULTS = "known of"  # the first words in the names of checks for known faults
 
 # Two processes of this machine add 1 and 2, as a run's first collective does. They start in the user's folder, which
@@ -166,15 +171,20 @@ def _extensions() -> Iterator[Check]:
 
 def _compile() -> Check:
     """Check whether torch.compile finds a compiler and the header of Python."""
-    obstacle = inductor.obstacle(on_gpu=extensions.sees_gpu())
+    obstacle = inductor.obstacle(on_gpu=_has_gpu())
     if obstacle:
         return Check("torch.compile", "bites", *obstacle)
     return Check("torch.compile", "ok", "A compiler and Python's header are there.")
 
 
+def _has_gpu() -> bool:
+    """Return whether NVML or the folder of devices shows a GPU."""
+    return bool(this_machine.find().gpu_memory_bytes) or extensions.sees_gpu()
+
+
 def _cuda() -> Iterator[Check]:
     name = "CUDA toolkit"
-    if not _has("torch") or not (this_machine.find().gpu_memory_bytes or extensions.sees_gpu()):
+    if not (_has("torch") and _has_gpu()):
         yield Check(name, "note", "No GPU was found, so no CUDA toolkit is needed.")
         return
     import torch
@@ -190,17 +200,10 @@ def _cuda() -> Iterator[Check]:
             "Install torch for CUDA.",
         )
     elif not Path(compiler).exists():
-        yield Check(name, "note", f"There is no nvcc. {_WITHOUT_NVCC}", "Install the CUDA toolkit, or set CUDA_HOME.")
+        yield Check(name, "note", f"There is no nvcc. {WITHOUT_NVCC}", "Install the CUDA toolkit, or set CUDA_HOME.")
     else:
         output = subprocess.run([compiler, "--version"], capture_output=True, text=True).stdout
         yield _toolkit(output, ".".join(torch.version.cuda.split(".")[:2]))
-
-
-_WITHOUT_NVCC = (
-    "DeepSpeed therefore cannot compile its extensions for GPUs. A DeepSpeed file with an optimizer section needs "
-    "FusedAdam, unless it sets torch_adam. Outside this project, offload to a disk needs async_io. Runs of this "
-    "project need neither."
-)
 
 
 def _toolkit(nvcc_output: str, torch_cuda: str) -> Check:
@@ -213,7 +216,7 @@ def _toolkit(nvcc_output: str, torch_cuda: str) -> Check:
     if _fit(release[1], torch_cuda):
         return Check(name, "ok", message)
     remedy = f"Install the toolkit of version {torch_cuda}. DS_SKIP_CUDA_CHECK=1 switches DeepSpeed's check off."
-    return Check(name, "note", f"{message} {_WITHOUT_NVCC}", remedy)
+    return Check(name, "note", f"{message} {WITHOUT_NVCC}", remedy)
 
 
 def _fit(toolkit: str, torch_cuda: str) -> bool:
