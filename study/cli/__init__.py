@@ -14,6 +14,7 @@ from study import __version__, config
 from study.cli import check, compare, maintain, plan, train
 from study.cli.options import Command
 from study.errors import Refusal, describe_usage
+from study.verdict import Verdict
 
 
 class _Group(NamedTuple):
@@ -76,11 +77,15 @@ def parse(words: list[str]) -> click.Context:
 
 
 def run(words: list[str]) -> int:
-    """Run one command line, and return the exit status. Raises Refusal if the command refuses the request."""
+    """Run one command line, and return the exit status. Raises Refusal if the command refuses the request.
+
+    The status of a command that checks something follows from the Verdict that it returns.
+    """
     try:
         context = parse(words)
     except click.exceptions.Exit as end:
         return end.exit_code
     callback = context.command.callback
     assert callback is not None  # every command has one
-    return context.invoke(callback, **context.params) or 0
+    result: Verdict | int | None = context.invoke(callback, **context.params)
+    return result.status if isinstance(result, Verdict) else result or 0

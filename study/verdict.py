@@ -1,0 +1,100 @@
+"""The verdict of a command that checks something: what it found, how much it compared, and what it could not check.
+
+Every command that ends with a verdict returns a `Verdict`, which determines its exit status. A command that compared
+nothing is therefore never "sound".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+SOUND, FOUND, REFUSED, UNKNOWN = 0, 1, 2, 3  # the exit statuses of every command; a refusal is an exception
+
+
+class Checked(NamedTuple):
+    """A number of things that were compared with something."""
+
+    number: int
+    noun: str  # what was compared, in the singular, such as "tensor"
+    against: str = ""  # how it was checked, such as "compared with the file that transformers loads"
+    plural: str | None = None  # needed if it is not the noun with an "s"
+
+    def __str__(self) -> str:
+        noun = self.noun if self.number == 1 else self.plural or f"{self.noun}s"
+        return f"{self.number:,} {noun} {self.against}".rstrip()
+
+
+class NotChecked(NamedTuple):
+    """A check that could not be made, or was not made."""
+
+    what: str
+    why: str = ""
+    is_requested: bool = False  # the user asked for this check, or the verdict means nothing without it
+
+    def __str__(self) -> str:
+        return f"{self.what} ({self.why})" if self.why else self.what
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The result of a check, from which the exit status follows."""
+
+    num_findings: int  # what is wrong, or different, or needs a change; notes do not count
+    checked: tuple[Checked, ...] = ()
+    not_checked: tuple[NotChecked, ...] = field(default=())
+
+    @classmethod
+    def of(cls, num_findings: int, checked: Iterable[Checked] = (), not_checked: Iterable[NotChecked] = ()) -> Verdict:
+        """Return the verdict on these findings. Repeated reasons are dropped."""
+        return cls(num_findings, tuple(checked), tuple(dict.fromkeys(not_checked)))
+
+    @property
+    def num_checked(self) -> int:
+        return sum(each.number for each in self.checked)
+
+    @property
+    def result(self) -> Literal["sound", "found", "unknown"]:
+        """Return "found" if there is a finding, "unknown" if nothing or too little was compared, otherwise "sound"."""
+        if self.num_findings:
+            return "found"
+        is_open = any(each.is_requested for each in self.not_checked)
+        return "unknown" if is_open or not self.num_checked else "sound"
+
+    @property
+    def status(self) -> int:
+        """Return the exit status: 0 sound, 1 something was found, 3 it could not be checked."""
+        return {"sound": SOUND, "found": FOUND, "unknown": UNKNOWN}[self.result]
+
+    def coverage(self) -> str:
+        """Return what was compared, and how many checks could not be made, such as "20 tensors compared with ..."."""
+        compared = ", ".join(str(each) for each in self.checked if each.number) or "nothing was compared"
+        count = len(self.not_checked)
+        missing = f"{count} check{'s' * (count != 1)} could not be made"
+        return f"{compared}; {missing}" if count else compared
+
+    def content(self) -> dict[str, Any]:
+        """Return the verdict for JSON: `verdict`, `exit_status`, `checked` and `could_not_check`."""
+        return {
+            "verdict": self.result,
+            "exit_status": self.status,
+            "checked": [{"number": each.number, "what": str(each)} for each in self.checked],
+            "could_not_check": [
+                {"what": each.what, "why": each.why, "requested": each.is_requested} for each in self.not_checked
+            ],
+        }
+
+
+def combined(verdicts: Iterable[Verdict]) -> Verdict:
+    """Return the verdict on several things that were checked together, for instance several files.
+
+    If nothing was compared of one of them, that counts as a check that was requested.
+    """
+    each = list(verdicts)
+    empty = [NotChecked("one of several inputs", "nothing was compared", True) for part in each if not part.num_checked]
+    return Verdict.of(
+        sum(part.num_findings for part in each),
+        (entry for part in each for entry in part.checked),
+        (*(entry for part in each for entry in part.not_checked), *empty),
+    )
