@@ -24,16 +24,19 @@ HEARTBEAT = (s=0; while sleep 1 && kill -0 $$$$ 2>/dev/null; do s=$$((s + 1)); \
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup study site gpu box derived test test-fast test-slow chromium slurm iproute2 lint types constraints audit
+.PHONY: help setup study site gpu box derived test test-fast test-pages test-slow test-nightly durations chromium slurm iproute2 lint types constraints audit
 
 help:
 	@echo "make setup        install the environment into .venv (needs Python 3.11 or newer; choose one with PYTHON=python3.12)"
 	@echo "make study        run every strategy with a tiny model on this machine's CPU, and make the report"
-	@echo "make gpu          run the list of measurements for one GPU, at most MINUTES=40 long, and pack the results"
+	@echo "make gpu          run the list of measurements for one GPU, at most MINUTES=45 long, and pack the results"
 	@echo "make site         build the site of README, guides and executed notebooks in build/site"
 	@echo "make test         install the environment and run the tests (ten minutes on two cores)"
 	@echo "make test-fast    run only the quick tests, which start no other Python (a minute)"
-	@echo "make test-slow    run only the slow tests: clusters, several machines, browsers, every strategy (30 minutes)"
+	@echo "make test-pages   run only the tests of pages: numbers, commands and outputs in guides and reports (4 minutes)"
+	@echo "make test-slow    run only the slow tests: clusters, several machines, browsers (20 minutes)"
+	@echo "make test-nightly run what takes too long for each change: every strategy, every architecture (20 minutes)"
+	@echo "make durations    run all tests and record how long each file takes, so that workers end together"
 	@echo "make derived      make everything again that is derived from records and engines, and list what changed"
 	@echo "make lint         check style and format"
 	@echo "make types        check types"
@@ -67,7 +70,7 @@ site: .venv/.site
 # If there is a folder wheels/, the machine has no network: the wheels go into its own Python, which has torch already.
 # The folder data/ then has the texts.
 ON_BOX = $(wildcard wheels)
-MINUTES ?= 40
+MINUTES ?= 45
 
 gpu: $(if $(ON_BOX),box,setup)
 	@$(if $(ON_BOX),$(PYTHON),.venv/bin/python) tools/one_gpu.py --minutes $(MINUTES) $(if $(wildcard data),--data-dir data)
@@ -78,16 +81,25 @@ box:
 
 # One worker per core: a launch has two processes, but it spends most of its time on imports. More workers need more
 # memory. Slow tests also wait for clusters and networks, so they have one worker more.
-PYTEST = .venv/bin/python -m pytest --maxprocesses 8 --dist loadfile --no-loadscope-reorder
+PYTEST = .venv/bin/python -m pytest --maxprocesses 8 --dist loadfile --no-loadscope-reorder $(RECORD)
 
 test: setup $(if $(CI),chromium)
-	@$(PYTEST) --numprocesses logical -m "not slow"
+	@$(PYTEST) --numprocesses logical -m "not slow and not pages and not nightly"
 
 test-fast: setup
-	@$(PYTEST) --numprocesses logical -m "not launches and not computes and not slow"
+	@$(PYTEST) --numprocesses logical -m "not launches and not computes and not slow and not pages and not nightly"
+
+test-pages: setup
+	@$(PYTEST) --numprocesses logical -m "pages and not slow and not nightly"
 
 test-slow: setup $(if $(CI),.venv/.site chromium slurm iproute2)
-	@$(PYTEST) --numprocesses $$(($$(nproc) + 1)) -m slow
+	@$(PYTEST) --numprocesses $$(($$(nproc) + 1)) -m "slow and not nightly"
+
+test-nightly: setup
+	@$(PYTEST) --numprocesses logical -m nightly
+
+durations:
+	@$(MAKE) test test-pages test-slow test-nightly RECORD=--record-durations
 
 # Install packages: $(1) names them, $(2) says how long that takes.
 APT_GET = echo "installing $(1) with apt-get ($(2), once) ..."; \
@@ -114,7 +126,8 @@ iproute2:
 
 # In this order: each reads what those before it wrote. A page of a comparison names its own command in its last line.
 DERIVED = "tools/keys.py" "tools/config_defaults.py" "tools/planner_accuracy.py --write" "-m study predict" \
-	"-m study claims --write" "tools/first_screen.py" "tools/dry_run_figure.py" "tools/drawings.py" "tools/docs_tables.py" "-m study report"
+	"-m study claims --write" "tools/first_screen.py" "tools/dry_run_figure.py" "tools/drawings.py" "tools/docs_tables.py" \
+	"tools/page_numbers.py" "tools/first_hour.py --write" "-m study report"
 
 derived: setup
 	@mkdir -p build; export CUDA_VISIBLE_DEVICES=; for step in $(DERIVED); do echo "$$step ..."; \

@@ -5,7 +5,9 @@ Such a test is marked `launches`, and the mark is checked. `make test` omits tes
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -31,20 +33,26 @@ MADE_ONCE = {"run_small", "one_process_instead_of_two", "plain_install", "saved_
 # Fixtures that take long: a Slurm cluster, what the published program and its mended ones train.
 SLOW = {"cluster", "run_small", "one_process_instead_of_two"}
 
-# The files that take 5 s or more without starting another Python.
-COMPUTING = {
-    "test_body", "test_claims", "test_differences", "test_docs", "test_fuzz", "test_peaks",
-    "test_plan", "test_residual", "test_trace", "test_verdict", "test_workloads",
+# Files about pages, which change when records or pages change: `make test-pages` runs them.
+PAGES = {
+    "test_by_machine", "test_docs", "test_docs_outputs", "test_drawings", "test_first_hour", "test_notebooks",
+    "test_published", "test_recomputed",
 }  # fmt: skip
 
-# The files that take 20 s or more, of which some are slow, longest first: workers take whole files, and end together.
-LONGEST = [
-    "test_docs", "test_slurm", "test_dry_run", "test_one_gpu", "test_parity", "test_diff", "test_report",
-    "test_benchmarks", "test_machines", "test_conformance", "test_runner", "test_checkpoints", "test_train",
-    "test_exact", "test_residual", "test_prove", "test_launch", "test_doctor_file", "test_lock", "test_published",
-    "test_body", "test_refusals", "test_snippets", "test_step_time", "test_plain_install", "test_claims",
-    "test_import_name", "test_saved", "test_fuzz", "test_traps", "test_workloads",
-]  # fmt: skip
+# Fixtures that decide every claim of the ledger again.
+PAGES_FIXTURES = {"now"}
+
+# Seconds of each test file, by the expression of marks that selects a set of tests: those of tests that start another
+# Python, and those of the others. `make durations` records them.
+DURATIONS_FILE = Path(__file__).with_name("durations.json")
+DURATIONS: dict[str, dict[str, list[float]]] = json.loads(DURATIONS_FILE.read_text(encoding="utf-8"))
+COMPUTES_SECONDS = 5.0  # of the tests of a file that start no other Python
+
+_measured: dict[str, list[float]] = {}  # file -> seconds of this session, in the process that collects all reports
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--record-durations", action="store_true", help="write the seconds of each file to durations.json")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -62,16 +70,49 @@ def pytest_configure_node(node: Any) -> None:
     node.workerinput["folder"] = str(launching.session_folder)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what uses what is made once, or takes long; put the longest files first."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Add the marks that follow from a file or a fixture. Put the files that take longest first.
+
+    Workers take whole files. If the longest come first, all workers end at about the same time.
+    """
     for item in items:
-        if item.path.stem in COMPUTING:
+        fixtures = set(getattr(item, "fixturenames", ()))
+        if item.path.stem in PAGES or PAGES_FIXTURES & fixtures:
+            item.add_marker(pytest.mark.pages)
+        if _seconds(item.path.stem)[1] >= COMPUTES_SECONDS:
             item.add_marker(pytest.mark.computes)
-        if MADE_ONCE & set(getattr(item, "fixturenames", ())):
+        if MADE_ONCE & fixtures:
             item.add_marker(pytest.mark.launches)
-        if SLOW & set(getattr(item, "fixturenames", ())):
+        if SLOW & fixtures:
             item.add_marker(pytest.mark.slow)
-    items.sort(key=lambda item: LONGEST.index(item.path.stem) if item.path.stem in LONGEST else len(LONGEST))
+    selected = config.option.markexpr
+    items.sort(key=lambda item: -sum(_seconds(item.path.stem, selected)))
+
+
+def _seconds(stem: str, selected: str | None = None) -> list[float]:
+    """Return the recorded seconds of a file: of its tests that start another Python, and of the others.
+
+    `selected` is the expression of marks of one set of tests. By default, the longest recorded times are returned.
+    """
+    sets = [DURATIONS[selected]] if selected in DURATIONS else list(DURATIONS.values())
+    return [max((each[stem][place] for each in sets if stem in each), default=0.0) for place in (0, 1)]
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    stem = Path(report.nodeid.partition("::")[0]).stem
+    _measured.setdefault(stem, [0.0, 0.0])["launches" not in report.keywords] += report.duration
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Write the measured seconds, if that was asked for, in the process that has the reports of all workers."""
+    if session.config.option.record_durations and not hasattr(session.config, "workerinput"):
+        DURATIONS[session.config.option.markexpr] = {
+            stem: [round(value, 1) for value in seconds]
+            for stem, seconds in sorted(_measured.items())
+            if sum(seconds) >= 1
+        }
+        text = json.dumps(DURATIONS, indent=1, sort_keys=True)
+        DURATIONS_FILE.write_text(re.sub(r"\[\s+([\d.]+),\s+([\d.]+)\s+\]", r"[\1, \2]", text) + "\n", encoding="utf-8")
 
 
 @pytest.hookimpl(tryfirst=True)  # before fixtures are made

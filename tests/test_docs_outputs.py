@@ -20,7 +20,7 @@ def test_a_page_shows_what_its_commands_print(place):
     assert docs_outputs.printed(place) == place.shown
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.launches
 @pytest.mark.parametrize("place", [place for place in PLACES if place.is_run], ids=name_of)
 def test_a_page_shows_what_its_runs_print_but_for_numbers(place):

@@ -37,7 +37,7 @@ def tolerance(name: str, quantity: str) -> float:
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(each, marks=[pytest.mark.slow] * (each != "llama")) for each in tool.NAMES]
+    "name", [pytest.param(each, marks=[pytest.mark.nightly] * (each != "llama")) for each in tool.NAMES]
 )
 def test_formulas_give_every_number_of_a_trace(name, monkeypatch):
     monkeypatch.setattr(tool, "LENGTHS", count.LENGTHS)

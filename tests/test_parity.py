@@ -50,7 +50,7 @@ def assert_same_run(run: launching.Run, reference: launching.Run) -> None:
 
 def kinds(names: Iterable[str], quick: Collection[str] = KINDS) -> list[Any]:
     """Parameters of a test: of these names those that are quick, and the others where it may be slow."""
-    return [name if name in quick else pytest.param(name, marks=pytest.mark.slow) for name in names]
+    return [name if name in quick else pytest.param(name, marks=pytest.mark.nightly) for name in names]
 
 
 def facts_and_peaks(run: launching.Run) -> tuple[dict[str, Any], list[int]]:

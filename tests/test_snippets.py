@@ -52,7 +52,7 @@ def test_every_claim_that_is_executed_has_its_result():
     assert not re.search(r"/(work|tmp|home|root)/", by_execution.RESULTS.read_text())
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.launches
 def test_the_committed_results_come_again(tmp_path):
     """Through the command, with all four ways and all three outcomes."""
@@ -67,7 +67,7 @@ def test_the_committed_results_come_again(tmp_path):
         assert found[name] == committed[name]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.launches
 def test_the_command_refuses_what_it_cannot_execute(tmp_path):
     def refused(*words: str | Path) -> str:
