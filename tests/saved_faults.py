@@ -224,6 +224,74 @@ def halve(content: Any) -> Any:
     return tensor[: len(tensor) // 2].clone()
 
 
+def swap_ranks(kind: str) -> Callable[[Path], None]:
+    """Return what exchanges the files of two ranks."""
+
+    def damage(folder: Path) -> None:
+        first, second = sorted((folder / STEP).glob(f"*zero_pp_rank_*_{kind}_states.pt"))
+        first.rename(first.with_suffix(".swapped"))
+        second.rename(first)
+        first.with_suffix(".swapped").rename(second)
+
+    return damage
+
+
+def save_again(folder: Path) -> None:
+    """Load and save the optimizer files, so that nothing but their contents tells their ranks."""
+    for rank in (0, 1):
+        change(optimizer_file(folder, rank), lambda content: None)
+
+
+def copy_rank(folder: Path) -> None:
+    shutil.copy(optimizer_file(folder, 0), optimizer_file(folder, 1))
+
+
+def both_ranks(edit: Callable[[dict[str, Any]], Any]) -> Callable[[Path], None]:
+    def damage(folder: Path) -> None:
+        for rank in (0, 1):
+            in_optimizer(edit, rank)(folder)
+
+    return damage
+
+
+def later_states(content: dict[str, Any]) -> None:
+    for state in content["optimizer"]["state"].values():
+        state["step"] = state["step"] + 5
+
+
+def later_group(states: dict[str, Any]) -> None:
+    states["base_optimizer_state"]["state"][1]["step"] += 3
+
+
+def no_states(states: dict[str, Any]) -> None:
+    states.get("optimizer_state_dict", states.get("base_optimizer_state"))["state"].clear()
+
+
+def far_step(states: dict[str, Any]) -> None:
+    for state in states.get("optimizer_state_dict", states.get("base_optimizer_state"))["state"].values():
+        state["step"] = state["step"] + 5
+
+
+def rename_step(folder: Path) -> None:
+    (folder / STEP).rename(folder / "global_step7")
+    (folder / "latest").write_text("global_step7")
+
+
+def flip_in_item(folder: Path) -> None:
+    """Change one bit in the values of a tensor of a distributed checkpoint."""
+    metadata = pickle.loads((folder / ".metadata").read_bytes())
+    entry = max(metadata.storage_data.values(), key=lambda entry: entry.length)
+    path = folder / entry.relative_path
+    content = bytearray(path.read_bytes())
+    content[entry.offset + entry.length // 2] ^= 0x10
+    path.write_bytes(content)
+
+
+def other_counter(folder: Path) -> None:
+    path = next((folder / STEP / "zero" / UP).glob("step*"))
+    change(path, lambda content: torch.tensor(9.0))
+
+
 def lose_chunk(metadata: Any) -> None:
     metadata.state_dict_metadata[f"model.{UP}"].chunks.pop()
 
@@ -342,7 +410,27 @@ FAULTS = [
     Fault("ZeRO-2: a frozen weight is empty", "lora-zero2", in_model_file(empty_fragment), "empty"),
     Fault("ZeRO-1: a tensor without master weight", "zero1", in_model_file(
         lambda c: c["module"].update({"extra.weight": torch.ones(3, dtype=torch.bfloat16)})), "missing"),
+    Fault("ZeRO-3: two ranks are swapped", "zero3", swap_ranks("optim"), "shards"),
+    Fault("ZeRO-3: the model files of two ranks are swapped", "zero3", swap_ranks("model"), "shards"),
+    Fault("ZeRO-3: two ranks are swapped and saved again", "zero3", lambda f: (
+        swap_ranks("optim")(f), save_again(f)), "shards"),
+    Fault("ZeRO-3: a copy of another rank", "zero3", copy_rank, "shards"),
+    Fault("ZeRO-3: a copy of another rank, saved again", "zero3", lambda f: (copy_rank(f), save_again(f)), "shards"),
+    Fault("ZeRO-2: a copy of another rank, saved again", "zero2", lambda f: (copy_rank(f), save_again(f)), "shards"),
+    Fault("ZeRO-2: two ranks are swapped", "zero2", swap_ranks("optim"), "shards"),
+    Fault("ZeRO-3: the optimizer is of another step", "zero3", both_ranks(far_step), "optimizer"),
+    Fault("ZeRO-1: the optimizer is of another step", "zero1", both_ranks(far_step), "optimizer"),
+    Fault("ZeRO-1: a group is of another step", "zero1", both_ranks(later_group), "optimizer"),
+    Fault("ZeRO-3: the optimizer has no states", "zero3", both_ranks(no_states), "optimizer"),
+    Fault("ZeRO-2: the folder has another step", "zero2", rename_step, "shards"),
+    Fault("ZeRO-0: the optimizer is of another step", "zero0", in_model_file(later_states), "optimizer"),
+    Fault("Trainer: the engine is of another step", "trainer-zero3/checkpoint-2", lambda f: (
+        f / "trainer_state.json").write_text('{"global_step": 6, "epoch": 0.5}'), "shards"),
+    Fault("Trainer: no random states", "trainer-zero3/checkpoint-2", lambda f: (f / "rng_state_1.pth").unlink(),
+          "missing"),
+    Fault("Trainer: no scheduler", "trainer-ddp/checkpoint-2", lambda f: (f / "scheduler.pt").unlink(), "missing"),
     # ---- universal checkpoints
+    Fault("universal: a weight of another step", "universal-zero1", other_counter, "optimizer"),
     Fault("universal: a weight is missing", "universal-zero1", lambda f: shutil.rmtree(f / STEP / "zero" / UP),
           "missing"),
     Fault("universal: a moment is missing", "universal-zero3", lambda f: (
@@ -354,6 +442,9 @@ FAULTS = [
         f / STEP / "zero" / UP, f / STEP / "zero" / "other.weight"), "unexpected"),
     Fault("universal: cut off", "universal-zero1", lambda f: cut(f / STEP / "zero" / UP / "fp32.pt"), "unreadable"),
     # ---- DCP
+    Fault("DCP: a flipped bit", "fsdp2-dcp", flip_in_item, "unreadable"),
+    Fault("accelerate, FSDP2: the weights are lost", "fsdp2-accelerate", lambda f: shutil.rmtree(
+        f / "pytorch_model_fsdp_0"), "missing"),
     Fault("DCP: a file is missing", "fsdp2-dcp", lambda f: (f / "__1_0.distcp").unlink(), "shards"),
     Fault("DCP: a file is cut off", "fsdp2-dcp", lambda f: cut(f / "__1_0.distcp"), "unreadable"),
     Fault("DCP: no metadata", "fsdp2-dcp", lambda f: (f / ".metadata").unlink(), "shards"),

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +14,8 @@ import torch
 from safetensors.torch import load_file
 
 from study.config import RunConfig, build_config
+from study.engines.saved import dcp, deepspeed_zero, foreign, pickles
+from study.engines.saved.content import Saved
 from study.errors import Refusal
 from study.training import adapters, manifest, weights
 from study.training.engine_state import LAYOUT, STATES, subgroup_file
@@ -42,7 +43,15 @@ def export(checkpoint: Checkpoint, folder: Path, merge: bool = False, data_dir: 
     """
     if folder.exists():
         raise Refusal(f"{folder}: the folder already exists. Use another one, or delete it.")
-    model: Any = _rebuilt(checkpoint, data_dir)
+    try:
+        model: Any = _rebuilt(checkpoint, data_dir)
+    except Refusal:
+        raise
+    except Exception as error:  # files of another machine may contain anything
+        raise Refusal(
+            f"{checkpoint.folder}: the model cannot be built from this checkpoint ({type(error).__name__}: "
+            f"{' '.join(str(error).split())[:200]}). Check it with `zero-study saved`, or use another checkpoint."
+        ) from None
     is_adapter = hasattr(model, "peft_config")
     if merge and not is_adapter:
         raise Refusal(
@@ -51,15 +60,19 @@ def export(checkpoint: Checkpoint, folder: Path, merge: bool = False, data_dir: 
         )
     part = folder.with_name(folder.name + ".part")
     shutil.rmtree(part, ignore_errors=True)
-    if is_adapter and not merge:
-        model = _write_adapter(model, checkpoint, part, folder)
-    else:
-        model = model.merge_and_unload() if merge else model
-        model.save_pretrained(part)
-    for path in (checkpoint.folder / MODEL).iterdir():
-        if not (part / path.name).exists() and (path.name != ADAPTER or not merge):
-            shutil.copy(path, part)
-    part.rename(folder)
+    try:
+        if is_adapter and not merge:
+            model = _write_adapter(model, checkpoint, part, folder)
+        else:
+            model = model.merge_and_unload() if merge else model
+            model.save_pretrained(part)
+        for path in (checkpoint.folder / MODEL).iterdir():
+            if not (part / path.name).exists() and (path.name != ADAPTER or not merge):
+                shutil.copy(path, part)
+        part.rename(folder)
+    except BaseException:
+        shutil.rmtree(part, ignore_errors=True)
+        raise
     exported: PreTrainedModel = model
     return exported
 
@@ -67,10 +80,16 @@ def export(checkpoint: Checkpoint, folder: Path, merge: bool = False, data_dir: 
 def _rebuilt(checkpoint: Checkpoint, data_dir: Path | None) -> Any:
     """Return the unsharded model of a checkpoint, with its adapter if the run trained one.
 
-    Raises Refusal if the checkpoint contains another model.
+    Raises Refusal if the checkpoint contains another model, or if its files would run code.
     """
     import transformers
 
+    for name in ("config.json", ADAPTER):
+        if (path := checkpoint.folder / MODEL / name).exists():
+            try:
+                foreign.read_object(path)
+            except foreign.Unusual as reason:
+                raise Refusal(f"{path}: this file {reason}. Use another checkpoint.") from None
     parameters, is_in_4bit = read_parameters(checkpoint), _unchecked_config(checkpoint).load_in_4bit
     if is_in_4bit:  # only the adapter is whole in the checkpoint
         config = _config(checkpoint, data_dir)
@@ -78,8 +97,13 @@ def _rebuilt(checkpoint: Checkpoint, data_dir: Path | None) -> Any:
         model: Any = weights.initial_model(workload, workload.load(config), config)
     else:
         described = transformers.AutoConfig.from_pretrained(checkpoint.folder / MODEL, local_files_only=True)
-        with weights.unpartitioned():
-            model = getattr(transformers, described.architectures[0])(described)
+        model_class = getattr(transformers, (described.architectures or [""])[0], None)
+        if not (isinstance(model_class, type) and issubclass(model_class, transformers.PreTrainedModel)):
+            raise Refusal(
+                f"{checkpoint.folder}: its config.json names no model of transformers. Use another checkpoint."
+            )
+        with weights.unpartitioned(), foreign.limited(600):
+            model = model_class(described)
     if (checkpoint.folder / MODEL / ADAPTER).exists():
         import peft
 
@@ -136,9 +160,21 @@ def read_parameters(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
 
     They are the master weights if the engine has any.
     """
+    if not checkpoint.manifest.engine.startswith(("plain", "fsdp", "zero", "subgroups")):
+        raise Refusal(
+            f"{checkpoint.folder}: its engine {checkpoint.manifest.engine} is unknown. Use another checkpoint."
+        )
     readers = {"plain": _plain, "fsdp": _fsdp, "zero": _deepspeed, "subgroups": _subgroups}
     reader = next(reader for kind, reader in readers.items() if checkpoint.manifest.engine.startswith(kind))
-    state = reader(checkpoint.folder / ENGINE)
+    try:
+        state = reader(checkpoint.folder / ENGINE)
+    except Refusal as refusal:  # `export` has no option that trusts a file
+        reason = str(refusal).partition(" If you trust")[0]
+        raise Refusal(
+            f"{reason} Nothing was written. Use another checkpoint." if "run code" in reason else reason
+        ) from None
+    except pickles.Unreadable as reason:
+        raise Refusal(f"{checkpoint.folder}: the checkpoint is damaged: {reason}. Use another checkpoint.") from None
     return {weights.plain_name(name): tensor.float() for name, tensor in state.items()}
 
 
@@ -147,26 +183,26 @@ def _plain(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def _fsdp(folder: Path) -> dict[str, torch.Tensor]:
-    from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
-
-    with tempfile.TemporaryDirectory() as scratch:
-        dcp_to_torch_save(folder / "pytorch_model_fsdp_0", f"{scratch}/whole.pt")
-        state: dict[str, torch.Tensor] = torch.load(f"{scratch}/whole.pt", weights_only=True)["model"]
-    return state
+    return _unsharded(dcp.read(folder / "pytorch_model_fsdp_0", trust=False))
 
 
 def _deepspeed(folder: Path) -> dict[str, torch.Tensor]:
-    from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
-
     states = folder / STATES
     unsharded: dict[str, torch.Tensor] = {}
     if (path := states / "mp_rank_00_model_states.pt").exists():  # stages 0, 1 and 2
-        whole = torch.load(path, weights_only=False, map_location="cpu")["module"]
+        whole = pickles.load(path, trust=False)["module"]
         unsharded = {name: tensor for name, tensor in whole.items() if tensor.is_floating_point()}
-    if not any(states.glob("*zero_pp_rank_*optim_states.pt")):  # stage 0 has no masters
-        return unsharded
-    # DeepSpeed 0.19.8 leaves out the frozen parameters of stage 1.
-    return unsharded | dict(get_fp32_state_dict_from_zero_checkpoint(str(folder), STATES))
+    # Stage 1 of DeepSpeed 0.19.8 saves the frozen parameters only in the model's file.
+    return unsharded | _unsharded(deepspeed_zero.read(states, trust=False))
+
+
+def _unsharded(saved: Saved) -> dict[str, torch.Tensor]:
+    """Return the weights of an engine's checkpoint by name. Raises Refusal if parts of them are missing or damaged."""
+    incomplete = ("unreadable", "shards", "partial", "empty")
+    for finding in saved.findings:
+        if finding.is_wrong and finding.kind in incomplete:
+            raise Refusal(f"{saved.folder}: this checkpoint is damaged. {finding.text} Use another checkpoint.")
+    return {name: tensor.read() for name, tensor in saved.whole().items()}
 
 
 def _subgroups(folder: Path) -> dict[str, torch.Tensor]:

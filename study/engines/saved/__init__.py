@@ -7,8 +7,8 @@ saved.compare(adapter, {"...lora_A.weight": tensor, ...}).different
 
 from .against import Comparison as Comparison
 from .against import compare as compare
-from .against import compare_with_recording as compare_with_recording
 from .content import Finding as Finding
 from .content import Saved as Saved
 from .content import Tensor as Tensor
 from .folders import read as read
+from .recorded import compare_with_recording as compare_with_recording

@@ -1,4 +1,8 @@
-"""Check a checkpoint or a saved model: `python -m zero_study.saved FOLDER`. See `zero-study saved --help`."""
+"""Check a checkpoint or a saved model: `python -m zero_study.saved FOLDER`.
+
+The exit statuses are those of `zero-study saved`: 0 nothing is wrong, 1 something is wrong, 2 the folder is refused,
+3 it could not be checked.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ...errors import Refusal
+from ...verdict import REFUSED
 from .command import command
 
 
@@ -17,15 +22,23 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("folder", type=Path, help="folder of a checkpoint, a saved model or an adapter")
     parser.add_argument("--against", type=Path, help="another such folder, or a recording of `zero-study diff`")
     parser.add_argument("--model", type=Path, help="folder with the config.json of the model, or of an adapter's base")
-    parser.add_argument("--strict", action="store_true", help="exit with status 1 also if something was not checked")
+    parser.add_argument("--strict", action="store_true", help="exit with status 3 if something was not checked")
     parser.add_argument("--trust-pickle", action="store_true", help="also load files that run code when loaded")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
-    given = parser.parse_args(words)
+    arguments = parser.parse_args(words)
     try:
-        status = command(given.folder, given.against, given.model, given.strict, given.trust_pickle, given.json)
+        verdict = command(
+            arguments.folder,
+            arguments.against,
+            arguments.model,
+            arguments.strict,
+            arguments.trust_pickle,
+            arguments.json,
+        )
+        status = verdict.status
     except Refusal as refusal:
         print(f"zero-study: {' '.join(str(refusal).split())}", file=sys.stderr)
-        status = 2
+        status = REFUSED
     sys.exit(status)
 
 

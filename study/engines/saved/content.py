@@ -10,11 +10,12 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
+from ...verdict import Checked
 from ..readback.dtypes import dtype_name
 
 Kind = Literal[
     "unreadable", "missing", "unexpected", "empty", "partial", "untied", "dtype", "zero", "not finite", "shards",
-    "optimizer", "untrained", "different",
+    "optimizer", "untrained", "different", "stale",
 ]  # fmt: skip
 
 
@@ -37,6 +38,10 @@ class Tensor:
     file: str  # the file that has it, or the files that have its parts
     read: Callable[[], torch.Tensor]
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or any(type(size) is not int or size < 0 for size in self.shape):
+            raise ValueError(f"{str(self.name)[:60]} has a shape or a name that no tensor has")
+
     @property
     def size(self) -> int:
         return math.prod(self.shape)
@@ -44,6 +49,16 @@ class Tensor:
     @property
     def is_float(self) -> bool:
         return bool(getattr(torch, self.dtype).is_floating_point)
+
+
+class OptimizerFacts(NamedTuple):
+    """What an optimizer's states say of its steps."""
+
+    file: str
+    steps: dict[str, float]  # of each weight or group that has a counter
+    num_weights: int
+    without_state: list[str]
+    needs_states: bool  # whether this kind of optimizer has a state of each weight after its first step
 
 
 @dataclass
@@ -57,9 +72,14 @@ class Saved:
     ties: dict[str, str] = field(default_factory=dict)  # a name -> the name of the tensor that it shares
     findings: list[Finding] = field(default_factory=list)
     unchecked: list[str] = field(default_factory=list)
+    checked: list[Checked] = field(default_factory=list)  # how many tensors were compared, and with what
     config: dict[str, Any] | None = None  # of config.json or adapter_config.json
     is_adapter: bool = False
     step: int | None = None
+    optimizer: OptimizerFacts | None = None
+    num_skipped: int = 0  # steps without an update, because a gradient in fp16 was infinite
+    world_size: int = 0  # number of ranks that wrote the checkpoint; 0: unknown
+    has_scheduler: bool = False  # whether the engine's files have the state of a scheduler
 
     def wrong(self, kind: Kind, text: str, names: Iterable[str] = ()) -> None:
         self.findings.append(Finding(kind, text, sorted(names)))
@@ -69,7 +89,8 @@ class Saved:
 
     def whole(self) -> dict[str, Tensor]:
         """Return the tensors by name, and also those names that share the tensor of another name."""
-        shared = {name: self.tensors[of] for name, of in self.ties.items() if of in self.tensors}
+        ties = {name: of for name, of in self.ties.items() if isinstance(name, str) and isinstance(of, str)}
+        shared = {name: self.tensors[of] for name, of in ties.items() if of in self.tensors}
         return {**shared, **self.tensors}
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections import defaultdict
-from collections.abc import Iterator
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from ..readback.dtypes import dtype_name
-from . import pickles
-from .content import Kind, Saved, Tensor, names_text
+from . import consistency, pickles
+from .content import Kind, OptimizerFacts, Saved, Tensor, names_text
 
 METADATA = ".metadata"
 _OPTIMIZER = {"optimizer", "optim", "optimizers", "optimizer_state", "optim_state"}
@@ -34,9 +34,14 @@ def read(folder: Path, trust: bool) -> Saved:
     except (pickles.Unreadable, AttributeError) as reason:
         saved.wrong("unreadable", f"{METADATA} cannot be read: {reason}.", [METADATA])
         return saved
-    files = {info.relative_path for info in storage.values()}
+    needs: dict[str, int] = defaultdict(int)  # a file -> the number of bytes that it has at least
+    places: dict[str, list[tuple[Any, Any]]] = defaultdict(list)  # a tensor -> index and place of each of its parts
+    for index, info in storage.items():
+        needs[info.relative_path] = max(needs[info.relative_path], info.offset + info.length)
+        places[index.fqn].append((index, info))
+    files = needs.keys()
     saved.format = f"DCP, {len(files)} file{'s' * (len(files) != 1)}"
-    is_whole = {name: _check_file(saved, folder, name, storage) for name in sorted(files)}
+    is_whole = {name: _check_file(saved, folder, name, need) for name, need in sorted(needs.items())}
     extra = {path.relative_to(folder).as_posix() for path in folder.rglob("*.distcp")} - files
     if extra:
         saved.wrong("shards", f"{METADATA} does not list these files, so another training wrote them.", extra)
@@ -45,9 +50,11 @@ def read(folder: Path, trust: bool) -> Saved:
         path = _path(paths.get(name, name) if isinstance(paths, dict) else name)
         is_state, short = _role(path)
         if not hasattr(entry, "chunks"):
-            key = _of(storage, name)
-            if is_whole.get(getattr(key, "relative_path", None)) is False:
+            key = next((info for _, info in places[name]), None)
+            if is_whole.get(getattr(key, "relative_path", "")) is False:
                 lost.append(name)
+            elif key is not None:
+                _check_bytes(saved, folder, name, key)
             if short in ("step", "global_step", "epoch_step") and key is not None and len(path) == 1:
                 saved.step = _number(folder, key, trust)
             continue
@@ -57,7 +64,7 @@ def read(folder: Path, trust: bool) -> Saved:
             kind: Kind = "empty" if not chunks or not any(math.prod(sizes) for _, sizes in chunks) else "partial"
             saved.wrong(kind if math.prod(shape) else "shards", f"{name}: {problem}.", [name])
             continue
-        infos = {tuple(index.offset or ()): info for index, info in _all_of(storage, name)}
+        infos = {tuple(index.offset or ()): info for index, info in places[name]}
         if any(offsets not in infos for offsets, _ in chunks if shape):
             saved.wrong("partial", f"{METADATA} does not say in which file a part of {name} is.", [name])
             continue
@@ -73,7 +80,29 @@ def read(folder: Path, trust: bool) -> Saved:
     if lost:
         saved.wrong("partial", "Parts of these tensors are in files that are missing or damaged.", lost)
     check_states(saved, saved.tensors)
+    _read_steps(saved)
     return saved
+
+
+def _read_steps(saved: Saved) -> None:
+    """Read the optimizer's counters, and compare them with the step that the checkpoint says."""
+    steps: dict[str, float] = {}
+    for name, state in saved.states.items():
+        weight, _, kind = name.rpartition("/")
+        if kind == "step" and weight and state.size == 1:
+            with contextlib.suppress(pickles.Unreadable, OSError, RuntimeError, ValueError):  # check_values reports it
+                if (step := consistency.number_of(state.read())) is not None:
+                    steps[weight] = step
+    if not steps:
+        return
+    saved.optimizer = OptimizerFacts("The optimizer's part", steps, len(steps), [], needs_states=True)
+    updates = consistency.updates_of(saved)
+    # A script may count from 0, or count batches.
+    if saved.step and updates is not None and updates > saved.step + 1:
+        saved.wrong(
+            "optimizer", f"The optimizer was updated {updates} times, but the checkpoint is of step {saved.step}.",
+            ["step"],
+        )  # fmt: skip
 
 
 def _path(name: Any) -> list[str]:
@@ -83,8 +112,8 @@ def _path(name: Any) -> list[str]:
 def _role(path: list[str]) -> tuple[bool, str]:
     """Return whether an entry is a state of the optimizer, and its name without the names of its sections."""
     if len(path) == 1:  # a flat dictionary: only the name can tell
-        first, _, rest = path[0].partition(".")
-        path = [first, *rest.split(".")] if rest and first in _OPTIMIZER else path
+        first, _, remainder = path[0].partition(".")
+        path = [first, *remainder.split(".")] if remainder and first in _OPTIMIZER else path
     inner = path
     while len(inner) > 1 and inner[0] in _MODEL:
         inner = inner[1:]
@@ -96,19 +125,12 @@ def _role(path: list[str]) -> tuple[bool, str]:
     return False, ".".join(inner)
 
 
-def _all_of(storage: Any, name: str) -> Iterator[tuple[Any, Any]]:
-    """Yield the entries of one tensor: index and place of each of its parts."""
-    return ((index, info) for index, info in storage.items() if index.fqn == name)
-
-
-def _of(storage: Any, name: str) -> Any:
-    return next((info for _, info in _all_of(storage, name)), None)
-
-
-def _check_file(saved: Saved, folder: Path, name: str, storage: Any) -> bool:
+def _check_file(saved: Saved, folder: Path, name: str, need: int) -> bool:
     """Return whether a file is there and as long as the metadata says, and report it if it is not."""
     path = folder / name
-    need = max(info.offset + info.length for info in storage.values() if info.relative_path == name)
+    if Path(name).is_absolute() or ".." in Path(name).parts:
+        saved.wrong("shards", f"{METADATA} names a file outside the checkpoint's folder, which is not read.", [name])
+        return False
     if not path.is_file():
         saved.wrong("shards", f"{name} is missing, although {METADATA} lists it.", [name])
         return False
@@ -142,7 +164,9 @@ def _pairs(chunks: list[Any]) -> tuple[list[Any], list[Any]]:
 
 
 def _overlap(a: Any, b: Any) -> bool:
-    return bool(a[0]) and all(max(x, y) < min(x + width, y + other) for x, width, y, other in zip(*a, *b, strict=True))
+    return bool(a[0]) and all(
+        max(x, y) < min(x + x_width, y + y_width) for x, x_width, y, y_width in zip(*a, *b, strict=True)
+    )
 
 
 def _tensor(
@@ -168,13 +192,28 @@ def _tensor(
 
 
 def _load_part(folder: Path, info: Any, trust: bool) -> Any:
+    return pickles.load_bytes(_bytes_of(folder, info), info.relative_path, trust)
+
+
+def _bytes_of(folder: Path, info: Any) -> bytes:
     try:
         with open(folder / info.relative_path, "rb") as file:
             file.seek(info.offset)
-            content = file.read(info.length)
-    except OSError as error:
-        raise pickles.Unreadable(error.strerror or str(error)) from None
-    return pickles.load_bytes(content, info.relative_path, trust)
+            return file.read(info.length)
+    except (OSError, ValueError) as error:
+        raise pickles.Unreadable(_reason(error)) from None
+
+
+def _reason(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error)
+
+
+def _check_bytes(saved: Saved, folder: Path, name: str, info: Any) -> None:
+    """Check the checksums of an entry that is not a tensor, such as the settings of an optimizer."""
+    try:
+        pickles.check_bytes(_bytes_of(folder, info))
+    except pickles.Unreadable as reason:
+        saved.wrong("unreadable", f"{name} in {info.relative_path} cannot be read: {reason}.", [name])
 
 
 def _number(folder: Path, info: Any, trust: bool) -> int | None:

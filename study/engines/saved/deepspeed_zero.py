@@ -17,15 +17,19 @@ from typing import Any, NamedTuple
 import torch
 
 from ..readback.dtypes import dtype_name
-from . import pickles
-from .content import Kind, Saved, Tensor, in_memory, names_text
+from . import consistency, pickles
+from .content import Kind, OptimizerFacts, Saved, Tensor, in_memory, names_text
 from .values import same
 
 _RANK_FILE = re.compile(r"(?:bf16_|fp16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_(optim|model)_states\.pt")
 _MODEL_FILE = re.compile(r"mp_rank_(\d+)_model_states\.pt")
-_OTHER_FILE = re.compile(r"(layer_\d+.*_states|(bf16_|fp16_)?expp_rank_.*_states|.*_expert_.*_states)\.pt")
+_UNSUPPORTED_FILE = re.compile(r"(layer_\d+.*_states|(bf16_|fp16_)?expp_rank_.*_states|.*_expert_.*_states)\.pt")
 _MASTERS = ("single_partition_of_fp32_groups", "fp32_flat_groups")  # of stages 1 and 2, of stage 3
 _UNLIKE = "The model's weights are not the rounded master weights, so they are of different steps or trainings."
+_FIRST_UPDATE = (
+    1  # BF16_Optimizer, and others in earlier releases, make an update without gradients when they are built
+)
+_PREFIX = 1 << 20  # elements that are compared to find copies
 _STATES = ("base_optimizer_state", "optimizer_state_dict")
 
 
@@ -46,21 +50,23 @@ def read(folder: Path, trust: bool) -> Saved:
     """Read the checkpoint in a folder such as global_step40."""
     saved = Saved(folder, "DeepSpeed")
     listed = sorted(path for path in folder.iterdir() if path.is_file())
-    others = [path.name for path in listed if _OTHER_FILE.fullmatch(path.name)]
+    skipped = [path.name for path in listed if _UNSUPPORTED_FILE.fullmatch(path.name)]
     tensor_parallel = [
         path.name
         for path in listed
         if (match := _RANK_FILE.fullmatch(path.name) or _MODEL_FILE.fullmatch(path.name))
         and int(match[2] if match.re is _RANK_FILE else match[1])
     ]
-    if others or tensor_parallel:
+    if skipped or tensor_parallel:
         saved.unchecked.append(
-            f"the files of pipeline stages, experts or tensor parallel ranks ({names_text(others + tensor_parallel)})"
+            f"the files of pipeline stages, experts or tensor parallel ranks ({names_text(skipped + tensor_parallel)})"
         )
         return saved
     files = _load(saved, listed, trust)
     _check_ranks(saved, files)
     _check_settings(saved, files)
+    _check_steps(saved, files)
+    _check_identity(saved, files)
     if files.model:
         _read_weights(saved, files)
     return saved
@@ -132,6 +138,7 @@ def _world_size(files: _Files) -> int:
 def _check_ranks(saved: Saved, files: _Files) -> None:
     """Check that there is a file of each rank, and none of other ranks."""
     stage, world_size = _stage_of(files), _world_size(files)
+    saved.world_size = world_size
     saved.step = next((int(c["global_steps"]) for c in files.model.values() if "global_steps" in c), None)
     at = "" if saved.step is None else f", step {saved.step}"
     saved.format = f"DeepSpeed ZeRO-{stage}, {world_size} rank{'s' * (world_size > 1)}{at}"
@@ -140,15 +147,15 @@ def _check_ranks(saved: Saved, files: _Files) -> None:
     if stage or has_states:
         needed["optim"] = list(range(world_size))
     for kind, ranks in needed.items():
-        there = {rank for each, rank in files.paths if each == kind}
+        stored_ranks = {rank for file_kind, rank in files.paths if file_kind == kind}
         noun = "model" if kind == "model" else "optimizer"
-        if missing := [rank for rank in ranks if rank not in there]:
+        if missing := [rank for rank in ranks if rank not in stored_ranks]:
             of = "" if missing == [-1] else f" of rank {names_text(map(str, missing), 8)} of {world_size}"
             saved.wrong(
                 "shards", f"The {noun} file{of} is missing, so parts of the weights or of the states were not saved.",
                 [f"{noun} file{of}"],
             )  # fmt: skip
-        extra = [files.paths[kind, rank].name for rank in there - {*ranks} if rank >= 0]
+        extra = [files.paths[kind, rank].name for rank in stored_ranks - {*ranks} if rank >= 0]
         if extra:
             saved.wrong(
                 "shards",
@@ -156,7 +163,7 @@ def _check_ranks(saved: Saved, files: _Files) -> None:
                 "training or another number of ranks wrote.",
                 extra,
             )
-        for rank in there - {*ranks}:
+        for rank in stored_ranks - {*ranks}:
             (files.model if kind == "model" else files.optimizer).pop(rank, None)
 
 
@@ -194,9 +201,96 @@ def _facts(kind: str, content: Any) -> Iterable[tuple[str, Any]]:
         if fact in states:
             yield fact, states[fact] if isinstance(states[fact], list) else int(states[fact])
     yield "the key of the master weights", _masters_of(content)[0]
-    steps = {float(step) for state in _group_states(content) if (step := state.get("step")) is not None}
+    steps = _steps_of(content)
     if steps:
-        yield "the optimizer's step", sorted(steps)
+        yield "the optimizer's step", sorted(set(steps))
+
+
+def _steps_of(content: Any) -> list[float]:
+    """Return the optimizer's counter of each group, in one rank's file."""
+    counters = (consistency.number_of(state.get("step")) for state in _group_states(content))
+    return [step for step in counters if step is not None]
+
+
+def _check_steps(saved: Saved, files: _Files) -> None:
+    """Check that the optimizer and the scheduler made as many steps as the model's file says."""
+    model: dict[str, Any] = next(iter(files.model.values()), {})
+    saved.num_skipped = int(consistency.number_of(model.get("skipped_steps")) or 0)
+    saved.has_scheduler = model.get("lr_scheduler") is not None
+    first = next(iter(files.optimizer), None)
+    if first is not None:
+        steps = {f"group {at}": step for at, step in enumerate(_steps_of(files.optimizer[first]))}
+        file = files.paths["optim", first].name
+        saved.optimizer = OptimizerFacts(file, steps, len(steps), [], needs_states=True)
+        lacks_states = not any(map(_group_states, files.optimizer.values())) and _has_layout(files.optimizer[first])
+        if lacks_states and (saved.step or 0) > saved.num_skipped:
+            saved.wrong(
+                "optimizer", "The optimizer files have no states, so a resumed training starts with a new optimizer.",
+                [files.paths["optim", rank].name for rank in files.optimizer],
+            )  # fmt: skip
+    if saved.step is None:
+        return
+    updates_due, updates = saved.step - saved.num_skipped, consistency.updates_of(saved)
+    if updates is not None and updates not in (updates_due, updates_due + _FIRST_UPDATE):
+        saved.wrong(
+            "optimizer",
+            f"The optimizer was updated {updates} times, but the model's file says {updates_due} times, so they are of "
+            "different steps or trainings.",
+            [] if saved.optimizer is None else [saved.optimizer.file],
+        )
+    scheduler = consistency.scheduler_steps(model.get("lr_scheduler"))
+    if scheduler is not None and updates_due and scheduler > max(updates_due, saved.step) and scheduler % updates_due:
+        saved.wrong(
+            "optimizer", f"The scheduler made {scheduler} steps, but the model's file is of step {saved.step}.",
+            [files.paths["model", min(files.model)].name],
+        )  # fmt: skip
+    elif scheduler is not None and scheduler < updates_due:
+        saved.note(
+            "optimizer",
+            f"The scheduler made {scheduler} steps, and the optimizer {updates_due}. This is right if the schedule was "
+            "started again.",
+            [files.paths["model", min(files.model)].name],
+        )
+
+
+def _has_layout(content: Any) -> bool:
+    """Return whether the states of an optimizer's file are stored per group, even if there are none."""
+    states = content["optimizer_state_dict"]
+    base = next((states[key] for key in _STATES if states.get(key) is not None), None)
+    if not isinstance(base, dict) or not isinstance(base.get("state"), dict):
+        return isinstance(base, list)
+    groups = base.get("param_groups")
+    return isinstance(groups, list) and any(isinstance(group, dict) and "betas" in group for group in groups)
+
+
+def _check_identity(saved: Saved, files: _Files) -> None:
+    """Check that each file is of the rank that its name says, and that no rank has the copy of another one's."""
+    paths = [path for (_, rank), path in files.paths.items() if rank >= 0]
+    consistency.check_names_inside(saved, paths, _RANK_FILE)
+    ranks = sorted(files.optimizer)
+    for first, second in pairwise(ranks):
+        if _is_copy(files.optimizer[first], files.optimizer[second]):
+            names = [files.paths["optim", rank].name for rank in (first, second)]
+            saved.wrong(
+                "shards", "These files of two ranks have the same contents, so one of them is a copy and parts of the "
+                "weights were lost.", names,
+            )  # fmt: skip
+
+
+def _is_copy(first: Any, second: Any) -> bool:
+    """Return whether two ranks have the same master weights and states, which are not all equal numbers."""
+    parts = [[*_masters_of(content)[1], *_moments(content)] for content in (first, second)]
+    a, b = (
+        [part.reshape(-1)[:_PREFIX] for part in own if isinstance(part, torch.Tensor) and part.numel() > 1]
+        for own in parts
+    )
+    is_varied = any(not bool((part == part[0]).all()) for part in a)
+    return bool(a) and len(a) == len(b) and is_varied and all(map(same, a, b))
+
+
+def _moments(content: Any) -> list[torch.Tensor]:
+    values = (state.get("exp_avg") for state in _group_states(content))
+    return [value for value in values if isinstance(value, torch.Tensor)]
 
 
 def _group_states(content: Any) -> list[dict[str, Any]]:
@@ -204,7 +298,8 @@ def _group_states(content: Any) -> list[dict[str, Any]]:
     states = content["optimizer_state_dict"]
     base = next((states[key] for key in _STATES if states.get(key) is not None), None)
     if isinstance(base, dict) and isinstance(base.get("state"), dict):
-        return [base["state"][key] for key in sorted(base["state"], key=str) if isinstance(base["state"][key], dict)]
+        order = sorted(base["state"], key=lambda key: (0, key, "") if isinstance(key, int) else (1, 0, str(key)))
+        return [base["state"][key] for key in order if isinstance(base["state"][key], dict)]
     return [state for state in base if isinstance(state, dict)] if isinstance(base, list) else []
 
 
@@ -238,8 +333,8 @@ def _read_weights(saved: Saved, files: _Files) -> None:
     else:
         names = [name for group in shapes for name in group]
         saved.wrong("partial", "Parts of these tensors are missing, so they cannot be put together.", names)
-    known = {*saved.tensors, *saved.ties, *(name for group in shapes for name in group)}
-    if unknown := [name for name in module if name not in known]:
+    stored_names = {*saved.tensors, *saved.ties, *(name for group in shapes for name in group)}
+    if unknown := [name for name in module if name not in stored_names]:
         saved.wrong(
             "missing",
             "The model has these tensors, but the checkpoint has neither a master weight nor a frozen copy of them, so "
@@ -302,14 +397,16 @@ def _read_stages_1_2(saved: Saved, files: _Files, shapes: list[dict[str, tuple[i
             _wrong_sizes(saved, group, parts, need)
             continue
         padded = [_padding_of(files.optimizer[rank], index) for rank in sorted(files.optimizer)]
-        of_group = [each[index] if index < len(each) else {} for each in states]
+        of_group = [rank_states[index] if index < len(rank_states) else {} for rank_states in states]
         kinds = _kinds_of_states(saved, of_group, parts, group, padded)
         offset = 0
         for (name, shape), gap in zip(group.items(), gaps, strict=True):
             begin, end = offset, offset + math.prod(shape)
             saved.tensors[name] = _slice_of(name, shape, parts, begin, end)
             for kind in kinds:
-                of_kind = [each[index][kind][: part.numel()] for each, part in zip(states, parts, strict=True)]
+                of_kind = [
+                    rank_states[index][kind][: part.numel()] for rank_states, part in zip(states, parts, strict=True)
+                ]
                 saved.states[f"{name}/{kind}"] = _slice_of(f"{name}/{kind}", shape, of_kind, begin, end)
             offset = end + gap
 
@@ -320,18 +417,18 @@ def _padding_of(content: Any, index: int) -> int:
     return int(paddings[index]) if index < len(paddings) else 0
 
 
-def _has_size(there: int, need: int, num_ranks: int) -> bool:
+def _has_size(size: int, need: int, num_ranks: int) -> bool:
     """Return whether a group has as many elements as its parameters, up to DeepSpeed's alignment."""
     aligned = 2 * num_ranks
-    return there == need or -(-need // aligned) * aligned == there or need <= there < need + aligned
+    return size == need or -(-need // aligned) * aligned == size or need <= size < need + aligned
 
 
 def _wrong_sizes(saved: Saved, group: dict[str, Any], parts: list[Any], need: int) -> None:
-    there = [part.numel() for part in parts]
-    kind: Kind = "partial" if sum(there) < need else "shards"
+    sizes = [part.numel() for part in parts]
+    kind: Kind = "partial" if sum(sizes) < need else "shards"
     saved.wrong(
-        kind if sum(there) else "empty",
-        f"The ranks have {' + '.join(map(str, there[:8]))}{' + ...' if len(there) > 8 else ''} elements of a group of "
+        kind if sum(sizes) else "empty",
+        f"The ranks have {' + '.join(map(str, sizes[:8]))}{' + ...' if len(sizes) > 8 else ''} elements of a group of "
         f"{need}, so these tensors cannot be put together.",
         group,
     )
@@ -360,25 +457,53 @@ def _read_stage_3(saved: Saved, files: _Files, shapes: list[dict[str, tuple[int,
     masters = _by_rank(files, lambda content: _masters_of(content)[1])
     flat = {name: shape for group in shapes for name, shape in group.items()}
     need = sum(-(-math.prod(shape) // world_size) for shape in flat.values())
-    there = [sum(part.numel() for part in groups) for groups in masters]
-    if any(size != need for size in there):
-        _wrong_sizes(saved, flat, [torch.empty(size, device="meta") for size in there], need * world_size)
+    sizes = [sum(part.numel() for part in groups) for groups in masters]
+    if any(size != need for size in sizes):
+        _wrong_sizes(saved, flat, [torch.empty(size, device="meta") for size in sizes], need * world_size)
         return
     states = _by_rank(files, _group_states)
     kinds = set.intersection(
         *(
-            _kinds_of_states(saved, [each[index] if index < len(each) else {} for each in states], parts, flat)
+            _kinds_of_states(
+                saved, [rank_states[index] if index < len(rank_states) else {} for rank_states in states], parts, flat
+            )
             for index, parts in enumerate(zip(*masters, strict=True))
         )
     )
+    _check_padding(saved, files, [math.prod(shape) for shape in flat.values()])
     offset = 0
     for name, shape in flat.items():
         share = -(-math.prod(shape) // world_size)
         saved.tensors[name] = _shares_of(name, shape, masters, offset, share)
         for kind in kinds:
-            of_kind = [[state[kind] for state in each] for each in states]
+            of_kind = [[state[kind] for state in rank_states] for rank_states in states]
             saved.states[f"{name}/{kind}"] = _shares_of(f"{name}/{kind}", shape, of_kind, offset, share)
         offset += share
+
+
+def _check_padding(saved: Saved, files: _Files, sizes: list[int]) -> None:
+    """Check that the padding is in the last rank's file: it has no gradients, so its first moments are zero."""
+    ranks = sorted(files.optimizer)
+    places, offset = [], 0
+    for size in sizes:
+        share = -(-size // len(ranks))
+        if 0 < share * len(ranks) - size < share:
+            places.append(offset + share - 1)  # the last element of the last rank's stretch is padding
+        offset += share
+    moments = [
+        torch.cat([group_moment.reshape(-1) for group_moment in _moments(files.optimizer[rank])] or [torch.empty(0)])
+        for rank in ranks
+    ]
+    if len(places) < 3 or any(len(moment) != offset for moment in moments):
+        return
+    is_zero = [moment[places] == 0 for moment in moments]
+    padded_ranks = [rank for rank in ranks[:-1] if bool(is_zero[ranks.index(rank)].all())]
+    if padded_ranks and not bool(is_zero[-1].any()):
+        saved.wrong(
+            "shards", f"The file of rank {padded_ranks[0]} has the padding that only the last rank's file has, so the "
+            "files of the ranks were mixed up.",
+            [files.paths["optim", rank].name for rank in (padded_ranks[0], ranks[-1])],
+        )  # fmt: skip
 
 
 def _shares_of(name: str, shape: tuple[int, ...], ranks: list[list[torch.Tensor]], offset: int, share: int) -> Tensor:
@@ -467,6 +592,17 @@ def _check_stage_0(saved: Saved, content: Any, file: str) -> None:
         saved.unchecked.append("the optimizer states, whose layout is unknown")
         return
     inner = optimizer.get("optimizer_state_dict", optimizer)
+    if isinstance(inner.get("state"), dict) and isinstance(inner.get("param_groups"), list):
+        saved.optimizer = consistency.facts_of(file, inner)
+        updates = consistency.updates_of(saved)
+        if (
+            updates is not None
+            and saved.step is not None
+            and updates - saved.step + saved.num_skipped not in (0, _FIRST_UPDATE)
+        ):
+            saved.wrong(
+                "optimizer", f"The optimizer was updated {updates} times, but the file is of step {saved.step}.", [file]
+            )
     for number, state in (inner.get("state") or {}).items():
         for kind, value in state.items() if isinstance(state, dict) else ():
             if isinstance(value, torch.Tensor) and value.ndim:
@@ -478,7 +614,7 @@ def _check_stage_0(saved: Saved, content: Any, file: str) -> None:
     unlike = [
         f"master weight {number}"
         for number, master in enumerate(masters)
-        if not any(master.shape == each.shape and same(master.to(each.dtype), each) for each in weights)
+        if not any(master.shape == weight.shape and same(master.to(weight.dtype), weight) for weight in weights)
     ]
     if unlike:
         saved.wrong("different", f"{_UNLIKE} {len(unlike)} of {len(masters)} differ.", unlike)

@@ -8,7 +8,7 @@ import json
 import logging
 import warnings
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,6 +24,7 @@ class Layout(NamedTuple):
 
     shapes: dict[str, tuple[int, ...]]
     groups: list[list[str]]
+    dtypes: dict[str, torch.dtype]
 
 
 class Expected(NamedTuple):
@@ -34,38 +35,79 @@ class Expected(NamedTuple):
     linear: dict[str, tuple[int, int]]  # a layer that multiplies by a matrix -> inputs, outputs
     embeddings: dict[str, tuple[int, int]]  # an embedding -> rows, columns
     ignored: list[str]  # regular expressions of names that transformers ignores
+    modules: set[str]  # the names of all modules
+    num_tokens: int | None  # rows of the embedding of tokens, or of the head if that has more
+    model: Any  # without values
 
     def layout_of(self, names: Iterable[str]) -> Layout:
         """Return the layout with the most of these names."""
-        known = set(names)
-        return max(self.layouts, key=lambda layout: len(known & layout.shapes.keys()))
+        name_set = set(names)
+        return max(self.layouts, key=lambda layout: len(name_set & layout.shapes.keys()))
 
 
-def from_config(config: dict[str, Any]) -> Expected:
-    """Return the tensors of the model that a config.json describes. Raises NotKnown."""
+def from_config(config: dict[str, Any], model_class: Any = None) -> Expected:
+    """Return the tensors of the model that a config.json describes, by default of its class in it. Raises NotKnown."""
+    built, model_class = class_of(config, model_class)
+    try:
+        with quiet(), torch.device("meta"):
+            model = model_class(built)
+            model.tie_weights()
+    except Exception as error:  # a model's constructor may raise anything
+        name = model_class.__name__
+        raise NotKnown(f"{name} cannot be built from its configuration ({type(error).__name__})") from None
+    return _describe(model)
+
+
+def class_of(config: dict[str, Any], model_class: Any = None) -> tuple[Any, Any]:
+    """Return the configuration and the class of the model that a config.json describes. Raises NotKnown."""
     try:
         import transformers
     except ModuleNotFoundError:
         raise NotKnown("transformers is not installed") from None
-    names = config.get("architectures") or []
-    if not names:
+    names = config.get("architectures")
+    name = names[0] if isinstance(names, list) and names else None
+    if model_class is None and not isinstance(name, str):
         raise NotKnown("the configuration names no architecture")
     if config.get("auto_map"):
         raise NotKnown("the model has code of its own, which is not run")
     if config.get("quantization_config"):
         raise NotKnown("the weights are quantized")
-    model_class = getattr(transformers, names[0], None)
-    if model_class is None or config.get("model_type") not in transformers.CONFIG_MAPPING:
-        raise NotKnown(f"transformers {transformers.__version__} does not know {names[0]}")
+    kind = config.get("model_type")
+    if model_class is None or not _is_for(model_class, kind):
+        model_class = getattr(transformers, str(name), None)
+        is_model = isinstance(model_class, type) and issubclass(model_class, transformers.PreTrainedModel)
+        model_class = model_class if is_model else None
+    if model_class is None or not isinstance(kind, str) or kind not in transformers.CONFIG_MAPPING:
+        raise NotKnown(f"transformers {transformers.__version__} does not know {name}")
     try:
-        with _quiet():
-            built = transformers.CONFIG_MAPPING[config["model_type"]].from_dict(dict(config))
-            with torch.device("meta"):
-                model = model_class(built)
-            model.tie_weights()
-    except Exception as error:  # a model's constructor may raise anything
-        raise NotKnown(f"{names[0]} cannot be built from its configuration ({type(error).__name__})") from None
-    return _describe(model)
+        with quiet():
+            kind_class = transformers.CONFIG_MAPPING[kind]
+            decode = getattr(kind_class, "_decode_special_floats", dict)  # JSON has no infinity
+            built = kind_class.from_dict(decode(_without_code(config)))
+            classes = getattr(model_class, "_model_mapping", None)  # of an AutoModel
+            chosen_class = model_class if classes is None else classes.get(type(built), None)
+            chosen_class = chosen_class[0] if isinstance(chosen_class, tuple) else chosen_class
+    except Exception as error:
+        raise NotKnown(f"transformers cannot read the configuration ({type(error).__name__})") from None
+    if chosen_class is None:
+        raise NotKnown(f"transformers has no {model_class.__name__} for {kind}")
+    return built, chosen_class
+
+
+def _is_for(model_class: Any, kind: Any) -> bool:
+    """Return whether a class of models is for a kind of configurations. An AutoModel is for all."""
+    own = getattr(model_class, "config_class", None)
+    return own is None or getattr(own, "model_type", kind) == kind
+
+
+def _without_code(config: dict[str, Any]) -> dict[str, Any]:
+    """Return a configuration without the keys that make transformers fetch and run kernels, or need a GPU."""
+    dropped_keys = ("attn_implementation", "_attn_implementation", "experts_implementation", "fusion_config")
+    return {
+        key: _without_code(value) if isinstance(value, dict) else value
+        for key, value in config.items()
+        if key not in dropped_keys
+    }
 
 
 def find_config(name_or_path: str | None, beside: Path) -> dict[str, Any] | None:
@@ -101,17 +143,22 @@ def _as_saved(model: Any, tensors: dict[str, torch.Tensor]) -> dict[str, torch.T
 
 
 @contextlib.contextmanager
-def _quiet() -> Any:
-    """Hide what a model's constructor prints."""
-    logger = logging.getLogger("transformers")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
+def quiet() -> Iterator[None]:
+    """Hide what transformers prints while it builds or loads a model."""
+    import transformers
+
+    level = transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity(logging.CRITICAL)
     try:
-        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+        with (
+            warnings.catch_warnings(),
+            contextlib.redirect_stdout(io.StringIO()),
+            contextlib.redirect_stderr(io.StringIO()),
+        ):
             warnings.simplefilter("ignore")
             yield
     finally:
-        logger.setLevel(level)
+        transformers.logging.set_verbosity(level)
 
 
 def _describe(model: Any) -> Expected:
@@ -140,7 +187,21 @@ def _describe(model: Any) -> Expected:
         linear=linear,
         embeddings=embeddings,
         ignored=ignored,
+        modules={name for name, _ in model.named_modules()},
+        num_tokens=_num_tokens(model),
+        model=model,
     )
+
+
+def _num_tokens(model: Any) -> int | None:
+    """Return how many tokens a model has: the rows of its embedding, or of its head if that has more."""
+    modules = []
+    for find in ("get_input_embeddings", "get_output_embeddings"):
+        with contextlib.suppress(Exception):  # a model of images may have neither
+            modules.append(getattr(model, find)())
+    if not modules or not isinstance(modules[0], torch.nn.Embedding):
+        return None
+    return max(module.weight.shape[0] for module in modules if isinstance(module, torch.nn.Embedding | torch.nn.Linear))
 
 
 def _layout(tensors: dict[str, torch.Tensor]) -> Layout:
@@ -148,4 +209,5 @@ def _layout(tensors: dict[str, torch.Tensor]) -> Layout:
     for name, tensor in tensors.items():
         by_tensor[id(tensor)].append(name)
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    return Layout(shapes, [names for names in by_tensor.values() if len(names) > 1])
+    dtypes = {name: tensor.dtype for name, tensor in tensors.items()}
+    return Layout(shapes, [names for names in by_tensor.values() if len(names) > 1], dtypes)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from ...errors import Refusal
-from . import checks, dcp, deepspeed_zero, expected, hugging_face, universal
+from . import checks, consistency, dcp, deepspeed_zero, expected, foreign, hugging_face, universal
 from .content import Saved
 
-_DEEPEST = 3  # levels of folders below the one that is named
+_DEEPEST = 4  # levels of folders below the one that is named
+_LONGEST_NAME = 255
 _LATEST = ("latest", "latest_universal")
 _NUMBERED = re.compile(r"(?:pytorch_model_fsdp|optimizer)_(\d+)")
 _PART = re.compile(r"global_step\d+.*|pytorch_model.*|optimizer_\d+")  # of a checkpoint that has a model's files, too
@@ -29,24 +29,42 @@ def read(folder: Path, trust: bool = False, model: Path | None = None) -> list[S
         raise Refusal(f"{folder}: there is no such folder. Name the folder of a checkpoint or of a saved model.")
     if not folder.is_dir():
         raise Refusal(f"{folder}: this is a file. Name the folder that it is in.")
-    config = None if model is None else expected.find_config(str(model), model)
-    if model is not None and config is None:
-        raise Refusal(f"--model {model}: this folder has no config.json. Name the folder that has the model's.")
+    config = None if model is None else _config_of(model)
     saved = _find(folder, trust, _DEEPEST)
     if not saved:
         raise Refusal(
             f"{folder}: there is no checkpoint here that is known. Known are DeepSpeed's checkpoints (ZeRO-0 to 3 and "
             "universal), DCP, and folders of transformers, PEFT and accelerate."
         )
-    saved, beside = _without_descriptions(saved)
-    for each in saved:
-        checks.check_values(each)
-        if each.is_adapter:
-            checks.check_adapter(each, config)
-        elif each.tensors:
-            checks.check_model(each, each.config or config or beside or _config_above(each.folder))
+    saved, shared_config = _without_descriptions(saved)
+    for saved_part in saved:
+        with foreign.guarded(saved_part, "The values of the tensors"):
+            checks.check_values(saved_part)
+        with foreign.guarded(saved_part, "The names and shapes of the tensors"):
+            if saved_part.is_adapter:
+                checks.check_adapter(saved_part, config)
+            elif saved_part.tensors:
+                checks.check_model(
+                    saved_part, saved_part.config or config or shared_config or _config_above(saved_part.folder)
+                )
     _check_separate_states(saved)
+    consistency.check(saved, folder, trust)
     return saved
+
+
+def _config_of(model: Path) -> dict[str, Any]:
+    """Return the config.json of --model. Raises Refusal."""
+    try:
+        config = expected.find_config(str(model), model)
+        if config is None:
+            raise Refusal(f"--model {model}: this folder has no config.json. Name the folder that has the model's.")
+        foreign.validate(hugging_face.CONFIG, config)
+    except Refusal:
+        raise
+    except (OSError, ValueError, RecursionError) as error:
+        reason = str(error).splitlines()[0] if isinstance(error, foreign.Unusual) else "is not valid JSON"
+        raise Refusal(f"--model {model}: its config.json {reason}. Name another folder.") from None
+    return config
 
 
 def _without_descriptions(saved: list[Saved]) -> tuple[list[Saved], dict[str, Any] | None]:
@@ -54,32 +72,43 @@ def _without_descriptions(saved: list[Saved]) -> tuple[list[Saved], dict[str, An
 
     A configuration without weights is not an incomplete model if it belongs to weights that have none of their own.
     """
-    models = [each for each in saved if each.config is not None and not each.is_adapter]
-    beside = models[0].config if models else None
-    weights = [each for each in saved if each.tensors]
+    models = [saved_part for saved_part in saved if saved_part.config is not None and not saved_part.is_adapter]
+    shared_config = models[0].config if models else None
+    weights = [saved_part for saved_part in saved if saved_part.tensors]
     lacks_weights = len(models) == 1 and {finding.kind for finding in models[0].findings} == {"missing"}
-    if lacks_weights and weights and all(each.config is None for each in weights):
-        saved = [each for each in saved if each is not models[0]]
-    return saved, beside
+    if lacks_weights and weights and all(saved_part.config is None for saved_part in weights):
+        saved = [saved_part for saved_part in saved if saved_part is not models[0]]
+    return saved, shared_config
 
 
 def _check_separate_states(saved: list[Saved]) -> None:
     """Check accelerate's optimizer_0 against pytorch_model_fsdp_0, which has the weights."""
-    weights = {match[1]: each for each in saved if (match := _NUMBERED.fullmatch(each.folder.name)) and each.tensors}
-    for each in saved:
-        match = _NUMBERED.fullmatch(each.folder.name)
-        if match and each.states and not each.tensors and match[1] in weights:
-            dcp.check_states(each, weights[match[1]].tensors)
+    weights = {
+        match[1]: saved_part
+        for saved_part in saved
+        if (match := _NUMBERED.fullmatch(saved_part.folder.name)) and saved_part.tensors
+    }
+    for saved_part in saved:
+        match = _NUMBERED.fullmatch(saved_part.folder.name)
+        if match and saved_part.states and not saved_part.tensors and match[1] in weights:
+            dcp.check_states(saved_part, weights[match[1]].tensors)
 
 
 def _config_above(folder: Path) -> dict[str, Any] | None:
     """Return the config.json beside a checkpoint's folder."""
     path = folder.parent / hugging_face.CONFIG
     try:
-        content = json.loads(path.read_bytes()) if path.is_file() else None
-    except (OSError, ValueError):
+        return foreign.read_object(path) if path.is_file() else None
+    except foreign.Unusual:
         return None
-    return content if isinstance(content, dict) else None
+
+
+def _is_inside(folder: Path, path: Path) -> bool:
+    """Return whether a path is a folder in another folder."""
+    try:
+        return path.is_dir() and folder.resolve() in path.resolve().parents
+    except (OSError, ValueError):  # no path can have this name
+        return False
 
 
 _READERS: list[tuple[Callable[[Path], bool], Callable[[Path, bool], Saved]]] = [
@@ -91,17 +120,33 @@ _READERS: list[tuple[Callable[[Path], bool], Callable[[Path, bool], Saved]]] = [
 
 def _find(folder: Path, trust: bool, depth: int) -> list[Saved]:
     """Read a folder and the folders in it. Of several steps, only the newest is read."""
-    for is_one, read_one in _READERS:
-        if is_one(folder):
-            return [read_one(folder, trust)]
+    for recognizes, reader in _READERS:
+        if recognizes(folder):
+            return [_read(reader, folder, trust)]
     if any(path.suffix == ".distcp" for path in folder.iterdir()):
         unfinished = Saved(folder, "DCP")
         unfinished.wrong("shards", "There are .distcp files, but no .metadata, so saving did not end.", [dcp.METADATA])
         return [unfinished]
-    model = hugging_face.read(folder, trust) if hugging_face.is_one(folder) else None
+    model = _read(hugging_face.read, folder, trust) if hugging_face.is_one(folder) else None
     lost, chosen = _chosen(folder, model is not None)
-    inner = [each for path in chosen if depth for each in _find(path, trust, depth - 1)]
+    inner = [saved_part for path in chosen if depth for saved_part in _find(path, trust, depth - 1)]
+    if not (model or lost or inner) and (file := next(filter(_is_optimizer, sorted(folder.iterdir())), None)):
+        model = Saved(folder, "a checkpoint without its model")
+        model.wrong("missing", f"There is {file.name}, but no file with the weights of the model.", [file.name])
     return [*([model] if model else []), *lost, *inner]
+
+
+def _is_optimizer(path: Path) -> bool:
+    return path.name in ("optimizer.pt", "optimizer.bin")
+
+
+def _read(reader: Callable[[Path, bool], Saved], folder: Path, trust: bool) -> Saved:
+    """Read one checkpoint. Contents that its reader does not expect become a finding."""
+    results: list[Saved] = []
+    unread = Saved(folder, "unknown format")
+    with foreign.guarded(unread, "The files"):
+        results.append(reader(folder, trust))
+    return results[0] if results else unread
 
 
 def _chosen(folder: Path, has_model: bool) -> tuple[list[Saved], list[Path]]:
@@ -119,11 +164,10 @@ def _chosen(folder: Path, has_model: bool) -> tuple[list[Saved], list[Path]]:
     for name in _LATEST:
         if not (folder / name).is_file():
             continue
-        named = folder / (folder / name).read_text(errors="replace").strip()
-        if named.is_dir():
-            return lost, [*(path for path in chosen if path != named), named]
+        tag = (folder / name).read_text(errors="replace")[:_LONGEST_NAME].strip()
+        target = folder / tag
+        if _is_inside(folder, target):
+            return lost, [*(path for path in chosen if path != target), target]
         lost.append(Saved(folder, f"the file {name}"))
-        lost[-1].wrong(
-            "missing", f"{name} names {named.name}, but there is no such folder, so resuming fails.", [named.name]
-        )
+        lost[-1].wrong("missing", f"{name} names {tag}, but there is no such folder, so resuming fails.", [tag])
     return lost, [*chosen, *sorted(steps, key=lambda path: steps[path])[-1:]]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 import io
 import pickle
+import pickletools
 import re
 import zipfile
 from collections.abc import Callable
@@ -19,9 +20,15 @@ import numpy as np
 import torch
 
 from ...errors import Refusal
+from ..diff.text import printable
 
 # What torch says of a class or function that is neither a tensor's nor plain data.
 _NEEDED = re.compile(r"(?i)unsupported (?:global: )?(?:GLOBAL|class) (\S+)|unrecognized function (.+)|Can only build")
+
+
+_ZIP = b"PK\x03\x04"  # the first bytes of a zip archive
+_MOST_REPEATED = 1 << 24  # elements of a tensor that are stored once and repeated, such as a mask
+_MOST_VALUES = 10_000_000
 
 
 class Unreadable(Exception):
@@ -73,32 +80,44 @@ def load(path: Path, trust: bool) -> Any:
     return _load(path, path.name, lambda source, **options: torch.load(source, **options), trust)
 
 
+def check_bytes(content: bytes) -> None:
+    """Raise Unreadable if a checksum in bytes that torch.save wrote does not match."""
+    if content[:4] == _ZIP:
+        _check_archive(io.BytesIO(content))
+
+
 def load_bytes(content: bytes, name: str, trust: bool) -> Any:
     """Return the content of bytes that torch.save wrote. See `load`."""
+    check_bytes(content)
     return _load(io.BytesIO(content), name, lambda source, **options: torch.load(source, **options), trust)
 
 
-def _load(source: Any, name: str, read: Callable[..., Any], trust: bool) -> Any:
+def _load(source: Any, name: str, loader: Callable[..., Any], trust: bool) -> Any:
     options: dict[str, Any] = {"map_location": "cpu"}
     if isinstance(source, Path) and zipfile.is_zipfile(source):
         options["mmap"] = True
     try:
         with torch.serialization.safe_globals([*_STAND_INS, *_plain_numpy()]):
-            return read(source, weights_only=True, **options)
+            return _possible(loader(source, weights_only=True, **options))
+    except Unreadable:
+        raise
     except pickle.UnpicklingError as error:
         needed = _NEEDED.search(str(error))
         if needed is None:
             raise Unreadable("it has no content that torch can read") from None
         if not trust:
+            cause = needed[1] or needed[2] or needed[0]
             raise Refusal(
-                f"{name}: this file has other content than tensors and plain data ({needed[1] or needed[0]}), and "
+                f"{name}: this file has other content than tensors and plain data ({printable(cause)}), and "
                 "loading it would run code that is in it. If you trust its author as you trust a program, add "
                 "--trust-pickle."
             ) from None
-    except (OSError, RuntimeError, EOFError, ValueError, KeyError, AttributeError, IndexError, TypeError) as error:
+    except Exception as error:  # a damaged file may raise anything
         raise Unreadable(_first_line(error)) from None
     try:
-        return read(source, weights_only=False, **options)
+        if isinstance(source, io.BytesIO):
+            source.seek(0)
+        return loader(source, weights_only=False, **options)
     except Exception as error:  # a pickle may raise anything
         raise Unreadable(f"loading it raises {type(error).__name__}: {_first_line(error)}") from None
 
@@ -110,16 +129,72 @@ def check_sums(path: Path) -> None:
     if not path.stat().st_size:
         raise Unreadable("it is empty")
     with open(path, "rb") as file:
-        is_zip = file.read(4) == b"PK\x03\x04"
-    if not is_zip:
-        return  # the format before torch 1.6, which has no checksums
+        is_zip = file.read(4) == _ZIP
+    if is_zip:  # the format before torch 1.6 has no checksums
+        _check_archive(path)
+
+
+def _check_archive(source: Path | io.BytesIO) -> None:
+    """Raise Unreadable if a zip archive is cut off, or if a checksum in it does not match."""
     try:
-        with zipfile.ZipFile(path) as archive:
+        with zipfile.ZipFile(source) as archive:
             broken = archive.testzip()
-    except (zipfile.BadZipFile, OSError, EOFError) as error:
+    except Exception as error:  # a damaged archive may raise anything
         raise Unreadable(f"it is cut off or damaged ({_first_line(error)})") from None
     if broken is not None:
         raise Unreadable(f"it is damaged: the checksum of {broken} in it does not match")
+
+
+def name_inside(path: Path) -> str | None:
+    """Return the name that a file had when torch.save wrote it, without its suffix. None if the file does not say it.
+
+    torch names the folder in its zip archive after the file, so a file that was renamed or copied still has it.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = {name.partition("/")[0] for name in archive.namelist() if name.endswith("/data.pkl")}
+    except Exception:  # `load` reports a damaged file
+        return None
+    return names.pop() if len(names) == 1 and names != {"archive"} else None
+
+
+def flag_of(path: Path, name: str) -> bool | None:
+    """Return an attribute of a pickled object that is True or False, without loading the pickle. None if unknown."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            (data,) = [entry for entry in archive.namelist() if entry.endswith("/data.pkl")]
+            operations = list(pickletools.genops(archive.read(data)))
+    except Exception:  # the file is damaged, or it has another format
+        return None
+    for at, (_, argument, _) in enumerate(operations):
+        if argument == name:
+            following = [operation[0].name for operation in operations[at + 1 : at + 4]]
+            opcodes = [opcode for opcode in following if not opcode.endswith("PUT") and opcode != "MEMOIZE"]
+            return {"NEWTRUE": True, "NEWFALSE": False}.get(opcodes[0]) if opcodes else None
+    return None
+
+
+def _possible(content: Any) -> Any:
+    """Return the content of a file. Raises Unreadable if a tensor in it has elements that the file does not have."""
+    waiting, num_values = [content], 0
+    while waiting and num_values < _MOST_VALUES:
+        value = waiting.pop()
+        num_values += 1
+        if isinstance(value, dict):
+            waiting += value.values()
+        elif isinstance(value, list | tuple):
+            waiting += value
+        elif isinstance(value, torch.Tensor) and not _is_possible(value):
+            raise Unreadable(f"it has a tensor of {value.numel():,} elements, which the file does not contain")
+    return content
+
+
+def _is_possible(tensor: torch.Tensor) -> bool:
+    if tensor.is_meta or tensor.is_nested:
+        return False
+    if tensor.layout is not torch.strided or tensor.numel() < _MOST_REPEATED:
+        return True
+    return tensor.numel() * tensor.element_size() <= tensor.untyped_storage().nbytes()
 
 
 # ---------------------------------------------------------------- the metadata of DCP
@@ -165,9 +240,10 @@ def load_metadata(path: Path, trust: bool) -> Any:
         reader = pickle.Unpickler if trust else _MetadataUnpickler
         return reader(io.BytesIO(content)).load()
     except Refusal as unknown:
+        name = printable(str(unknown))
         raise Refusal(
-            f"{path}: this file has another class than the metadata of a checkpoint has ({unknown}), and loading it "
-            "could run code. If you trust its author as you trust a program, add --trust-pickle."
+            f"{path}: this file has another class than the metadata of a checkpoint has ({name}), and "
+            "loading it could run code. If you trust its author as you trust a program, add --trust-pickle."
         ) from None
     except OSError as error:
         raise Unreadable(error.strerror or str(error)) from None
@@ -177,4 +253,4 @@ def load_metadata(path: Path, trust: bool) -> Any:
 
 def _first_line(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0][:160] if lines else type(error).__name__
+    return printable(lines[0][:160]) if lines else type(error).__name__

@@ -1,4 +1,4 @@
-"""Format the result of `zero-study saved` as text and as JSON, and derive its exit status."""
+"""Format the result of `zero-study saved` as text and as JSON, and derive its verdict."""
 
 from __future__ import annotations
 
@@ -8,38 +8,66 @@ from pathlib import Path
 from typing import Any
 
 from ... import terminal
+from ...verdict import Checked, NotChecked, Verdict
 from ..diff.text import printable
 from .against import Comparison, difference_text
 from .content import Finding, Saved, names_text
 
 
-def status(saved: Sequence[Saved], compared: Sequence[Comparison], is_strict: bool) -> int:
-    """Return the exit status: 1 if something is wrong, or if a requested check could not be made; else 0.
+def verdict(saved: Sequence[Saved], compared: Sequence[Comparison], is_strict: bool) -> Verdict:
+    """Return the verdict on a folder: what is wrong, how many tensors were checked, and what could not be checked.
 
-    A folder from which nothing was read counts as a check that could not be made.
+    A comparison that was requested counts as requested. With `is_strict`, so does every other check.
     """
-    if not any(each.tensors or each.states for each in saved):
-        return 1
-    is_wrong = any(finding.is_wrong for each in _all(saved, compared) for finding in each.findings)
-    is_open = any(each.unchecked for each in compared) or (is_strict and any(each.unchecked for each in saved))
-    return int(is_wrong or is_open)
+    wrong = sum(finding.is_wrong for part in _all(saved, compared) for finding in part.findings)
+    checked = [
+        Checked(sum(map(_num_readable, saved)), "tensor", "read and checked"),
+        Checked(sum(len(saved_part.states) for saved_part in saved), "optimizer state", "read and checked"),
+        *(entry for saved_part in saved for entry in saved_part.checked),
+        *(Checked(comparison.num_compared, "tensor", f"compared with {comparison.other}") for comparison in compared),
+    ]
+    missing = [_not_checked(sentence, is_strict) for saved_part in saved for sentence in saved_part.unchecked]
+    missing += [_not_checked(sentence, True) for comparison in compared for sentence in comparison.unchecked]
+    if not any(map(_num_readable, saved)):
+        reason = (
+            "there are only optimizer states"
+            if any(saved_part.states for saved_part in saved)
+            else "none could be read"
+        )
+        missing.append(NotChecked("the weights", reason, is_requested=True))
+    return Verdict.of(wrong, checked, missing)
+
+
+def status(saved: Sequence[Saved], compared: Sequence[Comparison], is_strict: bool) -> int:
+    """Return the exit status of the verdict."""
+    return verdict(saved, compared, is_strict).status
+
+
+def _num_readable(saved: Saved) -> int:
+    """Return the number of tensors that have elements."""
+    return sum(bool(tensor.size) for tensor in saved.tensors.values())
+
+
+def _not_checked(sentence: str, is_requested: bool) -> NotChecked:
+    check, _, reason = sentence.partition(", because ")
+    return NotChecked(check, reason, is_requested)
 
 
 def text(folder: Path, saved: Sequence[Saved], compared: Sequence[Comparison], is_strict: bool) -> str:
     """Return the result for a terminal: the answer first, then each finding, and what was not checked."""
     lines = [_answer(saved, compared, is_strict)]
-    for each in saved:
-        place = "" if each.folder == folder else f"{each.folder.relative_to(folder)}: "
-        lines += [_line(finding, place) for finding in _in_order(each.findings)]
+    for saved_part in saved:
+        place = "" if saved_part.folder == folder else f"{saved_part.folder.relative_to(folder)}: "
+        lines += [_line(finding, place) for finding in _in_order(saved_part.findings)]
     for comparison in compared:
         lines += [_line(finding) for finding in _in_order(comparison.findings)]
         if comparison.num_compared:
             lines.append(f"Compared with {comparison.other}: {difference_text(comparison)}.")
-    unchecked = list(dict.fromkeys(what for each in _all(saved, compared) for what in each.unchecked))
-    lines += [f"Not checked: {what}." for what in unchecked]
-    for each in saved:
-        place = each.folder.name if each.folder == folder else str(each.folder.relative_to(folder))
-        lines.append(f"Read: {place} ({_summary(each)})")
+    missing = verdict(saved, compared, is_strict).not_checked
+    lines += [f"Not checked: {entry.what}{f', because {entry.why}' if entry.why else ''}." for entry in missing]
+    for saved_part in saved:
+        place = saved_part.folder.name if saved_part.folder == folder else str(saved_part.folder.relative_to(folder))
+        lines.append(f"Read: {place} ({_summary(saved_part)})")
     return "\n".join(
         terminal.wrapped(printable(line), "  " if line[0] == "-" else "", "    " if line[0] == "-" else "  ")
         for line in lines
@@ -50,34 +78,35 @@ def content(folder: Path, saved: Sequence[Saved], compared: Sequence[Comparison]
     """Return the result for `--json`."""
     return {
         "folder": str(folder),
-        "status": status(saved, compared, is_strict),
+        "status": (result := verdict(saved, compared, is_strict)).status,
+        **result.content(),
         "saved": [
             {
-                "folder": str(each.folder),
-                "format": each.format,
-                "step": each.step,
-                "tensors": len(each.tensors),
-                "elements": sum(tensor.size for tensor in each.tensors.values()),
-                "optimizer_states": len(each.states),
-                "findings": [finding._asdict() for finding in each.findings],
-                "not_checked": each.unchecked,
+                "folder": str(saved_part.folder),
+                "format": saved_part.format,
+                "step": saved_part.step,
+                "tensors": len(saved_part.tensors),
+                "elements": sum(tensor.size for tensor in saved_part.tensors.values()),
+                "optimizer_states": len(saved_part.states),
+                "findings": [finding._asdict() for finding in saved_part.findings],
+                "not_checked": saved_part.unchecked,
             }
-            for each in saved
+            for saved_part in saved
         ],
         "compared": [
             {
-                "with": each.other,
-                "identical": each.equal,
-                "identical_after_rounding": each.rounded,
-                "within_rounding": each.close,
-                "other_shape": each.reshaped,
-                "different": {n: None if math.isnan(value) else value for n, value in each.different.items()},
-                "missing": each.missing,
-                "only_saved": each.extra,
-                "findings": [finding._asdict() for finding in each.findings],
-                "not_checked": each.unchecked,
+                "with": comparison.other,
+                "identical": comparison.equal,
+                "identical_after_rounding": comparison.rounded,
+                "within_rounding": comparison.close,
+                "other_shape": comparison.reshaped,
+                "different": {n: None if math.isnan(value) else value for n, value in comparison.different.items()},
+                "missing": comparison.missing,
+                "only_saved": comparison.extra,
+                "findings": [finding._asdict() for finding in comparison.findings],
+                "not_checked": comparison.unchecked,
             }
-            for each in compared
+            for comparison in compared
         ],
     }
 
@@ -87,30 +116,33 @@ def _all(saved: Sequence[Saved], compared: Sequence[Comparison]) -> list[Saved |
 
 
 def _answer(saved: Sequence[Saved], compared: Sequence[Comparison], is_strict: bool) -> str:
-    """Return the first line: whether what was saved is whole."""
-    num_tensors = sum(len(each.tensors) for each in saved)
-    wrong = [finding for each in _all(saved, compared) for finding in each.findings if finding.is_wrong]
-    counted = terminal.counted(num_tensors, "tensor")
+    """Return the first line: whether what was saved is whole, and what was checked."""
+    result = verdict(saved, compared, is_strict)
+    wrong = [finding for part in _all(saved, compared) for finding in part.findings if finding.is_wrong]
     if wrong:
         names = {name for finding in wrong for name in finding.names}
         concerned = terminal.counted(len(names), "tensor or file", "tensors or files")
-        which = f", which concern{'s' * (len(wrong) == 1)} {concerned}" if names else ""
-        return f"WRONG: {terminal.counted(len(wrong), 'fault')}{which}. {counted} were found."
-    if not any(each.tensors or each.states for each in saved):
-        return "Nothing could be checked."
-    if status(saved, compared, is_strict):
-        return f"Nothing wrong was found in {counted}, but a check that you requested could not be made."
-    if any(each.unchecked for each in saved):
-        return f"Nothing wrong in {counted}, but some checks could not be made."
-    return f"Nothing wrong: {num_tensors} of {counted} were saved whole."
+        extent = f", which concern{'s' * (len(wrong) == 1)} {concerned}" if names else ""
+        return f"WRONG: {terminal.counted(len(wrong), 'fault')}{extent}. Checked: {result.coverage()}."
+    if not result.num_checked:
+        return "UNKNOWN: nothing could be checked."
+    if result.result == "unknown":
+        return (
+            f"UNKNOWN: nothing wrong was found, but a necessary check could not be made. {_upper(result.coverage())}."
+        )
+    return f"Nothing wrong: {result.coverage()}."
+
+
+def _upper(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def _line(finding: Finding, place: str = "") -> str:
     """Return the kind of a finding, the tensors or files that it concerns, and what is wrong with them."""
     mark = finding.kind if finding.is_wrong else f"note, {finding.kind}"
     count = f" ({len(finding.names)})" if len(finding.names) > 1 else ""
-    named = "" if all(name in finding.text for name in finding.names) else f"{names_text(finding.names)}. "
-    return f"- {mark}{count}: {place}{named}{finding.text}"
+    names_prefix = "" if all(name in finding.text for name in finding.names) else f"{names_text(finding.names)}. "
+    return f"- {mark}{count}: {place}{names_prefix}{finding.text}"
 
 
 def _in_order(findings: Sequence[Finding]) -> list[Finding]:

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from ..readback.dtypes import dtype_name
-from . import pickles
-from .content import Kind, Saved, Tensor
+from . import consistency, pickles
+from .content import Kind, OptimizerFacts, Saved, Tensor
 
 WEIGHTS = "fp32"
 
@@ -48,8 +48,17 @@ def read(folder: Path, trust: bool) -> Saved:
         saved.wrong("missing", "There is no folder of these weights.", missing)
     if unknown := folders - shapes.keys() - saved.ties.keys():
         saved.wrong("unexpected", "There are folders of weights that the model does not have.", unknown)
+    steps: dict[str, Any] = {}
     for name in sorted(folders & shapes.keys()):
-        _read_parameter(saved, folder / "zero" / name, name, shapes[name], trust)
+        _read_parameter(saved, folder / "zero" / name, name, shapes[name], trust, steps)
+    counters = {name: step for name, value in steps.items() if (step := consistency.number_of(value)) is not None}
+    saved.optimizer = OptimizerFacts("step.pt", counters, len(shapes), [], needs_states=True)
+    updates = consistency.updates_of(saved)
+    if updates is not None and saved.step is not None and updates > saved.step + 1:
+        saved.wrong(
+            "optimizer", f"The optimizer was updated {updates} times, but the checkpoint is of step {saved.step}.",
+            ["step.pt"],
+        )  # fmt: skip
     kinds = {kind for key in saved.states if (kind := key.rpartition("/")[2])}
     for kind in sorted(kinds):
         lacking = [name for name in saved.tensors if f"{name}/{kind}" not in saved.states]
@@ -58,8 +67,10 @@ def read(folder: Path, trust: bool) -> Saved:
     return saved
 
 
-def _read_parameter(saved: Saved, folder: Path, name: str, shape: tuple[int, ...], trust: bool) -> None:
-    """Read the files of one parameter."""
+def _read_parameter(
+    saved: Saved, folder: Path, name: str, shape: tuple[int, ...], trust: bool, steps: dict[str, Any]
+) -> None:
+    """Read the files of one parameter. The optimizer's counter is entered into `steps`."""
     paths = {path.stem: path for path in sorted(folder.glob("*.pt"))}
     if WEIGHTS not in paths:
         saved.wrong("missing", f"{name} has no {WEIGHTS}.pt.", [name])
@@ -70,6 +81,8 @@ def _read_parameter(saved: Saved, folder: Path, name: str, shape: tuple[int, ...
             saved.wrong("unreadable", f"{name}/{path.name} cannot be read: {reason}.", [name])
             continue
         values = content.get("param") if isinstance(content, dict) else content
+        if kind == "step":
+            steps[name] = values
         if not isinstance(values, torch.Tensor) or kind == "step":
             continue
         if values.numel() != math.prod(shape):

@@ -1,8 +1,11 @@
-"""Compare values bit by bit."""
+"""Read and compare values."""
 
 from __future__ import annotations
 
 import torch
+
+from . import pickles
+from .content import Tensor
 
 
 def same(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -12,3 +15,21 @@ def same(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+
+
+def values_of(tensor: Tensor) -> torch.Tensor | None:
+    """Return the values of a tensor, or None if they cannot be read, which `check_values` reports."""
+    try:
+        return tensor.read()
+    except (pickles.Unreadable, OSError, RuntimeError, ValueError):
+        return None
+
+
+def numbers(values: torch.Tensor) -> torch.Tensor | None:
+    """Return values as one row of real numbers in a type that torch computes in. None for integers."""
+    if values.is_complex():
+        values = torch.view_as_real(values.resolve_conj())
+    if not values.is_floating_point():
+        return None
+    wide = values if values.dtype in (torch.float64, torch.float32) else values.float()
+    return wide.detach().reshape(-1)
