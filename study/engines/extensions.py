@@ -37,7 +37,7 @@ from filelock import FileLock, Timeout
 
 from .. import processes
 from ..errors import Refusal
-from ..files import ROOT, can_be_written
+from ..files import ROOT, belongs_to_others, can_be_written, own_temporary_folder
 
 EXTENSIONS_DIR = ROOT / ".torch_extensions"
 DEVICES = Path("/dev")
@@ -123,11 +123,15 @@ def _base_folder() -> Path:
     if configured:
         return Path(configured)
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path("~").expanduser() / ".cache")
-    candidates = [EXTENSIONS_DIR, cache / "zero-study" / "extensions"]
-    candidates.append(Path(tempfile.gettempdir()) / f"zero-study-extensions-{os.getuid()}")
-    writable = (path for path in candidates if can_be_written(path))
+    in_home = cache / "zero-study" / "extensions"
+    if can_be_written(EXTENSIONS_DIR):
+        folder = EXTENSIONS_DIR
+    elif can_be_written(in_home) and not belongs_to_others(in_home):
+        folder = in_home
+    else:
+        folder = own_temporary_folder("zero-study-extensions")
     # DeepSpeed compiles for a GPU under the same names with other flags.
-    return next(writable, EXTENSIONS_DIR) / _device()
+    return folder / _device()
 
 
 def _version(package: str) -> str:

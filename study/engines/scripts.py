@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 import torch.distributed as dist
 
-from . import torch_locks
+from . import cpu_launch, torch_locks
 from .hooks import listening
 
 LETTING_GO_SECONDS = 0.05  # a thread needs microseconds, on a machine that is busy milliseconds
@@ -38,12 +38,13 @@ def parse(parser: argparse.ArgumentParser, words: Sequence[str] | None) -> argpa
 def run(script: Path, arguments: Sequence[str]) -> None:
     """Run a script to its end in this process, with its own command line and import path.
 
-    Rank 0 first prints a warning on stderr for each stale lock of torch's builds, because the script may wait for it
-    forever.
+    Rank 0 first removes the locks of killed builds of torch, for which the script may wait forever, and names those on
+    stderr. If the script fails because it was not started as it expects, what to write is printed there.
     """
     if rank() == 0:
-        for lock in torch_locks.stale():
-            print(torch_locks.description(lock), torch_locks.REMEDY, file=sys.stderr, flush=True)
+        removed = [str(each) for each in torch_locks.remove_stale()]
+        for line in [*removed, *map(torch_locks.description, torch_locks.unclear())]:
+            print(line, file=sys.stderr, flush=True)
     sys.argv = [str(script), *arguments]
     sys.path[0] = str(script.resolve().parent)
     with _without_hard_exit(), listening(dist, "destroy_process_group", _let_threads_end):
@@ -52,9 +53,17 @@ def run(script: Path, arguments: Sequence[str]) -> None:
         except BaseException as error:
             frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
             _globals[:] = [frame.f_globals for frame in frames if frame.f_code.co_filename == str(script)][:1]
+            _print_remedy(error)
             raise
         finally:
             _wait_for_threads()
+
+
+def _print_remedy(error: BaseException) -> None:
+    """Print what to write if a script failed because its processes were not started as it expects."""
+    remedy = cpu_launch.remedy(error) if isinstance(error, Exception) else None
+    if remedy is not None and os.environ.get("LOCAL_RANK", "0") == "0":
+        print(remedy, file=sys.stderr, flush=True)
 
 
 def _let_threads_end(call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:

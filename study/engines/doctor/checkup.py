@@ -25,6 +25,8 @@ import psutil
 from ... import processes, terminal
 from ...errors import Refusal, RunFailed
 from ...files import ROOT, why_not_writable
+from ...verdict import Checked, NotChecked
+from ...verdict import Verdict as OfCommand
 from .. import extensions, inductor, this_machine, torch_locks, upgrade
 from ..keys import allowed
 
@@ -119,6 +121,20 @@ def _title(check: Check) -> str:
     return "" if check.name.startswith(KNOWN_FAULTS) else f"{check.name}: "
 
 
+def verdict(checks: list[Check]) -> OfCommand:
+    """Return the verdict on this machine.
+
+    The known faults of an unknown release cannot be looked up, which stops no run. Every other check is needed.
+    """
+    checked = Checked(sum(check.verdict != "unknown" for check in checks), "check", "of this machine")
+    unknown = [
+        NotChecked(check.name, check.message.rstrip("."), not check.name.startswith(KNOWN_FAULTS))
+        for check in checks
+        if check.verdict == "unknown"
+    ]
+    return OfCommand.of(sum(check.verdict == "bites" for check in checks), [checked], unknown)
+
+
 def as_json(checks: list[Check]) -> str:
     return json.dumps([asdict(check) for check in checks], indent=1)
 
@@ -153,7 +169,7 @@ def _known_bad() -> Iterator[Check]:
 def _extensions() -> Iterator[Check]:
     """Check which of DeepSpeed's extensions are built, and whether the others can be built.
 
-    Building needs a compiler, headers, ninja and libaio. Stale locks of earlier builds are reported, too.
+    Building needs a compiler, headers, ninja and libaio. Stale locks of earlier builds are removed.
     """
     for name, extension in extensions.OF_STRATEGIES.items():
         if extensions.is_built(name):
@@ -165,8 +181,10 @@ def _extensions() -> Iterator[Check]:
                 f"It is built when the first run of {extension.strategies} needs it, which takes {extension.duration}."
             )
             yield Check(f"DeepSpeed's {name}", "note", message)
-    for lock in torch_locks.stale():
-        yield Check("torch's extensions", "bites", torch_locks.description(lock), torch_locks.REMEDY)
+    for removed in torch_locks.remove_stale():
+        yield Check("torch's extensions", "note", str(removed))
+    for lock in torch_locks.unclear():
+        yield Check("torch's extensions", "note", torch_locks.description(lock))
 
 
 def _compile() -> Check:

@@ -78,11 +78,14 @@ class AccelerateFile(Settings):
     def mesh_fits(self) -> bool:
         """Whether the product of the sizes in parallelism_config equals the number of processes.
 
-        True also if the product is 1, as it is without any sizes.
+        True also if the product is 1, as it is without any sizes, and with sequence parallelism. In that case,
+        accelerate does not compare the two.
         """
-        names = (
-            f"parallelism_config.parallelism_config_{way}_size" for way in ("dp_replicate", "dp_shard", "tp", "cp")
-        )
+        ways = ("dp_replicate", "dp_shard", "tp", "cp")
+        names = (f"parallelism_config.parallelism_config_{way}_size" for way in ways)
+        sequence = self.get("parallelism_config.parallelism_config_sp_size", 1)
+        if isinstance(sequence, int) and sequence > 1:
+            return True
         sizes = math.prod(size for name in names if isinstance(size := self.get(name, 1), int))
         return sizes in (1, self.get("num_processes"))
 
@@ -163,6 +166,9 @@ def of_json(name: str, content: Mapping[str, Any]) -> list[Finding]:
 
 def _unknown_in_json(file: str, key: str, value: Any) -> Finding | None:
     """Return the finding for a key of a DeepSpeed JSON that has no rule. None if it works as written."""
+    if key.startswith(("_", "$", "//")) or key == "comment":
+        message = "DeepSpeed ignores this key without a warning, as a comment."
+        return Finding(file=file, key=key, value=value, effect="ignored", message=message)
     if key in known_keys.json_sections() and not isinstance(value, dict) and value is not None:
         return _no_section(file, key, value, "DeepSpeed", _SECTION_REMEDIES.get(key, "Remove the key."))
     if value == "auto" and (finding := _of_auto(file, key)):

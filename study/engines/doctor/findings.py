@@ -51,6 +51,7 @@ class Finding:
     engine_has: Any = NOT_STATED  # the value that the engine has for this key
     error: str = ""  # a piece of the error, if training fails at start-up
     is_about_release: bool = False  # the finding is about a release, and not about a key
+    is_note: bool = False  # the finding is listed although it does not matter
 
     def as_json(self) -> dict[str, Any]:
         """Return the finding as --json prints it. A key that is absent has no value."""

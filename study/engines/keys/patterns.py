@@ -70,6 +70,8 @@ def _matches_word(word: str, value: Any) -> bool:
     name = word[1:-1]
     if name.startswith("one of "):
         return value in engine_list(name.removeprefix("one of "))
+    if name.startswith("has "):
+        return name.removeprefix("has ") in str(value)
     if name.startswith("ends with "):
         return str(value).endswith(name.removeprefix("ends with "))
     return _WORDS[name](value)

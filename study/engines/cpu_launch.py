@@ -1,0 +1,59 @@
+"""Say what to write if a script fails because its processes are not started as it expects, above all on CPUs.
+
+accelerate selects the backend of communication by the GPUs that it finds. Without a GPU, a program under DeepSpeed has
+to select gloo itself, and the distributed type MULTI_CPU starts several processes only with mpirun.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+
+GLOO = 'kwargs_handlers=[InitProcessGroupKwargs(backend="gloo")] to Accelerator'
+DEEPSPEED = (
+    "There is no GPU, and accelerate does not select gloo by itself under DeepSpeed, so the processes do not find each "
+    f"other. In the script, pass {GLOO}."
+)
+OF_FILE = f"This machine has no GPU. To train with this file here, the script has to pass {GLOO}."
+MULTI_CPU = (
+    "MULTI_CPU starts only one process without mpirun. Write distributed_type: MULTI_GPU in the accelerate file and "
+    "Accelerator(cpu=True) in the script, to start several processes on CPUs."
+)
+
+
+WITHOUT_LAUNCHER = (
+    "The script creates a process group, which needs a launcher. Start it with torchrun --standalone --nproc-per-node "
+    "2 -m MODULE SCRIPT."
+)
+
+
+def remedy(error: BaseException, environment: Mapping[str, str] = os.environ) -> str | None:
+    """Return what to write after a script failed, if it was not started as it expects. None otherwise.
+
+    The processes do not find each other if accelerate's launcher started several of them for DeepSpeed, no GPU is
+    visible, and accelerate has not found the others.
+    """
+    if "RANK" not in environment and "environment variable RANK expected" in str(error):
+        return WITHOUT_LAUNCHER
+    is_deepspeed = environment.get("ACCELERATE_USE_DEEPSPEED", "").lower() == "true"
+    size = environment.get("WORLD_SIZE", "1")
+    if not (is_deepspeed and size.isdigit() and int(size) > 1):
+        return None
+    import torch
+
+    return None if torch.accelerator.is_available() or _num_processes() == int(size) else DEEPSPEED
+
+
+def _num_processes() -> int:
+    """Return the number of processes that accelerate sees, or that are in the process group if accelerate is not used.
+
+    DeepSpeed may have created the group after accelerate had found no other process.
+    """
+    import torch.distributed as dist
+
+    state = getattr(sys.modules.get("accelerate.state"), "PartialState", None)
+    known = getattr(state, "_shared_state", {}).get("num_processes")
+    if isinstance(known, int):
+        return known
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
