@@ -15,7 +15,7 @@ import yaml
 from packaging.specifiers import SpecifierSet
 
 from study import cli
-from study.engines import known_bad, locks, release_index, upgrade
+from study.engines import known_bad, locks, release_index, upgrade, used
 from study.engines.conformance import committed
 from study.engines.doctor import checkup, examine
 from study.errors import Refusal
@@ -185,8 +185,6 @@ UNREAD = {
     "an address": "deepspeed @ git+https://github.com/deepspeedai/DeepSpeed.git@v0.15.0",
     "a source tree": "-e git+https://github.com/deepspeedai/DeepSpeed.git@0123abc#egg=deepspeed",
     "a source tree without a name": "-e git+https://github.com/deepspeedai/DeepSpeed.git@0123abc",
-    "a wheel": "https://x/deepspeed-0.15.0-py3-none-any.whl",
-    "a wheel here": "./wheels/deepspeed-0.15.0-py3-none-any.whl",
     "a lower bound": "deepspeed>=0.15",
     "a range": "deepspeed>=0.18.6,<0.19.0",
     "a prefix": "deepspeed==0.18.*",
@@ -194,6 +192,12 @@ UNREAD = {
     "no requirement": "deepspeed==0.18.1 or so",
     "two releases": "deepspeed==0.18.1\ndeepspeed==0.18.2",
     "an include that is not there": "-r no_such_file.txt",
+    "an include of another machine": "-r https://h/base.txt",
+    "constraints of another machine": "-c https://h/constraints.txt",
+    "an include that is a folder": "-r .",
+    "an include that is no text": "-r binary.bin",
+    "two releases for two Pythons": 'deepspeed==0.18.1; python_version >= "3.12"\n'
+    'deepspeed==0.18.2; python_version < "3.12"',
 }
 
 
@@ -201,38 +205,155 @@ UNREAD = {
 @pytest.mark.parametrize("changes", ["OLD", "NEW"])
 def test_what_cannot_be_read_is_named_and_fails(tmp_path, capsys, name, changes):
     """Beside another pin that is alike, which alone would be fine."""
+    (tmp_path / "binary.bin").write_bytes(b"\x80\x81" * 9)
     alike = "trl==1.16.0\n"
     old, new = (f"{alike}{UNREAD[name] if changes == side else 'deepspeed==0.19.8'}\n" for side in ("OLD", "NEW"))
     (tmp_path / "old.txt").write_text(old)
     (tmp_path / "new.txt").write_text(new)
-    assert cli.run(["upgrade", str(tmp_path / "old.txt"), str(tmp_path / "new.txt")]) == 1
+    assert cli.run(["upgrade", str(tmp_path / "old.txt"), str(tmp_path / "new.txt")]) == 3
     out = " ".join(capsys.readouterr().out.split())
     assert UNREAD[name].splitlines()[0].partition(";")[0] in out or "deepspeed" in out
     assert changes in out
 
 
 @pytest.mark.parametrize(
-    "entry",
+    "name", [name for name in UNREAD if name not in ("two releases", "two releases for two Pythons")]
+)
+def test_what_cannot_be_read_in_both_files_alike_is_not_compared(tmp_path, capsys, name):
+    """The same text need not mean the same releases: pip takes today's, and an included file can change."""
+    (tmp_path / "binary.bin").write_bytes(b"\x80\x81" * 9)
+    (tmp_path / "r.txt").write_text(f"trl==1.16.0\n{UNREAD[name]}\n")
+    assert cli.run(["upgrade", str(tmp_path / "r.txt"), str(tmp_path / "r.txt")]) == 3
+    assert "Could not be compared" in capsys.readouterr().out
+
+
+COMMIT = "0123456789" * 4
+SAME = {
+    "a commit": f"deepspeed @ git+https://github.com/deepspeedai/DeepSpeed.git@{COMMIT}\n",
+    "two releases for two Pythons": UNREAD["two releases for two Pythons"],
+    "another platform": 'deepspeed==0.19.8; sys_platform == "win32"\n',
+    "a wheel": "https://x/deepspeed-0.15.1-py3-none-any.whl\n",
+    "a release": "deepspeed==0.15.1\n",
+}
+
+
+@pytest.mark.parametrize("line", SAME.values(), ids=SAME)
+def test_what_is_certainly_the_same_is_sound(tmp_path, line):
+    (tmp_path / "r.txt").write_text(f"trl==1.16.0\n{line}")
+    assert cli.run(["upgrade", str(tmp_path / "r.txt"), str(tmp_path / "r.txt")]) == 0
+
+
+def test_nothing_in_common_is_not_sound(tmp_path, capsys):
+    (tmp_path / "old.txt").write_text('deepspeed==0.19.8; sys_platform == "win32"\n')
+    assert cli.run(["upgrade", str(tmp_path / "old.txt"), str(tmp_path / "old.txt")]) == 3
+    assert "nothing was compared" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "line",
     [
-        'version = "0.18.1"\nsource = { git = "https://x/DeepSpeed" }',
-        'version = "0.18.1"\n[package.source]\ntype = "git"\nurl = "x"',
-        'source = { editable = "." }',
-        'version = "0.18.1"\nsource = { registry = "x" }\n[[package]]\nname = "deepspeed"\nversion = "0.18.2"',
+        "https://x/deepspeed-0.17.5-py3-none-any.whl#sha256=00",
+        "./wheels/deepspeed-0.17.5-py3-none-any.whl",
+        "deepspeed @ https://x/deepspeed-0.17.5.tar.gz",
+        "deepspeed === 0.17.5",
+        "deepspeed==0.17.5 ; python_version >= '3.8'",
+        "deepspeed==0.17.5 ; python_version < '3.20'",
     ],
 )
-def test_a_lock_of_what_is_no_release_is_named_and_the_rest_compared(tmp_path, entry):
+def test_an_archive_and_a_marker_that_always_holds_name_a_release(tmp_path, line):
+    (tmp_path / "a.txt").write_text(f"{line}\n")
+    read = upgrade.read_lock(tmp_path / "a.txt")
+    assert (read.pins, read.unread) == ({"deepspeed": "0.17.5"}, {})
+
+
+def test_a_wheel_of_flash_attn_is_its_release(tmp_path):
+    name = "flash_attn-2.8.3%2Bcu12torch2.8cxx11abiTRUE-cp311-cp311-linux_x86_64.whl"
+    (tmp_path / "a.txt").write_text(f"flash-attn @ https://x/{name}\n")
+    (version,) = upgrade.read_lock(tmp_path / "a.txt").pins.values()
+    assert upgrade.why_unknown("flash-attn", version) is None
+
+
+def test_markers_are_decided_for_the_python_that_is_named(tmp_path):
+    text = 'deepspeed==0.19.8; python_version >= "3.12"\ndeepspeed==0.18.9; python_full_version < "3.12.0"\n'
+    (tmp_path / "a.txt").write_text(text)
+    assert [upgrade.read_lock(tmp_path / "a.txt", python).pins for python in ("3.12", "3.11", None)] == [
+        {"deepspeed": "0.19.8"}, {"deepspeed": "0.18.9"}, {},
+    ]  # fmt: skip
+    for python in ("twelve", "2.7", "3.99"):
+        with pytest.raises(Refusal, match="--python"):
+            upgrade.read_lock(tmp_path / "a.txt", python)
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        ("old.lock", "requirements.txt"), ("old.toml", "including.txt"), ("requirements", "hashes.txt"),
+        ("poetry.txt", "poetry.lock"), ("frozen", "uv.lock"), ("conda.txt", "environment.yml"),
+        ("a.lock", "pip_list.txt"),
+    ],
+)  # fmt: skip
+def test_a_file_is_recognized_by_its_content(tmp_path, name, key):
+    (tmp_path / "frozen.txt").write_text(LOCKS["frozen.txt"])
+    (tmp_path / name).write_text(LOCKS[key])
+    assert upgrade.read_lock(tmp_path / name).pins == {"deepspeed": "0.17.5"}
+
+
+def test_a_list_of_packages_in_json_is_read(tmp_path):
+    (tmp_path / "a.json").write_text('[{"name": "deepspeed", "version": "0.17.5"}, 3, {"name": "x", "version": null}]')
+    assert upgrade.read_lock(tmp_path / "a.json").pins == {"deepspeed": "0.17.5"}
+
+
+def test_pip_lines_of_conda_include_files_beside_their_own(tmp_path, monkeypatch):
+    (tmp_path / "base.txt").write_text("deepspeed==0.17.5\n")
+    (tmp_path / "e.yml").write_text("dependencies:\n- pip:\n  - -r base.txt\n  - -r e.yml\n")
+    monkeypatch.chdir(Path(__file__).parent)
+    assert upgrade.read_lock(tmp_path / "e.yml").pins == {"deepspeed": "0.17.5"}
+
+
+def test_control_characters_of_a_file_do_not_reach_the_terminal(tmp_path, capsys):
+    (tmp_path / "old.txt").write_text("torch==2.8.0\nvllm==1.0\n")
+    (tmp_path / "new.txt").write_text("torch==2.8.0\x1b[2J\nvllm===1\x1b[2J\n-r \x1b]0;x\x07\n")
+    (tmp_path / "poetry.lock").write_text('[[package]]\nname = "torch"\nversion = "2.8.0\\u001b[2J\\n"\n')
+    for new in ("new.txt", "poetry.lock"):
+        assert cli.run(["upgrade", str(tmp_path / "old.txt"), str(tmp_path / new)]) == 3
+        out = capsys.readouterr().out
+        assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", out)
+
+
+@pytest.mark.parametrize(
+    "text", ["[" * 3000, "a: " + "[" * 3000, '{"default": {"vllm": 3}}', "[[package]]\nname = 3\n", "- \x00"]
+)
+@pytest.mark.parametrize("name", ["a.txt", "uv.lock", "e.yml"])
+def test_odd_files_are_refused_in_one_message(tmp_path, name, text):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(Refusal):
+        upgrade.read_lock(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("entry", "is_fixed"),
+    [
+        ('version = "0.18.1"\nsource = { git = "https://x/DeepSpeed" }', False),
+        (f'version = "0.18.1"\nsource = {{ git = "https://x/DeepSpeed?rev=main#{COMMIT}" }}', True),
+        ('version = "0.18.1"\n[package.source]\ntype = "git"\nurl = "x"', False),
+        (f'version = "0.18.1"\n[package.source]\ntype = "git"\nurl = "x"\nresolved_reference = "{COMMIT}"', True),
+        ('source = { editable = "." }', False),
+        ('version = "0.18.1"\nsource = { registry = "x" }\n[[package]]\nname = "deepspeed"\nversion = "0.18.2"', True),
+    ],
+)
+def test_a_lock_of_what_is_no_release_is_named_and_the_rest_compared(tmp_path, entry, is_fixed):
     (tmp_path / "uv.lock").write_text(
         f'[[package]]\nname = "torch"\nversion = "2.12.0"\n[[package]]\nname = "deepspeed"\n{entry}\n'
     )
     read = upgrade.read_lock(tmp_path / "uv.lock")
     assert (read.pins, list(read.unread)) == ({"torch": "2.12.0"}, ["deepspeed"])
-    assert upgrade.not_compared(read, read) == []  # in both files alike: it is no change
+    assert (upgrade.not_compared(read, read) == []) == is_fixed  # the same commit in both files: it is no change
 
 
 def test_a_package_that_is_gone_is_no_release_that_is_fine(tmp_path, capsys):
     (tmp_path / "old.txt").write_text("deepspeed==0.19.8\ntrl==1.16.0\n")
     (tmp_path / "new.txt").write_text("trl==1.16.0\n")
-    assert cli.run(["upgrade", str(tmp_path / "old.txt"), str(tmp_path / "new.txt")]) == 1
+    assert cli.run(["upgrade", str(tmp_path / "old.txt"), str(tmp_path / "new.txt")]) == 3
     assert "deepspeed 0.19.8 is in OLD but not in NEW" in capsys.readouterr().out
 
 
@@ -258,7 +379,7 @@ def test_an_upgrade_to_a_prerelease_is_unknown_and_fails(tmp_path, capsys, versi
     (tmp_path / "old.txt").write_text("torch==2.12.0\n")
     entry = f'[[package]]\nname = "torch"\nversion = "{version}"\n'
     (tmp_path / name).write_text(f"torch=={version}\n" if name == "new.txt" else entry)
-    assert cli.run(["upgrade", str(tmp_path / "old.txt"), str(tmp_path / name)]) == 1
+    assert cli.run(["upgrade", str(tmp_path / "old.txt"), str(tmp_path / name)]) == 3
     out = " ".join(capsys.readouterr().out.split())
     assert f"torch 2.12.0 -> {version}" in out
     assert f"torch {version} is not a final release" in out
@@ -367,7 +488,7 @@ def test_a_change_of_behavior_is_an_alarm_in_both_directions():
 
 def test_lines_fit_the_width():
     old, new = locks.Lock({"transformers": "4.45.2"}), locks.Lock({"transformers": "5.23.0"})
-    lines = upgrade.text(upgrade.compare(old.pins, new.pins), old, new, 80).splitlines()
+    lines = upgrade.text(upgrade.compare_locks(old, new), old, new, 80).splitlines()
     assert max(map(len, lines)) <= 80
     assert re.match(r"\d+ of \d+ known changes", lines[0])
 
@@ -390,10 +511,11 @@ def test_what_is_no_lock_is_refused(tmp_path, name, text, fact):
 @pytest.mark.parametrize(
     ("old", "new", "status", "line"),
     [
-        ("deepspeed==0.19.6", "deepspeed==0.19.7", 0, "0 of"),
+        ("deepspeed==0.19.6", "deepspeed==0.19.6", 0, "0 of 0"),
+        ("deepspeed==0.19.6", "deepspeed==0.19.7", 1, "faults end"),
         ("deepspeed==0.17.5", "deepspeed==0.17.6", 1, "New fault: zero2 in fp32"),
-        ("deepspeed==0.19.8", "deepspeed==0.99.0", 1, "deepspeed 0.99.0 is unknown: all releases from 0.15.1 to"),
-        ("transformers==5.18.0", "transformers==5.18.1", 1, "transformers 5.18.1 is unknown"),
+        ("deepspeed==0.19.8", "deepspeed==0.99.0", 3, "deepspeed 0.99.0 is unknown: all releases from 0.15.1 to"),
+        ("transformers==5.18.0", "transformers==5.18.1", 3, "transformers 5.18.1 is unknown"),
         ("torch==2.13.0", "torch==2.13.0\ntrl==1.16.0\ntransformers==4.56.1", 1, "requires transformers>=4.56.2"),
     ],
 )  # fmt: skip
@@ -403,12 +525,191 @@ def test_the_status_is_for_ci(tmp_path, capsys, old, new, status, line):
     paths = [str(tmp_path / name) for name in ("old.txt", "new.txt")]
     assert cli.run(["upgrade", *paths, "--output", str(tmp_path / "changes.json")]) == status
     assert line in re.sub(r"\s+", " ", capsys.readouterr().out)
-    entries = json.loads((tmp_path / "changes.json").read_text())["vulns"]
-    assert any(entry["database_specific"]["alarms"] for entry in entries) == bool(status)
+    content = json.loads((tmp_path / "changes.json").read_text())
+    entries = content["vulns"]
+    own = [entry["database_specific"] for entry in entries]
+    assert any(entry["alarms"] or entry["changes_training"] for entry in own) == bool(status)
+    assert content["exit_status"] == status
+    assert content["checked"][0]["number"] >= 1
     for entry in entries:
         (affected,) = entry["affected"]
         assert affected["package"]["ecosystem"] == "PyPI"
         assert affected["ranges"][0]["events"][0].keys() == {"introduced"}
+
+
+# ---------------------------------------------------------------- what ends, and what a training uses
+
+
+def summary(found: upgrade.Comparison) -> set[str]:
+    return {change.id for change in found.shown if change.changes_training}
+
+
+def between(old: str, new: str, **options) -> upgrade.Comparison:
+    use = used.of(**options) if options else None
+    return upgrade.compare_locks(locks.Lock({"deepspeed": old}), locks.Lock({"deepspeed": new}), use)
+
+
+def test_a_fault_that_ends_changes_training_and_the_factor_comes_first():
+    found = between("0.19.5", "0.19.8")
+    assert found.verdict.status == 1
+    first = found.shown[0]
+    assert (first.id, first.how, first.alarms) == ("outputs-of-outputs", "goes", False)
+    assert "0.25 times" in first.factor
+    text = upgrade.text(found, locks.Lock({"deepspeed": "0.19.5"}), locks.Lock({"deepspeed": "0.19.8"}), 80)
+    assert text.index("0.25 times") < text.index("Muon")
+
+
+def test_a_fault_of_memory_and_a_crash_that_end_change_no_training():
+    old, new = locks.Lock({"peft": "0.18.1"}), locks.Lock({"peft": "0.19.0"})
+    gone = {change.id: change for change in upgrade.compare(old.pins, new.pins) if change.how == "goes"}
+    assert not gone["target-parameters-memory"].changes_training
+    crashes_that_end = [
+        one for one in upgrade.compare({"deepspeed": "0.18.6"}, {"deepspeed": "0.18.7"}) if one.kind == "crash"
+    ]
+    assert crashes_that_end
+    assert not any(change.changes_training for change in crashes_that_end if change.how == "goes")
+
+
+def test_a_fault_that_may_also_be_in_old_is_no_known_change():
+    old, new = locks.Lock({}, {"deepspeed": '"deepspeed", which names no release'}), locks.Lock({"deepspeed": "0.19.8"})
+    found = upgrade.compare_locks(old, new)
+    assert found.verdict.status == 3
+    assert {change.how for change in found.changes if change.kind == "fault"} == {"there"}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "fact"),
+    [
+        ("0.17.5", "0.18.2", "Take 0.19.8"),
+        ("0.19.5", "0.19.8", "Take NEW"),
+        ("0.19.8", "0.19.5", "Stay with 0.19.8"),
+        ("0.19.8", "0.99.0", None),
+        ("0.19.8", "0.19.8", None),
+    ],
+)
+def test_the_release_with_the_fewest_faults_is_named(old, new, fact):
+    locked = [locks.Lock({"deepspeed": version}) for version in (old, new)]
+    said = upgrade.best_release("deepspeed", *locked)
+    assert (said is None) if fact is None else (said is not None and fact in said)
+
+
+ZERO3 = {"zero_optimization": {"stage": 3}, "bf16": {"enabled": True}, "optimizer": {"type": "AdamW", "params": {}}}
+ACCELERATE = {"distributed_type": "DEEPSPEED", "deepspeed_config": {"zero_stage": 3}, "mixed_precision": "bf16"}
+
+
+@pytest.mark.parametrize(
+    ("content", "options", "concerned"),
+    [
+        (ZERO3, {}, {"part-outside", "zero3-gather-on-cpu"}),
+        (ZERO3 | {"gradient_accumulation_steps": 1}, {}, {"zero3-gather-on-cpu"}),
+        (ZERO3 | {"bf16": {"enabled": "auto"}}, {}, {"part-outside", "zero3-gather-on-cpu"}),
+        (ZERO3 | {"optimizer": {"type": "Muon"}}, {}, {
+            "part-outside", "zero3-gather-on-cpu", "muon-groups", "muon-zero-init", "muon-micro-batches",
+        }),
+        (ACCELERATE, {"optimizer": "adamw"}, {"part-outside", "zero3-gather-on-cpu"}),
+        (None, {"stage": 3, "optimizer": "paged_adamw_8bit"}, {"part-outside", "zero3-gather-on-cpu"}),
+        ({"distributed_type": "FSDP"}, {}, set()),
+        (None, {"imports": "peft,transformers,numpy"}, None),
+        (None, {"imports": "torch"}, set()),
+        (None, {"imports": "my_trainer"}, None),
+    ],
+)  # fmt: skip
+def test_what_cannot_concern_a_training_is_left_out_and_counted(tmp_path, content, options, concerned):
+    path = tmp_path / ("c.yaml" if content and "distributed_type" in content else "c.json")
+    if content is not None:
+        path.write_text(json.dumps(content))
+        options = options | {"config": path}
+    found = between("0.19.5", "0.19.8", **options)
+    everything = between("0.19.5", "0.19.8")
+    assert summary(found) == (summary(everything) if concerned is None else concerned)
+    assert len(found.shown) + sum(map(len, found.left_out.values())) == len(everything.shown)
+    locked = [locks.Lock({"deepspeed": version}) for version in ("0.19.5", "0.19.8")]
+    text = upgrade.text(found, *locked, 80)
+    assert ("are left out" in text) == bool(found.left_out)
+
+
+SCRIPTS = {
+    "sft": ("from trl import SFTTrainer, SFTConfig\nmodel.eval()\nx = {'role': 'system'}\n", False),
+    "dpo": ("import trl\ntrainer = trl.DPOTrainer(model)\n", True),
+    "derived": ("from trl import OtherTrainer\n", True),
+    "own class": ("from trl import SFTTrainer\nclass MyTrainer(SFTTrainer): ...\nMyTrainer()\n", False),
+    "by name": ("import trl\nx = getattr(trl, name)\n", True),
+    "dynamic": ("import importlib, trl\n", True),
+    "unknown": ("import my_framework\nfrom trl import SFTTrainer\n", True),
+    "module": ("from pieces.part import f\nfrom trl import SFTTrainer\n", True),
+}
+
+
+@pytest.mark.parametrize(("text", "is_concerned"), SCRIPTS.values(), ids=SCRIPTS)
+def test_faults_of_trainers_that_a_script_does_not_use_are_left_out(tmp_path, text, is_concerned):
+    (tmp_path / "pieces").mkdir()
+    (tmp_path / "pieces" / "part.py").write_text("from . import other\n")
+    (tmp_path / "pieces" / "other.py").write_text("from trl import DPOTrainer\n")
+    (tmp_path / "train.py").write_text(text)
+    old, new = locks.Lock({"trl": "0.13.0"}), locks.Lock({"trl": "0.14.0"})
+    found = upgrade.compare_locks(old, new, used.of(script=tmp_path / "train.py"))
+    assert ("dpo-keep-end" in summary(found)) == is_concerned
+    assert "dpo-keep-end" in {change.id for change in found.changes}
+
+
+def test_packages_that_a_script_does_not_use_need_not_be_compared(tmp_path):
+    (tmp_path / "train.py").write_text("import torch, numpy, os\n")
+    (tmp_path / "a.txt").write_text("torch==2.12.0\ndeepspeed\n")
+    command = ["upgrade", *[str(tmp_path / "a.txt")] * 2]
+    assert cli.run(command) == 3
+    assert cli.run([*command, "--script", str(tmp_path / "train.py")]) == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "fact"),
+    [
+        ({"script": "no.py", "imports": "torch"}, "Give one"),
+        ({"script": "no.py"}, "cannot be read"),
+        ({"script": "wrong.py"}, "cannot be read as a Python script"),
+        ({"config": "no.json"}, "cannot be read"),
+        ({"config": "list.json"}, "has no keys"),
+        ({"config": "other.json"}, "neither"),
+        ({"config": "ds.json", "stage": 2}, "has stage 3"),
+        ({"config": "fsdp.yaml", "stage": 2}, "does not use DeepSpeed"),
+        ({"imports": " , "}, "no package"),
+    ],
+)
+def test_options_that_contradict_each_other_or_cannot_be_read_are_refused(tmp_path, options, fact):
+    contents = {
+        "wrong.py": "def f(:", "list.json": "[]", "other.json": '{"a": 1}', "ds.json": json.dumps(ZERO3),
+        "fsdp.yaml": "distributed_type: FSDP\n",
+    }  # fmt: skip
+    for name, content in contents.items():
+        (tmp_path / name).write_text(content)
+    named = {key: tmp_path / value if key in ("script", "config") else value for key, value in options.items()}
+    with pytest.raises(Refusal, match=fact):
+        used.of(**named)
+
+
+def test_classes_with_the_same_changes_are_named_once():
+    old, new = (
+        locks.Lock({"trl": "0.12.0", "transformers": "4.45.2"}),
+        locks.Lock({"trl": "1.16.0", "transformers": "5.23.0"}),
+    )
+    text = upgrade.text(upgrade.compare_locks(old, new), old, new, 80)
+    assert re.search(r"and \d+ more\s+classes", text)
+    assert text.count("CPOConfig") < 40
+
+
+def test_conditions_of_faults_are_known_keys_and_faults_that_were_only_read_say_so():
+    by_id = {(fault.package, fault.id): fault for fault in upgrade.known_faults()}
+    for fault in by_id.values():
+        for key, values in {**fault.needs, **fault.file}.items():
+            assert key == "engine" or "." in key or key == "gradient_clipping", fault.id
+            assert isinstance(values, list), fault.id
+    for key in (("deepspeed", "zero2-bf16-used-twice"), ("transformers", "router-loss-times-ranks")):
+        assert by_id[key].evidence == "read"
+        assert "not measured" in upgrade._item(by_id[key])
+    assert [by_id["deepspeed", "zero2-bf16-used-twice"].is_in(version) for version in ("0.19.3", "0.19.6")] == [
+        True,
+        False,
+    ]
+    assert by_id["transformers", "router-loss-times-ranks"].is_in("5.23.0")
 
 
 # ---------------------------------------------------------------- the index, and doctor
@@ -584,7 +885,8 @@ def test_doctor_names_what_a_release_makes_of_a_file(monkeypatch, file, release,
     monkeypatch.chdir(launching.ROOT)
     path = Path("accelerate_configs") / file
     new = [one for one in examine.examine(path, f"deepspeed=={release}").findings if one.key == "stage"]
-    assert [fact in one.message and one.matters for one in new] == ([True] if fact else [])
+    assert [fact in one.message for one in new] == ([True] if fact else [])
+    assert [one.matters for one in new] == ([fact != "unknown"] if fact else [])
     with pytest.raises(Refusal, match=r"--for trl==1: .*deepspeed==VERSION"):
         examine.examine(path, "trl==1")
 

@@ -33,6 +33,7 @@ class Fault:
     models: str | None  # the only models that are affected; None: all
     what: str  # what goes wrong in the training
     threads: list[str]  # public reports and fixes
+    factor: str | None = None  # a sentence with a measured factor, which is true with and without the fault
     twist: str | None = None  # what an affected script does, as the matrix names it; None: every script is affected
 
 

@@ -1,5 +1,8 @@
 """List what an upgrade changes in a training: `zero-study upgrade OLD NEW`.
 
+"Different" and "worse" are two questions. A fault that ends changes a training as much as one that begins, so both
+count. The text also says which release has the fewest faults.
+
 Four files contain what is known about releases. releases.json.gz has the defaults that each release ships, as
 tools/releases.py reads them. known_bad.json has the faults that conformance runs found. faults.yaml has the other
 faults and crashes, with their public threads. no_effect.yaml has changes of defaults that do not change a training.
@@ -22,10 +25,12 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from .. import terminal
+from ..verdict import Checked, NotChecked, Verdict
 from . import known_bad, locks, release_index
 from .known_bad import base_release
 from .locks import Lock
 from .release_index import Classes, Index, Package
+from .used import Use
 
 FAULTS = Path(__file__).with_name("faults.yaml")
 NO_EFFECT = Path(__file__).with_name("no_effect.yaml")
@@ -54,11 +59,24 @@ class Change:
     fixed: str | None = None  # the first release without it again; None: there is none yet
     threads: Sequence[str] = ()
     date: str = ""  # of the first thread, or of the post in it that reports this
-    how: Literal["comes", "goes", "stays"] = "comes"
+    how: Literal["comes", "goes", "stays", "there"] = "comes"  # there: in NEW, and perhaps also in OLD
     alarms: bool = False  # the upgrade may affect training, or its effect is unknown
     beside: Mapping[str, str] = field(default_factory=dict)  # releases of other packages that must also be installed
     with_feature: bool = False  # it came with the feature that has it, so it breaks nothing that worked
     file: Mapping[str, Sequence[Any]] = field(default_factory=dict)  # keys of DeepSpeed files, and affected values
+    # What a training that this concerns must have: values of keys, and words of its script. The keys are those of
+    # DeepSpeed files, and "engine".
+    needs: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    uses: Sequence[str] = ()
+    classes: Sequence[str] = ()  # the classes whose default changes
+    # The rows of the conformance matrix that a fault affects; empty: the fault is not of the matrix.
+    engines: Sequence[str] = ()
+    precisions: Sequence[str] = ()
+    several_micro_batches: bool = False
+    # What goes wrong: gradients, weights or the loss; other data; what is saved or resumed; only memory, time or text.
+    effect: Literal["training", "data", "checkpoint", "cost"] = "training"
+    factor: str = ""  # a sentence with a measured factor, true with and without the fault
+    evidence: Literal["", "read"] = ""  # read: this project knows it from a public thread and did not measure it
 
     def is_in(self, version: str | None) -> bool:
         """Return whether a release of the package has this property, regardless of other packages."""
@@ -70,6 +88,27 @@ class Change:
         return self.is_in(pins.get(self.package)) and all(
             package in pins and base_release(pins[package]) in SpecifierSet(required)
             for package, required in self.beside.items()
+        )
+
+    @property
+    def changes_training(self) -> bool:
+        """Whether a training can change through the upgrade, for better or worse.
+
+        A crash that ends changes no training, and neither does a fault of memory or time.
+        """
+        ends = self.kind == "fault" and self.how == "goes" and self.effect != "cost"
+        return self.kind != "unknown" and (self.alarms or ends)
+
+    @property
+    def rank(self) -> tuple[bool, ...]:
+        """A sort key: what changes gradients or weights first, then faults that end, those with a factor first."""
+        is_fault = self.kind == "fault"
+        return (
+            not self.changes_training,
+            not (is_fault and self.effect == "training"),
+            not (is_fault and self.how == "goes"),
+            not self.factor,
+            not is_fault,
         )
 
     def set_of_packages(self) -> tuple[str, ...]:
@@ -87,7 +126,14 @@ class Change:
             "summary": self.summary,
             "affected": [{"package": package, "ranges": [{"type": "ECOSYSTEM", "events": events}]}],
             "references": [{"type": "REPORT", "url": url} for url in self.threads],
-            "database_specific": {"kind": self.kind, "how": self.how, "alarms": self.alarms},
+            "database_specific": {
+                "kind": self.kind,
+                "how": self.how,
+                "alarms": self.alarms,
+                "changes_training": self.changes_training,
+                **({"factor": self.factor} if self.factor else {}),
+                **({"effect": self.effect} if self.kind == "fault" else {}),
+            },
         }
 
 
@@ -104,7 +150,13 @@ def known_faults() -> list[Change]:
     for fault in known_bad.read():
         fixed = next((version for version in releases if base_release(version) > base_release(fault.last)), None)
         summary = fault_summary(fault, fault.engines)
-        faults.append(Change("deepspeed", "fault", fault.id, summary, fault.first, fixed, fault.threads))
+        change = Change("deepspeed", "fault", fault.id, summary, fault.first, fixed, fault.threads)
+        faults.append(
+            replace(
+                change, engines=fault.engines, precisions=fault.precisions, factor=fault.factor or "",
+                several_micro_batches=fault.several_micro_batches,
+            )
+        )  # fmt: skip
     return faults
 
 
@@ -147,22 +199,112 @@ def examined_release(package: str, version: str) -> str | None:
     return examined.get(release) or posts.get(Version(release.base_version))
 
 
-def read_lock(path: Path) -> Lock:
+def read_lock(path: Path, python: str | None = None) -> Lock:
     """Return the releases that a file pins, for the packages in the index. Raises Refusal as `locks.read` does."""
-    return locks.read(path, tuple(index().packages))
+    return locks.read(path, tuple(index().packages), python)
 
 
-def not_compared(old: Lock, new: Lock) -> list[str]:
-    """Return a text for each package of the files that cannot be compared, with the reason.
+def not_compared(old: Lock, new: Lock, use: Use | None = None) -> list[NotChecked]:
+    """Return each package and each included file that cannot be compared, with the reason.
 
-    Packages with equal entries in both files are left out, because the upgrade does not change them.
+    Packages that the training does not use are left out. So are those with the same unchangeable content in both files,
+    such as one commit of git.
     """
-    reasons = []
-    for name in dict.fromkeys([*old.unread, *new.unread]):
-        if old.unread.get(name) != new.unread.get(name) or name in {*old.pins, *new.pins}:
-            sides = (("OLD", old), ("NEW", new))
-            reasons.append("; ".join(f"{side} has {lock.unread[name]}" for side, lock in sides if name in lock.unread))
-    return reasons
+    names = [name for name in dict.fromkeys([*old.unread, *new.unread]) if not _is_fixed(name, old, new)]
+    sides = (("OLD", old), ("NEW", new))
+    open_checks = [NotChecked(name, _why_unread(name, old, new), True) for name in names]
+    removed = [name for name in old.pins if name not in {*new.pins, *new.unread}]
+    open_checks += [NotChecked(name, f"{name} {old.pins[name]} is in OLD but not in NEW", True) for name in removed]
+    for name in dict.fromkeys([*old.elsewhere, *new.elsewhere]):
+        texts = [f"{side} pins {name} {lock.elsewhere[name]}" for side, lock in sides if name in lock.elsewhere]
+        reason = f"{'; '.join(texts)} only for other platforms than Linux on x86_64"
+        is_unchanged = old.elsewhere.get(name) == new.elsewhere.get(name)
+        open_checks.append(NotChecked(name, reason, not is_unchanged and name not in {*old.pins, *new.pins}))
+    return [check for check in open_checks if use is None or not use.why_not_package(check.what)]
+
+
+def _why_unread(name: str, old: Lock, new: Lock) -> str:
+    """Return what stands in a file, or in both, instead of a release of a package."""
+    if old.unread.get(name) == new.unread.get(name):
+        return f"OLD and NEW have {old.unread[name]}"
+    return "; ".join(
+        f"{side} has {lock.unread[name]}" for side, lock in (("OLD", old), ("NEW", new)) if name in lock.unread
+    )
+
+
+def _is_fixed(name: str, old: Lock, new: Lock) -> bool:
+    """Return whether a package has the same unchangeable content in both files, although it is not one release."""
+    return name in old.fixed and old.fixed.get(name) == new.fixed.get(name)
+
+
+class Comparison(NamedTuple):
+    """What an upgrade changes for a training, and what it does not concern."""
+
+    changes: list[Change]  # all known changes
+    left_out: dict[str, list[Change]]  # by reason, those that cannot concern the training
+    verdict: Verdict
+    notes: tuple[str, ...] = ()  # why something could not be narrowed
+    use: Use | None = None
+
+    @property
+    def shown(self) -> list[Change]:
+        """The changes that can concern the training."""
+        hidden = {id(change) for changes in self.left_out.values() for change in changes}
+        return [change for change in self.changes if id(change) not in hidden]
+
+
+def compare_locks(old: Lock, new: Lock, use: Use | None = None) -> Comparison:
+    """Return what changes between two files for a training.
+
+    A fault of a package of which OLD names no release may also be in OLD, so it is no change that is known.
+    """
+    changes = [
+        replace(change, how="there", alarms=False)
+        if _may_be_in(old, change.package) and change.kind in ("fault", "crash", "change")
+        else change
+        for change in compare(old.pins, new.pins)
+    ]
+    excluded: dict[str, list[Change]] = {}
+    for change in changes:
+        if use is not None and (reason := use.why_not(change)):
+            excluded.setdefault(reason, []).append(change)
+    comparison = Comparison(changes, excluded, Verdict.of(0), use.notes if use is not None else (), use)
+    return comparison._replace(verdict=_verdict(comparison, old, new))
+
+
+def _may_be_in(lock: Lock, package: str) -> bool:
+    """Return whether a file may have a package at a release that could not be read, also in an included file."""
+    return package not in lock.pins and (package in lock.unread or any(name.startswith("-") for name in lock.unread))
+
+
+def _verdict(comparison: Comparison, old: Lock, new: Lock) -> Verdict:
+    """Return the verdict: the changes of the training, what was compared, and what could not be."""
+    unknown = [
+        NotChecked(f"{change.package} {change.id}", change.summary, True)
+        for change in comparison.shown
+        if change.kind == "unknown"
+    ]
+    shared = [
+        name
+        for name in new.pins
+        if name in old.pins and (comparison.use is None or not comparison.use.why_not_package(name))
+    ]
+    number = sum(fault.package in shared for fault in known_faults()) + sum(map(_number_of_defaults, shared))
+    return Verdict.of(
+        sum(change.changes_training for change in comparison.shown),
+        [
+            Checked(len(shared), "package", "that both files pin"),
+            Checked(
+                number, "known fault, change and default", "of these packages", "known faults, changes and defaults"
+            ),
+        ],
+        [*not_compared(old, new, comparison.use), *unknown],
+    )
+
+
+def _number_of_defaults(package: str) -> int:
+    """Return the number of keys whose defaults are known for releases of a package."""
+    return sum(map(len, index().packages[package].defaults.values()))
 
 
 def compare(old: Mapping[str, str], new: Mapping[str, str]) -> list[Change]:
@@ -175,21 +317,29 @@ def compare(old: Mapping[str, str], new: Mapping[str, str]) -> list[Change]:
         changes += _unknown_releases(package, old.get(package), new[package])
         if package in old:
             changes += _changed_defaults(package, old, new)
-    return sorted([*changes, *_new_conflicts(old, new)], key=lambda change: not change.alarms)
+    return sorted([*changes, *_new_conflicts(old, new)], key=lambda change: change.rank)
 
 
 def _changed_faults(old: Mapping[str, str], new: Mapping[str, str]) -> Iterator[Change]:
     """Yield what comes or goes of known_faults, and crashes of sets of releases that stay although a release changes.
 
-    A change of behavior may affect training in both directions.
+    A change of behavior may affect training in both directions. What becomes of the faults of a package that has no
+    release in NEW is unknown.
     """
-    for fault in known_faults():
+    for fault in (fault for fault in known_faults() if fault.package in new):
         was_there, is_there = fault.is_among(old), fault.is_among(new)
         if was_there != is_there:
             alarms = fault.kind == "change" or (is_there and not fault.with_feature)
-            yield replace(fault, how="comes" if is_there else "goes", alarms=alarms)
+            change = replace(fault, how="comes" if is_there else "goes", alarms=alarms)
+            if is_there or not _is_unexamined(fault.package, new[fault.package]):
+                yield change
         elif is_there and fault.kind == "crash" and any(old.get(name) != new[name] for name in fault.set_of_packages()):
             yield replace(fault, how="stays")
+
+
+def _is_unexamined(package: str, version: str) -> bool:
+    """Return whether a version was not examined. Whether a fault ends in it is then not known."""
+    return examined_release(package, version) is None
 
 
 def _unknown_releases(package: str, old: str | None, new: str) -> Iterator[Change]:
@@ -303,7 +453,9 @@ def _as_change(package: str, change: _DefaultChange, classes: Sequence[str], ver
     other_classes = f" (also of {', '.join(classes[1:])})" if classes[1:] else ""
     line = f"{classes[0]}.{key}{other_classes}: {before or 'missing'} -> {after or 'missing'}"
     is_removed = after in (None, DEPRECATED)
-    change_of_default = Change(package, "default", f"{classes[0]}-{key}", line, version, alarms=not HARMLESS.match(key))
+    change_of_default = Change(
+        package, "default", f"{classes[0]}-{key}", line, version, alarms=not HARMLESS.match(key), classes=classes
+    )
     if before in (None, DEPRECATED):
         return replace(change_of_default, kind="new", alarms=False)
     if is_removed:
@@ -325,57 +477,131 @@ def _new_conflicts(old: Mapping[str, str], new: Mapping[str, str]) -> Iterator[C
                 yield Change(package, "pair", f"{version}-{required}", line, version, alarms=True)
 
 
+def content(found: Comparison) -> dict[str, Any]:
+    """Return the changes for JSON in the OSV format, those that were left out by reason, and the verdict."""
+    return {
+        "vulns": [change.as_osv() for change in found.shown],
+        "left_out": {
+            reason: [change.as_osv()["id"] for change in changes] for reason, changes in found.left_out.items()
+        },
+        **found.verdict.content(),
+    }
+
+
+# ---------------------------------------------------------------- which release to take
+
+
+class _Rated(NamedTuple):
+    """A release with the number of its known faults that can concern a training."""
+
+    version: str
+    faults: int
+
+
+def best_release(package: str, old: Lock, new: Lock, use: Use | None = None) -> str | None:
+    """Return a sentence on which release of a package to take, if both have known faults; otherwise None.
+
+    Only faults that make training wrong count. If several releases have the fewest, NEW is named first, then OLD, then
+    the newest one.
+    """
+    versions = [lock.pins.get(package) for lock in (old, new)]
+    if (
+        None in versions
+        or versions[0] == versions[1]
+        or any(_is_unexamined(package, text) for text in versions if text)
+    ):
+        return None
+    before, after = (_rated(package, lock.pins[package], new, use) for lock in (old, new))
+    if not (before.faults and after.faults):
+        return None
+    examined = list(index().packages[package].releases)[::-1]
+    newer = [version for version in examined if base_release(version) > base_release(before.version)]
+    candidates = [after, before, *(_rated(package, version, new, use) for version in newer)]
+    best = min(candidates, key=lambda rated: rated.faults)
+    number = terminal.counted(before.faults, "known fault")
+    make = "makes" if before.faults == 1 else "make"
+    summary = (
+        f"OLD ({before.version}) has {number} that {make} training wrong, NEW ({after.version}) has {after.faults}"
+    )
+    if best is after:
+        advice = f"Take NEW, and read the faults of {after.version} that remain"
+    elif best is before:
+        advice = f"Stay with {before.version} unless you need something of NEW"
+    else:
+        advice = f"Take {best.version}, which has {best.faults or 'none'}"
+    return f"{summary}. {advice}."
+
+
+def _rated(package: str, version: str, pins: Lock, use: Use | None) -> _Rated:
+    """Return a release with the number of its faults, beside the other pinned releases."""
+    installed = {**pins.pins, package: version}
+    faults = [fault for fault in known_faults() if fault.package == package and fault.kind == "fault"]
+    return _Rated(
+        version,
+        sum(
+            fault.effect in ("training", "data") and fault.is_among(installed) and not (use and use.why_not(fault))
+            for fault in faults
+        ),
+    )
+
+
 # ---------------------------------------------------------------- in words
 
 
-def text(changes: Sequence[Change], old: Lock, new: Lock, width: int | None = None) -> str:
+def text(found: Comparison, old: Lock, new: Lock, width: int | None = None) -> str:
     """Return the changes for a terminal: the summary first, then the changes under the two releases of each package.
 
     `width` is the maximum length of lines in characters; None means the width of the terminal.
     """
     columns = width or terminal.width()
-    lines = [terminal.wrapped(line, columns=columns) for line in _summary(changes, old, new)]
-    if missing := _not_compared_packages(old, new):
-        lines += ["", "Not compared:"]
+    lines = [terminal.wrapped(line, columns=columns) for line in _summary(found, old, new)]
+    if missing := [check.why or check.what for check in not_compared(old, new, found.use)]:
+        lines += ["", "Could not be compared:"]
         lines += [terminal.wrapped(line, "  - ", "    ", columns) for line in missing]
     for package in (package for package in index().packages if package in {*old.pins, *new.pins}):
-        lines += _lines_of_package(
-            package, [change for change in changes if change.package == package], old, new, columns
-        )
+        lines += _lines_of_package(package, found, old, new, columns)
+    if found.left_out:
+        lines += ["", *_lines_of_left_out(found, columns)]
     if names := _other_packages(old, new):
         line = f"These packages also differ. Nothing is known about their releases: {_shortened(names, 12)}."
         lines += ["", terminal.wrapped(line, columns=columns)]
     return "\n".join(lines)
 
 
-def _summary(changes: Sequence[Change], old: Lock, new: Lock) -> list[str]:
-    """Return lines with the number of changes, the number of unexamined releases, and the compared packages."""
-    known = [change for change in changes if change.kind != "unknown"]
-    affecting = sum(change.alarms for change in known)
-    number = f"{len(known)} known change{'s' * (len(known) != 1)}"
-    lines = [f"{affecting} of {number} between these files may affect training."]
-    unexamined = len(changes) - len(known)
+def _summary(comparison: Comparison, old: Lock, new: Lock) -> list[str]:
+    """Return lines with the number of changes, the number of unexamined releases, and what was compared."""
+    examined = [change for change in comparison.shown if change.kind != "unknown"]
+    changing = [change for change in examined if change.changes_training]
+    training = "this training" if comparison.use else "training"
+    number = f"{len(changing)} of {len(examined)} known change{'s' * (len(examined) != 1)}"
+    lines = [f"{number} between these files may affect {training}{_kinds(changing)}."]
+    unexamined = sum(change.kind == "unknown" for change in comparison.shown)
     if unexamined:
         lines.append(
             "1 release was not examined, so it may have other changes."
             if unexamined == 1
             else f"{unexamined} releases were not examined, so they may have other changes."
         )
-    if missing := len(_not_compared_packages(old, new)):
-        lines.append(
-            "1 package could not be compared." if missing == 1 else f"{missing} packages could not be compared."
-        )
     compared = [package for package in new.pins if package in old.pins]
-    lines.append(f"Compared packages: {', '.join(compared) or 'none'}.")
+    lines.append(f"Compared packages: {', '.join(compared) or 'none'} ({comparison.verdict.coverage()}).")
     if by_platform := {**old.by_platform, **new.by_platform}:
         lines.append(f"Pinned by platform, compared as for Linux on x86_64: {', '.join(by_platform)}.")
-    return lines
+    return [*lines, *comparison.notes]
 
 
-def _not_compared_packages(old: Lock, new: Lock) -> list[str]:
-    """Return a text for each package that could not be compared, with the reason."""
-    removed = [package for package in old.pins if package not in new.pins and package not in new.unread]
-    return not_compared(old, new) + [f"{package} {old.pins[package]} is in OLD but not in NEW" for package in removed]
+def _kinds(changing: Sequence[Change]) -> str:
+    """Return how many faults end and begin, and how many other changes there are, after a colon."""
+    counts = {
+        "fault{} end{}": [change for change in changing if change.kind == "fault" and change.how == "goes"],
+        "fault{} begin{}": [change for change in changing if change.kind == "fault" and change.how != "goes"],
+        "crash{} begin{}": [change for change in changing if change.kind == "crash"],
+        "other change{}": [change for change in changing if change.kind not in ("fault", "crash")],
+    }
+    parts = []
+    for words, changes in counts.items():
+        ending = ("", "s") if len(changes) == 1 else ("es" if words.startswith("crash") else "s", "")
+        parts += [f"{len(changes)} {words.format(*ending)}"] if changes else []
+    return f": {', '.join(parts)}" if parts else ""
 
 
 # How a change begins in the text, by its kind and its direction.
@@ -396,40 +622,88 @@ _LABELS = {
 }
 
 
-def _label(change: Change, old: Lock) -> str:
-    """Return how a change begins in the text."""
-    is_known = change.kind in ("fault", "crash", "change")
-    if is_known and change.package in old.unread:
-        return _LABELS[change.kind, "there"]
-    if change.with_feature and change.how == "comes":
-        return f"{change.kind.capitalize()} of a new feature"
-    return _LABELS[change.kind, change.how]
+def _item(change: Change) -> str:
+    """Return the text of a change that is not a default."""
+    is_new = change.with_feature and change.how == "comes"
+    label = f"{change.kind.capitalize()} of a new feature" if is_new else _LABELS[change.kind, change.how]
+    factor = f". {change.factor}" if change.factor else ""
+    evidence = " (read in its public thread, not measured by this project)" if change.evidence == "read" else ""
+    return f"{label}: {change.summary}{evidence}{factor}"
 
 
-def _lines_of_package(package: str, changes: Sequence[Change], old: Lock, new: Lock, columns: int) -> list[str]:
+def _lines_of_package(package: str, comparison: Comparison, old: Lock, new: Lock, columns: int) -> list[str]:
     """Return a heading with both releases, then the changes: those that may affect training, then the others."""
     before, after = (lock.pins.get(package, "(not pinned)") for lock in (old, new))
-    if before == after:
+    changes = [change for change in comparison.shown if change.package == package]
+    if before == after or (comparison.use is not None and comparison.use.why_not_package(package)):
         return []
     lines = ["", f"{package} {before} -> {after}"]
-    for alarms in (True, False):
-        items = []
-        for change in changes:
-            if change.alarms == alarms and change.kind not in ("gone", "new"):
-                items.append(f"{_label(change, old)}: {change.summary}")
-        if not alarms:
-            items += _counted_keys(changes)
+    if advice := best_release(package, old, new, comparison.use):
+        lines.append(terminal.wrapped(advice, "  ", columns=columns))
+    for is_changing in (True, False):
+        part = [
+            change
+            for change in changes
+            if (change.changes_training or change.kind == "unknown") == is_changing
+            and change.kind not in ("gone", "new")
+        ]
+        items = [_item(change) for change in part if change.kind != "default"] + _defaults_in_words(
+            part, comparison.use
+        )
+        if not is_changing:
+            items += _counted_keys(changes, comparison.use)
         if items:
-            lines.append("  May affect training:" if alarms else "  Other changes:")
+            lines.append("  May affect training:" if is_changing else "  Other changes:")
         lines += [terminal.wrapped(item, "  - ", "    ", columns) for item in items]
-    return lines
+    return lines if len(lines) > len(("", "heading")) or (package in old.pins and package in new.pins) else []
 
 
-def _counted_keys(changes: Sequence[Change]) -> Iterator[str]:
+def _defaults_in_words(changes: Sequence[Change], use: Use | None) -> list[str]:
+    """Return a text for each group of classes whose defaults change in the same way. Long lists are shortened."""
+    by_classes: dict[tuple[str, ...], list[str]] = {}
+    for change in changes:
+        if change.kind == "default":
+            _, _, values = change.summary.partition(": ")
+            key = change.id.partition("-")[2]
+            classes = tuple(use.first(change.classes) if use else change.classes)
+            by_classes.setdefault(classes, []).append(f"{key}: {values}")
+    items = []
+    for classes, lines in by_classes.items():
+        if len(lines) == 1:
+            items.append(f"Changed default: {classes[0]}.{lines[0]}{_also_of(classes)}")
+        else:
+            items.append(f"Changed defaults of {classes[0]}{_also_of(classes)}: {'; '.join(lines)}")
+    return items
+
+
+def _also_of(classes: Sequence[str]) -> str:
+    """Return the classes after the first one, in parentheses; if there are many, only their number."""
+    further = classes[1:]
+    if len(further) > 2:
+        return f" (also of {further[0]} and {len(further) - 1} more classes)"
+    return f" (also of {' and '.join(further)})" if further else ""
+
+
+def _counted_keys(changes: Sequence[Change], use: Use | None) -> Iterator[str]:
     """Yield a line on the removed keys of a package and one on the new keys, with their number and the first names."""
     for kind, word in (("gone", "Removed"), ("new", "New")):
-        if keys := [change.summary.partition(":")[0] for change in changes if change.kind == kind]:
+        of_kind = [change for change in changes if change.kind == kind]
+        keys = []
+        for change in of_kind:
+            classes = use.first(change.classes) if use else change.classes
+            keys.append(f"{classes[0]}.{change.id.partition('-')[2]}{_also_of(classes)}")
+        if keys:
             yield f"{word} keys ({len(keys)}): {_shortened(keys, 6)}"
+
+
+def _lines_of_left_out(comparison: Comparison, columns: int) -> Iterator[str]:
+    """Yield how many changes were left out, by reason."""
+    number = sum(map(len, comparison.left_out.values()))
+    yield terminal.wrapped(f"{number} known changes cannot concern this training and are left out:", columns=columns)
+    for reason, changes in sorted(comparison.left_out.items(), key=lambda item: -len(item[1])):
+        changing = sum(change.changes_training for change in changes)
+        line = f"{len(changes)} ({changing} of them may affect other trainings): {reason}"
+        yield terminal.wrapped(line, "  - ", "    ", columns)
 
 
 def _other_packages(old: Lock, new: Lock) -> list[str]:
@@ -440,8 +714,3 @@ def _other_packages(old: Lock, new: Lock) -> list[str]:
 def _shortened(words: Sequence[str], number: int) -> str:
     left_out = len(words) - number
     return ", ".join(words[:number]) + (f" and {left_out} more" if left_out > 0 else "")
-
-
-def is_fine(changes: Sequence[Change], old: Lock, new: Lock) -> bool:
-    """Return whether all packages could be compared and no change may affect training."""
-    return not (any(change.alarms for change in changes) or not_compared(old, new) or {*old.pins} - {*new.pins})
