@@ -6,11 +6,11 @@ from .errors import exit_if_missing
 
 with exit_if_missing(is_command=__name__ == "__main__"):
     if __name__ == "__main__":
-        from .engines.diff.__main__ import main
+        from .engines.diff.__main__ import run_command
     else:
         from .engines import diff
 
         sys.modules[__name__] = diff  # one module under both names
 
 if __name__ == "__main__":
-    main()
+    run_command()

@@ -19,7 +19,7 @@ import pytest
 from dry_run_program import HANGS, MODELS, STRATEGIES, ask, differences, held, in_theory, mismatches
 
 from study import cli
-from study.dryrun import command, deadlock, ranks, real_ranks, trace
+from study.dryrun import chosen, command, deadlock, ranks, real_ranks, trace
 from study.dryrun.tracker import Call
 from study.errors import Refusal
 from study.files import ROOT
@@ -32,6 +32,7 @@ Capture = pytest.CaptureFixture[str]
 
 PORTS = count(29600)
 DECISIONS = Path(__file__).with_name("dry_run_decisions.py")
+RANKS = Path(__file__).with_name("dry_run_ranks.py")
 SLOW = pytest.mark.slow
 CALL = Call("all_gather", (), "float32", 64, "first", "train.py:1")
 
@@ -307,14 +308,116 @@ def test_calls_are_compared_within_the_groups_that_two_ranks_share() -> None:
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A single rank of many was "No hang", or nothing was said of hangs."""
     output = tmp_path / "said.json"
     words = ["dry-run", "--world", "8", "--ranks", "7", "--output", str(output), "zero2"]
     script = str(ROOT / "tests" / "dry_run_script.py")
-    assert cli.run([*words, script, "sound"]) == 0
+    assert cli.run([*words, script, "sound"]) == 3
     said = json.loads(output.read_text())
-    assert said["world_size"] == 8
+    assert (said["world_size"], said["verdict"], said["checked"][1]["number"]) == (8, "unknown", 0)
     assert [*said["ranks"]] == ["7"]
-    assert "all_reduce" in capsys.readouterr().out
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "all_reduce" in printed
+    assert "Nothing to compare: only rank 7 was run." in printed
+    assert "Not checked: ranks 0 to 6 (not run)." in printed
+
+
+@pytest.mark.parametrize(
+    ("world_size", "which", "status", "said"),
+    [
+        (8, "a middle rank", 1, "HANG: ranks 0 and 3 make different calls"),
+        (64, "a middle rank", 1, "HANG: ranks 0 and 3 make different calls"),
+        (4, "other operations", 1, "WRONG VALUES: ranks 0 and 1 reduce with different operations"),
+        (64, "other sources", 1, "with rank 0 as its source"),
+        (64, "a receive", 1, "HANG: rank 1 sends 0 messages to rank 0, which receives 1 message from it."),
+        (2, "does nothing", 3, "Nothing was compared"),
+        (2, "leaves with 3", 1, "rank 0 raised SystemExit: 3"),
+        (4, "a ring", 0, "No hang: the 4 ranks make the same calls"),
+        (16, "a ring", 0, "No hang among ranks 0"),
+        pytest.param(4, "a receive", 1, "HANG: rank 1 sends 0 messages to rank 0", marks=SLOW),
+        pytest.param(4, "other sources", 1, "with rank 0 as its source", marks=SLOW),
+        pytest.param(8, "few batches", 1, "HANG: ranks 0 and 4 make different calls", marks=SLOW),
+        pytest.param(16, "few batches", 1, "HANG", marks=SLOW),
+        pytest.param(8, "a skipped step", 1, "HANG: ranks 0 and 5 make different calls", marks=SLOW),
+        pytest.param(8, "an object", 0, "No hang: the 8 ranks make the same calls", marks=SLOW),
+    ],
+)
+def test_every_kind_of_rank_is_run_or_named(
+    world_size: int, which: str, status: int, said: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of eight ranks, two were run, and their sources, operations and messages were not compared."""
+    monkeypatch.setattr(real_ranks, "WAITING_SECONDS", 3.0)
+    assert cli.run(["dry-run", "--world", str(world_size), "ddp", str(RANKS), which]) == status
+    printed = " ".join(capsys.readouterr().out.split())
+    assert said in printed
+    assert ("not run" in printed) == (world_size > 8)
+
+
+def test_a_received_object_names_the_way_out() -> None:
+    """It was said that rank 0 is not run, although it is."""
+    for world_size, remedy in ((8, "--ranks 0,1,2,3,4,5,6,7"), (16, "--world of at most 8")):
+        with pytest.raises(Refusal, match=remedy):
+            cli.run(["dry-run", "--world", str(world_size), "--ranks", "0,7", "ddp", str(RANKS), "an object"])
+
+
+CHOSEN = {  # code, and the ranks that a run on 64 ranks needs
+    "pass": [0, 63],
+    "if dist.get_rank() == 5: pass": [0, 63, 5],
+    "if rank in (17, 18): pass": [0, 63, 17, 18],
+    "SAVER = 9\nif rank == SAVER: pass": [0, 63, 9],
+    "if rank != 3 and step % 100 == 0 and width < 4096: pass": [0, 63, 3],
+    "few = {6: 2}.get(rank, 100)": [0, 63, 6],
+    "match rank:\n case 12: pass": [0, 63, 12],
+    "if rank ==": [0, 63],
+}
+
+
+@pytest.mark.parametrize("code", CHOSEN)
+def test_ranks_that_a_script_distinguishes(code: str, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(code)
+    needed, others = chosen.of_script(tmp_path / "train.py", [], 64, 8)
+    assert sorted(needed) == sorted(CHOSEN[code])
+    assert {1, 7, 8, 32, 62} - set(needed) <= set(others)
+    assert not set(needed) & set(others)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "said"),
+    [([3], "rank 3"), ([0, 7], "ranks 0 and 7"), ([0, 1, 2, 5], "ranks 0 to 2 and 5"), ([1, 2, 3], "ranks 1 to 3"),
+     ([*range(0, 40, 2)], "20 ranks from 0 to 38")],
+)  # fmt: skip
+def test_ranks_in_words(numbers: list[int], said: str) -> None:
+    assert chosen.in_words(numbers) == said
+
+
+def call(kind: str, peer: int | None, operation: str = "", num_bytes: int = 4) -> Call:
+    return Call(kind, (), "float32", num_bytes, "", "", peer, operation)
+
+
+MESSAGES = [  # calls of ranks 0 and 1, and whether all messages arrive
+    ([call("send", 1)], [call("recv", 0)], True),
+    ([call("send", 1), call("recv", 1)], [call("recv", 0), call("send", 0)], True),
+    ([call("send", 1)], [call("recv_any_source", None)], True),
+    ([call("recv", 1)], [], False),
+    ([call("send", 1)], [], False),
+    ([call("send", 1)], [call("recv", 0), call("recv", 0)], False),
+    ([call("send", 1)], [call("recv", 0, num_bytes=8)], False),
+    ([call("send", 2)], [call("recv", 3)], True),  # of ranks that were not run
+]
+
+
+@pytest.mark.parametrize(("first", "second", "arrive"), MESSAGES)
+def test_messages_are_sent_as_they_are_received(first: list[Call], second: list[Call], arrive: bool) -> None:
+    assert (deadlock.lost_messages({0: first, 1: second}) == []) == arrive
+
+
+def test_sources_and_operations_are_compared() -> None:
+    for kind, ours, theirs, is_operation in (
+        ("broadcast", (0, ""), (1, ""), False), ("all_reduce", (None, "SUM"), (None, "MAX"), True),
+        ("reduce", (0, "SUM"), (1, "MAX"), False),
+    ):  # fmt: skip
+        (mismatch,) = deadlock.first_mismatches({0: [call(kind, *ours)], 1: [call(kind, *theirs)]})
+        assert mismatch.is_only_operation == is_operation
 
 
 REFUSED = {

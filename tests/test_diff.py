@@ -26,7 +26,7 @@ from study.engines import diff  # noqa: E402
 from study.engines.diff import bounds, causes, rounding, sketch  # noqa: E402
 from study.engines.diff.__main__ import main  # noqa: E402
 from study.engines.diff.compare import Result, compare  # noqa: E402
-from study.engines.diff.recorded import FORMAT, Damaged, Recording  # noqa: E402
+from study.engines.diff.recorded import FORMAT, READABLE, Damaged, Recording  # noqa: E402
 from study.engines.diff.text import text  # noqa: E402
 from study.errors import Refusal  # noqa: E402
 
@@ -410,7 +410,7 @@ def test_ranks_and_noise_of_another_recording_are_damage(tmp_path: Path):
 
 
 def test_a_recording_of_another_release_is_refused(tmp_path: Path):
-    put(tmp_path, format=FORMAT - 1)
+    put(tmp_path, format=READABLE[0] - 1)
     with pytest.raises(Refusal, match="another release") as refused:
         Recording.read(tmp_path)
     assert not isinstance(refused.value, Damaged)

@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import os
+import re
 import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import psutil
 
 from study import files, progress, terminal
-from study.dryrun import deadlock, models, ranks, real_ranks, script, text, trace, world
+from study.dryrun import chosen, deadlock, models, ranks, real_ranks, script, text, trace, world
 from study.dryrun.models import Trainable
 from study.dryrun.tracker import Call
 from study.dryrun.world import Environment
 from study.engines import extensions
 from study.errors import Refusal
 from study.theory.engine import Job
+from study.verdict import Checked, NotChecked, Verdict
 
 MOST_RANKS = 1 << 14  # the largest world; engines keep lists of all ranks, and stage 3 takes 40 s for this many
-MOST_OF_A_SCRIPT = 4  # the largest world in which a script runs as all ranks by default
+RANK_BYTES = 3 << 28  # free memory of this machine per rank that a script needs to run as all ranks by default
+MOST_SECONDS = 60.0  # in which ranks are run that the script does not name
 REAL_BYTES = 40  # bytes per parameter if tensors have memory: fp32 states, full gradients and buckets
 SHARE = 0.5  # the share of this machine's free memory that a dry run may use
 
@@ -37,6 +41,7 @@ class World:
     ranks: list[int]  # those that are run
     variables: Environment
     are_all_there: bool = False  # all ranks are run, and exchange real values
+    others: tuple[int, ...] = ()  # further ranks that are run if there is time
 
 
 def command(
@@ -51,8 +56,8 @@ def command(
     mixed_precision: str | None,
     activation_checkpointing: bool,
     **batch: int,
-) -> int:
-    """Run the ranks, print their results, and return the exit status.
+) -> Verdict:
+    """Run the ranks, print their results, and return the verdict.
 
     Raises Refusal if the file, the script or the options cannot be simulated.
     """
@@ -62,50 +67,62 @@ def command(
         raise Refusal(
             f"--world {world_size}: engines keep lists of all ranks, so at most {MOST_RANKS:,} can be simulated."
         )
-    chosen = _ranks(ranks_wanted, world_size, bool(script_words))
     if script_words and not Path(script_words[0]).is_file():
         raise Refusal(
             f"{script_words[0]}: there is no such script. What follows the strategy is read as a script and its "
             "arguments, so write the options of dry-run before the strategy."
         )
+    selected, further = _ranks(ranks_wanted, world_size, script_words, per_machine)
     trainable = None if script_words else models.find(model, sequence_length)
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
     extensions.use_own_folder()
     variables = world.launch_environment(file, world_size, mixed_precision, bool(script_words))
-    are_all_there = bool(script_words) and len(chosen) == world_size <= real_ranks.MOST_RANKS
-    place = World(world_size, min(per_machine, world_size), chosen, variables, are_all_there)
+    are_all_there = bool(script_words) and len(selected) == world_size <= world.MOST_REAL_RANKS
+    place = World(world_size, min(per_machine, world_size), selected, variables, are_all_there, tuple(further))
     if trainable is None:
-        progress.at_once(f"Running the script as {terminal.counted(len(chosen), 'rank')}")
+        progress.at_once(f"Running the script as {terminal.counted(len(selected), 'rank')}")
         answers = run_script(script_words, place)
         title, notes = Path(script_words[0]).name, tuple[str, ...]()
     else:
         micro_batch_size, micro_steps = batch["micro_batch_size"], batch["gradient_accumulation_steps"]
         job = Job(micro_batch_size, trainable.sequence_length, micro_steps, activation_checkpointing)
-        progress.at_once(f"Running three training steps as {terminal.counted(len(chosen), 'rank')} of {world_size:,}")
+        progress.at_once(f"Running three training steps as {terminal.counted(len(selected), 'rank')} of {world_size:,}")
         answers = _train(trainable, job, place)
         title, notes = f"{trainable.name}, {micro_batch_size} x {job.sequence_length} tokens", trainable.notes
+    examined = _Examined(answers, place, trainable is not None)
+    verdict = examined.verdict()
     if output is not None:
         exchange = "real" if are_all_there else "pretended"
-        content = {"file": str(file), "world_size": world_size, "exchange": exchange, "ranks": answers}
-        files.write_json(output, content)
-    ranks_text = f"rank {chosen[0]}" if len(chosen) == 1 else f"ranks {', '.join(map(str, chosen))}"
+        content = {"file": str(file), "world_size": world_size, "exchange": exchange, **verdict.content()}
+        files.write_json(output, content | {"ranks": answers})
+    ranks_text = f"rank {examined.ranks[0]}" if len(answers) == 1 else f"ranks {', '.join(map(str, examined.ranks))}"
     title_line = f"Dry run of {file.stem}: {title}, {ranks_text} of {world_size:,}."
     kind = text.REAL if are_all_there else text.TRACED
-    return _report(answers, place, [title_line, *(f"Note: {note}." for note in notes), kind], trainable is not None)
+    examined.report([title_line, *(f"Note: {note}." for note in notes), kind], verdict)
+    return verdict
 
 
-def _ranks(numbers: str | None, world_size: int, has_script: bool) -> list[int]:
-    """Return the ranks to run.
+def _ranks(
+    numbers: str | None, world_size: int, script_words: Sequence[str], per_machine: int
+) -> tuple[list[int], list[int]]:
+    """Return the ranks to run, and other ranks that are run if there is time.
 
-    By default, these are the first and the last rank. If a script runs in a small world, they are all ranks. Raises
-    Refusal if `numbers` is not a list of ranks of the world.
+    By default, a model runs as the first and the last rank. A script runs as all ranks of a small world, if this
+    machine has the memory, and otherwise as the ranks of `chosen.of_script`. Raises Refusal if `numbers` is not a list
+    of ranks of the world.
     """
+    if numbers is None and script_words:
+        fits = psutil.virtual_memory().available > RANK_BYTES * world_size
+        if world_size <= world.MOST_REAL_RANKS and (fits or world_size <= 2):
+            return [*range(world_size)], []
+        needed, further = chosen.of_script(Path(script_words[0]), script_words[1:], world_size, per_machine)
+        return sorted(needed), further
     if numbers is None:
-        return [*range(world_size)] if has_script and world_size <= MOST_OF_A_SCRIPT else sorted({0, world_size - 1})
+        return sorted({0, world_size - 1}), []
     words = numbers.split(",")
-    if not all(word.isdecimal() and int(word) < world_size for word in words):
+    if not all(re.fullmatch("[0-9]{1,9}", word) and int(word) < world_size for word in words):
         raise Refusal(f"--ranks {numbers}: ranks must be numbers from 0 to {world_size - 1}, separated by commas.")
-    return sorted({int(word) for word in words})
+    return sorted({int(word) for word in words}), []
 
 
 def run_script(words: Sequence[str], place: World) -> Answers:
@@ -114,11 +131,21 @@ def run_script(words: Sequence[str], place: World) -> Answers:
     Raises Refusal if a rank refuses, and RunFailed if a rank ends without an answer.
     """
     if not place.are_all_there:
-        return ranks.run(lambda: script.run(Path(words[0]), words[1:]), _places(place))
+        return _run_some(lambda: script.run(Path(words[0]), words[1:]), place)
     with tempfile.TemporaryDirectory(prefix="zero-study-") as name:
         folder = Path(name)
         places = _places(place, folder / "meeting")
         return real_ranks.run(lambda: script.run(Path(words[0]), words[1:], folder), places, folder)
+
+
+def _run_some(program: ranks.Program, place: World) -> Answers:
+    """Run a program as the ranks of a place, and then as further ranks while there is time."""
+    began = time.monotonic()
+    answers = ranks.run(program, _places(place))
+    seconds = time.monotonic() - began
+    num_more = int((MOST_SECONDS - seconds) / max(seconds / len(place.ranks), 0.01)) if seconds < MOST_SECONDS else 0
+    more = replace(place, ranks=list(place.others[:num_more]))
+    return dict(sorted((answers | ranks.run(program, _places(more))).items()))
 
 
 def _train(model: Trainable, job: Job, place: World) -> Answers:
@@ -132,23 +159,69 @@ def _places(place: World, meeting: Path | None = None) -> dict[int, Any]:
     }
 
 
-def _report(answers: Answers, place: World, about: Sequence[str], has_memory: bool) -> int:
-    """Print whether the ranks agree, then memory and collectives, and return the exit status.
+class _Examined:
+    """The calls of the ranks that were run, and what is wrong with them."""
 
-    `about` has sentences on the dry run, which are printed below the answer. The exit status is 1 if ranks would hang
-    or have failed, and 0 otherwise.
-    """
-    calls = {rank: [Call.read(call) for call in answer["calls"]] for rank, answer in answers.items()}
-    mismatches = deadlock.first_mismatches(calls, by_module=not place.are_all_there)
-    raised = text.raised(answers, is_explained=bool(mismatches))
-    waiting = {rank: calls[rank] for rank, answer in answers.items() if answer.get("waits")}
-    lines = [*text.mismatches(mismatches, place.ranks, place.are_all_there)]
-    lines += [] if mismatches else text.waiting(waiting)
-    parts = ["\n".join(text.indented([*lines, *raised])), "\n".join(map(terminal.wrapped, about))]
-    parts += [text.memory(answers)] if has_memory else []
-    print("\n\n".join(filter(None, [*parts, text.communication(calls[place.ranks[0]], place.size)])))
-    has_failed = any(answer.get("raised") or answer.get("ended") for answer in answers.values())
-    return 1 if mismatches or waiting or has_failed else 0
+    def __init__(self, answers: Answers, place: World, is_model: bool) -> None:
+        self._answers = answers
+        self._place = place
+        self._is_model = is_model
+        self.ranks = sorted(answers)
+        self._calls = {rank: [Call.read(call) for call in answer["calls"]] for rank, answer in answers.items()}
+        self._mismatches = deadlock.first_mismatches(self._calls, by_module=not place.are_all_there)
+        self._waiting = {rank: self._calls[rank] for rank, answer in answers.items() if answer.get("waits")}
+        self._failed = [rank for rank, answer in answers.items() if answer.get("raised") or answer.get("ended")]
+        # The messages of a rank that failed are lost for that reason.
+        self._lost = [] if text.own_failures(answers) else deadlock.lost_messages(self._calls)
+
+    def verdict(self) -> Verdict:
+        """Return the verdict: whether the ranks that were run make the same calls, and which ranks were not run."""
+        num_findings = len(self._mismatches) + len(self._lost) + len(self._waiting) + len(self._failed)
+        collectives, messages = deadlock.num_compared(self._calls) if len(self.ranks) > 1 else (0, 0)
+        checked = [
+            Checked(len(self.ranks) * self._is_model, "rank", "traced"),
+            Checked(collectives, "collective", f"compared between {len(self.ranks)} ranks"),
+            Checked(messages, "message", "compared between sender and receiver"),
+        ]
+        return Verdict.of(num_findings, checked, self._not_checked())
+
+    def _not_checked(self) -> Iterator[NotChecked]:
+        size = self._place.size
+        if len(self.ranks) < size:
+            missing = [rank for rank in range(size) if rank not in self._answers]
+            yield NotChecked(chosen.in_words(missing), "not run")
+        if len(self.ranks) == 1 < size:
+            yield NotChecked("hangs", f"only {chosen.in_words(self.ranks)} was run", not self._is_model)
+        if num_messages := deadlock.num_messages_with(self._calls):
+            yield NotChecked(terminal.counted(num_messages, "message"), "sent to, or received from, ranks not run")
+        if not (self._is_model or self._place.are_all_there):
+            yield NotChecked("decisions by values of other ranks", "the ranks exchange no values")
+
+    def report(self, about: Sequence[str], verdict: Verdict) -> None:
+        """Print whether the ranks agree, then memory and collectives.
+
+        `about` has sentences on the dry run, which are printed below the answer.
+        """
+        lines = [*text.mismatches(self._mismatches)]
+        lines += [] if self._mismatches else text.waiting(self._waiting)
+        lines += text.lost_messages(self._lost)
+        raised = text.raised(self._answers, is_explained=bool(self._mismatches or self._lost))
+        if not (lines or raised):
+            lines = [self._answer(verdict)]
+        lines += [f"Not checked: {check}." for check in verdict.not_checked]
+        parts = ["\n".join(text.indented([*lines, *raised])), "\n".join(map(terminal.wrapped, about))]
+        parts += [text.memory(self._answers)] if self._is_model else []
+        print("\n\n".join([*parts, text.communication(self._calls[self.ranks[0]], self._place.size)]))
+
+    def _answer(self, verdict: Verdict) -> str:
+        """Return the first sentence if nothing is wrong."""
+        if len(self.ranks) == 1:
+            only = chosen.in_words(self.ranks)
+            reason = "a world of one rank has no other" if self._place.size == 1 else f"only {only} was run"
+            return f"Nothing to compare: {reason}."
+        if verdict.result == "unknown":
+            return f"Nothing was compared: {chosen.in_words(self.ranks)} of {self._place.size:,} share no calls."
+        return text.no_hang(self.ranks, self._place.size)
 
 
 def _has_memory(variables: Mapping[str, str], model: Trainable, num_ranks: int) -> bool:

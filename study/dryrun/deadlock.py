@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations, zip_longest
+from itertools import combinations, permutations, zip_longest
 
-from study.dryrun.tracker import Call
+from study.dryrun.tracker import POINT_TO_POINT, Call
 
-# Not compared, because any order that pairs sends with receives works.
-POINT_TO_POINT = ("send", "recv", "recv_any_source")
 UNEQUAL = ("gather", "scatter", "all_to_all")  # the tensors of these calls may differ between ranks
 
 
@@ -21,6 +19,28 @@ class Mismatch:
     number: int  # counts the calls in groups that both ranks are in, from 1
     calls: tuple[Call | None, Call | None]  # the call of each rank; None if the rank makes no further call
     before: Call | None  # the last call that matched
+
+    @property
+    def is_only_operation(self) -> bool:
+        """Whether the calls only differ in the operation of the reduction, so that values are wrong without a hang."""
+        first, second = self.calls
+        return (
+            first is not None
+            and second is not None
+            and first.operation != second.operation
+            and (_signature(first, False)[:-1] == _signature(second, False)[:-1])
+        )
+
+
+@dataclass(frozen=True)
+class LostMessage:
+    """A message that one rank sends and the other does not receive, or the other way round."""
+
+    sender: int
+    receiver: int
+    num_sent: int
+    num_received: int
+    call: Call  # one of the calls
 
 
 def first_mismatches(calls: Mapping[int, Sequence[Call]], by_module: bool = True) -> list[Mismatch]:
@@ -35,6 +55,41 @@ def first_mismatches(calls: Mapping[int, Sequence[Call]], by_module: bool = True
         mismatch = _first_mismatch((first, second), calls[first], calls[second], by_module)
         mismatches += [mismatch] if mismatch else []
     return mismatches
+
+
+def lost_messages(calls: Mapping[int, Sequence[Call]]) -> list[LostMessage]:
+    """Return the pairs of ranks of which one sends more messages, or larger ones, than the other receives."""
+    lost = []
+    for sender, receiver in permutations(sorted(calls), 2):
+        sent = [call for call in calls[sender] if call.kind == "send" and call.peer == receiver]
+        received = [call for call in calls[receiver] if call.kind == "recv" and call.peer == sender]
+        num_without_source = sum(call.kind == "recv_any_source" for call in calls[receiver])
+        is_too_few = len(received) > len(sent) or len(sent) > len(received) + num_without_source
+        has_different_sizes = not num_without_source and _sizes(sent) != _sizes(received)
+        if is_too_few or has_different_sizes:
+            example = (received if len(received) >= len(sent) else sent)[-1]
+            lost.append(LostMessage(sender, receiver, len(sent), len(received), example))
+    return lost
+
+
+def _sizes(calls: Iterable[Call]) -> list[int]:
+    return sorted(call.num_bytes for call in calls)
+
+
+def num_compared(calls: Mapping[int, Sequence[Call]]) -> tuple[int, int]:
+    """Return how many collectives of a rank are compared with those of another rank, and how many messages are."""
+    collectives = [
+        sum(call.kind not in POINT_TO_POINT and bool((set(call.ranks) or set(calls)) & peers) for call in own)
+        for own, peers in ((own, set(calls) - {rank}) for rank, own in calls.items())
+    ]
+    sent = [call for own in calls.values() for call in own if call.kind == "send" and call.peer in calls]
+    return max(collectives, default=0), len(sent)
+
+
+def num_messages_with(calls: Mapping[int, Sequence[Call]]) -> int:
+    """Return how many messages are exchanged with ranks that were not run."""
+    messages = (call for own in calls.values() for call in own if call.kind in ("send", "recv"))
+    return sum(call.peer not in calls for call in messages)
 
 
 def _first_mismatch(
@@ -59,4 +114,5 @@ def _signature(call: Call, by_module: bool) -> tuple[object, ...]:
     size in an earlier call. The module distinguishes calls of the same size, which would otherwise match by chance.
     """
     size = None if call.dtype in ("uint8", "int8") else call.num_bytes
-    return call.kind, call.ranks, () if call.kind in UNEQUAL else (call.dtype, size), call.module if by_module else ""
+    sizes = () if call.kind in UNEQUAL else (call.dtype, size)
+    return call.kind, call.ranks, sizes, call.module if by_module else "", call.peer, call.operation

@@ -217,7 +217,8 @@ def find_class(name: str) -> tuple[type[Any], Any] | None:
 
 def _class_names(content: Mapping[str, Any]) -> list[str]:
     """Return the names of the classes that a config.json stands for, those that it names first."""
-    of_type = [mapping[content["model_type"]] for mapping in MAPPINGS if content.get("model_type") in mapping]
+    kind = content.get("model_type")
+    of_type = [mapping[kind] for mapping in MAPPINGS if isinstance(kind, str) and kind in mapping]
     named = content.get("architectures") or []
     return [name for name in [*(named if isinstance(named, list) else []), *of_type] if isinstance(name, str)]
 

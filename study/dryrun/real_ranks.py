@@ -18,7 +18,6 @@ from study.dryrun.process_trees import ProcessTrees
 from study.dryrun.ranks import Program, ended, start
 from study.dryrun.tracker import DONE
 
-MOST_RANKS = 8  # that exchange real values on one machine
 POLL_SECONDS = 0.25
 IDLE_SHARE = 0.02  # the most CPU time per second that a waiting rank uses, with all processes that it has started
 WINDOW_SECONDS = 5.0  # the time over which that is measured, because CPU time is counted in ticks of 10 ms

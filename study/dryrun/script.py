@@ -33,5 +33,6 @@ def run(script: Path, arguments: Sequence[str], journals: Path | None = None) ->
         except SystemExit as end:
             raised = f"SystemExit: {end.code}" if end.code else None
         except Exception as error:  # other ranks may wait for this one, and its calls so far show that
-            raised = f"{type(error).__name__}: {str(error).splitlines()[0]}" if str(error) else type(error).__name__
+            lines = str(error).strip().splitlines()  # gloo's messages begin with an empty line
+            raised = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
     return {"calls": [asdict(call) for call in tracker.calls], "peak_bytes": tracker.peak, "raised": raised}

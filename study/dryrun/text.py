@@ -9,7 +9,8 @@ from typing import Any
 from tabulate import tabulate
 
 from study import terminal
-from study.dryrun.deadlock import Mismatch
+from study.dryrun import chosen
+from study.dryrun.deadlock import LostMessage, Mismatch
 from study.dryrun.tracker import Call
 
 STATES = ("parameters", "gradients", "optimizer_states", "communication_buffers")
@@ -19,6 +20,7 @@ TRACED = (
     "kernels, the CUDA context and NCCL are not included."
 )
 REAL = "All ranks ran and exchanged real values over gloo. GPU kernels, the CUDA context and NCCL are not included."
+_WITH_SOURCE = ("broadcast", "scatter", "recv")
 ENDED = (
     "Connection closed by peer",
     "Connection reset by peer",
@@ -59,20 +61,40 @@ def communication(calls: Sequence[Call], world_size: int) -> str:
     return str(tabulate(rows, headers=["collective in a step", "ranks", "type", "calls", "size of full tensors"]))
 
 
-def mismatches(first_mismatches: Sequence[Mismatch], ranks: Sequence[int], are_all_there: bool) -> Iterator[str]:
-    """Yield sentences on where ranks would wait for each other forever, or that they would not."""
-    if len(ranks) > 1 and not first_mismatches:
-        if are_all_there:
-            yield f"No hang: the {len(ranks)} ranks make the same calls in the same order, by kind, size and type."
-        else:
-            yield f"No hang: ranks {', '.join(map(str, ranks))} make the same calls in the same order."
+def no_hang(ranks: Sequence[int], world_size: int) -> str:
+    """Return a sentence that these ranks make the same calls."""
+    if len(ranks) == world_size:
+        return (
+            f"No hang: the {len(ranks)} ranks make the same calls in the same order, by kind, size, type, source and "
+            "operation."
+        )
+    return f"No hang among {chosen.in_words(ranks)} of {world_size:,}: they make the same calls in the same order."
+
+
+def mismatches(first_mismatches: Sequence[Mismatch]) -> Iterator[str]:
+    """Yield sentences on where ranks would wait for each other forever, or would reduce wrongly."""
     for mismatch in first_mismatches:
+        first, second = mismatch.ranks
+        difference = f"ranks {first} and {second} make different calls"
+        if mismatch.is_only_operation:
+            difference = f"ranks {first} and {second} reduce with different operations"
         yield (
-            f"HANG: ranks {mismatch.ranks[0]} and {mismatch.ranks[1]} make different calls at their collective number "
+            f"{'WRONG VALUES' if mismatch.is_only_operation else 'HANG'}: {difference} at their collective number "
             f"{mismatch.number}" + (f", after {_call(mismatch.before)}." if mismatch.before else ".")
         )
         for rank, call in zip(mismatch.ranks, mismatch.calls, strict=True):
-            yield f"  rank {rank}: {_call(call) if call else 'no further call'}"
+            yield f"  rank {rank}: {_call(call, mismatch.calls) if call else 'no further call'}"
+
+
+def lost_messages(messages: Sequence[LostMessage]) -> Iterator[str]:
+    """Yield sentences on messages that are sent and not received, or received and not sent."""
+    for lost in messages:
+        sent, received = (terminal.counted(number, "message") for number in (lost.num_sent, lost.num_received))
+        if lost.num_sent == lost.num_received:
+            yield f"HANG: rank {lost.sender} sends messages of other sizes than rank {lost.receiver} receives."
+        else:
+            yield f"HANG: rank {lost.sender} sends {sent} to rank {lost.receiver}, which receives {received} from it."
+        yield f"  for instance {_call(lost.call)}"
 
 
 def waiting(ranks: Mapping[int, Sequence[Call]]) -> Iterator[str]:
@@ -89,10 +111,20 @@ def raised(ranks: Mapping[int, Mapping[str, Any]], is_explained: bool) -> list[s
     An error that only follows from the end of another rank is left out if any rank has an error of its own, or if
     `is_explained` is True.
     """
-    endings = {rank: f"raised {answer['raised']}" for rank, answer in ranks.items() if answer.get("raised")}
-    endings |= {rank: str(answer["ended"]) for rank, answer in ranks.items() if answer.get("ended")}
-    own = {rank: reason for rank, reason in endings.items() if not any(ended in reason for ended in ENDED)}
+    endings = _endings(ranks)
+    own = own_failures(ranks)
     return [f"rank {rank} {reason}" for rank, reason in (own if own or is_explained else endings).items()]
+
+
+def own_failures(ranks: Mapping[int, Mapping[str, Any]]) -> dict[int, str]:
+    """Return how ranks failed, without the errors that only follow from the end of another rank."""
+    endings = _endings(ranks)
+    return {rank: reason for rank, reason in endings.items() if not any(ended in reason for ended in ENDED)}
+
+
+def _endings(ranks: Mapping[int, Mapping[str, Any]]) -> dict[int, str]:
+    endings = {rank: f"raised {answer['raised']}" for rank, answer in ranks.items() if answer.get("raised")}
+    return endings | {rank: str(answer["ended"]) for rank, answer in ranks.items() if answer.get("ended")}
 
 
 def indented(lines: Sequence[str]) -> list[str]:
@@ -100,8 +132,13 @@ def indented(lines: Sequence[str]) -> list[str]:
     return [terminal.wrapped(line.strip(), " " * (len(line) - len(line.lstrip())), "    ") for line in lines]
 
 
-def _call(call: Call) -> str:
-    place = [f"in {call.module}" if call.module else "", call.line]
+def _call(call: Call, pair: Sequence[Call | None] = ()) -> str:
+    """Return a text that describes a call. Its source and its operation are shown if the calls in `pair` differ."""
+    peers, operations = ({getattr(member, name) for member in pair if member} for name in ("peer", "operation"))
+    details = [f"with operation {call.operation}" if len(operations) > 1 else ""]
+    if len(peers) > 1 and call.peer is not None:
+        details.append(f"with rank {call.peer} as its {'source' if call.kind in _WITH_SOURCE else 'destination'}")
+    place = [*details, f"in {call.module}" if call.module else "", call.line]
     return " ".join(filter(None, [call.kind, f"of {_bytes(call.num_bytes)} {call.dtype}".rstrip(), *place]))
 
 

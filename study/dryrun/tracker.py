@@ -31,6 +31,7 @@ from study.engines.collective_probe import collective_of, is_script_object, wait
 from study.engines.hooks import listening
 
 PLAIN = (torch.Tensor, torch.nn.Parameter, FakeTensor)
+POINT_TO_POINT = ("send", "recv", "recv_any_source")
 DONE = "done"  # a line of a journal: the call before it has finished
 LIBRARIES = ("site-packages", "dist-packages", "study/dryrun", "study/engines", "lib/python", "<frozen", "<string>")
 
@@ -45,6 +46,8 @@ class Call:
     num_bytes: int  # of the whole tensor: the input of all-reduce and reduce-scatter, the output of all-gather
     module: str  # the module whose forward pass issued it; empty if none did
     line: str  # the line of the script, not of a library; empty if there is none
+    peer: int | None = None  # the rank that sends or receives: a source, a destination; None if the call has none
+    operation: str = ""  # of a reduction, such as SUM
 
     @classmethod
     def read(cls, content: dict[str, Any]) -> Call:
@@ -133,7 +136,7 @@ class TensorTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return self._call_and_wait(func, args, options)
         result = func(*args, **options)
         if (collective := collective_of(func, args, result)) is not None:
-            self._note_call(*collective, args)
+            self._note_call(*collective, func, args)
         elif self._waits and func.namespace == "_c10d_functional" and "wait_tensor" in func._schema.name:
             self._write(DONE)
         return result
@@ -141,17 +144,20 @@ class TensorTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _call_and_wait(self, func: Any, args: Any, options: Any) -> Any:
         """Record a collective, then issue it and wait for it.
 
-        It is recorded first, because gloo's thread may end the process at once if the ranks issue different calls.
+        It is recorded first, because gloo's thread may end the process at once if the ranks issue different calls. A
+        message is not waited for, because a rank may send one before it posts the receive that its partner waits for.
         """
         collective = collective_of(func, args, None)
+        is_message = collective is not None and collective[0] in POINT_TO_POINT
         if collective is not None:
-            self._note_call(*collective, args)
+            self._note_call(*collective, func, args)
         try:
             result = func(*args, **options)
-            wait(result)
+            if not is_message:
+                wait(result)
             return result
         finally:  # a script may go on after a call that fails
-            if collective is not None:
+            if collective is not None and not is_message:
                 self._write(DONE)
 
     # ------------------------------------------------------------ memory
@@ -269,12 +275,14 @@ class TensorTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         finally:
             self._imagines = False
 
-    def _note_call(self, kind: str, tensors: Sequence[torch.Tensor], args: Any) -> None:
+    def _note_call(self, kind: str, tensors: Sequence[torch.Tensor], func: Any, args: Any) -> None:
         dtype = str(tensors[0].dtype).removeprefix("torch.") if tensors else ""
         num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
         if kind == "all_gather":
             self.assign("parameters", tensors)
-        self.calls.append(Call(kind, self._ranks(args), dtype, num_bytes, self._module(), _line()))
+        ranks, (peer, operation) = self._ranks(args), _peer_and_operation(func, args)
+        peer = ranks[peer] if ranks and peer is not None and peer < len(ranks) else peer
+        self.calls.append(Call(kind, ranks, dtype, num_bytes, self._module(), _line(), peer, operation))
         self._write(json.dumps(asdict(self.calls[-1])))
 
     def _write(self, line: str) -> None:
@@ -309,6 +317,16 @@ class TensorTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _module(self) -> str:
         return self._names.get(self._modules[-1], type(self._modules[-1]).__name__) if self._modules else ""
+
+
+def _peer_and_operation(func: Any, args: Sequence[Any]) -> tuple[int | None, str]:
+    """Return the rank within the group that a call sends to or receives from, and the operation of a reduction."""
+    values = {argument.name: value for argument, value in zip(func._schema.arguments, args, strict=False)}
+    peer = next((values[name] for name in ("root_rank", "dst", "src") if type(values.get(name)) is int), None)
+    operation = values.get("reduce_op", "")
+    if is_script_object(operation, "ReduceOp"):
+        operation = str(operation.op()).rpartition(".")[2]
+    return peer, str(operation).upper()
 
 
 def _line() -> str:

@@ -40,6 +40,7 @@ PORT = 29500  # no process listens at this port
 PLENTY = 1 << 60  # bytes
 # The timeout of ranks that exchange real values; their parent process ends ranks that wait forever.
 PATIENCE = timedelta(days=1)
+MOST_REAL_RANKS = 8  # that exchange real values on one machine
 WEIGHT = 0.01  # the value of weights that rank 0 would have sent
 # Supported settings of a launch, in lower case. Other values are refused.
 SUPPORTED = {"ACCELERATE_USE_MEGATRON_LM": "false", "FSDP_VERSION": "2", "FSDP_OFFLOAD_PARAMS": "false"}
@@ -167,6 +168,9 @@ def rank_of_many(
             dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
             stack.enter_context(listening(DistributedDataParallel, "__init__", _reduce_by_hook))
             stack.enter_context(listening(dist, "broadcast_object_list", _refuse_objects))
+            stack.enter_context(listening(dist, "recv", _receive))
+            for name in _RECEIVE:
+                stack.enter_context(listening(dist, name, _refuse_to_receive))
         else:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
             store = FileStore(str(meeting), world_size)
@@ -262,15 +266,44 @@ def _reduced(bucket: torch.Tensor, group: dist.ProcessGroup) -> torch.futures.Fu
     return future
 
 
+# Exchanges of Python objects by which every rank receives something, and the one message whose sender is unknown.
+_RECEIVE = ("all_gather_object", "gather_object", "scatter_object_list", "recv_object_list")
+
+
+def _cannot_receive(received: str, otherwise: str = "") -> Refusal:
+    """Return a refusal that says which ranks to run, so that they receive real values.
+
+    `otherwise` is a second remedy.
+    """
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    remedy = f"Choose a --world of at most {MOST_REAL_RANKS}, in which all ranks run and exchange real values"
+    if world_size <= MOST_REAL_RANKS:
+        remedy = f"Write --ranks {','.join(map(str, range(world_size)))}, so that they exchange real values"
+    return Refusal(
+        f"rank {rank}: the script receives {received}, but the ranks of a simulated process group exchange no values. "
+        f"{remedy}{otherwise}."
+    )
+
+
 def _refuse_objects(
     call: Callable[..., None], objects: list[Any], src: int | None = None, *arguments: Any, **options: Any
 ) -> None:
-    if dist.get_rank() != (options.get("group_src", src) or 0):
-        raise Refusal(
-            f"rank {dist.get_rank()}: the script receives an object from rank {src or 0}, which is not run. Run only "
-            "rank 0 with --ranks 0, or remove this exchange."
+    source = options.get("group_src", src) or 0
+    if dist.get_rank() != source:
+        raise _cannot_receive(
+            f"a Python object from rank {source}", f", or run only rank {source} with --ranks {source}"
         )
     call(objects, src, *arguments, **options)
+
+
+def _refuse_to_receive(call: Callable[..., Any], *_: Any, **__: Any) -> None:
+    raise _cannot_receive("Python objects from other ranks")
+
+
+def _receive(call: Callable[..., Any], tensor: torch.Tensor, src: int | None = None, *more: Any, **options: Any) -> Any:
+    if src is None and options.get("group_src") is None:
+        raise _cannot_receive("a message from any rank")
+    return call(tensor, src, *more, **options)
 
 
 def _answers_to_deepspeed(are_all_there: bool) -> Iterator[Any]:

@@ -8,12 +8,24 @@ comparison uses such runs to measure the effect of rounding.
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from ...errors import Refusal
+from ...verdict import REFUSED
 from .. import scripts
 from . import NUM_STEPS
 from .recording import Recorder
+
+
+def run_command() -> None:
+    """Execute the command line. A refused request ends with one line on stderr and exit status 2."""
+    try:
+        main()
+    except Refusal as refusal:
+        print(f"zero-study: {refusal}", file=sys.stderr)
+        sys.exit(REFUSED)
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -24,7 +36,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--noise", type=int, help="record a run with random rounding, of this number")
     parser.add_argument("--whole", metavar="NAME", help="also keep complete tensors whose names begin with this")
     given = scripts.parse(parser, words)
-    recorder = Recorder(given.output, given.steps, given.noise, given.whole)
+    recorder = Recorder(given.output, given.steps, given.noise, given.whole, given.script, given.arguments)
     try:
         scripts.run(given.script, given.arguments)
     except BaseException as raised:
@@ -34,4 +46,4 @@ def main(words: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_command()

@@ -50,6 +50,11 @@ def roundoff(*tensors: Seen) -> float:
     return max(ROUNDOFF.get(tensor.dtype, FP32) for tensor in tensors)
 
 
+def unit_of(a: Recording, b: Recording) -> float:
+    """Return the unit roundoff of the coarsest type of two recordings."""
+    return max((ROUNDOFF.get(entry.dtype, FP32) for recording in (a, b) for entry in recording.ranks[0]), default=FP32)
+
+
 def factor(ours: np.ndarray, theirs: np.ndarray, bound: float) -> float | None:
     """Return the factor by which B's tensor is a multiple of A's; None if it is not a multiple."""
     length = float(ours @ ours)
@@ -72,7 +77,7 @@ class Bounds:
         for key, noise_distance in _distances_of_noise(a, b, by_call):
             self._noise[key] = max(self._noise.get(key, 0.0), noise_distance)
         self.is_marked = not self._noise
-        self._unit = max(ROUNDOFF.get(e.dtype, FP32) for each in (a, b) for e in each.ranks[0])  # of the coarsest type
+        self._unit = unit_of(a, b)
         self._order = _order_of_modules(a)
         # Some engines do not show in which order the backward pass reaches the parameters.
         backward: list[str] = next((each.facts["backward"] for each in (a, b) if each.facts["backward"]), [])
@@ -153,7 +158,7 @@ class Bounds:
         if key.kind == "whole":
             names = [name for step, name in self._names if step == key.step]
             _, turned = self._turned(key, ours, names)
-            return max(noise if self._noise else 0.0, 2 * turned / ours.size * size)
+            return max(noise if self._noise else 0.0, 2 * turned / max(1, ours.size) * size)
         total = self._totals[_total_of(key)]
         if key.kind in ("norm", "clipped"):  # each engine adds these up in its own order and parts
             noise = max(noise, FP32 * math.sqrt(self._elements[key.step]) * size)
@@ -163,7 +168,7 @@ class Bounds:
         if self.is_marked and self._unit > FP32:
             return math.inf  # the rule of thumb cannot judge single updates in 16 bits
         _, turned = self._turned(key, ours, [key.name])
-        return max(self._floor(key), 2 * math.sqrt(turned / ours.size) * size)
+        return max(self._floor(key), 2 * math.sqrt(turned / max(1, ours.size)) * size)
 
     def _by_depth(self, key: Key) -> float:
         """Return the estimated relative bound of a tensor, from type and depth.

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
-from ...errors import Refusal
+from ...verdict import Checked, NotChecked, Verdict
+from . import noise
 from .bounds import KINDS, Bounds, factor, norm
 from .causes import explain
-from .inputs import different_batches, different_weights, outputs_without_rows, some_names
+from .inputs import (
+    different_batches,
+    different_weights,
+    outputs_with_padding,
+    outputs_without_rows,
+    padded_otherwise,
+    some_names,
+)
 from .recorded import Difference, Key, Recording, Seen
 
 EXACT = 1e-12  # relative; threads that add up a sketch in another order make a smaller difference
@@ -23,6 +32,17 @@ NAMES = {
     "weights": "weight",
     "held": "weight",
 }
+# The nouns of what was compared, with their plurals.
+COMPARED = {
+    "weights": ("weight before step 1", "weights before step 1"),
+    "forward": ("output", "outputs"),
+    "gradient": ("gradient", "gradients"),
+    "norm": ("gradient norm", "gradient norms"),
+    "clipped": ("clipped gradient", "clipped gradients"),
+    "update": ("update of a weight", "updates of weights"),
+    "whole": ("length of an update", "lengths of updates"),
+}
+MOST_REASONS = 3  # names that a reason lists
 _REPLICATED = ("gradient", "clipped", "weights", "held")
 
 
@@ -40,54 +60,126 @@ class Result:
     worst_noise_ratio: float  # the largest distance of these tensors, divided by its bound
     causes: list[str]
     unfinished: list[str]  # trainings that ended early: equal recordings do not prove that they are the same
+    num_steps: int  # that were compared
+    num_compared: dict[str, int]  # the tensors that were compared, by kind
+    not_checked: list[NotChecked]
+
+    @property
+    def verdict(self) -> Verdict:
+        """The verdict on the differences, on what was compared, and on what could not be."""
+        checked = [
+            Checked(self.num_compared[kind], noun, plural=plural)
+            for kind, (noun, plural) in COMPARED.items()
+            if self.num_compared.get(kind)
+        ]
+        return Verdict.of(len(self.differences) + len(self.replicas), checked, self.not_checked)
 
     @property
     def is_same(self) -> bool:
-        return not (self.differences or self.replicas or self.unfinished)
+        return self.verdict.result == "sound"
 
 
-@np.errstate(invalid="ignore")  # subtracting infinities
+@np.errstate(invalid="ignore", over="ignore")  # subtracting infinities; numbers near the largest one
 def compare(a: Recording, b: Recording) -> Result:
     """Compare two recordings, and return their differences with the likely causes of the first one.
 
-    Raises Refusal if nothing differs and neither recording has a weight update.
+    Raises Refusal if a run with noise is not of the training that it belongs to.
     """
+    for recording in (a, b):
+        for draw in recording.noise:
+            noise.check(recording, draw)
     steps = min(a.facts["steps"], b.facts["steps"])
     by_call = a.cut == b.cut
-    left_out = {} if by_call else outputs_without_rows(a, b, steps)
+    padded = padded_otherwise(a, b, steps)
+    without_rows = {} if by_call else outputs_without_rows(a, b, steps)
+    with_padding = {key: None for key in outputs_with_padding(a, b, padded) if key not in without_rows}
+    omitted = without_rows | with_padding
     ours, theirs = (
-        {key: seen for key, seen in recording.values(by_call).items() if key.step <= steps} for recording in (a, b)
+        {key: tensor for key, tensor in recording.values(by_call).items() if key.step <= steps} for recording in (a, b)
     )
     bounds = Bounds(a, b, ours, by_call)
     judge = _Judge(bounds, ours, theirs)
-    for pair in _pairs(ours, theirs, bounds, left_out):
+    for pair in _pairs(ours, theirs, bounds, omitted):
         judge.judge(pair)
-    start = [*different_batches(a, b, steps), *different_weights(ours, theirs)]
+    start = [*different_batches(a, b, steps, padded), *different_weights(ours, theirs)]
     differences = _merged(sorted([*start, *judge.differences], key=lambda difference: difference.step))
-    if not (differences or any(key.kind == "whole" for key in ours)):
-        raise Refusal(
-            f"{a.folder} and {b.folder}: neither recording has an update of weights. Record a training in which an "
-            "optimizer of torch.optim steps."
-        )
+    num_weights = sum((key.step, key.kind) == (0, "weights") for key in ours.keys() & theirs.keys())
     return Result(
         a=a,
         b=b,
         is_marked=bounds.is_marked,
-        notes=[*_notes_of_cut(by_call, left_out), *judge.notes()],
+        notes=[*_notes_of_cut(by_call, without_rows), *_notes_of_padding(padded, with_padding), *judge.notes()],
         replicas=[*_unlike_ranks("A", a), *_unlike_ranks("B", b)],
         differences=differences,
         num_alike=judge.num_alike,
         worst_noise_ratio=judge.worst_noise_ratio,
         causes=explain(differences, a, b, judge.sizes_over_bounds),
         unfinished=_unfinished(a, b),
+        num_steps=steps,
+        num_compared={"weights": num_weights, **judge.num_compared},
+        not_checked=[*_not_checked(a, b, steps, judge.num_compared, bool(omitted))],
     )
 
 
-def _notes_of_cut(by_call: bool, left_out: Iterable[tuple[int, str]]) -> Iterator[str]:
+def _notes_of_cut(by_call: bool, without_rows: Iterable[tuple[int, str]]) -> Iterator[str]:
     if not by_call:
         yield "the batch is split differently, so means over all rows are compared"
-    if names := list(dict.fromkeys(name for _, name in left_out)):
+    if names := list(dict.fromkeys(name for _, name in without_rows)):
         yield f"outputs without a row for each row of the batch are not compared: {some_names(names)}"
+
+
+def _notes_of_padding(padded: set[int], with_padding: Iterable[tuple[int, str]]) -> Iterator[str]:
+    if padded:
+        yield f"the rows are the same, but they are padded differently in {steps_in_words(sorted(padded))}"
+    if names := list(dict.fromkeys(name for _, name in with_padding)):
+        yield f"outputs with padded positions are not compared: {some_names(names)}"
+
+
+def steps_in_words(steps: Sequence[int]) -> str:
+    """Return a text that names some steps, such as "steps 1 to 3"."""
+    if len(steps) < 2:
+        return f"step {steps[0]}" if steps else "no step"
+    if list(steps) == list(range(steps[0], steps[-1] + 1)):
+        return f"steps {steps[0]} {'and' if len(steps) == 2 else 'to'} {steps[-1]}"
+    return f"{len(steps)} steps from {steps[0]} to {steps[-1]}"
+
+
+def _not_checked(
+    a: Recording, b: Recording, steps: int, num_compared: Mapping[str, int], leaves_outputs_out: bool
+) -> Iterator[NotChecked]:
+    """Yield what was not compared. Without an update of the weights in both recordings, the result is unknown.
+
+    `leaves_outputs_out` says that outputs of both recordings were left out, which a note explains.
+    """
+    for line in _unfinished(a, b):
+        yield NotChecked("the rest of the training", line, True)
+    if not num_compared.get("whole"):
+        reason = "no recorded step of an optimizer of torch.optim changes the weights in both recordings"
+        yield NotChecked("the updates of the weights", reason, True)
+    for kind in ("forward", "gradient"):
+        if not num_compared.get(kind):
+            is_explained = kind == "forward" and leaves_outputs_out
+            reason = "none can be compared, see the notes" if is_explained else "the recordings have none in common"
+            yield NotChecked(f"the {COMPARED[kind][1]}", reason)
+    most = max(a.facts["steps"], b.facts["steps"])
+    if most > steps:
+        side = "A" if a.facts["steps"] == most else "B"
+        yield NotChecked(steps_in_words(range(steps + 1, most + 1)), f"only {side} has them")
+    yield from _not_recorded(a, b)
+    for recording in (a, b):
+        if missing := next(filter(None, (noise.unknown(recording, draw) for draw in recording.noise)), None):
+            subject = f"whether the runs with noise of {recording.folder} are of the same training"
+            yield NotChecked(subject, f"their {missing} were not recorded")
+
+
+def _not_recorded(a: Recording, b: Recording) -> Iterator[NotChecked]:
+    """Yield the buffers of the models, which no recording contains."""
+    buffers = [recording.facts["buffers"] for recording in (a, b)]
+    if None in buffers:
+        yield NotChecked("buffers, such as the statistics of BatchNorm", "they are not recorded")
+    elif names := list(dict.fromkeys([*buffers[0], *buffers[1]])):
+        examples = ", ".join(names[:MOST_REASONS]) + (", ..." if len(names) > MOST_REASONS else "")
+        yield NotChecked(f"{len(names)} buffer{'s' * (len(names) > 1)} of the model", f"not recorded: {examples}")
 
 
 # ---------------------------------------------------------------- pairs of tensors
@@ -117,6 +209,7 @@ class _Judge:
     def __init__(self, bounds: Bounds, ours: dict[Key, Seen], theirs: dict[Key, Seen]) -> None:
         self.differences: list[Difference] = []
         self.num_alike = 0  # pairs before the first difference
+        self.num_compared = Counter[str]()  # pairs, by kind
         self.worst_noise_ratio = 0.0  # the largest distance of these pairs, divided by its bound
         # By step and kind: the maximum of norm / bound over the equal tensors.
         self.sizes_over_bounds: dict[tuple[int, str], float] = {}
@@ -133,8 +226,10 @@ class _Judge:
             pass  # tensors of different shapes cannot be compared
         elif infinite := [which for which, seen in (("A", ours), ("B", theirs)) if not _is_finite(seen)]:
             self._judge_infinite(key, infinite)
+            self.num_compared[key.kind] += len(infinite) == 1
         else:
             self._judge_distance(key, ours, theirs)
+            self.num_compared[key.kind] += 1
 
     def notes(self) -> list[str]:
         return [
@@ -224,10 +319,7 @@ def _unlike_ranks(side: str, recording: Recording) -> list[str]:
 
 def _unlike_ranks_by_name(recording: Recording, step: int, kind: str) -> dict[str, list[int]]:
     """Return the ranks on which a parameter's tensor differs from that of rank 0, by the parameter's name."""
-    first, *later_ranks = [
-        {entry[:4]: entry for entry in entries if (entry.step, entry.kind) == (step, kind)}
-        for entries in recording.ranks
-    ]
+    first, *later_ranks = [recording.of_kind(rank, step, kind) for rank in range(recording.world_size)]
     ranks: dict[str, list[int]] = {}
     for rank, entries_of_rank in enumerate(later_ranks, 1):
         for key, entry in first.items():

@@ -12,13 +12,29 @@ from .recorded import Difference, Key, Recording, Seen
 MOST_NAMES = 5  # that a line lists
 
 
-def different_batches(a: Recording, b: Recording, steps: int) -> Iterator[Difference]:
+def padded_otherwise(a: Recording, b: Recording, steps: int) -> set[int]:
+    """Return the steps in which both recordings have the same rows, but other padding."""
+    return {
+        step
+        for step in range(1, steps + 1)
+        if not _have_same_rows(a, b, step) and _have_same_rows(a, b, step, without_padding=True)
+    }
+
+
+def _have_same_rows(a: Recording, b: Recording, step: int, part: str = "", without_padding: bool = False) -> bool:
+    """Return whether two recordings have the same rows in any order."""
+    ours, theirs = (sorted(chain(*_rows(recording, step, part, without_padding))) for recording in (a, b))
+    return ours == theirs
+
+
+def different_batches(a: Recording, b: Recording, steps: int, padded: set[int]) -> Iterator[Difference]:
     """Yield the first difference between the batches, if there is one. Nothing after it can be compared.
 
-    A different order of rows counts only if both trainings split the batch in the same way.
+    A different order of rows counts only if both trainings split the batch in the same way. `padded` has the steps in
+    which rows are compared without their padding.
     """
     for step in range(1, steps + 1):
-        ours, theirs = (_rows(recording, step) for recording in (a, b))
+        ours, theirs = (_rows(recording, step, without_padding=step in padded) for recording in (a, b))
         if ours == theirs:
             continue
         is_order = sorted(chain(*ours)) == sorted(chain(*theirs))
@@ -28,17 +44,18 @@ def different_batches(a: Recording, b: Recording, steps: int) -> Iterator[Differ
             return
 
 
-def _rows(recording: Recording, step: int, part: str = "") -> list[list[float]]:
-    return [list(chain(*passes)) for passes in recording.rows(step, part)]
+def _rows(recording: Recording, step: int, part: str = "", without_padding: bool = False) -> list[list[float]]:
+    return [list(chain(*passes)) for passes in recording.rows(step, part, without_padding)]
 
 
 def _different_tensors(a: Recording, b: Recording, step: int) -> str:
     """Describe which tensors of the forward passes' inputs have different rows, and which have the same."""
     names = dict.fromkeys(e.name for entries in (*a.ranks, *b.ranks) for e in entries if e.kind == "batch" and e.name)
     differ = [
-        name for name in names
-        if sorted(chain(*_rows(a, step, name))) != sorted(chain(*_rows(b, step, name)))
-    ]  # fmt: skip
+        name
+        for name in names
+        if not (_have_same_rows(a, b, step, name) or _have_same_rows(a, b, step, name, without_padding=True))
+    ]
     equal = [name for name in names if name not in differ]
     if not differ:
         return "other rows: each tensor has the same rows, and they are put together otherwise"
@@ -49,6 +66,25 @@ def some_names(names: Sequence[str]) -> str:
     """Return a text with the first MOST_NAMES of these output names, and the number of the others."""
     names_shown = ", ".join(f"the model{name}" if name[:1] in ("", ":") else name for name in names[:MOST_NAMES])
     return names_shown + (f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else "")
+
+
+def outputs_with_padding(a: Recording, b: Recording, padded: set[int]) -> dict[tuple[int, str], None]:
+    """Return the outputs, by step and name, that have padded positions in a step that is padded otherwise.
+
+    These are the outputs with a dimension of a padded length, and those whose first dimension does not count the rows,
+    such as an output of all tokens.
+    """
+    outputs: dict[tuple[int, str], None] = {}
+    for step in sorted(padded):
+        lengths = a.padded_lengths(step) | b.padded_lengths(step)
+        shapes = [*a.shapes(step).items(), *b.shapes(step).items()]
+        outputs |= {(step, name): None for name, calls in shapes if any(_has_padding(call, lengths) for call in calls)}
+    return outputs
+
+
+def _has_padding(call: tuple[int | None, list[int]], lengths: set[int]) -> bool:
+    rows, shape = call
+    return bool(shape) and (shape[0] != rows or not lengths.isdisjoint(shape[1:]))
 
 
 def outputs_without_rows(a: Recording, b: Recording, steps: int) -> dict[tuple[int, str], None]:

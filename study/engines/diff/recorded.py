@@ -16,10 +16,15 @@ import numpy as np
 from ...errors import Refusal
 from ...files import decompressed, read_whole
 
-FORMAT = 4  # 3: the identity of a recording, and how it ended. 4: shapes, parts of batches, order of backward
+# 3: the identity of a recording, and how it ended. 4: shapes, parts of batches, order of backward. 5: rows without
+# their padding, the code and the settings of the training, names of buffers.
+FORMAT = 5
+READABLE = (4, FORMAT)
 FILE = re.compile(r"rank-(\d{1,6})\.json\.gz")
-KINDS = ("batch", "random", "forward", "loss", "gradient", "norm", "clipped", "weights", "held")
+NOISE = re.compile(r"noise--?\d{1,9}")
+KINDS = ("batch", "unpadded", "random", "forward", "loss", "gradient", "norm", "clipped", "weights", "held")
 MOST_RANKS = 1 << 20
+LARGEST = 1 << 1000  # the largest integer that a recording may have in place of a float
 SIZE = 32  # numbers of a sketch
 
 
@@ -49,13 +54,13 @@ class Entry(NamedTuple):
     """One recorded tensor. The entries of a rank are in the order of execution."""
 
     step: int  # from 1; the weights of step 0 are those before the first
-    kind: str  # batch, random, forward, loss, gradient, norm, clipped, weights, held
+    kind: str  # batch, unpadded, random, forward, loss, gradient, norm, clipped, weights, held
     name: str
     call: int  # which call of it in the step, from 0
     rows: int  # for an output, the number of rows in the mean; otherwise the number of elements
     dtype: str
     sketch: list[float]
-    shape: list[int]  # of an output; otherwise empty
+    shape: list[int]  # of an output; for unpadded rows, the lengths of the padded rows; otherwise empty
 
     @property
     def is_whole_batch(self) -> bool:
@@ -84,9 +89,32 @@ class Recording:
     def read(cls, folder: Path) -> Recording:
         """Read one recording from its folder, and the noise runs that were recorded with it.
 
-        Raises Refusal if there is no recording, or if another release of zero-study made it. Raises Damaged if a file
-        is damaged or missing, or if the files belong to different recordings.
+        Raises Refusal if there is no recording, if another release of zero-study made it, or if a noise run is of
+        another training. Raises Damaged if a file is damaged or missing, or if the files belong to different
+        recordings.
         """
+        recording = cls._read_alone(folder)
+        folders = [path for path in sorted(folder.glob("noise-*")) if NOISE.fullmatch(path.name) and path.is_dir()]
+        recording.noise = [cls._read_alone(path) for path in folders]
+        for draw in recording.noise:
+            if draw.facts["of"] != recording.facts["token"]:
+                raise Damaged(
+                    f"{draw.folder}: this run with noise belongs to another recording than the one in {folder}. Record "
+                    "it again."
+                )
+            if (
+                recording.facts["steps"] > draw.facts["steps"]
+                or recording.batches != draw.batches[: len(recording.batches)]
+            ):
+                raise Damaged(
+                    f"{draw.folder}: this run with noise has fewer steps or other batches than {folder}. Record it "
+                    "again."
+                )
+        return recording
+
+    @classmethod
+    def _read_alone(cls, folder: Path) -> Recording:
+        """Read one recording, without noise runs."""
         files = {int(match[1]): path for path in _listed(folder) if (match := FILE.fullmatch(path.name))}
         if not files:
             raise Refusal(
@@ -115,20 +143,7 @@ class Recording:
         # The rank that ended first determines how many steps the training completed.
         first = min(facts, key=lambda each: (each["completed"], each["raised"] is None))
         facts[0] |= {name: first[name] for name in ("completed", "raised")}
-        noise = [cls.read(path) for path in sorted(folder.glob("noise-*")) if path.is_dir()]
-        made = cls(folder, ranks, facts[0], noise)
-        for draw in noise:
-            if draw.facts["of"] != made.facts["token"]:
-                raise Damaged(
-                    f"{draw.folder}: this run with noise belongs to another recording than the one in {folder}. Record "
-                    "it again."
-                )
-            if made.facts["steps"] > draw.facts["steps"] or made.batches != draw.batches[: len(made.batches)]:
-                raise Damaged(
-                    f"{draw.folder}: this run with noise has fewer steps or other batches than {folder}. Record it "
-                    "again."
-                )
-        return made
+        return cls(folder, ranks, facts[0])
 
     @property
     def ended_early(self) -> str | None:
@@ -153,14 +168,38 @@ class Recording:
         """The split of a batch: for each rank, the number of rows in each forward pass of the first step."""
         return [[len(rows) for rows in passes] for passes in self.rows(1)]
 
-    def rows(self, step: int, part: str = "") -> list[list[list[float]]]:
+    def rows(self, step: int, part: str = "", without_padding: bool = False) -> list[list[list[float]]]:
         """Return a digest of each row of a step's inputs, as lists by rank, forward pass and row.
 
-        `part` is the name of one input tensor; empty for all tensors together.
+        `part` is the name of one input tensor; empty for all tensors together. `without_padding` leaves out the padded
+        positions of each row, if the recording has the rows without them.
         """
-        return [
-            [e.sketch for e in entries if (e.kind, e.step, e.name) == ("batch", step, part)] for entries in self.ranks
-        ]
+        rows = []
+        for entries in self._by_step:
+            passes = {e.call: e.sketch for e in entries.get(step, ()) if (e.kind, e.name) == ("batch", part)}
+            if without_padding:
+                passes |= {e.call: e.sketch for e in entries.get(step, ()) if (e.kind, e.name) == ("unpadded", part)}
+            rows.append(list(passes.values()))
+        return rows
+
+    def padded_lengths(self, step: int) -> set[int]:
+        """Return the lengths to which the rows of a step are padded; empty if no row is known to have padding."""
+        entries = (entry for by_step in self._by_step for entry in by_step.get(step, ()) if entry.kind == "unpadded")
+        return {length for entry in entries for length in entry.shape}
+
+    @cached_property
+    def _by_step(self) -> list[dict[int, list[Entry]]]:
+        """The entries of each rank by step, in the order of execution."""
+        ranks: list[dict[int, list[Entry]]] = []
+        for entries in self.ranks:
+            ranks.append({})
+            for entry in entries:
+                ranks[-1].setdefault(entry.step, []).append(entry)
+        return ranks
+
+    def of_kind(self, rank: int, step: int, kind: str) -> dict[tuple[int, str, str, int], Entry]:
+        """Return the entries of one rank, step and kind by their first four fields."""
+        return {entry[:4]: entry for entry in self._by_step[rank].get(step, ()) if entry.kind == kind}
 
     def shapes(self, step: int) -> dict[str, list[tuple[int | None, list[int]]]]:
         """Return the shapes of each output of a step, by name, one per call.
@@ -168,14 +207,15 @@ class Recording:
         Each comes with the number of rows of its forward pass, which is None if it is unknown.
         """
         shapes: dict[str, list[tuple[int | None, list[int]]]] = {}
-        for entries, passes in zip(self.ranks, self.rows(step), strict=True):
+        for rank, passes in enumerate(self.rows(step)):
             outputs: dict[str, list[Entry]] = {}
-            for entry in entries:
-                if (entry.kind, entry.step) == ("forward", step):
-                    outputs.setdefault(entry.name, []).append(entry)
+            for entry in self.of_kind(rank, step, "forward").values():
+                outputs.setdefault(entry.name, []).append(entry)
             for name, calls in outputs.items():
-                per_pass, rest = divmod(len(calls), max(1, len(passes)))
-                counts = [None if rest or not per_pass else len(passes[at // per_pass]) for at in range(len(calls))]
+                per_pass, remainder = divmod(len(calls), len(passes)) if passes else (0, 0)
+                counts = [
+                    None if remainder or not per_pass else len(passes[at // per_pass]) for at in range(len(calls))
+                ]
                 shapes.setdefault(name, []).extend(zip(counts, [entry.shape for entry in calls], strict=True))
         return shapes
 
@@ -237,9 +277,37 @@ _FACTS: dict[str, Any] = {
     "completed": lambda value: _is_count(value),
     "raised": lambda value: value is None or isinstance(value, str),
     "engine": lambda value: isinstance(value, str),
-    "backward": lambda value: isinstance(value, list) and all(isinstance(name, str) for name in value),
+    "backward": lambda value: _is_list_of_texts(value),
     "versions": lambda value: isinstance(value, dict) and all(isinstance(part, str) for part in value.values()),
+    "script": lambda value: value is None or isinstance(value, str),
+    "arguments": lambda value: value is None or _is_list_of_texts(value),
+    "optimizers": lambda value: value is None or (isinstance(value, list) and all(map(_is_settings, value))),
+    "rates": lambda value: isinstance(value, list) and all(map(_is_list_of_numbers, value)),
+    "buffers": lambda value: value is None or _is_list_of_texts(value),
 }
+# The facts that a recording of format 4 does not have.
+_UNKNOWN: dict[str, Any] = {"script": None, "arguments": None, "optimizers": None, "rates": [], "buffers": None}
+
+
+def _is_list_of_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(text, str) for text in value)
+
+
+def _is_list_of_numbers(value: Any) -> bool:
+    return isinstance(value, list) and all(map(_is_number, value))
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) is float or (type(value) is int and abs(value) < LARGEST)
+
+
+def _is_settings(value: Any) -> bool:
+    """Return whether this value is the settings of a group of an optimizer: single values, or lists of them."""
+    return isinstance(value, dict) and all(
+        isinstance(part, (str, float, int, type(None)))
+        for setting in value.values()
+        for part in (setting if isinstance(setting, list) else [setting])
+    )
 
 
 def _is_count(value: Any, most: int = 1 << 53) -> bool:
@@ -256,8 +324,9 @@ def _read_rank(path: Path) -> tuple[dict[str, Any], list[Entry]]:
         ) from None
     if not isinstance(content, dict) or "format" not in content:
         raise Damaged(f"{path}: this file is not a recording. Record this training again.")
-    if content["format"] != FORMAT:
+    if type(content["format"]) is not int or content["format"] not in READABLE:
         raise Refusal(f"{path}: this file was recorded by another release of zero-study. Record it again.")
+    content = _UNKNOWN | content
     for name, is_valid in _FACTS.items():
         if not is_valid(content.get(name)):
             raise Damaged(f"{path}: {name} is damaged or missing. Record this training again.")
@@ -267,7 +336,7 @@ def _read_rank(path: Path) -> tuple[dict[str, Any], list[Entry]]:
     made = [Entry(*entry) for entry in entries]
     if len({entry[:4] for entry in made}) < len(made):
         raise Damaged(f"{path}: this file has an entry twice. Record this training again.")
-    if content["steps"] != max((entry.step for entry in made), default=0):
+    if {entry.step for entry in made} | {0} != set(range(min(content["steps"], len(made)) + 1)):
         raise Damaged(
             f"{path}: this file says that it has {content['steps']} steps, but it has others. Record this training "
             "again."
@@ -282,10 +351,11 @@ def _is_entry(entry: Any) -> bool:
     if not isinstance(entry, list) or len(entry) != len(Entry._fields):
         return False
     step, kind, name, call, rows, dtype, sketch, shape = entry
-    has_values = isinstance(sketch, list) and all(type(value) in (int, float) for value in sketch)
+    has_values = _is_list_of_numbers(sketch)
     sizes = {"norm": 1, **dict.fromkeys(("forward", "gradient", "clipped", "weights", "held"), SIZE)}
     return (
         all(map(_is_count, (step, call, rows)))
+        and isinstance(kind, str)
         and kind in KINDS
         and isinstance(name, str)
         and isinstance(dtype, str)
@@ -293,18 +363,18 @@ def _is_entry(entry: Any) -> bool:
         and len(sketch) == sizes.get(kind, len(sketch))
         and isinstance(shape, list)
         and all(map(_is_count, shape))
-        and (kind not in ("batch", "random") or all(math.isfinite(value) for value in sketch))
+        and (kind not in ("batch", "unpadded", "random") or all(math.isfinite(value) for value in sketch))
     )
 
 
-def token_of(folder: Path, rank: int) -> str:
-    """Return the identity of the recording that a folder holds. Raises Refusal if there is none."""
+def facts_of(folder: Path, rank: int) -> dict[str, Any]:
+    """Return the facts of one rank of the recording that a folder holds. Raises Refusal if there is none."""
     path = folder / f"rank-{rank}.json.gz"
     if not path.exists():
         raise Refusal(
             f"{folder}: this folder has no recording. Record this training without --noise first, into the same folder."
         )
-    return str(_read_rank(path)[0]["token"])
+    return _read_rank(path)[0]
 
 
 class Difference(NamedTuple):

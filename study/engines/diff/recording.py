@@ -19,10 +19,12 @@ import shutil
 import sys
 import zlib
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import torch
 import torch.distributed as dist
@@ -39,7 +41,8 @@ from ..readback import full_tensors
 from ..readback.dtypes import dtype_names
 from ..readback.facts import is_deepspeed, uncompiled, versions, whole_size
 from ..scripts import rank
-from .recorded import FILE, FORMAT, Entry, token_of
+from . import padding, training
+from .recorded import FILE, FORMAT, Entry
 from .rounding import Rounding
 from .sketch import SIZE, of_rows, sketch
 
@@ -58,11 +61,25 @@ _num_recordings: Counter[Path] = Counter()  # recordings that this process has b
 class Recorder:
     """A recorder that listens to modules, backward, clipping and updates until all steps are recorded."""
 
-    def __init__(self, folder: Path, steps: int, noise: int | None, whole: str | None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        steps: int,
+        noise: int | None,
+        whole: str | None,
+        script: Path | None = None,
+        arguments: Sequence[str] | None = None,
+    ) -> None:
+        """Begin to listen. `script` and `arguments` are those of a training that the recording has started.
+
+        They are None if the script itself starts the recording.
+        """
         self._whole = whole  # a prefix of names of modules; their tensors are saved completely
         self._kept: dict[tuple[Any, ...], torch.Tensor] = {}
         self._folder = folder if noise is None else folder / f"noise-{noise}"
-        self._of = None if noise is None else token_of(folder, rank())  # the recording that the noise belongs to
+        self._training = training.Training(script, arguments)
+        # The identity of the recording that the noise belongs to.
+        self._of = None if noise is None else self._training.token_of_same(folder, rank())
         self._token = ""  # identifies the recording on all ranks, from the first step on
         _num_recordings[self._folder] += 1
         _remove_earlier(self._folder, noise is None)
@@ -160,11 +177,26 @@ class Recorder:
             self.end()
             return False
         self._token = self._token or _shared_token(self._folder)
-        for part, digests in _digests(arguments, options).items():
-            self._add("batch", part, digests)
+        self._add_batch(_tensors(arguments, options))
         states = [torch.get_rng_state(), *([torch.cuda.get_rng_state()] if torch.cuda.is_available() else [])]
         self._add("random", "", [float(zlib.crc32(state.numpy().tobytes())) for state in states])
         return True
+
+    def _add_batch(self, tensors: dict[str, torch.Tensor]) -> None:
+        """Record digests of the rows, and, if the positions of padding are known, of the rows without their padding."""
+        digests = _digests({name: _rows(tensor) for name, tensor in tensors.items()})
+        positions_by_name = padding.kept_positions(tensors, padding.filling(self._model))
+        unpadded = (
+            _digests({name: _rows(tensor, positions_by_name.get(name)) for name, tensor in tensors.items()})
+            if positions_by_name
+            else {}
+        )
+        lengths = sorted({positions.shape[1] for positions in positions_by_name.values()})
+        for part, rows in digests.items():
+            call = self._calls["batch", part]
+            self._add("batch", part, rows)
+            if part in unpadded and (not part or unpadded[part] != rows):
+                self._put(Entry(self._step, "unpadded", part, call, 1, "", unpadded[part], [] if part else lengths))
 
     def _next_step(self) -> None:
         self._read_weights(self._parameters)
@@ -225,6 +257,7 @@ class Recorder:
 
     def _before_update(self, optimizer: torch.optim.Optimizer) -> None:
         if own := self._own(optimizer):  # at a step's first update all parameters, even those without an optimizer
+            self._training.note_update(self._step, optimizer)
             self._read_gradients("clipped", own if self._updated else self._parameters)
 
     def _after_update(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
@@ -241,6 +274,7 @@ class Recorder:
     def _on_engine_step(self, call: Any, engine: Any, *arguments: Any, **options: Any) -> Any:
         updates = engine is self._model and self._step in self._steps and engine.is_gradient_accumulation_boundary()
         if updates:
+            self._training.note_update(self._step, engine.optimizer)
             self._read_gradients("gradient", self._parameters)
         result = call(engine, *arguments, **options)
         if updates:
@@ -328,7 +362,8 @@ class Recorder:
             entries = [entry for entry in self._entries.values() if entry.step <= steps]
             content = {
                 "made_by": f"zero-study {__version__}, study.engines.diff", "format": FORMAT, "rank": rank(),
-                "token": self._token, "of": self._of, **facts, "asked": len(self._steps), "steps": steps,
+                "token": self._token, "of": self._of, **facts, **self._training.facts(steps),
+                "asked": len(self._steps), "steps": steps,
                 "completed": completed, "raised": _name_of_failure(raised),
                 "backward": list(self._backward), "entries": entries,
             }  # fmt: skip
@@ -390,29 +425,42 @@ def _name_of_failure(raised: BaseException | None) -> str | None:
 
 
 def _facts(model: Any) -> dict[str, Any]:
+    buffers = [canonical(name) for name, buffer in model.named_buffers() if buffer.is_floating_point()]
     return {
         "world_size": int(os.environ.get("WORLD_SIZE", "1")),  # the group may be gone
         "engine": type(model).__name__,
         "versions": versions(),
+        "buffers": buffers,
     }
 
 
-def _digests(arguments: Any, options: Any) -> dict[str, list[float]]:
-    """Return a digest of each row of a batch, for each tensor by its name, and for all tensors together under ""."""
+def _tensors(arguments: Any, options: Any) -> dict[str, torch.Tensor]:
+    """Return the tensors of a forward pass's inputs that have one row for each row of the first of them, by name."""
     leaves, _ = tree_flatten_with_path((list(arguments), options))
     tensors = {_name_of(path): leaf.detach() for path, leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.ndim}
-    rows = len(next(iter(tensors.values()))) if tensors else 0
-    flat = {
-        name: tensor.cpu().contiguous().reshape(rows, -1).view(torch.uint8).numpy()
-        for name, tensor in tensors.items()
-        if len(tensor) == rows
-    }
-    digests = {name: [float(zlib.crc32(part[row].tobytes())) for row in range(rows)] for name, part in flat.items()}
+    num_rows = len(next(iter(tensors.values()))) if tensors else 0
+    return {name: tensor.cpu().contiguous() for name, tensor in tensors.items() if len(tensor) == num_rows}
+
+
+def _digests(rows: Mapping[str, Sequence[bytes]]) -> dict[str, list[float]]:
+    """Return a digest of each row of a batch, for each tensor by its name, and for all tensors together under ""."""
     whole = [
-        float(functools.reduce(lambda crc, part: zlib.crc32(part[row].tobytes(), crc), flat.values(), 0))
-        for row in range(rows)
+        float(functools.reduce(lambda crc, part: zlib.crc32(part, crc), parts, 0))
+        for parts in zip(*rows.values(), strict=True)
     ]
-    return {"": whole, **digests}
+    return {"": whole, **{name: [float(zlib.crc32(row)) for row in parts] for name, parts in rows.items()}}
+
+
+def _rows(tensor: torch.Tensor, retained: np.ndarray | None = None) -> list[bytes]:
+    """Return the bytes of each row of a tensor, or of the kept positions of each row."""
+    if not tensor.numel():
+        return [b""] * len(tensor)
+    width = tensor.numel() // len(tensor)
+    values = tensor.reshape(len(tensor), width).view(torch.uint8).numpy()
+    if retained is None:
+        return [row.tobytes() for row in values]
+    by_position = values.reshape(*retained.shape, -1)
+    return [row[positions].tobytes() for row, positions in zip(by_position, retained, strict=True)]
 
 
 def _name_of(path: tuple[Any, ...]) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import pickle
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +13,7 @@ import numpy as np
 from ... import terminal
 from .bounds import KINDS
 from .causes import uniform_factor
-from .compare import NAMES, Result
+from .compare import NAMES, Result, steps_in_words
 from .recorded import Damaged, Difference, Recording
 
 
@@ -30,6 +29,9 @@ def text(result: Result) -> str:
     )
     before = " before the first difference" if result.differences else ""
     lines.append(f"Equal{before}: {result.num_alike} tensors{nearest}.")
+    compared = ", ".join(map(str, result.verdict.checked)) or "nothing"
+    lines.append(f"Compared in {steps_in_words(range(1, result.num_steps + 1))}: {compared}.")
+    lines += [f"Not compared: {check}." for check in result.not_checked if not check.is_requested]
     lines += [f"Note: {note}." for note in result.notes]
     if result.is_marked:
         lines.append("Bound: estimated from the type and depth of each tensor, because no run with noise was recorded.")
@@ -46,18 +48,28 @@ def text(result: Result) -> str:
 
 def _answer(result: Result) -> list[str]:
     """Return lines that say whether the trainings are the same, and what the first difference is."""
+    steps = steps_in_words(range(1, result.num_steps + 1))
     if result.is_same:
-        return ["No difference: rounding explains all deviations between the two trainings."]
+        is_complete = result.a.facts["steps"] == result.b.facts["steps"]
+        only = "" if is_complete else f", the only {'one' if result.num_steps == 1 else 'ones'} in both recordings"
+        return [f"No difference: rounding explains all deviations of the compared tensors in {steps}{only}."]
     lines = [f"Ranks differ within one training: {line}." for line in result.replicas]
     if result.differences:
         first = result.differences[0]
         alike = [difference for difference in result.differences if difference[:2] == first[:2]]
         lines.append(f"First difference: {describe(first, alike)}.")
     lines += [f"Incomplete recording: {line}." for line in result.unfinished]
-    if not (result.differences or result.replicas):
+    if result.differences or result.replicas:
+        return lines
+    if result.unfinished:
         lines.append(
             "The result is not known: the recorded parts are the same, but they are not the whole training. Record it "
             "again."
+        )
+    else:
+        reasons = "; ".join(str(check) for check in result.not_checked if check.is_requested) or "nothing was compared"
+        lines.append(
+            f"The result is not known: {reasons}. Record a training in which an optimizer of torch.optim steps."
         )
     return lines
 
@@ -91,6 +103,8 @@ def content(result: Result) -> dict[str, Any]:
     """Return the content of the JSON for `--output`."""
     return {
         "same": result.is_same,
+        **result.verdict.content(),
+        "steps_compared": result.num_steps,
         "unfinished": result.unfinished,
         "bound": "by type and depth" if result.is_marked else "by runs rounded otherwise",
         "a": {"folder": str(result.a.folder), **result.a.facts},
@@ -135,24 +149,27 @@ def _counted(number: int, noun: str) -> str:
 def _elements(a: Path, b: Path) -> Iterator[str]:
     """Yield a line for each tensor that both recordings saved completely (--whole): where it differs most."""
     for path in sorted(a.glob("rank-*.pt")):
-        if not (b / path.name).exists():
+        if not (path.is_file() and (b / path.name).is_file()):
             continue
         import torch
 
         try:
             ours, theirs = (torch.load(folder / path.name, weights_only=True) for folder in (a, b))
-            keys = ours.keys() & theirs.keys()
-        except (OSError, ValueError, RuntimeError, EOFError, AttributeError, pickle.UnpicklingError) as error:
-            raise Damaged(f"{path.name} of {a} or {b}: is damaged ({error}). Record this training again.") from None
-        for key in keys:
-            in_a, in_b = ours[key].double(), theirs[key].double()
-            if in_a.shape == in_b.shape and in_a.numel():
-                place = np.unravel_index(int((in_a - in_b).abs().argmax()), in_a.shape)
+            for key in ours.keys() & theirs.keys():
                 step, kind, name, call = key
-                yield (
-                    f"step {step}, {NAMES.get(kind, kind)} of {name}, call {call}, {path.stem}: the largest difference "
-                    f"is at {[int(at) for at in place]}, with {in_a[place]:.6g} in A and {in_b[place]:.6g} in B"
-                )
+                in_a, in_b = ours[key].double(), theirs[key].double()
+                if in_a.shape == in_b.shape and in_a.numel():
+                    place = np.unravel_index(int((in_a - in_b).abs().argmax()), in_a.shape)
+                    yield (
+                        f"step {step}, {NAMES.get(str(kind), kind)} of {name}, call {call}, {path.stem}: the largest "
+                        f"difference is at {[int(at) for at in place]}, with {in_a[place]:.6g} in A and "
+                        f"{in_b[place]:.6g} in B"
+                    )
+        except Exception as error:  # a foreign file may contain anything
+            reason = next(iter(str(error).splitlines()), type(error).__name__)
+            raise Damaged(
+                f"{path.name} of {a} or {b}: this file is damaged ({reason}). Record this training again."
+            ) from None
 
 
 def _number(value: float) -> str:
