@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import json
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
@@ -18,11 +19,18 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from ...verdict import FOUND, UNKNOWN, Verdict, combined
+from ...verdict import NotChecked as NotCheckedPart
 from .. import scripts
 from ..hooks import listening
 from ..readback.facts import base_optimizer, inner_module, is_deepspeed
 from . import findings
+from .mismatch import KnownBad, NotAsAsked, NotChecked, TrainsWrong
+from .rates import Rates
+from .ties import Ties
 from .watching import Loaders, StepWatcher, remove_earlier
+
+WRONG = "WRONG: "  # begins a reason for a missing proof that is a fault of the training
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -34,18 +42,61 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--allow-known-bad", action="store_true", help="continue with a release that is known to train wrongly"
     )
+    parser.add_argument(
+        "--reference",
+        action="store_true",
+        help="compare the gradients with those of the same samples without the engine, which takes memory for the "
+        "whole model on every rank",
+    )
     given = scripts.parse(parser, words)
     for earlier in (Path("proof.json"), *Path().glob("proof-[0-9]*.json")):
         remove_earlier(earlier)
-    pairs = _Pairs(given.strict, given.allow_known_bad)
+    pairs = _Pairs(given.strict, given.allow_known_bad, given.reference)
+    status: Any = 0
     try:
-        scripts.run(given.script, given.arguments)
+        status = _run(given.script, given.arguments)
     finally:
-        pairs.leave()
-    if pairs.waiting or not pairs.paired:
+        pairs.close()
+    for watcher in pairs.watchers:
+        with suppress(NotChecked):  # which the verdict contains
+            watcher.end()
+        watcher.add_late(pairs.rates.findings(watcher.optimizer))
+    result = pairs.verdict()
+    if pairs.waiting or not pairs.watchers:
         print(f"proof: not made, {pairs.why_not_made()}", flush=True)
-        if given.strict:
-            sys.exit(1)
+    if not pairs.watchers:
+        _write_not_made(result, pairs.why_not_made())
+    if given.strict and status in (None, 0):
+        status = result.status
+    if status not in (None, 0):
+        sys.exit(status)
+
+
+def _run(script: Path, arguments: Sequence[str]) -> Any:
+    """Run a script, and return its exit status.
+
+    If the proof ends the training, its message has been printed. The status is then 1, or 3 if something could not be
+    checked.
+    """
+    try:
+        scripts.run(script, arguments)
+    except SystemExit as end:
+        return end.code
+    except (TrainsWrong, NotAsAsked, KnownBad) as error:
+        print(f"prove: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        return FOUND
+    except NotChecked as error:
+        print(f"prove: not checked: {error}", file=sys.stderr, flush=True)
+        return UNKNOWN
+    return 0
+
+
+def _write_not_made(result: Verdict, reason: str) -> None:
+    """Write that no proof was made, so that a reader of the file sees that nothing was checked."""
+    if scripts.rank() == 0:
+        content = {"findings": [reason] if result.num_findings else [], "notes": [], "step": None, **result.content()}
+        with suppress(OSError):
+            Path("proof.json").write_text(json.dumps(content, indent=1) + "\n")
 
 
 class _Pairs:
@@ -54,9 +105,11 @@ class _Pairs:
     The first step only shows which pairs there are, because PyTorch allows no new hook within a step.
     """
 
-    def __init__(self, strict: bool, allow_known_bad: bool) -> None:
+    def __init__(self, strict: bool, allow_known_bad: bool, has_reference: bool) -> None:
         self.paired: set[int] = set()  # ids of optimizers whose model has been found
         self._given = (strict, allow_known_bad, Path("proof.json"))
+        self._has_reference = has_reference
+        self.watchers: list[StepWatcher] = []
         self._called: dict[int, torch.nn.Module] = {}
         # Model, the module that the script calls, optimizer.
         self.waiting: list[tuple[Any, Any, torch.optim.Optimizer]] = []
@@ -70,6 +123,9 @@ class _Pairs:
         ]
         self._loaders = Loaders()
         self._loaders.listen()
+        self.rates = Rates()
+        self._ties = Ties()
+        self._ties.listen()
         self._stack = ExitStack()
         self._stack.enter_context(listening(torch.autograd, "backward", self._on_backward))
 
@@ -86,16 +142,32 @@ class _Pairs:
         skipped = [engine for engine in engines if engine.skipped_steps >= engine.global_steps > 0]
         if skipped:
             return (
-                f"WRONG: all {skipped[0].global_steps} optimizer steps were skipped because of an overflow, so no "
+                f"{WRONG}all {skipped[0].global_steps} optimizer steps were skipped because of an overflow, so no "
                 "weight moved"
             )
         if self._num_backwards and not self._steps:
-            return f"WRONG: {self._num_backwards} backward passes without an optimizer step, so no weight moved"
+            return f"{WRONG}{self._num_backwards} backward passes without an optimizer step, so no weight moved"
         if not self._steps:
             return "nothing was trained: there was no backward pass and no optimizer step"
         return "no optimizer made two steps for a model that was called"
 
+    def close(self) -> None:
+        """Remove all hooks, as the script ends."""
+        self.leave()
+        self.rates.close()
+        self._ties.close()
+
+    def verdict(self) -> Verdict:
+        """Return the verdict on all models of the script."""
+        verdicts = [watcher.verdict for watcher in self.watchers]
+        if self.waiting or not verdicts:
+            reason = self.why_not_made()
+            is_wrong = not verdicts and reason.startswith(WRONG)
+            verdicts.append(Verdict.of(is_wrong, (), [NotCheckedPart("the training", reason, True)]))
+        return combined(verdicts)
+
     def leave(self) -> None:
+        """Remove the hooks that find models and optimizers. A second call has no effect."""
         self._called.clear()
         for hook in self._hooks:
             hook.remove()
@@ -109,7 +181,14 @@ class _Pairs:
             self._engines[id(module)] = module
         while self.waiting:
             model, called, optimizer = self.waiting.pop(0)
-            watcher = StepWatcher(*self._given, steps_before=self._steps[id(optimizer)], loaders=self._loaders)
+            watcher = StepWatcher(
+                *self._given,
+                steps_before=self._steps[id(optimizer)],
+                loaders=self._loaders,
+                has_reference=self._has_reference,
+                ties=self._ties,
+            )
+            self.watchers.append(watcher)
             watcher.begin(model, optimizer, None, _arguments_of_trainer(), called)
         if self._steps and min(self._steps.values()) > 2:  # optimizers that take turns have all stepped by then
             self.leave()

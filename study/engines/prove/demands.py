@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,39 @@ def by_launcher(environment: Mapping[str, str] = os.environ) -> list[Demand]:
     if engine is not None:
         demands.append(Demand("engine", engine, "the launcher"))
     return [demand for demand in demands if demand.value not in _OPEN]
+
+
+def requested_processes(environment: Mapping[str, str] = os.environ) -> int | None:
+    """Return how many processes `accelerate launch` was asked for, if it started this process as a single one.
+
+    Its launcher for single processes is also used for `distributed_type: MULTI_CPU`, and passes no number on. So the
+    number is read from the command line of the launcher. None if it is not known, or if another launcher is used.
+    """
+    if "ACCELERATE_MIXED_PRECISION" not in environment or "WORLD_SIZE" in environment:
+        return None
+    try:
+        words = Path(f"/proc/{os.getppid()}/cmdline").read_text().split("\0")
+        return processes_of(words)
+    except (OSError, ValueError, ImportError):  # another system, or a file that accelerate has read otherwise
+        return None
+
+
+def processes_of(words: Sequence[str]) -> int | None:
+    """Return the number of processes in the words of an `accelerate launch` command, or in its configuration file."""
+    if "launch" not in words:
+        return None
+    options: dict[str, str] = {}
+    for word, following in itertools.pairwise(words[words.index("launch") + 1 :]):
+        if word in ("-m", "--module") or word.endswith(".py"):  # the words of the script follow
+            break
+        name, has_value, value = word.partition("=")
+        options[name.replace("-", "_").lstrip("_")] = value if has_value else following
+    if "num_processes" in options:
+        return int(options["num_processes"])
+    if "config_file" not in options:
+        return None
+    number = content_of(options["config_file"]).get("num_processes")
+    return None if number is None else int(number)
 
 
 def by_arguments(arguments: Any) -> list[Demand]:

@@ -17,8 +17,9 @@ from .proved_step import NEAR, Step
 
 _AVERAGES = ("DDP", "FSDP1", "FSDP2", "DeepSpeed")  # the engines that average gradients by themselves
 _SHARDED = ("FSDP1", "FSDP2")  # engines whose ranks have only shards of the gradients
+HARD = 10.0  # Gradients are often divided by less in the first steps.
 _SETTINGS = ("lr", "weight_decay", "betas", "momentum", "eps")  # of a group of parameters
-_OF_SHARDS = ("every gradient is zero", "no weight moved")
+_OF_SHARDS = ("every gradient is zero", "no weight moved", "gradients were replaced")
 # Attributes with the model's own parameters, which are not the master weights.
 _OF_ZERO = ("bit16_groups", "fp16_groups", "bf16_groups")
 
@@ -48,6 +49,17 @@ def rank_report(
         "scaled": step.gradients.factor if facts["engine"] in _SHARDED else None,
         "targets": step.losses.targets,
     }
+
+
+def missing_processes(requested: int | None, world_size: int) -> list[str]:
+    """Return a finding if a launcher that was asked for several processes started only one."""
+    if requested is None or requested <= 1 or world_size > 1:
+        return []
+    return [
+        f"only one process trains, but accelerate launch was asked for {requested} (accelerate starts a single process "
+        "for distributed_type MULTI_CPU). Write torchrun --nproc-per-node "
+        f"{requested} in place of accelerate launch and its options."
+    ]
 
 
 # ---------------------------------------------------------------- of one rank
@@ -145,8 +157,14 @@ def _wrong_accumulation(facts: dict[str, Any], step: Step) -> Iterator[str]:
 
 
 def _wrong_gradients(step: Step) -> Iterator[str]:
-    """Yield faults of gradients that have the wrong sign, or are all zero."""
+    """Yield faults of gradients that have the wrong sign, are all zero, or come from no backward pass of the step."""
     factor = step.gradients.factor
+    if step.gradients.are_replaced:
+        yield (
+            "gradients were replaced: the update got gradients that have nothing to do with those of the step's "
+            f"{_backward_calls(step.gradients.num_backwards)}. Look for code between backward and the update that "
+            "overwrites gradients."
+        )
     if step.losses.is_ascent:
         yield _ascent("backward is called on the negative of the cross-entropy")
     elif factor is not None and factor < 0:
@@ -156,6 +174,14 @@ def _wrong_gradients(step: Step) -> Iterator[str]:
             f"every gradient is zero: at the update, all elements of {step.gradients.number} tensors were zero. Look "
             "for hooks that change gradients, and for a constant loss."
         )
+
+
+def repeated_update(number: int) -> str:
+    """Return the finding that an update repeats the one before it."""
+    return (
+        f"the same gradients are used twice: update {number} got the gradients of update {number - 1}, and no backward "
+        "call was made in between. Call optimizer.step() once per batch."
+    )
 
 
 def _ascent(cause: str) -> str:
@@ -248,6 +274,27 @@ def put_back(
     return [
         "weights are put back: an update changes them, but the next step begins with the weights from before it. Look "
         "for weights that are loaded or copied inside the training loop."
+    ]
+
+
+def cut_from_graph(names: Sequence[str], num_trained: int) -> list[str]:
+    """Return a finding on parameters that take part in the forward passes, but are cut from the graph."""
+    if not names:
+        return []
+    return [
+        f"{len(names)} of {num_trained} parameters take part in the forward pass but get no gradient, first "
+        f"{names[0]}: their results are detached, or computed without gradients. Look for detach, .data, "
+        "torch.no_grad and for checkpointing with inputs that need no gradient, or freeze these parameters."
+    ]
+
+
+def hard_clipping(cuts: Sequence[float], limit: float | None) -> list[str]:
+    """Return a note if clipping divides the gradients of all watched steps by more than ten."""
+    if len(cuts) < 2 or min(cuts) <= HARD:
+        return []
+    return [
+        f"clipping at {limit} divides the gradients of every examined step by {min(cuts):.3g} to {max(cuts):.3g}. With "
+        "SGD this lowers the learning rate as much. Check whether the loss is a sum instead of a mean."
     ]
 
 

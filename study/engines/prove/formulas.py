@@ -49,6 +49,7 @@ class Rule(NamedTuple):
     needs_number: bool = False
     is_elementwise: bool = True
     tolerance: float = TOLERANCE
+    next_states: Callable[[Given], dict[str, torch.Tensor]] = lambda given: {}  # the states after the update
 
     def rounding(self, given: Given, change: torch.Tensor) -> float:
         """Return the length of the difference that rounding of intermediate results may cause. It is 0 except for Muon.
@@ -69,7 +70,7 @@ def rule_of(optimizer: Any, group: dict[str, Any]) -> Rule | None:
         if name in ("Adam", "AdamW"):
             return _adam(name, name == "AdamW" or group.get("decoupled_weight_decay", False), group)
         if name == "SGD":
-            return Rule(name, sgd, ("momentum_buffer",) if group["momentum"] else ())
+            return Rule(name, sgd, ("momentum_buffer",) if group["momentum"] else (), next_states=states_of_sgd)
         if name == "Muon":
             return _muon(muon)
         if name == "Adafactor":
@@ -80,7 +81,7 @@ def rule_of(optimizer: Any, group: dict[str, Any]) -> Rule | None:
         if name in ("DeepSpeedCPUAdam", "FusedAdam", "MuonWithAuxAdam"):
             return _adam("Adam", bool(getattr(optimizer, "adam_w_mode", True)), group)
         if name in ("DeepSpeedCPULion", "FusedLion"):
-            return Rule("Lion", lion, ("exp_avg",))
+            return Rule("Lion", lion, ("exp_avg",), next_states=states_of_lion)
     return None
 
 
@@ -88,8 +89,12 @@ def _adam(name: str, is_decoupled: bool, group: dict[str, Any]) -> Rule:
     def change(given: Given) -> torch.Tensor:
         return adam(given, is_decoupled)
 
+    def next_states(given: Given) -> dict[str, torch.Tensor]:
+        first, second = moments_of_adam(given, is_decoupled)
+        return {"exp_avg": first, "exp_avg_sq": second}
+
     states = ("exp_avg", "exp_avg_sq", *(["max_exp_avg_sq"] if group.get("amsgrad") else []))
-    return Rule(name, change, states, needs_number=True)
+    return Rule(name, change, states, needs_number=True, next_states=next_states)
 
 
 def _muon(change: Callable[[Given], torch.Tensor]) -> Rule:
@@ -100,9 +105,7 @@ def adam(given: Given, is_decoupled: bool) -> torch.Tensor:
     """Return the change by Adam (arXiv:1412.6980), or with decoupled weight decay by AdamW (arXiv:1711.05101)."""
     group, rate, decay = given.group, _rate(given), _decay(given)
     beta1, beta2 = (float(beta) for beta in group["betas"])
-    gradient = _ascending(given) if is_decoupled else _ascending(given) + decay * given.weight
-    first = beta1 * given.states["exp_avg"] + (1 - beta1) * gradient
-    second = beta2 * given.states["exp_avg_sq"] + (1 - beta2) * gradient**2
+    first, second = moments_of_adam(given, is_decoupled)
     if group.get("amsgrad"):
         second = torch.maximum(second, given.states["max_exp_avg_sq"])
     if group.get("bias_correction", True):
@@ -112,14 +115,37 @@ def adam(given: Given, is_decoupled: bool) -> torch.Tensor:
     return change - rate * decay * given.weight if is_decoupled else change
 
 
+def moments_of_adam(given: Given, is_decoupled: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return Adam's first and second moment after the update."""
+    beta1, beta2 = (float(beta) for beta in given.group["betas"])
+    gradient = _ascending(given) if is_decoupled else _ascending(given) + _decay(given) * given.weight
+    first = beta1 * given.states["exp_avg"] + (1 - beta1) * gradient
+    return first, beta2 * given.states["exp_avg_sq"] + (1 - beta2) * gradient**2
+
+
+def states_of_sgd(given: Given) -> dict[str, torch.Tensor]:
+    """Return SGD's momentum after the update. Empty without momentum."""
+    momentum, gradient = float(given.group["momentum"]), _ascending(given) + _decay(given) * given.weight
+    if not momentum:
+        return {}
+    if "momentum_buffer" not in given.states:
+        return {"momentum_buffer": gradient}
+    before = given.states["momentum_buffer"]
+    return {"momentum_buffer": momentum * before + (1 - float(given.group["dampening"])) * gradient}
+
+
+def states_of_lion(given: Given) -> dict[str, torch.Tensor]:
+    """Return Lion's momentum after the update."""
+    beta2 = float(given.group["betas"][1])
+    return {"exp_avg": beta2 * given.states["exp_avg"] + (1 - beta2) * given.gradient}
+
+
 def sgd(given: Given) -> torch.Tensor:
     """Return the change by SGD, with PyTorch's momentum, dampening and Nesterov momentum."""
     group = given.group
     momentum, gradient = float(group["momentum"]), _ascending(given) + _decay(given) * given.weight
     if momentum:
-        buffer = gradient
-        if "momentum_buffer" in given.states:
-            buffer = momentum * given.states["momentum_buffer"] + (1 - float(group["dampening"])) * gradient
+        buffer = states_of_sgd(given)["momentum_buffer"]
         gradient = gradient + momentum * buffer if group["nesterov"] else buffer
     change: torch.Tensor = -_rate(given) * gradient
     return change

@@ -295,13 +295,19 @@ def of_findings(
     return [_line(word, text) for word, texts in words.items() for text in texts]
 
 
-def of_result(number: int, num_faults: int, num_differences: int, is_complete: bool) -> str:
-    """Return the line on how many faults and differences the counted step has, and if everything was checked."""
+def of_result(number: int, num_faults: int, num_differences: int, not_checked: Sequence[str]) -> str:
+    """Return the line on how many faults and differences the counted step has.
+
+    `not_checked` names the checks that could not be made.
+    """
     faults = {0: "no fault", 1: "1 fault"}.get(num_faults, f"{num_faults} faults")
     differences = {0: "", 1: " and 1 difference from the request"}.get(
         num_differences, f" and {num_differences} differences from the request"
     )
-    incomplete = "" if is_complete else ", but not everything could be checked"
+    incomplete = ""
+    if not_checked:
+        number_of_checks = terminal.counted(len(not_checked), "check")
+        incomplete = f"; {number_of_checks} could not be made: {', '.join(not_checked)}"
     return _line("result", f"{faults}{differences} found in optimizer step {number}{incomplete}")
 
 

@@ -25,6 +25,9 @@ from ..collective_probe import CollectiveProbe, Issued
 from ..hooks import Listener, listening, without_graphs
 from ..readback.facts import inner_module, is_deepspeed, replicated_names
 from .checksums import Checksum, checksums, of_batch, of_weights
+from .continuity import Contributions, States, repeated
+from .reference import Reference
+from .unused import Cuts
 from .update import Update
 
 # Collectives that a script calls itself are methods of ProcessGroup in the end, however it has imported them. Examples
@@ -236,8 +239,12 @@ class Gradients:
         of_model = set(map(id, model.parameters()))
         # ZeRO's optimizer has master weights, so no parameter may be in both.
         self._ids = updated & of_model or of_model
-        self._parameters = [p for p in model.parameters() if p.requires_grad and id(p) in updated]
+        self.parameters = self._parameters = [p for p in model.parameters() if p.requires_grad and id(p) in updated]
         self._made: list[Mark] = []  # the marks of the gradients after the last backward call
+        self._contributions = Contributions(self._parameters)
+        self._of_last_update = list(self.sums().values())  # a step begins within the update before it
+        self.are_repeated = False  # the update gets the gradients of the update before it
+        self.are_replaced = False  # the update gets gradients that no backward call left
 
     def are_of(self, parameters: Sequence[Any]) -> bool:
         """Say whether some of these parameters belong to the model that the optimizer updates."""
@@ -255,12 +262,18 @@ class Gradients:
         from before. Otherwise the result is empty.
         """
         self.num_backwards += 1
+        self._contributions.begin_backward()
         sums = self.sums() if needs_sums or not self.began_clean else {}
         self.began_clean = self.began_clean or not any(size > 0 for _, size in sums.values())
         return sums
 
     def end_backward(self) -> None:
         self._made = self._marks()
+        self._contributions.end_backward()
+
+    def compare_with_last_update(self) -> None:
+        """Record whether there was no backward call since the last update, which got the same gradients."""
+        self.are_repeated = not self.num_backwards and repeated(self.sums().values(), self._of_last_update)
 
     def note_update(self) -> list[Checksum]:
         """Record how many gradients are zero or missing at the update, and their factor since backward.
@@ -271,6 +284,7 @@ class Gradients:
         self.number, self.num_zero = len(sums), sums.count((0.0, 0.0))
         self.num_missing = sum(p.grad is None and p.numel() > 0 for p in self._parameters)
         self.factor = common_factor(self._made, self._marks())
+        self.are_replaced = self.factor is None and self._contributions.are_unrelated()
         return sums
 
     def _marks(self) -> list[Mark]:
@@ -286,6 +300,7 @@ class Clipping:
     def __init__(self, gradients: Gradients, scaling: LossScaling) -> None:
         self.limit: float | None = None  # None if torch's functions did not clip the model's gradients
         self.scale: float | None = None  # by what GradScaler had multiplied the gradients as they were clipped
+        self.cut = 1.0  # by what the last clipping divided the gradients
         self.num_gradients = 0  # gradients that were passed to torch's functions
         self.num_backwards_after = 0  # backward calls after the last clipping, if they changed the gradients
         self.num_backwards_onto = 0  # backward calls that added to gradients that had been clipped
@@ -307,6 +322,8 @@ class Clipping:
     def end(self, before: dict[int, Checksum]) -> None:
         after = self._gradients.sums()
         self._last = self._gradients.num_backwards, [*after.values()]
+        sizes = [(sum(sums[1] for sums in gradients.values())) for gradients in (before, after)]
+        self.cut = sizes[0] / sizes[1] if sizes[1] and math.isfinite(sizes[0]) else 1.0
         self._shrunk = {key: sums for key, sums in after.items() if sums[1] < (1 - NEAR) * before[key][1]}
 
     @property
@@ -340,18 +357,24 @@ class Step:
     Calls are observed from the creation of this object until `close`. `called` is the object that the script calls,
     which may be torch.compile's wrapper. `model` is the model inside it. `optimizer` is the one that does the
     arithmetic. `update` compares the change of the weights with the optimizer's formula. `done` is called with this
-    object after the update that `begin_update` announced.
+    object after the update that `begin_update` announced. `reference` computes the gradients without the engine,
+    if `agree` returns True, which is called with the reason why that is not possible on this rank.
     """
 
     def __init__(
-        self, called: Any, model: Any, optimizer: torch.optim.Optimizer, device: str, update: Update, done: Any
-    ) -> None:
+        self, called: Any, model: Any, optimizer: torch.optim.Optimizer, device: str, update: Update, done: Any,
+        reference: Reference | None = None, agree: Any = None,
+    ) -> None:  # fmt: skip
         self.update = update
+        self.reference = reference
         self.states: dict[str, Any] | None = None  # the model states, as the update begins
         self.weights: dict[str, Checksum] = {}  # the weights as the first forward pass begins
         self.replicated: set[str] = set()  # parameters that every rank has in full at that time
         self.batches: list[list[Checksum]] = []  # the inputs of the first two forward passes
         self.autocast_dtype: torch.dtype | None = None
+        self.cuts = Cuts(model)
+        self.last_states = States(optimizer)
+        self.is_last_update_over = False  # a step begins within the update before it
         self.engine_backwards = 0  # backward calls of DeepSpeed's engine in the last micro batch
         self.passes = Passes()
         self.traffic = Traffic()
@@ -362,6 +385,7 @@ class Step:
         self._model = model
         self._device = device
         self._done = done
+        self._agree = agree
         self._parts = {id(module) for module in model.modules()}
         self._kinds = {type(module) for module in model.modules()}
         self._stack = ExitStack()
@@ -369,6 +393,7 @@ class Step:
         for (owner, name), listener in self._listeners():
             if hasattr(owner, name):
                 self._stack.enter_context(listening(owner, name, listener))
+        self._listen_to(optimizer, "_optimizer_step_code", self._on_end_of_last_update)
         if is_deepspeed(model):
             self._listen_to(model, "backward", self._on_engine_backward)
             self._listen_to(model, "step", self._on_step)  # DeepSpeed gathers parameters after the optimizer's own step
@@ -381,6 +406,22 @@ class Step:
     def is_whole(self) -> bool:
         """Whether the step consisted only of training."""
         return self.passes.only_train
+
+    @property
+    def is_within_last_update(self) -> bool:
+        """Whether the update is not over in which the step began. For example, it may call the step of its base."""
+        return not (self.is_last_update_over or self.gradients.num_backwards or self.passes.number)
+
+    def run_reference(self) -> None:
+        """Compute the gradient of the step's samples without the engine, if it is requested. Called on every rank."""
+        if self.reference is None or self.reference.report:
+            return
+        # The ranks agree first, because gathering weights is a collective.
+        if not self._agree(self.reference.reason):
+            self.reference.report = {"reason": self.reference.reason or "it could not be made on another rank"}
+            return
+        self.reference.note_gradients()
+        self.reference.run()
 
     def close(self) -> None:
         """Remove all listeners. Further calls have no effect."""
@@ -400,7 +441,7 @@ class Step:
         """Yield the functions of torch to observe during the step, as (owner, name), each with its listener."""
         by_script, in_update = (functools.partial(self._under_probe, phase) for phase in ("script", "update"))
         yield (torch.autograd, "backward"), self._on_backward
-        yield (torch.nn.functional, "cross_entropy"), self.losses.on_cross_entropy
+        yield (torch.nn.functional, "cross_entropy"), self._on_cross_entropy
         yield from ((place, in_update) for place in _NORMS)
         yield from (((dist.ProcessGroup, name), by_script) for name in vars(dist.ProcessGroup) if _is_collective(name))
         yield from ((place, self._on_clipping) for place in _CLIPPING)
@@ -444,6 +485,8 @@ class Step:
             self.traffic.enter(outer)
 
     def _on_forward(self, call: Any, *arguments: Any, **options: Any) -> Any:
+        if self._is_reference():
+            return call(*arguments, **options)
         if self._end():  # a compiled update does not call the listener at its end
             return call(*arguments, **options)
         if not self.passes.note(inner_module(self._model).training):
@@ -459,7 +502,21 @@ class Step:
         with ExitStack() as parts:
             for kind in self._kinds:
                 parts.enter_context(listening(kind, "__call__", self._on_module))
-            return self._under_probe("forward", call, *arguments, **options)
+            if self.reference is not None:
+                call = functools.partial(self.reference.forward, call)
+            with self.cuts.observed():
+                result = self._under_probe("forward", call, *arguments, **options)
+            self.cuts.end_forward()
+            return result
+
+    def _is_reference(self) -> bool:
+        """Return whether the samples of the step are run again, which is no part of the step."""
+        return self.reference is not None and self.reference.is_running
+
+    def _on_cross_entropy(self, call: Any, *arguments: Any, **options: Any) -> Any:
+        if self._is_reference():
+            return call(*arguments, **options)
+        return self.losses.on_cross_entropy(call, *arguments, **options)
 
     def _on_module(self, call: Any, module: torch.nn.Module, *arguments: Any, **options: Any) -> Any:
         """Record the dtype if a module of the model is called within autocast.
@@ -468,19 +525,29 @@ class Step:
         """
         if id(module) in self._parts and torch.is_autocast_enabled(self._device):
             self.autocast_dtype = torch.get_autocast_dtype(self._device)
-        return call(module, *arguments, **options)
+        result = call(module, *arguments, **options)
+        if id(module) in self._parts and any(p is not None for p in module._parameters.values()):
+            self.cuts.note_module(module, result)
+        return result
 
     def _on_clipping(self, call: Any, parameters: Any, max_norm: float, *arguments: Any, **options: Any) -> Any:
         parameters = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
         # A limit of infinity only measures the norm, and gradients of another model do not belong to this step.
         if not (math.isfinite(max_norm) and self.gradients.are_of(parameters)):
             return self._under_probe("update", call, parameters, max_norm, *arguments, **options)
+        if self.reference is not None:
+            self.reference.note_gradients()
         before = self.clipping.begin(parameters, max_norm)
         result = self._under_probe("update", call, parameters, max_norm, *arguments, **options)
         self.clipping.end(before)
         return result
 
     def _on_backward(self, call: Any, *arguments: Any, **options: Any) -> Any:
+        if self._is_reference():
+            return call(*arguments, **options)
+        if self.reference is not None:
+            self.reference.note_backward(arguments, options)
+        self.cuts.note_backward(arguments[0] if arguments else options.get("tensors"))
         with self.update.in_backward():
             return self._observe_backward(call, *arguments, **options)
 
@@ -499,7 +566,16 @@ class Step:
         self.engine_backwards += bool(self._model.is_gradient_accumulation_boundary())
         return self._under_probe("backward", call, *arguments, **options)
 
+    def _on_end_of_last_update(self, call: Any, *arguments: Any, **options: Any) -> Any:
+        result = call(*arguments, **options)
+        if self.states is None:
+            self.is_last_update_over = True
+            self.last_states.note_left()
+        return result
+
     def _on_step(self, call: Any, *arguments: Any, **options: Any) -> Any:
+        if self.reference is not None and is_deepspeed(self._model) and self._model.is_gradient_accumulation_boundary():
+            self.run_reference()  # DeepSpeed's step releases its gradients
         result = self._under_probe("update", call, *arguments, **options)
         self._end()
         return result

@@ -31,6 +31,8 @@ ROUNDINGS = 2
 # Muon, whose tolerance is larger, the limit is this many tolerances, which is half of the change.
 HIDDEN = 0.1
 HIDDEN_TOLERANCES = 5
+NO_FORMULA = "prove has no formula for "
+OF_SAMPLE = "'s formula is checked on a few parameters"
 
 Report = dict[str, Any]  # what `Update.report` returns
 
@@ -134,12 +136,12 @@ class Update:
             self._tensors[id(tensor)] = (fragments[0].name, rule, tensor)
             for fragment in (fragment for fragment in fragments if fragment.size):
                 if rule is None:
-                    reason = f"prove has no formula for {type(optimizer).__name__}"
+                    reason = f"{NO_FORMULA}{type(optimizer).__name__}"
                 elif self._zero.has(fragment):
                     self._zero.note_before(group, tensor, fragment)
                     continue
                 elif not rule.is_elementwise and id(tensor) not in smallest:
-                    reason = f"{rule.name}'s formula is checked on a few parameters"
+                    reason = f"{rule.name}{OF_SAMPLE}"
                 else:
                     stride = math.ceil(fragment.size / quota) if rule.is_elementwise else 0
                     reason = self._note_part(optimizer, group, rule, tensor, fragment, stride)
@@ -199,7 +201,8 @@ class Update:
 
     def report(self) -> Report:
         """Return what this rank observed of the update. The result may be written as JSON."""
-        report: Report = {"compared": {}, "shards": {}, "unchecked": {}, "stateless": {}, "kinds": {}, "changed": []}
+        report: Report = {"compared": {}, "shards": {}, "unchecked": {}, "stateless": {}, "kinds": {}, "changed": [],
+                          "wrong_states": []}  # fmt: skip
         if not (self._reason or self._error):
             try:
                 with torch.no_grad():
@@ -218,6 +221,7 @@ class Update:
             expected = part.rule.change(given)
             values = compare(after - given.weight, expected, given, part.rule.rounding(given, expected))
             report["compared"][name] = [part.rule.name, part.rule.tolerance, *values]
+            report["wrong_states"] += self._wrong_states(part)
         self._zero.end()
         for name, (tensor, weight, shard) in self._shards.items():
             start = shard["weight"]["start"]
@@ -228,6 +232,19 @@ class Update:
         report["stateless"] = self._stateless()
         report["kinds"] = self._kinds()
         report["changed"] = self._changed_by_sharding()
+
+    def _wrong_states(self, part: _Part) -> list[list[str]]:
+        """Return those states of a parameter that the update did not leave as the formula gives, with its name."""
+        states, wrong = self._base.state.get(part.tensor, {}), list[list[str]]()
+        for key, expected in part.rule.next_states(part.given).items():
+            if not isinstance(states.get(key), torch.Tensor):
+                continue  # reported as an optimizer without states
+            actual = elements(states[key], part.fragment, part.stride)
+            before = part.given.states.get(key, torch.zeros_like(expected))
+            allowed = part.rule.tolerance * float(expected.norm()) + ROUNDINGS * part.given.eps * float(before.norm())
+            if float((actual - expected).norm()) > allowed:
+                wrong.append([key, part.fragment.name])
+        return wrong
 
     def _stateless(self) -> dict[str, list[int]]:
         """Return for each rule how many tensors lack states after the update, and how many there are.
@@ -311,6 +328,7 @@ class Judgment(NamedTuple):
     errors: list[str]  # what the check could not do because of an error
     line: str  # the answer, for the terminal
     numbers: dict[str, Any]  # for proof.json
+    not_checked: list[str]  # why the update of most parameters, or of all parameters of an optimizer, is not checked
 
 
 def judge(reports: Sequence[Report], device: torch.device | None = None) -> Judgment:
@@ -340,7 +358,8 @@ def judge(reports: Sequence[Report], device: torch.device | None = None) -> Judg
             continue
         del compared[name]
     unchecked = {name: reason for name, reason in unchecked.items() if name not in compared}
-    findings = [*_without_muon(reports), *_without_states(reports), *_wrong_updates(compared), *_unlike_states(reports)]
+    findings = [*_without_muon(reports), *_without_states(reports), *_wrong_updates(compared), *_unlike_states(reports),
+                *_states_of_another_update(reports, compared)]  # fmt: skip
     reasons = [report["reason"] for report in reports if report["reason"]]
     errors = sorted({report["error"] for report in reports if report["error"]})
     return Judgment(findings, _changed_states(reports), errors, _line(compared, unchecked, reasons), {
@@ -348,7 +367,7 @@ def judge(reports: Sequence[Report], device: torch.device | None = None) -> Judg
         "num_not_checked": len(unchecked),
         "not_checked": dict(Counter(unchecked.values())),
         "rules": _rules(compared),
-    })  # fmt: skip
+    }, reasons or _missing_checks(compared, unchecked))  # fmt: skip
 
 
 _Compared = dict[str, tuple[str, float, Comparison]]  # name of a parameter -> rule, tolerance, sums
@@ -362,6 +381,23 @@ def _added(reports: Sequence[Report]) -> _Compared:
             before = added[name][2] if name in added else Comparison(0, 0, 0, 0, 0)
             added[name] = (rule, tolerance, Comparison(*(a + b for a, b in zip(before, values, strict=True))))
     return added
+
+
+def _missing_checks(compared: _Compared, unchecked: dict[str, str]) -> list[str]:
+    """Return the reasons why the check of the update could not be made.
+
+    The reasons for single parameters do not count if most parameters were compared. A formula that is checked on a
+    sample of the parameters does not count either.
+    """
+    counts = Counter(reason for reason in unchecked.values() if not reason.endswith(OF_SAMPLE))
+    if not compared and not counts:
+        return ["no parameter had a gradient"]
+    is_mostly_compared = len(compared) >= counts.total()
+    return [
+        f"{reason}: {terminal.counted(number, 'parameter')}"
+        for reason, number in counts.most_common()
+        if reason.startswith(NO_FORMULA) or not is_mostly_compared
+    ]
 
 
 def _rules(compared: _Compared) -> dict[str, dict[str, float]]:
@@ -414,6 +450,19 @@ def _without_states(reports: Sequence[Report]) -> list[str]:
                 "states, it is another optimizer."
             )
     return findings
+
+
+def _states_of_another_update(reports: Sequence[Report], compared: _Compared) -> list[str]:
+    """Return a finding on states that are wrong although the weights moved as the formula gives."""
+    right = {name for name, (_, tolerance, values) in compared.items() if values.is_right(tolerance)}
+    wrong = (pair for report in reports for pair in report["wrong_states"])
+    names = list(dict.fromkeys(f"{key} of {name}" for key, name in wrong if name in right))
+    if not names:
+        return []
+    return [
+        f"optimizer states are not what the formula gives: {terminal.counted(len(names), 'state')}, first {names[0]}. "
+        "The next updates start from these states. Look for code that changes them within the update."
+    ]
 
 
 def _unlike_states(reports: Sequence[Report]) -> list[str]:

@@ -20,6 +20,8 @@ import torch.distributed as dist
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from ... import __version__, terminal
+from ... import verdict as verdicts
+from ...verdict import Checked, Verdict
 from ..hooks import before_updates, listening
 from ..readback.demands import Demand
 from ..readback.dtypes import precision_of, precision_of_autocast
@@ -32,18 +34,23 @@ from ..readback.facts import (
     read_back,
     uncompiled,
     unwrapped_optimizer,
+    whole_size,
 )
 from ..readback.states import count_states
 from ..scripts import rank
-from . import findings, mismatch, schedules, store_exchange, update
+from . import findings, mismatch, reference, schedules, store_exchange, update
 from .checksums import Checksum, of_batch, of_weights
-from .demands import Asked, by_arguments, by_file, by_json, by_launcher, content_of
+from .demands import Asked, by_arguments, by_file, by_json, by_launcher, content_of, requested_processes
 from .mismatch import KnownBad, NotAsAsked, NotChecked, TrainsWrong
 from .proved_step import Gradients, Step
+from .ties import Ties
 
 # The first step creates the optimizer's moments. In the second, ZeRO stage 3 traces the order of its parameters. The
 # third step is the first steady one.
 PROVED_STEP = 3
+WEIGHTS = "the update of the weights"
+REFERENCE = "the gradient of one process"
+REQUESTED = (REFERENCE,)  # beginnings of checks that are made only if they are requested
 # A single step with fewer forward passes than requested may be the end of an epoch. This many in a row are not.
 SHORT_STEPS = 3
 
@@ -117,7 +124,14 @@ class StepWatcher:
     """A watch that reads back the built engine, counts one optimizer step, and then removes all its hooks."""
 
     def __init__(
-        self, strict: bool, allow_known_bad: bool, output: Path, steps_before: int = 0, loaders: Loaders | None = None
+        self,
+        strict: bool,
+        allow_known_bad: bool,
+        output: Path,
+        steps_before: int = 0,
+        loaders: Loaders | None = None,
+        has_reference: bool = False,
+        ties: Ties | None = None,
     ) -> None:
         """Set the options of a watch, which starts with `begin`.
 
@@ -125,6 +139,9 @@ class StepWatcher:
         loaders that have already been recorded, or None.
         """
         self._strict = strict
+        self._has_reference = has_reference
+        self._ties = ties
+        self.optimizer: torch.optim.Optimizer | None = None  # the one whose updates are counted
         self._allow_known_bad = allow_known_bad
         self._output = _free(output)
         self._steps = steps_before
@@ -145,6 +162,13 @@ class StepWatcher:
         self._hook: Any = None
         self._content: dict[str, Any] = {}
         self._known_wrong: str | None = None  # kept here, so that a later error does not hide it
+        self._cuts: list[float] = []  # by what clipping divided the gradients, in the watched steps
+        self._step_parameters: list[Any] = []  # of the model that the optimizer updates; none under ZeRO
+        self._repeated: int | None = None  # the first update that got the gradients of the update before it
+        self._of_states: list[str] = []  # findings on the optimizer states with which the last update began
+        self._checked: list[Checked] = []
+        # The checks that could not be made. The most important one is that of the optimizer step, until it is reached.
+        self._not_checked = [verdicts.NotChecked("the optimizer step", "training ended before it", True)]
 
     def begin(self, model: Any, optimizer: Any, asked: Asked | None, arguments: Any, called: Any | None = None) -> None:
         """Read back the built engine, compare it with the request, and wait for the step to count.
@@ -173,13 +197,14 @@ class StepWatcher:
         """
         comparison = mismatch.compare_with_request(self._demands, self._facts)
         unchecked = [] if asked is None else _not_checkable(asked, comparison.unread, self._facts["engine"])
+        wrong = findings.missing_processes(requested_processes(), self._facts["world_size"])
         self._content = {
             "made_by": f"zero-study {__version__}, study.engines.prove",
             "built": self._facts,
             "asked": [{"name": d.name, "value": d.value, "source": d.source} for d in self._demands],
             "not_read_back": comparison.unread,
             "known_wrong": [self._known_wrong] if self._known_wrong else [],
-            "findings": [],
+            "findings": wrong,
             "not_as_asked": [],
             "notes": [],
             "step": None,
@@ -196,7 +221,7 @@ class StepWatcher:
 
     def _listen(self) -> None:
         """Register the hooks that wait for the updates of the model's optimizer."""
-        self._base = base_optimizer(self._optimizer)
+        self._base = self.optimizer = base_optimizer(self._optimizer)
         # The hook is for all optimizers. A hook on this one would be copied when a script copies the optimizer.
         self._hook = before_updates(self._before_update)
         if self._steps and not is_compiled(self._called):  # the counted step may be the next one
@@ -233,7 +258,7 @@ class StepWatcher:
         self._first = None
 
     def _end_of_process(self) -> None:
-        """End the watch as the process ends, with exit status 1 if a strict proof was not made.
+        """End the watch as the process ends, with exit status 3 if a strict proof was not made.
 
         An exception that is raised in an exit handler would not change the exit status.
         """
@@ -242,7 +267,7 @@ class StepWatcher:
         except NotChecked:
             sys.stdout.flush()
             sys.stderr.flush()
-            os._exit(1)
+            os._exit(verdicts.UNKNOWN)
 
     def _before_update(self, optimizer: torch.optim.Optimizer) -> None:
         """Record the model states before the counted step's update, or start to observe the next step.
@@ -272,11 +297,11 @@ class StepWatcher:
     def _is_same_update(self) -> bool:
         """Say whether this call is part of an update that has been counted already.
 
-        DeepSpeed updates once per parameter group or sub-group, and an optimizer may call the step of its base class.
+        DeepSpeed updates once per parameter group or sub-group. An optimizer may call the step of its base class.
         Only the first call counts.
         """
-        number = self._engine_steps()
-        is_under_way = self._step is not None and bool(self._step.states)
+        number, step = self._engine_steps(), self._step
+        is_under_way = step is not None and (bool(step.states) or (number is None and step.is_within_last_update))
         return is_under_way or (number is not None and number == self._last)
 
     def _count_update(self) -> bool:
@@ -293,15 +318,27 @@ class StepWatcher:
         observing the step.
         """
         self._batches += step.batches[:1]
+        self._note_clipping(step)
+        self._step_parameters = step.gradients.parameters
+        step.gradients.compare_with_last_update()
+        if step.gradients.are_repeated:
+            self._repeated = self._repeated or self._steps
+        self._of_states = step.last_states.differences() if self._may_compare_states() else []
         if step.is_whole and self._steps >= PROVED_STEP and not is_after_skip:
             self._short = self._short + 1 if 0 < step.passes.number < self._requested_passes() else 0
             if self._short in (0, SHORT_STEPS):
+                step.run_reference()
                 step.begin_update(count_states(self._model, self._optimizer))
                 return True
         step.close()
         if self._steps >= PROVED_STEP and self._is_compared():  # ranks that count this step must not wait for this rank
             store_exchange.post(self._name, self._steps, None)
         return False
+
+    def _may_compare_states(self) -> bool:
+        """Return whether the optimizer keeps its states in memory, and changes them only in its updates."""
+        is_asynchronous = type(self._base).__name__.startswith("ZenFlow")
+        return self._facts["offload_optimizer_device"] != "nvme" and not is_asynchronous
 
     def _watch_next_step(self, optimizer: torch.optim.Optimizer) -> None:
         if not self._before:
@@ -313,7 +350,21 @@ class StepWatcher:
         assert self._base is not None
         has_states_on_disk = self._facts["offload_optimizer_device"] == "nvme"
         observed = update.Update(self._model, self._optimizer, self._base, has_states_on_disk)
-        self._step = Step(self._called, self._model, self._base, self._facts["device"], observed, self._after_update)
+        # Only the next update may be the one to count, so only then the samples are kept.
+        may_count = self._has_reference and self._steps + 1 >= PROVED_STEP
+        again = reference.Reference(self._model, self._facts) if may_count else None
+        self._step = Step(
+            self._called, self._model, self._base, self._facts["device"], observed, self._after_update, again,
+            self._agree_on_reference,
+        )  # fmt: skip
+
+    def _agree_on_reference(self, reason: str | None) -> bool:
+        """Return whether all ranks can compute the gradients of their samples again."""
+        if not self._is_compared():
+            return reason is None
+        number = self._steps if self._engine_steps() is None else self._model.global_steps
+        reasons = store_exchange.agree(f"{self._name}-reference", number, [reason], list)
+        return reasons is not None and all(of_rank == [None] for of_rank in reasons)
 
     def _is_compared(self) -> bool:
         return dist.is_initialized() and dist.get_world_size() > 1
@@ -340,7 +391,8 @@ class StepWatcher:
             self._demands, facts, step.passes.number, clipped_at, self._short
         )
         notes += self._notes_of_passes(step)
-        self._content["findings"], remarks, moved = self._find(step)
+        faults, remarks, moved = self._find(step)
+        self._content["findings"] = [*self._content["findings"], *faults]
         self._content["step"] = counted = {
             "number": self._steps,
             "forward_passes": step.passes.number,
@@ -351,9 +403,11 @@ class StepWatcher:
         lines = mismatch.of_step(counted, moved, facts["precision"] or "an unknown precision", facts["num_params"])
         differences = [*comparison.differences, *differences]
         notes = [*comparison.notes, *notes, *remarks]
-        is_complete = not any(note.startswith(mismatch.NOT_CHECKED) for note in notes)
-        num_faults = len(self._content["findings"])
-        result = mismatch.of_result(self._steps, num_faults, len(differences), is_complete)
+        del self._not_checked[0]
+        self._checked.append(Checked(1, "optimizer step", "examined"))
+        not_checked = [check.what for check in (*self._not_checked, *self._of_notes(notes))]
+        num_faults, num_differences = len(self._content["findings"]), len(self._content["not_as_asked"] + differences)
+        result = mismatch.of_result(self._steps, num_faults, num_differences, list(dict.fromkeys(not_checked)))
         self._tell([result], differences, notes, lines_after=lines)
 
     def _precision_of(self, step: Step) -> str:
@@ -384,6 +438,7 @@ class StepWatcher:
         """
         report: dict[str, Any] = {"findings": []}
         notes: list[str] = []
+        of_reference = None if step.reference is None else step.reference.report
         of_update = step.update.report()  # first, because it reads the weights that the update has just changed
         try:
             report = self._report(step, notes)
@@ -391,35 +446,55 @@ class StepWatcher:
             notes.append(f"{mismatch.NOT_CHECKED}faults of the step ({type(error).__name__}: {error})")
         if not self._is_compared():
             notes += findings.uneven_targets(step.losses.targets)
-            return self._with_update(report["findings"], notes, self._judge([of_update]))
-        mine = [report, of_update] if "ranks" in report else None
+            wrong = report["findings"] + self._with_reference([of_reference], notes)
+            return self._with_update(wrong, notes, self._judge([of_update]))
+        mine = [report, of_update, of_reference] if "ranks" in report else None
         agreed = store_exchange.agree(self._name, self._steps, mine, self._decide)
         if agreed is None:
             notes.append(
                 f"{mismatch.NOT_CHECKED}differences between ranks, because one rank is not watched or counts another "
                 "step"
             )
+            if of_reference is not None:
+                notes.append(f"{mismatch.NOT_CHECKED}{REFERENCE} (the ranks were not compared)")
             return self._with_update(report["findings"], notes, self._judge([of_update]))
-        return self._with_update(agreed[0], [*notes, *agreed[1]], update.Judgment(*agreed[2]))
+        notes += agreed[1]
+        wrong = [*agreed[0], *self._with_reference(agreed[3], notes)]
+        return self._with_update(wrong, notes, update.Judgment(*agreed[2]))
+
+    def _with_reference(self, reports: Sequence[Any], notes: list[str]) -> list[str]:
+        """Return findings of the comparison with one process, if it was requested. Appends to `notes`."""
+        if not self._has_reference:
+            return []
+        result = reference.judge([report or {} for report in reports], self._facts["engine"] != "none")
+        self._content["reference"] = result.numbers
+        self._checked.append(Checked(result.num_checked, "gradient element", "compared with that of one process"))
+        notes += [f"{mismatch.NOT_CHECKED}{REFERENCE} ({reason})" for reason in result.not_checked]
+        return result.findings
 
     def _decide(self, posted: Sequence[Any]) -> list[Any]:
         """Return the findings, notes and judgment of the update from what all ranks posted."""
-        reports, of_updates = ([pair[i] for pair in posted] for i in (0, 1))
-        return [*findings.check_ranks(reports), self._judge(of_updates)]
+        reports, of_updates, of_references = ([entry[i] for entry in posted] for i in (0, 1, 2))
+        return [*findings.check_ranks(reports), self._judge(of_updates), of_references]
 
     def _judge(self, reports: Sequence[update.Report]) -> update.Judgment:
         try:
             return update.judge(reports, torch.device(self._facts["device"]))
         except Exception as error:  # the other results of the proof do not depend on it
-            return update.Judgment([], [], [f"{type(error).__name__}: {error}"], "not checked", {})
+            return update.Judgment([], [], [f"{type(error).__name__}: {error}"], "not checked", {}, [])
 
     def _with_update(
         self, wrong: list[str], notes: list[str], judgment: update.Judgment
     ) -> tuple[list[str], list[str], str]:
         """Add the judgment of the update to findings and notes, and to the proof."""
         self._content["update"] = judgment.numbers
-        errors = [f"{mismatch.NOT_CHECKED}the update of the weights ({error})" for error in judgment.errors]
-        return [*wrong, *judgment.findings], [*notes, *judgment.notes, *errors], judgment.line
+        num_checked = judgment.numbers.get("num_checked", 0)
+        self._checked.append(
+            Checked(num_checked, "parameter", "whose update was compared with the optimizer's formula")
+        )
+        unchecked = [*judgment.errors, *judgment.not_checked]
+        reasons = [f"{mismatch.NOT_CHECKED}{WEIGHTS} ({reason})" for reason in unchecked]
+        return [*wrong, *judgment.findings], [*notes, *judgment.notes, *reasons], judgment.line
 
     def _report(self, step: Step, notes: list[str]) -> dict[str, Any]:
         """Return this rank's findings in the step for the comparison with other ranks. Appends to `notes`."""
@@ -429,14 +504,31 @@ class StepWatcher:
         wrong = wrong or findings.not_moved(self._model, self._facts, self._optimizer, self._before, after)
         if max(self._rates, default=0.0) > 0:
             wrong += findings.put_back(self._model, self._facts, self._before, step.weights, after)
-        wrong += findings.lost_ties(self._model)
+        wrong += findings.lost_ties(self._model) or ([] if self._ties is None else self._ties.findings())
+        cut = step.cuts.names(self._trained())
+        wrong += findings.cut_from_graph(cut, len(self._trained()))
+        wrong += self._of_states + ([] if self._repeated is None else [findings.repeated_update(self._repeated)])
         num_ranks = len(self._facts["data_parallel_ranks"] or [0])
         wrong += dict.fromkeys(line for loader in self._loaders for line in findings.check_loader(loader, num_ranks))
-        notes += [*untrained, *self._of_schedules(step), *_notes_of_gradients(step.gradients)]
+        notes += [*untrained, *self._of_schedules(step), *_notes_of_gradients(step.gradients, len(cut))]
+        notes += findings.hard_clipping(self._cuts, step.clipping.limit or self._facts["gradient_clipping"])
         batches = self._batches[-2:] if len(self._batches) > 1 else step.batches
         report = findings.rank_report(self._model, self._facts, self._optimizer, step, batches, step.weights or after)
         report["findings"] = [*wrong, *report["findings"]]
         return report
+
+    def _trained(self) -> list[Any]:
+        """Return the parameters that the optimizer updates, or under ZeRO all trainable parameters of the model."""
+        parameters = self._step_parameters or [p for p in self._model.parameters() if p.requires_grad]
+        return [p for p in parameters if whole_size(p)]
+
+    def _note_clipping(self, step: Step) -> None:
+        """Record by what the gradients of a step were divided. DeepSpeed knows the norm only after its step."""
+        limit, norm = self._facts["gradient_clipping"], getattr(self._model, "_global_grad_norm", None)
+        if step.clipping.limit is not None:
+            self._cuts.append(step.clipping.cut)
+        elif is_deepspeed(self._model) and limit and norm is not None:
+            self._cuts.append(float(norm) / limit)
 
     def _of_schedules(self, step: Step) -> list[str]:
         """Return notes on learning rate schedules of this optimizer that end too early.
@@ -470,18 +562,14 @@ class StepWatcher:
         findings = self._content["findings"]
         self._content["not_as_asked"] += differences
         self._content["notes"] += notes
+        self._not_checked += self._of_notes(notes)
+        self._content |= self.verdict.content()
         if rank() == 0:
             # A progress bar may be on the current line.
             finding_lines = mismatch.of_findings(wrong, findings, differences, notes)
             print("", *lines, *finding_lines, *lines_after, sep="\n", flush=True)
-            try:
-                self._output.parent.mkdir(parents=True, exist_ok=True)
-                self._output.write_text(json.dumps(self._content, indent=1, default=str) + "\n")
-            except OSError as error:  # only rank 0 writes, and all ranks must end in the same way
-                print(f"proof: not written: {error}", flush=True)
-            else:
-                if lines_after:
-                    print(f"proof: written to {self._output}", flush=True)
+            if self._write() and lines_after:
+                print(f"proof: written to {self._output}", flush=True)
         if self._strict and findings:
             raise TrainsWrong(" ".join(findings))
         if self._strict and differences:
@@ -489,6 +577,43 @@ class StepWatcher:
         unchecked = [note.removeprefix(mismatch.NOT_CHECKED) for note in notes if note.startswith(mismatch.NOT_CHECKED)]
         if self._strict and unchecked:
             raise NotChecked("; ".join(unchecked))
+
+    def add_late(self, late: list[str]) -> None:
+        """Add findings that only the end of the training shows."""
+        new = [finding for finding in late if finding not in self._content.get("findings", [])]
+        if new and rank() == 0:
+            print(*mismatch.of_findings([], new, [], []), sep="\n", flush=True)
+        if new:
+            self._content["findings"] += new
+            self._content |= self.verdict.content()
+            self._write()
+
+    def _write(self) -> bool:
+        """Write the proof on rank 0, and return whether that was possible."""
+        if rank():
+            return False
+        try:
+            self._output.parent.mkdir(parents=True, exist_ok=True)
+            self._output.write_text(json.dumps(self._content, indent=1, default=str) + "\n")
+        except OSError as error:  # only rank 0 writes, and all ranks must end in the same way
+            print(f"proof: not written: {error}", flush=True)
+            return False
+        return True
+
+    def _of_notes(self, notes: Sequence[str]) -> list[verdicts.NotChecked]:
+        """Return the checks that could not be made, of which the notes tell. A strict proof requests all checks."""
+        texts = [note.removeprefix(mismatch.NOT_CHECKED) for note in notes if note.startswith(mismatch.NOT_CHECKED)]
+        parts = (text.partition(" (") for text in texts)
+        return [
+            verdicts.NotChecked(check, reason.removesuffix(")"), self._strict or check.startswith(REQUESTED))
+            for check, _, reason in parts
+        ]
+
+    @property
+    def verdict(self) -> Verdict:
+        """The verdict so far. A difference from the request counts as a finding."""
+        kinds = ("known_wrong", "findings", "not_as_asked")
+        return Verdict.of(sum(len(self._content.get(kind, [])) for kind in kinds), self._checked, self._not_checked)
 
     def _let_go(self) -> None:
         """Remove everything except the hook on updates, which has no effect from then on.
@@ -555,12 +680,13 @@ class Loaders:
         return call(loader)
 
 
-def _notes_of_gradients(gradients: Gradients) -> list[str]:
+def _notes_of_gradients(gradients: Gradients, num_cut: int) -> list[str]:
+    """Return notes on gradients that are zero or missing. `num_cut` missing ones are reported as a fault."""
     notes = []
     if 0 < gradients.num_zero < gradients.number:
         notes.append(f"{gradients.num_zero} of {gradients.number} gradient tensors are all zero")
-    if gradients.num_missing:
-        notes.append(f"{gradients.num_missing} parameters have no gradient, because the step did not use them")
+    if num_missing := gradients.num_missing - num_cut:
+        notes.append(f"{num_missing} parameters have no gradient, because the loss does not depend on them")
     return notes
 
 
