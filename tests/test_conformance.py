@@ -26,7 +26,9 @@ from study.engines.conformance import (
     formulas,
     installation,
     judge,
+    matrix_file,
     reference,
+    refusals,
     toy,
 )
 from study.engines.conformance.cells import Cell
@@ -202,18 +204,118 @@ def test_what_an_engine_does_not_show_is_written_down(precision, changed, unseen
     assert verdict["verdict"] == ("wrong" if 0.5 in changed.get("norms", ()) else "same")
 
 
+REDUCED_TWICE = (
+    "AssertionError: The parameter 3 has already been reduced. Multiple gradient reduction is currently not supported"
+)
+
+
 @pytest.mark.parametrize(
-    ("message", "stage", "verdict"),
+    ("message", "stage", "optimizer", "verdict"),
     [
-        ("NotImplementedError: unsupported mix", "built", "refused"),
-        ("AssertionError: not with this stage", "trained", "refused"),
-        ("AssertionError: ", "built", "crashed"),
-        ("RuntimeError: The size of tensor a", "trained", "crashed"),
-        ("AssertionError: said as it died", "ended", "crashed"),
+        ("NotImplementedError: unsupported mix", "built", "adamw", "refused"),
+        ("ValueError: Unknown mixed_precision mode: bogus", "built", "adamw", "refused"),
+        ("AssertionError: ", "built", "adamw", "crashed"),
+        ("RuntimeError: a bug", "built", "adamw", "crashed"),
+        # After the engine was built, only named errors are refusals.
+        ("AssertionError: a regression of the engine", "trained", "adamw", "crashed"),
+        ("ValueError: a regression of the engine", "trained", "adamw", "crashed"),
+        ("NotImplementedError: a regression of the engine", "saved and taken up", "adamw", "crashed"),
+        (REDUCED_TWICE, "trained", "adamw", "refused"),
+        (REDUCED_TWICE, "saved and taken up", "adamw", "crashed"),
+        (REDUCED_TWICE.replace("AssertionError", "RuntimeError"), "trained", "adamw", "crashed"),
+        ("ValueError: Param gradient must be a 2D matrix", "trained", "torch_muon", "refused"),
+        ("ValueError: Param gradient must be a 2D matrix", "trained", "adamw", "crashed"),
+        ("RuntimeError: The size of tensor a", "trained", "adamw", "crashed"),
+        (REDUCED_TWICE, "ended", "adamw", "crashed"),
     ],
 )
-def test_a_refusal_is_one_that_says_why(message, stage, verdict):
-    assert installation.failure_verdict(installation.Failure(message, stage))["verdict"] == verdict
+def test_only_a_named_error_refuses_after_the_engine_was_built(message, stage, optimizer, verdict):
+    failure = installation.Failure(message, stage)
+    assert installation.failure_verdict(failure, optimizer)["verdict"] == verdict
+
+
+@pytest.mark.parametrize("path", sorted(committed.PLACE.rglob("*.json")), ids=lambda path: path.stem)
+def test_the_committed_verdicts_follow_the_rule_of_refusals(path):
+    if path.parent.name == "fuzzing":
+        return
+    matrix = matrix_file.load(path)
+    for name, cell in matrix["cells"].items():
+        if "message" in cell:
+            optimizer = name.rpartition("/")[2] if name.endswith(tuple(cells.OPTIMIZERS)) else cells.ADAMW
+            is_refused = refusals.is_refusal(cell["message"], cell["stage"], optimizer)
+            assert cell["verdict"] == ("refused" if is_refused else "crashed"), name
+    # Nothing is new compared with itself.
+    assert committed.failures(matrix, matrix) == []
+    assert committed.verdict(matrix, matrix).status == (
+        0 if "same" in {c["verdict"] for c in matrix["cells"].values()} else 3
+    )
+
+
+REFUSED = {"verdict": "refused", "stage": "built", "message": "ValueError: not on \x1b[31mCPUs\nat all"}
+SAME = {"verdict": "same", "share_of_bound": 0.5, "of": "loss"}
+CRASHED = {"verdict": "crashed", "stage": "trained", "message": "RuntimeError: loss is nan"}
+WRONG = {
+    "verdict": "wrong", "share_of_bound": 2.0, "of": "loss", "first_step": 1, "beyond": ["loss"],
+    "norm_scale": [1.0], "update_scale": [1.0], "ranks_apart": False,
+}  # fmt: skip
+
+
+def _matrix(**verdicts: dict[str, Any]) -> dict[str, Any]:
+    return {"versions": {"torch": "2.13.0"}, "seconds": {"training": 1}, "cells": verdicts}
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "known", "status", "said"),
+    [
+        ({"a": REFUSED, "b": REFUSED}, None, 3, "No cell could be compared"),
+        ({"a": REFUSED, "b": SAME}, None, 0, "No cell is wrong (1 was compared"),
+        ({"a": SAME, "b": CRASHED}, None, 1, "1 of 2 cells are wrong or crashed"),
+        ({"a": REFUSED, "b": CRASHED}, None, 1, "1 of 2 cells are wrong or crashed"),
+        # Right before and refused now, or not one cell of the file: the comparison could not be made.
+        ({"a": REFUSED, "b": SAME}, {"a": SAME, "b": SAME}, 3, "Could not be compared"),
+        ({"a": SAME}, {"b": SAME}, 3, "Could not be compared"),
+        ({"a": REFUSED, "b": SAME}, {"a": REFUSED, "b": SAME}, 0, "No cell is wrong"),
+        ({"a": CRASHED, "b": SAME}, {"a": CRASHED}, 0, "New failures compared with known.json: none."),
+    ],
+)
+def test_nothing_compared_is_no_sound_matrix(verdicts, known, status, said, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(installation, "examine", lambda *asked, **how: _matrix(**verdicts))
+    words = ["--output", "matrix.json"]
+    if known is not None:
+        Path("known.json").write_text(json.dumps(_matrix(**known)))
+        words += ["--known", "known.json"]
+    assert cli.run(["conformance", *words]) == status
+    out = capsys.readouterr().out
+    assert said in " ".join(out.split())
+    assert ("No cell is wrong" in out) <= (status in (0, 3))
+    assert "\x1b" not in out
+    written = json.loads(Path("matrix.json").read_text())
+    assert (written["exit_status"], set(written["cells"])) == (status, set(verdicts))
+    assert matrix_file.load(Path("matrix.json")) == written  # it can be a file of --known
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "[]", "{}", "null", '{"cells": []}', '{"cells": {}}', "NaN", "[" * 99,
+        json.dumps({"cells": {"a": WRONG}}),
+        json.dumps(_matrix()),
+        json.dumps(_matrix(a={"verdict": "wrong"})),
+        json.dumps(_matrix(a={"verdict": "known"})),
+        json.dumps(_matrix(a={**CRASHED, "message": None})),
+        json.dumps(_matrix(a={**WRONG, "share_of_bound": "1"})),
+        json.dumps(_matrix(a={**WRONG, "beyond": {"a": 1}})),
+        json.dumps(_matrix(a={**WRONG, "update_scale": []})),
+        json.dumps(_matrix(a={**WRONG, "ranks_apart": {"step": 1, "of": []}})),
+        json.dumps(_matrix(**{"a\x1b[31m\n": {"verdict": 3}})),
+    ],
+)  # fmt: skip
+def test_a_file_that_is_no_matrix_is_refused(content, tmp_path):
+    path = tmp_path / "known.json"
+    path.write_text(content)
+    with pytest.raises(Refusal, match=r"known\.json"):
+        cli.run(["conformance", "--known", str(path)])
 
 
 @pytest.mark.parametrize(
@@ -366,8 +468,8 @@ def test_what_an_earlier_matrix_has_is_no_failure(tmp_path, monkeypatch, capsys)
     assert capsys.readouterr().out.splitlines() == committed.lines(json.loads(known.read_text()))
     assert cli.run(["conformance", "--known", str(known)]) == 0
     assert " ".join(capsys.readouterr().out.split()).startswith(f"New failures compared with {known}: none.")
-    for verdict in ("same", "crashed" if NEWEST["cells"][first]["verdict"] == "wrong" else "wrong"):
-        known.write_text(json.dumps(NEWEST | {"cells": NEWEST["cells"] | {first: {"verdict": verdict}}}))
+    for verdict in (SAME, CRASHED if NEWEST["cells"][first]["verdict"] == "wrong" else WRONG):
+        known.write_text(json.dumps(NEWEST | {"cells": NEWEST["cells"] | {first: verdict}}))
         assert cli.run(["conformance", "--known", str(known)]) == 1
         assert " ".join(capsys.readouterr().out.split()).startswith(f"New failures compared with {known}: {first}.")
 
@@ -379,19 +481,38 @@ def test_what_an_earlier_matrix_has_is_no_failure(tmp_path, monkeypatch, capsys)
         ({"share_of_bound": 1.1}, {"share_of_bound": 2.0}, False),
         ({"share_of_bound": 1.1}, {"share_of_bound": None}, True),
         ({"share_of_bound": None}, {"share_of_bound": None}, False),
-        ({"ranks_apart": None}, {"ranks_apart": {"step": 1, "of": ["w"]}}, True),
-        ({"message": "ValueError: a"}, {"message": "ValueError: b"}, False),
+        ({"ranks_apart": False}, {"ranks_apart": {"step": 1, "of": ["w"]}}, True),
+        # A loss that became NaN, where a frozen weight moved before.
+        ({"share_of_bound": None}, {"share_of_bound": None, "not_finite": ["loss"]}, True),
+        ({"share_of_bound": None, "update_scale": [None]}, {"share_of_bound": None, "not_finite": ["loss"]}, False),
+        ({"share_of_bound": None, "deviation": 1e-3}, {"share_of_bound": None, "deviation": 1e3}, True),
+        ({"share_of_bound": None, "deviation": 1e-3}, {"share_of_bound": None, "deviation": 2e-3}, False),
+        ({"beyond": ["norm"]}, {"beyond": ["masters/w", "norm"]}, True),
+        ({"beyond": ["masters/w", "norm"]}, {"beyond": ["loss", "masters/v", "norm"]}, False),
+        ({"first_step": 3}, {"first_step": 1}, True),
+        ({"norm_scale": [1.1]}, {"norm_scale": [3.0]}, True),
+        ({"update_scale": [0.99]}, {"update_scale": [0.5]}, True),
+        ({"wrong_states": []}, {"wrong_states": ["bfloat16 for 3 elements"]}, True),
+        ({"message": "ValueError: the loss is 3"}, {"message": "ValueError: the loss is nan"}, True),
+        ({"message": "RuntimeError: rank 0 at 0x7f"}, {"message": "RuntimeError: rank 1 at 0x8e"}, False),
+        ({"message": "OSError: /tmp/tmpab3def_g/a.pt"}, {"message": "OSError: /scratch/tmpzz3yyy_x/a.pt"}, False),
         ({"message": "ValueError: a"}, {"message": "KeyError: a"}, True),
+        ({"message": "ValueError: a"}, {"message": "ValueError: a", "stage": "saved and taken up"}, True),
     ],
 )
-def test_a_known_fault_hides_no_larger_one(before, now, is_new):
-    """Only the verdict was compared: a fault of 1.1 times the bound hid the same cell at a thousand million times."""
-    if "message" in now:
-        plain = {"verdict": "crashed", "stage": "stepped"}
-    else:
-        plain = {"verdict": "wrong", "share_of_bound": 2.0, "ranks_apart": None}
-    matrix, known = ({"cells": {"a": plain | change}} for change in (now, before))
+def test_a_known_fault_hides_no_other_one(before, now, is_new):
+    """A fault is known only if kind, message and size agree: one NaN or crash hid every other one of its type."""
+    plain = CRASHED if "message" in now else {**WRONG, "beyond": ["masters/w"]}
+    matrix, known = (_matrix(a=plain | change) for change in (now, before))
     assert committed.failures(matrix, known) == (["a"] if is_new else [])
+
+
+def test_a_nan_is_written_down():
+    expected = reference.expect(PLAIN)
+    trace = _trace(expected, norms=[*expected.norms.tolist()[:3], float("nan")])
+    verdict = judge.judge(PLAIN, expected, [_trace(expected), trace])
+    assert (verdict["verdict"], verdict["not_finite"], verdict["deviation"]) == ("wrong", ["norm"], None)
+    assert judge.judge(PLAIN, expected, [_trace(expected, losses=[9.0] * 4)])["not_finite"] == []
 
 
 @pytest.mark.parametrize(

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ... import files, terminal
+from ... import terminal
 from ...files import ROOT, parse_yaml
+from ...verdict import Checked, NotChecked, Verdict
 from .. import known_bad
+from .matrix_file import failed_before, load
 
 PLACE = ROOT / "reports" / "conformance"
 OPTIMIZERS = PLACE / "optimizers"  # matrices of optimizers other than AdamW, one file per release of DeepSpeed
 ADAPTERS = PLACE / "adapters"  # matrices of LoRA adapters, one file per release of DeepSpeed
 VERDICTS = ("same", "wrong", "refused", "crashed")
 FAULTS = ("wrong", "crashed")
-MOST_TIMES_FURTHER = 10  # a deviation of up to this multiple of the earlier one is the same fault
 
 
 def read(package: str = "deepspeed", folder: Path = PLACE) -> dict[str, dict[str, Any]]:
@@ -46,12 +46,6 @@ def released(package: str, folder: Path = PLACE) -> dict[str, str]:
     return dates
 
 
-def load(path: Path) -> dict[str, Any]:
-    """Read one matrix. Raises Refusal if the file is not a matrix."""
-    matrix: dict[str, Any] = files.load(path, "a matrix of conformance")
-    return matrix
-
-
 def _version(matrix: Mapping[str, Any], package: str) -> str:
     version: str = matrix["versions"][package]
     return version.partition("+")[0]
@@ -72,31 +66,43 @@ def failures(matrix: Mapping[str, Any], earlier: Mapping[str, Any] | None = None
     """
     bad = {name: cell for name, cell in matrix["cells"].items() if cell["verdict"] in FAULTS}
     earlier_cells = earlier["cells"] if earlier else {}
-    return [name for name, cell in bad.items() if not _failed_before(cell, earlier_cells.get(name, {}))]
+    return [name for name, cell in bad.items() if not failed_before(cell, earlier_cells.get(name, {}))]
 
 
-def _failed_before(cell: Mapping[str, Any], earlier: Mapping[str, Any]) -> bool:
-    """Return whether a cell failed in the same way in an earlier matrix.
+def verdict(matrix: Mapping[str, Any], earlier: Mapping[str, Any] | None = None) -> Verdict:
+    """Return the verdict on a matrix. If an earlier matrix is given, only new failures count as findings.
 
-    A deviation of more than MOST_TIMES_FURTHER times the earlier one is a new failure, so that a known small fault does
-    not hide a large one.
+    A cell that the engine refused was not compared with anything. If it was right in the earlier matrix, the comparison
+    with that matrix could not be made.
     """
-    if cell["verdict"] != earlier.get("verdict"):
-        return False
-    if "message" in cell:  # it crashed
-        return _crash(cell) == _crash(earlier)
-    share, earlier_share = _share(cell), _share(earlier)
-    is_larger = share > earlier_share * MOST_TIMES_FURTHER and share != earlier_share
-    return not is_larger and bool(cell["ranks_apart"]) <= bool(earlier["ranks_apart"])
+    cells = matrix["cells"]
+    counts = Counter(cell["verdict"] for cell in cells.values())
+    compared = Checked(counts["same"] + counts["wrong"], "cell", "compared with a training without an engine")
+    missing = [
+        NotChecked(f"{terminal.counted(number, 'cell')} refused by the engine", message)
+        for message, number in refusals(matrix).items()
+    ]
+    if earlier is not None:
+        missing += _not_compared(cells, earlier["cells"])
+    return Verdict.of(len(failures(matrix, earlier)), [compared], missing)
 
 
-def _crash(cell: Mapping[str, Any]) -> tuple[str, str]:
-    """Return the stage in which a cell crashed, and the type of the error."""
-    return cell["stage"], cell["message"].partition(":")[0]
+def _not_compared(cells: Mapping[str, Any], earlier: Mapping[str, Any]) -> list[NotChecked]:
+    """Return what a comparison with an earlier matrix could not compare."""
+    if not set(cells) & set(earlier):
+        return [NotChecked("failures that are known", "the file of --known has none of these cells", True)]
+    lost = [
+        name
+        for name, cell in cells.items()
+        if cell["verdict"] == "refused" and earlier.get(name, {}).get("verdict") == "same"
+    ]
+    return [NotChecked(name, "refused now, but right in the file of --known", True) for name in lost]
 
 
-def _share(cell: Mapping[str, Any]) -> float:
-    return math.inf if cell["share_of_bound"] is None else float(cell["share_of_bound"])
+def refusals(matrix: Mapping[str, Any]) -> dict[str, int]:
+    """Return the messages of the engines' refusals, and how many cells have each, the most frequent first."""
+    messages = (cell["message"] for cell in matrix["cells"].values() if cell["verdict"] == "refused")
+    return dict(Counter(terminal.printable(" ".join(message.split())) for message in messages).most_common())
 
 
 def lines(matrix: Mapping[str, Any]) -> list[str]:
@@ -105,7 +111,7 @@ def lines(matrix: Mapping[str, Any]) -> list[str]:
     versions = ", ".join(f"{name} {version}" for name, version in matrix["versions"].items())
     counts = Counter(cell["verdict"] for cell in cells.values())
     failed = failures(matrix)
-    result = "No cell is wrong" if not failed else f"{len(failed)} of {len(cells)} cells are wrong or crashed"
+    result = f"{len(failed)} of {len(cells)} cells are wrong or crashed" if failed else _sound(counts)
     counted = ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS)
     seconds = sum(matrix["seconds"].values())
     text_lines = [
@@ -119,7 +125,21 @@ def lines(matrix: Mapping[str, Any]) -> list[str]:
     if failed:
         text_lines += ["", "Wrong or crashed:"]
         text_lines += [terminal.wrapped(f"{name}: {explanation(cells[name])}", "  ", "    ") for name in failed]
+    if counts_of_refusals := refusals(matrix):
+        text_lines += ["", "Refused, and therefore not compared:"]
+        text_lines += [
+            terminal.wrapped(f"{terminal.counted(number, 'cell')}: {message}", "  ", "    ")
+            for message, number in counts_of_refusals.items()
+        ]
     return "\n".join(text_lines).split("\n")
+
+
+def _sound(counts: Mapping[str, int]) -> str:
+    """Return the result of a matrix without a failure. `counts` has the number of cells by verdict."""
+    if not counts["same"]:
+        return "No cell could be compared, because the engines refused all of them"
+    compared = "1 was" if counts["same"] == 1 else f"{counts['same']} were"
+    return f"No cell is wrong ({compared} compared with a training without an engine)"
 
 
 def grouped(cells: Iterable[str]) -> dict[str, list[str]]:

@@ -28,13 +28,10 @@ from .. import extensions
 from . import releases
 from .cells import ADAMW, Cell
 from .judge import References, judge
+from .refusals import is_refusal
 
 PACKAGES = ("torch", "deepspeed", "accelerate")
 
-# The errors by which an engine reports that it does not support something. Any other error is a crash.
-REFUSALS = ("AssertionError", "NotImplementedError", "NotOffered", "ValueError", "DeepSpeedConfigError")
-# Words by which PyTorch reports that an operation of an optimizer does not support sharded tensors.
-UNSUPPORTED = ("not supported", "got mixed torch.Tensor and DTensor")
 MESSAGE_LENGTH = 300
 LAST_LINES = 5
 WORKERS = 2  # processes that share the cells of one rank
@@ -54,7 +51,8 @@ def examine(
 ) -> dict[str, Any]:
     """Train and judge every cell, and return the conformance matrix as a dict.
 
-    A verdict is same, wrong, refused (the engine reported that it does not support the cell) or crashed. `chosen` maps
+    A verdict is same, wrong, refused (the engine reported that it does not support the cell, see `refusals`) or
+    crashed. `chosen` maps
     packages to the releases that are used instead of the installed ones. `options` are passed on to `train`.
     """
     chosen = chosen or {}
@@ -99,11 +97,7 @@ def _environment(cells: Sequence[Cell], chosen: Mapping[str, str]) -> dict[str, 
 
 def failure_verdict(failure: Failure, optimizer: str = ADAMW) -> dict[str, Any]:
     """Return the verdict on a cell whose training failed: refused or crashed, with the stage and the message."""
-    kind, _, message = failure.message.partition(": ")
-    is_unsupported = (
-        optimizer != ADAMW and failure.stage == "trained" and any(words in message for words in UNSUPPORTED)
-    )
-    refused = failure.stage != "ended" and bool(message) and (kind in REFUSALS or is_unsupported)
+    refused = is_refusal(failure.message, failure.stage, optimizer)
     return {
         "verdict": "refused" if refused else "crashed",
         "stage": failure.stage,

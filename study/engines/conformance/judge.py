@@ -38,7 +38,11 @@ def judge(cell: Cell, expected: Expected, ranks: Sequence[dict[str, Any]]) -> di
         verdict["unseen"] = unseen
     if states:
         verdict["wrong_states"] = states
-    return verdict | _how_wrong(expected, ranks[0], shares, difference) if is_wrong else verdict
+    if not is_wrong:
+        return verdict
+    deviations = [by_step for trace in ranks for by_step in _deviations(cell, expected, trace)[quantity][0]]
+    deviation = math.inf if any(map(math.isnan, deviations)) else max(deviations)
+    return verdict | _how_wrong(expected, ranks, shares, difference) | {"deviation": _four_digits(deviation)}
 
 
 def _worst_shares(cell: Cell, expected: Expected, ranks: Sequence[dict[str, Any]]) -> Shares:
@@ -52,12 +56,13 @@ def _worst_shares(cell: Cell, expected: Expected, ranks: Sequence[dict[str, Any]
 
 
 def _how_wrong(
-    expected: Expected, trace: dict[str, Any], shares: Shares, difference: dict[str, Any] | None
+    expected: Expected, ranks: Sequence[dict[str, Any]], shares: Shares, difference: dict[str, Any] | None
 ) -> dict[str, Any]:
     """Return the additional fields of the verdict "wrong".
 
-    `trace` is the trace of rank 0. `difference` is the result of `_difference_of_ranks`.
+    `difference` is the result of `_difference_of_ranks`.
     """
+    trace = ranks[0]
     steps = [step for by_step in shares.values() for step, share in enumerate(by_step, 1) if share > 1]
     norms = zip(trace["norms"], expected.norms, strict=True)
     return {
@@ -66,7 +71,21 @@ def _how_wrong(
         "norm_scale": [None if norm is None else _four_digits(norm / float(right)) for norm, right in norms],
         "update_scale": _update_scale(expected, trace),
         "ranks_apart": difference or False,
+        "not_finite": _not_finite(ranks),
     }
+
+
+def _not_finite(ranks: Sequence[dict[str, Any]]) -> list[str]:
+    """Return the quantities that are NaN or infinite on a rank after any step: loss, norm, masters or weights."""
+    quantities = set()
+    for trace in ranks:
+        for quantity, key in (("loss", "losses"), ("norm", "norms")):
+            if not all(number is None or math.isfinite(number) for number in trace[key]):
+                quantities.add(quantity)
+        for key in ("masters", "weights"):
+            if not all(values.isfinite().all() for step in trace[key] for values in step.values()):
+                quantities.add(key)
+    return sorted(quantities)
 
 
 def _deviations(cell: Cell, expected: Expected, trace: dict[str, Any]) -> dict[str, tuple[list[float], list[float]]]:
