@@ -6,6 +6,7 @@ import dataclasses
 import json
 import re
 import shlex
+from pathlib import Path
 
 import pytest
 import yaml
@@ -225,13 +226,58 @@ def test_each_stack_has_a_command_and_its_files(stack, strategy, tmp_path, monke
     zero, shipped_zero = ((one.deepspeed_json or {}).get("zero_optimization") for one in (read, shipped))
     assert zero == shipped_zero
     if shipped.deepspeed_json is None:
-        assert content["mixed_precision"] == ("no" if stack == "study" else "bf16")
+        assert content["mixed_precision"] == "bf16"
     else:
         assert "mixed_precision" not in content  # accelerate refuses it beside a JSON
     said = " ".join([start.command, *start.settings])
     assert {"accelerate": "gradient_accumulation_steps=4", "study": "--global-batch-size 64"}.get(
         stack, "--gradient_accumulation_steps 4"
     ) in said
+
+
+def stated_precision(paths: list[Path], stack: str) -> set[str]:
+    """Return the precision that written files state: a class of precision, or "no" if products are in fp32."""
+    contents = [yaml.safe_load(path.read_text()) for path in paths]
+    if stack == "axolotl":
+        keys = {"bf16": "bf16", "fp16": "fp16", "bfloat16": "pure-bf16", "tf32": "tf32"}
+        stated = {name for key, name in keys.items() if contents[0].get(key)} or {"no"}
+    else:
+        stated = {content["mixed_precision"] for content in contents if "mixed_precision" in content}
+    for content in contents[1:] if stack != "deepspeed" else contents:
+        if "zero_optimization" in content:
+            of_json = {key for key in ("bf16", "fp16") if content.get(key, {}).get("enabled")}
+            autocast = content.get("torch_autocast", {}).get("dtype")
+            stated = of_json or (
+                {{"bfloat16": "bf16", "float16": "fp16"}[autocast] + "-autocast"} if autocast else {"no"}
+            )
+    return stated
+
+
+@pytest.mark.parametrize("precision", [None, "fp32", "tf32", "bf16", "fp16", "bf16-autocast", "fp16-autocast"])
+@pytest.mark.parametrize("stack", [*STACKS, "deepspeed"])
+def test_written_files_state_the_precision_of_the_prediction(stack, precision, tmp_path, monkeypatch):
+    """Launched with a script that sets no precision, they would otherwise train in fp32."""
+    monkeypatch.chdir(tmp_path)
+    strategies = [name for name in file.names() if name != "single"]
+    for strategy in [name for name in strategies if stack != "deepspeed" or name.startswith("zero")]:
+        request = Request("h100-sxm", 8, strategy=strategy, stack=stack, precision=precision)
+        advice = planner.advise("gpt2", request)
+        engine = advice.recommended.prediction.engine
+        paths = launch.write(advice, tmp_path / (f"{strategy}.json" if stack == "deepspeed" else f"{strategy}.yaml"))
+        expected = "no" if engine.precision in ("fp32", "tf32") else engine.precision
+        # DDP and FSDP2 have one way to train in 16 bits each, so the type is enough.
+        if engine.kind != "deepspeed":
+            expected = expected.removesuffix("-autocast")
+        if stack == "study" and engine.precision.endswith("-autocast") and engine.kind == "deepspeed":
+            assert f"--precision {engine.precision}" in paths[0].read_text()
+            continue
+        if stack == "axolotl" and engine.precision == "tf32" and engine.kind != "deepspeed":
+            expected = "tf32"
+        assert stated_precision(paths, stack) == {expected}, (strategy, engine.precision)
+        # Our trainer sets its own autocast and its own folder on a disk.
+        is_ours = "autocast" not in expected and ("nvme" not in strategy or stack == "study")
+        if is_ours and stack not in ("axolotl", "deepspeed"):
+            assert file.read_strategy(paths[0]).mixed_precision == (None if expected == "no" else expected)
 
 
 def test_deepspeed_and_torchtitan_start_what_they_can_run(tmp_path):

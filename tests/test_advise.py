@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import random
 import re
+from pathlib import Path
 from typing import get_args
 
 import launching
@@ -19,12 +21,14 @@ from study.config import build_config
 from study.dryrun.traced import Traced
 from study.errors import Refusal
 from study.planner import Request, advice_text, choose
+from study.planner import request as requests
 from study.planner.trace import trace_options
 from study.records import schema
 from study.running import predictions, studies
 from study.strategy import file, in_theory
 from study.theory import hardware, measured_by_others, peaks, prediction
 from study.theory.engine import LossKernel
+from study.theory.shapes import config_json
 
 CASE = ["--model", "gpt2-xl", "--gpu", "a100-80gb", "--gpus", "8", "--sequence-length", "1024"]
 FUSED = ["--stack", "study", "--kernels", "fused"]
@@ -68,7 +72,9 @@ def test_what_to_take_comes_first_in_80_columns(capsys):
     table = shown[shown.index("strategy") + 1 : shown.index("GiB,")]
     assert table[0] == answer.split()[1]
     assert {"ddp", "zero1", "zero2", "zero3", "fsdp2"} <= set(table)
-    none = printed(capsys, "--model", "llama-2-70b", "--gpu", "t4", "--gpus", "1", "--host-memory", "48")
+    question = ["--model", "llama-2-70b", "--gpu", "t4", "--gpus", "1", "--host-memory", "48"]
+    assert cli.run(["advise", *question]) == 1
+    none = capsys.readouterr().out
     assert none.startswith("No strategy fits.")
     nearest = none.split(" comes nearest")[0].split()[-1]
     assert f"\n{nearest} " in none  # in the table, too
@@ -431,3 +437,84 @@ def test_committed_are_what_theory_says_today(gpu, num_gpus, name):
     committed = read_predictions(COMMITTED / f"{gpu}-{num_gpus}x" / f"{name}.json")
     made = predictions.predict_study(studies.find(name), gpu, num_gpus)
     assert planner_accuracy.is_same(committed.model_dump(mode="json"), made.model_dump(mode="json"))
+
+
+# ---------------------------------------------------------------- verdicts, and odd models
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status"),
+    [
+        ([*CASE], 0),
+        (["--gpu", "list"], 0),
+        (["--model", "llama-2-70b", "--gpu", "l4", "--gpus", "1", "--host-memory", "96"], 1),
+        (["--model", "llama-2-70b", "--gpu", "l4", "--strategy", "ddp"], 1),
+        (["--model", "gpt2", "--gpu", "l4"], 0),
+        (["--gpu", "l4", "--gpus", "8"], 0),
+    ],
+)
+def test_the_status_says_whether_a_strategy_fits(arguments, status, capsys):
+    assert cli.run(["advise", *arguments]) == status
+    if "list" not in arguments:
+        capsys.readouterr()
+        assert cli.run(["advise", *arguments, "--json"]) == status
+        content = json.loads(capsys.readouterr().out)
+        assert content["exit_status"] == status
+        assert content["checked"][0]["number"] > 0
+
+
+@pytest.mark.parametrize("name", ["falcon-7b", "falcon-40b"])
+def test_a_sequence_longer_than_a_counted_model_is_refused(name):
+    message = refusal(
+        cli.run, ["advise", "--model", name, "--gpu", "h100-sxm", "--gpus", "8", "--sequence-length", "99999"]
+    )
+    assert "positions" in message
+    assert "--sequence-length" in message
+
+
+@pytest.mark.parametrize("name", ["a\nb.json", "gpt2\x1b[2J", "a\x00b"])
+def test_control_characters_in_the_name_of_a_model_are_refused(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    if "\x00" not in name:
+        Path(name).write_text('{"model_type": "qwen2"}')
+    message = refusal(cli.run, ["advise", "--model", name, "--gpu", "h100-sxm", "--gpus", "8", "--write", "x.yaml"])
+    assert message.isprintable()
+    assert not Path("x.yaml").exists()
+
+
+ODD = [
+    None, True, -1, 0, 3, 10**9, 10**30, 1.5, "", "x", "12", "\x1b[2J", "a\nb", [], [1], [[]], {}, {"a": 1},
+    {"quant_method": "\x1b[31m"}, [None], "auto",
+]  # fmt: skip
+KEYS = [
+    "architectures", "id2label", "num_labels", "quantization_config", "sliding_window", "layer_types", "rope_scaling",
+    "mlp_only_layers", "no_rope_layers", "decoder_sparse_step", "model_type",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_odd_configurations_are_answered_or_refused_in_one_sentence(seed, tmp_path, monkeypatch):
+    def not_traced(name: str, not_known: str) -> None:
+        raise Refusal(not_known)
+
+    monkeypatch.setattr(requests, "_traced", not_traced)
+    chosen = random.Random(seed)
+    path = tmp_path / "config.json"
+    for name, of_class in config_json._DEFAULTS.items():
+        content = {"model_type": name, **of_class["defaults"]}
+        for key in chosen.sample([*content, *KEYS], chosen.choice([1, 1, 2, 3])):
+            content[key] = chosen.choice(ODD)
+        path.write_text(json.dumps(content))
+        try:
+            shape, _, notes = requests.find_model(str(path), Request("h100-sxm", 8))
+            texts = [shape.name, *notes]
+        except Refusal as refused:
+            texts = [str(refused)]
+        assert all(text.isprintable() for text in texts), content
+
+
+@pytest.mark.parametrize("text", ["", "[]", "3", "{", '{"hidden_size": NaN}', "[" * 5000, '{"a": 1e999}', "\x00"])
+def test_a_configuration_that_is_no_object_is_refused(text, tmp_path):
+    (tmp_path / "config.json").write_text(text)
+    message = refusal(cli.run, ["advise", "--model", str(tmp_path / "config.json"), "--gpu", "h100-sxm", "--gpus", "8"])
+    assert message.isprintable()

@@ -122,3 +122,21 @@ def test_the_page_offers_what_the_command_knows():
     for name in ("stacks", "precisions", "checkpointing", "strategies"):
         assert choices[name]
     assert Path(ROOT / "docs" / "web" / "choose.md").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "config"),
+    [
+        (None, None), (3, None), ("--gpu", None), ({"a": 1}, None), ([1, None], None), ([["--gpu"]], None),
+        (QUESTION, 3), (QUESTION, b"{}"), (QUESTION, {"model_type": "gpt2"}), (QUESTION, "\ud800"), (["\ud800"], None),
+        ([*QUESTION, "\x1b[2J"], None), ([*QUESTION, "--lora-rank", "a\nb"], None), (["--help"], None),
+        ([*QUESTION[:-2], "--gpu-memory", "nan"], None),
+    ],
+)  # fmt: skip
+def test_odd_questions_are_refused_in_one_line(words, config, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    answer = web.answer(words, config)
+    json.dumps(answer)
+    if "refusal" in answer:
+        assert answer["refusal"].isprintable()
+    assert not (tmp_path / web.CONFIG).exists()

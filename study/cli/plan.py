@@ -17,6 +17,7 @@ from study.errors import Refusal
 from study.progress import after_two_seconds
 from study.theory import adapters, stacks
 from study.theory import engine as engine_types
+from study.verdict import Checked, Verdict
 
 if TYPE_CHECKING:
     from study.planner import Request
@@ -208,20 +209,21 @@ def _advise(
     write: Path | None,
     trace: bool,
     **options: Any,
-) -> None:
+) -> Verdict:
     """Choose a strategy for a model and GPUs.
 
     Predicts memory, time and price of each strategy.
 
     Without --model, it finds the largest model for the GPUs. Without --gpus, it finds the smallest number of GPUs for
     the model.
+
+    Exit status: 0 if a strategy fits; 1 if none does; 2 if the request is refused; 3 if nothing could be predicted.
     """
     from study import planner
-    from study.planner import advice_text, launch
+    from study.planner import advice_text
 
     if options["gpu"] == "list":
-        _print_gpus()
-        return
+        return _print_gpus()
     if this_machine:
         from study.planner import own_machine
 
@@ -241,22 +243,32 @@ def _advise(
         _check_write(write, is_complete, request)
     show = _print_json if as_json else _print_text
     if model is None:
-        show(planner.largest_models(request), advice_text.text_of_largest, advice_text.content_of_largest)
-    elif num_gpus is None:
-        show(planner.fewest_gpus(model, request), advice_text.text_of_fewest, advice_text.content_of_fewest)
-    else:
-        # Progress messages of a trace are not part of the JSON output.
-        diverted = contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext()
-        with diverted, after_two_seconds("Looking up the model and predicting every strategy"):
-            advice = _advise_by_traces(model, request) if trace else planner.advise(model, request, None)
-        show(advice, advice_text.text_of_all if everything else advice_text.text, advice_text.content)
-        if write is not None:
-            written = launch.write(advice, write)
-            if not as_json:
-                kind = {"axolotl": "axolotl", "deepspeed": "DeepSpeed"}.get(request.stack, "accelerate")
-                print(f"\nWrote the {kind} file of the recommended strategy to {write}")
-                for path in written[1:]:
-                    print(f"Wrote {path}, which belongs to it")
+        largest = planner.largest_models(request)
+        return show(largest, advice_text.text_of_largest, advice_text.content_of_largest)
+    if num_gpus is None:
+        fewest = planner.fewest_gpus(model, request)
+        return show(fewest, advice_text.text_of_fewest, advice_text.content_of_fewest)
+    # Progress messages of a trace are not part of the JSON output.
+    diverted = contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext()
+    with diverted, after_two_seconds("Looking up the model and predicting every strategy"):
+        advice = _advise_by_traces(model, request) if trace else planner.advise(model, request, None)
+    verdict = show(advice, advice_text.text_of_all if everything else advice_text.text, advice_text.content)
+    if write is not None:
+        _write(advice, write, is_silent=as_json)
+    return verdict
+
+
+def _write(advice: Advice, path: Path, is_silent: bool) -> None:
+    """Write the files of the recommended strategy, and say which ones unless `is_silent`."""
+    from study.planner import launch
+
+    written = launch.write(advice, path)
+    if is_silent:
+        return
+    kind = {"axolotl": "axolotl", "deepspeed": "DeepSpeed"}.get(advice.request.stack, "accelerate")
+    print(f"\nWrote the {kind} file of the recommended strategy to {path}")
+    for more in written[1:]:
+        print(f"Wrote {more}, which belongs to it")
 
 
 def request_of(num_gpus: int | None, options: dict[str, Any]) -> Request:
@@ -271,7 +283,7 @@ def request_of(num_gpus: int | None, options: dict[str, Any]) -> Request:
     return planner.Request(num_gpus=num_gpus or 1, **options)
 
 
-def _print_gpus() -> None:
+def _print_gpus() -> Verdict:
     """Print all GPUs that --gpu takes, with their main numbers."""
     from study import terminal
     from study.theory import gpus
@@ -280,7 +292,9 @@ def _print_gpus() -> None:
         "TFLOP/s: the dense peak in bf16 with accumulation in fp32 (t4 and v100: in fp16). link: between the GPUs of a "
         "node, in one direction. The name that torch.cuda.get_device_name() returns works too."
     )
-    print("\n".join([*terminal.table(*gpus.table()), "", terminal.wrapped(meaning)]))
+    head, rows = gpus.table()
+    print("\n".join([*terminal.table(head, rows), "", terminal.wrapped(meaning)]))
+    return Verdict.of(0, [Checked(len(rows), "GPU", "listed")])
 
 
 def _check_write(path: Path, is_complete: bool, request: Request) -> None:
@@ -291,14 +305,18 @@ def _check_write(path: Path, is_complete: bool, request: Request) -> None:
     launch.check_free(path, request.stack)
 
 
-def _print_json(advice: Any, _: Callable[[Any], str], content: Callable[[Any], dict[str, Any]]) -> None:
+def _print_json(advice: Any, _: Callable[[Any], str], content: Callable[[Any], dict[str, Any]]) -> Verdict:
     import json
 
-    print(json.dumps(content(advice), indent=1))
+    verdict: Verdict = advice.verdict
+    print(json.dumps({**content(advice), **verdict.content()}, indent=1))
+    return verdict
 
 
-def _print_text(advice: Any, text: Callable[[Any], str], _: Callable[[Any], dict[str, Any]]) -> None:
+def _print_text(advice: Any, text: Callable[[Any], str], _: Callable[[Any], dict[str, Any]]) -> Verdict:
+    verdict: Verdict = advice.verdict
     print(text(advice))
+    return verdict
 
 
 def _advise_by_traces(model: str, request: Request) -> Advice:

@@ -21,6 +21,7 @@ from study.planner import advice_text, reasons
 from study.planner.choose import gib
 from study.planner.launch import Launch
 from study.strategy import file
+from study.terminal import printable
 from study.theory import gpus
 from study.theory.engine import Checkpointing, PrecisionClass
 from study.theory.shapes import KNOWN
@@ -45,18 +46,38 @@ def answer(words: Sequence[str], config: str | None = None) -> dict[str, Any]:
     result has only the message, with the key "refusal".
     """
     try:
+        _check_types(words, config)
         with _options(words, config) as options:
             return _content(_advise(options), options)
     except Refusal as refusal:
-        return {"refusal": str(refusal)}
+        return {"refusal": printable(str(refusal))}
     except click.exceptions.Exit:
         return {"refusal": "--help: the page does not show the help. Run the command in a terminal."}
+
+
+def _check_types(words: object, config: object) -> None:
+    """Raise Refusal unless a question consists of texts, because the page can be changed, and its address too."""
+    if not isinstance(words, (list, tuple)) or not all(isinstance(word, str) for word in words):
+        raise Refusal("the request is not a list of options. Reload the page.")
+    if config is not None and not isinstance(config, str):
+        raise Refusal("the configuration is not a text. Paste the content of a config.json.")
+    if not _is_unicode("".join([*words, config or ""])):
+        raise Refusal("the request has characters that are not Unicode. Remove them.")
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # half of a pair of surrogates
+        return False
+    return True
 
 
 def as_json(words: Sequence[str], config: str | None = None) -> dict[str, Any]:
     """Return what `zero-study advise --json` prints for a question that is not refused."""
     with _options(words, config) as options:
-        return advice_text.content(_advise(options))
+        advice = _advise(options)
+        return {**advice_text.content(advice), **advice.verdict.content()}
 
 
 @contextmanager

@@ -6,8 +6,9 @@ import bisect
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import NamedTuple
 
 from study import formatting
@@ -23,6 +24,7 @@ from study.theory.peaks import Peak
 from study.theory.prediction import Prediction
 from study.theory.shapes import DEFAULT_LENGTH, ModelShape
 from study.theory.stacks import PASS_THEIR_OPTIMIZER
+from study.verdict import Checked, NotChecked, Verdict
 
 # Strategies that are this close to the fastest count as equally fast. Then the simplest one is recommended.
 EQUALLY_FAST = 0.03
@@ -130,6 +132,15 @@ class Option:
         return "predicted" if self.traced_bytes is None else "traced"
 
 
+def _verdict(num_predicted: int, fits: bool, left_out: Mapping[str, str] = MappingProxyType({})) -> Verdict:
+    """Return the verdict on predictions. A question that no strategy answers is a finding."""
+    return Verdict.of(
+        int(num_predicted > 0 and not fits),
+        [Checked(num_predicted, "strategy", "predicted", "strategies")],
+        [NotChecked(name, reason) for name, reason in left_out.items()],
+    )
+
+
 @dataclass(frozen=True)
 class Advice:
     """The predictions of all strategies for a model on given GPUs, and the recommended strategy."""
@@ -141,6 +152,11 @@ class Advice:
     options: list[Option]
     recommended: Option | None
     left_out: dict[str, str] = field(default_factory=dict)  # reasons by strategy
+
+    @property
+    def verdict(self) -> Verdict:
+        """The verdict: no strategy fits, or how many were predicted."""
+        return _verdict(len(self.options), self.recommended is not None, self.left_out)
 
     @property
     def is_traced(self) -> bool:
@@ -312,6 +328,11 @@ class LargestModels:
     request: Request
     shapes: dict[str, ModelShape | None]
 
+    @property
+    def verdict(self) -> Verdict:
+        """The verdict: not even the smallest model fits, or how many strategies were predicted."""
+        return _verdict(len(self.shapes), any(self.shapes.values()))
+
 
 @dataclass(frozen=True)
 class FewestGpus:
@@ -326,6 +347,11 @@ class FewestGpus:
     fewest: dict[str, tuple[int, float] | None]
     unsharded: frozenset[str]  # strategies that do not shard, so that more GPUs do not help
     most: int
+
+    @property
+    def verdict(self) -> Verdict:
+        """The verdict: the model fits on no number of GPUs, or how many strategies were predicted."""
+        return _verdict(len(self.fewest), any(self.fewest.values()))
 
     def free_share(self, name: str) -> float | None:
         """Return the share of a GPU's usable memory that stays free with a strategy. None if the model does not fit."""

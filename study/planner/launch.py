@@ -110,25 +110,22 @@ def check_free(path: Path, stack: StackName) -> None:
 
 def _accelerate(advice: Advice, option: Option, path: Path | None) -> Launch:
     path = path or Path(f"{option.strategy.name}.yaml")
-    job, kind = option.prediction.job, _type_of(option)
+    job = option.prediction.job
     settings = [f"batches of {job.micro_batch_size} sequences of {job.sequence_length:,.0f} tokens on each GPU"]
     steps, engine = job.gradient_accumulation_steps, option.prediction.engine
     arguments = [f"gradient_accumulation_steps={steps}"] if steps > 1 else []
     if steps > 1 and engine.kind == "fsdp" and engine.syncs_each_micro_step:
         plugin = f"GradientAccumulationPlugin(num_steps={steps}, sync_each_batch=True)"
         arguments = [f"gradient_accumulation_plugin={plugin}"]
-    if option.strategy.deepspeed_json is not None and kind != "fp32":
-        # accelerate refuses `mixed_precision` in a file that names a DeepSpeed JSON.
-        arguments.append(f'mixed_precision="{kind}"')
     if arguments:
         settings.append(f"Accelerator({', '.join(arguments)})")
-    settings += _of_the_model(option)
+    settings += [*_of_the_model(option), *_of_products(option)]
     settings += _checkpointing(option)
     # With offload, accelerate replaces the optimizer by DeepSpeed's.
     is_own = engine.kind != "deepspeed" or engine.offload_optimizer == "none"
     if engine.optimizer == "adamw" and engine.optimizer_kernel == "fused" and is_own:
         settings.append("torch.optim.AdamW(..., fused=True)")
-    if _accumulates_in_fp32(option):
+    if _accumulates_in_fp32(option) and _json_of(option, "accelerate") is None:
         settings.append(f"in DeepSpeed's JSON: {json.dumps(DATA_TYPES)}")
     return _with_file(advice, option, path, "accelerate", "train.py", settings)
 
@@ -140,13 +137,15 @@ def _trainer(advice: Advice, option: Option, path: Path | None, stack: str = "tr
     flags = [
         f"--per_device_train_batch_size {job.micro_batch_size}",
         f"--gradient_accumulation_steps {job.gradient_accumulation_steps}",
-        f"--{kind} True" if kind != "fp32" and _is_mixed(option) else "--bf16 False",
+        # DeepSpeed's own autocast is set in its JSON, and Trainer's option would replace it by 16-bit parameters.
+        f"--{kind} True" if kind != "fp32" and _is_mixed(option) and not _is_autocast(option) else "--bf16 False",
+        *(["--tf32 True"] if option.prediction.engine.precision == "tf32" else []),
         f"--gradient_checkpointing {job.activation_checkpointing is True}",
     ]
     settings = _of_the_model(option) if stack != "trl" else []  # TRL loads models in fp32
     if job.activation_checkpointing not in (True, False):
         settings += _checkpointing(option)
-    if _accumulates_in_fp32(option):
+    if _accumulates_in_fp32(option) and _json_of(option, stack) is None:
         settings.append(f"in DeepSpeed's JSON: {json.dumps(DATA_TYPES)}")
     if stack == "trl":
         # Without packing, most sequences are shorter than the prediction assumes.
@@ -202,25 +201,21 @@ def _with_file(
         raise Refusal(
             f"--write {path}: DeepSpeed can only shard stages 1 and 2 over all GPUs. Leave --shard-group-size out."
         )
-    if stack == "accelerate" and content.get("deepspeed_config", {}).get("gradient_clipping") == "auto":
-        content["deepspeed_config"] = {**content["deepspeed_config"], "gradient_clipping": CLIPPING}
-    # The study's trainer takes the precision from its own option.
-    if stack != "study" and "mixed_precision" in content:
-        content["mixed_precision"] = _type_of(option) if _is_mixed(option) else "no"
+    json_path, in_json = path.with_suffix(".json"), _json_of(option, stack)
+    content |= _section_of_deepspeed(content, stack, None if in_json is None else json_path)
+    if in_json is not None:  # accelerate refuses `mixed_precision` in a file that names a DeepSpeed JSON
+        content.pop("mixed_precision", None)
+    elif "mixed_precision" in content:
+        content["mixed_precision"] = _mixed_precision(option, stack)
     notes = []
     if box.num_nodes > 1:
         notes.append(ON_EVERY_MACHINE)
         # The launcher is started by hand on each machine, and not by pdsh, which is accelerate's default.
         if "deepspeed_config" in content:
             content["deepspeed_config"] = {**content["deepspeed_config"], "deepspeed_multinode_launcher": "standard"}
-    json_path = path.with_suffix(".json")
-    beside = chosen.ddp_json
-    if chosen.deepspeed_json is not None:
-        beside = chosen.deepspeed_json if stack == "study" else _without_auto(option, stack)
-        if "nvme" in (engine.offload_optimizer, engine.offload_param):
-            notes.append(f"nvme_path: a folder on a fast disk, in place of {NVME_PATH}")
-    if chosen.deepspeed_json is not None:
-        content["deepspeed_config"] = {**content["deepspeed_config"], "deepspeed_config_file": str(json_path)}
+    json_content = chosen.ddp_json if in_json is None else in_json
+    if in_json is not None and "nvme" in (engine.offload_optimizer, engine.offload_param):
+        notes.append(f"nvme_path: a folder on a fast disk, in place of {NVME_PATH}")
     if chosen.ddp_json is not None:  # DDP's YAML file cannot name a JSON file, so it is found by its name
         notes.append(
             f"{json_path.name} belongs to it. The study's trainer reads it. In your own program, use "
@@ -236,9 +231,53 @@ def _with_file(
     ]
     text = "".join(f"# {line}\n" for line in comments) + yaml.safe_dump(content, sort_keys=False)
     written = {str(path): text}
-    if beside is not None:
-        written[str(json_path)] = json.dumps(beside, indent=2) + "\n"
+    if json_content is not None:
+        written[str(json_path)] = json.dumps(json_content, indent=2) + "\n"
     return Launch(stack, command, written, [*settings, *notes])
+
+
+def _mixed_precision(option: Option, stack: str) -> str:
+    """Return the precision that an accelerate file states.
+
+    This project's trainer takes the precision from its own option, and refuses a file that contradicts it. Only its
+    autocast under DeepSpeed cannot be stated in the file.
+    """
+    if not _is_mixed(option) or (stack == "study" and _is_autocast(option)):
+        return "no"
+    return _type_of(option)
+
+
+def _json_of(option: Option, stack: str) -> dict[str, Any] | None:
+    """Return the DeepSpeed JSON that an accelerate file names, with the precision; None if it needs none.
+
+    DeepSpeed's autocast can be requested only in its JSON.
+    """
+    chosen = option.strategy
+    if chosen.deepspeed_json is not None:
+        if stack == "study":  # whose own options decide the type in which gradients are accumulated
+            return {**chosen.deepspeed_json, **_precision_sections(option)}
+        types = DATA_TYPES if _accumulates_in_fp32(option) else {}
+        return {**_without_auto(option, stack), **_precision_sections(option), **types}
+    if stack == "study" or not _is_autocast(option):
+        return None
+    batch = dict.fromkeys(
+        ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping"), "auto"
+    )
+    own = {"gradient_clipping": CLIPPING} if stack == "accelerate" else {}
+    return {**batch, **own, **_deepspeed_content(option)}
+
+
+def _section_of_deepspeed(content: dict[str, Any], stack: str, json_path: Path | None) -> dict[str, Any]:
+    """Return the section for DeepSpeed of an accelerate file. It names the JSON, if there is one."""
+    section = content.get("deepspeed_config")
+    if section is None:
+        return {}
+    if stack == "accelerate" and section.get("gradient_clipping") == "auto":
+        section = {**section, "gradient_clipping": CLIPPING}
+    if json_path is not None:  # accelerate refuses other settings of DeepSpeed in a file that names a JSON
+        retained = ("zero3_init_flag", "deepspeed_multinode_launcher")
+        section = {"deepspeed_config_file": str(json_path)} | {key: section[key] for key in retained if key in section}
+    return {"deepspeed_config": section}
 
 
 # ---------------------------------------------------------------- programs with their own launcher
@@ -253,8 +292,7 @@ def _axolotl(advice: Advice, option: Option, path: Path | None) -> Launch:
         "sample_packing": True,
         "micro_batch_size": job.micro_batch_size,
         "gradient_accumulation_steps": job.gradient_accumulation_steps,
-        "bf16": _type_of(option) == "bf16",
-        "fp16": _type_of(option) == "fp16",
+        **_axolotl_precision(option),
         "gradient_checkpointing": bool(job.activation_checkpointing),
         **_axolotl_keys(advice),
     }
@@ -282,6 +320,15 @@ def _axolotl(advice: Advice, option: Option, path: Path | None) -> Launch:
         command = _lines([command, "--launcher torchrun --", *_torchrun(advice)])
     settings = ["base_model, datasets and the learning rate, in the same file"]
     return Launch("axolotl", command, {str(path): yaml.safe_dump(content, sort_keys=False), **written}, settings)
+
+
+def _axolotl_precision(option: Option) -> dict[str, bool]:
+    """Return the keys for the precision of an axolotl file."""
+    precision, kind = option.prediction.engine.precision, _type_of(option)
+    is_mixed = _is_mixed(option) and not _is_autocast(option)  # DeepSpeed's own autocast is set in its JSON
+    more = {"pure-bf16": "bfloat16", "fp8": "fp8", "tf32": "tf32"}
+    keys = {"bf16": is_mixed and kind in ("bf16", "fp8"), "fp16": is_mixed and kind == "fp16"}
+    return keys | ({more[precision]: True} if precision in more else {})
 
 
 def _torchtitan(advice: Advice, option: Option, path: Path | None) -> Launch:
@@ -323,7 +370,7 @@ def _deepspeed(advice: Advice, option: Option, path: Path | None) -> Launch:
     machines = f"--num_gpus {box.num_gpus}" if box.num_nodes == 1 else "--hostfile hostfile"
     command = f"deepspeed {machines} train.py --deepspeed --deepspeed_config {path}"
     settings = [f"sequences of {job.sequence_length:,.0f} tokens"]
-    settings += _checkpointing(option)
+    settings += [*_of_products(option), *_checkpointing(option)]
     if "nvme" in (engine.offload_optimizer, engine.offload_param):
         settings.append(f"nvme_path: a folder on a fast disk, in place of {NVME_PATH}")
     if box.num_nodes > 1:
@@ -349,9 +396,17 @@ def _deepspeed_content(option: Option) -> dict[str, Any]:
         if device != "none":
             section = zero.get(f"offload_{target}", {"device": device, "pin_memory": True})
             zero[f"offload_{target}"] = _offload_section(section, engine)
-    kind = _type_of(option)
     types = DATA_TYPES if _accumulates_in_fp32(option) else {}
-    return {**({kind: {"enabled": True}} if kind != "fp32" else {}), **types, "zero_optimization": zero}
+    return {**_precision_sections(option), **types, "zero_optimization": zero}
+
+
+def _precision_sections(option: Option) -> dict[str, Any]:
+    """Return the sections of a DeepSpeed JSON for the precision, which is stated also if it is fp32."""
+    kind = _type_of(option)
+    if _is_autocast(option):
+        dtype = {"bf16": "bfloat16", "fp16": "float16"}[kind]
+        return {"bf16": {"enabled": False}, "torch_autocast": {"enabled": True, "dtype": dtype}}
+    return {kind: {"enabled": True}} if kind != "fp32" else {"bf16": {"enabled": False}}
 
 
 def _without_auto(option: Option, stack: str) -> dict[str, Any]:
@@ -380,6 +435,17 @@ def _type_of(option: Option) -> str:
     """Return the type of products as accelerate names it: fp32, fp16, bf16 or fp8."""
     kind = option.prediction.engine.precision.removeprefix("pure-").removesuffix("-autocast")
     return "fp32" if kind == "tf32" else kind
+
+
+def _is_autocast(option: Option) -> bool:
+    """Whether DeepSpeed trains fp32 parameters under its own autocast."""
+    engine = option.prediction.engine
+    return engine.kind == "deepspeed" and engine.precision.endswith("-autocast")
+
+
+def _of_products(option: Option) -> list[str]:
+    """Return how a program allows TF32, which no file of an engine can."""
+    return ['torch.set_float32_matmul_precision("high")'] if option.prediction.engine.precision == "tf32" else []
 
 
 def _accumulates_in_fp32(option: Option) -> bool:

@@ -14,6 +14,7 @@ from study import progress
 from study.errors import Refusal, refusing
 from study.strategy import file
 from study.strategy.file import Strategy
+from study.terminal import printable
 from study.theory import adapters, hardware, shapes
 from study.theory.adapters import Adapter, AdapterKind
 from study.theory.engine import (
@@ -409,8 +410,18 @@ def find_model(name: str, asked: Request) -> tuple[ModelShape, Request, list[str
     """Find a model by its name.
 
     Returns its shape, the request with the sequence length filled in, and notes on how the model is counted. Raises
-    Refusal if the model is unknown.
+    Refusal if the model is unknown. Texts of a foreign configuration are returned without control characters.
     """
+    if not name.isprintable():
+        raise Refusal(f"--model {printable(name)}: the name has a line break or another control character. Rename it.")
+    try:
+        shape, asked, notes = _found(name, asked)
+    except Refusal as refusal:
+        raise Refusal(printable(str(refusal))) from None
+    return shape, asked, [printable(note) for note in notes]
+
+
+def _found(name: str, asked: Request) -> tuple[ModelShape, Request, list[str]]:
     try:
         shape, length, notes = shapes.find_for_length(name, asked.sequence_length)
     except ValueError as not_known:

@@ -344,7 +344,7 @@ def _counts(
     blocks = formulas.architectures()[name]["blocks"]
     if variant not in blocks:
         raise ValueError(f"{source}: there are no formulas for {name} with {variant}")
-    layers = ["block"] * shape.layers if model_type.layers is None else model_type.layers(settings, shape.layers)
+    layers = _layers(model_type, settings, shape.layers, source)
     if len(layers) != shape.layers or any(kind not in blocks[variant] for kind in layers):
         key = next((key for key in ("layer_types", "no_rope_layers") if settings.get(key)), model_type.keys["layers"])
         raise ValueError(
@@ -367,6 +367,18 @@ def _counts(
         **more,
     }
     return formulas.counts(name, numbers, class_name, shape.tied and shape.head == "tokens", variant, layers)
+
+
+def _layers(model_type: ModelType, settings: dict[str, Any], count: int, source: str) -> list[str]:
+    """Return the kind of each block. Raises ValueError if a setting that decides it has the wrong type."""
+    if model_type.layers is None:
+        return ["block"] * count
+    try:
+        return model_type.layers(settings, count)
+    except (TypeError, ZeroDivisionError):
+        keys = ("layer_types", "mlp_only_layers", "decoder_sparse_step", "no_rope_layers", "no_rope_layer_interval")
+        given = ", ".join(f"{key} {settings[key]!r}" for key in keys if settings.get(key) is not None)
+        raise ValueError(f"{source}: a setting of its blocks has the wrong type ({given or 'of layers'})") from None
 
 
 def _variant(model_type: ModelType, settings: dict[str, Any], source: str) -> str:
@@ -396,6 +408,12 @@ def from_parts(architecture: Architecture, name: str, head: Head, **parts: Any) 
     class_name = next(each for each, of_class in model_type.classes.items() if of_class == head)
     labels = {"num_labels": parts["labels"]} if "labels" in parts else {}
     return from_config({"model_type": type_name, "architectures": [class_name], **settings, **labels}, name)
+
+
+def can_change(shape: ModelShape) -> bool:
+    """Return whether the counts of a shape with other parts are known: from formulas, or because they stay the same."""
+    is_counted_only = shape.counts is not None and shape.config is None
+    return is_counted_only or any(each.architecture == shape.architecture for each in MODEL_TYPES.values())
 
 
 def changed(shape: ModelShape, **parts: Any) -> ModelShape:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from study.files import parse_json
-from study.theory.shapes.config_json import changed, from_config, from_parts
+from study.theory.shapes.config_json import can_change, changed, from_config, from_parts
 from study.theory.shapes.counts import from_content
 from study.theory.shapes.shape import ModelShape, traced
 
@@ -125,10 +125,18 @@ def find_for_length(text: str, sequence_length: int | None = None) -> tuple[Mode
 
 
 def for_length(shape: ModelShape, sequence_length: int | None = None) -> tuple[ModelShape, int, list[str]]:
-    """Return a model with the length of its sequences in tokens and notes on the model, as `find_for_length` does."""
+    """Return a model with the length of its sequences in tokens and notes on the model, as `find_for_length` does.
+
+    Raises NotRead if the model has fewer positions, and no formulas from which those of a longer one follow.
+    """
     length = sequence_length or min(DEFAULT_LENGTH, shape.positions)
     if length <= shape.positions:
         return shape, length, list(shape.notes)
+    if not can_change(shape):
+        raise NotRead(
+            f"{shape.name} has {shape.positions:,} positions, and its modules were counted for these only. Use "
+            f"--sequence-length {shape.positions} or less, or a config.json with more positions"
+        )
     note = f"{shape.name} has {shape.positions:,} positions: taken as if it had {length:,}"
     return changed(shape, positions=length), length, [*shape.notes, note]
 
