@@ -13,7 +13,7 @@ import launching
 import pytest
 import torch
 
-from study.exact import cells, faults, model, problem, reference, runner
+from study.exact import cells, faults, model, orders, problem, reference, runner
 from study.exact.cells import Cell
 from study.strategy import file
 
@@ -202,6 +202,28 @@ def test_planted_faults_are_seen():
     done = _command("--only", "ddp,zero3", *(word for fault in THREE_FAULTS for word in ("--fault", fault)))
     assert done.returncode == 0, done.stdout + done.stderr
     assert len(re.findall(r"^seen ", done.stdout, re.MULTILINE)) == 6
+
+
+# What each engine adds first, of three micro batches on two ranks, and how three ranks take their mean.
+ORDERS = dict.fromkeys(("ddp", "zero1"), "micro batches") | dict.fromkeys(("zero2", "zero3", "fsdp2"), "ranks")
+DIVISIONS = {"ddp": "multiplies by 1/3 before the sum", "fsdp2": "divides by 3 after the sum"}
+DIVISIONS |= dict.fromkeys(("zero1", "zero2", "zero3"), "divides by 3 before the sum")
+
+
+@pytest.mark.launches
+def test_loops_without_an_engine_show_the_order_of_additions_and_the_division_of_each_engine():
+    done = launching.attempt(["python", "-m", "study.exact.orders"])
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert dict(re.findall(r"^(\w+): three micro batches.*adds over the (.*) first$", done.stdout, re.M)) == ORDERS
+    rows = re.findall(r"^(\w+): three ranks: (.*): explains ([\d,]+) of ([\d,]+) weights$", done.stdout, re.M)
+    assert len(rows) == len(orders.ENGINES) * len(orders.DIVISIONS)
+    assert {engine: rule for engine, rule, explained, all_weights in rows if explained == all_weights} == DIVISIONS
+
+
+def test_a_loop_shows_an_order_only_if_the_other_one_has_other_bits():
+    first, second = (orders.train_without_engine(2, micro_batches_first) for micro_batches_first in (True, False))
+    assert orders.same_bits(first, orders.train_without_engine(2, True))
+    assert not orders.same_bits(first, second)
 
 
 @pytest.mark.launches
