@@ -16,8 +16,8 @@ from refusing import refusal
 
 from study import cli
 from study.claims import ledger, sentences, verdicts
-from study.claims.ledger import Claim
-from study.claims.rules import Observed, by_arithmetic, by_others, by_records, by_theory
+from study.claims.ledger import Claim, OfRecords
+from study.claims.rules import MissingEvidence, Observed, by_arithmetic, by_others, by_records, by_theory
 from study.errors import Refusal
 from study.records import find as records
 from study.running import studies
@@ -232,6 +232,32 @@ def test_the_committed_verdicts_follow(now):
     assert last.items() <= known.items()
 
 
+def test_a_wide_tolerance_has_a_reason_of_its_own(sources):
+    """More than 5 %, or more than 2 % between what the source states and what agrees with it."""
+    committed = verdicts.read()
+    for claim in (claim for source in sources for claim in source.claims if claim.expected.tolerance.relative):
+        observed, value = committed[claim.id].observed, claim.expected.value
+        off = 0.0
+        if observed and isinstance(value, float) and isinstance(observed.value, float) and value:
+            off = abs(observed.value / value - 1)
+        agrees = verdicts.Conclusion.of(committed[claim.id].verdict).standing == "yes"
+        is_wide = claim.expected.tolerance.relative > 0.05 or (agrees and off > 0.02)
+        assert claim.note or not is_wide, claim.id
+
+
+def test_a_sentence_of_which_a_part_was_tested_says_so():
+    judged = sentences.read()
+    partly = [each for each in judged if each.undecided]
+    assert partly
+    for each in partly:
+        assert each.conclusion.standing == "yes"
+        assert each.undecided[0].claim.expected.unit in each.why
+    whole = [each for each in judged if each.conclusion.standing != "yes" or len(each.readings) == 1]
+    assert not any(each.undecided for each in whole)
+    content = sentences.content(judged)["sentences"]
+    assert sum(bool(each["undecided"]) for each in content) == len(partly)
+
+
 def test_a_verdict_that_no_longer_follows_is_found(now):
     name = next(name for name, one in now.items() if one.observed and one.observed.low is not None)
     one = now[name]
@@ -253,7 +279,7 @@ def test_a_verdict_that_no_longer_follows_is_found(now):
 
 def test_check_fails_and_lists_what_changed(monkeypatch, capsys, sources, now):
     monkeypatch.setattr(ledger, "read", lambda: sources)
-    monkeypatch.setattr(verdicts, "decide_all", lambda: now)
+    monkeypatch.setattr(verdicts, "decide_all", lambda **_: now)
     assert cli.run(["claims", "--check"]) == 0
     assert f"{len(now)} committed verdicts follow" in capsys.readouterr().out
     name, one = next(iter(now.items()))
@@ -262,6 +288,53 @@ def test_check_fails_and_lists_what_changed(monkeypatch, capsys, sources, now):
     out = capsys.readouterr().out.splitlines()
     assert out[0].startswith(f"1 of {len(now)} claims differ")
     assert out[1].startswith(f"  {name}: ")
+
+
+def test_absent_records_are_no_sound_check(monkeypatch, capsys, sources, now):
+    """Claims that could not be decided are listed, and --write loses none of their verdicts."""
+    names = [name for name, one in now.items() if one.by == "record"]
+    assert names
+
+    def decide(missing):
+        missing.update(dict.fromkeys(names, "reports/cpu/records/learned: there are no records in this folder"))
+        return {name: one for name, one in now.items() if name not in names}
+
+    monkeypatch.setattr(ledger, "read", lambda: sources)
+    monkeypatch.setattr(verdicts, "decide_all", decide)
+    monkeypatch.setattr(verdicts, "write", lambda *_: pytest.fail("written"))
+    assert cli.run(["claims", "--check"]) == 3
+    out = " ".join(capsys.readouterr().out.split())
+    assert "committed verdicts follow" not in out
+    assert f"{len(names)} claims could not be decided: reports/cpu/records/learned: there are no records" in out
+    assert "would be lost" in refusal(cli.run, ["claims", "--write"])
+
+
+def test_a_claim_whose_records_are_absent_is_left_out(monkeypatch, tmp_path):
+    monkeypatch.setattr(by_records, "RECORDS", tmp_path)
+    with pytest.raises(MissingEvidence):
+        by_records._folder("learned")
+
+    def is_of_folder(claim: Claim) -> bool:
+        return isinstance(claim.rule, OfRecords) and claim.rule.function == "state_bytes_per_parameter"
+
+    source = next(source for source in ledger.read() if any(is_of_folder(c) for c in source.claims))
+    claim = next(claim for claim in source.claims if is_of_folder(claim))
+    missing = {}
+    monkeypatch.setattr(ledger, "read", lambda _: [source.model_copy(update={"claims": [claim]})])
+    by_records._finished.cache_clear()
+    try:
+        assert verdicts.decide_all(missing=missing) == {}
+    finally:
+        by_records._finished.cache_clear()
+    assert list(missing) == [claim.id]
+
+
+@pytest.mark.parametrize(
+    "words", ['{"a": foo}', "\x1b[31m x\ny", "(" * 2000, "`" * 3000, "a**" * 2000, "[x](" * 900, ""]
+)
+def test_a_search_takes_any_text(words, capsys):
+    assert cli.run(["claims", "--search", words]) == 0
+    assert "\x1b" not in capsys.readouterr().out
 
 
 def test_the_command_refuses_what_makes_no_sense():

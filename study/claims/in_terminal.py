@@ -52,6 +52,7 @@ def search(query: str) -> str:
 
     Upper and lower case do not matter.
     """
+    shown = terminal.printable(" ".join(query.split()))
     lines = []
     for judged in sentences.read():
         parts = [judged.says, judged.why]
@@ -59,9 +60,9 @@ def search(query: str) -> str:
         if all(word in " ".join(parts).lower() for word in query.lower().split()):
             lines.append(_line(f'{judged.head.claim.id}: "{judged.head.claim.phrase}": {judged.word}', "  ", "    "))
     if not lines:
-        return _line(f"No sentence contains all of these words: {query}")
+        return terminal.wrapped(f"No sentence contains all of these words: {shown}")
     count = "1 sentence contains" if len(lines) == 1 else f"{len(lines)} sentences contain"
-    return "\n".join([_line(f"{count} all of these words: {query}"), *lines])
+    return "\n".join([terminal.wrapped(f"{count} all of these words: {shown}"), *lines])
 
 
 def plain(value: str) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections import Counter
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -264,6 +264,13 @@ def read(folder: Path = FOLDER) -> list[Source]:
     paths = sorted(folder.glob("*.yaml"))
     if not paths:
         raise Refusal(f"{folder}: there is no ledger in this folder. Each source is a YAML file.")
+    states = [path.stat() for path in (*paths, QUESTIONS)]
+    return list(_read_all(tuple(paths), tuple((state.st_mtime_ns, state.st_size) for state in states)))
+
+
+@cache
+def _read_all(paths: tuple[Path, ...], _: tuple[tuple[int, int], ...]) -> list[Source]:
+    """Return the sources of these files. They are read again if a time or a size of a file has changed."""
     sources = _with_cited([_read(path) for path in paths])
     file_of_claim: dict[str, str] = {}
     known_questions = questions()

@@ -74,7 +74,16 @@ class JudgedSentence(NamedTuple):
 
     @property
     def why(self) -> str:
-        return self.sentence.reason if self.sentence else self.head.verdict.why
+        reason = self.sentence.reason if self.sentence else self.head.verdict.why
+        units = "; ".join(reading.claim.expected.unit for reading in self.undecided)
+        return f"{reason} Only a part of the sentence was tested. Not decided: {units}." if units else reason
+
+    @property
+    def undecided(self) -> list[JudgedClaim]:
+        """The readings of a sentence that holds which the evidence does not decide. Others decide it."""
+        if self.conclusion.standing != "yes":
+            return []
+        return [reading for reading in self.readings if not Conclusion.of(reading.verdict.verdict).is_decided]
 
     @property
     def counts(self) -> bool:
@@ -129,6 +138,7 @@ def content(sentences: Sequence[JudgedSentence]) -> dict[str, Any]:
                 "source": judged.source,
                 "verdict": judged.word,
                 "by": judged.by,
+                "undecided": [reading.claim.id for reading in judged.undecided],
                 **(judged.sentence.model_dump(exclude={"readings", "aside"}) if judged.sentence else {}),
                 "readings": [of(reading) for reading in judged.readings],
                 "aside": [of(reading) for reading in judged.aside],

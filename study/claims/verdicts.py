@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Literal
@@ -14,11 +14,13 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from study.claims import ledger
 from study.claims.ledger import Arithmetic, Claim, OfRecords, Source, Standing, Theory, Undecidable
-from study.claims.rules import Observed, by_arithmetic, by_execution, by_others
+from study.claims.rules import MissingEvidence, Observed, by_arithmetic, by_execution, by_others
 from study.claims.rules.by_execution import Execution
 from study.claims.rules.by_others import ByOthers
 from study.errors import Refusal, refusing
 from study.files import ROOT, load, write_whole
+from study.verdict import Checked, NotChecked
+from study.verdict import Verdict as CheckVerdict
 
 VERDICTS = Path(__file__).parent / "verdicts.json"
 CORRECTED = ROOT / "reports" / "corrections.md"
@@ -334,27 +336,54 @@ def _yes(value: bool) -> str:
 # ---------------------------------------------------------------- the committed ones
 
 
-def decide_all(folder: Path = ledger.FOLDER) -> dict[str, Verdict]:
+def decide_all(folder: Path = ledger.FOLDER, missing: dict[str, str] | None = None) -> dict[str, Verdict]:
     """Return the verdict on every claim of the ledger, by claim id.
 
+    Claims whose records or results are absent are left out if `missing` is given, which gets the reason by claim id.
     Raises Refusal with the file and the claim if a rule cannot be applied.
     """
     verdicts = {}
     for source in ledger.read(folder):
         for claim in source.claims:
             with refusing(f"{folder / source.source}.yaml: {claim.id}: rule"):
-                verdicts[claim.id] = decide(source, claim)
+                try:
+                    verdicts[claim.id] = decide(source, claim)
+                except MissingEvidence as absent:
+                    if missing is None:
+                        raise
+                    missing[claim.id] = str(absent)
     return verdicts
+
+
+def check(now: Mapping[str, Verdict], wrong: Collection[str], missing: Mapping[str, str]) -> CheckVerdict:
+    """Return the verdict of `claims --check`.
+
+    `now` has the claims that were decided again, `wrong` those that differ from what is committed, and `missing` has
+    the reasons why others could not be decided.
+    """
+    undecided = sum(not Conclusion.of(verdict.verdict).is_decided for verdict in now.values())
+    decided = len(now) - undecided
+    return CheckVerdict.of(
+        len(wrong),
+        [
+            Checked(decided, "claim", "decided again and compared with the committed verdicts"),
+            Checked(undecided, "claim", "still undecided, as committed"),
+        ],
+        [NotChecked(name, reason, True) for name, reason in missing.items()],
+    )
 
 
 def unlike(sources: list[Source], verdicts: dict[str, Verdict]) -> dict[str, str]:
     """Return a message for each sentence whose key `holds` in the ledger does not match its verdict.
 
-    The messages are keyed by the id of the sentence's first reading.
+    The messages are keyed by the id of the sentence's first reading. Sentences with a reading that has no verdict are
+    left out.
     """
     differing = {}
     for source in sources:
         for sentence in source.sentences:
+            if not verdicts.keys() >= {*sentence.readings}:
+                continue
             word, _ = headline([verdicts[name] for name in sentence.readings])
             if Conclusion.of(word).standing != sentence.holds:
                 message = f"is written to be {sentence.holds!r} (holds), and comes out as {word}"

@@ -7,6 +7,8 @@ from typing import Annotated
 
 from pydantic import Field
 
+from study.errors import Refusal
+
 Text = Annotated[str, Field(min_length=1)]
 
 
@@ -32,6 +34,10 @@ class Observed:
     def ends(self) -> tuple[float, float]:
         """The two ends of the interval. Both equal the value if there is no interval."""
         return self.interval or (self.number, self.number)
+
+
+class MissingEvidence(Refusal):
+    """The error for a claim that cannot be decided because the records or results that decide it are absent."""
 
 
 def around(value: float, factor: float) -> tuple[float, float]:

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import yaml
 from pydantic import Field, model_validator
 
-from study.claims.rules import Observed, Text
+from study.claims.rules import MissingEvidence, Observed, Text
 from study.errors import refusing
 from study.files import ROOT, StrictModel, load
 from study.records.schema import Facts
@@ -98,7 +98,9 @@ def outcome(wants: Mapping[str, Any], values: Mapping[str, Any], message: str | 
 
 
 def read(path: Path = RESULTS) -> Results:
-    """Return the content of the results file. Raises Refusal if the file is invalid."""
+    """Return the content of the results file. Raises Refusal if the file is invalid or absent."""
+    if not path.exists():
+        raise MissingEvidence(f"{path}: there is no such file; run `{COMMAND}`")
     content = load(path, f"results; run `{COMMAND}`")
     with refusing(str(path)):
         return Results.model_validate(content)

@@ -14,7 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
-from study.claims.rules import Observed
+from study.claims.rules import MissingEvidence, Observed
 from study.files import ROOT
 from study.records import find as records
 from study.records.find import RecordFile
@@ -42,13 +42,21 @@ REDUCTIONS = ("all_reduce", "reduce", "reduce_scatter")
 
 @lru_cache(maxsize=16)
 def _finished(study: str) -> list[RecordFile]:
-    return [run for run in records.find([RECORDS / study]) if run.record.status == "ok"]
+    return [run for run in records.find([_folder(study)]) if run.record.status == "ok"]
+
+
+def _folder(study: str) -> Path:
+    """Return the folder with the committed records of a study. Raises MissingEvidence if it has none."""
+    folder = RECORDS / study
+    if not any(folder.rglob("*.json*")):
+        raise MissingEvidence(f"{folder}: there are no records in this folder")
+    return folder
 
 
 def _some(candidates: Iterable[RecordFile], description: str) -> list[RecordFile]:
     runs = list(candidates)
     if not runs:
-        raise ValueError(f"arguments: no committed record of {description}; name runs that there are")
+        raise MissingEvidence(f"arguments: no committed record of {description}; name runs that there are")
     return runs
 
 
@@ -94,7 +102,7 @@ def different_bits(strategy: str, control: str) -> Observed:
 
     compared, different = [], 0
     for study in ("bits", "bits-learned"):
-        for _, pinned in bits.settings([RECORDS / study]).values():
+        for _, pinned in bits.settings([_folder(study)]).values():
             for column in pinned:
                 sound = [run.record for run in column if not bits.is_faulty(run.record)]
                 of = {record.strategy: record for record in sound if record.config["fixed_order"] == "all"}
@@ -126,7 +134,7 @@ def _table(study: str) -> pd.DataFrame:
 
     if study not in LEARNED:
         raise ValueError(f"study {study!r}: must be one of {', '.join(LEARNED)}")
-    runs = table.read([RECORDS / study, *RECORDS.glob(f"{study}-others")])
+    runs = table.read([_folder(study), *RECORDS.glob(f"{study}-others")])
     verdict.require_whole(sorted({run.run_id for run in studies.runs(studies.find(study))} - set(runs["run_id"])))
     once = runs[runs["run_id"].str.endswith("-once")]
     arms = runs[runs["run_id"].str.fullmatch(r".*-seed\d+") & (runs["world_size"] <= WORLD_SIZE)]
@@ -150,7 +158,9 @@ def _compared(table: pd.DataFrame, study: str, strategy: str, control: str, metr
         & (compared["control_world_size"] == WORLD_SIZE)
     ]
     if len(rows) != 1 or rows["relative_low"].isna().any():
-        raise ValueError(f"arguments: no committed records of {study} under {strategy} and {control} in several seeds")
+        raise MissingEvidence(
+            f"arguments: no committed records of {study} under {strategy} and {control} in several seeds"
+        )
     row = rows.iloc[0]
     couples = pairs.pair(selected, control).compared
     ids = {name for column in ("run", "control_run") for name in selected.loc[couples[column], "run_id"]}
@@ -249,7 +259,7 @@ def peak_ratio(
     """
     from study.compare import table
 
-    runs = table.read([RECORDS / study]).query("status == 'ok'")
+    runs = table.read([_folder(study)]).query("status == 'ok'")
     if label is not None:
         runs = runs[runs["run_id"].map(_label) == label]
     runs = runs.assign(precision=runs["precision"].str.removesuffix("-autocast"))
@@ -358,6 +368,8 @@ def protocol_effect(program: str, metric: defects.Metric) -> Observed:
     for name, value, allowed in (("program", program, programs), ("metric", metric, get_args(defects.Metric))):
         if value not in allowed:
             raise ValueError(f"{name} {value!r}: must be one of {', '.join(allowed)}")
+    if not PROTOCOL.exists():
+        raise MissingEvidence(f"{PROTOCOL}: there is no such file")
     effect = defects.effect(defects.read(PROTOCOL), programs[program], metric)
     if effect is None or effect.low is None or effect.high is None:
         raise ValueError(f"arguments: the {program} program has no {metric} in {PROTOCOL.name}; run it again")
