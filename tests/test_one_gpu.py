@@ -72,7 +72,9 @@ def done(place: Place) -> list[str]:
 
 
 def packed(place: Place) -> int:
-    return pack.merge(place.folder / one_gpu.PACK, place.folder.parent / f"home{time.monotonic()}")
+    """Merge the pack into a new folder, and return the number of its runs."""
+    verdict = pack.merge(place.folder / one_gpu.PACK, place.folder.parent / f"home{time.monotonic()}")
+    return next(checked.number for checked in verdict.checked if checked.noun == "run")
 
 
 # ---------------------------------------------------------------- the order, the time, the pack
@@ -248,7 +250,7 @@ def test_the_list_in_the_small(tmp_path, monkeypatch):
     states = [item.state(place) for item in listed]
     counts = [(state.to_run, state.kept, state.skipped) for state in states]
     assert counts == [(0, 2, 1), (0, 1, 0), (0, 1, 0), (0, 2, 0), (0, 1, 0)]
-    assert pack.merge(place.folder / one_gpu.PACK, tmp_path / "home") == 7
+    assert pack.merge(place.folder / one_gpu.PACK, tmp_path / "home").checked[1].number == 7
     page = (place.folder / one_gpu.PAGE).read_text()
     row = next(line for line in page.splitlines() if line.startswith("| `zero2` "))
     assert row == "| `zero2` | ok |  |  |  |  | ok | not run | not run | not run | not run |"
@@ -335,7 +337,7 @@ def test_single_gpu_in_slots_and_home(home):
     assert alike == pytest.approx([alike[0]] * len(alike), rel=1e-5)
 
     pack.pack([home / "runs"], home / "box.zip")
-    assert pack.merge(home / "box.zip", home / "records") == len(found)
+    assert pack.merge(home / "box.zip", home / "records").checked[1].number == len(found)
     assert set(table.read([home / "records"])["strategy"]) == set(names)
 
 

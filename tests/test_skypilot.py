@@ -12,13 +12,12 @@ import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import first_hour
 import one_gpu
 import pytest
 import test_docs
 import yaml
 from launching import ROOT
-
-from study.running import studies
 
 CLOUDS = ROOT / "docs" / "clouds"
 
@@ -143,10 +142,10 @@ def bucket(tmp_path):
     return tmp_path / "bucket"
 
 
-def slot(name: str, home: Path) -> list[list[str]]:
+def slot(name: str, home: Path, **envs: str) -> list[list[str]]:
     """What a slot asks the programs, which goes well."""
     written = read(name)
-    given = {key: str(value) for key, value in {**written["envs"], "BUCKET": "mine"}.items()}
+    given = {key: str(value) for key, value in {**written["envs"], "BUCKET": "mine", **envs}.items()}
     given |= {
         "HOME": str(home), "PATH": os.environ["PATH"], "SKYPILOT_TASK_ID": "sky-2026-11-22-06-00-00-000000_box_1",
         "SKYPILOT_NODE_RANK": "0", "SKYPILOT_NODE_IPS": "10.0.0.4\n10.0.0.5",
@@ -161,10 +160,29 @@ def slot(name: str, home: Path) -> list[list[str]]:
 @pytest.mark.parametrize("name", ONE_BOX)
 def test_the_program_knows_the_commands(name, bucket, tmp_path):
     asked = slot(name, new_box(tmp_path / "box", bucket))
-    assert [words[0] for words in asked] == (["tools/one_gpu.py"] if name == "a100" else ["run", "pack"])
-    for words in asked:
-        test_docs.check_study(words) if name != "a100" else one_gpu.main.make_context("", words[1:])
-        if words[0] == "run":
-            studies.find(words[1])
+    if name == "a100":
+        ((program, *words),) = asked
+        assert program == "tools/one_gpu.py"
+        one_gpu.main.make_context("", words)
+    else:
+        (machine,) = [each for each in first_hour.PLANNED if each.file == f"{name}.yaml"]
+        assert [shlex.join(["zero-study", *words]) for words in asked[:-1]] == [
+            command.text for command in first_hour.commands(machine)
+        ]
+        for words in asked:
+            test_docs.check_study(words)
     packs = [path.name for path in bucket.glob("*.zip")]
-    assert packs == ["one-gpu.zip" if name == "a100" else "multi-gpu.zip"]
+    assert packs == ["one-gpu.zip" if name == "a100" else "first-hour.zip"]
+
+
+def test_another_study_runs_in_slots(bucket, tmp_path):
+    asked = slot("8xh100", new_box(tmp_path / "box", bucket), STUDY="offload")
+    assert [words[:2] for words in asked] == [["run", "offload"], ["pack", "runs/offload"]]
+
+
+@pytest.mark.parametrize(("minutes", "num_runs"), [("35", 18), ("0", 0)])
+def test_no_run_on_two_boxes_begins_after_the_limit(minutes, num_runs, bucket, tmp_path):
+    home = new_box(tmp_path / "box", bucket)
+    (home / "asked").touch()
+    asked = slot("2x8xh100", home, MINUTES=minutes)
+    assert [words[0] for words in asked].count("train") == num_runs

@@ -1,15 +1,19 @@
 """The plan of the first hour on rented GPUs: which runs, in which order, and what each of them is predicted to show.
 
-docs/first-hour.md has these tables, which tools/docs_tables.py writes. Nothing here is measured.
+docs/first-hour.md has these tables, which tools/docs_tables.py writes. The files in docs/clouds/ rent machines and run
+the same plan; this program writes the commands and the prices into them. Nothing here is measured.
 
-    python tools/first_hour.py    # print the tables
+    python tools/first_hour.py            # print the tables
+    python tools/first_hour.py --write    # write the commands and prices into the files in docs/clouds/
 """
 
 from __future__ import annotations
 
 import math
+import re
 import sys
 import tempfile
+import textwrap
 from collections.abc import Iterable, Sequence
 from functools import cache
 from itertools import groupby
@@ -18,24 +22,62 @@ from typing import NamedTuple
 
 import one_gpu
 
-from study import formatting
+from study import files, formatting
 from study.engines import this_machine
 from study.errors import Refusal
 from study.running import predictions, studies
 from study.running.estimate import History
 from study.running.predictions import PredictedRun
 from study.theory import hardware, intervals
+from study.theory.gpus import Gpu
 
-HOUR = 60.0  # minutes
+CLOUDS = files.ROOT / "docs" / "clouds"
+IDLE_MINUTES = 10  # after which SkyPilot gives a machine back, as the files in docs/clouds/ ask it to
 ALONE = ("a100-40gb", "a100-80gb", "h100-sxm")  # machines with one GPU
-SEVERAL = ("h100-sxm", (2, 8))
+SEVERAL = ("h100-sxm", (2, 8))  # machines with several GPUs, whose runs are predicted
 OF_ONE_GPU = ("gpu-bert-large", "gpu-gpt2-xl", "gpu-lora")
 OF_SEVERAL_GPUS = ("multi-gpu", "multi-gpu-lora")
-# The commands on several GPUs: study, which of its runs, and for each number of GPUs the limit in minutes.
-COMMANDS = (
-    ("gpu-acceptance", "", {2: 7, 8: 7}),
-    ("multi-gpu", "-{}x-", {2: 38, 8: 42}),
-    ("multi-gpu-lora", "-{}x-", {2: 12, 8: 9}),
+# The studies on several GPUs in their order, each with a part of the ids of the runs that use all GPUs. FILLING repeats
+# each run, round by round, and gets the time that the others leave.
+STUDIES = {"gpu-acceptance": "", "multi-gpu": "-{}x-", "multi-gpu-lora": "-{}x-"}
+FILLING = "multi-gpu"
+
+
+class Machine(NamedTuple):
+    """A machine that can be rented, with the file in docs/clouds/ that rents it, if there is one."""
+
+    gpu: str
+    num_gpus: int
+    file: str | None = None
+    priced_as: str | None = None  # the GPU whose price it has, if machines with one GPU have another kind of it
+    num_nodes: int = 1
+
+    @property
+    def name(self) -> str:
+        return f"{f'{self.num_nodes} x ' if self.num_nodes > 1 else ''}{self.num_gpus} {self.gpu}"
+
+    @property
+    def dollars_per_hour(self) -> float:
+        price = self._priced.price_per_hour
+        assert price is not None
+        return price * self.num_gpus * self.num_nodes
+
+    @property
+    def price_source(self) -> str:
+        return f"{self._priced.price_source}, {self._priced.price_date}"
+
+    @property
+    def _priced(self) -> Gpu:
+        return hardware.find_gpu(self.priced_as or self.gpu)
+
+
+PLANNED = (Machine("h100-sxm", 2), Machine("h100-sxm", 8, "8xh100.yaml"), Machine("a100-80gb", 8, "8xa100.yaml"))
+MACHINES = (
+    Machine("a100-40gb", 1),
+    Machine("a100-80gb", 1, "a100.yaml", "a100-pcie-80gb"),
+    Machine("h100-sxm", 1),
+    *PLANNED,
+    Machine("h100-sxm", 8, "2x8xh100.yaml", num_nodes=2),
 )
 # Two strategies of one block are in order if the larger predicted peak is larger than the other by more than this.
 APART = 0.05
@@ -89,7 +131,8 @@ def predicted_runs(study: str, gpu: str, num_gpus: int = 1) -> list[PredictedRun
 
 
 def order_on_one_gpu() -> str:
-    """Return the table of the list of `make gpu`, up to an hour: the predicted minutes on each machine, and their sum.
+    """Return the table of the list of `make gpu`, as far as it begins within the hour: the
+    predicted minutes on each machine, and their sum.
 
     The sum is of all lines so far.
     """
@@ -105,30 +148,113 @@ def order_on_one_gpu() -> str:
                 so_far[gpu] += minutes
                 cells.append(f"{minutes:.0f} ({so_far[gpu]:.0f})")
             rows.append([number, item.title, f"`{item.folder(one_gpu.Place(Path(), None, False)).name}`", *cells])
-            if min(so_far.values()) > HOUR:
+            if min(so_far.values()) > one_gpu.MINUTES:
                 break
     return _table(["", "runs", "study", *(f"minutes on {gpu} (so far)" for gpu in ALONE)], rows, num_texts=3)
 
 
+class Command(NamedTuple):
+    """A command of the plan for several GPUs."""
+
+    study: str
+    only: str  # a part of the ids of its runs; empty for all runs
+    num_runs: int
+    minutes: float  # predicted, of all its runs
+    limit: int  # minutes
+
+    @property
+    def text(self) -> str:
+        only = [f"--only={self.only}"] * bool(self.only)
+        return " ".join(["zero-study run", self.study, *only, f"--minutes {self.limit}"])
+
+
+def commands(machine: Machine) -> list[Command]:
+    """Return the commands for a machine with several GPUs. Their limits add up to the time for runs in a paid hour.
+
+    Each study gets a minute more than its runs are predicted to take, and FILLING the rest.
+    """
+    history = History(True, hardware.find_gpu(machine.gpu))
+    parts = []
+    for study, ids in STUDIES.items():
+        only = ids.format(machine.num_gpus)
+        runs = [run for run in studies.runs(studies.find(study)) if only in run.run_id]
+        minutes = sum(history.estimate(run).seconds for run in runs) / 60
+        parts.append(Command(study, only, len(runs), minutes, math.ceil(minutes) + 1))
+    rest = one_gpu.MINUTES - sum(part.limit for part in parts if part.study != FILLING)
+    return [part._replace(limit=rest) if part.study == FILLING else part for part in parts]
+
+
 def order_on_several_gpus() -> str:
-    """Return the table of the commands for 2 and 8 GPUs, with the number of runs and their predicted minutes.
+    """Return the table of the commands for several GPUs, with the number of runs and their predicted minutes.
 
     The sum of the minutes so far counts each command with its limit, if its runs take longer.
     """
-    gpu, numbers = SEVERAL
-    history = History(True, hardware.find_gpu(gpu))
     rows = []
-    for number in numbers:
+    for machine in PLANNED:
         so_far = 0.0
-        for study, ids, limits_in_minutes in COMMANDS:
-            only, limit = ids.format(number), limits_in_minutes[number]
-            runs = [run for run in studies.runs(studies.find(study)) if only in run.run_id]
-            minutes = sum(history.estimate(run).seconds for run in runs) / 60
-            so_far += min(minutes, limit)
-            options = f"--only={only} " if only else ""
-            command = f"`zero-study run {study} {options}--minutes {limit}`"
-            rows.append([f"{number} {gpu}", command, len(runs), f"{minutes:.0f} ({so_far:.0f})"])
+        for command in commands(machine):
+            so_far += min(command.minutes, command.limit)
+            cell = f"{command.minutes:.0f} ({so_far:.0f})"
+            rows.append([machine.name, f"`{command.text}`", command.num_runs, cell])
     return _table(["GPUs", "command", "runs", "minutes of all runs (so far)"], rows, num_texts=2)
+
+
+def prices() -> str:
+    """Return the table of what an hour of each machine costs."""
+    rows = [
+        [machine.name, f"[{machine.file}](clouds/{machine.file})" if machine.file else "", machine.price_source,
+         _dollars(machine, 60), _dollars(machine, IDLE_MINUTES)]
+        for machine in MACHINES
+    ]  # fmt: skip
+    head = ["GPUs", "file", "price of", "USD per hour", f"USD for {IDLE_MINUTES} idle minutes"]
+    return _table(head, rows, num_texts=3)
+
+
+def _dollars(machine: Machine, minutes: float) -> str:
+    return f"{machine.dollars_per_hour * minutes / 60:.2f}"
+
+
+# ---------------------------------------------------------------- the files that rent machines
+
+
+def block(name: str) -> re.Pattern[str]:
+    """Return the pattern of the lines that this program writes into a file, between two comments."""
+    return re.compile(rf"( *)(# <{name}>[^\n]*\n)(.*?)( *# </{name}>)", re.DOTALL)
+
+
+def written(machine: Machine) -> str:
+    """Return the content of a machine's file with the commands of the plan and the price of today."""
+    assert machine.file is not None
+    content = (CLOUDS / machine.file).read_text(encoding="utf-8")
+    parts = {"price": _price_comment(machine)}
+    if machine in PLANNED:
+        folders = [f"runs/{study}" for study in STUDIES]
+        pack = " ".join(["zero-study pack", *folders, "runs/first-hour.zip"])
+        parts["plan"] = [*(command.text for command in commands(machine)), pack]
+    for name, lines in parts.items():
+        content = _replace(content, name, lines)
+    return content
+
+
+def _replace(content: str, name: str, lines: Iterable[str]) -> str:
+    """Return a file's content with other lines between the two comments of this name."""
+
+    def replaced(found: re.Match[str]) -> str:
+        indent, begin, _, end = found.groups()
+        return "".join([indent, begin, *(f"{indent}{line}\n" for line in lines), end])
+
+    content, number = block(name).subn(replaced, content)
+    assert number == 1, f"there is no place for the {name}"
+    return content
+
+
+def _price_comment(machine: Machine) -> list[str]:
+    text = (
+        f"An hour costs {_dollars(machine, 60)} USD ({machine.price_source}): about {one_gpu.SET_UP_MINUTES} min of "
+        f"set-up, and at most {one_gpu.MINUTES} min of runs. The {IDLE_MINUTES} idle minutes, after which SkyPilot "
+        f"gives the machine back, cost {_dollars(machine, IDLE_MINUTES)} USD more."
+    )
+    return textwrap.wrap(text, 116, initial_indent="# ", subsequent_indent="# ")
 
 
 # ---------------------------------------------------------------- what the runs should show
@@ -254,6 +380,7 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[object]], num_texts: int
 TABLES = {
     "hour_of_one_gpu": order_on_one_gpu,
     "hour_of_several_gpus": order_on_several_gpus,
+    "hour_prices": prices,
     "hour_refuting": refuting,
     "hour_on_one_gpu": on_one_gpu,
     "hour_on_several_gpus": on_several_gpus,
@@ -261,15 +388,22 @@ TABLES = {
 }
 
 
-def main() -> None:
-    """Print every table."""
-    try:
-        for name, make in TABLES.items():
-            print(f"{name}\n\n{make()}\n")
-    except Refusal as refusal:
-        print(f"tools/first_hour.py: {refusal}", file=sys.stderr)
-        sys.exit(2)
+def main(words: Sequence[str]) -> None:
+    """Print every table, or write the files that rent machines."""
+    if words:
+        if words != ["--write"]:
+            raise Refusal(f"{words[0]}: unknown. Give --write, or nothing to print the tables.")
+        for machine in MACHINES:
+            if machine.file:
+                (CLOUDS / machine.file).write_text(written(machine), encoding="utf-8")
+        return
+    for name, make in TABLES.items():
+        print(f"{name}\n\n{make()}\n")
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main(sys.argv[1:])
+    except Refusal as refusal:
+        print(f"tools/first_hour.py: {refusal}", file=sys.stderr)
+        sys.exit(2)
