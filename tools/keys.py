@@ -70,6 +70,8 @@ def of_deepspeed() -> dict[str, Any]:
     from deepspeed.profiling.config import DeepSpeedFlopsProfilerConfig
     from deepspeed.runtime import config, lr_schedules, precision_config
     from deepspeed.runtime.swap_tensor.aio_config import AIO_DEFAULT_DICT
+    from deepspeed.runtime.tensor_parallel.config import TPTrainingConfig
+    from deepspeed.runtime.zenflow.zenflow_config import ZenFlowConfig
     from deepspeed.runtime.zero import config as zero
     from deepspeed.runtime.zero import offload_config as offload
 
@@ -78,6 +80,7 @@ def of_deepspeed() -> dict[str, Any]:
         "zero_optimization.offload_optimizer": offload.DeepSpeedZeroOffloadOptimizerConfig,
         "zero_optimization.offload_param": offload.DeepSpeedZeroOffloadParamConfig,
         "zero_optimization.leaf_module": zero.DeepSpeedZeroLeafModuleConfig,
+        "zero_optimization.zenflow": ZenFlowConfig, "tensor_parallel": TPTrainingConfig,
         "fp16": precision_config.DeepSpeedFP16Config, "bf16": precision_config.DeepSpeedBF16Config,
         "compile": config.CompileConfig, "comms_logger": CommsLoggerConfig,
         "tensorboard": monitors.TensorBoardConfig, "csv_monitor": monitors.CSVConfig,

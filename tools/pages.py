@@ -125,9 +125,10 @@ def releases() -> Iterator[tuple[str, str]]:
             ]
             wrong = [" ".join([f"- {fault.summary}", *(f"<{url}>" for url in fault.threads)]) for fault in faults]
             old, new = Lock({package: before} if before else {}), Lock({package: version})
-            changes = upgrade.compare(old.pins, new.pins)
             report = (
-                upgrade.text(changes, old, new, WIDTH) if before else "This is the oldest release that was examined."
+                upgrade.text(upgrade.compare_locks(old, new), old, new, WIDTH)
+                if before
+                else "This is the oldest release that was examined."
             )
             lines = [f"# {package} {version}", "Known to train wrongly:", "\n".join(wrong or ["- nothing"])]
             yield f"{package}-{version}", "\n\n".join([*lines, f"```text\n{report}\n```"])
