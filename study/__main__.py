@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import io
-import os
 import signal
 import sys
+import traceback
 from typing import Any
 
+from study import terminal
 from study.errors import Refusal, RunFailed, describe_missing
+from study.verdict import REFUSED, UNKNOWN
 
 # What is wrong with a place that was named, before anything is written to it; a full disk is not.
 UNUSABLE = {
@@ -17,50 +20,77 @@ UNUSABLE = {
     errno.ELOOP, errno.EINVAL,
 }  # fmt: skip
 LONGEST_PLACE = 200  # characters that are shown of it
+NO_READER = 128 + signal.SIGPIPE  # the status that a shell reports for a program whose reader has gone
 
 
 def main() -> None:
     """Run a command; a refusal is one line and exit status 2."""
-    from study import cli
-
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a folder's name may be bytes that are no text
     # A run is in a process group of its own: were this process just to die, it would go on.
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup wants the end of its terminal to end nothing
             signal.signal(number, _interrupt)
+    with terminal.guarded_output():
+        try:
+            status = _status()
+        except BrokenPipeError:  # `zero-study compare ... | head`: what is left to say has no reader
+            status = NO_READER
+        except Exception as error:
+            status = UNKNOWN  # an error of the program is no finding
+            if not (isinstance(error, OSError) and error.filename in terminal.STREAMS):
+                _report(error)
+        terminal.finish_output()
+    sys.exit(status)
+
+
+def _status() -> int:
+    """Run the command of this process, print the error if there is one that it expects, and return the exit status."""
+    from study import cli
+
     try:
         status = cli.run(sys.argv[1:])
         sys.stdout.flush()
     except Refusal as refusal:
-        status = _refuse(refusal)
+        return _refuse(refusal)
     except RunFailed as failure:
         print(f"zero-study: {failure}", file=sys.stderr)
-        status = 1
+        return 1
     except ModuleNotFoundError as error:
         if (message := describe_missing(error)) is None:
             raise
-        status = _refuse(message)
+        return _refuse(message)
     except KeyboardInterrupt:
         kept = "; finished runs are kept" if sys.argv[1:2] in (["run"], ["train"]) else ""
         print(f"zero-study: interrupted{kept}", file=sys.stderr)
-        status = 130
-    except BrokenPipeError:  # `zero-study compare ... | head`: what is left to say has no reader
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        status = 1
+        return 130
+    except BrokenPipeError:
+        raise
     except OSError as error:
-        if error.filename is None:
-            raise
-        place = str(error.filename)
-        _refuse(f"{place if len(place) <= LONGEST_PLACE else place[:LONGEST_PLACE] + '...'}: {error.strerror}")
-        status = 2 if error.errno in UNUSABLE else 1
-    sys.exit(status)
+        return _refuse_file(error)
+    return status
+
+
+def _report(error: Exception) -> None:
+    """Print an error that is a fault of the program itself."""
+    with contextlib.suppress(OSError):
+        traceback.print_exception(error)
+        print("zero-study: this is an error in zero-study, so there is no result. Please report it.", file=sys.stderr)
+
+
+def _refuse_file(error: OSError) -> int:
+    """Print an error of the operating system that names a file, and return the exit status."""
+    if error.filename is None:
+        raise error
+    place = str(error.filename)
+    _refuse(f"{place if len(place) <= LONGEST_PLACE else place[:LONGEST_PLACE] + '...'}: {error.strerror}")
+    return REFUSED if error.errno in UNUSABLE else UNKNOWN
 
 
 def _refuse(message: object) -> int:
     line = " ".join(str(message).splitlines())  # a file's name may have several
     print(f"zero-study: {line}", file=sys.stderr)
-    return 2
+    return REFUSED
 
 
 def _interrupt(*_: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib.metadata
 import re
+import reprlib
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -110,7 +111,19 @@ def _describe(error: Any) -> str:
         return f"unknown key {_key(error)!r}"
     if error["type"] == "missing":
         return f"{_key(error)} is missing"
-    return f"{_key(error)}={error['input']!r}: {error['msg'][0].lower()}{error['msg'][1:]}"
+    return f"{_key(error)}={_shortened(error['input'])}: {error['msg'][0].lower()}{error['msg'][1:]}"
+
+
+def _shortened(value: object) -> str:
+    """Return a value as Python writes it. A value of a foreign file may be of any length, so it is cut off."""
+    text = repr(value) if isinstance(value, (int, float, type(None))) else _brief.repr(value)
+    return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}..."
+
+
+_LONGEST_VALUE = 200  # characters
+_brief = reprlib.Repr()
+_brief.maxstring = _brief.maxother = _LONGEST_VALUE
+_brief.maxlist = _brief.maxdict = _brief.maxtuple = 20
 
 
 def describe_usage(error: click.UsageError) -> str:

@@ -29,6 +29,9 @@ from .errors import Refusal
 ROOT = Path(__file__).resolve().parents[1]  # folder of the project in an editable installation
 
 LARGEST_FILE = 256 << 20  # bytes; the size of a file with a million steps
+LARGEST_YAML = 1 << 20  # bytes; people write these files, and reading them takes 10 s per MiB
+MOST_IN_YAML = 1_000_000  # values, with the aliases written out
+MOST_VALUES = 8_000_000  # in a JSON file; that of a large tokenizer has 2 million
 DEEPEST = 40  # levels of nesting; files of the study have fewer than ten
 MOST_DIGITS = 19  # of an integer; DeepSpeed writes the largest one of 64 bits for "no limit"
 
@@ -209,9 +212,11 @@ def parse_json(text: bytes | str, section: Section = _each_once) -> Any:
     """Parse JSON strictly. Raises ValueError if the text is invalid.
 
     These are also errors: repeated keys, NaN, numbers that are too large for a float, integers with more than
-    MOST_DIGITS digits, and nesting deeper than DEEPEST levels.
+    MOST_DIGITS digits, more than MOST_VALUES values, and nesting deeper than DEEPEST levels.
     """
     text = text if isinstance(text, str) else text.decode()  # only UTF-8, because engines cannot read UTF-16
+    if len(text) > MOST_VALUES and sum(map(text.count, ",:[")) > MOST_VALUES:  # each value would take 30 to 230 bytes
+        raise ValueError(f"it has more than {MOST_VALUES:,} values")
     try:
         content = json.loads(
             text, object_pairs_hook=section, parse_int=_whole, parse_float=_finite, parse_constant=_finite
@@ -252,6 +257,25 @@ def _finite(text: str) -> float:
     return value
 
 
+def _check_size(content: Any) -> None:
+    """Raise ValueError if lists and dicts that occur several times make a content larger than MOST_IN_YAML values.
+
+    Aliases of YAML repeat a part without copying it. A few lines can thus describe more values than fit into memory,
+    which any program that walks through them would notice. The content is nested at most DEEPEST levels.
+    """
+    sizes: dict[int, int] = {}
+
+    def size(value: Any) -> int:
+        if not isinstance(value, (dict, list)):
+            return 1
+        if id(value) not in sizes:
+            sizes[id(value)] = 1 + sum(map(size, value.values() if isinstance(value, dict) else value))
+        return sizes[id(value)]
+
+    if size(content) > MOST_IN_YAML:
+        raise ValueError(f"its aliases (*) repeat parts until it has more than {MOST_IN_YAML:,} values")
+
+
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # with libyaml, ten times as fast
 _STRANGE = re.compile("[\t\ufeff\x85\u2028\u2029]|\r(?!\n)")  # tab, byte order mark, unusual line ends
 _WHOLE = re.compile(r"[-+]?(?:0|[1-9][0-9]*)")
@@ -264,6 +288,8 @@ def parse_yaml(text: str) -> Any:
     All restrictions of `parse_json` apply. Values that YAML 1.1 reads differently from how they are written are errors
     too, such as 010, 1:30 and dates.
     """
+    if len(text) > LARGEST_YAML:
+        raise ValueError(f"it is larger than {LARGEST_YAML >> 20} MiB")
     if strange := _STRANGE.search(text):
         line = text.count("\n", 0, strange.start()) + 1
         raise ValueError(
@@ -279,6 +305,7 @@ def parse_yaml(text: str) -> Any:
         _check_nodes(loader, root)
         content = loader.construct_document(root)
         _check_depth(content)
+        _check_size(content)
     except (RecursionError, _TooDeep):  # caused by aliases: the text's own nesting was checked
         raise ValueError(
             f"its aliases (*) nest it more deeply than {DEEPEST}, or within itself. Write the aliased parts out"
@@ -398,6 +425,42 @@ def can_be_written(folder: Path) -> bool:
     """Return whether a folder can be written to or can be created. The check leaves nothing behind."""
     existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     return existing.is_dir() and why_not_writable(existing, 1) is None
+
+
+def own_temporary_folder(name: str) -> Path:
+    """Return a folder for temporary files of this user, in the system's folder for such files. It is created.
+
+    Code is loaded from this folder, so it is only used if it belongs to the user and nobody else can write to it.
+    Another user may have made a folder of this name first. In that case, the function returns one whose name ends with
+    random characters, and finds it again the next time.
+    """
+    place = Path(tempfile.gettempdir())
+    usual = place / f"{name}-{os.getuid()}"
+    with contextlib.suppress(FileExistsError):
+        usual.mkdir(mode=0o700)
+    for folder in (usual, *sorted(place.glob(f"{usual.name}-*"))):
+        if is_private(folder):
+            return folder
+    return Path(tempfile.mkdtemp(prefix=f"{usual.name}-", dir=place))
+
+
+def is_private(folder: Path) -> bool:
+    """Return whether a path is a folder that belongs to this user, and to which nobody else can write."""
+    try:
+        status = folder.lstat()  # a symbolic link may lead to a folder of somebody else
+    except OSError:
+        return False
+    is_ours = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
+    return is_ours and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
+def belongs_to_others(folder: Path) -> bool:
+    """Return whether a folder, or the one in which it would be created, belongs to another user or may be changed by
+    everybody.
+    """
+    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    status = existing.stat()
+    return status.st_uid != os.getuid() or bool(status.st_mode & stat.S_IWOTH)
 
 
 def is_removed(*descriptors: int) -> bool:

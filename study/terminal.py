@@ -1,13 +1,21 @@
-"""Format text and tables to the width of the terminal."""
+"""Format text and tables to the width of the terminal, and keep control characters of foreign texts away from it.
+
+`printable` puts a foreign text (a name, a key, a value of a file that this project did not write) on one line. Use it
+where such a text becomes a part of a message or of a written file. `guarded_output` is the safety net behind it: every
+command runs within it, so that a forgotten control character is printed as its escape code.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import os
 import re
 import shutil
+import sys
 import textwrap
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 # Text that is not broken at its spaces: a JSON snippet to paste, or a command in backticks.
 _WHOLE = re.compile(r"""("[^"\s]+": )?\{[^{}]{1,60}\}|\[[^\[\]]{1,40}\]|"[^"\s]+": [^\s{]+|`[^`]{1,60}`""")
@@ -44,6 +52,11 @@ def wrapped(text: str, indent: str = "", later_indent: str | None = None, column
             break_on_hyphens=False,
         ) or [""]
     return "\n".join(lines).replace(_KEPT_SPACE, " ")
+
+
+def printable(text: str) -> str:
+    """Return a text of a foreign file on one line and without control characters, which are shown as escapes."""
+    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
 
 
 def counted(number: int, noun: str, plural: str | None = None) -> str:
@@ -111,3 +124,85 @@ def _widths(columns: Sequence[Sequence[str]], width: int) -> list[int] | None:
         widest = max(range(len(widths)), key=lambda place: (slack[place] > 0, widths[place]))
         widths[widest] -= 1
     return widths
+
+
+# ---------------------------------------------------------------- foreign text
+
+# What a terminal acts on: control characters apart from the tab and the end of a line, other ends of lines, and
+# characters that reverse the direction of the text.
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff]")
+
+
+STREAMS = ("standard output", "standard error")  # their names in the errors of guarded streams
+
+
+class _Guarded:
+    """A stream that shows control characters as their escape codes instead of writing them.
+
+    Errors of the operating system get the name of the stream as their file name.
+    """
+
+    def __init__(self, stream: Any, name: str) -> None:
+        self._stream, self._name = stream, name
+
+    def write(self, text: str) -> int:
+        # Progress bars begin what they write with a carriage return.
+        begin = text[: text.startswith("\r")]
+        with self._named():
+            return int(self._stream.write(begin + _CONTROL.sub(lambda found: repr(found[0])[1:-1], text[len(begin) :])))
+
+    def writelines(self, lines: Iterator[str]) -> None:
+        for line in lines:
+            self.write(line)
+
+    def flush(self) -> None:
+        with self._named():
+            self._stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    @contextlib.contextmanager
+    def _named(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            error.filename = self._name
+            raise
+
+
+@contextlib.contextmanager
+def guarded_output() -> Iterator[None]:
+    """Keep control characters out of everything that is printed in the `with` block, on stdout and on stderr.
+
+    Standard streams that were closed before the program started become `/dev/null`. Otherwise, the next file that is
+    opened would get the number of a standard stream, and output of libraries would be written to this file.
+    """
+    _open_closed_streams()
+    streams = sys.stdout, sys.stderr
+    guarded = [_Guarded(stream, name) for stream, name in zip(streams, STREAMS, strict=True)]
+    sys.stdout, sys.stderr = cast(Any, guarded)
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = streams
+
+
+def _open_closed_streams() -> None:
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # it gets the lowest free number
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, "w" if number else "r", closefd=False))  # noqa: SIM115
+
+
+def finish_output() -> None:
+    """Write what was printed. If a stream cannot take it, for instance because its reader has gone, discard it."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):  # Python would flush again when it ends, and print this error
+            with contextlib.suppress(OSError, ValueError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import stat
+import tempfile
 from pathlib import Path
 
 import launching
 import pytest
 
+from study import files
+from study.engines import extensions
 from study.running import caches
 
 
@@ -34,3 +38,65 @@ def test_a_run_trains_where_the_home_cannot_be_made(tmp_path):
         env=environment,
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+# ---------------------------------------------------------------- folders that another user may have made
+
+
+@pytest.fixture
+def temporary(tmp_path, monkeypatch) -> Path:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+def test_a_temporary_folder_is_made_for_this_user_alone_and_found_again(temporary):
+    folder = files.own_temporary_folder("mine")
+    assert folder == temporary / f"mine-{os.getuid()}"
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert files.own_temporary_folder("mine") == folder
+
+
+@pytest.mark.parametrize(
+    "trap", ["writable by everybody", "writable by a group", "of another user", "a link", "a file"]
+)
+def test_a_folder_that_somebody_else_may_change_is_not_used(trap, temporary, monkeypatch):
+    usual = temporary / f"mine-{os.getuid()}"
+    if trap.startswith("writable"):
+        usual.mkdir()
+        usual.chmod(0o777 if "everybody" in trap else 0o775)
+    elif trap == "of another user":
+        usual.mkdir(mode=0o700)
+        of_others = usual.stat().st_ino
+        seen = Path.lstat
+
+        def lstat(path):
+            status = seen(path)
+            return (
+                os.stat_result((*status[:4], status.st_uid + 1, *status[5:10]))
+                if status.st_ino == of_others
+                else status
+            )
+
+        monkeypatch.setattr(Path, "lstat", lstat)
+    elif trap == "a link":
+        (temporary / "elsewhere").mkdir(mode=0o700)
+        usual.symlink_to(temporary / "elsewhere")
+    else:
+        usual.write_text("")
+    folder = files.own_temporary_folder("mine")
+    assert folder not in (usual, temporary / "elsewhere")
+    assert files.is_private(folder)
+    assert files.own_temporary_folder("mine") == folder  # other processes use the same one
+    said = caches.outside_home({"HOME": "/proc/none"})
+    assert all(files.is_private(Path(place).parent) for place in said.values())
+
+
+def test_compiled_code_is_loaded_from_a_folder_of_this_user(temporary, monkeypatch):
+    monkeypatch.delenv("TORCH_EXTENSIONS_DIR", raising=False)
+    monkeypatch.setattr(extensions, "EXTENSIONS_DIR", Path("/proc/none"))
+    cache = temporary / "cache"
+    cache.mkdir(mode=0o700)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    assert extensions._base_folder().parent == cache / "zero-study" / "extensions"
+    cache.chmod(0o777)
+    assert extensions._base_folder().parent == temporary / f"zero-study-extensions-{os.getuid()}"

@@ -17,8 +17,10 @@ import io
 import json
 import random
 import re
+import resource
 import shutil
 import signal
+import stat
 import sys
 import warnings
 import zipfile
@@ -36,6 +38,7 @@ from hypothesis import strategies as st
 
 from study import __main__, cli, config, files
 from study.claims import ledger, verdicts
+from study.engines.conformance import committed, installation
 from study.errors import Refusal, RunFailed
 from study.records import find as records
 from study.records import pack
@@ -54,8 +57,11 @@ VALUES: list[Any] = [
     "yes", "no", "true", "null", "auto", "none", "cpu", "nvme", "bf16", "ddp", "zero2", "gpu", "real", "large", "tiny",
     "..", ".", "../../x", "/", "/dev/null", "a/b", "a:b", "lr:a", "CON", "manifest", "x" * 300, "a\nb", "a\x00b", "é😀",
     "\ud800", "%s", "{}", "[", "]", "pdsh", "2026-02-30", [], {}, [[]], [1, 1], ["ddp"], {"a": 1}, [None], [True], [-1],
-    "2026-01-01T00:00:00",
+    "2026-01-01T00:00:00", "\x1b[2J\x1b]0;x\x07", "a\r\u2028\u202eb\x9b", 10**400, "(a+)+$" * 9, "__class__", "nan",
 ]  # fmt: skip
+# What a terminal would act on.
+CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
+MOST_MEMORY = 1 << 30  # bytes that one case may add to the peak of this process
 # What stands in a text: words that YAML and JSON read otherwise, or not at all.
 WORDS = [
     "010", "1:30", "0b1", "1_0", ".inf", ".nan", "~", "yes", "off", "2026-02-30", "!!int x", "!!binary x", "*a",
@@ -67,7 +73,7 @@ WORDS = [
 ]  # fmt: skip
 
 
-class Started(RuntimeError):
+class Started(BaseException):  # no command may take it for an error
     """A run would be launched now."""
 
 
@@ -98,6 +104,8 @@ class Answer:
         for stream in (out, err):
             stream.flush()
         self.out, self.err = (stream.buffer.getvalue().decode(errors="replace") for stream in (out, err))
+        if CONTROL.search(self.out + self.err):
+            raise Broken(f"control characters reach the terminal: {self.out + self.err!r}")
         if self.status not in (0, 1, 2, 3):
             raise Broken(f"status {self.status}")
         # A line of progress, such as "Tracing the modules of config.json ...", may come first.
@@ -568,7 +576,71 @@ def claims(draw: random.Random) -> None:
         means(found.model_dump(mode="json", exclude={"numbers"}), {k: v for k, v in raw.items() if k != "numbers"})
 
 
-CASES = [flags, commands, strategies, studies_, record_files, packs, models, claims]
+def odd_zips(draw: random.Random) -> None:
+    """A zip file that no `pack` writes: nothing of it is written anywhere."""
+    with zipfile.ZipFile("good.zip") as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    name = draw.choice(
+        ["../x.json", "/tmp/x.json", "a/b.json", "folder/", "x.json", "x\x1b[31m\n.json", "records.jsonl.gz"]
+    )
+    result = {"benchmark": draw.choice(VALUES), "machine": draw.choice([*VALUES, {"environment": draw.choice(VALUES)}])}
+    content = draw.choice([b"", b"../../etc/passwd", bytes(1 << 20), json.dumps(result).encode()])
+    entry = zipfile.ZipInfo(name)
+    kinds = [stat.S_IFREG, stat.S_IFLNK, stat.S_IFDIR, stat.S_IFIFO, stat.S_IFCHR, 0]
+    entry.external_attr = (draw.choice(kinds) | 0o777) << 16
+    entry.compress_type = draw.choice((zipfile.ZIP_DEFLATED, zipfile.ZIP_STORED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA))
+    manifest = json.loads(members[pack.MANIFEST])
+    manifest["sha256"][name] = hashlib.sha256(content).hexdigest()
+    if draw.randrange(4):
+        members[pack.MANIFEST] = json.dumps(manifest).encode()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with zipfile.ZipFile("box.zip", "w") as archive:
+            for each, member in members.items():
+                archive.writestr(each, member)
+            for _ in range(draw.choice((1, 1, 2))):
+                archive.writestr(entry, content)
+    if draw.randrange(4) == 0:  # an entry that claims to be larger or smaller than it is
+        packed = bytearray(Path("box.zip").read_bytes())
+        place = packed.rfind(b"PK\x01\x02")
+        packed[place + 24 : place + 28] = draw.choice((0, 1, 1 << 29, (1 << 32) - 2)).to_bytes(4, "little")
+        Path("box.zip").write_bytes(packed)
+    if ask("merge", "box.zip", "out").status == 0 and {path.name for path in Path("out").iterdir()} - {
+        "x.json",
+        *(name + records.COMPRESSED for name in records.NAMES),
+    }:
+        raise Broken(f"merged {sorted(Path('out').iterdir())}")
+
+
+def matrices(draw: random.Random) -> None:
+    """A file of `conformance --known`: it is compared, or refused in one line."""
+    matrix = json.loads(min(committed.ADAPTERS.glob("*.json")).read_text())
+    wrong = {
+        "verdict": "wrong", "share_of_bound": None, "of": "loss", "first_step": 1, "beyond": ["loss"],
+        "norm_scale": [1.0, None], "update_scale": [None], "ranks_apart": {"step": 1, "of": ["w"]},
+        "not_finite": ["loss"], "deviation": None, "wrong_states": ["bfloat16 for 3 elements"],
+    }  # fmt: skip
+    crashed = {
+        "verdict": "crashed",
+        "stage": "trained",
+        "message": "RuntimeError: (a+)+ \x1b[31m at 0x7f /tmp/tmpabcdefgh/x",
+    }
+    names = draw.sample(sorted(matrix["cells"]), 4)
+    matrix["cells"] = dict(
+        zip(names, (wrong, crashed, {**crashed, "verdict": "refused"}, matrix["cells"][names[3]]), strict=True)
+    )
+    Path("known.json").write_bytes(written(matrix, "json", draw))
+    with mock.patch.object(installation, "examine", return_value=matrix):
+        ask("conformance", "--known", "known.json", "--output", "new.json")
+
+
+def searches(draw: random.Random) -> None:
+    """Words that no ledger has."""
+    words = "".join(draw.choice([*WORDS, *map(str, VALUES), "zero3 ", '{"a": ', "}"]) for _ in range(draw.randrange(9)))
+    ask("claims", *(["--search"] if draw.randrange(3) else []), _word(words))
+
+
+CASES = [flags, commands, strategies, studies_, record_files, packs, models, claims, odd_zips, matrices, searches]
 
 
 # ---------------------------------------------------------------- running them
@@ -613,11 +685,14 @@ def hold(case: Callable[[random.Random], None], draw: random.Random, place: Path
     file.read_by_name.cache_clear()
     signal.signal(signal.SIGPROF, _too_long)
     signal.setitimer(signal.ITIMER_PROF, SECONDS)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     try:
         with contextlib.chdir(here), contextlib.suppress(RunFailed):
             case(draw)
-        if case in (record_files, packs) and list(here.parent.iterdir()) != [here]:
+        if case in (record_files, packs, odd_zips) and list(here.parent.iterdir()) != [here]:
             raise Broken(f"written beside its folder: {list(here.parent.iterdir())}")
+        if (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak) * 1024 > MOST_MEMORY:
+            raise Broken("it took more than 1 GiB of memory")
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
 

@@ -36,43 +36,46 @@ MAY_IMPORT = {
     "config": "errors models",
     "strategy": "config engines errors files models theory",
     "run": "config errors files strategy",
-    "records": "config engines errors files strategy",
+    "records": "config engines errors files strategy verdict",
     "workloads": "config errors files models",
-    "engines": "errors files processes progress terminal",
-    "dryrun": "engines errors files processes progress terminal theory",
+    "engines": "errors files processes progress terminal verdict",
+    "dryrun": "engines errors files processes progress terminal theory verdict",
     "prove": "engines errors",
     "diff": "engines errors",
     "saved": "engines errors",
+    "verdict": "",
     "version": "",
-    "training": "config engines errors files formatting models records run running strategy workloads",
+    "training": "config engines errors files formatting models records run running strategy verdict workloads",
     "exact": "config dryrun engines errors models progress run strategy terminal training",
     "running": (
-        "config engines errors files formatting processes progress records run strategy terminal theory workloads"
+        "config engines errors files formatting processes progress records run strategy terminal theory"
+        " verdict workloads"
     ),
     "train": (
-        "compare config engines errors files processes progress records run running strategy terminal training"
-        " workloads"
+        "compare config engines errors files processes progress records run running strategy terminal"
+        " training verdict workloads"
     ),
-    "compare": "config engines errors files formatting models progress records running terminal theory",
-    "planner": "dryrun engines errors files formatting models progress strategy terminal theory",
+    "compare": "config engines errors files formatting models progress records running terminal theory verdict",
+    "planner": "dryrun engines errors files formatting models progress strategy terminal theory verdict",
     "claims": (
         "compare config engines errors files formatting planner processes progress records running strategy"
-        " terminal theory training workloads"
+        " terminal theory training verdict workloads"
     ),
     "report": (
-        "claims compare config engines errors files formatting planner progress records running strategy terminal"
-        " theory"
+        "claims compare config engines errors files formatting planner progress records running strategy"
+        " terminal theory verdict"
     ),
     "cli": (
-        "claims compare config dryrun engines errors files planner progress records report run running strategy"
-        " terminal theory training"
+        "claims compare config dryrun engines errors files planner progress records report run running"
+        " strategy terminal theory training verdict"
     ),
-    "__main__": "cli errors",
+    "__main__": "cli errors terminal verdict",
 }
 
 # What is also imported as zero_study, in folders that may have a package `study` of their own (test_import_name.py).
 TWO_NAMES = {
-    "__init__", "diff", "engines", "errors", "files", "processes", "progress", "prove", "saved", "terminal", "version",
+    "__init__", "diff", "engines", "errors", "files", "processes", "progress", "prove", "saved", "terminal", "verdict",
+    "version",
 }  # fmt: skip
 
 # What needs no torch, so that a laptop redoes the whole analysis.
@@ -81,7 +84,7 @@ LIGHT = [
     "engines.doctor", "engines.extensions", "engines.keys.allowed",
     "engines.keys.known_keys", "engines.known_bad", "engines.this_machine", "engines.upgrade", "errors", "files",
     "formatting", "models", "planner", "processes", "progress", "records", "report", "run", "running", "strategy",
-    "terminal", "theory", "train", "workloads.sources", "__main__",
+    "terminal", "theory", "train", "verdict", "workloads.sources", "__main__",
 ]  # fmt: skip
 DRAWING = {"matplotlib", "study.report"}  # only the pages draw
 HEAVY = {"torch", "accelerate", "deepspeed", "transformers", "datasets", "evaluate"}

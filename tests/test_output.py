@@ -1,78 +1,92 @@
-"""Output in a terminal: the answer first, lines that fit the width, no Markdown, HTML or JSON."""
+"""Test what reaches a terminal: no control characters of foreign texts, and no traceback if nobody can read."""
 
 from __future__ import annotations
 
-import gzip
-import json
-import re
-from pathlib import Path
+import io
+import subprocess
+import sys
 
 import launching
 import pytest
 
-from study import cli
-from study.engines.conformance import committed, installation
-from study.engines.diff.recorded import FORMAT
+from study import __main__, cli, terminal
 
-CONFIGS = launching.ROOT / "accelerate_configs"
-MARKUP = re.compile(r"\*\*|&\w+;|\]\(|^\s*\|.*\|$|\{\"\w+\": \"|^#+ ", re.MULTILINE)
-OLD = "deepspeed==0.17.5\ntorch==2.6.0\ntransformers==4.45.2\ntrl==0.12.0\npeft==0.17.0\n"
-NEW = "deepspeed==0.19.8\ntorch==2.13.0\ntransformers==5.23.0\ntrl==1.16.0\npeft==0.18.0\n"
+HOSTILE = "\x1b[2J\x1b]0;title\x07\x00\x9b31m\u202e\u2028\ufeff\r\x7f"
 
 
-def put_recording(folder: Path, scale: float) -> None:
-    """Write a recording of one rank, in which a weight with a long name changes in step 1."""
-    name = "model.layers.0.attention.output.dense.weight"
-    entries = [[step, "weights", name, 0, 1, "float32", [1.0 + step * scale] * 32, []] for step in (0, 1)]
-    recording = {
-        "format": FORMAT, "rank": 0, "world_size": 1, "token": "a", "of": None, "engine": "Sequential",
-        "versions": {"torch": "2.13.0", "accelerate": "1.15.0", "deepspeed": "0.19.8", "transformers": "5.23.0"},
-        "asked": 1, "steps": 1, "completed": 1, "raised": None, "backward": [], "entries": entries,
-    }  # fmt: skip
-    folder.mkdir()
-    (folder / "rank-0.json.gz").write_bytes(gzip.compress(json.dumps(recording).encode()))
+def _main(monkeypatch: pytest.MonkeyPatch, run: object) -> int:
+    monkeypatch.setattr(cli, "run", run)
+    monkeypatch.setattr(sys, "argv", ["zero-study"])
+    with pytest.raises(SystemExit) as end:
+        __main__.main()
+    return int(end.value.code)
 
 
-# Commands, the exit status, and a pattern of the first line: the answer.
-PRINTED = {
-    "upgrade old.txt new.txt": (1, r"\d+ of \d+ known changes between these files may affect training\."),
-    "diff a b": (1, r"First difference: step 1"),
-    "diff a a": (0, r"No difference: "),
-    "claims": (0, r"\d+ of \d+ sentences have a definite verdict\."),
-    "claims stages-analysis": (0, r"DeepSpeed ZeRO Optimization Stages"),
-    "claims stages-analysis.loss.stage3-no-impact.bert": (0, r"Claim: "),
-    "claims --search memory": (0, r"\d+ sentences contain all of these words: memory"),
-    "claims --search nowhere-at-all": (0, r"No sentence contains"),
-    "conformance": (1, r"\d+ of \d+ cells are wrong or crashed"),
-    f"doctor {CONFIGS / 'zero3.yaml'}": (0, r".*: \d+ keys need no change: "),
-}  # fmt: skip
+def test_no_command_can_print_control_characters(monkeypatch, capsys):
+    """The filter is in the entry point, so a new command cannot forget it."""
+
+    def command(_words: list[str]) -> int:
+        print(f"model_type {HOSTILE}\tand é, 5 %, 😀")
+        print(HOSTILE, file=sys.stderr)
+        sys.stdout.writelines([HOSTILE, "\n"])
+        return 0
+
+    assert _main(monkeypatch, command) == 0
+    for text in capsys.readouterr():
+        assert text.endswith("\n")
+        assert not set(text) & set(HOSTILE) - set("[2J]0;title31m")
+    assert sys.stdout is not None
+    assert not isinstance(sys.stdout, terminal._Guarded)  # it ends with the command
 
 
-@pytest.mark.parametrize("columns", [80, 60])
-@pytest.mark.parametrize("line", PRINTED)
-def test_output_fits_the_terminal_and_begins_with_the_answer(line, columns, tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("COLUMNS", str(columns))
-    monkeypatch.chdir(tmp_path)
-    Path("old.txt").write_text(OLD)
-    Path("new.txt").write_text(NEW)
-    put_recording(Path("a"), 1.0)
-    put_recording(Path("b"), 9.0)
-    monkeypatch.setattr(installation, "examine", lambda *cells, **options: committed.newest())
-    status, answer = PRINTED[line]
-    assert cli.run(line.split()) == status
-    out = capsys.readouterr().out
-    assert re.match(answer, " ".join(out.split()))
-    longest_words = [word for word in out.split() if len(word) > columns - 10]  # paths and names are not broken
-    too_long = [text for text in out.splitlines() if len(text) > columns and '"pin_memory": true' not in text]
-    tables = columns < 80 and line in ("claims", "claims stages-analysis", "conformance")  # tables keep their columns
-    assert tables or not [text for text in too_long if not any(word in text for word in longest_words)]
-    assert not MARKUP.search(out), MARKUP.search(out)
+def test_what_people_print_stays_as_it_is(monkeypatch, capsys):
+    text = "Zeile\tmit é, 5 %, \N{NO-BREAK SPACE}日本語, 👩\N{ZERO WIDTH JOINER}🚀\nzweite Zeile\n"
+    bar = "\rLoading: 50 %"  # a progress bar returns to the start of its line
+
+    def command(_words: list[str]) -> int:
+        print(text, end="")
+        sys.stderr.write(bar)
+        return 0
+
+    assert _main(monkeypatch, command) == 0
+    assert capsys.readouterr() == (text, bar)
 
 
-@pytest.mark.parametrize("name", [command.name for command in cli.check.COMMANDS])
-def test_help_fits_the_terminal(name, monkeypatch, capsys):
-    monkeypatch.setenv("COLUMNS", "80")
-    assert cli.run([name, "--help"]) == 0
-    out = capsys.readouterr().out
-    assert max(map(len, out.splitlines())) <= 80
-    assert "Exit status" in out
+@pytest.mark.parametrize("text", ["a\nb", "a\r\nb", "a\u2028b", HOSTILE])
+def test_a_foreign_text_is_one_printable_line(text):
+    assert terminal.printable(text).isprintable()
+    assert len(terminal.printable(text).splitlines()) == 1
+
+
+def test_an_error_of_the_program_is_no_finding(monkeypatch, capsys):
+    def command(_words: list[str]) -> int:
+        raise ZeroDivisionError(HOSTILE)
+
+    assert _main(monkeypatch, command) == 3
+    out, err = capsys.readouterr()
+    assert "ZeroDivisionError" in err
+    assert "\x1b" not in out + err
+
+
+class _Full(io.StringIO):
+    def flush(self) -> None:
+        raise OSError(28, "No space left on device")
+
+
+def test_a_full_disk_behind_the_output_is_no_finding(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "stdout", _Full())
+    assert _main(monkeypatch, lambda _words: 0) == 3
+    assert capsys.readouterr().err == "zero-study: standard output: No space left on device\n"
+
+
+@pytest.mark.launches
+@pytest.mark.parametrize(
+    ("redirected", "status"),
+    [(">&-", 0), ("<&- >&- 2>&-", 0), ("2>&-", 0), ("nosuchsource 2>&-", 2), ("nosuchsource 2>/dev/full", 3)],
+)
+def test_closed_streams_give_no_traceback(redirected, status, tmp_path):
+    command = f'"$0" -m study claims --search zero3 {redirected}'.replace("--search zero3 nosuch", "nosuch")
+    done = subprocess.run(
+        ["bash", "-c", command, sys.executable], cwd=tmp_path, env=launching.environment(), capture_output=True
+    )
+    assert (done.returncode, done.stderr) == (status, b"")

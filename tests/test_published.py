@@ -195,7 +195,7 @@ def measure_trap(folder) -> None:
     assert (folder / "traps.json").read_bytes() == before
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.launches
 def test_a_trap_differs_and_its_matched_arm_does_not():
     path = launching.once("traps", measure_trap) / "traps.json"

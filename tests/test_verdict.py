@@ -165,6 +165,29 @@ def test_the_answer_says_what_was_found():
     assert said(broken=0.0).partition(": ")[2].startswith("scaled")
 
 
+@pytest.mark.parametrize(
+    ("changes", "without", "status"),
+    [
+        ({}, (), 0),
+        ({"shift": 0.03}, (), 1),
+        ({"broken": 0.0}, (), 3),  # the planted fault is not seen, so the test could not have failed
+        ({}, ("zero3",), 3),  # planned, and none of its runs counts
+        ({"shift": 0.03, "broken": 0.0}, (), 3),
+    ],
+)
+def test_a_study_without_comparison_is_not_sound(changes, without, status):
+    facts = {"name": "mine", "question": "Same?", "parts": [{"strategies": ["ddp", "zero3"]}], "sha256": "f" * 64}
+    chosen = studies.Study.model_validate(facts).model_copy(update={"protocol": protocol()})
+    runs = study(**changes)
+    runs = runs._replace(taken=[run for run in runs.taken if run.label or run.strategy not in without])
+    decided = verdict_text.Decided(chosen, runs, judged(runs), {})
+    checked = verdict_text._check(decided)
+    assert checked.status == status
+    assert (checked.num_checked > 0) == (not without)
+    assert verdict_text.answer(decided).startswith("No verdict") == (status == 3)
+    assert verdict_text.table_of_arms(decided)
+
+
 def test_without_a_protocol_there_is_no_verdict(tmp_path):
     synthetic.write_run(tmp_path, study="smoke")
     with pytest.raises(Refusal, match=r"smoke.*has no protocol that was fixed before its runs"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+from collections import Counter
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,13 +17,15 @@ from study.cli.options import NUMBER, PATH, TRAINING, command, require
 from study.errors import Refusal
 from study.files import require_clone
 from study.strategy import file
+from study.verdict import NotChecked, Verdict
 
 if TYPE_CHECKING:
     from study.engines.conformance.cells import Cell
+    from study.verdict import Verdict
 
 
 @command("doctor")
-@click.argument("file", type=PATH, required=False, help="any accelerate file or DeepSpeed JSON")
+@click.argument("paths", type=PATH, nargs=-1, metavar="[FILE]...", help="configuration files, as listed below")
 @click.option("--all", "everything", is_flag=True, help="list all keys, including those that work as written")
 @click.option("--json", "as_json", is_flag=True, help="print the findings as JSON")
 @click.option("--fix", type=PATH, metavar="OUT", help="write a corrected copy of FILE to this new file")
@@ -31,28 +34,35 @@ if TYPE_CHECKING:
     "--for", "release", metavar="deepspeed==VERSION", help="also list the known faults of this release that affect FILE"
 )
 def _doctor(
-    file: Path | None, everything: bool, as_json: bool, fix: Path | None, disk: Path | None, release: str | None
-) -> int:
-    """Check a configuration file, or this machine.
+    paths: tuple[Path, ...], everything: bool, as_json: bool, fix: Path | None, disk: Path | None, release: str | None
+) -> Verdict:
+    """Check configuration files, or this machine.
 
-    With FILE, the command says what each of its keys really does with the supported versions of accelerate and
-    DeepSpeed. Without FILE, it checks this machine for everything that would stop a run.
+    With one FILE or several, the command says what each key that accelerate, DeepSpeed or FSDP read really does with
+    the supported versions. It knows files of accelerate, DeepSpeed, Trainer (fsdp_config and TrainingArguments), TRL,
+    axolotl, LLaMA-Factory, ms-swift and torchtitan, and also checks the DeepSpeed and FSDP files that they name.
+    Without FILE, it checks this machine for everything that would stop a run.
 
-    Exit status with a file: 0 if no key needs a change, 1 if one does, 2 if the file cannot be read. Without a file:
-    0 if nothing on this machine would stop a run, 1 otherwise.
+    Exit status with files: 0 if no key needs a change; 1 if one does; 2 if a file or an option is refused; 3 if no key
+    of a file could be checked, for instance because its kind is unknown. Without files: 0 if nothing on this machine
+    would stop a run; 1 if something would; 3 if a check could not be made.
     """
-    if file is None:
+    if not paths:
         about_a_file = {"--all": everything, "--fix": fix, "--for": release}
         if given := [flag for flag, value in about_a_file.items() if value]:
             raise Refusal(f"{given[0]} needs a file. Name an accelerate file or a DeepSpeed JSON.")
         return _check_machine(disk or Path(), as_json)
     if disk is not None:
-        raise Refusal(f"--disk {disk} is only for the check of this machine. Remove --disk, or remove the file.")
-    return _check_file(file, release, fix, everything, as_json)
+        raise Refusal(f"--disk {disk} is only for the check of this machine. Remove --disk, or remove the files.")
+    if len(paths) == 1:
+        return _check_file(paths[0], release, fix, everything, as_json)
+    if fix is not None:
+        raise Refusal(f"--fix {fix} writes the corrected copy of one file, and you named {len(paths)}. Name one file.")
+    return _check_files(paths, release, everything, as_json)
 
 
-def _check_machine(disk: Path, as_json: bool) -> int:
-    """Check this machine, print the result, and return the exit status: 1 if something would stop a run, else 0."""
+def _check_machine(disk: Path, as_json: bool) -> Verdict:
+    """Check this machine, print the result, and return the verdict."""
     from study.engines.doctor import checkup
 
     with progress.after_two_seconds(
@@ -60,13 +70,13 @@ def _check_machine(disk: Path, as_json: bool) -> int:
     ):
         checks = checkup.examine(disk)
     print(checkup.as_json(checks) if as_json else checkup.text(checks))
-    return int(any(check.verdict == "bites" for check in checks))
+    return checkup.verdict(checks)
 
 
-def _check_file(file: Path, release: str | None, fix: Path | None, everything: bool, as_json: bool) -> int:
-    """Print what the keys of a file do, write the corrected file to `fix`, and return the exit status.
+def _check_file(file: Path, release: str | None, fix: Path | None, everything: bool, as_json: bool) -> Verdict:
+    """Print what the keys of a file do, write the corrected file to `fix`, and return the verdict.
 
-    The exit status is 1 if a key does not work as written, else 0. `fix` is None if no file is to be written.
+    `fix` is None if no file is to be written.
     """
     from study.engines.doctor import examine, text
 
@@ -77,15 +87,33 @@ def _check_file(file: Path, release: str | None, fix: Path | None, everything: b
         print(
             ("" if as_json else "\n") + text.changes_text(examined, fix, changes), file=sys.stderr if as_json else None
         )
-    return 1 if examined.matters else 0
+    return examined.verdict
+
+
+def _check_files(paths: tuple[Path, ...], release: str | None, everything: bool, as_json: bool) -> Verdict:
+    """Print what the keys of several files do, then a summary, and return the verdict on all files.
+
+    A file that cannot be read does not stop the check of the others.
+    """
+    from study.engines.doctor import several
+
+    checked = several.examine(paths, release)
+    print(checked.as_json() if as_json else checked.text(everything, release))
+    return checked.verdict
 
 
 @command("prove", context_settings={"allow_interspersed_args": False})
 @click.option("--strict", is_flag=True, help="fail if training is wrong, is not as requested, or could not be checked")
 @click.option("--allow-known-bad", is_flag=True, help="continue with a release that is known to train wrongly")
+@click.option(
+    "--reference",
+    is_flag=True,
+    help="compare the gradients with those of the same samples without the engine, which takes memory for the whole "
+    "model on every rank",
+)
 @click.argument("script", type=PATH, metavar="SCRIPT", help="the training script")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, help="the arguments of the script")
-def _prove(strict: bool, allow_known_bad: bool, script: Path, arguments: tuple[str, ...]) -> int:
+def _prove(strict: bool, allow_known_bad: bool, reference: bool, script: Path, arguments: tuple[str, ...]) -> int:
     """Check a training script without changing it.
 
     The command runs SCRIPT in one process. It prints the engine that the script builds, what differs from the request,
@@ -94,13 +122,15 @@ def _prove(strict: bool, allow_known_bad: bool, script: Path, arguments: tuple[s
     For several processes, use a launcher: accelerate launch -m zero_study.prove SCRIPT, or torchrun --nproc-per-node 2
     -m zero_study.prove SCRIPT.
 
-    Exit status: that of the script; with --strict also 1 if training is wrong, is not as requested, or could not be
-    checked; 2 if there is no such script.
+    Exit status: that of the script. With --strict, if the script itself ends well: 0 if everything was checked and
+    nothing was found, 1 if training is wrong or is not as requested, 3 if something could not be checked. 2 if there is
+    no such script.
     """
     require("torch")
     if not script.is_file():
         raise Refusal(f"{script}: no such file. Name a script, and then its arguments.")
-    options = [flag for flag, is_set in (("--strict", strict), ("--allow-known-bad", allow_known_bad)) if is_set]
+    flags = {"--strict": strict, "--allow-known-bad": allow_known_bad, "--reference": reference}
+    options = [flag for flag, is_set in flags.items() if is_set]
     sys.stdout.flush()
     # A new interpreter is needed, because the script may import its own package `study`, and this process has already
     # imported the project's.
@@ -113,7 +143,8 @@ def _prove(strict: bool, allow_known_bad: bool, script: Path, arguments: tuple[s
 @click.option(
     "--ranks",
     metavar="R,R",
-    help="the ranks to run [default: the first and the last; with a script and up to 4 processes, all]",
+    help="the ranks to run [default: with a script and up to 8 processes, all; otherwise the first and the last, "
+    "and also each rank whose number a script compares with something]",
 )
 @click.option("--per-machine", type=NUMBER, default=8, help="processes per machine")
 @click.option(
@@ -138,15 +169,16 @@ def _prove(strict: bool, allow_known_bad: bool, script: Path, arguments: tuple[s
 def _dry_run(
     strategy: str, script: tuple[str, ...], world_size: int, ranks: str | None, per_machine: int, output: Path | None,
     **model: Any,
-) -> int:  # fmt: skip
+) -> Verdict:  # fmt: skip
     """Simulate a training on many ranks without GPUs.
 
     The command runs the real engine on this machine as a few ranks of a larger world. It prints the memory and the
-    collectives of these ranks, and finds places where ranks would wait for each other forever. Write options before
-    STRATEGY.
+    collectives of these ranks, and finds places where they would wait for each other forever. The answer names the
+    ranks that were run. Write options before STRATEGY.
 
-    Exit status: 0 if all ranks make the same calls; 1 if they do not, which means a hang; 2 if the training cannot be
-    simulated.
+    Exit status: 0 if the ranks that were run make the same calls; 1 if they do not, which means a hang or wrong values,
+    or if a rank fails; 2 if the training cannot be simulated; 3 if nothing could be compared, because a script was run
+    as a single rank, or issues no collectives.
     """
     require(*TRAINING)
     from study.dryrun import command as dry_run
@@ -159,36 +191,69 @@ def _dry_run(
     "old", type=PATH, metavar="OLD", help="a lock file, requirements.txt, environment.yml or the output of `pip freeze`"
 )
 @click.argument("new", type=PATH, metavar="NEW", help="the same file after the upgrade")
+@click.option(
+    "--config",
+    type=PATH,
+    metavar="FILE",
+    help="leave out changes that cannot affect a training with this accelerate file or DeepSpeed JSON",
+)
+@click.option(
+    "--script",
+    type=PATH,
+    metavar="FILE",
+    help="leave out changes of packages that neither this training script nor its own modules use",
+)
+@click.option(
+    "--imports",
+    metavar="NAMES",
+    help="the packages that the training imports, separated by commas; an alternative to --script",
+)
+@click.option("--stage", type=click.IntRange(0, 3), help="the ZeRO stage, if --config does not name it")
+@click.option("--optimizer", metavar="NAME", help="the optimizer, for instance adamw, if --config does not name it")
+@click.option(
+    "--python",
+    metavar="VERSION",
+    help="evaluate environment markers for this version of Python [default: compare for every version]",
+)
 @click.option("--output", type=PATH, metavar="FILE", help="JSON file to write, with each change in the OSV format")
-def _upgrade(old: Path, new: Path, output: Path | None) -> int:
+def _upgrade(
+    old: Path, new: Path, config: Path | None, script: Path | None, imports: str | None, stage: int | None,
+    optimizer: str | None, python: str | None, output: Path | None,
+) -> Verdict:  # fmt: skip
     """List what an upgrade of DeepSpeed, torch, transformers, trl, peft and others changes in a training.
 
-    Exit status: 0 if no known change may affect training; 1 if one may, or if a release is unknown or could not be
-    compared; 2 if a file cannot be read.
-    """
-    from study.engines import upgrade
+    A fault that ends changes a training as much as one that begins, so both count. With --config, --script and similar
+    options, changes that cannot concern your training are left out and counted.
 
-    before, after = upgrade.read_lock(old), upgrade.read_lock(new)
-    changes = upgrade.compare(before.pins, after.pins)
+    Exit status: 0 if no known change may affect training; 1 if one may; 2 if a file cannot be read; 3 if no change was
+    found, but a package or a file that a line includes could not be compared, or a release is unknown.
+    """
+    from study.engines import upgrade, used
+
+    options = (config, script, imports, stage, optimizer)
+    use = used.of(*options) if any(option is not None for option in options) else None
+    before, after = upgrade.read_lock(old, python), upgrade.read_lock(new, python)
+    found = upgrade.compare_locks(before, after, use)
     if output is not None:
         files.require_folder(output)
-        files.write_json(output, {"vulns": [change.as_osv() for change in changes]})
-    print(upgrade.text(changes, before, after))
-    return int(not upgrade.is_fine(changes, before, after))
+        files.write_json(output, upgrade.content(found))
+    print(upgrade.text(found, before, after))
+    return found.verdict
 
 
 @command("diff")
 @click.argument("a", type=PATH, metavar="A", help="folder of a recorded training, and of its runs with noise")
 @click.argument("b", type=PATH, metavar="B", help="folder of the other recorded training")
 @click.option("--output", type=PATH, metavar="FILE", help="JSON file to write, with all differences")
-def _diff(a: Path, b: Path, output: Path | None) -> int:
+def _diff(a: Path, b: Path, output: Path | None) -> Verdict:
     """Find the first tensor in which two trainings differ by more than rounding.
 
     Record each training first: python -m zero_study.diff --output A train.py. Record A once more with --noise 1, to
-    measure what rounding does (docs/diff.md).
+    measure what rounding does (docs/diff.md). The answer says which steps and which tensors were compared.
 
-    Exit status: 0 if there is no difference; 1 if there is one; 2 if the trainings cannot be compared; 3 if the result
-    is unknown, because a recording is damaged or mixed from several, or because a training failed or ended early.
+    Exit status: 0 if there is no difference; 1 if there is one; 2 if the trainings cannot be compared, for instance
+    because a run with noise is not of the recorded training; 3 if the result is unknown, because a recording is
+    damaged or mixed from several, because a training failed or ended early, or because no weights are updated.
     """
     from study.engines.diff import compare, text
     from study.engines.diff.recorded import Damaged, Recording
@@ -201,11 +266,11 @@ def _diff(a: Path, b: Path, output: Path | None) -> int:
             shown = text.text(result)
     except Damaged as damaged:
         print(f"zero-study: {text.printable(str(damaged))}", file=sys.stderr)
-        return 3
+        return Verdict.of(0, (), [NotChecked("the recordings", str(damaged), True)])
     if output is not None:
         files.write_json(output, text.content(result))
     print(shown)
-    return 0 if result.is_same else 1 if result.differences or result.replicas else 3
+    return result.verdict
 
 
 @command("saved")
@@ -222,21 +287,21 @@ def _diff(a: Path, b: Path, output: Path | None) -> int:
     metavar="FOLDER",
     help="folder with the config.json of the model, or of an adapter's base model",
 )
-@click.option("--strict", is_flag=True, help="exit with status 1 also if something could not be checked")
+@click.option("--strict", is_flag=True, help="exit with status 3 if something could not be checked")
 @click.option("--trust-pickle", is_flag=True, help="also load files that run code when they are loaded")
 @click.option("--json", "as_json", is_flag=True, help="print the result as JSON")
 def _saved(
     folder: Path, against: Path | None, model: Path | None, strict: bool, trust_pickle: bool, as_json: bool
-) -> int:
+) -> Verdict:
     """Check whether a checkpoint or a saved model is complete.
 
     The command reads checkpoints of DeepSpeed (ZeRO-0 to 3 and universal), of FSDP2 (DCP) and of accelerate, and
-    folders of transformers and PEFT. It finds empty, missing, partial, untied and wrongly typed tensors, and shards
-    that do not belong together. With --against, it also compares the values.
+    folders of transformers and PEFT. It finds empty, missing, partial, untied and wrongly typed tensors, and files that
+    do not belong together. With --against, it also compares the values.
 
-    Exit status: 0 if nothing is wrong; 1 if something is wrong, if no file could be read, if the comparison of
-    --against could not be made, or if --strict was given and something could not be checked; 2 if the folder is
-    refused.
+    Exit status: 0 if nothing is wrong; 1 if something is wrong; 2 if the folder is refused; 3 if nothing could be
+    checked, if the comparison of --against could not be made, or if --strict was given and something could not be
+    checked.
     """
     require("torch", "safetensors")
     from study.engines.saved.command import command as check_saved
@@ -245,7 +310,12 @@ def _saved(
 
 
 @command("conformance")
-@click.option("--only", multiple=True, metavar="TEXT", help="only cells whose name contains this text; may be repeated")
+@click.option(
+    "--only",
+    multiple=True,
+    metavar="TEXT",
+    help="only cells whose name contains this text, or plain for those without a special feature; may be repeated",
+)
 @click.option("--ranks", metavar="NUMBERS", help="numbers of processes, separated by commas [default: 1,2]")
 @click.option(
     "--release",
@@ -277,31 +347,38 @@ def _conformance(
     optimizers: tuple[str, ...],
     adapters: bool,
     output: Path | None,
-) -> int:
+) -> Verdict:
     """Check whether the installed engines train correctly.
 
     The command trains a small model in every way that the engines offer (each way is a cell), and compares each cell
     with a reference that uses no engine. It runs on a CPU and takes some minutes.
 
-    Exit status: 0 if every cell is right, refused, or a known failure; 1 if one is wrong or crashed.
+    Exit status: 0 if every cell that was compared is right, or a known failure; 1 if one is wrong or crashed; 2 if the
+    request is refused; 3 if no cell could be compared, or if a cell that is right in the file of --known is refused
+    now.
     """
     require(*TRAINING[:1], "deepspeed")
-    from study.engines.conformance import committed, installation, releases
+    from study.engines.conformance import committed, installation, matrix_file, releases
 
     _check_ranks(ranks)
     chosen_releases = releases.parse(package_versions)
     cells = _cells_to_examine(only, ranks, chosen_releases, optimizers, adapters)
     if output is not None:
         files.require_folder(output)
-    earlier = None if known is None else committed.load(known)
+    earlier = None if known is None else matrix_file.load(known)
     results = installation.examine(cells, lambda line: print(line, flush=True), chosen=chosen_releases)
+    verdict = committed.verdict(results, earlier)
     if output is not None:
-        files.write_json(output, results)
-    failures = committed.failures(results, earlier)
-    if known is not None:
-        print(terminal.wrapped(f"New failures compared with {known}: {', '.join(failures) or 'none'}."), end="\n\n")
+        files.write_json(output, {**results, **verdict.content()})
+    if earlier is not None:
+        new = ", ".join(committed.failures(results, earlier)) or "none"
+        print(terminal.wrapped(f"New failures compared with {known}: {new}."))
+        for each in verdict.not_checked:
+            if each.is_requested:
+                print(terminal.wrapped(f"Could not be compared with {known}: {each}."))
+        print()
     print("\n".join(committed.lines(results)))
-    return int(bool(failures))
+    return verdict
 
 
 def _check_ranks(ranks: str | None) -> None:
@@ -334,12 +411,17 @@ def _cells_to_examine(
         matrix = cells.of_release(chosen_releases, (cells.PLAIN, *cells.NEWER_TWISTS))
     else:
         matrix = cells.matrix(sorted({int(number) for number in (ranks or "1,2").split(",")}))
-    chosen = [cell for cell in matrix if all(text in cell.name for text in only)]
+    chosen = [cell for cell in matrix if all(_is_named(cell, text) for text in only)]
     if not chosen:
         raise Refusal(
             f"--only {' --only '.join(only)}: no cell has such a name. An example of a name is {matrix[0].name}."
         )
     return chosen
+
+
+def _is_named(cell: Cell, text: str) -> bool:
+    """Return whether --only with this text selects a cell. "plain" selects the cells without a special feature."""
+    return text in cell.name or text == cell.twist == "plain"
 
 
 def _chosen_optimizers(names: tuple[str, ...]) -> list[str]:
@@ -370,14 +452,15 @@ def _chosen_optimizers(names: tuple[str, ...]) -> list[str]:
 @click.option("--json", "as_json", is_flag=True, help="print everything about a source, or about all sources, as JSON")
 @click.option("--check", is_flag=True, help="decide every claim again, and list the differences")
 @click.option("--write", is_flag=True, help="decide every claim again, and write the verdicts")
-def _claims(name: str | None, search: str | None, as_json: bool, check: bool, write: bool) -> int:
+def _claims(name: str | None, search: str | None, as_json: bool, check: bool, write: bool) -> Verdict | None:
     """Show the verdicts on published claims.
 
     With the name of a source or of a claim, the command prints its verdicts; without a name, it prints a summary of all
     sources.
 
-    Exit status of --check and --write: 1 if a verdict no longer follows from the records, or if a sentence states
-    another verdict than its rule finds.
+    Exit status: 0 if the answer was printed, 2 if the request is refused. With --check or --write: 0 if every verdict
+    follows from the records; 1 if one does not, or if a sentence states another verdict than its rule finds; 3 if a
+    claim could not be decided because its records are absent.
     """
     import json
 
@@ -399,24 +482,36 @@ def _claims(name: str | None, search: str | None, as_json: bool, check: bool, wr
         print(json.dumps(sentences.content(sentences.read(name)), indent=1, ensure_ascii=False))
     else:
         print(in_terminal.text(name))
-    return 0
+    return None
 
 
-def _decide_claims(write: bool) -> int:
+def _decide_claims(write: bool) -> Verdict:
     from study.claims import ledger, verdicts
 
-    sources, now = ledger.read(), verdicts.decide_all()
+    missing: dict[str, str] = {}
+    sources, now = ledger.read(), verdicts.decide_all(missing=missing)
+    if write and missing:
+        name, reason = next(iter(missing.items()))
+        raise Refusal(
+            f"{len(missing)} claims could not be decided, {name} among them ({reason}). Nothing was written, because "
+            "their verdicts would be lost. Restore the records."
+        )
     if write:
         verdicts.write(now)
         print(f"Wrote {len(now)} verdicts to {verdicts.VERDICTS}.")
-    wrong = verdicts.unlike(sources, now) | verdicts.stale(verdicts.read(), now)
+    committed = {name: verdict for name, verdict in verdicts.read().items() if name not in missing}
+    wrong = verdicts.unlike(sources, now) | verdicts.stale(committed, now)
+    verdict = verdicts.check(now, wrong, missing)
     if wrong:
         print(f"{len(wrong)} of {len(now)} claims differ from their committed verdicts:")
-    else:
+    elif now and not missing:
         print(f"All {len(now)} committed verdicts follow from the records.")
     for name, difference in wrong.items():
         print(terminal.wrapped(f"{name}: {difference}", "  ", "    "))
-    return 1 if wrong else 0
+    print(terminal.wrapped(f"Checked: {verdict.coverage()}."))
+    for reason, number in Counter(missing.values()).most_common():
+        print(terminal.wrapped(f"{terminal.counted(number, 'claim')} could not be decided: {reason}.", "  ", "    "))
+    return verdict
 
 
 COMMANDS = (_doctor, _prove, _dry_run, _upgrade, _diff, _saved, _conformance, _claims)

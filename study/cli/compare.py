@@ -5,13 +5,19 @@ from __future__ import annotations
 import importlib
 import operator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
+from study import terminal
 from study.cli.options import A_STUDY, DATA_FOLDER, PATH, RECORDS, TRAINING, command, require
 from study.errors import Refusal
 from study.files import require_clone
 from study.progress import after_two_seconds
+
+if TYPE_CHECKING:
+    from study.compare.verdict_text import Judged
+    from study.verdict import Verdict
 
 SHORT = "short"
 # The tables of `zero-study compare`, and the function of study.compare that makes each.
@@ -51,25 +57,36 @@ WITH_CONTROL = ("differences",)  # the tables that compare with one strategy
 @click.option("--markdown", is_flag=True, help="Print the tables in Markdown. By default, they are plain text.")
 def _compare(
     records: tuple[Path, ...], view: str, control: str, each: bool, verdict: str | None, markdown: bool
-) -> None:
+) -> Verdict | None:
     """Compare runs: loss, memory, time.
 
     By default, a short table: one row per strategy, with the ratio to the control (DDP, if it is there). --view selects
     tables with details, for instance `differences` with confidence intervals.
+
+    Exit status: 0 if the tables were printed, 2 if the request is refused. With --verdict: 0 if the study shows that
+    all strategies train to the loss of the control; 1 if it does not show this for a strategy; 3 if there is no
+    verdict, because a condition of the protocol is not met or a strategy has no run that counts.
     """
     from study.compare import plain_text
 
+    judged = None
     with after_two_seconds("Reading the records and making the tables"):
         if verdict is not None:
-            page = _judge(records, view, control, each, verdict)
+            judged = _judge(records, view, control, each, verdict)
+            page = judged.page
         else:
             page = _page(records, view, control, each, markdown)
     is_plain = markdown or (verdict is None and view == SHORT)  # the short table is plain text already
     print(page if is_plain else plain_text.of_markdown(page))
+    if judged is None:
+        return None
+    covered = f"Checked: {judged.verdict.coverage()}."
+    print(f"\n{covered if markdown else terminal.wrapped(covered)}")
+    return judged.verdict
 
 
-def _judge(records: tuple[Path, ...], view: str, control: str, each: bool, verdict: str) -> str:
-    """Return a Markdown page that judges a study by its protocol.
+def _judge(records: tuple[Path, ...], view: str, control: str, each: bool, verdict: str) -> Judged:
+    """Return a Markdown page that judges a study by its protocol, and the verdict.
 
     Raises Refusal if the study has no protocol, or if options are given that the protocol determines.
     """
@@ -87,7 +104,7 @@ def _judge(records: tuple[Path, ...], view: str, control: str, each: bool, verdi
             f"The study {verdict!r} has no protocol that was fixed before its runs, so there is nothing to judge them "
             "by. Use `zero-study compare` without --verdict."
         )
-    return verdict_text.page(records, chosen)
+    return verdict_text.judge(records, chosen)
 
 
 def _page(records: tuple[Path, ...], view: str, control: str, each: bool, markdown: bool) -> str:
@@ -157,7 +174,10 @@ def _export(run: Path, folder: Path | None, data_dir: Path | None, merge: bool) 
 
     Writes the unsharded fp32 weights of the newest checkpoint. If the run trained an adapter, it writes the adapter for
     PeftModel.from_pretrained, or the merged model. To check the export, the command computes the loss on the run's
-    held-out examples, and prints it next to the loss that the run recorded.
+    held-out examples, and prints it next to the loss that the run recorded. It never runs code from the checkpoint.
+
+    Exit status: 0 if the model was written; 2 if there is no complete checkpoint, if it is damaged or would run code,
+    or if the folder exists already.
     """
     require(*TRAINING)
     from study.training import export

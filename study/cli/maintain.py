@@ -3,38 +3,54 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
+from study import terminal
 from study.cli.options import PATH, RECORDS, command
+
+if TYPE_CHECKING:
+    from study.verdict import Verdict
 
 
 @command("pack")
 @click.argument("records", type=PATH, nargs=-1, required=True, help=RECORDS)
 @click.argument("target", type=PATH, help="A file (my-machine.zip), or a folder to commit (reports/cpu/records/cpu).")
-def _pack(records: tuple[Path, ...], target: Path) -> None:
+def _pack(records: tuple[Path, ...], target: Path) -> Verdict:
     """Collect finished runs in one file or folder.
 
     A file has digests of all records, which `zero-study merge` checks on another machine. A folder is meant to be
     committed: its files have one line per run.
+
+    Exit status: 0 if the runs were checked and written; 2 if there is no finished run, or if a file is damaged. Nothing
+    is written then.
     """
     from study.records import pack
 
     if target.suffix == ".zip":
-        pack.pack(records, target)
+        verdict = pack.pack(records, target)
     else:
-        num_runs = pack.collect(records, target)
-        print(f"Wrote the records of {num_runs} runs to {target}")
+        verdict = pack.collect(records, target)
+        print(f"Wrote the records to {target}")
+    print(terminal.wrapped(f"Checked: {verdict.coverage()}.", later_indent="  "))
+    return verdict
 
 
 @command("merge")
 @click.argument("packed", type=PATH, metavar="FILE", help="A file that `zero-study pack` wrote.")
 @click.argument("records", type=PATH, help="Folder to write to, for instance reports/STUDY/records/my-machine.")
-def _merge(packed: Path, records: Path) -> None:
-    """Copy the records of a packed file to a folder."""
+def _merge(packed: Path, records: Path) -> Verdict:
+    """Copy the records of a packed file to a folder.
+
+    Exit status: 0 if the runs were checked and are in the folder; 2 if the file is not a pack or is damaged, or if a
+    different record is in the folder, and then nothing is written.
+    """
     from study.records import pack
 
-    pack.merge(packed, records)
+    verdict = pack.merge(packed, records)
+    print(terminal.wrapped(f"Checked: {verdict.coverage()}.", later_indent="  "))
+    return verdict
 
 
 COMMANDS = (_pack, _merge)

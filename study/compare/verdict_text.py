@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from study import formatting
+from study import formatting, terminal
 from study.compare import eligible_runs, verdict, view
 from study.compare.eligible_runs import Runs, Wanted
 from study.compare.verdict import Arm, Verdict
@@ -18,6 +18,8 @@ from study.formatting import percent, signed_percent
 from study.records import find as records
 from study.running import studies
 from study.running.studies import Study
+from study.verdict import Checked, NotChecked
+from study.verdict import Verdict as CheckVerdict
 
 DEVIATIONS = Path(__file__).with_name("deviations.yaml")  # separate, because the protocol must not change
 SHARES, PARTINGS = (1 / 24, 1 / 8, 1 / 4), (0.003, 0.01)  # for which the page shows the power
@@ -81,9 +83,49 @@ def admit(folders: Sequence[Path], study: Study, of: Study | None = None) -> Run
     return eligible_runs.read(folders, needed, protocol, study.name, study.sha256)
 
 
-def page(folders: Sequence[Path], study: Study) -> str:
-    """Return the page of a study that has a protocol, in Markdown. Raises Refusal as `decide` does."""
+class Judged(NamedTuple):
+    """The page of a study that has a protocol, in Markdown, and the verdict that the exit status follows from."""
+
+    page: str
+    verdict: CheckVerdict
+
+
+def judge(folders: Sequence[Path], study: Study) -> Judged:
+    """Return the page and the verdict of a study that has a protocol. Raises Refusal as `decide` does."""
     decided = decide(folders, study)
+    return Judged(_page(decided, folders), _check(decided))
+
+
+def _check(decided: Decided) -> CheckVerdict:
+    """Return what a study found, how many runs it compared, and what it could not compare."""
+    result, study, runs = decided.verdict, decided.study, decided.runs
+    arms = [arm for arm in result.arms if not arm.is_broken]
+    labels = (*study.protocol.variants, *study.protocol.broken) if study.protocol else ()
+    planned = {run.strategy.name for run in studies.runs(study) if not eligible_runs.label_of(run.run_id, labels)} - {
+        study.control
+    }
+    absent = sorted(planned - {arm.name for arm in arms})
+    num_runs = sum(len(arm.differences) for arm in arms)
+    left_out = Counter(runs.left_out.values())
+    return CheckVerdict.of(
+        0 if result.lacks else len(_further(arms)),
+        [Checked(num_runs, "run", f"of {terminal.counted(len(arms), 'strategy', 'strategies')} compared with "
+                 f"{study.control}")],
+        [
+            *(NotChecked("a condition of the protocol", lack, True) for lack in result.lacks),
+            *(NotChecked(name, "none of its runs is admitted by the protocol", True) for name in absent),
+            *(NotChecked(terminal.counted(number, "run"), reason) for reason, number in left_out.items()),
+        ],
+    )  # fmt: skip
+
+
+def _further(arms: Sequence[Arm]) -> list[str]:
+    """Return the strategies that are not shown to train to the same loss as the control."""
+    return [arm.name for arm in arms if arm.is_further or not arm.is_within]
+
+
+def _page(decided: Decided, folders: Sequence[Path]) -> str:
+    study = decided.study
     lines = [*table_of_arms(decided), "", *_null(decided), ""]
     if still := decided.verdict.still:
         later = _without(decided, still)
@@ -111,7 +153,9 @@ def answer(decided: Decided) -> str:
     if result.lacks:
         return f"No verdict, because a condition of the protocol is not met: {'; '.join(result.lacks)}."
     arms = [arm for arm in result.arms if not arm.is_broken]
-    further = [arm.name for arm in arms if arm.is_further or not arm.is_within]
+    if not arms:
+        return "No verdict, because no run of any strategy is admitted by the protocol."
+    further = _further(arms)
     starts = min(len(arm.differences) for arm in arms)
     parted = max(arm.num_parted for arm in arms)
     most = max(arm.most_parted for arm in arms)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import stat
 import struct
 import tempfile
 import zipfile
@@ -21,6 +22,7 @@ from study.records import schema
 from study.records.find import RecordedRun
 from study.records.schema import Record
 from study.records.simulation import is_simulated
+from study.verdict import Checked, NotChecked, Verdict
 
 MANIFEST = "manifest.json"
 FORMAT_VERSION = 2
@@ -29,6 +31,7 @@ FORMAT_VERSION = 2
 TIME = (1980, 1, 1, 0, 0, 0)
 REGULAR_FILE = 0o100644 << 16
 
+MOST_MEMBERS = 10_000  # three files of runs, the manifest, and results of benchmarks
 MOST_BYTES = files.LARGEST_FILE  # uncompressed, because all of it is kept in memory; a thousand runs have 24 MiB
 
 
@@ -43,10 +46,11 @@ class Kept(NamedTuple):
     lines: dict[str, bytes]  # name of the collected file -> the run's line in it
     place: str  # name in messages of the file that tells how the run ended
     is_simulated: bool  # whether its GPUs were simulated
+    has_digest: bool  # whether the record has a digest of its own content; those before 2026-11-23 have none
 
 
-def collect(folders: Iterable[Path], folder: Path) -> int:
-    """Collect the records of all runs below the folders in one folder to commit. Return the number of runs.
+def collect(folders: Iterable[Path], folder: Path) -> Verdict:
+    """Collect the records of all runs below the folders in one folder to commit. Return what was checked.
 
     A run without a record is kept as its outcome. A run that is already in the folder is replaced. Raises Refusal as
     `find` and `put` do, before anything is written.
@@ -54,7 +58,30 @@ def collect(folders: Iterable[Path], folder: Path) -> int:
     finished = find(folders)
     for message in put(finished, folder, replace=True):
         print(message)
-    return len({run.run_id for run in finished})
+    return _checked(finished)
+
+
+def _checked(runs: Iterable[Kept]) -> Verdict:
+    """Return how many runs were read, and how many of their files have digests, with which they were compared."""
+    each = distinct(runs)
+    with_record = [run for run in each if run.record is not None]
+    without_digest = sum(not run.has_digest for run in with_record)
+    num_steps = sum(run.record.steps_sha256 is not None for run in with_record if run.record)
+    without_record = len(each) - len(with_record)
+    missing = []
+    if without_digest:
+        missing.append(NotChecked("the content of old records", f"{without_digest} have no digest"))
+    if without_record:
+        missing.append(NotChecked("the outcomes of runs without a record", f"{without_record} have no digest"))
+    return Verdict.of(
+        0,
+        [
+            Checked(len(each), "run", "compared with the schema"),
+            Checked(len(with_record) - without_digest, "record", "compared with its digest"),
+            Checked(num_steps, "list of steps", "compared with its digest", "lists of steps"),
+        ],
+        missing,
+    )
 
 
 def find(folders: Iterable[Path]) -> list[Kept]:
@@ -151,7 +178,8 @@ def _keep(run: RecordedRun) -> Kept:
         lines[records.OUTCOMES] = records.line_of(run.contents[records.OUTCOMES])
     if file:
         lines[records.RECORDS] = records.line_of(run.contents[records.RECORDS])
-    return Kept(run_id, file.record if file else None, lines, run.place, is_simulated)
+    has_digest = schema.DIGEST in run.contents.get(records.RECORDS, {})
+    return Kept(run_id, file.record if file else None, lines, run.place, is_simulated, has_digest)
 
 
 def _simulated(place: str | Path) -> Refusal:
@@ -182,8 +210,8 @@ class Manifest(BaseModel):
     sha256: dict[str, str]  # name of every other member -> digest
 
 
-def pack(folders: Sequence[Path], file: Path, replace: bool = False) -> int:
-    """Write the records of all runs below the folders to one zip file. Return the number of runs.
+def pack(folders: Sequence[Path], file: Path, replace: bool = False) -> Verdict:
+    """Write the records of all runs below the folders to one zip file. Return what was checked.
 
     Results of benchmarks in the folders are included. Equal records make equal bytes.
 
@@ -212,11 +240,11 @@ def pack(folders: Sequence[Path], file: Path, replace: bool = False) -> int:
     file.parent.mkdir(parents=True, exist_ok=True)
     files.write_whole(file, packed.getvalue())
     print(f"Packed {manifest.num_runs} runs on {manifest.box} into {file}")
-    return manifest.num_runs
+    return _checked(runs)
 
 
-def merge(file: Path, folder: Path) -> int:
-    """Copy the runs of a pack to a folder of collected records, as `put` does. Return the number of runs.
+def merge(file: Path, folder: Path) -> Verdict:
+    """Copy the runs of a pack to a folder of collected records, as `put` does. Return what was checked.
 
     The result of a benchmark replaces an earlier one with the same name.
 
@@ -234,7 +262,10 @@ def merge(file: Path, folder: Path) -> int:
             runs = find([Path(unpacked)])
             results = _results([Path(unpacked)])
             for name, text in results.items():
-                if is_simulated(files.parse_json(text).get("machine") or {}):
+                machine = files.parse_json(text).get("machine") or {}
+                if not isinstance(machine, dict) or not isinstance(machine.get("environment", {}), dict):
+                    raise Refusal(f"{file}, {name}: the machine of a result is not described as `zero-study` does it")
+                if is_simulated(machine):
                     raise _simulated(f"{file}, {name}")
             merged = _files_of(runs)
             for name in sorted(set(members) - set(results)):
@@ -253,7 +284,9 @@ def merge(file: Path, folder: Path) -> int:
     for name in results:
         files.write_whole(folder / name, members[name])
     print("\n".join([*messages, f"Merged {manifest.num_runs} runs on {manifest.box} into {folder}"]))
-    return manifest.num_runs
+    checked = _checked(runs)
+    of_files = Checked(len(members), "file", "compared with the manifest")
+    return Verdict.of(0, [of_files, *checked.checked], checked.not_checked)
 
 
 def _files_of(runs: Sequence[Kept]) -> dict[str, bytes]:
@@ -322,6 +355,10 @@ def _read(file: Path) -> tuple[Manifest, dict[str, bytes]]:
     try:
         with zipfile.ZipFile(io.BytesIO(files.read_whole(file))) as archive:
             entries = archive.infolist()
+            if len(entries) > MOST_MEMBERS:
+                raise Refusal(f"{file}: the file has {len(entries):,} members, but a pack has at most {MOST_MEMBERS:,}")
+            for entry in entries:
+                _check_member(file, entry)
             num_bytes = sum(entry.file_size for entry in entries)
             if num_bytes > MOST_BYTES:
                 raise Refusal(f"{file}: the file has {num_bytes:,} bytes, but a pack has at most {MOST_BYTES:,}")
@@ -340,9 +377,6 @@ def _read(file: Path) -> tuple[Manifest, dict[str, bytes]]:
     # mean encryption or another compression method.
     except (OSError, EOFError, RuntimeError, ValueError, struct.error, zipfile.BadZipFile, zlib.error) as error:
         raise Refusal(f"{file}: cannot be read as a pack ({error}). Copy it from its machine again.") from None
-    for name in members:
-        if name not in (MANIFEST, *records.NAMES):
-            files.check_name(name.removesuffix(".json"), f"{file}: member {name!r}: the name")
     manifest = _manifest(file, members.pop(MANIFEST, b""))
     for name in sorted(set(members) ^ set(manifest.sha256)):
         state = "missing" if name in manifest.sha256 else "not in its manifest"
@@ -351,6 +385,16 @@ def _read(file: Path) -> tuple[Manifest, dict[str, bytes]]:
         if hashlib.sha256(member).hexdigest() != manifest.sha256[name]:
             raise Refusal(f"{file}: {name} is not the file that its manifest names. Copy it from its machine again.")
     return manifest, members
+
+
+def _check_member(file: Path, entry: zipfile.ZipInfo) -> None:
+    """Raise Refusal unless a member of a pack is a regular file with a name that `zero-study pack` gives."""
+    name = entry.filename
+    if name not in (MANIFEST, *records.NAMES):
+        files.check_name(name.removesuffix(".json"), f"{file}: member {name!r}: the name")
+    kind = stat.S_IFMT(entry.external_attr >> 16)
+    if kind not in (0, stat.S_IFREG):  # 0: written by a system without such attributes
+        raise Refusal(f"{file}: {name} is not a regular file. `zero-study pack` does not write such a file")
 
 
 def _manifest(file: Path, text: bytes) -> Manifest:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from study import files
@@ -9,6 +10,7 @@ from study.errors import Refusal
 from study.records.find import RecordFile
 
 STEP_KEYS = {"step", "loss", "grad_norm", "learning_rate", "seconds", "tokens"}  # that every step has
+AT_ONCE = 10_000  # lines that are parsed together
 NUMBERS = {int, float, type(None)}
 
 
@@ -44,12 +46,20 @@ def parse_steps(place: Path | str, steps: bytes) -> list[dict[str, float]]:
     """
     with files.reading(place, "steps"):
         lines = steps.decode().splitlines()
-        parsed: list[dict[str, float]] = files.parse_json(f"[{','.join(lines)}]")
-        for number, line in enumerate(parsed, 1):
-            if not isinstance(line, dict) or not line.keys() >= STEP_KEYS or line["step"] != number:
-                raise ValueError(f"line {number} is not step {number}, with {', '.join(sorted(STEP_KEYS))}")
-            if not {type(value) for value in line.values()} <= NUMBERS:
-                raise ValueError(f"line {number} has a value that is not a number")
-        if len(parsed) != len(lines):
-            raise ValueError(f"{len(lines)} lines contain {len(parsed)} steps")
+        parsed: list[dict[str, float]] = []
+        for first in range(0, len(lines), AT_ONCE):
+            parsed += _parse_lines(lines[first : first + AT_ONCE], first)
+    return parsed
+
+
+def _parse_lines(lines: Sequence[str], first: int) -> list[dict[str, float]]:
+    """Parse the lines after the first `first` lines. Raises ValueError if a line is not the step with its number."""
+    parsed: list[dict[str, float]] = files.parse_json(f"[{','.join(lines)}]")
+    for number, line in enumerate(parsed, first + 1):
+        if not isinstance(line, dict) or not line.keys() >= STEP_KEYS or line["step"] != number:
+            raise ValueError(f"line {number} is not step {number}, with {', '.join(sorted(STEP_KEYS))}")
+        if not {type(value) for value in line.values()} <= NUMBERS:
+            raise ValueError(f"line {number} has a value that is not a number")
+    if len(parsed) != len(lines):
+        raise ValueError(f"{len(lines)} lines contain {len(parsed)} steps")
     return parsed

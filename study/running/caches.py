@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from study.files import can_be_written
+from study.files import can_be_written, own_temporary_folder
 
 # Environment variables of datasets, evaluate, Triton and Matplotlib, and the folder for each. The Hugging Face Hub's
 # cache of models and texts is left out, because files that are already there are only read.
@@ -25,7 +24,8 @@ def outside_home(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Return environment variables that move the caches of libraries to the temporary folder.
 
     The result is empty if the cache in the home folder can be written. Variables that `environment` already sets are
-    left out, so that the user's values stay in effect.
+    left out, so that the user's values stay in effect. Some of these caches hold code, so the folder is one to which
+    only this user can write.
     """
     home = Path(environment.get("HOME") or "~").expanduser()
     cache = Path(
@@ -33,5 +33,5 @@ def outside_home(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
     )
     if can_be_written(cache):
         return {}
-    folder = Path(tempfile.gettempdir()) / f"zero-study-caches-{os.getuid()}"
+    folder = own_temporary_folder("zero-study-caches")
     return {name: str(folder / place) for name, place in _VARIABLES.items() if name not in environment}
