@@ -7,7 +7,7 @@ nothing is therefore never "sound".
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 SOUND, FOUND, REFUSED, UNKNOWN = 0, 1, 2, 3  # the exit statuses of every command; a refusal is an exception
@@ -43,7 +43,7 @@ class Verdict:
 
     num_findings: int  # what is wrong, or different, or needs a change; notes do not count
     checked: tuple[Checked, ...] = ()
-    not_checked: tuple[NotChecked, ...] = field(default=())
+    not_checked: tuple[NotChecked, ...] = ()
 
     @classmethod
     def of(cls, num_findings: int, checked: Iterable[Checked] = (), not_checked: Iterable[NotChecked] = ()) -> Verdict:

@@ -21,7 +21,6 @@ from study.verdict import NotChecked, Verdict
 
 if TYPE_CHECKING:
     from study.engines.conformance.cells import Cell
-    from study.verdict import Verdict
 
 
 @command("doctor")
@@ -265,7 +264,7 @@ def _diff(a: Path, b: Path, output: Path | None) -> Verdict:
             result = compare.compare(Recording.read(a), Recording.read(b))
             shown = text.text(result)
     except Damaged as damaged:
-        print(f"zero-study: {text.printable(str(damaged))}", file=sys.stderr)
+        print(f"zero-study: {terminal.printable(str(damaged))}", file=sys.stderr)
         return Verdict.of(0, (), [NotChecked("the recordings", str(damaged), True)])
     if output is not None:
         files.write_json(output, text.content(result))

@@ -33,8 +33,7 @@ def _pack(records: tuple[Path, ...], target: Path) -> Verdict:
     else:
         verdict = pack.collect(records, target)
         print(f"Wrote the records to {target}")
-    print(terminal.wrapped(f"Checked: {verdict.coverage()}.", later_indent="  "))
-    return verdict
+    return _with_coverage(verdict)
 
 
 @command("merge")
@@ -48,7 +47,11 @@ def _merge(packed: Path, records: Path) -> Verdict:
     """
     from study.records import pack
 
-    verdict = pack.merge(packed, records)
+    return _with_coverage(pack.merge(packed, records))
+
+
+def _with_coverage(verdict: Verdict) -> Verdict:
+    """Print what was compared, and return the verdict."""
     print(terminal.wrapped(f"Checked: {verdict.coverage()}.", later_indent="  "))
     return verdict
 

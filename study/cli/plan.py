@@ -17,11 +17,11 @@ from study.errors import Refusal
 from study.progress import after_two_seconds
 from study.theory import adapters, stacks
 from study.theory import engine as engine_types
-from study.verdict import Checked, Verdict
 
 if TYPE_CHECKING:
     from study.planner import Request
     from study.planner.choose import Advice
+    from study.verdict import Verdict
 
 
 @command("advise")
@@ -209,7 +209,7 @@ def _advise(
     write: Path | None,
     trace: bool,
     **options: Any,
-) -> Verdict:
+) -> Verdict | None:
     """Choose a strategy for a model and GPUs.
 
     Predicts memory, time and price of each strategy.
@@ -223,7 +223,8 @@ def _advise(
     from study.planner import advice_text
 
     if options["gpu"] == "list":
-        return _print_gpus()
+        _print_gpus()
+        return None
     if this_machine:
         from study.planner import own_machine
 
@@ -283,7 +284,7 @@ def request_of(num_gpus: int | None, options: dict[str, Any]) -> Request:
     return planner.Request(num_gpus=num_gpus or 1, **options)
 
 
-def _print_gpus() -> Verdict:
+def _print_gpus() -> None:
     """Print all GPUs that --gpu takes, with their main numbers."""
     from study import terminal
     from study.theory import gpus
@@ -292,9 +293,7 @@ def _print_gpus() -> Verdict:
         "TFLOP/s: the dense peak in bf16 with accumulation in fp32 (t4 and v100: in fp16). link: between the GPUs of a "
         "node, in one direction. The name that torch.cuda.get_device_name() returns works too."
     )
-    head, rows = gpus.table()
-    print("\n".join([*terminal.table(head, rows), "", terminal.wrapped(meaning)]))
-    return Verdict.of(0, [Checked(len(rows), "GPU", "listed")])
+    print("\n".join([*terminal.table(*gpus.table()), "", terminal.wrapped(meaning)]))
 
 
 def _check_write(path: Path, is_complete: bool, request: Request) -> None:

@@ -242,15 +242,10 @@ class Comparison(NamedTuple):
 
     changes: list[Change]  # all known changes
     left_out: dict[str, list[Change]]  # by reason, those that cannot concern the training
+    shown: list[Change]  # the changes that can concern the training
     verdict: Verdict
     notes: tuple[str, ...] = ()  # why something could not be narrowed
     use: Use | None = None
-
-    @property
-    def shown(self) -> list[Change]:
-        """The changes that can concern the training."""
-        hidden = {id(change) for changes in self.left_out.values() for change in changes}
-        return [change for change in self.changes if id(change) not in hidden]
 
 
 def compare_locks(old: Lock, new: Lock, use: Use | None = None) -> Comparison:
@@ -265,11 +260,12 @@ def compare_locks(old: Lock, new: Lock, use: Use | None = None) -> Comparison:
         for change in compare(old.pins, new.pins)
     ]
     excluded: dict[str, list[Change]] = {}
+    shown: list[Change] = []
     for change in changes:
-        if use is not None and (reason := use.why_not(change)):
-            excluded.setdefault(reason, []).append(change)
-    comparison = Comparison(changes, excluded, Verdict.of(0), use.notes if use is not None else (), use)
-    return comparison._replace(verdict=_verdict(comparison, old, new))
+        reason = None if use is None else use.why_not(change)
+        (excluded.setdefault(reason, []) if reason else shown).append(change)
+    notes = () if use is None else use.notes
+    return Comparison(changes, excluded, shown, _verdict(shown, old, new, use), notes, use)
 
 
 def _may_be_in(lock: Lock, package: str) -> bool:
@@ -277,28 +273,24 @@ def _may_be_in(lock: Lock, package: str) -> bool:
     return package not in lock.pins and (package in lock.unread or any(name.startswith("-") for name in lock.unread))
 
 
-def _verdict(comparison: Comparison, old: Lock, new: Lock) -> Verdict:
+def _verdict(shown: Sequence[Change], old: Lock, new: Lock, use: Use | None) -> Verdict:
     """Return the verdict: the changes of the training, what was compared, and what could not be."""
     unknown = [
         NotChecked(f"{change.package} {change.id}", change.summary, True)
-        for change in comparison.shown
+        for change in shown
         if change.kind == "unknown"
     ]
-    shared = [
-        name
-        for name in new.pins
-        if name in old.pins and (comparison.use is None or not comparison.use.why_not_package(name))
-    ]
+    shared = [name for name in new.pins if name in old.pins and (use is None or not use.why_not_package(name))]
     number = sum(fault.package in shared for fault in known_faults()) + sum(map(_number_of_defaults, shared))
     return Verdict.of(
-        sum(change.changes_training for change in comparison.shown),
+        sum(change.changes_training for change in shown),
         [
             Checked(len(shared), "package", "that both files pin"),
             Checked(
                 number, "known fault, change and default", "of these packages", "known faults, changes and defaults"
             ),
         ],
-        [*not_compared(old, new, comparison.use), *unknown],
+        [*not_compared(old, new, use), *unknown],
     )
 
 

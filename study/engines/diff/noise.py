@@ -31,9 +31,9 @@ def check(recording: Recording, draw: Recording) -> None:
     reason = next(_reasons(recording, draw), None)
     if reason is not None:
         raise Refusal(
-            f"{draw.folder}: this run with noise is not a run of the training in {recording.folder}: {reason}. Its "
-            "distance cannot be used as the bound, because it would hide real differences. Remove this folder, and "
-            "record the same training with --noise again."
+            f"{draw.folder}: this run with noise is another training, not the training in {recording.folder}: "
+            f"{reason}. Its distance cannot be used as the bound, because it would hide real differences. Remove this "
+            "folder, and record the same training with --noise again."
         )
 
 

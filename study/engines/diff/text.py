@@ -40,8 +40,9 @@ def text(result: Result) -> str:
         lines.append(f"Bound: measured by {draws} {'run' if draws == 1 else 'runs'} with noise.")
     lines += [f"{side}: {_summary(recording)}" for side, recording in (("A", result.a), ("B", result.b))]
     lines += [f"Largest element: {line}." for line in _elements(result.a.folder, result.b.folder)]
+    lines = [terminal.printable(line) for line in lines]
     return "\n".join(
-        terminal.wrapped(printable(line), "  " if line.startswith("- ") else "", "    " if line[0] == "-" else "  ")
+        terminal.wrapped(line, "  " if line.startswith("- ") else "", "    " if line[0] == "-" else "  ")
         for line in lines
     )
 
@@ -72,11 +73,6 @@ def _answer(result: Result) -> list[str]:
             f"The result is not known: {reasons}. Record a training in which an optimizer of torch.optim steps."
         )
     return lines
-
-
-def printable(line: str) -> str:
-    """Return a line without control characters, which names in a recording may contain."""
-    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in line)
 
 
 def describe(first: Difference, alike: list[Difference]) -> str:

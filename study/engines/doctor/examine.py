@@ -55,16 +55,20 @@ class Examined:
     @property
     def verdict(self) -> Verdict:
         """The verdict on the file: what was found, how many keys were checked, and what could not be checked."""
-        is_checked = [f.value is not ABSENT and f.effect != "not examined" for f in self.findings]
-        open_keys = [f for f in self.findings if f.effect == "not examined" and not f.is_about_release]
-        not_checked = [NotChecked(f"{f.key} in {f.file}", f.message.rstrip(".")) for f in open_keys if self.kind]
-        of_release = [f for f in self.findings if f.is_about_release]
-        unknown = [NotChecked("the known faults of the release", f.message, True)
-                   for f in of_release if f.effect == "not examined"]  # fmt: skip
-        checked = Checked(sum(is_checked) - sum(f.effect != "not examined" for f in of_release), "key", "compared with "
-                          "what accelerate, DeepSpeed and FSDP do")  # fmt: skip
-        of_file = [NotChecked(str(self.path), UNKNOWN_KIND, True)] if self.kind is None else list(self.not_checked)
-        return Verdict.of(sum(f.matters for f in self.findings), [checked], [*of_file, *not_checked, *unknown])
+        of_keys = [f for f in self.findings if not f.is_about_release]
+        num_keys = sum(f.value is not ABSENT and f.effect != "not examined" for f in of_keys)
+        open_keys = [f for f in of_keys if f.effect == "not examined" and self.kind is not None]
+        open_releases = [f for f in self.findings if f.is_about_release and f.effect == "not examined"]
+        of_file = self.not_checked if self.kind is not None else [NotChecked(str(self.path), UNKNOWN_KIND, True)]
+        return Verdict.of(
+            sum(f.matters for f in self.findings),
+            [Checked(num_keys, "key", "compared with what accelerate, DeepSpeed and FSDP do")],
+            [
+                *of_file,
+                *(NotChecked(f"{f.key} in {f.file}", f.message.rstrip(".")) for f in open_keys),
+                *(NotChecked("the known faults of the release", f.message, True) for f in open_releases),
+            ],
+        )
 
     def as_json(self) -> str:
         """Return the findings as the JSON text that --json prints."""

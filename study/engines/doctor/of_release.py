@@ -16,6 +16,19 @@ from ..strategy_names import OffloadDevice, StrategyName
 from . import config_files
 from .findings import Finding
 
+PACKAGE = "deepspeed"
+
+
+def version_of(release: str) -> str:
+    """Return the version in the value of --for. Raises Refusal if it is not a release of DeepSpeed."""
+    package, _, version = release.partition("==")
+    if package != PACKAGE or not known_bad.base_release(version) > Version("0"):
+        raise Refusal(
+            f"--for {release}: only releases of DeepSpeed are known here. Write deepspeed==VERSION, or compare "
+            "releases of other packages with `zero-study upgrade`."
+        )
+    return version
+
 
 def findings_of(
     release: str, path: Path, content: Mapping[str, Any], json_content: dict[str, Any] | None
@@ -25,18 +38,13 @@ def findings_of(
     `json_content` is the DeepSpeed file that the file is, contains or names. The stage, offload and precision decide
     which faults there are. Raises Refusal if `release` is not one of DeepSpeed.
     """
-    package, _, version = release.partition("==")
-    if package != "deepspeed" or not _is_version(version):
-        raise Refusal(
-            f"--for {release}: only releases of DeepSpeed are known here. Write deepspeed==VERSION, or compare "
-            "releases of other packages with `zero-study upgrade`."
-        )
+    version = version_of(release)
     stage, device, classes = _training_of(content, json_content)
     engine = "not DeepSpeed" if stage is None else str(StrategyName.of_zero(stage, device))
     finding = Finding(
         file=str(path), key="stage", value=stage, effect="means something else", matters=True, is_about_release=True
     )
-    if reason := upgrade.why_unknown(package, version):
+    if reason := upgrade.why_unknown(PACKAGE, version):
         return [replace(finding, effect="not examined", message=reason, matters=False)]
     tested_faults = [
         replace(finding, message=upgrade.fault_summary(fault, [engine]))
@@ -45,7 +53,7 @@ def findings_of(
     return tested_faults + [
         replace(finding, key=next(iter(fault.file)), value=None, message=fault.summary)
         for fault in upgrade.known_faults()
-        if fault.package == package and fault.is_in(version) and _is_affected(json_content, fault.file)
+        if fault.package == PACKAGE and fault.is_in(version) and _is_affected(json_content, fault.file)
     ]
 
 
@@ -67,10 +75,6 @@ def _as_listed(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     return int(value) if value.isdecimal() else value.lower()
-
-
-def _is_version(text: str) -> bool:
-    return known_bad.base_release(text) > Version("0")
 
 
 def _training_of(

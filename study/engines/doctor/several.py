@@ -12,6 +12,7 @@ from ... import terminal
 from ...errors import Refusal
 from ...verdict import NotChecked, Verdict, combined
 from . import examine as examining
+from . import of_release
 from . import text as formatting
 from .examine import Examined
 from .kinds import OF_TRAINERS
@@ -52,14 +53,17 @@ class Several:
 
 
 def examine(paths: Sequence[Path], release: str | None = None) -> Several:
-    """Examine files. A file that cannot be read has a Refusal as its result."""
+    """Examine files. A file that cannot be read has a Refusal as its result.
+
+    Raises Refusal if `release` is not one of DeepSpeed, which concerns all files.
+    """
+    if release is not None:
+        of_release.version_of(release)
     results: dict[Path, Examined | Refusal] = {}
     for path in dict.fromkeys(paths):
         try:
             results[path] = examining.examine(path, release)
         except Refusal as refusal:
-            if str(refusal).startswith("--for"):  # which concerns all files
-                raise
             results[path] = refusal
     examined = [result for result in results.values() if isinstance(result, Examined)]
     return Several({path: _as_used(result, examined) for path, result in results.items()})

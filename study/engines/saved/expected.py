@@ -119,16 +119,18 @@ def find_config(name_or_path: str | None, beside: Path) -> dict[str, Any] | None
         return None
     for folder in (Path(name_or_path), beside / name_or_path):
         if (folder / "config.json").is_file():
-            content = json.loads((folder / "config.json").read_bytes())
-            return content if isinstance(content, dict) else None
+            return _object_in(folder / "config.json")
     with contextlib.suppress(Exception):  # the name is not one of the Hub, or transformers is not installed
         from huggingface_hub import try_to_load_from_cache
 
         cached = try_to_load_from_cache(name_or_path, "config.json")
-        if isinstance(cached, str):
-            content = json.loads(Path(cached).read_bytes())
-            return content if isinstance(content, dict) else None
+        return _object_in(Path(cached)) if isinstance(cached, str) else None
     return None
+
+
+def _object_in(path: Path) -> dict[str, Any] | None:
+    content = json.loads(path.read_bytes())
+    return content if isinstance(content, dict) else None
 
 
 def _as_saved(model: Any, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

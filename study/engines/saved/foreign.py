@@ -18,7 +18,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, StrictBool, StrictFloat, StrictInt, StrictStr, ValidationError
 
 from ...errors import Refusal
-from ..diff.text import printable
+from ...terminal import printable
 from .content import Saved
 
 _SECONDS = 30.0  # of CPU time for one check, besides what its tensors need
@@ -108,7 +108,7 @@ def read_object(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         if isinstance(error, Unusual):
             raise
-        raise Unusual(f"is not valid JSON: {_first_line(error)}") from None
+        raise Unusual(f"is not valid JSON: {first_line(error)}") from None
     if not isinstance(content, dict):
         raise Unusual("has no JSON object")
     validate(path.name, content)
@@ -151,7 +151,7 @@ def _check_patterns(content: dict[str, Any]) -> None:
         try:
             re.compile(expression)
         except (re.error, RecursionError, OverflowError) as error:
-            reason = _first_line(error)
+            reason = first_line(error)
             raise Unusual(f"has `{_short(expression)}`, which is not a regular expression ({reason})") from None
 
 
@@ -163,7 +163,8 @@ def _short(value: Any) -> str:
     return text if len(text) < 60 else f"{text[:50]}..."
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message on one printable line, or the error's type if it has none."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return printable(lines[0][:160]) if lines else type(error).__name__
 
@@ -186,7 +187,7 @@ def guarded(saved: Saved, what: str) -> Iterator[None]:
     except OverLimit as limit:
         saved.wrong("unreadable", f"{what} could not be checked: the check was ended because it needs {limit}.")
     except Exception as error:  # foreign content may raise anything
-        reason = f"{type(error).__name__}: {_first_line(error)}"
+        reason = f"{type(error).__name__}: {first_line(error)}"
         saved.wrong("unreadable", f"{what} could not be checked, because its content is not as expected ({reason}).")
 
 

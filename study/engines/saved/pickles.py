@@ -20,7 +20,8 @@ import numpy as np
 import torch
 
 from ...errors import Refusal
-from ..diff.text import printable
+from ...terminal import printable
+from .foreign import first_line
 
 # What torch says of a class or function that is neither a tensor's nor plain data.
 _NEEDED = re.compile(r"(?i)unsupported (?:global: )?(?:GLOBAL|class) (\S+)|unrecognized function (.+)|Can only build")
@@ -113,13 +114,13 @@ def _load(source: Any, name: str, loader: Callable[..., Any], trust: bool) -> An
                 "--trust-pickle."
             ) from None
     except Exception as error:  # a damaged file may raise anything
-        raise Unreadable(_first_line(error)) from None
+        raise Unreadable(first_line(error)) from None
     try:
         if isinstance(source, io.BytesIO):
             source.seek(0)
         return loader(source, weights_only=False, **options)
     except Exception as error:  # a pickle may raise anything
-        raise Unreadable(f"loading it raises {type(error).__name__}: {_first_line(error)}") from None
+        raise Unreadable(f"loading it raises {type(error).__name__}: {first_line(error)}") from None
 
 
 def check_sums(path: Path) -> None:
@@ -140,7 +141,7 @@ def _check_archive(source: Path | io.BytesIO) -> None:
         with zipfile.ZipFile(source) as archive:
             broken = archive.testzip()
     except Exception as error:  # a damaged archive may raise anything
-        raise Unreadable(f"it is cut off or damaged ({_first_line(error)})") from None
+        raise Unreadable(f"it is cut off or damaged ({first_line(error)})") from None
     if broken is not None:
         raise Unreadable(f"it is damaged: the checksum of {broken} in it does not match")
 
@@ -248,9 +249,4 @@ def load_metadata(path: Path, trust: bool) -> Any:
     except OSError as error:
         raise Unreadable(error.strerror or str(error)) from None
     except Exception as error:  # a damaged pickle may raise anything
-        raise Unreadable(f"it is damaged ({type(error).__name__}: {_first_line(error)})") from None
-
-
-def _first_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return printable(lines[0][:160]) if lines else type(error).__name__
+        raise Unreadable(f"it is damaged ({type(error).__name__}: {first_line(error)})") from None

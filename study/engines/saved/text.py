@@ -9,7 +9,6 @@ from typing import Any
 
 from ... import terminal
 from ...verdict import Checked, NotChecked, Verdict
-from ..diff.text import printable
 from .against import Comparison, difference_text
 from .content import Finding, Saved, names_text
 
@@ -69,7 +68,7 @@ def text(folder: Path, saved: Sequence[Saved], compared: Sequence[Comparison], i
         place = saved_part.folder.name if saved_part.folder == folder else str(saved_part.folder.relative_to(folder))
         lines.append(f"Read: {place} ({_summary(saved_part)})")
     return "\n".join(
-        terminal.wrapped(printable(line), "  " if line[0] == "-" else "", "    " if line[0] == "-" else "  ")
+        terminal.wrapped(terminal.printable(line), "  " if line[0] == "-" else "", "    " if line[0] == "-" else "  ")
         for line in lines
     )
 
