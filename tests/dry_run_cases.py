@@ -336,7 +336,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         (16, "a ring", 0, "No hang among ranks 0"),
         pytest.param(4, "a receive", 1, "HANG: rank 1 sends 0 messages to rank 0", marks=SLOW),
         pytest.param(4, "other sources", 1, "with rank 0 as its source", marks=SLOW),
-        pytest.param(8, "few batches", 1, "HANG: ranks 0 and 4 make different calls", marks=SLOW),
+        pytest.param(8, "few batches", 1, "rank 6: no further call", marks=SLOW),  # rank 4 may be named, too
         pytest.param(16, "few batches", 1, "HANG", marks=SLOW),
         pytest.param(8, "a skipped step", 1, "HANG: ranks 0 and 5 make different calls", marks=SLOW),
         pytest.param(8, "an object", 0, "No hang: the 8 ranks make the same calls", marks=SLOW),

@@ -384,12 +384,36 @@ def arguments() -> SimpleNamespace:
     return SimpleNamespace(**defaults, bf16=False, fp16=False)
 
 
+def planned(updates: int, already: int = 0) -> SimpleNamespace:
+    """TrainerState, as far as the callback reads it."""
+    return SimpleNamespace(max_steps=already + updates, global_step=already)
+
+
+@pytest.mark.parametrize("already", [0, 100])
+@pytest.mark.parametrize("kind", ["LinearLR", "LambdaLR", "CosineAnnealingLR"])
+@pytest.mark.parametrize(("updates", "zero"), [(100, "update 21"), (20, ""), (21, "")])
+def test_a_schedule_that_ends_before_the_trainers_last_update_is_found_in_the_third(kind, updates, zero, already):
+    """It was found when the script ended."""
+    model, optimizer = make()
+    made_of = {"LinearLR": (1.0, 0.0, 20), "LambdaLR": (lambda step: max(0.0, 1 - step / 20),), "CosineAnnealingLR": (20,)}
+    schedule = getattr(torch.optim.lr_scheduler, kind)(optimizer, *made_of[kind])
+    made = prove.callback()
+    made.on_train_begin(arguments(), planned(updates, already), None, model=model, optimizer=optimizer)
+    for _ in range(4):
+        train(model, optimizer, 1, clip=1.0)
+        schedule.step()
+    made.on_train_end(arguments(), None, None)
+    findings = proof("out/proof.json")["findings"]
+    assert [line.startswith("the schedule ends before the training") for line in findings] == [True] * bool(zero)
+    assert all(zero in line and f"the training has {updates} updates" in line for line in findings)
+
+
 @pytest.mark.parametrize("clip", [1.0, None])
 def test_callback_finds_the_module_that_is_called(clip, group):
     model, optimizer = make()
     outermost = DistributedDataParallel(model)
     made = prove.callback()
-    made.on_train_begin(arguments(), None, None, model=model, optimizer=optimizer)
+    made.on_train_begin(arguments(), planned(4), None, model=model, optimizer=optimizer)
     train(outermost, optimizer, 4, clip=clip)
     made.on_train_end(arguments(), None, None)
     found = proof("out/proof.json")

@@ -189,7 +189,8 @@ class _Pairs:
                 ties=self._ties,
             )
             self.watchers.append(watcher)
-            watcher.begin(model, optimizer, None, _arguments_of_trainer(), called)
+            arguments, num_left = _of_trainer()
+            watcher.begin(model, optimizer, None, arguments, called, num_left)
         if self._steps and min(self._steps.values()) > 2:  # optimizers that take turns have all stepped by then
             self.leave()
 
@@ -239,9 +240,17 @@ def owner(called: Sequence[torch.nn.Module], optimizer: torch.optim.Optimizer) -
     return owners[0] if len(owners) == 1 else None
 
 
-def _arguments_of_trainer() -> Any:
+def _of_trainer() -> tuple[Any, int | None]:
+    """Return the arguments of transformers' Trainer and the number of updates that it will still make.
+
+    The arguments are None if there is not exactly one Trainer, and the number is None if it does not train.
+    """
     trainers = _alive("transformers.trainer", "Trainer")
-    return trainers[0].args if len(trainers) == 1 else None
+    if len(trainers) != 1:
+        return None, None
+    state = trainers[0].state
+    num_left = state.max_steps - state.global_step
+    return trainers[0].args, num_left if num_left > 0 else None
 
 
 def _alive(module: str, name: str) -> list[Any]:

@@ -1,6 +1,6 @@
-"""Find learning rate schedules that reach zero before the epoch ends.
+"""Find learning rate schedules that reach zero before the epoch or the training ends.
 
-The cause is a schedule that takes several steps per update. Only a copy of the schedule is run.
+Such a schedule takes several steps per update, or was made for too few. Only a copy of the schedule is run.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 # Rates below this fraction of the highest rate count as zero. The second to last rate of a cosine schedule is higher.
 NOTHING = 1e-12
-SHARE = 0.02  # A schedule may end early by this fraction of an epoch's updates, because scripts round differently.
+SHARE = 0.02  # A schedule may end early by this fraction of the updates, because scripts round differently.
 MOST_STEPS = 100_000  # the most steps that a copy takes, which is some seconds; LambdaLR is not copied and has no limit
 
 _PLAIN = (bool, int, float, str, types.NoneType, types.FunctionType, types.BuiltinFunctionType, types.MethodType)
@@ -42,32 +42,52 @@ def steps_of(schedule: Any) -> int:
     return int(number) if number is not None else max(map(steps_of, parts_of(schedule)), default=0)
 
 
-def of_schedule(schedule: Any, steps_a_update: float, number: int, updates: int) -> list[str]:
+def of_epoch(schedule: Any, steps_a_update: float, number: int, updates: int) -> list[str]:
     """Return a note if a schedule takes several steps per update and reaches zero before an epoch ends.
 
     `steps_a_update` is the number of its steps per update, `number` is the number of the current update, and `updates`
-    is the number of updates in an epoch. The list is empty for a schedule that cannot be copied.
+    is the number of updates in an epoch. The list is empty for a schedule that cannot be copied, and for one with a
+    step per update, because a script may leave the epoch early.
     """
-    if steps_a_update <= 1:
+    moment = _moment(schedule, steps_a_update, number, updates) if steps_a_update > 1 else None
+    if moment is None:
         return []
-    lambdas = getattr(schedule, "lr_lambdas", None)
-    if lambdas and type(schedule) is lr_scheduler.LambdaLR and all(function is not None for function in lambdas):
-        zero, rises = _of_lambdas(lambdas, steps_a_update, updates), False
-    else:
-        zero, rises = _of_copy(schedule, steps_a_update, number, updates)
-    if zero is None:
-        return []
-    moment = f"zero at update {zero}, and rises again" if rises else f"zero from update {zero} on"
     return [
         f"the learning rate is {moment}, but an epoch has {updates} updates: the schedule takes {steps_a_update:g} "
         "steps per update (accelerate's scheduler takes one per process)"
     ]
 
 
+def of_training(schedule: Any, steps_a_update: float, number: int, updates: int) -> list[str]:
+    """Return a finding if a schedule reaches zero clearly before the last of all updates of a training.
+
+    `updates` is their number. The other arguments are those of `of_epoch`.
+    """
+    moment = _moment(schedule, steps_a_update, number, updates) if steps_a_update > 0 else None
+    if moment is None:
+        return []
+    return [
+        f"the schedule ends before the training: the learning rate is {moment}, but the training has {updates} "
+        f"updates. The schedule takes {steps_a_update:g} steps per update"
+    ]
+
+
+def _moment(schedule: Any, steps_a_update: float, number: int, updates: int) -> str | None:
+    """Return when the rate of a schedule is zero, clearly before the last of `updates` updates. None if it is not."""
+    lambdas = getattr(schedule, "lr_lambdas", None)
+    if lambdas and type(schedule) is lr_scheduler.LambdaLR and all(function is not None for function in lambdas):
+        zero, rises = _of_lambdas(lambdas, steps_a_update, updates), False
+    else:
+        zero, rises = _of_copy(schedule, steps_a_update, number, updates)
+    if zero is None or updates - zero + 1 <= max(1.0, SHARE * updates):
+        return None
+    return f"zero at update {zero}, and rises again" if rises else f"zero from update {zero} on"
+
+
 def _of_lambdas(lambdas: Any, steps_a_update: float, updates: int) -> int | None:
     """Return the first update at which the rate of a LambdaLR is zero.
 
-    None if the rate is zero at the first update, or is not zero at the last update of the epoch.
+    None if the rate is zero at the first update, or is not zero at the last of the updates.
     """
 
     def is_zero(update: int) -> bool:
@@ -85,7 +105,7 @@ def _of_lambdas(lambdas: Any, steps_a_update: float, updates: int) -> int | None
 def _of_copy(schedule: Any, steps_a_update: float, number: int, updates: int) -> tuple[int | None, bool]:
     """Return the first update at which the rate is zero, and whether the rate rises again after it.
 
-    The update is None if the rate does not reach zero clearly before the epoch ends, or if no copy can be run.
+    The update is None if the rate does not reach zero, or if no copy can be run.
     """
     num_steps = round((updates - number) * steps_a_update)
     rates: list[float] = []
@@ -102,8 +122,7 @@ def _of_copy(schedule: Any, steps_a_update: float, number: int, updates: int) ->
     if not zeros:
         return None, False
     zero = number - int(-zeros[0] // steps_a_update)
-    is_early = updates - zero + 1 > max(1.0, SHARE * updates)
-    return (zero, max(rates[zeros[0] :]) > NOTHING * highest) if is_early else (None, False)
+    return zero, max(rates[zeros[0] :]) > NOTHING * highest
 
 
 def _rates(schedule: Any, num_steps: int) -> Iterator[float]:

@@ -109,7 +109,7 @@ def callback(
             def begin(module: torch.nn.Module, _: Any) -> None:
                 if model.training and any(part is model for part in module.modules()):
                     handle.remove()
-                    proof.begin(module, optimizer, asked, args)
+                    proof.begin(module, optimizer, asked, args, num_left=state.max_steps - state.global_step)
 
             handle = register_module_forward_pre_hook(begin)
 
@@ -152,6 +152,7 @@ class StepWatcher:
         self._first: Any = None  # the hook that records the inputs of the step in which the watch begins
         self._before: dict[str, Checksum] = {}  # of the weights, as the first step to watch began
         self._rates: list[float] = []  # the learning rates at that time, one per parameter group
+        self._num_updates: int | None = None  # of the whole training; None if it is unknown
         # Id of a schedule -> its steps at that time, and the number of the update.
         self._schedules: dict[int, tuple[int, int]] = {}
         self._loaders = Loaders() if loaders is None else loaders
@@ -170,12 +171,22 @@ class StepWatcher:
         # The checks that could not be made. The most important one is that of the optimizer step, until it is reached.
         self._not_checked = [verdicts.NotChecked("the optimizer step", "training ended before it", True)]
 
-    def begin(self, model: Any, optimizer: Any, asked: Asked | None, arguments: Any, called: Any | None = None) -> None:
+    def begin(
+        self,
+        model: Any,
+        optimizer: Any,
+        asked: Asked | None,
+        arguments: Any,
+        called: Any | None = None,
+        num_left: int | None = None,
+    ) -> None:
         """Read back the built engine, compare it with the request, and wait for the step to count.
 
         `called` is the module that the script calls, if that is not `model` but the module inside it. None if the
-        script calls `model`. Raises KnownBad as `watch` does.
+        script calls `model`. `num_left` is the number of updates that the training will still make. None if it is
+        unknown. Raises KnownBad as `watch` does.
         """
+        self._num_updates = None if num_left is None else self._steps + num_left
         remove_earlier(self._output)
         with self._out_of_the_way():
             self._called = model if called is None else called
@@ -510,7 +521,9 @@ class StepWatcher:
         wrong += self._of_states + ([] if self._repeated is None else [findings.repeated_update(self._repeated)])
         num_ranks = len(self._facts["data_parallel_ranks"] or [0])
         wrong += dict.fromkeys(line for loader in self._loaders for line in findings.check_loader(loader, num_ranks))
-        notes += [*untrained, *self._of_schedules(step), *_notes_of_gradients(step.gradients, len(cut))]
+        of_training, of_epoch = self._of_schedules(step)
+        wrong += of_training
+        notes += [*untrained, *of_epoch, *_notes_of_gradients(step.gradients, len(cut))]
         notes += findings.hard_clipping(self._cuts, step.clipping.limit or self._facts["gradient_clipping"])
         batches = self._batches[-2:] if len(self._batches) > 1 else step.batches
         report = findings.rank_report(self._model, self._facts, self._optimizer, step, batches, step.weights or after)
@@ -530,22 +543,26 @@ class StepWatcher:
         elif is_deepspeed(self._model) and limit and norm is not None:
             self._cuts.append(float(norm) / limit)
 
-    def _of_schedules(self, step: Step) -> list[str]:
-        """Return notes on learning rate schedules of this optimizer that end too early.
+    def _of_schedules(self, step: Step) -> tuple[list[str], list[str]]:
+        """Return findings and notes on learning rate schedules of this optimizer that end too early.
 
         The rate of their steps is taken from the watched updates.
         """
         lengths = [
             len(loader) for loader in self._loaders if hasattr(loader, "__len__") and loader.batch_sampler is not None
         ]
-        notes = []
+        wrong, notes = [], []
         for schedule in _schedulers(self._optimizer):
             before, number = self._schedules.get(id(schedule), (0, self._steps))
-            if lengths and self._steps > number:
+            if self._steps <= number:
+                continue
+            steps_a_update = (schedules.steps_of(schedule) - before) / (self._steps - number)
+            if self._num_updates is not None:
+                wrong += schedules.of_training(schedule, steps_a_update, self._steps, self._num_updates)
+            elif lengths:
                 updates = max(1, lengths[-1] // max(1, step.passes.number))
-                steps_a_update = (schedules.steps_of(schedule) - before) / (self._steps - number)
-                notes += schedules.of_schedule(schedule, steps_a_update, self._steps, updates)
-        return notes
+                notes += schedules.of_epoch(schedule, steps_a_update, self._steps, updates)
+        return wrong, notes
 
     def _tell(
         self,
