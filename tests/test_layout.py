@@ -55,19 +55,22 @@ MAY_IMPORT = {
         "compare config engines errors files processes progress records run running strategy terminal"
         " training verdict workloads"
     ),
-    "compare": "config engines errors files formatting models progress records running terminal theory verdict",
+    "public_runs": "errors files",
+    "compare": (
+        "config engines errors files formatting models progress public_runs records running terminal theory verdict"
+    ),
     "planner": "dryrun engines errors files formatting models progress strategy terminal theory verdict",
     "claims": (
         "compare config engines errors files formatting planner processes progress records running strategy"
         " terminal theory training verdict workloads"
     ),
     "report": (
-        "claims compare config engines errors files formatting planner progress records running strategy"
-        " terminal theory verdict"
+        "claims compare config engines errors files formatting planner progress public_runs records running"
+        " strategy terminal theory verdict"
     ),
     "cli": (
-        "claims compare config dryrun engines errors files planner progress records report run running"
-        " strategy terminal theory training verdict"
+        "claims compare config dryrun engines errors files planner progress public_runs records report run"
+        " running strategy terminal theory training verdict"
     ),
     "__main__": "cli errors terminal verdict",
 }

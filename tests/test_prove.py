@@ -395,8 +395,12 @@ def planned(updates: int, already: int = 0) -> SimpleNamespace:
 def test_a_schedule_that_ends_before_the_trainers_last_update_is_found_in_the_third(kind, updates, zero, already):
     """It was found when the script ended."""
     model, optimizer = make()
-    made_of = {"LinearLR": (1.0, 0.0, 20), "LambdaLR": (lambda step: max(0.0, 1 - step / 20),), "CosineAnnealingLR": (20,)}
-    schedule = getattr(torch.optim.lr_scheduler, kind)(optimizer, *made_of[kind])
+    falling = {
+        "LinearLR": (1.0, 0.0, 20),
+        "LambdaLR": (lambda step: 1 - min(step, 20) / 20,),
+        "CosineAnnealingLR": (20,),
+    }
+    schedule = getattr(torch.optim.lr_scheduler, kind)(optimizer, *falling[kind])
     made = prove.callback()
     made.on_train_begin(arguments(), planned(updates, already), None, model=model, optimizer=optimizer)
     for _ in range(4):

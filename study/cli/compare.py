@@ -61,7 +61,8 @@ def _compare(
     """Compare runs: loss, memory, time.
 
     By default, a short table: one row per strategy, with the ratio to the control (DDP, if it is there). --view selects
-    tables with details, for instance `differences` with confidence intervals.
+    tables with details, for instance `differences` with confidence intervals. Runs that `zero-study import` made from
+    logs have a table of their own.
 
     Exit status: 0 if the tables were printed, 2 if the request is refused. With --verdict: 0 if the study shows that
     all strategies train to the loss of the control; 1 if it does not show this for a strategy; 3 if there is no
@@ -117,11 +118,29 @@ def _page(records: tuple[Path, ...], view: str, control: str, each: bool, markdo
         raise Refusal("--markdown: the short table is plain text only. Add --view, or leave --markdown out.")
     if view != SHORT and each:
         raise Refusal(f"--each: --view {view} lists every run or cell anyway. Leave --each out.")
+    from study.public_runs import archive
+
+    public = archive.find(records)
+    if public and view != SHORT:
+        raise Refusal(f"--view {view}: {public[0]} is a run that was imported from a log. Leave --view out.")
     module, _, attributes = VIEWS[view].partition(".")
     make = operator.attrgetter(attributes)(importlib.import_module(f"study.compare.{module}"))
-    if view == SHORT:
-        return str(make(records, each))
-    return str(make(records, control) if view in WITH_CONTROL else make(records))
+    if view != SHORT:
+        return str(make(records, control) if view in WITH_CONTROL else make(records))
+    from study.records import find
+
+    own = str(make(records, each)) if not public or find.has_runs(records) else ""
+    return "\n\n".join(part for part in (own, _page_of_public_runs(public)) if part)
+
+
+def _page_of_public_runs(paths: list[Path]) -> str:
+    """Return a page about imported runs as plain text. Empty if there is none."""
+    if not paths:
+        return ""
+    from study.compare import plain_text, public_table
+    from study.public_runs import archive
+
+    return plain_text.of_markdown(public_table.page(archive.read(paths)))
 
 
 @command("report")

@@ -113,6 +113,11 @@ def find_runs(folders: Iterable[Path]) -> Iterator[RecordedRun]:
         raise _none_below(folders)
 
 
+def has_runs(folders: Iterable[Path]) -> bool:
+    """Say whether there is a record or an outcome below these folders."""
+    return any(path.name in _OF_RUNS for folder in folders for path in folder.rglob("*"))
+
+
 def identity(record: Record) -> tuple[str, str, float]:
     """Return a key that identifies a run: its id, its start and its duration.
 

@@ -1,0 +1,250 @@
+"""Comparisons of public runs that differ in one thing, with intervals and equivalence tests.
+
+Each comparison of comparisons.yaml names a control, the arms that are compared with it, and a quantity. The margin of
+equivalence is the repeatability limit of the control's own repeats (ISO 5725-6, as in `differences`), so it is known
+before an arm is read. What differs beside the compared thing is derived from the settings of the runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
+from scipy import stats
+
+from study import files
+from study.compare.differences import CONFIDENCE
+from study.compare.public_pairs import PairedComparison
+from study.errors import Refusal, refusing
+from study.public_runs import archive
+from study.public_runs.quantities import BYTES, QUANTITIES, TIMES, at
+from study.public_runs.schema import PublicRun
+
+FILE = Path(__file__).with_name("public_comparisons.yaml")
+NOT_COMPARED = {
+    "entry",
+    "seed",
+    "system",
+    "submitter",
+}  # fields of a setting whose differences say nothing by themselves
+
+Selection = dict[str, str | int | float | bool | list[str | int | float | bool]]
+
+
+class Group(BaseModel):
+    """Runs that are repeats of one setting."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str  # such as "8 H100"
+    where: Selection  # field of the setting -> the value that all runs of the group have
+
+
+class Evaluations(BaseModel):
+    """The moments of a training at which a held-out metric is compared."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    column: str  # of the runs' evaluations
+    by: str  # the column in which positions are given
+    positions: list[int]
+    tolerance: float = 0.0  # relative; the evaluation next to a position counts if it is this close
+
+    def quantities(self) -> dict[str, Callable[[PublicRun], float | None]]:
+        """Return a function for each position, by the name of its quantity."""
+        noun = self.column.replace("_", " ")
+        return {
+            f"{noun} at step {place:,}" if self.by == "step" else f"{noun} after {place:,} {self.by}": partial(
+                self._value, place
+            )
+            for place in self.positions
+        }
+
+    def _value(self, place: int, run: PublicRun) -> float | None:
+        return at(run.evaluation, self.by, place, self.column, self.tolerance)
+
+
+class Comparison(BaseModel):
+    """A question that the runs of one source answer."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str
+    question: str
+    source: str  # name of the file in the archive
+    quantities: list[str] = Field(default_factory=list)  # of quantities.QUANTITIES
+    evaluations: Evaluations | None = None
+    control: Group
+    arms: list[Group]
+    varied: list[str]  # the fields of the setting that the comparison is about
+    caveats: list[str] = Field(default_factory=list)  # what else may differ and is not a field of the setting
+
+
+class Difference(NamedTuple):
+    """The difference of one arm from the control in one quantity."""
+
+    quantity: str
+    control: Sequence[float]
+    arm: Sequence[float]
+    arm_name: str
+    relative: float  # of the means, or of the geometric means of times
+    low: float | None  # 95 % interval; None if a side has one run
+    high: float | None
+    margin: float | None  # relative; None if the control has one run
+    verdict: str  # equal, equivalent, higher, lower, not decided
+
+
+class Result(NamedTuple):
+    """The answer to a comparison."""
+
+    comparison: Comparison
+    num_runs: dict[str, int]  # by group
+    left_out: list[str]  # runs that are not averaged, with the reason
+    also_differs: list[str]  # fields of the setting that differ beside the compared ones
+    differences: list[Difference]
+
+
+@cache
+def comparisons() -> tuple[Comparison, ...]:
+    """Read the comparisons of groups. Raises Refusal if the file is not valid."""
+    with refusing(FILE.name):
+        return tuple(Comparison.model_validate(entry) for entry in _content()["comparisons"])
+
+
+@cache
+def paired() -> tuple[PairedComparison, ...]:
+    """Read the comparisons of pairs. Raises Refusal if the file is not valid."""
+    with refusing(FILE.name):
+        return tuple(PairedComparison.model_validate(entry) for entry in _content()["paired"])
+
+
+def _content() -> dict[str, Any]:
+    return files.read_yaml(FILE, FILE)
+
+
+def answer(comparison: Comparison, runs: Sequence[PublicRun] | None = None) -> Result:
+    """Compare the arms of a comparison with its control. By default, the runs of the archive are compared."""
+    runs = archive.source(comparison.source) if runs is None else runs
+    groups = {group.name: _select(runs, group) for group in (comparison.control, *comparison.arms)}
+    left_out = [f"{run.name}: {run.ending}" for members in groups.values() for run in members if not run.counts]
+    counted = {name: [run for run in members if run.counts] for name, members in groups.items()}
+    differences = []
+    for arm in comparison.arms:
+        for quantity, control_values, values in _values(
+            comparison, counted[comparison.control.name], counted[arm.name]
+        ):
+            differences.append(difference(quantity, control_values, values, arm.name))
+    num_runs = {name: len(members) for name, members in counted.items()}
+    return Result(comparison, num_runs, left_out, _also_differs(comparison, counted), differences)
+
+
+def _select(runs: Sequence[PublicRun], group: Group) -> list[PublicRun]:
+    unknown = set(group.where) - set(PublicRun.model_fields["setting"].annotation.model_fields)  # type: ignore[union-attr]
+    if unknown:
+        raise Refusal(f"{FILE.name}: {group.name}: a setting has no field {min(unknown)!r}")
+    selected = [run for run in runs if all(_is(run, name, value) for name, value in group.where.items())]
+    if not selected:
+        raise Refusal(f"{FILE.name}: no run has the setting of {group.name!r}")
+    return selected
+
+
+def _is(run: PublicRun, name: str, value: Any) -> bool:
+    own = getattr(run.setting, name)
+    return own in value if isinstance(value, list) else own == value
+
+
+def _values(
+    comparison: Comparison, control: Sequence[PublicRun], arm: Sequence[PublicRun]
+) -> list[tuple[str, list[float], list[float]]]:
+    """Return the values of both sides, for each quantity that runs of both sides have."""
+    functions = {name: QUANTITIES[name] for name in comparison.quantities}
+    if comparison.evaluations is not None:
+        functions |= comparison.evaluations.quantities()
+    found = []
+    for name, function in functions.items():
+        ours, theirs = ([value for run in side if (value := function(run)) is not None] for side in (control, arm))
+        if ours and theirs:
+            found.append((name, ours, theirs))
+    return found
+
+
+def difference(quantity: str, control: Sequence[float], arm: Sequence[float], arm_name: str) -> Difference:
+    """Compare two groups of independent runs: Welch's interval, and two one-sided tests against the margin.
+
+    Times are compared by their logarithms. Bytes are counted: they are equal, or the verdict names the larger side if
+    all its runs are larger.
+    """
+    ours, theirs = np.array(control, float), np.array(arm, float)
+    is_time = quantity in TIMES or quantity == "samples to the target"
+    if is_time:
+        ours, theirs = np.log(ours), np.log(theirs)
+        relative = float(np.expm1(theirs.mean() - ours.mean()))
+    else:
+        relative = float(theirs.mean() / ours.mean() - 1)
+        ours, theirs = ours / ours.mean(), theirs / ours.mean()
+    margin, bounds = _margin(ours, is_time), _interval(ours, theirs)
+    verdict = _counted(control, arm) if quantity in BYTES else _verdict(ours, theirs, margin, bounds)
+    low, high = (None, None) if bounds is None else (float(np.expm1(bound)) if is_time else bound for bound in bounds)
+    shown_margin = None if margin is None else float(np.expm1(margin)) if is_time else margin
+    return Difference(quantity, control, arm, arm_name, relative, low, high, shown_margin, verdict)
+
+
+def _margin(repeats: np.ndarray, is_time: bool) -> float | None:
+    """Return the repeatability limit: 95 of 100 pairs of repeats differ by less."""
+    if len(repeats) < 2 or not np.ptp(repeats):
+        return None
+    return float(stats.t.ppf((1 + CONFIDENCE) / 2, len(repeats) - 1) * np.sqrt(2) * repeats.std(ddof=1))
+
+
+def _interval(ours: np.ndarray, theirs: np.ndarray) -> tuple[float, float] | None:
+    if min(len(ours), len(theirs)) < 2 or not np.ptp(ours) or not np.ptp(theirs):
+        return None
+    low, high = stats.ttest_ind(theirs, ours, equal_var=False).confidence_interval(CONFIDENCE)
+    return float(low), float(high)
+
+
+def _verdict(ours: np.ndarray, theirs: np.ndarray, margin: float | None, bounds: tuple[float, float] | None) -> str:
+    if bounds is None or margin is None:
+        return "one run on a side, no interval" if min(len(ours), len(theirs)) < 2 else "not decided"
+    above = stats.ttest_ind(theirs + margin, ours, equal_var=False, alternative="greater").pvalue
+    below = stats.ttest_ind(theirs - margin, ours, equal_var=False, alternative="less").pvalue
+    excludes_0 = bounds[0] > 0 or bounds[1] < 0
+    if max(above, below) < 1 - CONFIDENCE:
+        return "within the margin, but the interval excludes 0" if excludes_0 else "within the margin"
+    if excludes_0:
+        return "higher" if bounds[0] > 0 else "lower"
+    return "not decided"
+
+
+def _counted(control: Sequence[float], arm: Sequence[float]) -> str:
+    if min(arm) > max(control):
+        return "higher in every run"
+    if max(arm) < min(control):
+        return "lower in every run"
+    return "equal" if min(arm) == max(arm) == min(control) == max(control) else "overlapping"
+
+
+def _also_differs(comparison: Comparison, counted: Mapping[str, Sequence[PublicRun]]) -> list[str]:
+    """Return the fields of the setting that differ between the groups, beside those that are compared."""
+    facts: dict[str, dict[str, set[str]]] = {}
+    for name, members in counted.items():
+        for run in members:
+            setting = run.setting.model_dump(exclude={"other", "versions"}) | run.setting.versions
+            for field, value in setting.items():
+                facts.setdefault(field, {}).setdefault(name, set()).add("unknown" if value is None else f"{value}")
+    differing = []
+    for field, by_group in sorted(facts.items()):
+        values = [by_group.get(name, {"unknown"}) for name in counted]
+        if field not in (*comparison.varied, *NOT_COMPARED) and any(each != values[0] for each in values):
+            shown = "; ".join(f"{name}: {_few(each)}" for name, each in zip(counted, values, strict=True))
+            differing.append(f"{field.replace('_', ' ')} ({shown})")
+    return differing
+
+
+def _few(values: set[str]) -> str:
+    ordered = sorted(values)
+    return ", ".join(ordered[:3]) + (f" and {len(ordered) - 3} more" if len(ordered) > 3 else "")

@@ -1,0 +1,118 @@
+"""Comparisons of public runs that come in pairs: many cases, of which each was trained once on either side.
+
+A single pair has no repeats. So the differences of all pairs of a comparison are shown beside those of a null, in which
+only the cluster differs.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
+from scipy import stats
+
+from study.public_runs.quantities import points
+from study.public_runs.schema import PublicRun
+
+WARM_UP = 5  # logged steps whose times are left out
+RESAMPLES = 2000
+
+
+class PairedComparison(BaseModel):
+    """Two settings of the same cases."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str
+    question: str
+    source: str
+    control: dict[str, str | int | bool | None]  # field of the setting, or of its other facts -> value
+    arm: dict[str, str | int | bool | None]
+    pairs: dict[str, str] = Field(default_factory=dict)  # entry of the control -> entry of the arm; empty: the same
+    is_null: bool = False  # nothing that should matter differs
+    caveats: list[str] = Field(default_factory=list)
+
+
+class Pair(NamedTuple):
+    """The differences of one case. None where a log lacks the values."""
+
+    entry: str
+    num_steps: int  # with a loss on both sides
+    first: float | None  # relative difference of the first loss, in absolute value
+    largest: float | None  # the largest relative difference of the losses of all steps
+    last: float | None  # relative difference of the last common loss, with its sign
+    time: float | None  # seconds per step of the arm relative to those of the control
+    peak: float | None  # peak of the tensors of the arm relative to that of the control
+
+
+class Spread(NamedTuple):
+    """The values of several pairs: median with a 95 % interval (bootstrap), and the range of eight in ten pairs."""
+
+    num: int
+    median: float
+    low: float
+    high: float
+    tenth: float
+    ninetieth: float
+
+
+def pairs_of(comparison: PairedComparison, runs: Sequence[PublicRun]) -> list[Pair]:
+    """Return the pairs of a comparison, ordered by the name of the case."""
+    controls = {run.setting.entry: run for run in runs if _has(run, comparison.control)}
+    arms = {run.setting.entry: run for run in runs if _has(run, comparison.arm)}
+    partners = comparison.pairs or {entry: entry for entry in controls if entry is not None}
+    return [
+        _pair(f"{entry}" if entry == partner else f"{entry} against {partner}", controls[entry], arms[partner])
+        for entry, partner in sorted(partners.items())
+        if entry in controls and partner in arms
+    ]
+
+
+def _has(run: PublicRun, facts: Mapping[str, object]) -> bool:
+    fields = run.setting.model_dump(exclude={"other"}) | run.setting.other
+    return all(fields.get(name) == value for name, value in facts.items())
+
+
+def _pair(entry: str, control: PublicRun, arm: PublicRun) -> Pair:
+    losses, others = (dict(points(run.training, "step", "loss")) for run in (control, arm))
+    steps = sorted(losses.keys() & others.keys())
+    relative = [others[step] / losses[step] - 1 for step in steps if losses[step]]
+    times, other_times = (_seconds(run) for run in (control, arm))
+    peak, other_peak = (_peak(run) for run in (control, arm))
+    return Pair(
+        entry,
+        len(relative),
+        abs(relative[0]) if relative else None,
+        max(map(abs, relative), default=None),
+        relative[-1] if relative else None,
+        other_times / times if times and other_times else None,
+        other_peak / peak if peak and other_peak else None,
+    )
+
+
+def _seconds(run: PublicRun) -> float | None:
+    logged = [value for _, value in points(run.training, "step", "seconds_per_step")][WARM_UP:]
+    return statistics.median(logged) if logged else None
+
+
+def _peak(run: PublicRun) -> float | None:
+    return max((value for _, value in points(run.training, "step", "peak_allocated_bytes")), default=None)
+
+
+def spread(values: Sequence[float | None]) -> Spread | None:
+    """Summarize the values of several pairs. None if no pair has a value."""
+    known = np.array([value for value in values if value is not None], float)
+    if not len(known):
+        return None
+    median = float(np.median(known))
+    if len(known) < 3 or not np.ptp(known):
+        low = high = median
+    else:
+        interval = stats.bootstrap(
+            (known,), np.median, n_resamples=RESAMPLES, method="percentile", rng=np.random.default_rng(0)
+        ).confidence_interval
+        low, high = float(interval.low), float(interval.high)
+    return Spread(len(known), median, low, high, float(np.quantile(known, 0.1)), float(np.quantile(known, 0.9)))

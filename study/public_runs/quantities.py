@@ -1,0 +1,140 @@
+"""Numbers of one public run that can be compared with those of another: losses, times, memory.
+
+A quantity is None if the log does not state what it needs.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+
+from study.public_runs.schema import PublicRun, Series
+
+LAST = 10  # logged losses over which the last training loss is averaged
+
+
+def values(series: Series | None, name: str) -> Sequence[float | int | None]:
+    """Return a column, or an empty one if it was not logged."""
+    return [] if series is None else series.columns.get(name, [])
+
+
+def points(series: Series | None, by: str, name: str) -> list[tuple[float, float]]:
+    """Return the logged values of a column with their position, such as (samples, loss)."""
+    pairs = zip(values(series, by), values(series, name), strict=False)
+    return [(position, value) for position, value in pairs if position is not None and value is not None]
+
+
+def at(series: Series | None, by: str, position: float, name: str, tolerance: float = 0.0) -> float | None:
+    """Return the value that was logged next to a position. None if it is further away than the relative tolerance."""
+    known = points(series, by, name)
+    if not known:
+        return None
+    nearest, value = min(known, key=lambda point: abs(point[0] - position))
+    return value if abs(nearest - position) <= tolerance * position else None
+
+
+def gpu_seconds_per_sample(run: PublicRun) -> float | None:
+    """Return the seconds of one GPU that a sequence takes: the median over the intervals between two logged moments.
+
+    The median leaves out the few intervals that contain an evaluation or a checkpoint.
+    """
+    seconds = _median_slope(run, "samples")
+    return None if seconds is None or run.setting.num_gpus is None else seconds * run.setting.num_gpus
+
+
+def seconds_per_step(run: PublicRun) -> float | None:
+    """Return the median time of an optimizer step, as logged or from the moments of the steps."""
+    logged = [value for value in values(run.training, "seconds_per_step") if value is not None]
+    logged = logged[len(logged) // 10 :]  # without warm-up and compilation
+    return statistics.median(logged) if logged else _median_slope(run, "step")
+
+
+def _median_slope(run: PublicRun, by: str) -> float | None:
+    for series in (run.training, run.evaluation):
+        slopes = list(_slopes(points(series, by, "seconds")))
+        if slopes:
+            return statistics.median(slopes)
+    return None
+
+
+def _slopes(moments: Sequence[tuple[float, float]]) -> Iterator[float]:
+    for (position, second), (next_position, next_second) in pairwise(moments):
+        if next_position > position and next_second > second:
+            yield (next_second - second) / (next_position - position)
+
+
+def seconds_in_all(run: PublicRun) -> float | None:
+    """Return the time from the first to the last step, as logged."""
+    logged = [
+        value for series in (run.training, run.evaluation) for value in values(series, "seconds") if value is not None
+    ]
+    return run.totals.get("seconds", max(logged, default=None)) if logged or "seconds" in run.totals else None
+
+
+def gpu_seconds(run: PublicRun) -> float | None:
+    """Return the time of the training, multiplied by the number of GPUs."""
+    seconds, num_gpus = seconds_in_all(run), run.setting.num_gpus
+    return None if seconds is None or num_gpus is None else seconds * num_gpus
+
+
+def seconds_to_target(run: PublicRun) -> float | None:
+    """Return the time until the run reached the target of its benchmark. None if it missed it or has none."""
+    return run.totals.get("seconds_to_target")
+
+
+def samples_to_target(run: PublicRun) -> float | None:
+    """Return the sequences until the run reached the target of its benchmark. None if it missed it or has none."""
+    return run.totals.get("samples_to_target")
+
+
+def first_loss(run: PublicRun) -> float | None:
+    """Return the first training loss that was logged."""
+    return next((value for value in values(run.training, "loss") if value is not None), None)
+
+
+def last_loss(run: PublicRun) -> float | None:
+    """Return the mean of the last training losses."""
+    logged = [value for value in values(run.training, "loss") if value is not None][-LAST:]
+    return statistics.fmean(logged) if logged else None
+
+
+def last_evaluation_loss(run: PublicRun) -> float | None:
+    """Return the loss of the last evaluation."""
+    return next((value for value in reversed(values(run.evaluation, "evaluation_loss")) if value is not None), None)
+
+
+def _peak(name: str) -> Callable[[PublicRun], float | None]:
+    def peak(run: PublicRun) -> float | None:
+        if name in run.totals:
+            return run.totals[name]
+        return max((value for value in values(run.training, name) if value is not None), default=None)
+
+    return peak
+
+
+QUANTITIES: dict[str, Callable[[PublicRun], float | None]] = {
+    "seconds per step": seconds_per_step,
+    "GPU seconds per sample": gpu_seconds_per_sample,
+    "seconds in all": seconds_in_all,
+    "GPU seconds": gpu_seconds,
+    "seconds to the target": seconds_to_target,
+    "samples to the target": samples_to_target,
+    "first loss": first_loss,
+    "last loss": last_loss,
+    "last evaluation loss": last_evaluation_loss,
+    "peak of tensors": _peak("peak_allocated_bytes"),
+    "peak reserved": _peak("peak_reserved_bytes"),
+    "largest tensors": _peak("allocated_bytes"),
+    "tokens per second": lambda run: _middle(run, "tokens_per_second"),
+    "tokens per second per GPU": lambda run: _middle(run, "tokens_per_second_per_gpu"),
+}
+TIMES = {"seconds per step", "GPU seconds per sample", "seconds in all", "GPU seconds", "seconds to the target",
+         "tokens per second", "tokens per second per GPU"}  # fmt: skip
+BYTES = {"peak of tensors", "peak reserved", "largest tensors"}
+
+
+def _middle(run: PublicRun, name: str) -> float | None:
+    logged = [value for value in values(run.training, name) if value is not None]
+    logged = logged[len(logged) // 10 :]
+    return statistics.median(logged) if logged else None
