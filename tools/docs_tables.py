@@ -51,6 +51,7 @@ import pairs  # noqa: E402
 from test_layout import MAY_IMPORT  # noqa: E402
 
 CPU = ROOT / "reports" / "cpu" / "records"
+TRACES = ROOT / "reports" / "dry_run" / "published.json"
 NEARLY_EXACT = 0.01  # of a peak: more than this is counted too much in runs whose threads were not waited for
 EXACT = 1e-5  # relative; nearer a state is not predicted: Adam's step counters are left out
 
@@ -418,6 +419,46 @@ def planner_fits() -> str:
     return "\n\n".join([table, "The wrong predictions are:", "\n".join(wrong)])
 
 
+WITH_EXPANDABLE_SEGMENTS = ("torchao",)  # families of traced rows: torchtitan sets this option of the allocator
+
+
+class Traced(NamedTuple):
+    """A published amount of GPU memory, with what a dry run and the planner give for it, in bytes."""
+
+    case: MeasuredCase
+    traced: float
+    predicted: float
+
+
+@cache
+def traced_memory() -> list[Traced]:
+    """Return the published amounts of memory that a dry run traced. For a whole card, what is outside is added."""
+    loss = ", eager loss"  # which names did not state when the traces were recorded
+    cases = {
+        (case.family, case.name.replace(loss, ""), case.published): case for case in measured_by_others.cases("memory")
+    }
+    found = []
+    for family, name, _, quantity, published, _, peak, reserved in json.loads(TRACES.read_text())["rows"]:
+        if quantity == "fits":
+            continue
+        case = cases[family, name.replace(loss, ""), published]
+        outside = prediction.outside_bytes(case.box) if quantity == "used_bytes" else 0
+        allocator = "expandable_segments" if family in WITH_EXPANDABLE_SEGMENTS else "default"
+        traced = peak if quantity == "peak_allocated_bytes" else reserved[allocator] + outside
+        found.append(Traced(case, traced, published_rows.without_its_source(case)))
+    return found
+
+
+def traced() -> str:
+    """Tabulate published memory, what a dry run traced, and what the planner predicts, in GB."""
+    rows = [
+        [PRINTED[each.case.quantity], each.case.name,
+         *(f"{num_bytes / 1e9:.1f}" for num_bytes in (each.case.published, each.traced, each.predicted))]
+        for each in traced_memory()
+    ]  # fmt: skip
+    return tabulate(["what was published", "configuration", "published", "traced", "predicted by the planner"], rows)
+
+
 class Unseen(NamedTuple):
     """A published step time of grade A or B, predicted by constants that were fitted without its source."""
 
@@ -637,6 +678,36 @@ def learned(study: str) -> str:
     return "\n".join([head.strip(), *rows]).replace(", wrong on purpose", " (planted fault)")
 
 
+WITH_MARGINS = {
+    "learned": "BERT of two layers, fp32",
+    "learned-gpt": "GPT of two layers, fp32",
+    "learned-bf16": "the same GPT, bf16 under autocast",
+}
+
+
+def margins() -> str:
+    """Say what the studies found whose margins were fixed in advance."""
+    rows = []
+    for name, model in WITH_MARGINS.items():
+        study, _, verdict, _ = first_screen.learned(name)
+        arms = [arm for arm in verdict.arms if not arm.is_broken]
+        alike = [arm for arm in arms if arm.is_within and not arm.is_further]
+        *others, last = (SIZE_STRATEGIES[arm.name] for arm in alike)
+        names = f"{', '.join(others)} and {last}"
+        faults = [arm.is_further for arm in verdict.arms if arm.is_broken]
+        result = "**No difference detected.**" if alike == arms else "**A difference was detected.**"
+        if verdict.lacks:
+            result = f"**No verdict**, because {'; '.join(verdict.lacks)}."
+        cells = [
+            f"[`{name}`](../study/studies/{name}.yaml)",
+            f"{model}, {max(len(arm.differences) for arm in arms)} seeds, {study.protocol.step} steps",
+            f"{result} The test detected {sum(faults)} of {len(faults)} planted faults, and no difference for {names}. "
+            f"Their mean losses are within {formatting.percent(study.protocol.margin)} of DDP's.",
+        ]
+        rows.append(cells)
+    return tabulate(["study", "model", "result"], rows)
+
+
 def series() -> str:
     """List the same ratios over several series of runs, with the interval for one more series."""
 
@@ -732,20 +803,26 @@ def by_size() -> str:
     return tabulate(["strategy", *BY_SIZE], rows)
 
 
+@cache
+def adapter_runs() -> pd.DataFrame:
+    """Return the runs of `lora`. The column `kind` has what they train: whole, lora, in_4_bits, or bf16 (LoRA)."""
+    runs = plots.only(tables.runs(CPU / "lora"), status="ok")
+    return runs.assign(kind=[name.rpartition("-")[2] for name in runs["run"]])
+
+
 def adapters() -> str:
     """Compare training of all weights and of a LoRA adapter: peak memory, and bytes sent per step, by model."""
-    runs = plots.only(tables.runs(CPU / "lora"), status="ok", precision="fp32")
+    runs = plots.only(adapter_runs(), precision="fp32")
     kinds = {"whole": "all weights", "lora": "LoRA", "in_4_bits": "LoRA, weights in 4 bits"}
-    runs["kind"] = [kinds[name.rpartition("-")[2]] for name in runs["run"]]
     rows = []
     for size, model in (("124m", "GPT 124M"), ("large", "BERT-large")):
         of_model = plots.only(runs, size=size)
         control = of_model[of_model["strategy"] == "ddp"].set_index("kind")["peak_gib"]
-        for kind in kinds.values():
+        for kind, words in kinds.items():
             for row in of_model[of_model["kind"] == kind].itertuples():
                 peak = f"{row.peak_gib:.2f} GiB ({row.peak_gib / control[kind]:.2f}x)"
                 sent = 1024 * row.sent_gib_per_step
-                rows.append([f"{model}: {kind}", f"`{row.strategy}`", peak, f"{sent:,.1f} MiB"])
+                rows.append([f"{model}: {words}", f"`{row.strategy}`", peak, f"{sent:,.1f} MiB"])
     head = ["model: what is trained", "strategy", "peak memory of the tensors (compared with DDP)", "sent per step"]
     return tabulate(head, rows)
 
@@ -1125,6 +1202,7 @@ PLACES: dict[tuple[str, str], Callable[[], str]] = {
     ("docs/memory-and-time.md", "by_size"): by_size,
     ("docs/memory-and-time.md", "batches"): batches,
     ("docs/losses.md", "weights"): weights,
+    ("docs/losses.md", "margins"): margins,
     ("reports/losses.md", "roundings"): roundings,
     ("reports/losses.md", "exact"): exact,
     ("reports/losses.md", "learned_bits"): learned_bits,
@@ -1145,6 +1223,7 @@ PLACES: dict[tuple[str, str], Callable[[], str]] = {
     ("reports/prove.md", "proofs"): proofs,
     ("reports/diff.md", "limits"): limits,
     ("reports/diff.md", "diff_times"): diff_times,
+    ("reports/dry-run.md", "traced"): traced,
     ("reports/planner-accuracy.md", "accuracy"): planner_accuracy,
     ("reports/planner-accuracy.md", "intervals"): planner_intervals,
     ("reports/planner-accuracy.md", "memory"): planner_memory,
