@@ -24,6 +24,7 @@ from study.theory.peaks import Peak
 from study.theory.prediction import Prediction
 from study.theory.shapes import DEFAULT_LENGTH, ModelShape
 from study.theory.stacks import PASS_THEIR_OPTIMIZER
+from study.theory.step_time import StepTime
 from study.verdict import Checked, NotChecked, Verdict
 
 # Strategies that are this close to the fastest count as equally fast. Then the simplest one is recommended.
@@ -254,10 +255,14 @@ def preferred(options: Sequence[Option]) -> list[Option]:
 
 def option_of(shape: ModelShape, chosen: Strategy, best: Prediction, traced: Traced | None = None) -> Option:
     """Return a strategy with its prediction for one split of the batch."""
-    computed = best.step.forward + best.step.backward + best.step.recompute
-    is_short = bool(computed < SHORTEST * shape.layers * best.job.gradient_accumulation_steps)
-    is_short = is_short and intervals.timing_class(shape, best.engine) != "offload"
-    return Option(shape, chosen, best, is_short, traced)
+    return Option(shape, chosen, best, is_short(shape, best.engine, best.job, best.step), traced)
+
+
+def is_short(shape: ModelShape, engine: Engine, job: Job, step: StepTime) -> bool:
+    """Return whether a step is shorter than all steps behind its interval, so that the interval has no upper end."""
+    computed = step.forward + step.backward + step.recompute
+    below = bool(computed < SHORTEST * shape.layers * job.gradient_accumulation_steps)
+    return below and intervals.timing_class(shape, engine) != "offload"
 
 
 def _short(options: Sequence[Option]) -> list[str]:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import math
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -121,6 +123,7 @@ class MeasuredCase:
     job: Job
     box: Box
     allocator: AllocatorUse = "equal lengths"
+    log: str = ""  # the path of the raw log or table; only of public logs
 
     @property
     def measured_by(self) -> str:
@@ -158,27 +161,46 @@ def adapter_cases() -> list[MeasuredCase]:
     return list(_cases("adapters.yaml"))
 
 
+def public_logs() -> list[MeasuredCase]:
+    """Return the settings of public_logs.yaml with the quantities that their logs state. Their values are NaN."""
+    return list(_cases("public_logs.yaml"))
+
+
 @cache
 def _cases(file: str = "published.yaml") -> tuple[MeasuredCase, ...]:
     content = yaml.safe_load((FOLDER / file).read_text())
     cases, names = [], Counter[str]()
     for family in content["families"]:
-        for row in family["rows"]:
-            entry = {**family["same"], **row}
-            entry |= {part: {**family["same"].get(part, {}), **row.get(part, {})} for part in ("box", "job")}
+        for entry in _entries(family):
             shape, engine, job, box = _setting(entry, content)
-            name = entry.get("name") or _name(entry, job, box)
+            name = _filled(entry, "id") or entry.get("name") or _name(entry, job, box)
             names[name] += 1
             name += f" ({names[name]})" if names[name] > 1 else ""
             collected, outside = entry["grade"], entry.get("outside", "")
             grade: Grade = "B" if collected == "A" and "assumed" in entry else collected
             facts = (family["source"], family["url"], family["conditions"].strip(), shape, engine, job, box)
-            use = entry.get("allocator", "equal lengths")
+            use, log = entry.get("allocator", "equal lengths"), _filled(entry, "log")
+            values = entry["published"] if "published" in entry else dict.fromkeys(entry["compare"], math.nan)
             cases += [
-                MeasuredCase(name, family["family"], grade, collected, outside, quantity, value, *facts, use)
-                for quantity, value in entry["published"].items()
+                MeasuredCase(name, family["family"], grade, collected, outside, quantity, value, *facts, use, log)
+                for quantity, value in values.items()
             ]
     return tuple(cases)
+
+
+def _entries(family: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a family with what they share. A list of micro batch sizes stands for as many rows."""
+    same = family["same"]
+    for row in family["rows"]:
+        entry = {**same, **row} | {part: {**same.get(part, {}), **row.get(part, {})} for part in ("box", "job")}
+        sizes = entry["job"]["micro_batch_size"]
+        for size in sizes if isinstance(sizes, list) else [sizes]:
+            yield entry | {"job": {**entry["job"], "micro_batch_size": size}}
+
+
+def _filled(entry: dict[str, Any], part: str) -> str:
+    """Return the id or the log of a row, with the row's settings in place of names in braces."""
+    return str(entry.get(part, "")).format(**entry["box"], **entry["job"], **entry)
 
 
 def _setting(entry: dict[str, Any], content: dict[str, Any]) -> tuple[ModelShape, Engine, Job, Box]:
@@ -192,10 +214,12 @@ def _setting(entry: dict[str, Any], content: dict[str, Any]) -> tuple[ModelShape
     job = {**(stack.job if stack else {}), **entry["job"]}
     if job.get("activation_checkpointing") == "full":
         job["activation_checkpointing"] = True
-    model = {"name": entry["model"], **content["models"].get(entry["model"], {})}
-    shape = shapes.find(model.pop("model", entry["model"]))
-    shape = shapes.changed(shape, **model)
-    shape = shapes.changed(shape, positions=max(shape.positions, job["sequence_length"]))
+    parts = dict(content["models"].get(entry["model"], {}))
+    shape = shapes.find(parts.pop("model", entry["model"]))
+    parts["positions"] = max(parts.get("positions", shape.positions), job["sequence_length"])
+    changes = {part: value for part, value in parts.items() if getattr(shape, part) != value}
+    shape = shapes.changed(shape, **changes) if changes else shape  # traced models cannot be changed
+    shape = dataclasses.replace(shape, name=parts.get("name", entry["model"]))
     if "adapter" in entry:
         shape = dataclasses.replace(shape, adapter=_adapter(entry["adapter"]))
     engine = dict(content["engines"][entry["engine"]])
