@@ -43,7 +43,7 @@ def make(name: str, loss: float = 2.0, seconds: float = 10.0, ending: Any = "fin
 
 def test_what_is_written_is_read_again(tmp_path: Path) -> None:
     runs = [make("b", seed=1), make("a", seed=2, versions={"torch": "2.13"})]
-    path = tmp_path / "source.jsonl"
+    path = tmp_path / f"source{archive.COLLECTED}"
     archive.write(path, runs)
     assert archive.read([path]) == [runs[1], runs[0]]
     (tmp_path / f"c{archive.SUFFIX}").write_text(archive.line_of(runs[0]))
@@ -100,7 +100,7 @@ COMPARISON = Comparison(
 
 
 def test_a_comparison_has_the_margin_of_the_controls_repeats() -> None:
-    noise = np.random.default_rng(0).normal(2.0, 0.01, 10).tolist()
+    noise = np.random.default_rng(0).normal(2.0, 0.005, 10).tolist()
     result = public_comparisons.answer(COMPARISON, groups(noise, [x + 0.001 for x in noise], 20.0))
     time, peak, loss = result.differences  # nothing was evaluated after 64 samples
     assert time.verdict == "higher"

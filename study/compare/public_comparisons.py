@@ -17,9 +17,10 @@ from pydantic import BaseModel, ConfigDict, Field
 from scipy import stats
 
 from study import files
-from study.compare.differences import CONFIDENCE
+from study.compare.differences import CEILING, CONFIDENCE
 from study.compare.public_pairs import PairedComparison
 from study.errors import Refusal, refusing
+from study.formatting import percent
 from study.public_runs import archive
 from study.public_runs.quantities import BYTES, QUANTITIES, TIMES, at
 from study.public_runs.schema import PublicRun
@@ -45,11 +46,11 @@ class Group(BaseModel):
 
 
 class Evaluations(BaseModel):
-    """The moments of a training at which a held-out metric is compared."""
+    """The moments of a training at which a held-out metric, or the training loss, is compared."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    column: str  # of the runs' evaluations
+    column: str  # of the runs' evaluations; "loss" is the training loss
     by: str  # the column in which positions are given
     positions: list[int]
     tolerance: float = 0.0  # relative; the evaluation next to a position counts if it is this close
@@ -65,7 +66,8 @@ class Evaluations(BaseModel):
         }
 
     def _value(self, place: int, run: PublicRun) -> float | None:
-        return at(run.evaluation, self.by, place, self.column, self.tolerance)
+        series = run.training if self.column == "loss" else run.evaluation
+        return at(series, self.by, place, self.column, self.tolerance)
 
 
 class Comparison(BaseModel):
@@ -128,10 +130,9 @@ def _content() -> dict[str, Any]:
 
 def answer(comparison: Comparison, runs: Sequence[PublicRun] | None = None) -> Result:
     """Compare the arms of a comparison with its control. By default, the runs of the archive are compared."""
-    runs = archive.source(comparison.source) if runs is None else runs
-    groups = {group.name: _select(runs, group) for group in (comparison.control, *comparison.arms)}
-    left_out = [f"{run.name}: {run.ending}" for members in groups.values() for run in members if not run.counts]
-    counted = {name: [run for run in members if run.counts] for name, members in groups.items()}
+    members_of = groups(comparison, runs)
+    left_out = [f"{run.name}: {run.ending}" for members in members_of.values() for run in members if not run.counts]
+    counted = {name: [run for run in members if run.counts] for name, members in members_of.items()}
     differences = []
     for arm in comparison.arms:
         for quantity, control_values, values in _values(
@@ -140,6 +141,12 @@ def answer(comparison: Comparison, runs: Sequence[PublicRun] | None = None) -> R
             differences.append(difference(quantity, control_values, values, arm.name))
     num_runs = {name: len(members) for name, members in counted.items()}
     return Result(comparison, num_runs, left_out, _also_differs(comparison, counted), differences)
+
+
+def groups(comparison: Comparison, runs: Sequence[PublicRun] | None = None) -> dict[str, list[PublicRun]]:
+    """Return the runs of the control and of each arm, by the name of the group."""
+    runs = archive.source(comparison.source) if runs is None else runs
+    return {group.name: _select(runs, group) for group in (comparison.control, *comparison.arms)}
 
 
 def _select(runs: Sequence[PublicRun], group: Group) -> list[PublicRun]:
@@ -187,7 +194,8 @@ def difference(quantity: str, control: Sequence[float], arm: Sequence[float], ar
         relative = float(theirs.mean() / ours.mean() - 1)
         ours, theirs = ours / ours.mean(), theirs / ours.mean()
     margin, bounds = _margin(ours, is_time), _interval(ours, theirs)
-    verdict = _counted(control, arm) if quantity in BYTES else _verdict(ours, theirs, margin, bounds)
+    ceiling = CEILING["times" if is_time else "learned"]
+    verdict = _counted(control, arm) if quantity in BYTES else _verdict(ours, theirs, margin, bounds, ceiling)
     low, high = (None, None) if bounds is None else (float(np.expm1(bound)) if is_time else bound for bound in bounds)
     shown_margin = None if margin is None else float(np.expm1(margin)) if is_time else margin
     return Difference(quantity, control, arm, arm_name, relative, low, high, shown_margin, verdict)
@@ -207,13 +215,18 @@ def _interval(ours: np.ndarray, theirs: np.ndarray) -> tuple[float, float] | Non
     return float(low), float(high)
 
 
-def _verdict(ours: np.ndarray, theirs: np.ndarray, margin: float | None, bounds: tuple[float, float] | None) -> str:
+def _verdict(
+    ours: np.ndarray, theirs: np.ndarray, margin: float | None, bounds: tuple[float, float] | None, ceiling: float
+) -> str:
+    """Return the verdict on two groups. A margin above the ceiling says nothing (see `differences.CEILING`)."""
     if bounds is None or margin is None:
         return "one run on a side, no interval" if min(len(ours), len(theirs)) < 2 else "not decided"
     above = stats.ttest_ind(theirs + margin, ours, equal_var=False, alternative="greater").pvalue
     below = stats.ttest_ind(theirs - margin, ours, equal_var=False, alternative="less").pvalue
     excludes_0 = bounds[0] > 0 or bounds[1] < 0
     if max(above, below) < 1 - CONFIDENCE:
+        if margin > ceiling and max(-bounds[0], bounds[1]) > ceiling:
+            return f"not decided: repeats of the control differ by up to {percent(margin)}"
         return "within the margin, but the interval excludes 0" if excludes_0 else "within the margin"
     if excludes_0:
         return "higher" if bounds[0] > 0 else "lower"

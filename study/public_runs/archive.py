@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Iterable, Iterator
 from functools import cache
@@ -14,6 +15,7 @@ from study.errors import Refusal
 from study.public_runs.schema import PublicRun
 
 ARCHIVE = files.ROOT / "reports" / "public"  # one file per source, one run per line
+COLLECTED = ".jsonl.gz"
 SUFFIX = ".run.json"  # of one run in a folder that `zero-study import` wrote
 
 
@@ -23,25 +25,25 @@ def line_of(run: PublicRun) -> str:
 
 
 def write(path: Path, runs: Iterable[PublicRun]) -> None:
-    """Write the runs of one source to a file of the archive, ordered by name."""
+    """Write the runs of one source to a file of the archive, ordered by name. Equal runs give equal bytes."""
     lines = [f"{line_of(run)}\n" for run in sorted(runs, key=lambda run: run.name)]
     path.parent.mkdir(parents=True, exist_ok=True)
-    files.write_whole(path, "".join(lines).encode())
+    files.write_whole(path, gzip.compress("".join(lines).encode(), mtime=0))
 
 
 @cache
 def source(name: str) -> tuple[PublicRun, ...]:
     """Return the runs of one source of the archive. Raises Refusal if there is no such source."""
-    path = ARCHIVE / f"{name}.jsonl"
+    path = ARCHIVE / f"{name}{COLLECTED}"
     if not path.is_file():
-        known = ", ".join(sorted(each.stem for each in ARCHIVE.glob("*.jsonl"))) or "none"
+        known = ", ".join(sources()) or "none"
         raise Refusal(f"no public runs of {name!r} in {ARCHIVE}. There are: {known}")
     return tuple(_of_lines(path))
 
 
 def sources() -> list[str]:
     """Return the names of the sources in the archive."""
-    return sorted(path.stem for path in ARCHIVE.glob("*.jsonl"))
+    return sorted(path.name.removesuffix(COLLECTED) for path in ARCHIVE.glob(f"*{COLLECTED}"))
 
 
 def find(places: Iterable[Path]) -> list[Path]:
@@ -51,7 +53,7 @@ def find(places: Iterable[Path]) -> list[Path]:
         below = place.rglob(f"*{SUFFIX}") if place.is_dir() else [place] if place.name.endswith(SUFFIX) else []
         paths += sorted(below)
         if ARCHIVE in (place.resolve(), place.resolve().parent):
-            paths += sorted(place.glob("*.jsonl")) if place.is_dir() else [place]
+            paths += sorted(place.glob(f"*{COLLECTED}")) if place.is_dir() else [place]
     return paths
 
 
@@ -59,12 +61,12 @@ def read(paths: Iterable[Path]) -> list[PublicRun]:
     """Return the public runs in these files. Raises Refusal if one of them cannot be read."""
     runs: list[PublicRun] = []
     for path in paths:
-        runs += _of_lines(path) if path.suffix == ".jsonl" else [_parse(files.read_whole(path), path, 1)]
+        runs += _of_lines(path) if path.name.endswith(COLLECTED) else [_parse(files.read_whole(path), path, 1)]
     return runs
 
 
 def _of_lines(path: Path) -> Iterator[PublicRun]:
-    with open(path, "rb") as file:
+    with gzip.open(path) as file:
         for number, line in enumerate(file, 1):
             yield _parse(line, path, number)
 

@@ -69,7 +69,7 @@ def seconds_in_all(run: PublicRun) -> float | None:
     logged = [
         value for series in (run.training, run.evaluation) for value in values(series, "seconds") if value is not None
     ]
-    return run.totals.get("seconds", max(logged, default=None)) if logged or "seconds" in run.totals else None
+    return run.totals.get("seconds", max(logged, default=None))
 
 
 def gpu_seconds(run: PublicRun) -> float | None:
@@ -80,12 +80,17 @@ def gpu_seconds(run: PublicRun) -> float | None:
 
 def seconds_to_target(run: PublicRun) -> float | None:
     """Return the time until the run reached the target of its benchmark. None if it missed it or has none."""
-    return run.totals.get("seconds_to_target")
+    return seconds_in_all(run) if _reached(run) else None
 
 
 def samples_to_target(run: PublicRun) -> float | None:
     """Return the sequences until the run reached the target of its benchmark. None if it missed it or has none."""
-    return run.totals.get("samples_to_target")
+    logged = [value for value in values(run.evaluation, "samples") if value is not None]
+    return run.totals.get("samples", max(logged, default=None)) if _reached(run) else None
+
+
+def _reached(run: PublicRun) -> bool:
+    return run.setting.benchmark is not None and run.ending == "finished"
 
 
 def first_loss(run: PublicRun) -> float | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -10,6 +10,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from study.compare.public_comparisons import Result
 from study.compare.public_pairs import Pair, PairedComparison, spread
@@ -80,6 +81,33 @@ def _dress(axes: Axes, label: str, ink: str) -> None:
     axes.locator_params(axis="x", nbins=4)
 
 
+MLPERF_FOOTNOTE = (
+    "MLPerf® Training, closed division. Retrieved from the repositories of MLCommons that the archive names, on the "
+    "date in the archive; the entry is the folder of the log. Only the time to the target is an MLPerf result. Losses, "
+    "seconds per sample and ratios are derived from the logs: unverified. Result not verified by MLCommons "
+    "Association. The MLPerf name and logo are registered and unregistered trademarks of MLCommons Association in the "
+    "United States and other countries. All rights reserved. Unauthorized use strictly prohibited. See "
+    "www.mlcommons.org for more information."
+)
+
+
+def summary(results: Iterable[Result]) -> str:
+    """Return a list of the main result of each comparison: its first quantity, and what was learned."""
+    lines = []
+    for result in results:
+        of_arm: dict[str, list[str]] = {}
+        for each in result.differences[:1] + [d for d in result.differences if d.quantity.startswith(LEARNED)][-1:]:
+            interval = "" if each.low is None else f" (95 %: {_signed(each.low)} to {_signed(each.high or 0.0)})"
+            of_arm.setdefault(each.arm_name, []).append(f"{each.quantity} {_signed(each.relative)}{interval}")
+        texts = [f"{arm}: {', '.join(parts)}" for arm, parts in of_arm.items()]
+        control = result.comparison.control.name
+        lines.append(f"- {result.comparison.question} Against {control}: {'; '.join(texts)}.")
+    return "**Answer** (measured by others):\n\n" + "\n".join(lines)
+
+
+LEARNED = ("evaluation loss", "accuracy")
+
+
 def table(result: Result) -> pd.DataFrame:
     """Return the differences of a comparison as text, one row per quantity and arm."""
     comparison = result.comparison
@@ -102,12 +130,10 @@ def table(result: Result) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def table_of_pairs(
-    results: Mapping[PairedComparison, Sequence[Pair]] | Sequence[tuple[PairedComparison, Sequence[Pair]]],
-) -> pd.DataFrame:
+def table_of_pairs(results: Iterable[tuple[PairedComparison, Sequence[Pair]]]) -> pd.DataFrame:
     """Return one row per paired comparison: medians over its cases, with the range of eight in ten cases."""
     rows = []
-    for comparison, pairs in results.items() if isinstance(results, Mapping) else results:
+    for comparison, pairs in results:
         rows.append(
             {
                 "comparison": comparison.question,
@@ -116,6 +142,53 @@ def table_of_pairs(
                 "peak of tensors": _spread([pair.peak for pair in pairs]),
                 "loss at the first step": _sizes([pair.first for pair in pairs]),
                 "largest difference of the loss": _sizes([pair.largest for pair in pairs]),
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def ratios(results: Iterable[tuple[PairedComparison, Sequence[Pair]]]) -> Figure:
+    """Draw the time per step and the peak of every pair as dots, relative to the control, one row per comparison."""
+    shown = [(comparison, pairs) for comparison, pairs in results if pairs]
+    figure, panels = plt.subplots(
+        1, 2, sharey=True, figsize=(plots.WIDTH, 0.42 * len(shown) + 1.2), layout="constrained"
+    )
+    for axes, name, label in zip(panels, ("time", "peak"), ("time per step", "peak of tensors"), strict=True):
+        for place, (comparison, pairs) in enumerate(shown):
+            values = [value for pair in pairs if (value := getattr(pair, name)) is not None]
+            color = COLORS[5] if comparison.is_null else COLORS[1]
+            axes.plot(values, [place] * len(values), "|", color=color, markersize=9, alpha=0.6)
+        axes.axvline(1.0, color=plots.INK, linewidth=0.8)
+        axes.set_xscale("log")
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}x"))
+        axes.xaxis.set_minor_formatter(NullFormatter())
+        _dress(axes, f"{label}, relative", plots.INK)
+    panels[0].set_yticks(range(len(shown)), [comparison.name for comparison, _ in shown], fontsize=9)
+    panels[0].invert_yaxis()
+    plt.close(figure)
+    return figure
+
+
+def caveats_of_pairs(results: Iterable[tuple[PairedComparison, Sequence[Pair]]]) -> list[str]:
+    """Return the caveats of paired comparisons, each once."""
+    return list(dict.fromkeys(caveat for comparison, _ in results for caveat in comparison.caveats))
+
+
+def strategies(runs: Sequence[PublicRun]) -> pd.DataFrame:
+    """Return one row per strategy and size of a source that has totals only, relative to the size's first row."""
+    rows = []
+    for run in sorted(runs, key=lambda run: (run.setting.parameters or 0, run.source.lines or [0])):
+        setting, totals = run.setting, run.totals
+        peak, seconds = totals.get("peak_allocated_bytes"), totals.get("seconds_per_step")
+        rows.append(
+            {
+                "parameters": f"{(setting.parameters or 0) / 1e9:g} billion",
+                "strategy": setting.strategy,
+                "on the host": setting.offload,
+                "checkpointing": "yes" if setting.activation_checkpointing else "no",
+                "peak per GPU": "unknown" if peak is None else bytes_text(peak),
+                "s/step": "unknown" if seconds is None else f"{seconds:g}",
+                "largest micro batch": totals.get("largest_micro_batch_size", "unknown"),
             }
         )
     return pd.DataFrame(rows)
