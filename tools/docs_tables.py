@@ -1190,7 +1190,7 @@ def _size_cell(option: Option) -> str:
 
 
 PLACES: dict[tuple[str, str], Callable[[], str]] = {
-    ("README.md", "gpus"): first_screen.first_sentences,
+    ("README.md", "public"): first_screen.public_sentences,
     ("README.md", "sizes"): sizes,
     ("README.md", "measured"): measured,
     ("docs/concepts.md", "states"): states_by_strategy,
