@@ -219,6 +219,8 @@ def _verdict(
     ours: np.ndarray, theirs: np.ndarray, margin: float | None, bounds: tuple[float, float] | None, ceiling: float
 ) -> str:
     """Return the verdict on two groups. A margin above the ceiling says nothing (see `differences.CEILING`)."""
+    if not np.ptp([*ours, *theirs]):
+        return "equal in all logged digits"
     if bounds is None or margin is None:
         return "one run on a side, no interval" if min(len(ours), len(theirs)) < 2 else "not decided"
     above = stats.ttest_ind(theirs + margin, ours, equal_var=False, alternative="greater").pvalue
