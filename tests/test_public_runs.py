@@ -185,6 +185,19 @@ def test_the_committed_comparisons_are_valid() -> None:
         assert set(comparison.quantities) <= set(quantities.QUANTITIES)
 
 
+@pytest.mark.parametrize("comparison", public_comparisons.comparisons(), ids=lambda each: each.name)
+def test_the_archive_has_runs_on_both_sides(comparison: Comparison) -> None:
+    result = public_comparisons.answer(comparison)
+    assert {each.arm_name for each in result.differences} == {arm.name for arm in comparison.arms}
+
+
+@pytest.mark.parametrize("comparison", public_comparisons.paired(), ids=lambda each: each.name)
+def test_the_archive_has_every_pair(comparison: PairedComparison) -> None:
+    pairs = public_pairs.pairs_of(comparison, archive.source(comparison.source))
+    expected = sum(1 if isinstance(each, str) else len(each) for each in comparison.pairs.values())
+    assert len(pairs) == expected if expected else pairs
+
+
 def test_the_table_names_what_differs_and_what_is_odd() -> None:
     runs = [
         make("a", 2.0, model="m", seed=1),
