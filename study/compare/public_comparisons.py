@@ -1,8 +1,8 @@
 """Comparisons of public runs that differ in one thing, with intervals and equivalence tests.
 
-Each comparison of comparisons.yaml names a control, the arms that are compared with it, and a quantity. The margin of
-equivalence is the repeatability limit of the control's own repeats (ISO 5725-6, as in `differences`), so it is known
-before an arm is read. What differs beside the compared thing is derived from the settings of the runs.
+Each comparison of public_comparisons.yaml names a control, the arms that are compared with it, and a quantity. The
+margin of equivalence is the repeatability limit of the control's own repeats (ISO 5725-6, as in `differences`), so it
+is known before an arm is read. What differs beside the compared thing is derived from the settings of the runs.
 """
 
 from __future__ import annotations
