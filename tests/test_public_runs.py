@@ -163,11 +163,50 @@ def test_pairs_are_formed_by_case() -> None:
     assert public_pairs.spread([None]) is None
 
 
+def test_pairs_by_fields_of_runs_that_have_totals_only() -> None:
+    totals = {"seconds_per_step": 2.0, "peak_allocated_bytes": 100}
+    runs = [
+        make("a", entry="a", model="m", num_nodes=1).model_copy(update={"training": None, "totals": totals}),
+        make("b", entry="b", model="m", num_nodes=4).model_copy(
+            update={"training": None, "totals": {"seconds_per_step": 3.0, "peak_allocated_bytes": 100}}
+        ),
+    ]
+    comparison = PairedComparison(
+        name="x", question="?", source="s", control={"num_nodes": 1}, arm={"num_nodes": 4}, by=["model"]
+    )
+    (pair,) = public_pairs.pairs_of(comparison, runs)
+    assert pair == ("a against b", 0, None, None, None, 1.5, 1.0, None)
+    assert quantities.seconds_per_step(runs[0]) == 2.0
+
+
+def test_one_control_in_several_pairs() -> None:
+    runs = [make("a", 2.0, entry="a"), make("b", 2.2, entry="b"), make("c", 1.8, entry="c")]
+    comparison = PairedComparison(
+        name="x", question="?", source="s", control={}, arm={}, pairs={"a": ["b", "c", "absent"], "absent": "a"}
+    )
+    pairs = public_pairs.pairs_of(comparison, runs)
+    assert [pair.entry for pair in pairs] == ["a against b", "a against c"]
+    assert [pair.mean for pair in pairs] == [pytest.approx(0.1), pytest.approx(-0.1)]
+
+
 def test_the_committed_comparisons_are_valid() -> None:
     names = [each.name for each in (*public_comparisons.comparisons(), *public_comparisons.paired())]
     assert len(names) == len(set(names)) > 0
     for comparison in public_comparisons.comparisons():
         assert set(comparison.quantities) <= set(quantities.QUANTITIES)
+
+
+@pytest.mark.parametrize("comparison", public_comparisons.comparisons(), ids=lambda each: each.name)
+def test_the_archive_has_runs_on_both_sides(comparison: Comparison) -> None:
+    result = public_comparisons.answer(comparison)
+    assert {each.arm_name for each in result.differences} == {arm.name for arm in comparison.arms}
+
+
+@pytest.mark.parametrize("comparison", public_comparisons.paired(), ids=lambda each: each.name)
+def test_the_archive_has_every_pair(comparison: PairedComparison) -> None:
+    pairs = public_pairs.pairs_of(comparison, archive.source(comparison.source))
+    expected = sum(1 if isinstance(each, str) else len(each) for each in comparison.pairs.values())
+    assert len(pairs) == expected if expected else pairs
 
 
 def test_the_table_names_what_differs_and_what_is_odd() -> None:

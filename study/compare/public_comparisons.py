@@ -1,8 +1,8 @@
 """Comparisons of public runs that differ in one thing, with intervals and equivalence tests.
 
-Each comparison of comparisons.yaml names a control, the arms that are compared with it, and a quantity. The margin of
-equivalence is the repeatability limit of the control's own repeats (ISO 5725-6, as in `differences`), so it is known
-before an arm is read. What differs beside the compared thing is derived from the settings of the runs.
+Each comparison of public_comparisons.yaml names a control, the arms that are compared with it, and a quantity. The
+margin of equivalence is the repeatability limit of the control's own repeats (ISO 5725-6, as in `differences`), so it
+is known before an arm is read. What differs beside the compared thing is derived from the settings of the runs.
 """
 
 from __future__ import annotations
@@ -218,6 +218,8 @@ def _verdict(
     ours: np.ndarray, theirs: np.ndarray, margin: float | None, bounds: tuple[float, float] | None, ceiling: float
 ) -> str:
     """Return the verdict on two groups. A margin above the ceiling says nothing (see `differences.CEILING`)."""
+    if not np.ptp([*ours, *theirs]):
+        return "equal in all logged digits"
     if bounds is None or margin is None:
         return "one run on a side, no interval" if min(len(ours), len(theirs)) < 2 else "not decided"
     above = stats.ttest_ind(theirs + margin, ours, equal_var=False, alternative="greater").pvalue

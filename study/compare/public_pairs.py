@@ -31,7 +31,12 @@ class PairedComparison(BaseModel):
     source: str
     control: dict[str, str | int | bool | None]  # field of the setting, or of its other facts -> value
     arm: dict[str, str | int | bool | None]
-    pairs: dict[str, str] = Field(default_factory=dict)  # entry of the control -> entry of the arm; empty: the same
+    by: list[str] = Field(
+        default_factory=lambda: ["entry"]
+    )  # both sides of a pair have the same values of these fields
+    pairs: dict[str, str | list[str]] = Field(
+        default_factory=dict
+    )  # entry of the control -> of the arms, instead of `by`
     is_null: bool = False  # nothing that should matter differs
     caveats: list[str] = Field(default_factory=list)
 
@@ -46,6 +51,7 @@ class Pair(NamedTuple):
     last: float | None  # relative difference of the last common loss, with its sign
     time: float | None  # seconds per step of the arm relative to those of the control
     peak: float | None  # peak of the tensors of the arm relative to that of the control
+    mean: float | None = None  # relative difference of the mean of the losses of all common steps, with its sign
 
 
 class Spread(NamedTuple):
@@ -61,45 +67,63 @@ class Spread(NamedTuple):
 
 def pairs_of(comparison: PairedComparison, runs: Sequence[PublicRun]) -> list[Pair]:
     """Return the pairs of a comparison, ordered by the name of the case."""
-    controls = {run.setting.entry: run for run in runs if _has(run, comparison.control)}
-    arms = {run.setting.entry: run for run in runs if _has(run, comparison.arm)}
-    partners = comparison.pairs or {entry: entry for entry in controls if entry is not None}
-    return [
-        _pair(f"{entry}" if entry == partner else f"{entry} against {partner}", controls[entry], arms[partner])
-        for entry, partner in sorted(partners.items())
-        if entry in controls and partner in arms
-    ]
+    controls, arms = (
+        {_key(run, comparison.by): run for run in runs if _has(run, side)}
+        for side in (comparison.control, comparison.arm)
+    )
+    partners = [(key, key) for key in controls]
+    if comparison.pairs:
+        partners = [((entry,), (each,)) for entry, listed in comparison.pairs.items() for each in _as_list(listed)]
+    pairs = [_pair(controls[ours], arms[theirs]) for ours, theirs in partners if ours in controls and theirs in arms]
+    return sorted(pairs, key=lambda pair: pair.entry)
+
+
+def _as_list(listed: str | list[str]) -> list[str]:
+    return [listed] if isinstance(listed, str) else listed
+
+
+def _facts(run: PublicRun) -> dict[str, object]:
+    return run.setting.model_dump(exclude={"other"}) | run.setting.other
+
+
+def _key(run: PublicRun, names: Sequence[str]) -> tuple[object, ...]:
+    facts = _facts(run)
+    return tuple(facts.get(name) for name in names)
 
 
 def _has(run: PublicRun, facts: Mapping[str, object]) -> bool:
-    fields = run.setting.model_dump(exclude={"other"}) | run.setting.other
-    return all(fields.get(name) == value for name, value in facts.items())
+    own = _facts(run)
+    return all(own.get(name) == value for name, value in facts.items())
 
 
-def _pair(entry: str, control: PublicRun, arm: PublicRun) -> Pair:
+def _pair(control: PublicRun, arm: PublicRun) -> Pair:
     losses, others = (dict(points(run.training, "step", "loss")) for run in (control, arm))
     steps = sorted(losses.keys() & others.keys())
     relative = [others[step] / losses[step] - 1 for step in steps if losses[step]]
+    mean, other_mean = (statistics.fmean(side[step] for step in steps) if steps else None for side in (losses, others))
     times, other_times = (_seconds(run) for run in (control, arm))
     peak, other_peak = (_peak(run) for run in (control, arm))
+    entry, partner = control.setting.entry, arm.setting.entry
     return Pair(
-        entry,
+        f"{entry}" if entry == partner else f"{entry} against {partner}",
         len(relative),
         abs(relative[0]) if relative else None,
         max(map(abs, relative), default=None),
         relative[-1] if relative else None,
         other_times / times if times and other_times else None,
         other_peak / peak if peak and other_peak else None,
+        other_mean / mean - 1 if mean and other_mean else None,
     )
 
 
 def _seconds(run: PublicRun) -> float | None:
     logged = [value for _, value in points(run.training, "step", "seconds_per_step")][WARM_UP:]
-    return statistics.median(logged) if logged else None
+    return statistics.median(logged) if logged else run.totals.get("seconds_per_step")
 
 
 def _peak(run: PublicRun) -> float | None:
-    return max((value for _, value in points(run.training, "step", "peak_allocated_bytes")), default=None)
+    logged = (value for _, value in points(run.training, "step", "peak_allocated_bytes"))
+    return max(logged, default=run.totals.get("peak_allocated_bytes"))
 
 
 def spread(values: Sequence[float | None]) -> Spread | None:

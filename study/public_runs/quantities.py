@@ -59,7 +59,9 @@ def seconds_per_step(run: PublicRun) -> float | None:
     """Return the median time of an optimizer step, as logged or from the moments of the steps."""
     logged = [value for value in values(run.training, "seconds_per_step") if value is not None]
     logged = logged[len(logged) // 10 :]  # without warm-up and compilation
-    return statistics.median(logged) if logged else _slope(points(run.training, "step", "seconds"))
+    if logged:
+        return statistics.median(logged)
+    return run.totals.get("seconds_per_step", _slope(points(run.training, "step", "seconds")))
 
 
 def _slope(moments: Sequence[tuple[float, float]], evaluated: Sequence[float] = ()) -> float | None:
@@ -161,4 +163,4 @@ BYTES = {"peak of tensors", "peak reserved", "largest tensors"}
 def _middle(run: PublicRun, name: str) -> float | None:
     logged = [value for value in values(run.training, name) if value is not None]
     logged = logged[len(logged) // 10 :]
-    return statistics.median(logged) if logged else None
+    return statistics.median(logged) if logged else run.totals.get(name)

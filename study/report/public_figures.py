@@ -154,6 +154,9 @@ def table_of_pairs(results: Iterable[tuple[PairedComparison, Sequence[Pair]]]) -
                 "peak of tensors": _spread([pair.peak for pair in pairs]),
                 "loss at the first step": _sizes([pair.first for pair in pairs]),
                 "largest difference of the loss": _sizes([pair.largest for pair in pairs]),
+                "difference of the mean loss": _sizes(
+                    [None if pair.mean is None else abs(pair.mean) for pair in pairs]
+                ),
             }
         )
     return pd.DataFrame(rows)
@@ -234,3 +237,30 @@ def other_differences(result: Result) -> list[str]:
     lines += list(result.comparison.caveats)
     lines += [f"Left out: {reason}." for reason in result.left_out]
     return lines
+
+
+def by_strategy(runs: Sequence[PublicRun]) -> pd.DataFrame:
+    """Return one row per training of a source that has totals only, ordered by model and batch. Missing: empty."""
+    rows = []
+    for run in sorted(runs, key=lambda run: (run.setting.model or "", run.setting.micro_batch_size or 0, run.name)):
+        setting, totals = run.setting, run.totals
+        peak = totals.get(
+            "peak_allocated_bytes", totals.get("peak_reserved_bytes", totals.get("peak_gpu_memory_bytes"))
+        )
+        rows.append(
+            {
+                "model": setting.model,
+                "GPUs": f"{setting.num_gpus} {setting.gpu}",
+                "strategy": setting.strategy,
+                "sequences per GPU": setting.micro_batch_size,
+                "s/step": _or_empty(totals.get("seconds_per_step")),
+                "samples/s": _or_empty(totals.get("samples_per_second")),
+                "peak per GPU": "" if peak is None else bytes_text(peak),
+                "note": "; ".join(f"{value}" for value in setting.other.values() if value is not None),
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def _or_empty(value: float | None) -> str:
+    return "" if value is None else f"{value:g}"

@@ -4,11 +4,23 @@ from __future__ import annotations
 
 import hashlib
 import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 from study.errors import Refusal
-from study.public_runs.schema import Source
+from study.public_runs.schema import PublicRun, Source
+
+
+@dataclass(frozen=True)
+class Repository:
+    """A repository at a commit, and the function that reads its runs."""
+
+    name: str
+    commit: str
+    license: str
+    runs: Callable[[Checkout], Iterator[PublicRun]]
 
 
 class Checkout:

@@ -9,14 +9,14 @@ from typing import Any
 import yaml
 
 from public_sources.checkout import Checkout
-from public_sources.reading import read_if_possible, without
-from study.public_runs.schema import PublicRun
+from public_sources.reading import read_if_possible, with_few_steps, without
+from study.public_runs.schema import COLUMNS, PublicRun
 
 CASES = "tests/functional_tests/test_cases/"
 MODELS = ("gpt", "bert", "t5", "moe", "hybrid", "multimodal-llava")
 FILE = re.compile(r"golden_values_(dev|lts)_dgx_?([ah]100)(?:_(coreweave|eos|dracooci|dracooci-ord))?(_2nd)?\.json")
 
-NOT_KEPT = {"num-zeros"}
+MOST_STEPS = 400  # the trainings of a release have thousands
 
 
 def runs(checkout: Checkout) -> Iterator[PublicRun]:
@@ -54,7 +54,8 @@ def runs(checkout: Checkout) -> Iterator[PublicRun]:
             hidden=arguments.get("--hidden-size"),
         )  # fmt: skip
         if run is not None:
-            yield without(run, NOT_KEPT)
+            unknown = set() if run.training is None else run.training.columns.keys() - COLUMNS.keys()
+            yield with_few_steps(without(run, unknown), MOST_STEPS)
 
 
 def _arguments(checkout: Checkout, path: str) -> dict[str, Any]:

@@ -1,0 +1,156 @@
+"""The programs that make public runs from clones of repositories, on small repositories made here."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+import public_runs
+import pytest
+from public_sources import fsdp_qlora, lai_project, ptd_benchmark, reading, readme
+from public_sources.checkout import Checkout
+
+from study.errors import Refusal
+from study.public_runs import archive
+from study.public_runs.schema import PublicRun, Series, Source
+
+AUTHOR = {f"GIT_{role}_{what}": "nobody" for role in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
+FREE = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+
+
+def checkout(folder: Path, files: Mapping[str, str]) -> Checkout:
+    """Return a checkout of a new repository with these files."""
+
+    def git(*words: str) -> None:
+        subprocess.run(["git", "-C", folder, *words], check=True, env=FREE | AUTHOR)
+
+    git("init", "-q")
+    for path, text in files.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(text)
+    git("add", ".")
+    git("commit", "-q", "--no-verify", "--no-gpg-sign", "-m", "Add logs")
+    return Checkout(folder, "owner/name", "HEAD", "none", "2026-11-28")
+
+
+def test_a_checkout_reads_one_commit(tmp_path: Path) -> None:
+    clone = checkout(tmp_path, {"a/b.txt": "text"})
+    (tmp_path / "a" / "b.txt").write_text("later")
+    assert clone.under("a/", suffix=".txt") == ["a/b.txt"]
+    assert clone.read("a/b.txt") == b"text"
+    with pytest.raises(Refusal, match="git show"):
+        clone.read("absent")
+
+
+def test_settings_that_have_ddp_and_fsdp_are_kept(tmp_path: Path) -> None:
+    start, tail = "GPTXL_ws8_bs16_vs50000_blk256_noop_fp16_np2", "delays = 0.50 (0.01)\nmax mem = 1500.0MB\n"
+    files = {
+        f"delay/ddp_{start}.txt": tail,
+        f"delay/fsdp_{start}_transformer.txt": tail,
+        f"delay/fsdp_{start}.txt": tail,
+        "delay/ddp_GPTXL_ws8_bs32_vs50000_blk256_noop_fp16.txt": tail,
+    }
+    runs = list(ptd_benchmark.runs(checkout(tmp_path, files)))
+    assert [run.name for run in runs] == [f"ddp-{start}", f"fsdp-{start}"]
+    assert runs[1].totals == {"seconds_per_step": 0.5, "peak_allocated_bytes": 1_500_000_000}
+    assert (runs[1].setting.num_nodes, runs[1].setting.micro_batch_size, runs[1].setting.offload) == (4, 16, None)
+    assert runs[1].source.license == "none"
+
+
+def step(second: float, number: int, loss: float, rate: float) -> str:
+    moment = f"2025-05-23 10:00:{second:06.3f}".replace(".", ",")
+    return f"{moment} - root - INFO - Step: {number} | Loss: {loss} | Tokens per second: {rate} | x\n"
+
+
+ARGUMENTS = "Namespace(sequence_length=100, batch_size=1, learning_rate=5e-05, lr_warmup_steps=10, training_steps=5)\n"
+STARTS = "2025-05-23 10:00:{:02},000 - root - INFO - Starting training!\n"
+
+
+def test_trainings_that_log_at_the_same_time_are_separated(tmp_path: Path) -> None:
+    # The first begins at 0 s and takes 1 s per step. The second begins at 1 s and takes 0.5 s, so it overtakes.
+    lines = [
+        STARTS.format(0), STARTS.format(1), step(1.0, 1, 9.0, 100), step(1.5, 1, 8.0, 200), step(3.5, 5, 6.0, 200),
+        step(5.0, 5, 7.0, 100),
+    ]  # fmt: skip
+    files = {"logs/one/a.out": ARGUMENTS + "".join(lines), "logs/one/b.out": "nothing\n"}
+    clone = checkout(tmp_path, files)
+    first, second = lai_project.runs(clone)
+    assert first.training is not None
+    assert second.training is not None
+    assert first.training.columns["loss"] == [9.0, 7.0]
+    assert second.training.columns["loss"] == [8.0, 6.0]
+    assert second.training.columns["seconds"] == [0.5, 2.5]
+    assert second.training.columns["seconds_per_step"] == [0.5, 0.5]
+    assert (first.ending, first.setting.num_gpus, first.setting.seed) == ("finished", 1, None)
+    assert clone.left_out == ["logs/one/b.out: no step of a training"]
+
+
+def test_ranks_of_one_training_are_one_run(tmp_path: Path) -> None:
+    lines = [STARTS.format(0), step(1.0, 1, 9.0, 100), step(1.001, 1, 9.0, 100)]
+    (run,) = lai_project.runs(
+        checkout(tmp_path, {"logs/a.out": ARGUMENTS + "[rank 0] world size: 8\n" + "".join(lines)})
+    )
+    assert run.setting.num_gpus == 8
+    assert run.setting.offload == "parameters"
+    assert run.ending == "ended early"
+    assert run.marks == ["2 ranks log their steps, of which one is kept"]
+
+
+PAGE = """\
+## Case Study: A Dual 3090
+the peak allocated memory is 8.00 GiB vs 9.00 GiB, respectively
+
+| Train Type | Batch Size | Peak Memory (GiB) | Time (s) |
+| :--: | :--: | :--: | :--: |
+| LoRA | 4 | 16.00 | 1,366 |
+
+*Llama-2 7B with Context Length of 2048*
+
+## Case Study: A Dual 4090 x
+
+| Train Type | Batch Size | Peak Memory (GiB) | Time (s) |
+| :--: | :--: | :--: | :--: |
+| LoRA | 5 | 16.00 | 1 |
+
+*Llama-2 7B with Context Length of 2048*
+
+## Recommendations for
+
+| Accelerator | GPUs | CPU+Activation Offload | Batch Size | Time (s) | Ballpark Cost |
+| :--: | :--: | :--: | :--: | :--: | --- |
+| A5000 24GB | 2 | True | 2 | 9,688 | $ |
+| H100 80GB SXM | 4 | False | 8 | 667 | $ |
+
+*Llama-2 70B QLoRA with Context Length of 2048 on Select Accelerators*
+"""
+
+
+def test_rows_of_other_cards_are_not_read(tmp_path: Path) -> None:
+    runs = list(fsdp_qlora.runs(checkout(tmp_path, {fsdp_qlora.FILE: PAGE})))
+    assert [(run.name, run.source.lines, run.totals["seconds"]) for run in runs] == [
+        ("fq-3090-7b-lora-b4", [6, 6], 1366.0),
+        ("fq-h100-70b-x4", [23, 23], 667.0),
+    ]
+
+
+def test_few_steps_are_multiples_of_a_round_number() -> None:
+    run = PublicRun(
+        made_by="a test",
+        name="a",
+        log_format="csv",
+        source=Source(path="a", sha256="0" * 64),
+        training=Series(columns={"step": list(range(1, 102)), "loss": [1.0] * 101}),
+        setting={},  # type: ignore[arg-type]
+    )
+    kept = reading.with_few_steps(run, 6).training
+    assert kept is not None
+    assert kept.columns["step"] == [1, 20, 40, 60, 80, 100, 101]
+    assert reading.with_few_steps(run, 101) is run
+
+
+def test_the_committed_page_is_that_of_the_archive() -> None:
+    committed = (archive.ARCHIVE / "README.md").read_text(encoding="utf-8")
+    assert committed == readme.page(public_runs.SOURCES)
+    assert archive.sources() == sorted(public_runs.SOURCES)
