@@ -20,7 +20,7 @@ from refusing import refusal
 from study import cli
 from study.errors import Refusal, describe_missing
 from study.logs import draft, formats, imported, json_parts, reading
-from study.public_runs import folder
+from study.public_runs import archive, folder
 from study.public_runs.schema import COLUMNS, PublicRun
 
 JUNIPER = Path(__file__).parent / "fixtures" / "logs" / "juniper_h100_n1_result_0.txt"
@@ -462,6 +462,14 @@ def test_trainer_state(indent, run_of):
     )
 
 
+def test_a_trainer_that_logs_the_time_of_each_step(run_of):
+    """With include_num_input_tokens_seen, every loss has a train_runtime, like the summary at the end."""
+    example = Path(__file__).parents[1] / "docs" / "examples" / "two_processes" / "trainer_state.json"
+    run = run_of(example.read_text(), "trainer_state.json")
+    assert (len(run.training), len(run.evaluation), run.ending) == (12, 3, "finished")
+    assert run.training.columns["seconds"][-1] > run.training.columns["seconds"][0] > 0
+
+
 def test_what_the_trainer_prints(runs_of):
     first, second = runs_of(PRINTED * 2)
     assert columns(first) == columns(second)
@@ -874,7 +882,7 @@ def test_the_command_writes_one_file_per_run(tmp_path, monkeypatch, capsys):
     assert run_command(*logs, "--output", "new/runs") == 0
     names = ["a-result_0", "b-result_0", "ddp", "zero3"]
     assert sorted(path.name for path in Path("new/runs").iterdir()) == [f"{name}.run.json" for name in names]
-    assert [run.name for run in folder.find([Path("new")])] == names
+    assert [run.name for run in archive.read(archive.find([Path("new")]))] == names
     printed = capsys.readouterr().out.splitlines()
     assert printed[:4] == [
         "ddp: trainer, 2 logged steps, 1 evaluation; finished",

@@ -14,7 +14,7 @@ from study.compare import public_comparisons, public_pairs, public_table
 from study.compare.public_comparisons import Comparison, Evaluations, Group
 from study.compare.public_pairs import PairedComparison
 from study.errors import Refusal
-from study.public_runs import archive, quantities
+from study.public_runs import archive, folder, quantities
 from study.public_runs.schema import PublicRun, Series, Setting, Source
 
 
@@ -46,15 +46,15 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
     path = tmp_path / f"source{archive.COLLECTED}"
     archive.write(path, runs)
     assert archive.read([path]) == [runs[1], runs[0]]
-    (tmp_path / f"c{archive.SUFFIX}").write_text(archive.line_of(runs[0]))
+    folder.write([runs[0]], tmp_path)
     assert archive.read(archive.find([tmp_path])) == [runs[0]]
 
 
 @pytest.mark.parametrize("content", ["", "{", '{"kind": "record"}', "[]", '{"kind": "public run", "name": 3}'])
 def test_what_is_no_public_run_is_refused(content: str, tmp_path: Path) -> None:
-    path = tmp_path / f"a{archive.SUFFIX}"
+    path = folder.path_of(tmp_path, "a")
     path.write_text(content)
-    with pytest.raises(Refusal, match="not a public run"):
+    with pytest.raises(Refusal, match=r"a\.run\.json"):
         archive.read([path])
 
 

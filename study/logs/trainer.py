@@ -13,6 +13,7 @@ from study.logs.columns import Meaning, Rows, as_number
 from study.logs.draft import WHERE, Draft
 
 _KNOWN = {
+    "train_runtime": Meaning("seconds", "position"),
     "num_tokens": Meaning("tokens", "position"),  # TRL counts those of all GPUs
 }
 _ENTRIES = "log_history"
@@ -50,7 +51,7 @@ def read(path: Path) -> list[Draft]:
 def _add(rows: Rows, entry: Iterable[tuple[str, Any]], where: WHERE) -> None:
     """Add an entry of the log: a training step, an evaluation, or the summary at the end."""
     values = dict(entry)
-    if "train_runtime" in values:
+    if "train_runtime" in values and "loss" not in values:  # some trainings log the time with each loss, too
         draft = rows.runs.current
         for name, column in _TOTALS.items():
             draft.total(column, as_number(values.get(name)))

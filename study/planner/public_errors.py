@@ -7,6 +7,7 @@ into the project. The limits that were expected are in the head comment of publi
 from __future__ import annotations
 
 import json
+import re
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from fnmatch import fnmatchcase
@@ -148,10 +149,46 @@ _MEASURED: dict[str, Callable[[PublicRun], float | bool | None]] = {
 # ---------------------------------------------------------------- summaries
 
 
-class Summary(NamedTuple):
-    """The errors of one family in one quantity."""
+class Limit(NamedTuple):
+    """What was expected of the errors of a group, as the head comment of public_logs.yaml says. None: nothing."""
 
-    family: str
+    inside: float | None = None  # smallest share of times inside their interval
+    median: float | None = None  # largest median of the absolute errors
+    most: float | None = None  # largest absolute error
+    fourth_fifth: float | None = None  # largest absolute error of 80 % of the rows
+    too_short: float | None = None  # smallest ratio of a measured time to the predicted one
+    is_right: bool = False  # every "fits" is right
+
+
+_PTD_MEMORY = {"DDP": Limit(median=0.10), "FSDP": Limit(median=0.15)}
+LIMITS: dict[tuple[str, str], Limit] = {
+    ("MLPerf Juniper Llama 2 70B LoRA", "seconds_per_step"): Limit(inside=1.0, most=0.35),
+    ("NeMo Automodel golden values", "seconds_per_step"): Limit(inside=0.6),
+    ("NeMo Automodel golden values", "peak_allocated_bytes"): Limit(median=0.15, fourth_fifth=0.30),
+    **{
+        (f"ptd_benchmark {engine}, {machines}", quantity): limit
+        for engine, memory in _PTD_MEMORY.items()
+        for machines, share in (("one machine", 0.8), ("several machines", 0.5))
+        for quantity, limit in (("seconds_per_step", Limit(inside=share)), ("peak_allocated_bytes", memory))
+    },
+    ("prime-rl baselines, dense models", "tokens_per_second_per_gpu"): Limit(inside=0.8),
+    ("prime-rl baselines, dense models", "peak_reserved_bytes"): Limit(median=0.20),
+    ("prime-rl baselines, dense models", "fits"): Limit(is_right=True),
+    ("prime-rl baselines, mixtures of experts", "peak_reserved_bytes"): Limit(median=0.25),
+    ("fsdp_qlora benchmarks", "tokens_per_second_per_gpu"): Limit(inside=0.6),
+    ("fsdp_qlora benchmarks", "peak_reserved_bytes"): Limit(median=0.25),
+    ("fsdp_qlora benchmarks", "peak_allocated_bytes"): Limit(median=0.15),
+    ("Lightning largest models", "seconds_per_step"): Limit(inside=0.6),
+    ("MLPerf NVIDIA BERT", "seconds_per_step"): Limit(inside=0.75),
+    ("Megatron-LM golden values of H100", "seconds_per_step"): Limit(too_short=1.5),
+    ("Megatron-LM golden values of H100", "peak_allocated_bytes"): Limit(most=0.15),
+}
+
+
+class Summary(NamedTuple):
+    """The errors of one group of trainings in one quantity."""
+
+    group: str
     quantity: str
     num: int
     missing: int  # predictions whose measured value is not in the logs
@@ -162,23 +199,39 @@ class Summary(NamedTuple):
     inside: tuple[int, int] | None  # of times with an upper end: how many are inside, of how many
     too_fast: tuple[int, int] | None  # of times without one: how many are faster than the lower end, of how many
     right: tuple[int, int] | None  # of "fits"
+    limit: Limit | None
+    is_met: bool | None  # None if nothing was expected
 
 
 def summaries() -> list[Summary]:
-    """Return a summary for each family and quantity, in the order of the predictions."""
+    """Return a summary for each group and quantity, in the order of the predictions."""
     groups: dict[tuple[str, str], list[Compared]] = {}
     for each in compared():
-        groups.setdefault((each.family, each.quantity), []).append(each)
+        groups.setdefault((group_of(each), each.quantity), []).append(each)
     return [_summary(*key, members) for key, members in groups.items()]
 
 
-def _summary(family: str, quantity: str, members: Sequence[Compared]) -> Summary:
+def group_of(each: Compared) -> str:
+    """Return the group in which an error is judged: the family, or a part of it for which a limit was expected."""
+    if each.family.startswith("ptd_benchmark"):
+        world_size, per_machine = re.match(r"ptd-\w+-\w+-(\d+)-.*?(?:_np(\d+))?$", each.id).groups()  # type: ignore[union-attr]
+        is_one = int(world_size) <= int(per_machine or 8)
+        return f"{each.family}, {'one machine' if is_one else 'several machines'}"
+    if each.family.startswith("prime-rl"):
+        return f"{each.family}, {'mixtures of experts' if re.search('-a[0-9]+b-', each.id) else 'dense models'}"
+    return each.family
+
+
+def _summary(group: str, quantity: str, members: Sequence[Compared]) -> Summary:
     known = [each for each in members if each.measured is not None]
     errors = [(each.error, each.id) for each in known if each.error is not None]
     sizes = np.abs([error for error, _ in errors])
     worst, worst_id = max(errors, key=lambda pair: abs(pair[0])) if errors else (None, "")
+    inside = _share([each.is_inside for each in known])
+    right = _share([each.predicted == each.measured for each in known]) if quantity == "fits" else None
+    limit = LIMITS.get((group, quantity))
     return Summary(
-        family,
+        group,
         quantity,
         len(known),
         len(members) - len(known),
@@ -186,9 +239,25 @@ def _summary(family: str, quantity: str, members: Sequence[Compared]) -> Summary
         float(np.quantile(sizes, 0.9)) if errors else None,
         worst,
         worst_id,
-        _share([each.is_inside for each in known]),
+        inside,
         _share([each.is_too_fast for each in known]),
-        _share([each.predicted == each.measured for each in known]) if quantity == "fits" else None,
+        right,
+        limit,
+        None if limit is None else _is_met(limit, [error for error, _ in errors], inside, right),
+    )
+
+
+def _is_met(
+    limit: Limit, errors: Sequence[float], inside: tuple[int, int] | None, right: tuple[int, int] | None
+) -> bool:
+    sizes = np.abs(errors)
+    return (
+        (limit.inside is None or (inside is not None and inside[0] >= limit.inside * inside[1]))
+        and (limit.median is None or bool(np.median(sizes) <= limit.median))
+        and (limit.most is None or bool(sizes.max() <= limit.most))
+        and (limit.fourth_fifth is None or bool(np.quantile(sizes, 0.8) <= limit.fourth_fifth))
+        and (limit.too_short is None or all(1 / (1 + error) >= limit.too_short for error in errors))
+        and (not limit.is_right or (right is not None and right[0] == right[1]))
     )
 
 

@@ -12,11 +12,11 @@ from pydantic import ValidationError
 
 from study import files
 from study.errors import Refusal
+from study.public_runs import folder
 from study.public_runs.schema import PublicRun
 
 ARCHIVE = files.ROOT / "reports" / "public"  # one file per source, one run per line
 COLLECTED = ".jsonl.gz"
-SUFFIX = ".run.json"  # of one run in a folder that `zero-study import` wrote
 
 
 def line_of(run: PublicRun) -> str:
@@ -50,18 +50,21 @@ def find(places: Iterable[Path]) -> list[Path]:
     """Return the files of public runs among these files and below these folders."""
     paths: list[Path] = []
     for place in places:
-        below = place.rglob(f"*{SUFFIX}") if place.is_dir() else [place] if place.name.endswith(SUFFIX) else []
-        paths += sorted(below)
+        paths += sorted(place.rglob(f"*{folder.SUFFIX}")) if place.is_dir() else [place] * _is_run(place)
         if ARCHIVE in (place.resolve(), place.resolve().parent):
             paths += sorted(place.glob(f"*{COLLECTED}")) if place.is_dir() else [place]
     return paths
+
+
+def _is_run(path: Path) -> bool:
+    return path.name.endswith(folder.SUFFIX)
 
 
 def read(paths: Iterable[Path]) -> list[PublicRun]:
     """Return the public runs in these files. Raises Refusal if one of them cannot be read."""
     runs: list[PublicRun] = []
     for path in paths:
-        runs += _of_lines(path) if path.name.endswith(COLLECTED) else [_parse(files.read_whole(path), path, 1)]
+        runs += _of_lines(path) if path.name.endswith(COLLECTED) else [folder.read(path)]
     return runs
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,13 +44,6 @@ def read(path: Path) -> PublicRun:
         if path.name != run.name + SUFFIX:
             raise ValueError(f"the run in it has the name {run.name!r}. Rename the file")
     return run
-
-
-def find(folders: Sequence[Path]) -> Iterator[PublicRun]:
-    """Yield the runs of several folders and their subfolders, in the order of their paths."""
-    for folder in folders:
-        for path in sorted(folder.rglob("*" + SUFFIX)):
-            yield read(path)
 
 
 def write(runs: Sequence[PublicRun], folder: Path) -> list[PublicRun]:
