@@ -18,7 +18,7 @@ These runs were imported from logs. They were **measured by others**, and not by
 entry of a source, which differ in the seed only, are one row with the median of each column. A run whose log ended
 early is listed below and in no row.
 
-- last loss: the mean of the last logged training losses.
+- last loss: the mean of the last tenth of the logged training losses, but of at most ten.
 - at, loss, difference: the training loss at the last step (or sample) that the first row and this row both logged, and
   its relative difference from that of the first row. Two trainings are comparable only as far as their settings are:
   what differs is listed below each table."""

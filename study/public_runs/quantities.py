@@ -11,7 +11,7 @@ from itertools import pairwise
 
 from study.public_runs.schema import PublicRun, Series
 
-LAST = 10  # logged losses over which the last training loss is averaged
+LAST = 10  # the most logged losses over which the last training loss is averaged
 
 
 def values(series: Series | None, name: str) -> Sequence[float | int | None]:
@@ -111,9 +111,9 @@ def first_loss(run: PublicRun) -> float | None:
 
 
 def last_loss(run: PublicRun) -> float | None:
-    """Return the mean of the last training losses."""
-    logged = [value for value in values(run.training, "loss") if value is not None][-LAST:]
-    return statistics.fmean(logged) if logged else None
+    """Return the mean of the last tenth of the logged training losses, but of at most `LAST` of them."""
+    logged = [value for value in values(run.training, "loss") if value is not None]
+    return statistics.fmean(logged[-max(1, min(LAST, len(logged) // 10)) :]) if logged else None
 
 
 def last_evaluation_loss(run: PublicRun) -> float | None:
