@@ -249,8 +249,8 @@ def test_the_committed_report_is_of_this_program():
         assert all(failure["known"] for failure in report["failures"])
 
 
+@pytest.mark.nightly
 @pytest.mark.launches
-@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("bitsandbytes") is None, reason="bitsandbytes is not installed")
 def test_a_few_drawn_cells_are_trained(tmp_path):
     output = tmp_path / "fuzz.json"

@@ -352,7 +352,7 @@ def test_odd_recordings_end_in_a_verdict(tmp_path: Path, capsys: pytest.CaptureF
     fuzzed(tmp_path, 0, 150, capsys)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_many_odd_recordings_end_in_a_verdict(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     for seed in range(1, 11):
         fuzzed(tmp_path, seed, 500, capsys)

@@ -142,7 +142,7 @@ def test_mended_files_start(verdicts):
         assert "error" not in observed[name] or name in MISSED, observed[name]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.launches
 def test_what_traps_did_they_do_again():
     """All of them, in forks of one process: each setting of which doctor says something, as it was once observed."""

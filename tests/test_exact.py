@@ -233,7 +233,7 @@ def test_a_strategy_that_was_asked_for_and_not_trained_is_a_failure():
     assert "refused: FSDP2 offloads from a GPU" in done.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.launches
 def test_every_strategy_has_the_bits_of_the_reference():
     """On one and on four processes; the committed record has the others."""

@@ -56,10 +56,11 @@ MAY_IMPORT = {
         " training verdict workloads"
     ),
     "public_runs": "errors files",
+    "logs": "errors files public_runs terminal",
     "compare": (
         "config engines errors files formatting models progress public_runs records running terminal theory verdict"
     ),
-    "planner": "dryrun engines errors files formatting models progress strategy terminal theory verdict",
+    "planner": "dryrun engines errors files formatting models progress public_runs strategy terminal theory verdict",
     "claims": (
         "compare config engines errors files formatting planner processes progress records running strategy"
         " terminal theory training verdict workloads"
@@ -69,8 +70,8 @@ MAY_IMPORT = {
         " strategy terminal theory verdict"
     ),
     "cli": (
-        "claims compare config dryrun engines errors files planner progress public_runs records report run"
-        " running strategy terminal theory training verdict"
+        "claims compare config dryrun engines errors files logs planner progress public_runs records report run running"
+        " strategy terminal theory training verdict"
     ),
     "__main__": "cli errors terminal verdict",
 }
@@ -86,8 +87,8 @@ LIGHT = [
     "claims", "cli", "compare", "config", "dryrun.traced", "engines.conformance.cells", "engines.conformance.committed",
     "engines.doctor", "engines.extensions", "engines.keys.allowed",
     "engines.keys.known_keys", "engines.known_bad", "engines.this_machine", "engines.upgrade", "errors", "files",
-    "formatting", "models", "planner", "processes", "progress", "records", "report", "run", "running", "strategy",
-    "terminal", "theory", "train", "verdict", "workloads.sources", "__main__",
+    "formatting", "logs", "models", "planner", "processes", "progress", "public_runs", "records", "report", "run",
+    "running", "strategy", "terminal", "theory", "train", "verdict", "workloads.sources", "__main__",
 ]  # fmt: skip
 DRAWING = {"matplotlib", "study.report"}  # only the pages draw
 HEAVY = {"torch", "accelerate", "deepspeed", "transformers", "datasets", "evaluate"}

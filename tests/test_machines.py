@@ -359,6 +359,7 @@ def test_what_a_machine_sends_for_a_collective(asked, world_size, machines, gloo
         assert found == pytest.approx(expected), backend
 
 
+@pytest.mark.nightly
 @pytest.mark.launches
 @launching.in_laboratory
 @pytest.mark.parametrize(("num_machines", "ranks_each"), [(2, 1), (3, 1), (2, 2)])

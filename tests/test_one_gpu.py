@@ -323,7 +323,7 @@ def run(name: str, wanted: list[str], folder: Path, slot_seconds: float = math.i
     return {word: schema.read(folder / planned.run_id) for word, planned in chosen.items()}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.launches
 def test_single_gpu_in_slots_and_home(home):
     """One strategy of each kind of engine. All of them run on simulated GPUs (test_simulated_gpu.py)."""
@@ -341,7 +341,7 @@ def test_single_gpu_in_slots_and_home(home):
     assert set(table.read([home / "records"])["strategy"]) == set(names)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.launches
 @pytest.mark.parametrize(
     ("name", "wanted", "proof"),

@@ -21,6 +21,7 @@ from study.cli import options
 from study.errors import Refusal
 
 RECORDS = launching.ROOT / "reports" / "cpu" / "records" / "smoke"
+LOG = launching.ROOT / "tests" / "fixtures" / "logs" / "juniper_h100_n1_result_0.txt"
 GPU = "--gpu l4 --gpus 2"
 
 # Each command as a user types it, by the extra that it needs.
@@ -32,11 +33,13 @@ BY_EXTRA = {
         f"doctor {launching.ROOT / 'accelerate_configs' / 'ddp.yaml'}", f"predict buckets {GPU}",
         f"upgrade {launching.ROOT / 'constraints.txt'} {launching.ROOT / 'constraints.txt'}",
         f"advise --model gpt2 {GPU}", f"advise --model gpt2 {GPU} --strategy zero3_tuned --write own.yaml", "diff . .",
+        f"import {LOG} --output imported",
     ],
     "train": [
         "train", "run smoke", "job smoke bert-imdb-tiny-ddp-2x-seed0", "conformance", "export runs",
         f"advise --model gpt2 {GPU} --trace", "dry-run --world 2 zero2", "prove train.py", "saved .",
     ],
+    "trackers": ["import events.out.tfevents.1 --output imported"],
     "report": [
         f"compare {RECORDS} --view differences", f"compare {RECORDS} --verdict smoke", "claims --check",
         f"report smoke --records {RECORDS}",
@@ -95,6 +98,7 @@ def _run_all(folder: Path) -> None:
         "entries": [[step, "weights", "w", 0, 1, "float32", [1.0 + step] * 32, []] for step in (0, 1)],
     }  # fmt: skip
     (folder / "rank-0.json.gz").write_bytes(gzip.compress(json.dumps(recording).encode()))
+    (folder / "events.out.tfevents.1").write_bytes(bytes(12) + b"brain.Event:2")
     asked = {"input": json.dumps([hidden, list(COMMANDS)]), "cwd": folder, "env": launching.environment()}
     done = subprocess.run([sys.executable, "-c", PROGRAM], **asked, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -68,6 +68,7 @@ def test_columns_are_equally_long_and_finite() -> None:
 def test_quantities() -> None:
     run = make("a")
     assert quantities.gpu_seconds_per_sample(run) == 10.0 / 8 * 8
+    assert quantities.gpu_seconds_per_sample_with_evaluation(run) is None
     assert quantities.seconds_per_step(run) == 10.0
     assert quantities.gpu_seconds(run) == 40.0 * 8
     assert quantities.last_evaluation_loss(run) == 2.0
@@ -78,6 +79,16 @@ def test_quantities() -> None:
         None,
         2.0,
     ]
+
+
+def test_time_of_an_evaluation_is_not_time_of_training() -> None:
+    """Most intervals of one system had an evaluation, which made it look slower."""
+    slow = [10.0, 20.0, 130.0, 240.0]  # two of three intervals have an evaluation of 100 s
+    training = Series(columns={"samples": [8, 16, 24, 32], "seconds": slow, "loss": [1.0] * 4})
+    evaluation = Series(columns={"samples": [20, 28], "seconds": [125.0, 235.0], "evaluation_loss": [1.0, 1.0]})
+    run = make("a").model_copy(update={"training": training, "evaluation": evaluation})
+    assert quantities.gpu_seconds_per_sample(run) == 10.0
+    assert quantities.gpu_seconds_per_sample_with_evaluation(run) == 110.0
 
 
 def groups(losses: list[float], others: list[float], seconds: float = 10.0) -> list[PublicRun]:

@@ -96,6 +96,7 @@ def measure(folder) -> None:
     assert (again.returncode, again.stdout) == (0, "")  # all of it is kept
 
 
+@pytest.mark.nightly
 def test_the_published_program_runs_no_zero(run_small):
     arms = run_small["runs"]["published/0"]["arms"]
     assert [one["arm"] for one in arms] == ["plain-8", "zero-8", "zero-16"]
@@ -105,6 +106,7 @@ def test_the_published_program_runs_no_zero(run_small):
     assert all(one["checkpoint_bytes"] > 0 for one in arms)  # in the time that is measured
 
 
+@pytest.mark.nightly
 def test_the_mended_program_runs_zero_and_learns_the_same(run_small):
     plain, zero = (run_small["runs"][f"mended-{name}-8/0"]["arms"][0] for name in ("plain", "zero"))
     engine = {"engine_class": "DeepSpeedEngine", "optimizer_class": "DeepSpeedCPUAdam"}

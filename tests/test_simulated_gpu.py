@@ -58,7 +58,7 @@ def test_memory_of_a_gpu_by_phase():
     ("strategy", "num_processes", "gpus", "flags", "backend", "num_gpus"),
     [
         ("zero2", 2, TWO, {}, "nccl", 2),
-        ("fsdp2", 2, TWO, {}, "nccl", 2),
+        pytest.param("fsdp2", 2, TWO, {}, "nccl", 2, marks=pytest.mark.nightly),
         ("zero3", 2, H100, {"share_device": True}, "gloo", 1),
     ],
 )
@@ -69,6 +69,7 @@ def test_several_ranks(strategy, num_processes, gpus, flags, backend, num_gpus):
     assert all(peaks["steady_steps"].allocated_bytes > MIB for peaks in record.peak_memory)
 
 
+@pytest.mark.nightly
 @pytest.mark.launches
 def test_autocast_under_zero_3_trains_as_on_a_cpu():
     """DeepSpeed asks torch whether autocast is on for the GPU when it computes gradients of Linear modules."""
@@ -86,7 +87,10 @@ def test_more_ranks_than_gpus_are_refused():
 @pytest.mark.launches
 @pytest.mark.parametrize(
     ("gpus", "flags", "memory"),
-    [({**H100, "memory_bytes": 530 * MIB}, {}, "device"), (H100, {"memory_cap": 0.03}, "cap")],
+    [
+        pytest.param({**H100, "memory_bytes": 530 * MIB}, {}, "device", marks=pytest.mark.nightly),
+        (H100, {"memory_cap": 0.03}, "cap"),
+    ],
 )
 def test_out_of_memory(gpus, flags, memory):
     record = fail("ddp", gpus=gpus, **flags)
@@ -94,6 +98,7 @@ def test_out_of_memory(gpus, flags, memory):
     assert record.failure.memory == memory
 
 
+@pytest.mark.nightly
 @pytest.mark.launches
 def test_a_resumed_run_trains_as_an_uninterrupted_one():
     whole = train("ddp", checkpoint_every=4, keep=2, dropout=0.1)
@@ -105,7 +110,9 @@ def test_a_resumed_run_trains_as_an_uninterrupted_one():
 
 
 @pytest.mark.launches
-@pytest.mark.parametrize(("strategy", "precision"), [("ddp", "bf16-autocast"), ("zero2", "bf16")])
+@pytest.mark.parametrize(
+    ("strategy", "precision"), [pytest.param("ddp", "bf16-autocast", marks=pytest.mark.nightly), ("zero2", "bf16")]
+)
 def test_frozen_weights_in_4_bits(strategy, precision):
     """bitsandbytes's CUDA code runs, but for the kernels themselves. The scales of the scales are dequantized too."""
     flags = {**IN_4_BITS, "precision": precision}
@@ -116,6 +123,7 @@ def test_frozen_weights_in_4_bits(strategy, precision):
     assert ran.record.num_params == on_cpu.record.num_params
 
 
+@pytest.mark.nightly
 @pytest.mark.launches
 def test_a_resumed_run_with_weights_in_4_bits_trains_as_an_uninterrupted_one():
     whole = train("ddp", **IN_4_BITS, precision="bf16-autocast")
@@ -126,7 +134,7 @@ def test_a_resumed_run_with_weights_in_4_bits_trains_as_an_uninterrupted_one():
 
 
 @pytest.mark.launches
-@pytest.mark.parametrize("strategy", ["zero2", "ddp"])
+@pytest.mark.parametrize("strategy", ["zero2", pytest.param("ddp", marks=pytest.mark.nightly)])
 def test_compiling(strategy):
     """DeepSpeed's throughput timer would stop it at the third step, with a call that TorchDynamo cannot capture."""
     record = train(strategy, dropout=0, compile=True).record
@@ -134,6 +142,7 @@ def test_compiling(strategy):
     assert record.final_loss == pytest.approx(train("ddp", dropout=0).record.final_loss, rel=1e-4)
 
 
+@pytest.mark.nightly
 @pytest.mark.launches
 def test_memory_of_a_compiled_model():
     compiled, eager = (train("ddp", dropout=0, **flags).record for flags in ({"compile": True}, {}))
@@ -142,13 +151,17 @@ def test_memory_of_a_compiled_model():
 
 
 @pytest.mark.launches
-@pytest.mark.parametrize(("strategy", "precision", "rate"), [("single", "fp16-autocast", 1.0), ("zero3", "fp16", 0.3)])
+@pytest.mark.parametrize(
+    ("strategy", "precision", "rate"),
+    [("single", "fp16-autocast", 1.0), pytest.param("zero3", "fp16", 0.3, marks=pytest.mark.nightly)],
+)
 def test_a_loss_scaler_skips_a_step(strategy, precision, rate):
     ran = train(strategy, precision=precision, learning_rate=rate, max_steps=5)  # a rate that is far too high
     assert [step["step"] for step in ran.steps if step["grad_norm"] is None]
     assert any(step["grad_norm"] is not None for step in ran.steps)
 
 
+@pytest.mark.nightly
 @pytest.mark.launches
 def test_a_run_on_a_real_machine_does_not_go_on_from_a_simulated_one():
     whole = train("ddp", checkpoint_every=4, keep=2, dropout=0.1)
@@ -194,7 +207,7 @@ def test_the_machine_reports_its_gpus():
     assert hardware.find(H100["name"]).name == "h100-sxm"  # `advise --gpu` takes the name as torch reports it
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.launches
 def test_the_list_of_one_gpu_accepts_every_strategy_and_ends_in_a_pack_and_a_report(tmp_path):
     words = [ROOT / "tests" / "one_gpu_program.py", "--small", "--runs-dir", tmp_path]

@@ -30,7 +30,7 @@ from study.engines.conformance.committed import FAULTS
 from study.engines.keys import allowed
 from study.engines.strategy_names import in_order
 from study.formatting import three_digits
-from study.planner import published_rows
+from study.planner import public_errors, published_rows
 from study.planner.choose import Option
 from study.records import find as records
 from study.records import schema
@@ -1189,8 +1189,74 @@ def _size_cell(option: Option) -> str:
     return f"{memory}, {step.total:.2f} s ({interval})"
 
 
+PUBLIC_QUANTITIES = {
+    "seconds_per_step": "time",
+    "tokens_per_second_per_gpu": "tokens per second",
+    "peak_allocated_bytes": "peak of tensors",
+    "peak_reserved_bytes": "peak reserved",
+    "fits": "whether it fits",
+}
+
+
+def public_predictions() -> str:
+    """Compare the predictions that were committed before the logs were read with the logs."""
+    head = [
+        "trainings",
+        "what",
+        "values",
+        "error: median / 90th percentile / worst",
+        "inside the interval",
+        "expected",
+        "met",
+    ]
+    rows = []
+    for each in public_errors.summaries():
+        error = "" if each.median is None else (
+            f"{percent(each.median)} / {percent(each.ninetieth)} / {100 * each.worst:+.0f} %"
+        )  # fmt: skip
+        inside = f"{each.inside[0]} of {each.inside[1]}" if each.inside else ""
+        if each.too_fast:
+            inside = "; ".join(filter(None, [inside, f"no upper end: {each.too_fast[1]}"]))
+        right = f"right: {each.right[0]} of {each.right[1]}" if each.right else ""
+        met = "" if each.is_met is None else "yes" if each.is_met else "**no**"
+        rows.append(
+            [each.group, PUBLIC_QUANTITIES[each.quantity], each.num, error or right, inside, _expected(each), met]
+        )
+    return tabulate(head, rows)
+
+
+def _expected(each: public_errors.Summary) -> str:
+    limit = each.limit
+    if limit is None:
+        return ""
+    parts = {
+        "at least {:.0f} % inside": limit.inside and 100 * limit.inside,
+        "median at most {:.0f} %": limit.median and 100 * limit.median,
+        "all at most {:.0f} %": limit.most and 100 * limit.most,
+        "80 % of them at most {:.0f} %": limit.fourth_fifth and 100 * limit.fourth_fifth,
+        "measured at least {:g} times as long": limit.too_short,
+    }
+    said = [text.format(value) for text, value in parts.items() if value]
+    return ", ".join([*said, *(["all right"] if limit.is_right else [])])
+
+
+def public_overall() -> str:
+    """Judge the two expectations about all sources together."""
+    shares = [each.inside[0] / each.inside[1] for each in public_errors.summaries() if each.inside]
+    short = [each.too_fast for each in public_errors.summaries() if each.too_fast]
+    fast, all_short = (sum(counts) for counts in zip(*short, strict=True))
+    met = [each.is_met for each in public_errors.summaries() if each.is_met is not None]
+    return (
+        f"{sum(met)} of {len(met)} expectations were met. The median of the groups' shares of times inside is "
+        f"{100 * statistics.median(shares):.0f} % (expected: at least 75 %). {fast} of {all_short} steps whose "
+        "interval has no upper end are faster than its lower end (expected: at most 5 %)."
+    )
+
+
 PLACES: dict[tuple[str, str], Callable[[], str]] = {
-    ("README.md", "gpus"): first_screen.first_sentences,
+    ("reports/planner-accuracy.md", "public"): public_predictions,
+    ("reports/planner-accuracy.md", "public_overall"): public_overall,
+    ("README.md", "public"): first_screen.public_sentences,
     ("README.md", "sizes"): sizes,
     ("README.md", "measured"): measured,
     ("docs/concepts.md", "states"): states_by_strategy,

@@ -1,9 +1,10 @@
-"""The numbers and the pictures of README.
+"""The numbers and the pictures of README, and the first picture of the notebook a100-or-h100.
 
-The first picture compares models on machines with GPUs: predictions, measurements by others, and committed records of
-runs on GPUs if there are any. The second picture and all numbers are from committed records of runs on CPUs.
+README's first picture shows public runs, which others measured. Its second picture, and the numbers in `NUMBERS`, are
+from committed records of this project's runs on CPUs. The picture of the notebook compares models on machines with
+GPUs: predictions, measurements by others, and committed records of runs on GPUs if there are any.
 
-python tools/first_screen.py    # draws both pictures, once for light and once for dark pages
+python tools/first_screen.py    # draws the pictures, once for light and once for dark pages
 """
 
 from __future__ import annotations
@@ -22,10 +23,11 @@ from matplotlib.figure import Figure
 
 from study import formatting
 from study.claims import defects
-from study.compare import frontier, verdict, verdict_text
+from study.compare import frontier, public_comparisons, verdict, verdict_text
 from study.engines.conformance import committed
+from study.public_runs.schema import PublicRun
 from study.records import find as records
-from study.report import by_machine, machine_plots, plots, sentences, tables
+from study.report import by_machine, machine_plots, plots, public_figures, sentences, tables
 from study.running import studies
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -130,8 +132,6 @@ def _default_bucket() -> str:
 
 NUMBERS = [
     Number("500", "million elements in the default buckets of `zero3`", "peaks-real", _default_bucket),
-    Number("6 %", "largest difference of a run's loss from DDP", "learned", largest_difference),
-    Number("10 %", "largest difference between two DDP trainings", "learned", variants_of_ddp),
     Number("3", "GiB per process: the limit", "equal-memory", lambda: f"{_cap():g}"),
     Number("1.57", "peak of tensors of `zero3`, compared with DDP", "peaks-real", lambda: f"{_of_ddp()['zero3']:.2f}"),
     Number(
@@ -157,6 +157,7 @@ NUMBERS = [
         "published program",
         repaired_time,
     ),
+    Number("0.17.2 to 0.17.5", "releases that almost stop training", "conformance", lambda: _wrong("autocast-norm")),
     Number("0.17.6 to 0.18.2", "releases that lose gradients", "conformance", lambda: _wrong("zero2-accumulation")),
     Number(
         "0.18.3 to 0.19.5", "releases that divide gradients twice", "conformance", lambda: _wrong("outputs-of-outputs")
@@ -226,32 +227,70 @@ def first_picture(ink: str) -> Figure:
     return machine_plots.overview(compared.rows, compared.others, compared.best, headings, ink, title)
 
 
-def first_sentences() -> str:
-    """Return the sentences of README about the first picture."""
-    compared, (one, _, eight, _) = on_machines(), [f"{count} x {gpu}" for gpu, count in by_machine.MACHINES]
-    is_measured = (compared.best[["memory_source", "speed_source"]] == by_machine.MEASURED).any(axis=None)
-    source = "The following numbers are predicted, not measured."
-    if is_measured:
-        source = "The following numbers are predicted, except those that the picture marks as measured by this project."
-    lines = [sentences.fitting(compared.best, by_machine.MODELS, machine) for machine in (one, eight)]
-    lines.append(sentences.faster_and_cheaper(compared.best, one, eight))
-    return f"{source}\n\n{sentences.bullets(map(_in_words, lines))}"
+# The comparisons of public runs that README's second screen shows.
+CARDS, MORE_NODES, MORE_GPUS = "zero3-a100-h100", "zero3-more-nodes", "one-and-eight-h100-prefix"
 
 
-def _in_words(sentence: str) -> str:
-    """Return a sentence in which models, machines and strategies have the names of the picture."""
-    machines = {"1 x a100-80gb": "one A100", "8 x h100-sxm": "eight H100"}
-    strategies = {f"`{name}`": words for name, words in machine_plots.WORDS.items()}
-    for name, words in {**machines, **NAMES, **strategies}.items():
-        sentence = sentence.replace(name, words)
-    return sentence[0].upper() + sentence[1:]
+@cache
+def _public(name: str) -> public_comparisons.Result:
+    (comparison,) = (each for each in public_comparisons.comparisons() if each.name == name)
+    return public_comparisons.answer(comparison)
+
+
+def _difference(name: str, quantity: str) -> public_comparisons.Difference:
+    (found,) = (each for each in _public(name).differences if each.quantity == quantity)
+    return found
+
+
+def _times(name: str, quantity: str) -> str:
+    """Return a ratio of times with its interval."""
+    each = _difference(name, quantity)
+    assert each.low is not None
+    assert each.high is not None
+    return f"{1 + each.relative:.2f} times ({1 + each.low:.2f} to {1 + each.high:.2f})"
+
+
+def public_sentences() -> str:
+    """Return the sentences of README about public runs."""
+    target, samples = (_difference(MORE_NODES, f"{noun} to the target").relative for noun in ("seconds", "samples"))
+    losses = [each for each in _public(MORE_GPUS).differences if each.quantity.startswith("evaluation loss")]
+    assert all(each.verdict.startswith("within the margin") for each in losses)
+    furthest = formatting.percent(max(abs(each.relative) for each in losses))
+    gpu_time = _difference(MORE_GPUS, "GPU seconds").relative
+    memory = _difference(MORE_GPUS, "peak of tensors").relative
+    lines = [
+        "**A100 against H100 under ZeRO-3:** an A100 takes "
+        f"{_times(CARDS, 'GPU seconds per sample')} as long per sample as an H100 (64 A100, 32 H100, ten runs each).",
+        "**8 against 32 H100 under ZeRO-3:** per sample, a GPU takes "
+        f"{_times(MORE_NODES, 'GPU seconds per sample')} as long on four nodes as on one. But each GPU brings its own "
+        f"sequence, so the batch is four times as large. The training then needs {1 + samples:.2f} times as many "
+        f"samples to reach the same loss, and takes {1 + target:.2f} times as long (ten runs each).",
+        "**1 against 8 H100, one program and one batch:** with gradients and optimizer states sharded over 8 GPUs, the "
+        f"held-out loss is that of 1 GPU, within {furthest}; repeats differ by more. The 8 GPUs need "
+        f"{formatting.percent(gpu_time)} more GPU time, and each needs {formatting.percent(-memory)} less memory "
+        "(modded-nanogpt, ten runs each).",
+    ]
+    return sentences.bullets(lines)
+
+
+def public_picture(ink: str) -> Figure:
+    """Draw README's first picture: the held-out losses of trainings under ZeRO-3, by time and by samples."""
+    groups: dict[str, list[PublicRun]] = {}
+    for name in (MORE_NODES, CARDS):
+        groups |= public_comparisons.groups(_public(name).comparison)
+    title = "Llama 2 70B with LoRA under ZeRO-3:\nmeasured by others (Juniper Networks, MLPerf® 4.0)"
+    return public_figures.curves(groups, "evaluation_loss", ("hours", "samples"), ink, title)
 
 
 def main() -> None:
-    """Write first-*.svg and measured-*.svg in reports/, for light and dark pages. Equal inputs make equal bytes."""
+    """Write the pictures to reports/, for light and dark pages. Equal inputs make equal bytes."""
     mpl.rcParams["svg.hashsalt"] = "zero-study"
     for ground, ink in INKS.items():
-        pictures = {"first": first_picture(ink), "measured": plots.first_screen(peaks(), times(), ink, TITLE)}
+        pictures = {
+            "first": first_picture(ink),
+            "public": public_picture(ink),
+            "measured": plots.first_screen(peaks(), times(), ink, TITLE),
+        }
         for name, figure in pictures.items():
             path = ROOT / "reports" / f"{name}-{ground}.svg"
             figure.savefig(path, transparent=True, metadata={"Date": None})

@@ -730,8 +730,6 @@ def ratio(size: str, strategy: str, column: str = "peak_gib") -> str:
 
 # By page and name: what lies between the two comments.
 PLACES: dict[tuple[str, str], Callable[[], str]] = {
-    ("README.md", "zero3_series"): partial(series, "zero3", "zero3_tuned"),
-    ("README.md", "peaks"): close_peaks,
     ("docs/CONTRIBUTING.md", "throughputs"): throughputs,
     ("docs/carry-over.md", "rounding"): first_screen.largest_difference,
     ("docs/carry-over.md", "tuned_zero3"): tuned_zero3_below_fsdp2,

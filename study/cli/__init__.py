@@ -11,7 +11,7 @@ from typing import NamedTuple
 import click
 
 from study import __version__, config
-from study.cli import check, compare, maintain, plan, train
+from study.cli import check, compare, maintain, plan, public, train
 from study.cli.options import Command
 from study.errors import Refusal, describe_usage
 from study.verdict import Verdict
@@ -28,7 +28,7 @@ class _Group(NamedTuple):
 # The groups of commands that `zero-study` lists if it is called without arguments.
 GROUPS = {
     "Train": _Group(train.COMMANDS, "zero-study run smoke"),
-    "Compare": _Group(compare.COMMANDS, "zero-study compare runs"),
+    "Compare": _Group((*compare.COMMANDS, *public.COMMANDS), "zero-study compare runs"),
     "Plan": _Group(plan.COMMANDS, "zero-study advise --model gpt2-xl --gpu a100-80gb --gpus 8"),
     "Check": _Group(
         check.COMMANDS,

@@ -20,7 +20,6 @@ from study import files
 from study.compare.differences import CEILING, CONFIDENCE
 from study.compare.public_pairs import PairedComparison
 from study.errors import Refusal, refusing
-from study.formatting import percent
 from study.public_runs import archive
 from study.public_runs.quantities import BYTES, QUANTITIES, TIMES, at
 from study.public_runs.schema import PublicRun
@@ -228,7 +227,7 @@ def _verdict(
     excludes_0 = bounds[0] > 0 or bounds[1] < 0
     if max(above, below) < 1 - CONFIDENCE:
         if margin > ceiling and max(-bounds[0], bounds[1]) > ceiling:
-            return f"not decided: repeats of the control differ by up to {percent(margin)}"
+            return "not decided: repeats of the control differ too much"
         return "within the margin, but the interval excludes 0" if excludes_0 else "within the margin"
     if excludes_0:
         return "higher" if bounds[0] > 0 else "lower"

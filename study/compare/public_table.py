@@ -14,8 +14,9 @@ from study.public_runs.schema import PublicRun
 HEAD = ["runs", "n", "GPUs", "strategy", "steps", "last loss", "at", "loss", "difference", "s/step", "peak, tensors"]
 
 EXPLANATION = """\
-These runs were imported from logs: **measured by others**, and not by this project. Runs with the same setting, apart
-from the seed, are one row, with the median of each column. A run whose log ended early is listed below and in no row.
+These runs were imported from logs. They were **measured by others**, and not by this project's trainer. Repeats of one
+entry of a source, which differ in the seed only, are one row with the median of each column. A run whose log ended
+early is listed below and in no row.
 
 - last loss: the mean of the last logged training losses.
 - at, loss, difference: the training loss at the last step (or sample) that the first row and this row both logged, and
@@ -30,7 +31,7 @@ MLPERF_NOTE = (
 
 def page(runs: Sequence[PublicRun]) -> str:
     """Return a page in Markdown with a table for each thing that was trained."""
-    lines = ["# Runs that others measured", "", EXPLANATION, ""]
+    lines = ["# Imported runs", "", EXPLANATION, ""]
     benchmarks = {run.setting.benchmark for run in runs}
     if len(benchmarks) > 1 and any(name and name.startswith(MLPERF) for name in benchmarks):
         lines += [f"**{MLPERF_NOTE}**", ""]
@@ -63,6 +64,9 @@ def _table(runs: list[PublicRun]) -> list[str]:
 
 
 def _setting(run: PublicRun) -> str:
+    """Return a key that is equal for repeats. Without the entry of a source, equal settings are no sign of repeats."""
+    if run.setting.entry is None:
+        return run.name
     return run.setting.model_copy(update={"seed": None, "other": {}}).model_dump_json()
 
 

@@ -6,7 +6,7 @@ A quantity is None if the log does not state what it needs.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 from study.public_runs.schema import PublicRun, Series
@@ -35,11 +35,23 @@ def at(series: Series | None, by: str, position: float, name: str, tolerance: fl
 
 
 def gpu_seconds_per_sample(run: PublicRun) -> float | None:
-    """Return the seconds of one GPU that a sequence takes: the median over the intervals between two logged moments.
+    """Return the seconds of one GPU that a sequence takes in training: the median over the intervals between log lines.
 
-    The median leaves out the few intervals that contain an evaluation or a checkpoint.
+    Intervals with a logged evaluation are left out. None if only evaluations were logged.
     """
-    seconds = _median_slope(run, "samples")
+    evaluated = [second for second in values(run.evaluation, "seconds") if second is not None]
+    return _per_gpu(run, _slope(points(run.training, "samples", "seconds"), evaluated))
+
+
+def gpu_seconds_per_sample_with_evaluation(run: PublicRun) -> float | None:
+    """Return the seconds of one GPU that a sequence takes, as the median over the intervals between two evaluations.
+
+    Each interval includes the time of an evaluation.
+    """
+    return _per_gpu(run, _slope(points(run.evaluation, "samples", "seconds")))
+
+
+def _per_gpu(run: PublicRun, seconds: float | None) -> float | None:
     return None if seconds is None or run.setting.num_gpus is None else seconds * run.setting.num_gpus
 
 
@@ -49,21 +61,19 @@ def seconds_per_step(run: PublicRun) -> float | None:
     logged = logged[len(logged) // 10 :]  # without warm-up and compilation
     if logged:
         return statistics.median(logged)
-    return run.totals.get("seconds_per_step", _median_slope(run, "step"))
+    return run.totals.get("seconds_per_step", _slope(points(run.training, "step", "seconds")))
 
 
-def _median_slope(run: PublicRun, by: str) -> float | None:
-    for series in (run.training, run.evaluation):
-        slopes = list(_slopes(points(series, by, "seconds")))
-        if slopes:
-            return statistics.median(slopes)
-    return None
-
-
-def _slopes(moments: Sequence[tuple[float, float]]) -> Iterator[float]:
-    for (position, second), (next_position, next_second) in pairwise(moments):
-        if next_position > position and next_second > second:
-            yield (next_second - second) / (next_position - position)
+def _slope(moments: Sequence[tuple[float, float]], evaluated: Sequence[float] = ()) -> float | None:
+    """Return the median of seconds per unit of the position, over the intervals without an evaluation."""
+    slopes = [
+        (next_second - second) / (next_position - position)
+        for (position, second), (next_position, next_second) in pairwise(moments)
+        if next_position > position
+        and next_second > second
+        and not any(second < moment <= next_second for moment in evaluated)
+    ]
+    return statistics.median(slopes) if slopes else None
 
 
 def seconds_in_all(run: PublicRun) -> float | None:
@@ -123,6 +133,7 @@ def _peak(name: str) -> Callable[[PublicRun], float | None]:
 QUANTITIES: dict[str, Callable[[PublicRun], float | None]] = {
     "seconds per step": seconds_per_step,
     "GPU seconds per sample": gpu_seconds_per_sample,
+    "GPU seconds per sample, with evaluation": gpu_seconds_per_sample_with_evaluation,
     "seconds in all": seconds_in_all,
     "GPU seconds": gpu_seconds,
     "seconds to the target": seconds_to_target,
@@ -136,8 +147,16 @@ QUANTITIES: dict[str, Callable[[PublicRun], float | None]] = {
     "tokens per second": lambda run: _middle(run, "tokens_per_second"),
     "tokens per second per GPU": lambda run: _middle(run, "tokens_per_second_per_gpu"),
 }
-TIMES = {"seconds per step", "GPU seconds per sample", "seconds in all", "GPU seconds", "seconds to the target",
-         "tokens per second", "tokens per second per GPU"}  # fmt: skip
+TIMES = {
+    "seconds per step",
+    "GPU seconds per sample",
+    "GPU seconds per sample, with evaluation",
+    "seconds in all",
+    "GPU seconds",
+    "seconds to the target",
+    "tokens per second",
+    "tokens per second per GPU",
+}
 BYTES = {"peak of tensors", "peak reserved", "largest tensors"}
 
 

@@ -14,7 +14,7 @@ PUBLIC_SCHEMA_VERSION: Literal[1] = 1
 
 # The columns of a series that have a meaning for comparisons, with their units. All other columns keep the log's name.
 COLUMNS = {
-    "step": "number of optimizer steps made so far",
+    "step": "the log's number of an optimizer step: mostly the steps made so far, but some programs count from 0",
     "samples": "number of sequences trained on so far, over all GPUs",
     "tokens": "number of tokens trained on so far, over all GPUs",
     "seconds": "seconds since the training began",
@@ -56,6 +56,9 @@ class Source(PublicFacts):
     retrieved: str | None = None  # date, YYYY-MM-DD
 
 
+Count = Annotated[int, Field(gt=0)]
+
+
 class Setting(PublicFacts):
     """What was trained, how and on which machine: what the log or the files beside it state. None is unknown."""
 
@@ -63,12 +66,12 @@ class Setting(PublicFacts):
     submitter: str | None = None
     entry: str | None = None  # identifier of a submission or of a test case
     model: str | None = None
-    parameters: int | None = None
+    parameters: Count | None = None
     data: str | None = None
     system: str | None = None  # the machine's name
     gpu: str | None = None  # as `study.theory.gpus` names it, or as the source does
-    num_gpus: int | None = None
-    num_nodes: int | None = None
+    num_gpus: Count | None = None
+    num_nodes: Count | None = None
     network: str | None = None  # between nodes
     program: str | None = None  # what trained, such as "transformers Trainer" or "Megatron-LM"
     engine: str | None = None  # DDP, DeepSpeed, FSDP1, FSDP2, ... or a program's own
@@ -79,13 +82,13 @@ class Setting(PublicFacts):
     adapter: str | None = None  # such as "LoRA, rank 16"
     activation_checkpointing: bool | None = None
     compiled: bool | None = None
-    micro_batch_size: int | None = None  # sequences per GPU in one forward pass
-    accumulation_steps: int | None = None
-    global_batch_size: int | None = None  # sequences per optimizer step
-    sequence_length: int | None = None  # tokens
+    micro_batch_size: Count | None = None  # sequences per GPU in one forward pass
+    accumulation_steps: Count | None = None
+    global_batch_size: Count | None = None  # sequences per optimizer step
+    sequence_length: Count | None = None  # tokens
     learning_rate: float | None = None  # the highest
     warmup_steps: float | None = None
-    planned_steps: int | None = None
+    planned_steps: Count | None = None
     seed: int | None = None
     versions: dict[str, str] = Field(default_factory=dict)  # package -> version
     other: dict[str, str | int | float | bool | None] = Field(default_factory=dict)  # in the source's own words
@@ -105,10 +108,14 @@ class Series(PublicFacts):
     not_finite: dict[str, list[int]] = Field(default_factory=dict)  # column -> positions
 
     @model_validator(mode="after")
-    def _has_equal_lengths(self) -> Self:
+    def _is_complete(self) -> Self:
         lengths = {len(column) for column in self.columns.values()}
-        if len(lengths) > 1:
-            raise ValueError(f"the columns of a series have different lengths: {sorted(lengths)}")
+        if len(lengths) != 1:
+            raise ValueError(f"the columns of a series have different lengths, or there is none: {sorted(lengths)}")
+        for name, places in self.not_finite.items():
+            column = self.columns.get(name, [])
+            if not all(0 <= place < len(column) and column[place] is None for place in places):
+                raise ValueError(f"not_finite names places of {name!r} that have a number, or do not exist")
         return self
 
     def __len__(self) -> int:
@@ -138,6 +145,5 @@ class PublicRun(PublicFacts):
 
     def content(self) -> dict[str, Any]:
         """Return what is written to a file: without unknown values and empty parts."""
-        return self.model_dump(exclude_none=False, exclude_defaults=True) | {
-            "kind": self.kind, "schema_version": self.schema_version
-        }  # fmt: skip
+        dumped = self.model_dump(exclude_defaults=True)
+        return {"kind": self.kind, "schema_version": self.schema_version, **dumped}

@@ -12,10 +12,10 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
-from study.compare.public_comparisons import Result
+from study.compare.public_comparisons import Difference, Result
 from study.compare.public_pairs import Pair, PairedComparison, spread
 from study.formatting import bytes_text, percent, three_digits
-from study.public_runs.quantities import BYTES, points
+from study.public_runs.quantities import BYTES, TIMES, points
 from study.public_runs.schema import PublicRun
 from study.report import plots
 
@@ -52,6 +52,7 @@ def curves(
             for run in runs:
                 _curve(axes, run, column, by, color)
         _dress(axes, LABELS.get(by, by), ink)
+        axes.locator_params(axis="x", nbins=4)
     panels[0].set_ylabel(LABELS.get(column, column), color=ink)
     handles = [Line2D([], [], color=color, label=f"{name} ({len(runs)} runs)")
                for color, (name, runs) in zip(COLORS, groups.items(), strict=False)]  # fmt: skip
@@ -78,7 +79,6 @@ def _dress(axes: Axes, label: str, ink: str) -> None:
     axes.set_xlabel(label, color=ink)
     axes.tick_params(colors=ink)
     axes.spines[["left", "bottom"]].set_color(ink)
-    axes.locator_params(axis="x", nbins=4)
 
 
 MLPERF_FOOTNOTE = (
@@ -92,17 +92,28 @@ MLPERF_FOOTNOTE = (
 
 
 def summary(results: Iterable[Result]) -> str:
-    """Return a list of the main result of each comparison: its first quantity, and what was learned."""
+    """Return a list with the answer to each comparison: its first quantity, and the last one that was learned."""
     lines = []
     for result in results:
         of_arm: dict[str, list[str]] = {}
-        for each in result.differences[:1] + [d for d in result.differences if d.quantity.startswith(LEARNED)][-1:]:
-            interval = "" if each.low is None else f" (95 %: {_signed(each.low)} to {_signed(each.high or 0.0)})"
-            of_arm.setdefault(each.arm_name, []).append(f"{each.quantity} {_signed(each.relative)}{interval}")
-        texts = [f"{arm}: {', '.join(parts)}" for arm, parts in of_arm.items()]
-        control = result.comparison.control.name
-        lines.append(f"- {result.comparison.question} Against {control}: {'; '.join(texts)}.")
-    return "**Answer** (measured by others):\n\n" + "\n".join(lines)
+        for arm in result.comparison.arms:
+            own = [each for each in result.differences if each.arm_name == arm.name]
+            learned = [each for each in own if each.quantity.startswith(LEARNED)]
+            of_arm[arm.name] = [f"{each.quantity} {_change(each)}" for each in own[:1] + learned[-1:]]
+        texts = [f"{arm}: {', '.join(parts)}" for arm, parts in of_arm.items() if parts]
+        lines.append(
+            f"- {result.comparison.question} Relative to {result.comparison.control.name}: {'; '.join(texts)}."
+        )
+    return "**Answers** (measured by others, with 95 % intervals):\n\n" + "\n".join(lines)
+
+
+def _change(each: Difference) -> str:
+    """Return a difference with its interval: times as ratios, other quantities in percent."""
+    if each.quantity in TIMES:
+        interval = "" if each.low is None or each.high is None else f" ({1 + each.low:.3g} to {1 + each.high:.3g})"
+        return f"{1 + each.relative:.3g} times{interval}"
+    interval = "" if each.low is None or each.high is None else f" ({_signed(each.low)} to {_signed(each.high)})"
+    return f"{_signed(each.relative)}{interval}"
 
 
 LEARNED = ("evaluation loss", "accuracy")
@@ -114,7 +125,8 @@ def table(result: Result) -> pd.DataFrame:
     control = comparison.control.name
     rows = []
     for each in result.differences:
-        show = bytes_text if each.quantity in BYTES else three_digits
+        is_learned = each.quantity.startswith(LEARNED) or "loss" in each.quantity
+        show = bytes_text if each.quantity in BYTES else "{:.4f}".format if is_learned else three_digits
         interval = "" if each.low is None or each.high is None else f"{_signed(each.low)} to {_signed(each.high)}"
         rows.append(
             {

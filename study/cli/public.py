@@ -1,0 +1,94 @@
+"""The command that imports the logs of trainings that somebody else made."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from study import terminal
+from study.cli.options import PATH, command
+from study.progress import after_two_seconds
+
+if TYPE_CHECKING:
+    from study.logs.imported import Imported
+    from study.public_runs.schema import PublicRun
+    from study.verdict import Verdict
+
+_SHOWN = ("submitter", "benchmark", "system", "model", "gpu", "engine", "strategy", "precision")
+MOST_MARKS = 3  # that are printed for each run
+
+
+@command("import")
+@click.argument("logs", type=PATH, nargs=-1, required=True, metavar="LOG...", help="Logs of trainings, in any format.")
+@click.option("--output", type=PATH, required=True, help="Folder to write to. Each run becomes one file in it.")
+@click.option("--name", help="Name of the run, if there is one log. [default: the log's name]")
+@click.option(
+    "--set",
+    "setting",
+    multiple=True,
+    metavar="FIELD=VALUE",
+    help="State what the log does not, such as gpu=h100, num_gpus=8 or strategy=zero3. Repeat it for other fields.",
+)
+def _import(logs: tuple[Path, ...], output: Path, name: str | None, setting: tuple[str, ...]) -> Verdict:
+    """Turn logs of other trainings into runs that can be compared.
+
+    It recognizes the format of each log: MLPerf's :::MLLOG lines, text of nanoGPT and modded-nanogpt, the Trainer's
+    trainer_state.json, lines of torchtitan and DeepSpeed, Lightning's metrics.csv, exports of Weights & Biases,
+    TensorBoard's event files, Megatron-LM's golden values, and any CSV, JSON or JSON lines with named columns. What a
+    log does not state stays unknown.
+
+    Exit status: 0 if all runs were written, or are in the folder already; 2 if a log is damaged or of another kind, or
+    if another run of the same name is in the folder. Nothing is written then.
+    """
+    from study.logs import imported
+    from study.public_runs import folder
+    from study.verdict import Checked, NotChecked, Verdict
+
+    stated = imported.stated(setting)
+    with after_two_seconds("Reading the logs"):
+        found = imported.read(logs, name, stated)
+    with after_two_seconds("Writing the runs"):
+        new = folder.write([run for run, _ in found], output)
+    for each in found:
+        print(_described(each))
+    print(_written(new, found, output))
+    verdict = Verdict.of(
+        0,
+        [Checked(len(found), "run", f"read from {terminal.counted(len(logs), 'log')}")],
+        [NotChecked(f"{run.name}: {text}") for run, not_read in found for text in not_read],
+    )
+    print(f"Checked: {verdict.coverage()}.")
+    return verdict
+
+
+def _described(imported: Imported) -> str:
+    """Return one line on a run, and lines on what is odd in its log."""
+    run = imported.run
+    numbers = ", ".join(
+        f"{len(series):,} {noun}{'s' * (len(series) != 1)}"
+        for series, noun in ((run.training, "logged step"), (run.evaluation, "evaluation"))
+        if series is not None
+    )
+    known = [str(value) for name in _SHOWN if (value := getattr(run.setting, name)) is not None]
+    if run.setting.num_gpus is not None:
+        known.append(terminal.counted(run.setting.num_gpus, "GPU"))
+    ending = "" if run.ending == "unknown" else run.ending
+    lines = [f"{run.name}: {run.log_format}, {'; '.join(filter(None, (numbers, ', '.join(known), ending)))}"]
+    lines += [terminal.wrapped(mark, "  ", "    ") for mark in run.marks[:MOST_MARKS]]
+    if len(run.marks) > MOST_MARKS:
+        lines.append(f"  and {len(run.marks) - MOST_MARKS} more, which are in its file")
+    return "\n".join(lines)
+
+
+def _written(new: Sequence[PublicRun], found: Sequence[Imported], output: Path) -> str:
+    there = len(found) - len(new)
+    parts = [f"Wrote {terminal.counted(len(new), 'run')} to {output}."] if new else []
+    if there:
+        parts.append(f"{terminal.counted(there, 'run')} {'was' if there == 1 else 'were'} there already.")
+    return " ".join(parts)
+
+
+COMMANDS = (_import,)

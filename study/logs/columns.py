@@ -1,0 +1,212 @@
+"""Named columns: which column of a log is which column of a public run, and whether it is of a training step.
+
+A name is only translated if it says what it means, with its unit. All other columns keep the log's name, because a
+guess could be wrong: "GB" is 10^9 bytes in one program and 2^30 in another.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Iterable, Mapping
+from typing import Literal, NamedTuple
+
+from study.errors import Refusal
+from study.logs.draft import EXACT, MOST_COLUMNS, WHERE, Draft, Runs
+from study.logs.reading import GIB, MIB, Number, cleaned, number, seconds_since_1970
+from study.public_runs.schema import COLUMNS
+
+# A position is the number of the step or the time, for instance. Training steps and evaluations have it.
+Role = Literal["position", "date", "training", "evaluation", "internal"]
+
+
+class Meaning(NamedTuple):
+    """What a column of a log is."""
+
+    column: str  # its name in the public run
+    role: Role = "training"
+    factor: Number = 1  # from the log's unit to the unit of `COLUMNS`
+
+
+_POSITIONS = {
+    "step": ("step", "steps", "global_step", "current_step", "current_steps", "iter", "iter_num", "iteration"),
+    "samples": ("samples", "consumed_samples", "samples_seen"),
+    "tokens": ("tokens", "consumed_tokens", "tokens_seen", "num_input_tokens_seen"),
+    "seconds": ("seconds", "runtime", "elapsed_seconds"),
+    "epoch": ("epoch",),
+}
+_DATES = ("timestamp", "wall_time")
+_TRAINING = {
+    "loss": ("loss", "lm_loss", "loss_step", "global_avg_loss"),
+    "seconds_per_step": ("seconds_per_step", "step_seconds", "step_time_s", "step_time_seconds"),
+    "learning_rate": ("learning_rate", "lr"),
+    "gradient_norm": ("gradient_norm", "grad_norm"),
+    "tokens_per_second": ("tokens_per_second",),
+    "tokens_per_second_per_gpu": ("tokens_per_second_per_gpu", "tps_per_gpu"),
+    "samples_per_second": ("samples_per_second",),
+    "training_accuracy": ("accuracy",),  # `accuracy` is of held-out data
+    "used_bytes": ("used_bytes",),
+    "host_bytes": ("host_bytes",),
+}
+_EVALUATION = {"evaluation_loss": ("loss", "lm_loss", "loss_epoch"), "accuracy": ("accuracy", "acc")}
+_MEMORY = {
+    "allocated_bytes": ("allocated", "memory_allocated", "mem_allocated"),
+    "peak_allocated_bytes": (
+        "peak_allocated", "max_allocated", "peak_memory_allocated", "max_memory_allocated", "mem_max_allocated",
+        "memory_max_allocated",
+    ),
+    "reserved_bytes": ("reserved", "memory_reserved", "mem_reserved"),
+    "peak_reserved_bytes": (
+        "peak_reserved", "max_reserved", "peak_memory_reserved", "max_memory_reserved", "memory_max_reserved"
+    ),
+}  # fmt: skip
+LARGEST = 10**300  # of an integer of a log that is a finite number
+_UNITS = {"bytes": 1, "mib": MIB, "gib": GIB}
+
+
+def _by_name(names: Mapping[str, Iterable[str]]) -> dict[str, str]:
+    return {name: column for column, several in names.items() for name in several}
+
+
+_POSITION_OF, _TRAINING_OF, _EVALUATION_OF = map(_by_name, (_POSITIONS, _TRAINING, _EVALUATION))
+_MEMORY_OF = {
+    f"{name}_{unit}": Meaning(column, "training", factor)
+    for name, column in _by_name(_MEMORY).items()
+    for unit, factor in _UNITS.items()
+}
+_OF_EVALUATION = re.compile(r"(?:eval|evaluation|val|valid|validation|validation_metrics|test)_(.+)")
+_OF_TRAINING = re.compile(r"(?:train|training|trainer|loss_metrics)_(.+)")
+
+
+def meaning(name: str) -> Meaning:
+    """Return what a column of a log is, by its name. A column that is not known is of a training step."""
+    plain = re.sub("[^a-z0-9]+", "_", name.lower()).strip("_")
+    if name.startswith("_wandb"):  # what Weights & Biases notes for itself
+        return Meaning(cleaned(name), "internal")
+    if name == "_step":  # Weights & Biases counts entries of the log, see `Rows.add`
+        return Meaning(name, "position")
+    if plain == "evaluation_loss":
+        return Meaning(plain, "evaluation")
+    if match := _OF_EVALUATION.fullmatch(plain):
+        return Meaning(_EVALUATION_OF.get(match[1], cleaned(name)), "evaluation")
+    match = _OF_TRAINING.fullmatch(plain)
+    plain = match[1] if match else plain
+    if plain in _POSITION_OF:
+        return Meaning(_POSITION_OF[plain], "position")
+    if plain in _DATES:
+        return Meaning(plain, "date")
+    if plain in _MEMORY_OF:
+        return _MEMORY_OF[plain]
+    return Meaning(_TRAINING_OF.get(plain, cleaned(name)))
+
+
+class Rows:
+    """Adds rows of named values to the runs of a log, as training steps and evaluations.
+
+    `known` are names that a format defines differently from `meaning`.
+    """
+
+    def __init__(self, known: Mapping[str, Meaning] | None = None) -> None:
+        self.runs = Runs()
+        self._known = known or {}
+        self._meanings: dict[str, Meaning] = {}
+        self._taken: set[str] = set()
+        self._texts: dict[str, tuple[WHERE, int]] = {}  # column -> where its first text is, and how many there are
+        self._too_many = False
+        self._counts_entries = False
+
+    def meaning(self, name: str) -> Meaning | None:
+        """Return what a column is. None if there are too many columns already.
+
+        If several columns have the same meaning, it belongs to the first one, and the others keep the log's name.
+        """
+        if name not in self._meanings:
+            if len(self._meanings) >= MOST_COLUMNS:
+                self._too_many = True
+                return None
+            known = self._known.get(name) or meaning(name)
+            if known.column in self._taken:
+                own = cleaned(name)
+                others = itertools.chain([own], (f"{own} ({number})" for number in itertools.count(2)))
+                free = next(each for each in others if each not in self._taken and each not in COLUMNS)
+                known = Meaning(free, known.role)
+            self._taken.add(known.column)
+            self._meanings[name] = known
+        return self._meanings[name]
+
+    def add(self, values: Iterable[tuple[str, object]], where: WHERE, is_trained: bool = False) -> Draft:
+        """Add one row: pairs of a name and a value, which is a number or a text. Return the draft of its run.
+
+        A row that has only a position is left out, unless it is the row of a training step.
+        """
+        position: dict[str, Number] = {}
+        trained: dict[str, Number] = {}
+        evaluated: dict[str, Number] = {}
+        rows = {"position": position, "training": trained, "evaluation": evaluated}
+        time: float | None = None
+        for name, value in values:
+            known = self._meanings.get(name) or self.meaning(name)
+            if known is None or known.role == "internal":
+                continue
+            converted = value if type(value) is float else as_number(value)
+            if known.role == "date":
+                time = seconds_since_1970(value) if converted is None and isinstance(value, str) else converted
+            elif converted is not None:
+                is_same = known.factor == 1
+                rows[known.role][known.column] = converted if is_same else _in_unit(converted, known.factor)
+            elif isinstance(value, str) and value.strip():
+                first, count = self._texts.get(known.column, (where, 0))
+                self._texts[known.column] = first, count + 1
+        if "_step" in position and "step" not in self._taken:
+            position["step"] = position["_step"]
+            self._counts_entries = True
+        if trained or is_trained:
+            self.runs.train(position | trained, where, time)
+        if evaluated:
+            self.runs.evaluate(position | evaluated, where, time)
+        return self.runs.current
+
+    def finish(self) -> list[Draft]:
+        """Return the runs. Raises Refusal if no column has a known name."""
+        columns = {known.column for known in self._meanings.values()}
+        if not columns & {*COLUMNS, "_step"}:
+            shown = ", ".join(map(repr, list(self._meanings)[:8])) or "none"
+            raise Refusal(
+                f"none of its columns has a name that the import knows, such as step, loss or learning_rate. Its"
+                f" columns are: {shown}. Rename those that you need"
+            )
+        drafts = self.runs.finished()
+        for draft in drafts[:1]:
+            self._mark(draft, drafts)
+        return drafts
+
+    def _mark(self, draft: Draft, drafts: list[Draft]) -> None:
+        """Note in the first run what is odd about the columns of the file."""
+        if self._too_many:
+            draft.not_read.add(f"only the first {MOST_COLUMNS:,} columns were read")
+        if self._counts_entries:
+            draft.marks.add("steps are the entries that Weights & Biases counted, perhaps not optimizer steps")
+        with_numbers = {name for each in drafts for table in (each.training, each.evaluation) for name in table.names}
+        for column, (where, count) in self._texts.items():
+            if column in with_numbers:
+                draft.not_read.add(f"values of {column} that are no numbers were left out", where, count)
+        if texts := sorted(self._texts.keys() - with_numbers):
+            draft.marks.add(cleaned(f"columns without numbers were left out: {', '.join(texts)}"))
+
+
+def as_number(value: object) -> Number | None:
+    """Return a value of a log as a number. None for texts, truth values, lists and nothing."""
+    if isinstance(value, str):
+        return number(value)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    if isinstance(value, int) and abs(value) > EXACT:
+        return float(value) if abs(value) < LARGEST else math.inf
+    return value
+
+
+def _in_unit(value: Number, factor: Number) -> Number:
+    """Return a value in the unit of `COLUMNS`. Bytes are rounded to whole ones."""
+    converted = value * factor
+    return round(converted) if isinstance(factor, int) and math.isfinite(converted) else converted

@@ -1,0 +1,103 @@
+"""Read CSV files with named columns: any of them, and those of Lightning and TensorBoard."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from study.errors import Refusal
+from study.logs import reading
+from study.logs.columns import Meaning, Rows, meaning
+from study.logs.draft import Draft
+from study.public_runs.schema import COLUMNS
+
+_SEPARATORS = (",", "\t", ";")
+_TAG = re.compile(r"-tag-(.+)\.csv")  # in the name of a file that TensorBoard exports
+
+
+def header(line: str) -> list[str]:
+    """Return the names of the columns in the first line of a CSV file. A name that occurs again gets a number."""
+    try:
+        cells = next(csv.reader([line], delimiter=_separator(line)), [])
+    except csv.Error:
+        return []
+    names: list[str] = []
+    for name in map(str.strip, cells):
+        others = (f"{name} ({number})" for number in itertools.count(2))
+        names.append(name if name not in names or not name else next(each for each in others if each not in names))
+    return names
+
+
+def _separator(line: str) -> str:
+    return max(_SEPARATORS, key=line.count)
+
+
+def is_known(names: list[str]) -> bool:
+    """Return whether at least one name of a header is known."""
+    return any(meaning(name).column in COLUMNS or name == "_step" for name in names)
+
+
+def is_lightning(names: list[str], path: Path) -> bool:
+    """Return whether a file is the metrics.csv of Lightning's CSVLogger."""
+    return path.name == "metrics.csv" and {"epoch", "step"} <= set(names)
+
+
+def is_tensorboard(names: list[str]) -> bool:
+    """Return whether a header is that of a scalar that TensorBoard exported."""
+    return names == ["Wall time", "Step", "Value"]
+
+
+def table(path: Path) -> Iterator[tuple[int, list[str], bool]]:
+    """Yield the rows of a CSV file with their lines, the header first, and whether the row is whole.
+
+    Raises Refusal if the file is no CSV.
+    """
+    file = reading.lines(path)
+    first = next(file, None)
+    if first is None:
+        raise Refusal("it is empty")
+    yield first.number, header(first.text), first.is_whole
+    last = first
+
+    def texts() -> Iterator[str]:
+        nonlocal last
+        for line in file:
+            last = line
+            yield line.text + "\n"
+
+    try:
+        for cells in csv.reader(texts(), delimiter=_separator(first.text)):
+            if cells:
+                yield last.number, cells, last.is_whole
+    except csv.Error as error:
+        raise Refusal(f"line {last.number} is damaged: {error}") from None
+
+
+def read(path: Path, known: Mapping[str, Meaning] | None = None, names: list[str] | None = None) -> list[Draft]:
+    """Return the runs of a CSV file with one row per logged step. `names` replaces the names in its first line."""
+    rows = Rows(known)
+    file = table(path)
+    _, own_names, _ = next(file)
+    names = names or own_names
+    for name in filter(None, names):
+        rows.meaning(name)
+    for line, cells, is_whole in file:
+        if len(cells) != len(names):
+            kind = "a line with another number of columns was left out" if is_whole else "the last line is cut off"
+            rows.runs.current.not_read.add(kind, line)
+            continue
+        if not is_whole:
+            rows.runs.current.marks.add("the last line has no line break, so its last value may be cut off", line)
+        rows.add(((name, cell) for name, cell in zip(names, cells, strict=True) if name), line)
+    return rows.finish()
+
+
+def read_tensorboard(path: Path) -> list[Draft]:
+    """Return the run of one scalar that TensorBoard exported. Only the name of the file says which scalar it is."""
+    match = _TAG.search(path.name)
+    if match is None:
+        raise Refusal("it is a scalar that TensorBoard exported, and its name does not end with -tag-NAME.csv any more")
+    return read(path, names=["Wall time", "Step", match[1]])

@@ -1,0 +1,330 @@
+"""A run while its log is read: the setting and the tables that grow line by line, and what is odd in the log."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import ValidationError
+
+from study.errors import Refusal
+from study.logs.reading import Number, cleaned
+from study.public_runs.schema import COLUMNS, Ending, Series, Setting
+
+MOST_ROWS = 200_000  # of a table; if there are more, every second row is dropped
+MOST_CELLS = 2_000_000  # rows times columns
+MOST_COLUMNS = 1_000
+MOST_NOTES = 200  # values of a setting in the log's own words
+MOST_RUNS = 1_000  # in one file
+
+_ORDER = {name: place for place, name in enumerate(COLUMNS)}  # of the columns in a public run
+EXACT = 1 << 53  # larger integers cannot be stored as floats
+_MISSING = math.nan
+_NOT_FINITE = math.inf  # stands for every value that is no finite number
+
+WHERE = str | int | None  # the number of a line, or another place in a file
+
+
+class Table:
+    """Columns of numbers that grow row by row. If there are too many rows, every second one is dropped."""
+
+    def __init__(self) -> None:
+        self._columns: dict[str, array[float]] = {}
+        self._with_fractions: set[str] = set()  # columns that do not consist of integers
+        self._num_kept = 0
+        self._stride = 1  # every row whose number is a multiple of it is kept
+        self._last: Mapping[str, Number] | None = None  # the last row, if it is not kept
+        self.num_rows = 0  # that were added
+
+    def add(self, row: Mapping[str, Number]) -> None:
+        """Add a row. A value that the row does not have is missing."""
+        if not row:
+            return
+        self.num_rows += 1
+        if (self.num_rows - 1) % self._stride:
+            self._last = row
+        else:
+            self._last = None
+            self._keep(row)
+            if self._num_kept > min(MOST_ROWS, MOST_CELLS // len(self._columns)):
+                self._drop_every_second()
+
+    def _keep(self, row: Mapping[str, Number]) -> None:
+        for name, value in row.items():
+            if name not in self._columns:
+                self._columns[name] = array("d", [_MISSING]) * self._num_kept
+            if not math.isfinite(value):
+                self._columns[name].append(_NOT_FINITE)
+                continue
+            if isinstance(value, float) or abs(value) > EXACT:
+                self._with_fractions.add(name)
+            self._columns[name].append(value)
+        self._num_kept += 1
+        for column in self._columns.values():
+            if len(column) < self._num_kept:
+                column.append(_MISSING)
+
+    def _drop_every_second(self) -> None:
+        self._columns = {name: column[::2] for name, column in self._columns.items()}
+        self._num_kept = (self._num_kept + 1) // 2
+        self._stride *= 2
+
+    @property
+    def kept_one_in(self) -> int:
+        """Return 1 if all rows were kept, 2 if every second one was dropped, and so on."""
+        return self._stride
+
+    @property
+    def names(self) -> set[str]:
+        return set(self._columns)
+
+    def series(self) -> Series | None:
+        """Return the rows that were kept, and the last one. None if there is no row."""
+        if self._last is not None:
+            self._keep(self._last)
+            self._last = None
+        if not self._num_kept:
+            return None
+        not_finite = {
+            name: [place for place, value in enumerate(column) if value == _NOT_FINITE]
+            for name, column in self._columns.items()
+        }
+        in_order = sorted(self._columns, key=lambda name: _ORDER.get(name, len(_ORDER)))
+        return Series(
+            columns={name: self._values(name) for name in in_order},
+            not_finite={name: places for name, places in not_finite.items() if places},
+        )
+
+    def _values(self, name: str) -> list[Number | None]:
+        convert = float if name in self._with_fractions else int
+        return [convert(value) if math.isfinite(value) else None for value in self._columns[name]]
+
+
+class Marks:
+    """What is odd in a log. Each kind is counted, and only its first place is kept."""
+
+    def __init__(self) -> None:
+        self._places: dict[str, tuple[WHERE, int]] = {}
+
+    def add(self, kind: str, where: WHERE = None, times: int = 1) -> None:
+        first, count = self._places.get(kind, (where, 0))
+        self._places[kind] = (first, count + times)
+
+    def texts(self) -> list[str]:
+        return [self._text(kind, *place) for kind, place in self._places.items()]
+
+    @staticmethod
+    def _text(kind: str, where: WHERE, count: int) -> str:
+        if where is None:
+            return kind
+        place = f"line {where}" if isinstance(where, int) else where
+        return f"{kind} ({place})" if count == 1 else f"{kind} ({count:,} times, first at {place})"
+
+
+@dataclass
+class Draft:
+    """One run while its log is read."""
+
+    setting: dict[str, Any] = field(default_factory=dict)
+    other: dict[str, str | int | float | bool | None] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+    totals: dict[str, Number] = field(default_factory=dict)
+    ending: Ending = "unknown"
+    last_planned: int | None = None  # the number of the last step, if the log states it
+    label: str = ""  # the name of this run in its file, if the file has several
+    training: Table = field(default_factory=Table)
+    evaluation: Table = field(default_factory=Table)
+    marks: Marks = field(default_factory=Marks)
+    not_read: Marks = field(default_factory=Marks)  # the marks of what could not be read
+    first_line: int | None = None
+    last_line: int | None = None
+    _several: set[str] = field(default_factory=set)  # fields for which the log states several values
+    began: float | None = None  # the time from which `seconds` counts, in seconds since 1970
+    _first_step: Number | None = None
+    _last_step: Number | None = None
+    _last_trained: Number | None = None
+    _last_seconds: Number = -math.inf
+
+    # ------------------------------------------------ setting
+
+    def state(self, name: str, value: object) -> None:
+        """Note a field of the setting that the log states. A value that the field cannot have is kept as a note."""
+        value = cleaned(value) if isinstance(value, str) else value
+        if value in (None, "") or name in self._several or self.setting.get(name) == value:
+            return
+        if name in self.setting:
+            del self.setting[name]
+            self._several.add(name)
+            self.marks.add(f"the log states several values of {name}, so none of them was kept")
+            return
+        try:
+            self.setting[name] = getattr(Setting.model_validate({name: value}), name)
+        except ValidationError:
+            self.note(name, value)
+
+    def note(self, name: str, value: object) -> None:
+        """Note something about the setting in the log's own words. Only the first value of each name is kept."""
+        if isinstance(value, str):
+            value = cleaned(value)
+        elif isinstance(value, int) and abs(value) > EXACT:
+            value = float(value) if abs(value) < 1e300 else None
+        elif isinstance(value, float) and not math.isfinite(value):
+            value = str(value)
+        elif not isinstance(value, (int, float)):  # a list, or nothing
+            return
+        if len(self.other) < MOST_NOTES and value not in (None, ""):
+            self.other.setdefault(cleaned(name), value)
+
+    def version(self, package: str, version: str) -> None:
+        """Note the version of a package."""
+        if len(self.versions) < MOST_NOTES:
+            self.versions.setdefault(cleaned(package), cleaned(version))
+
+    def total(self, name: str, value: Number | None) -> None:
+        """Note a value of the whole run, by the names of `COLUMNS`. The last one counts."""
+        if value is not None and math.isfinite(value):
+            self.totals[name] = value if isinstance(value, float) or abs(value) <= EXACT else float(value)
+
+    def largest(self, name: str, value: Number | None) -> None:
+        """Note a value of the whole run of which the largest counts, such as a peak of memory."""
+        if value is not None and value > self.totals.get(name, -math.inf):
+            self.total(name, value)
+
+    def absorb(self, later: Draft) -> None:
+        """Add what was stated about this run after its first rows, for instance when it was resumed."""
+        for name, value in later.setting.items():
+            self.state(name, value)
+        for name, value in later.other.items():
+            self.note(name, value)
+        for package, version in later.versions.items():
+            self.version(package, version)
+        for name, total in later.totals.items():
+            self.largest(name, total)
+        self.last_planned = later.last_planned or self.last_planned
+
+    # ------------------------------------------------ rows
+
+    def begin_clock(self, time: float) -> None:
+        """Count seconds from this time on, which is in seconds since 1970."""
+        self.began = time
+
+    def is_before(self, step: Number | None) -> bool:
+        """Return whether a row with this step begins another run: not after the first step, but before the last."""
+        if step is None or self._first_step is None or self._last_step is None:
+            return False
+        return step <= self._first_step and step < self._last_step
+
+    def train(self, row: Mapping[str, Number], where: WHERE, time: float | None = None) -> None:
+        """Add a logged training step. `time` is the time of the row, in seconds since 1970."""
+        row = self._noticed(row, where, time)
+        step = row.get("step")
+        if step is not None and self._last_trained is not None:
+            if step == self._last_trained:
+                self.marks.add("a step is logged more than once", where)
+            elif step < self._last_trained:
+                self.marks.add("the steps go back: the training was resumed, or logged out of order", where)
+        self._last_trained = step if step is not None and math.isfinite(step) else self._last_trained
+        self.training.add(row)
+
+    def evaluate(self, row: Mapping[str, Number], where: WHERE, time: float | None = None) -> None:
+        """Add an evaluation. `time` is the time of the row, in seconds since 1970."""
+        self.evaluation.add(self._noticed(row, where, time))
+
+    def _noticed(self, row: Mapping[str, Number], where: WHERE, time: float | None) -> Mapping[str, Number]:
+        """Return a row with its seconds, and note what is odd about its place among the others."""
+        if time is not None and math.isfinite(time):
+            if self.began is None:
+                self.began = time
+                self.marks.add("seconds count from the first logged entry")
+            row = {"seconds": round(time - self.began, 6), **row}
+        seconds, step = row.get("seconds", math.nan), row.get("step", math.nan)
+        if seconds < self._last_seconds:
+            self.marks.add("the clock jumps back", where)
+        if math.isfinite(seconds):
+            self._last_seconds = seconds
+        if math.isfinite(step):
+            self._first_step = step if self._first_step is None else min(step, self._first_step)
+            self._last_step = step
+        for name, value in row.items():
+            if not math.isfinite(value):
+                self.marks.add(f"{name} is not a finite number", where)
+        return row
+
+    @property
+    def has_rows(self) -> bool:
+        return bool(self.training.num_rows or self.evaluation.num_rows)
+
+    def finish(self) -> None:
+        """Conclude how the run ended, and note which rows were dropped."""
+        if self.ending == "unknown" and self.last_planned is not None and self._last_step is not None:
+            self.ending = "finished" if self._last_step >= self.last_planned else "ended early"
+        for table, noun in ((self.training, "training step"), (self.evaluation, "evaluation")):
+            if (stride := table.kept_one_in) > 1:
+                self.marks.add(f"only one in {stride} of {table.num_rows:,} logged {noun}s was kept, and the last one")
+
+
+class Runs:
+    """The runs of one log. A run begins when a format says so, or when the steps begin again."""
+
+    def __init__(self) -> None:
+        self.current = Draft()
+        self._before: list[Draft] = []
+        self._next: Draft | None = None  # what is stated after rows: it belongs to the next run, if there is one
+
+    @property
+    def stating(self) -> Draft:
+        """Return the draft that takes what the log states: after rows, perhaps another run begins."""
+        if not self.current.has_rows:
+            return self.current
+        self._next = self._next or Draft()
+        return self._next
+
+    @property
+    def latest(self) -> Draft:
+        """Return the draft to which a value belongs that may be of the training or of its preparation."""
+        return self._next or self.current
+
+    def begin(self) -> Draft:
+        """Begin another run, and return its draft. Raises Refusal if the file has too many."""
+        if len(self._before) + 1 >= MOST_RUNS:
+            raise Refusal(f"it seems to have more than {MOST_RUNS:,} runs, because its steps begin again so often")
+        self._before.append(self.current)
+        self.current, self._next = self._next or Draft(), None
+        return self.current
+
+    def train(self, row: Mapping[str, Number], where: WHERE, time: float | None = None) -> Draft:
+        """Add a logged training step, and return the draft of its run."""
+        self._begin_if_before(row, where)
+        self.current.train(row, where, time)
+        return self.current
+
+    def evaluate(self, row: Mapping[str, Number], where: WHERE, time: float | None = None) -> Draft:
+        """Add an evaluation, and return the draft of its run."""
+        self._begin_if_before(row, where)
+        self.current.evaluate(row, where, time)
+        return self.current
+
+    def _begin_if_before(self, row: Mapping[str, Number], where: WHERE) -> None:
+        if self.current.is_before(row.get("step")):
+            self.begin()
+        self._absorb()
+        self.current.ending = "unknown"  # it was resumed
+        if isinstance(where, int):
+            self.current.first_line = self.current.first_line or where
+            self.current.last_line = where
+
+    def _absorb(self) -> None:
+        if self._next is not None:
+            self.current.absorb(self._next)
+            self._next = None
+
+    def finished(self) -> list[Draft]:
+        """Return the runs that have at least one row."""
+        self._absorb()
+        drafts = [draft for draft in (*self._before, self.current) if draft.has_rows]
+        for draft in drafts:
+            draft.finish()
+        return drafts

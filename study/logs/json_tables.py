@@ -1,0 +1,115 @@
+"""Read JSON and JSON lines with named columns: one object per logged step, or one list per column."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from study.errors import Refusal
+from study.logs import json_parts, reading
+from study.logs.columns import Meaning, Rows, as_number
+from study.logs.draft import MOST_NOTES, Draft
+from study.logs.reading import GIB, cleaned
+
+DEEPEST = 3  # levels of objects in a row whose names are joined
+MOST_VALUES = 8_000_000  # in a document with one list per column
+_MISSING, _NOT_FINITE = math.nan, math.inf
+
+# NeMo Automodel: tps is the sum over all GPUs, because tps_per_gpu is beside it. mem is max_memory_allocated() / 2^30.
+AUTOMODEL = {"tps", "tps_per_gpu", "mem", "num_label_tokens"}
+_AUTOMODEL_KNOWN = {
+    "mem": Meaning("peak_allocated_bytes", "training", GIB),
+    "tps": Meaning("tokens_per_second"),
+    "mfu": Meaning("mfu_percent"),
+}
+
+
+def flat(row: Mapping[str, Any], prefix: str = "", depth: int = 1) -> Iterator[tuple[str, Any]]:
+    """Yield the names and values of a row. Names within an object begin with the object's name and a slash."""
+    for name, value in row.items():
+        if isinstance(value, dict):
+            if depth < DEEPEST:
+                yield from flat(value, f"{prefix}{name}/", depth + 1)
+        else:
+            yield f"{prefix}{name}", value
+
+
+def is_column(value: object) -> bool:
+    """Return whether a value is a column as pandas writes it: an object whose keys count the rows."""
+    return isinstance(value, dict) and bool(value) and all(map(str.isdigit, value))
+
+
+def read_lines(path: Path) -> list[Draft]:
+    """Return the runs of JSON lines."""
+    rows: Rows | None = None
+    for line in reading.lines(path):
+        if not line.text.strip():
+            continue
+        try:
+            entry = json_parts.decoded(line.text)
+        except ValueError:
+            entry = None
+        rows = rows or Rows(_AUTOMODEL_KNOWN if isinstance(entry, dict) and entry.keys() >= AUTOMODEL else None)
+        if isinstance(entry, dict):
+            rows.add(flat(entry), line.number)
+        else:
+            kind = "a line that is no JSON object was left out" if line.is_whole else "the last line is cut off"
+            rows.runs.current.not_read.add(kind, line.number)
+    if rows is None:
+        raise Refusal("it is empty")
+    return rows.finish()
+
+
+def read(path: Path) -> list[Draft]:
+    """Return the runs of a document: a list of objects, an object with such a list, or an object of columns."""
+    rows = Rows()
+    columns: dict[str, array[float]] = {}
+    key_of_rows: str | None = ""  # the key of the list whose elements are rows; None if the document is this list
+    notes: list[tuple[str, Any]] = []
+    num_values = 0
+    for place, (key, value, is_element) in enumerate(json_parts.parts(path), start=1):
+        if is_element and isinstance(value, dict) and key_of_rows in ("", key):
+            key_of_rows = key
+            rows.add(flat(value), f"entry {place:,}")
+        elif is_element and key is not None and not isinstance(value, (dict, list)):
+            num_values += 1
+            _append(columns, key, value)
+        elif is_column(value) and key is not None:
+            num_values += len(value)
+            for each in value.values():
+                _append(columns, key, each)
+        elif key is not None and not is_element:
+            notes += flat({key: value}) if len(notes) < MOST_NOTES else ()
+        else:
+            rows.runs.current.not_read.add("a part that is neither a row nor a column was left out", f"entry {place:,}")
+        if num_values > MOST_VALUES:
+            raise Refusal(f"it has more than {MOST_VALUES:,} values. Write one JSON object per line instead")
+    if not rows.runs.current.has_rows:
+        _add_columns(rows, columns)
+    drafts = rows.finish()
+    for draft in drafts[:1]:
+        for name, value in notes:
+            draft.note(name, value)
+    return drafts
+
+
+def _append(columns: dict[str, array[float]], name: str, value: object) -> None:
+    converted = as_number(value)
+    if converted is not None and not math.isfinite(converted):
+        converted = _NOT_FINITE
+    columns.setdefault(name, array("d")).append(_MISSING if converted is None else converted)
+
+
+def _add_columns(rows: Rows, columns: Mapping[str, array[float]]) -> None:
+    """Add the rows of an object of columns. Shorter lists are no columns."""
+    length = max(map(len, columns.values()), default=0)
+    whole = {name: column for name, column in columns.items() if len(column) == length}
+    if shorter := sorted(columns.keys() - whole.keys()):
+        rows.runs.current.not_read.add(cleaned(f"lists that are shorter than the others were left out: {shorter}"))
+    for place, values in enumerate(zip(*whole.values(), strict=True), start=1):
+        numbers = ((name, value) for name, value in zip(whole, values, strict=True) if not math.isnan(value))
+        pairs = [(name, int(value) if value.is_integer() else value) for name, value in numbers]
+        rows.add(pairs, f"entry {place:,}")

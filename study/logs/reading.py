@@ -1,0 +1,89 @@
+"""Read the lines of a log in constant memory, and turn the texts in them into numbers."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import NamedTuple
+
+from study.files import open_regular
+from study.terminal import printable
+
+LONGEST_LINE = 1 << 20  # characters; a longer line is read in parts
+LONGEST_TEXT = 300  # characters of a text that is kept, such as the name of a model
+MIB, GIB = 1 << 20, 1 << 30
+
+_WHOLE = re.compile(r"[-+]?[0-9]{1,18}")
+_NUMBER = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?|[-+]?(?:nan|inf|infinity)", re.IGNORECASE)
+_COLORS = re.compile(r"\x1b\[[0-9;]*m")
+_DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}[ T][0-9]{2}:[0-9]{2}:[0-9]{2}(?:[.,][0-9]{1,6})?(?:Z|[-+][0-9:]{4,6})?")
+
+Number = float | int  # may be NaN or infinite
+
+
+class Line(NamedTuple):
+    """A line of a text, without its end."""
+
+    number: int
+    text: str
+    is_whole: bool  # False if the file ends in this line, so that the rest of it may be missing
+
+
+def lines(path: Path) -> Iterator[Line]:
+    """Yield the lines of a text file. Bytes that are not UTF-8 are replaced."""
+    with open_regular(path) as file:
+        text = io.TextIOWrapper(file, encoding="utf-8", errors="replace", newline="\n")
+        number = 1
+        while line := text.readline(LONGEST_LINE):
+            ends = line.endswith("\n")
+            if number == 1:
+                line = line.removeprefix("\ufeff")
+            yield Line(number, line.rstrip("\r\n"), ends or len(line) >= LONGEST_LINE - 1)
+            number += ends
+
+
+def parts(path: Path) -> Iterator[Line]:
+    """Yield the lines of a log that people read in a terminal: without colors, and divided at carriage returns.
+
+    Progress bars write a carriage return before they overwrite a line.
+    """
+    for line in lines(path):
+        if "\x1b" not in line.text and "\r" not in line.text:
+            yield line
+            continue
+        *before, last = _COLORS.sub("", line.text).split("\r")
+        for part in before:
+            yield Line(line.number, part, True)
+        yield Line(line.number, last, line.is_whole)
+
+
+def number(text: str) -> Number | None:
+    """Return the number that a text is, which may be NaN or infinite. None if the text is no number."""
+    text = text.strip()
+    if _WHOLE.fullmatch(text):
+        return int(text)
+    return float(text) if _NUMBER.fullmatch(text) else None
+
+
+def seconds_since_1970(text: str) -> float | None:
+    """Return the time that a date is, such as 2026-01-31 23:59:59,123. None if the text is no date.
+
+    A date without a time zone is read as UTC, because only differences of times are used.
+    """
+    match = _DATE.match(text)
+    try:
+        date = datetime.fromisoformat(match[0].replace(",", ".")) if match else None
+    except ValueError:  # month 13
+        return None
+    if date is None:
+        return None
+    return (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp()
+
+
+def cleaned(text: str) -> str:
+    """Return a text of a log on one line, without control characters, and not longer than LONGEST_TEXT characters."""
+    text = printable(" ".join(text[: 2 * LONGEST_TEXT].split()))
+    return text if len(text) <= LONGEST_TEXT else f"{text[:LONGEST_TEXT]}..."

@@ -1,0 +1,101 @@
+"""Read what the Trainer of transformers logs, and with it TRL: trainer_state.json, and what it prints."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from study.errors import Refusal
+from study.logs import json_parts, reading
+from study.logs.columns import Meaning, Rows, as_number
+from study.logs.draft import WHERE, Draft
+
+_KNOWN = {
+    "num_tokens": Meaning("tokens", "position"),  # TRL counts those of all GPUs
+}
+_ENTRIES = "log_history"
+_NOTED = ("num_train_epochs", "train_batch_size", "logging_steps", "eval_steps", "save_steps", "total_flos")
+# Of the whole run. Trainer computes both with the samples of all GPUs.
+_TOTALS = {"train_runtime": "seconds", "train_samples_per_second": "samples_per_second"}
+_PROGRAM = "transformers Trainer"
+
+# {'loss': 1.2034, 'grad_norm': 3.1, 'learning_rate': 1e-05, 'epoch': 0.1}
+_PRINTED = re.compile(r"\{'(?:loss|eval_\w+|train_runtime)': [^{}]*\}")
+_PAIR = re.compile(r"'([^']{1,200})': '?([-+.\w]+)'?")
+
+
+def read(path: Path) -> list[Draft]:
+    """Return the run of a trainer_state.json."""
+    rows = Rows(_KNOWN)
+    state: dict[str, Any] = {}
+    number = 0
+    for part in json_parts.parts(path):
+        if part.key == _ENTRIES and part.is_element:
+            number += 1
+            if isinstance(part.value, dict):
+                _add(rows, part.value.items(), f"entry {number:,}")
+            else:
+                rows.runs.current.not_read.add("an entry that is no object was left out", f"entry {number:,}")
+        elif not part.is_element and part.key is not None:
+            state[part.key] = part.value
+    if not rows.runs.current.has_rows:
+        raise Refusal("its log_history has no step of a training")
+    drafts = rows.finish()
+    _read_state(drafts[-1], state)
+    return drafts
+
+
+def _add(rows: Rows, entry: Iterable[tuple[str, Any]], where: WHERE) -> None:
+    """Add an entry of the log: a training step, an evaluation, or the summary at the end."""
+    values = dict(entry)
+    if "train_runtime" in values:
+        draft = rows.runs.current
+        for name, column in _TOTALS.items():
+            draft.total(column, as_number(values.get(name)))
+        draft.total("mean_training_loss", as_number(values.get("train_loss")))
+        draft.ending = "finished"
+    else:
+        rows.add(values.items(), where)
+
+
+def _read_state(draft: Draft, state: dict[str, Any]) -> None:
+    draft.state("program", _PROGRAM)
+    for name in _NOTED:
+        draft.note(name, state.get(name))
+    made, planned = as_number(state.get("global_step")), as_number(state.get("max_steps"))
+    if planned is None or planned < 1:
+        return
+    draft.state("planned_steps", planned)
+    if made is None:
+        return
+    if made >= planned:
+        draft.ending = "finished"
+    elif draft.ending == "finished":
+        draft.marks.add(f"the Trainer stopped at step {made:,} of {planned:,}, and wrote its summary")
+    else:
+        draft.ending = "ended early"
+
+
+# ---------------------------------------------------------------- what it prints
+
+
+def is_line(text: str) -> bool:
+    return _PRINTED.search(text) is not None
+
+
+def read_printed(path: Path) -> list[Draft]:
+    """Return the runs of a log with what the Trainer printed. It does not print the number of a step."""
+    rows = Rows(_KNOWN)
+    for line in reading.parts(path):
+        match = _PRINTED.search(line.text) if "{'" in line.text else None
+        if match is None:
+            continue
+        if rows.runs.current.ending == "finished":
+            rows.runs.begin()
+        _add(rows, _PAIR.findall(match[0]), line.number)
+    drafts = rows.finish()
+    for draft in drafts:
+        draft.state("program", _PROGRAM)
+    return drafts

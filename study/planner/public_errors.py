@@ -1,0 +1,197 @@
+"""Compare the predictions of trainings with the public runs that others measured.
+
+The predictions in reports/predicted/public_logs.json were committed before a measured value of these trainings was read
+into the project. The limits that were expected are in the head comment of public_logs.yaml, next to the settings.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from fnmatch import fnmatchcase
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from study.files import ROOT
+from study.public_runs import archive, quantities
+from study.public_runs.schema import PublicRun
+
+PREDICTIONS = ROOT / "reports" / "predicted" / "public_logs.json"
+# The archive that has the logs of a family of predictions.
+SOURCES = {
+    "MLPerf Juniper Llama 2 70B LoRA": "mlperf-llama2-lora",
+    "NeMo Automodel golden values": "automodel",
+    "ptd_benchmark DDP": "ptd-benchmark",
+    "ptd_benchmark FSDP": "ptd-benchmark",
+    "Lightning largest models": "lightning-largest",
+    "MLPerf NVIDIA BERT": "mlperf-bert",
+    "Megatron-LM golden values of H100": "megatron",
+    "prime-rl baselines": "prime-rl",
+    "fsdp_qlora benchmarks": "fsdp-qlora",
+}
+SKIPPED = 10  # steps of warm-up, as the conditions of the families say
+
+
+class Compared(NamedTuple):
+    """A predicted value of one training, and the measured one."""
+
+    id: str
+    family: str
+    quantity: str
+    predicted: float | bool
+    measured: float | bool | None  # None: the logs do not have it
+    is_inside: bool | None  # whether a time is in its interval; None if the interval has no upper end, or for memory
+    is_too_fast: bool | None  # for times whose interval has no upper end: whether the step is faster than its lower end
+
+    @property
+    def error(self) -> float | None:
+        """Return predicted over measured, minus one. None if one of them is no amount."""
+        if self.measured is None or isinstance(self.predicted, bool) or isinstance(self.measured, bool):
+            return None
+        return self.predicted / self.measured - 1
+
+
+@cache
+def compared() -> tuple[Compared, ...]:
+    """Return all judged predictions with the measured values."""
+    rows = json.loads(PREDICTIONS.read_text(encoding="utf-8"))["predictions"]
+    return tuple(each for row in rows if row["is_judged"] for each in _of_row(row))
+
+
+def _of_row(row: dict[str, Any]) -> Iterable[Compared]:
+    runs = _runs(SOURCES[row["family"]], row["log"])
+    for quantity in row["compare"]:
+        values = [value for run in runs if (value := measured(run, quantity)) is not None]
+        value = statistics.median(values) if values else None
+        value = bool(value) if quantity == "fits" and value is not None else value
+        is_inside = is_too_fast = None
+        if quantity in ("seconds_per_step", "tokens_per_second_per_gpu") and value:
+            low, high = row["interval"]
+            seconds = value if quantity == "seconds_per_step" else row["seconds_per_step"] * row[quantity] / value
+            is_inside = None if high is None else low <= seconds <= high
+            is_too_fast = seconds < low if high is None else None
+        yield Compared(row["id"], row["family"], quantity, row[quantity], value, is_inside, is_too_fast)
+
+
+def _runs(source: str, log: str) -> list[PublicRun]:
+    """Return the runs of a log, or those of a row of a table: `log` is then its path and the name of the row."""
+    path, _, name = log.partition(", ")
+    return [
+        run
+        for run in archive.source(source)
+        if fnmatchcase(run.source.path, path) and (not name or run.name.endswith(name.replace(" ", "-")))
+    ]
+
+
+def measured(run: PublicRun, quantity: str) -> float | bool | None:
+    """Return a measured value in the way that the conditions of public_logs.yaml say."""
+    function = _MEASURED.get(quantity)
+    return None if function is None else function(run)
+
+
+def _seconds_per_step(run: PublicRun) -> float | None:
+    setting = run.setting
+    for per_sample in (quantities.gpu_seconds_per_sample, quantities.gpu_seconds_per_sample_with_evaluation):
+        seconds = per_sample(run)
+        if seconds is not None and setting.global_batch_size and setting.num_gpus:
+            return seconds * setting.global_batch_size / setting.num_gpus
+    tokens, rates = (quantities.values(run.training, name) for name in ("num_tokens_per_step", "tokens_per_second"))
+    if tokens and rates:
+        return _median([count / rate for count, rate in zip(tokens, rates, strict=True) if count and rate])
+    if logged := quantities.values(run.training, "seconds_per_step"):
+        return _median(logged)
+    seconds, steps = (run.totals.get(name) for name in ("seconds", "step"))
+    return run.totals.get("seconds_per_step", seconds / steps if seconds and steps else None)
+
+
+def _rate(run: PublicRun) -> float | None:
+    """Return tokens per second and GPU, as logged or from the samples and the time of the whole run."""
+    setting, totals = run.setting, run.totals
+    rate = totals.get("tokens_per_second_per_gpu")
+    if rate is None and setting.num_gpus and "tokens_per_second" in totals:
+        rate = totals["tokens_per_second"] / setting.num_gpus
+    if rate is None and setting.num_gpus and setting.sequence_length and totals.get("seconds") and "samples" in totals:
+        rate = totals["samples"] * setting.sequence_length / totals["seconds"] / setting.num_gpus
+    return rate
+
+
+def _bytes(name: str) -> Callable[[PublicRun], float | None]:
+    def of_run(run: PublicRun) -> float | None:
+        logged = [value for value in quantities.values(run.training, name) if value is not None]
+        return run.totals.get(name, _median(logged) if logged else None)
+
+    return of_run
+
+
+def _fits(run: PublicRun) -> bool:
+    """Return whether a training ran to its end. Sources of which this is asked log nothing of one that did not fit."""
+    return bool(run.totals)
+
+
+def _median(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values[SKIPPED:] or values if value is not None]
+    return statistics.median(known) if known else None
+
+
+_MEASURED: dict[str, Callable[[PublicRun], float | bool | None]] = {
+    "seconds_per_step": _seconds_per_step,
+    "tokens_per_second_per_gpu": _rate,
+    "peak_allocated_bytes": _bytes("peak_allocated_bytes"),
+    "peak_reserved_bytes": _bytes("peak_reserved_bytes"),
+    "fits": _fits,
+}
+
+
+# ---------------------------------------------------------------- summaries
+
+
+class Summary(NamedTuple):
+    """The errors of one family in one quantity."""
+
+    family: str
+    quantity: str
+    num: int
+    missing: int  # predictions whose measured value is not in the logs
+    median: float | None  # of the absolute errors
+    ninetieth: float | None
+    worst: float | None  # with its sign
+    worst_id: str
+    inside: tuple[int, int] | None  # of times with an upper end: how many are inside, of how many
+    too_fast: tuple[int, int] | None  # of times without one: how many are faster than the lower end, of how many
+    right: tuple[int, int] | None  # of "fits"
+
+
+def summaries() -> list[Summary]:
+    """Return a summary for each family and quantity, in the order of the predictions."""
+    groups: dict[tuple[str, str], list[Compared]] = {}
+    for each in compared():
+        groups.setdefault((each.family, each.quantity), []).append(each)
+    return [_summary(*key, members) for key, members in groups.items()]
+
+
+def _summary(family: str, quantity: str, members: Sequence[Compared]) -> Summary:
+    known = [each for each in members if each.measured is not None]
+    errors = [(each.error, each.id) for each in known if each.error is not None]
+    sizes = np.abs([error for error, _ in errors])
+    worst, worst_id = max(errors, key=lambda pair: abs(pair[0])) if errors else (None, "")
+    return Summary(
+        family,
+        quantity,
+        len(known),
+        len(members) - len(known),
+        float(np.median(sizes)) if errors else None,
+        float(np.quantile(sizes, 0.9)) if errors else None,
+        worst,
+        worst_id,
+        _share([each.is_inside for each in known]),
+        _share([each.is_too_fast for each in known]),
+        _share([each.predicted == each.measured for each in known]) if quantity == "fits" else None,
+    )
+
+
+def _share(answers: Iterable[bool | None]) -> tuple[int, int] | None:
+    known = [answer for answer in answers if answer is not None]
+    return (sum(known), len(known)) if known else None
