@@ -14,7 +14,8 @@ from public_sources.checkout import Checkout
 
 from study.errors import Refusal
 from study.public_runs import archive
-from study.public_runs.schema import PublicRun, Series, Source
+from study.public_runs.schema import PublicRun, Series, Setting, Source
+from study.report import public_figures
 
 AUTHOR = {f"GIT_{role}_{what}": "nobody" for role in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
 FREE = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
@@ -142,7 +143,7 @@ def test_few_steps_are_multiples_of_a_round_number() -> None:
         log_format="csv",
         source=Source(path="a", sha256="0" * 64),
         training=Series(columns={"step": list(range(1, 102)), "loss": [1.0] * 101}),
-        setting={},  # type: ignore[arg-type]
+        setting=Setting(),
     )
     kept = reading.with_few_steps(run, 6).training
     assert kept is not None
@@ -154,3 +155,16 @@ def test_the_committed_page_is_that_of_the_archive() -> None:
     committed = (archive.ARCHIVE / "README.md").read_text(encoding="utf-8")
     assert committed == readme.page(public_runs.SOURCES)
     assert archive.sources() == sorted(public_runs.SOURCES)
+
+
+def test_the_table_by_strategy_shows_what_is_stated() -> None:
+    run = PublicRun(
+        made_by="a test",
+        name="a",
+        log_format="text",
+        source=Source(path="a", sha256="0" * 64),
+        setting=Setting(model="m", gpu="A100", num_gpus=8, strategy="zero3", other={"note": None}),
+        totals={"seconds_per_step": 7.71, "peak_reserved_gb": 55.4},
+    )
+    (row,) = public_figures.by_strategy([run]).to_dict("records")
+    assert (row["s/step"], row["samples/s"], row["peak per GPU"], row["note"]) == ("7.71", "", "55.4 GB", "")

@@ -239,14 +239,16 @@ def other_differences(result: Result) -> list[str]:
     return lines
 
 
+PEAKS = ("peak_allocated_bytes", "peak_reserved_bytes", "peak_gpu_memory_bytes")
+
+
 def by_strategy(runs: Sequence[PublicRun]) -> pd.DataFrame:
     """Return one row per training of a source that has totals only, ordered by model and batch. Missing: empty."""
     rows = []
     for run in sorted(runs, key=lambda run: (run.setting.model or "", run.setting.micro_batch_size or 0, run.name)):
         setting, totals = run.setting, run.totals
-        peak = totals.get(
-            "peak_allocated_bytes", totals.get("peak_reserved_bytes", totals.get("peak_gpu_memory_bytes"))
-        )
+        peaks = [totals[name] for name in PEAKS if name in totals]
+        stated = f"{totals['peak_reserved_gb']:g} GB" if "peak_reserved_gb" in totals else ""  # GiB or 10**9 bytes
         rows.append(
             {
                 "model": setting.model,
@@ -255,7 +257,7 @@ def by_strategy(runs: Sequence[PublicRun]) -> pd.DataFrame:
                 "sequences per GPU": setting.micro_batch_size,
                 "s/step": _or_empty(totals.get("seconds_per_step")),
                 "samples/s": _or_empty(totals.get("samples_per_second")),
-                "peak per GPU": "" if peak is None else bytes_text(peak),
+                "peak per GPU": bytes_text(peaks[0]) if peaks else stated,
                 "note": "; ".join(f"{value}" for value in setting.other.values() if value is not None),
             }
         )

@@ -11,7 +11,7 @@ from public_sources.reading import read_run
 from study.public_runs.schema import PublicRun
 
 FOLDER = "tests/assets/losses/"
-# By the workflow that uses the file: .github/workflows/integration_test_8gpu_features.yaml. It does not use the third.
+# By the workflow of torchtitan that compares these losses on eight GPUs. It does not use those of the third model.
 STATED: dict[str, dict[str, Any]] = {
     "llama3": {"num_gpus": 8, "engine": "FSDP2", "strategy": "fsdp2"},
     "qwen3_moe": {
