@@ -260,7 +260,8 @@ def public_sentences() -> str:
     memory = _difference(MORE_GPUS, "peak of tensors").relative
     lines = [
         "**A100 against H100 under ZeRO-3:** an A100 takes "
-        f"{_times(CARDS, 'GPU seconds per sample')} as long per sample as an H100 (64 A100, 32 H100, ten runs each).",
+        f"{_times(CARDS, 'GPU seconds per sample')} as long per sample as an H100 (64 A100 and 32 H100, with other "
+        "batches and networks; ten runs each).",
         "**8 against 32 H100 under ZeRO-3:** per sample, a GPU takes "
         f"{_times(MORE_NODES, 'GPU seconds per sample')} as long on four nodes as on one. But each GPU brings its own "
         f"sequence, so the batch is four times as large. The training then needs {1 + samples:.2f} times as many "
@@ -268,7 +269,7 @@ def public_sentences() -> str:
         "**1 against 8 H100, one program and one batch:** with gradients and optimizer states sharded over 8 GPUs, the "
         f"held-out loss is that of 1 GPU, within {furthest}; repeats differ by more. The 8 GPUs need "
         f"{formatting.percent(gpu_time)} more GPU time, and each needs {formatting.percent(-memory)} less memory "
-        "(modded-nanogpt, ten runs each).",
+        "(modded-nanogpt, PyTorch 2.11 and 2.10, ten runs each).",
     ]
     return sentences.bullets(lines)
 
