@@ -1059,6 +1059,9 @@ WEIGHTS = {
     ("gpt-wikitext", "2 processes, 3 micro batches"): "GPT, three micro batches",
     ("gpt-wikitext", "2 processes, 3 micro batches, fixed order"): "GPT, three micro batches, fixed order",
     ("gpt-wikitext", "3 processes"): "GPT, three processes",
+    ("gpt-wikitext", "3 processes, fixed order"): "GPT, three processes, fixed order",
+    ("gpt-wikitext", "4 processes"): "GPT, four processes",
+    ("gpt-wikitext", "4 processes, fixed order"): "GPT, four processes, fixed order",
     ("gpt-wikitext", "4 processes, fixed: collectives"): "GPT, four processes, fixed order of the collectives only",
     ("bert-imdb", "2 processes"): "BERT",
     ("bert-imdb", "2 processes, fixed order"): "BERT, fixed order",
@@ -1066,6 +1069,10 @@ WEIGHTS = {
     ("bert-imdb", "2 processes, clipped at 1, fixed order"): "BERT, gradient clipping, fixed order",
     ("bert-imdb", "2 processes, 3 micro batches"): "BERT, three micro batches",
     ("bert-imdb", "2 processes, 3 micro batches, fixed order"): "BERT, three micro batches, fixed order",
+    ("bert-imdb", "3 processes"): "BERT, three processes",
+    ("bert-imdb", "3 processes, fixed order"): "BERT, three processes, fixed order",
+    ("bert-imdb", "4 processes"): "BERT, four processes",
+    ("bert-imdb", "4 processes, fixed order"): "BERT, four processes, fixed order",
 }
 
 
