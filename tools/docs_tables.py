@@ -1248,15 +1248,22 @@ def _expected(each: public_errors.Summary) -> str:
 
 
 def public_overall() -> str:
-    """Judge the two expectations about all sources together."""
-    shares = [each.inside[0] / each.inside[1] for each in public_errors.summaries() if each.inside]
-    short = [each.too_fast for each in public_errors.summaries() if each.too_fast]
-    fast, all_short = (sum(counts) for counts in zip(*short, strict=True))
+    """Judge the expectations about all sources together."""
+    inside: dict[str, list[bool]] = {}
+    for each in public_errors.compared():
+        if each.is_inside is not None:
+            inside.setdefault(public_errors.SOURCES[each.family], []).append(each.is_inside)
+    share = statistics.median(sum(answers) / len(answers) for answers in inside.values())
+    too_fast = [each.is_too_fast for each in public_errors.compared() if each.is_too_fast is not None]
     met = [each.is_met for each in public_errors.summaries() if each.is_met is not None]
+    fits = [each for each in public_errors.compared() if each.quantity == "fits"]
+    num_failed = sum(not each.measured for each in fits)
     return (
-        f"{sum(met)} of {len(met)} expectations were met. The median of the groups' shares of times inside is "
-        f"{100 * statistics.median(shares):.0f} % (expected: at least 75 %). {fast} of {all_short} steps whose "
-        "interval has no upper end are faster than its lower end (expected: at most 5 %)."
+        f"{sum(met)} of the {len(met)} expectations in the table were met. Over the {len(inside)} sources with "
+        f"intervals, the median of the shares of times inside is {100 * share:.0f} % (expected: at least 75 %). "
+        f"{sum(too_fast)} of {len(too_fast)} steps whose interval has no upper end are faster than its lower end "
+        f"(expected: at most 5 %). Of the {len(fits)} trainings of which we predicted whether they fit, {num_failed} "
+        "ran out of memory."
     )
 
 
