@@ -102,7 +102,7 @@ def summary(results: Iterable[Result]) -> str:
             parts = [f"{each.quantity} {_change(each)}, {each.verdict}" for each in _main(own)]
             texts.append(f"{arm.name} ({result.num_runs[arm.name]} runs): {'; '.join(parts)}")
         control = result.comparison.control.name
-        benchmark = "".join(f" [{name}]" for name in [result.benchmark] if name)
+        benchmark = f" [{result.benchmark.replace('MLPerf', 'MLPerf®')}, unverified]" if result.benchmark else ""
         lines.append(
             f"- **{result.comparison.question}**{benchmark} Relative to {control} ({result.num_runs[control]} runs). "
             + ". ".join(texts)
