@@ -25,6 +25,7 @@ from study.logs import (
     wandb_exports,
 )
 from study.logs.draft import Draft
+from study.public_runs import schema
 
 HEAD = 1 << 16  # bytes that are enough to recognize a file, unless it is a log in lines
 SEARCHED = 16 << 20  # characters of a log in which its first line of a known format must be
@@ -47,7 +48,7 @@ PRINTED = Format("trainer output", "what the Trainer prints", trainer.read_print
 LINES = (MLLOG, TORCHTITAN, DEEPSPEED, NANOGPT, PRINTED)
 
 TRAINER = Format("trainer", "the Trainer's trainer_state.json", trainer.read)
-MEGATRON = Format("megatron", "Megatron-LM's golden values", megatron.read)
+MEGATRON = Format(schema.MEGATRON, "Megatron-LM's golden values", megatron.read)
 LOSSES = Format("torchtitan losses", "torchtitan's files of losses", torchtitan.read_losses)
 LIGHTNING = Format("lightning", "Lightning's metrics.csv", csv_tables.read)
 EVENTS = Format("tensorboard", "TensorBoard's event files", event_files.read)
