@@ -62,6 +62,7 @@ CSV = Format("csv", "CSV with named columns", csv_tables.read)
 JSON = Format("json", "JSON with named columns", json_tables.read)
 JSON_LINES = Format("json lines", "JSON lines with named columns", json_tables.read_lines)
 
+OWN_STEPS = {"step", "loss", "grad_norm", "learning_rate", "seconds", "tokens"}
 _JSON = re.compile(r'\s*(?:\{\s*["}]|\[\s*[\[{\]])')
 
 
@@ -115,6 +116,10 @@ def _json(path: Path, head: str) -> Format:
     if is_document and not (first.startswith("{") and _object(second)):
         return JSON
     row = row or {}
+    if row.keys() >= OWN_STEPS and ("data_wait_seconds" in row or path.name == "steps.jsonl"):
+        raise Refusal(
+            f"it has the steps of a run of this project. Use `zero-study compare {path.parent}`, with the run's folder"
+        )
     if wandb_exports.is_history(row):
         return HISTORY_JSON
     return AUTOMODEL if row.keys() >= json_tables.AUTOMODEL else JSON_LINES
