@@ -80,7 +80,7 @@ def _reference(rows: list[list[PublicRun]]) -> tuple[list[PublicRun], str]:
     If no row has enough losses, the first row is the reference.
     """
     numbers = [statistics.median(len(_losses(run)) for run in members) for members in rows]
-    reasons = []
+    reasons: list[str] = []
     for place, (members, number) in enumerate(zip(rows, numbers, strict=True)):
         others = numbers[:place] + numbers[place + 1 :]
         reason = ""
