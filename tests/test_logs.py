@@ -645,7 +645,13 @@ def test_a_clock_that_jumps_back_is_marked(run_of):
     jumping = mlperf().replace('"time_ms": 14000', '"time_ms": 9000')
     assert any("the clock jumps back" in mark for mark in run_of(jumping).marks)
     run = run_of("step,seconds,loss\n1,5,3\n2,4,3\n3,6,3\n4,5.5,3\n", "any.csv")
-    assert run.marks == ["the clock jumps back (2 times, first at line 3)"]
+    assert "the column seconds is no clock" in run.marks[0]
+    assert columns(run)["seconds (as logged)"] == [5, 4, 6, 5.5]
+    assert "seconds" not in columns(run)
+    resumed = "".join(f"{n},{n * 9 % 70},{n}\n" for n in range(1, 15))
+    run = run_of(f"step,seconds,loss\n{resumed}", "any.csv")
+    assert run.marks == ["the clock jumps back (line 9)"]
+    assert "seconds" in columns(run)
 
 
 def test_values_that_are_not_finite_keep_their_place(run_of, tmp_path):
@@ -1001,3 +1007,120 @@ def test_a_file_of_a_run_is_checked(tmp_path, run_of):
 
 def test_every_known_column_is_described():
     assert set(draft._ORDER) == set(COLUMNS)
+
+
+# ---------------------------------------------------------------- several runs, and tables in other orders
+
+
+INTERLEAVED = "run_id,step,loss\na,1,3.5\nb,1,4.5\na,2,3.25\nb,2,4.25\n"
+
+
+@pytest.mark.parametrize("column", ["run_id", "run", "Run Name", "experiment", "seed"])
+def test_a_column_that_names_the_run_divides_a_table(column, runs_of):
+    a, b = runs_of(INTERLEAVED.replace("run_id", column), "sweep.csv")
+    assert (a.name, b.name) == ("sweep-a", "sweep-b")
+    assert columns(a) == {"step": [1, 2], "loss": [3.5, 3.25]}
+    assert columns(b) == {"step": [1, 2], "loss": [4.5, 4.25]}
+    assert (a.setting.other, a.marks) == ({column: "a"}, [])
+    assert (a.source.lines, b.source.lines) == ([2, 4], [3, 5])
+
+
+def test_json_lines_of_several_runs_and_one_value_for_all_rows(runs_of, run_of):
+    rows = [{"run": run, "step": step, "loss": step / 8} for step in (1, 2, 3) for run in (7, 8)]
+    assert [run.name for run in runs_of(json_lines(rows), "all.jsonl")] == ["all-7", "all-8"]
+    one = run_of("run,step,loss\na,1,3.5\na,2,3.25\n,3,3\n", "one.csv")
+    assert (one.name, columns(one)["step"], one.setting.other) == ("one", [1, 2, 3], {"run": "a"})
+    twice = runs_of("run,step,loss\n" + "a,1,3\na,2,3\n" * 2 + "b,1,3\nb,2,3\n", "log.csv")
+    assert [run.name for run in twice] == ["log-a-1", "log-a-2", "log-b"]
+
+
+def test_a_column_with_too_many_runs_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(draft, "MOST_RUNS", 3)
+    path = write(tmp_path, "many.csv", "run,step,loss\n" + "".join(f"{n},{n},3\n" for n in range(5)))
+    assert "its column run has more than 3 values, which is too many runs" in refusal(imported.read, [path])
+
+
+def test_a_printed_log_of_two_trainings_without_a_summary(runs_of):
+    lines = PRINTED.split("\n")[:3]
+    first, second = runs_of("\n".join([*lines, *lines, ""]))
+    assert columns(first)["loss"] == columns(second)["loss"] == [2.1, 1.9]
+    assert columns(first)["epoch"] == [0.4, 0.8]
+    (resumed,) = runs_of("".join(f"{{'loss': 2.0, 'epoch': {epoch}}}\n" for epoch in (0.2, 0.4, 0.6, 0.4, 0.6)))
+    assert resumed.marks == ["the epoch goes back: the training was resumed, or another one began (line 4)"]
+
+
+@pytest.mark.parametrize("name", ["any.csv", "any.jsonl", "any.json"])
+def test_a_table_whose_newest_row_is_first_is_one_run(name, run_of):
+    rows = [{"step": 10 * n, "seconds": n / 2, "loss": 10.0 - n} for n in (5, 4, 3, 2, 1)]
+    text = {"any.csv": as_csv(rows), "any.jsonl": json_lines(rows), "any.json": json.dumps(rows)}[name]
+    run = run_of(text, name)
+    assert columns(run)["step"] == [10, 20, 30, 40, 50]
+    assert columns(run)["loss"] == [9, 8, 7, 6, 5]
+    assert columns(run)["seconds"] == [0.5, 1, 1.5, 2, 2.5]
+    assert run.marks == ["the newest row was first, so the rows were read in reverse order"]
+
+
+def test_newest_rows_first_in_several_runs(runs_of, tmp_path, monkeypatch):
+    header, *lines = INTERLEAVED.splitlines(keepends=True)
+    a, b = runs_of(header + "".join(reversed(lines)), "sweep.csv")
+    assert {run.name: columns(run)["step"] for run in (a, b)} == {"sweep-a": [1, 2], "sweep-b": [1, 2]}
+    assert (a.source.lines, b.source.lines) == ([3, 5], [2, 4])
+    monkeypatch.setattr("study.logs.columns.MOST_REVERSED", 3)
+    path = write(tmp_path, "long.csv", "step,loss\n4,1\n3,1\n2,1\n1,1\n")
+    assert "Sort its rows by step" in refusal(imported.read, [path])
+
+
+def test_steps_of_a_run_of_this_project_are_refused(tmp_path):
+    line = '{"step": 1, "loss": 2.0, "learning_rate": 0.1, "grad_norm": 1.0, "seconds": 0.5, "tokens": 64'
+    for name, more in (("steps.jsonl", ""), ("renamed.jsonl", ', "data_wait_seconds": 0.1')):
+        path = write(tmp_path, f"run-1/{name}", line + more + "}\n")
+        message = refusal(imported.read, [path])
+        assert f"Use `zero-study compare {path.parent}`" in message
+        assert "\n" not in message
+
+
+def test_the_duration_of_a_step_is_no_clock(run_of):
+    seconds = [3.5, 0.25, 0.5, 0.25, 0.25, 0.5]
+    rows = [{"step": step, "elapsed_seconds": each, "loss": 2.0} for step, each in enumerate(seconds)]
+    run = run_of(as_csv(rows), "any.csv")
+    assert columns(run)["elapsed_seconds"] == seconds
+    assert "seconds" not in columns(run)
+    assert any("the column seconds is no clock" in mark for mark in run.marks)
+
+
+def test_an_accuracy_in_percent_keeps_its_name(run_of):
+    run = run_of("step,val_acc\n1,0.9\n2,55.2\n", "any.csv")
+    assert columns(run, "evaluation") == {"step": [1, 2], "val_acc": [0.9, 55.2]}
+    assert columns(run_of("step,val_acc\n1,0.5\n2,1\n", "any.csv"), "evaluation")["accuracy"] == [0.5, 1]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("step;loss\n1;3,5\n2;3,25\n", "line 2 has the number 3,5 with a decimal comma"),
+        ('step,loss\n1,"3,5"\n', "line 2 has the number 3,5 with a decimal comma"),
+        ("step,loss\n1,3,5\n2,3,25\n", "If its numbers have decimal commas"),
+    ],
+)
+def test_decimal_commas_are_refused(text, message, tmp_path):
+    assert message in refusal(imported.read, [write(tmp_path, "german.csv", text)])
+
+
+def test_the_clock_of_wandb_does_not_begin_with_the_log(run_of):
+    assert not any("seconds count from" in mark for mark in run_of(json_lines(WANDB_HISTORY), "history.jsonl").marks)
+
+
+def test_an_output_that_is_a_file_is_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path, "log.txt", modded())
+    for output in ("log.txt", "log.txt/runs"):
+        assert f"--output {output}: log.txt is a file. Name a folder." in refusal(
+            run_command, "log.txt", "--output", output
+        )
+
+
+def test_a_log_is_imported_before_it_is_compared(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path, "good.csv", "step,loss\n1,3\n2,2\n")
+    message = refusal(cli.run, ["compare", "good.csv"])
+    assert "zero-study import good.csv --output FOLDER" in message

@@ -225,10 +225,72 @@ def test_the_table_names_what_differs_and_what_is_odd() -> None:
         make("c", ending="ended early", model="m"),
     ]
     page = public_table.page(runs)
-    assert "measured by others" in page
+    assert "so this project did not measure them" in page
     assert "These settings differ: gpu." in page
-    assert "- c: ended early" in page
+    assert "- c: its log ended early" in page
     assert "| 10 % |" in page
     assert "MLPerf" not in page
     mixed = [*runs, make("d", benchmark="MLPerf Training 4.0 x closed")]
     assert "must not be ranked" in public_table.page(mixed)
+
+
+def with_losses(name: str, losses: list[float | None], **changes: Any) -> PublicRun:
+    """Return a run with these losses, of which None stands for one that is not finite."""
+    columns: dict[str, Any] = {"step": [10 * n for n in range(1, len(losses) + 1)], "loss": losses}
+    not_finite = [place for place, loss in enumerate(losses) if loss is None]
+    training = Series(columns=columns, not_finite={"loss": not_finite} if not_finite else {})
+    return make(name).model_copy(update={"training": training, **changes})
+
+
+def row_of(page: str, name: str) -> list[str]:
+    (line,) = (line for line in page.splitlines() if line.startswith(f"| {name} |"))
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def test_a_diverged_training_is_not_shown_as_a_finite_one() -> None:
+    diverged = with_losses("diverged", [3.0, 2.0, *[None] * 98])
+    assert (diverged.not_finite_since, diverged.counts) == ("step 30", False)
+    assert diverged.why_not_counted == "its loss is not finite since step 30"
+    assert quantities.last_loss(diverged) is None
+    page = public_table.page([with_losses("a", [3.0, 2.0, 1.5]), diverged])
+    since = "not finite since step 30"
+    assert row_of(page, "diverged")[4:9] == ["100", since, since, "not finite", since]
+    assert "- diverged: its loss is not finite since step 30" in page
+    recovered = with_losses("recovered", [3.0, None, 1.5])
+    assert (recovered.not_finite_since, recovered.counts, quantities.last_loss(recovered)) == (None, True, 1.5)
+    golden = diverged.model_copy(update={"log_format": "megatron"})  # NaN at the steps that were not made
+    assert golden.counts
+
+
+def test_a_diverged_repeat_is_a_row_of_its_own() -> None:
+    setting = Setting(entry="e")
+    runs = [with_losses("a", [3.0, 2.0], setting=setting), with_losses("b", [3.0, None], setting=setting)]
+    page = public_table.page(runs)
+    assert row_of(page, "a")[5] == "2"
+    assert row_of(page, "b")[5] == "not finite since step 20"
+
+
+def test_a_last_evaluation_that_is_not_finite_is_not_replaced_by_an_earlier_one() -> None:
+    evaluation = Series(columns={"evaluation_loss": [2.0, None]}, not_finite={"evaluation_loss": [1]})
+    run = make("a").model_copy(update={"evaluation": evaluation})
+    assert quantities.last_evaluation_loss(run) is None
+
+
+def test_a_reference_has_enough_losses() -> None:
+    runs = [with_losses("short", [3.0]), with_losses("a", [3.0, 2.0]), with_losses("b", [3.0, 2.5])]
+    page = public_table.page(runs)
+    assert "The reference is a, because short logged only 1 training loss." in page
+    assert (row_of(page, "a")[8], row_of(page, "b")[8]) == ("", "25 %")
+    long = [with_losses(name, [2.0 + n / 100 for n in range(100)]) for name in ("a", "b")]
+    page = public_table.page([with_losses("short", [3.0, 2.0]), *long])
+    assert "The reference is a, because short logged only 2 training losses." in page
+    assert "because x has a loss that is not finite" in public_table.page([with_losses("x", [1.0, None]), *long])
+    assert "The reference is a," not in public_table.page(runs[1:])
+
+
+def test_imported_runs_keep_the_order_in_which_they_were_given(tmp_path: Path) -> None:
+    runs = [make("b", model="z"), make("a", model="z"), make("c", model="y")]
+    folder.write(runs, tmp_path)
+    paths = archive.find([folder.path_of(tmp_path, run.name) for run in runs])
+    page = public_table.page(archive.read(paths))
+    assert page.index("## z") < page.index("| b |") < page.index("| a |") < page.index("## y") < page.index("| c |")

@@ -120,6 +120,12 @@ def _page(records: tuple[Path, ...], view: str, control: str, each: bool, markdo
         raise Refusal(f"--each: --view {view} lists every run or cell anyway. Leave --each out.")
     from study.public_runs import archive
 
+    for path in records:
+        if path.is_file() and not archive.find([path]):
+            raise Refusal(
+                f"{path} is a file, but not an imported run. If it is the log of a training, run `zero-study import"
+                f" {path} --output FOLDER` first, and compare FOLDER. Runs of this project are compared by folder."
+            )
     public = archive.find(records)
     if public and view != SHORT:
         raise Refusal(f"--view {view}: {public[0]} is a run that was imported from a log. Leave --view out.")

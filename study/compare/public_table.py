@@ -1,27 +1,29 @@
-"""The table of `zero-study compare` for public runs: what others measured, never in one table with own runs."""
+"""The table of `zero-study compare` for runs that were imported from logs. Own runs are never in it."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterable, Sequence
-from itertools import groupby
 from typing import Any
 
 from study.formatting import bytes_text, markdown, percent, shown, three_digits
-from study.public_runs.quantities import QUANTITIES, points
+from study.public_runs.quantities import QUANTITIES, points, values
 from study.public_runs.schema import PublicRun
 
-HEAD = ["runs", "n", "GPUs", "strategy", "steps", "last loss", "at", "loss", "difference", "s/step", "peak, tensors"]
+HEAD = ["runs", "n", "GPUs", "strategy", "logged", "last loss", "at", "loss", "difference", "s/step", "peak, tensors"]
 
 EXPLANATION = """\
-These runs were imported from logs. They were **measured by others**, and not by this project's trainer. Repeats of one
-entry of a source, which differ in the seed only, are one row with the median of each column. A run whose log ended
-early is listed below and in no row.
+These runs were imported from logs, so this project did not measure them. Repeats of one entry of a source, which differ
+in the seed only, are one row with the median of each column. A run whose log ended early is listed below and in no row.
 
+- logged: the number of training steps that the log has, which may be fewer than were made.
 - last loss: the mean of the last tenth of the logged training losses, but of at most ten.
-- at, loss, difference: the training loss at the last step (or sample) that the first row and this row both logged, and
-  its relative difference from that of the first row. Two trainings are comparable only as far as their settings are:
-  what differs is listed below each table."""
+- at, loss, difference: the training loss at the last step (or sample) that this row and the reference both logged, and
+  its relative difference from that of the reference. The reference is the first row, unless a line below the table
+  names another one. Two trainings are comparable only as far as their settings are: what differs is listed below each
+  table."""
+LEAST_LOGGED = 2  # losses of a reference
+LEAST_SHARE = 0.1  # of the losses that the other rows logged
 MLPERF = "MLPerf"
 MLPERF_NOTE = (
     "Results of different benchmarks, or of MLPerf and something else, must not be ranked against each other. Numbers "
@@ -35,10 +37,13 @@ def page(runs: Sequence[PublicRun]) -> str:
     benchmarks = {run.setting.benchmark for run in runs}
     if len(benchmarks) > 1 and any(name and name.startswith(MLPERF) for name in benchmarks):
         lines += [f"**{MLPERF_NOTE}**", ""]
-    for title, members in groupby(sorted(runs, key=_title), key=_title):
-        lines += [f"## {shown(title)}", "", *_table(list(members)), ""]
-    if early := [f"- {shown(run.name)}: {run.ending}" for run in runs if not run.counts]:
-        lines += ["Not averaged:", "", *early, ""]
+    tables: dict[str, list[PublicRun]] = {}  # in the order in which the runs were given, like the rows of a table
+    for run in runs:
+        tables.setdefault(_title(run), []).append(run)
+    for title, members in tables.items():
+        lines += [f"## {shown(title)}", "", *_table(members), ""]
+    if left_out := [f"- {shown(run.name)}: {run.why_not_counted}" for run in runs if not run.counts]:
+        lines += ["Not averaged:", "", *left_out, ""]
     if marked := [f"- {shown(run.name)}: {shown('; '.join(run.marks))}" for run in runs if run.marks]:
         lines += ["Odd in the logs:", "", *marked, ""]
     return "\n".join(lines).rstrip()
@@ -52,20 +57,58 @@ def _title(run: PublicRun) -> str:
 def _table(runs: list[PublicRun]) -> list[str]:
     rows: dict[str, list[PublicRun]] = {}  # in the order in which the runs were given
     for run in runs:
-        if run.counts:
+        if run.ending != "ended early":
             rows.setdefault(_setting(run), []).append(run)
     if not rows:
         return ["No run has a log that did not end early."]
     counted = [*rows.values()]
-    first = counted[0]
-    lines = list(markdown(HEAD, (_row(members, first) for members in counted)))
-    differing = _differing([members[0] for members in counted])
-    return [*lines, "", f"These settings differ: {shown(', '.join(differing))}."] if differing else lines
+    reference, why_not_first = _reference(counted)
+    lines = list(markdown(HEAD, (_row(members, reference) for members in counted)))
+    if why_not_first:
+        lines += [
+            "",
+            f"The reference is {shown(_name(reference))}, because {shown(_name(counted[0]))} {why_not_first}.",
+        ]
+    if differing := _differing([members[0] for members in counted]):
+        lines += ["", f"These settings differ: {shown(', '.join(differing))}."]
+    return lines
+
+
+def _reference(rows: list[list[PublicRun]]) -> tuple[list[PublicRun], str]:
+    """Return the first row with enough losses to compare others with, and why that is not the first row of all.
+
+    If no row has enough losses, the first row is the reference.
+    """
+    numbers = [statistics.median(len(_losses(run)) for run in members) for members in rows]
+    reasons: list[str] = []
+    for place, (members, number) in enumerate(zip(rows, numbers, strict=True)):
+        others = numbers[:place] + numbers[place + 1 :]
+        reason = ""
+        if members[0].not_finite_since:
+            reason = "has a loss that is not finite at its end"
+        elif number < LEAST_LOGGED or number < LEAST_SHARE * statistics.median(others or [0]):
+            reason = f"logged only {number:,.0f} training loss{'es' * (number != 1)}"
+        if not reason:
+            return members, reasons[0] if reasons else ""
+        reasons.append(reason)
+    return rows[0], ""
+
+
+def _losses(run: PublicRun) -> list[float | int]:
+    """Return the finite training losses of a run."""
+    return [value for value in values(run.training, "loss") if value is not None]
+
+
+def _name(members: list[PublicRun]) -> str:
+    return members[0].name if len(members) == 1 else f"{members[0].name} ..."
 
 
 def _setting(run: PublicRun) -> str:
-    """Return a key that is equal for repeats. Without the entry of a source, equal settings are no sign of repeats."""
-    if run.setting.entry is None:
+    """Return a key that is equal for repeats. Without the entry of a source, equal settings are no sign of repeats.
+
+    A training that diverged has a row of its own.
+    """
+    if run.setting.entry is None or run.not_finite_since:
         return run.name
     return run.setting.model_copy(update={"seed": None, "other": {}}).model_dump_json()
 
@@ -76,23 +119,29 @@ def _differing(runs: Iterable[PublicRun]) -> list[str]:
     return [name.replace("_", " ") for name in names if len({str(setting.get(name)) for setting in settings}) > 1]
 
 
-def _row(members: list[PublicRun], first: list[PublicRun]) -> list[Any]:
+def _row(members: list[PublicRun], reference: list[PublicRun]) -> list[Any]:
     setting = members[0].setting
     steps = [len(run.training) for run in members if run.training is not None]
-    place, losses, others = _at_last_common(members, first)
+    place, losses, others = _at_last_common(members, reference)
     loss = statistics.median(losses) if losses else None
-    difference = statistics.median(losses) / statistics.median(others) - 1 if losses and others else None
+    difference = statistics.median(losses) / statistics.median(others) - 1 if losses and any(others) else None
+    numbers = [
+        _median(members, "last loss", three_digits),
+        place,
+        "unknown" if loss is None else f"{loss:.5g}",
+        "unknown" if difference is None else "" if members is reference else percent(difference),
+    ]
+    if members[0].not_finite_since:
+        since = f"not finite since {members[0].not_finite_since}"
+        numbers = [since, since, "not finite", since]
     gpus = f"{setting.num_gpus} {setting.gpu or 'unknown'}" if setting.num_gpus else setting.gpu or "unknown"
     return [
-        shown(members[0].name if len(members) == 1 else f"{members[0].name} ..."),
+        shown(_name(members)),
         len(members),
         shown(gpus),
         shown(setting.strategy or "unknown"),
         statistics.median(steps) if steps else "unknown",
-        _median(members, "last loss", three_digits),
-        place,
-        "unknown" if loss is None else f"{loss:.5g}",
-        "unknown" if difference is None else "" if members is first else percent(difference),
+        *numbers,
         _median(members, "seconds per step", three_digits),
         _median(members, "peak of tensors", bytes_text),
     ]

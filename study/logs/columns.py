@@ -10,15 +10,16 @@ import itertools
 import math
 import re
 from collections.abc import Iterable, Mapping
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeVar
 
 from study.errors import Refusal
+from study.logs import draft as draft_module
 from study.logs.draft import EXACT, MOST_COLUMNS, WHERE, Draft, Runs
 from study.logs.reading import GIB, MIB, Number, cleaned, number, seconds_since_1970
 from study.public_runs.schema import COLUMNS
 
 # A position is the number of the step or the time, for instance. Training steps and evaluations have it.
-Role = Literal["position", "date", "training", "evaluation", "internal"]
+Role = Literal["position", "date", "run", "training", "evaluation", "internal"]
 
 
 class Meaning(NamedTuple):
@@ -61,6 +62,9 @@ _MEMORY = {
         "peak_reserved", "max_reserved", "peak_memory_reserved", "max_memory_reserved", "memory_max_reserved"
     ),
 }  # fmt: skip
+Row = TypeVar("Row")
+MOST_REVERSED = 200_000  # rows, because all of them are in memory
+REVERSED = "the newest row was first, so the rows were read in reverse order"
 LARGEST = 10**300  # of an integer of a log that is a finite number
 _UNITS = {"bytes": 1, "mib": MIB, "gib": GIB}
 
@@ -76,6 +80,7 @@ _MEMORY_OF = {
     for unit, factor in _UNITS.items()
 }
 _OF_EVALUATION = re.compile(r"(?:eval|evaluation|val|valid|validation|validation_metrics|test)_(.+)")
+_OF_RUN = re.compile("(?:run|experiment|exp|trial|job)(?:_?(?:id|name|number))?|seed")
 _OF_TRAINING = re.compile(r"(?:train|training|trainer|loss_metrics)_(.+)")
 
 
@@ -94,6 +99,8 @@ def meaning(name: str) -> Meaning:
     plain = match[1] if match else plain
     if plain in _POSITION_OF:
         return Meaning(_POSITION_OF[plain], "position")
+    if _OF_RUN.fullmatch(plain):
+        return Meaning(cleaned(name), "run")
     if plain in _DATES:
         return Meaning(plain, "date")
     if plain in _MEMORY_OF:
@@ -104,6 +111,7 @@ def meaning(name: str) -> Meaning:
 class Rows:
     """Adds rows of named values to the runs of a log, as training steps and evaluations.
 
+    A column such as `run_id` says to which run a row belongs, so that the rows of several runs may alternate.
     `known` are names that a format defines differently from `meaning`.
     """
 
@@ -115,6 +123,8 @@ class Rows:
         self._texts: dict[str, tuple[WHERE, int]] = {}  # column -> where its first text is, and how many there are
         self._too_many = False
         self._counts_entries = False
+        self._label: dict[str, str] = {}  # the values of the columns that name the current run
+        self._by_label: dict[tuple[tuple[str, str], ...], Runs] = {}
 
     def meaning(self, name: str) -> Meaning | None:
         """Return what a column is. None if there are too many columns already.
@@ -145,9 +155,14 @@ class Rows:
         evaluated: dict[str, Number] = {}
         rows = {"position": position, "training": trained, "evaluation": evaluated}
         time: float | None = None
+        label: dict[str, str] = {}
         for name, value in values:
             known = self._meanings.get(name) or self.meaning(name)
             if known is None or known.role == "internal":
+                continue
+            if known.role == "run":
+                if text := "" if value is None else cleaned(str(value)):
+                    label[name] = text
                 continue
             converted = value if type(value) is float else as_number(value)
             if known.role == "date":
@@ -161,11 +176,26 @@ class Rows:
         if "_step" in position and "step" not in self._taken:
             position["step"] = position["_step"]
             self._counts_entries = True
+        if label and (trained or evaluated) and not label.items() <= self._label.items():
+            self._choose(label)
         if trained or is_trained:
             self.runs.train(position | trained, where, time)
         if evaluated:
             self.runs.evaluate(position | evaluated, where, time)
         return self.runs.current
+
+    def _choose(self, label: dict[str, str]) -> None:
+        """Continue with the run of this label. Raises Refusal if there are too many."""
+        key = tuple(sorted(label.items()))
+        if key not in self._by_label:
+            if len(self._by_label) >= draft_module.MOST_RUNS:
+                names = " and ".join(label)
+                raise Refusal(
+                    f"its column {cleaned(names)} has more than {draft_module.MOST_RUNS:,} values, which is too many"
+                    " runs. Rename the column if it does not name the run"
+                )
+            self._by_label[key] = Runs() if self._by_label else self.runs
+        self.runs, self._label = self._by_label[key], label
 
     def finish(self) -> list[Draft]:
         """Return the runs. Raises Refusal if no column has a known name."""
@@ -176,10 +206,38 @@ class Rows:
                 f"none of its columns has a name that the import knows, such as step, loss or learning_rate. Its"
                 f" columns are: {shown}. Rename those that you need"
             )
-        drafts = self.runs.finished()
+        drafts = self._finished()
         for draft in drafts[:1]:
             self._mark(draft, drafts)
+        own = {known.column: name for name, known in self._meanings.items() if name not in self._known}
+        for draft in drafts:
+            if "seconds" in own:
+                draft.keep_no_clock(self._own_name(own["seconds"]))
+        is_above_1 = any(draft.evaluation.largest("accuracy") > 1 for draft in drafts)
+        for draft in drafts if "accuracy" in own and is_above_1 else ():  # a percentage, perhaps
+            draft.evaluation.rename("accuracy", self._own_name(own["accuracy"]))
         return drafts
+
+    def _finished(self) -> list[Draft]:
+        """Return the runs, with their labels if a column names them."""
+        drafts: list[Draft] = []
+        for label, runs in (self._by_label or {(): self.runs}).items():
+            several = runs.finished()
+            for place, draft in enumerate(several, 1):
+                if label and len(self._by_label) > 1:
+                    values = [value for _, value in label]
+                    draft.label = "-".join([*values, *[str(place)] * (len(several) > 1)])
+                for name, value in label:
+                    draft.note(name, value)
+            drafts += several
+        if len(drafts) > draft_module.MOST_RUNS:
+            raise Refusal(f"it seems to have more than {draft_module.MOST_RUNS:,} runs")
+        return drafts
+
+    def _own_name(self, name: str) -> str:
+        """Return the log's name of a column, as a name that has no meaning for comparisons."""
+        own = cleaned(name)
+        return own if own not in COLUMNS and own not in self._taken else f"{own} (as logged)"
 
     def _mark(self, draft: Draft, drafts: list[Draft]) -> None:
         """Note in the first run what is odd about the columns of the file."""
@@ -193,6 +251,45 @@ class Rows:
                 draft.not_read.add(f"values of {column} that are no numbers were left out", where, count)
         if texts := sorted(self._texts.keys() - with_numbers):
             draft.marks.add(cleaned(f"columns without numbers were left out: {', '.join(texts)}"))
+
+
+def is_newest_first(rows: Iterable[Iterable[tuple[str, object]]]) -> bool:
+    """Return whether the steps of these rows never rise and do fall, in the rows of each run."""
+    roles: dict[str, str] = {}  # of the columns that matter here
+    last: dict[tuple[object, ...], Number] = {}
+    falls = False
+    for row in rows:
+        steps: dict[str, Number] = {}
+        label: tuple[object, ...] = ()
+        for name, value in row:
+            if name not in roles and len(roles) < MOST_COLUMNS:
+                known = meaning(name)
+                roles[name] = "run" if known.role == "run" else known.column
+            if (role := roles.get(name)) == "run":
+                label += (value,)
+            elif role in ("step", "_step") and (step := as_number(value)) is not None and math.isfinite(step):
+                steps.setdefault(role, step)
+        if steps:
+            step = steps.get("step", next(iter(steps.values())))
+            before = last.get(label, math.inf)
+            if step > before:
+                return False
+            falls = falls or step < before < math.inf
+            last[label] = step
+    return falls
+
+
+def reverse(rows: Iterable[Row]) -> list[Row]:
+    """Return rows in reverse order. Raises Refusal if there are too many."""
+    kept: list[Row] = []
+    for row in rows:
+        kept.append(row)
+        if len(kept) > MOST_REVERSED:
+            raise Refusal(
+                f"its newest row is first, and only {MOST_REVERSED:,} rows can be reversed. Sort its rows by step"
+            )
+    kept.reverse()
+    return kept
 
 
 def as_number(value: object) -> Number | None:

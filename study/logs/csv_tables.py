@@ -5,16 +5,17 @@ from __future__ import annotations
 import csv
 import itertools
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from study.errors import Refusal
 from study.logs import reading
-from study.logs.columns import Meaning, Rows, meaning
+from study.logs.columns import REVERSED, Meaning, Rows, is_newest_first, meaning, reverse
 from study.logs.draft import Draft
 from study.public_runs.schema import COLUMNS
 
 _SEPARATORS = (",", "\t", ";")
+_DECIMAL_COMMA = re.compile(r"[-+]?[0-9]+,[0-9]+(?:[eE][-+]?[0-9]+)?")
 _TAG = re.compile(r"-tag-(.+)\.csv")  # in the name of a file that TensorBoard exports
 
 
@@ -84,15 +85,46 @@ def read(path: Path, known: Mapping[str, Meaning] | None = None, names: list[str
     names = names or own_names
     for name in filter(None, names):
         rows.meaning(name)
-    for line, cells, is_whole in file:
+    num_whole = num_longer = 0
+    content: Iterable[tuple[int, list[str], bool]] = file
+    if is_newest_first(
+        _pairs(names, cells) for _, cells, _ in itertools.islice(table(path), 1, None) if len(cells) == len(names)
+    ):
+        content = reverse(file)
+        rows.runs.current.marks.add(REVERSED)
+    for line, cells, is_whole in content:
         if len(cells) != len(names):
+            num_longer += len(cells) > len(names)
             kind = "a line with another number of columns was left out" if is_whole else "the last line is cut off"
             rows.runs.current.not_read.add(kind, line)
             continue
         if not is_whole:
             rows.runs.current.marks.add("the last line has no line break, so its last value may be cut off", line)
-        rows.add(((name, cell) for name, cell in zip(names, cells, strict=True) if name), line)
+        num_whole += 1
+        _check_decimal_points(rows, names, cells, line)
+        rows.add(_pairs(names, cells), line)
+    if num_longer and not num_whole:
+        raise Refusal(
+            "its lines have more values than its first line has names. If its numbers have decimal commas, write them"
+            " with points, such as 3.5"
+        )
     return rows.finish()
+
+
+def _pairs(names: list[str], cells: list[str]) -> Iterator[tuple[str, str]]:
+    return ((name, cell) for name, cell in zip(names, cells, strict=True) if name)
+
+
+def _check_decimal_points(rows: Rows, names: list[str], cells: list[str], line: int) -> None:
+    """Raise Refusal if a cell of a known column has a decimal comma."""
+    for name, cell in _pairs(names, cells):
+        if "," in cell and _DECIMAL_COMMA.fullmatch(cell.strip()):
+            known = rows.meaning(name)
+            if known is not None and known.column in COLUMNS:
+                raise Refusal(
+                    f"line {line} has the number {cell.strip()[:40]} with a decimal comma. Write numbers with decimal"
+                    " points, such as 3.5"
+                )
 
 
 def read_tensorboard(path: Path) -> list[Draft]:

@@ -19,6 +19,8 @@ MOST_CELLS = 2_000_000  # rows times columns
 MOST_COLUMNS = 1_000
 MOST_NOTES = 200  # values of a setting in the log's own words
 MOST_RUNS = 1_000  # in one file
+MOST_FALLS = 0.1  # of the changes of a clock; a resumed training may set it back
+CLOCK_JUMPS = "the clock jumps back"
 
 _ORDER = {name: place for place, name in enumerate(COLUMNS)}  # of the columns in a public run
 EXACT = 1 << 53  # larger integers cannot be stored as floats
@@ -67,6 +69,18 @@ class Table:
             if len(column) < self._num_kept:
                 column.append(_MISSING)
 
+    def rename(self, name: str, to: str) -> None:
+        """Give a column another name."""
+        if name in self._columns:
+            self._columns = {to if each == name else each: column for each, column in self._columns.items()}
+            self._with_fractions |= {to} if name in self._with_fractions else set()
+        if self._last is not None:
+            self._last = {to if each == name else each: value for each, value in self._last.items()}
+
+    def largest(self, name: str) -> float:
+        """Return the largest finite value of a column. It is minus infinity if there is none."""
+        return max((value for value in self._columns.get(name, ()) if math.isfinite(value)), default=-math.inf)
+
     def _drop_every_second(self) -> None:
         self._columns = {name: column[::2] for name, column in self._columns.items()}
         self._num_kept = (self._num_kept + 1) // 2
@@ -113,6 +127,9 @@ class Marks:
         first, count = self._places.get(kind, (where, 0))
         self._places[kind] = (first, count + times)
 
+    def remove(self, kind: str) -> None:
+        self._places.pop(kind, None)
+
     def texts(self) -> list[str]:
         return [self._text(kind, *place) for kind, place in self._places.items()]
 
@@ -147,6 +164,8 @@ class Draft:
     _last_step: Number | None = None
     _last_trained: Number | None = None
     _last_seconds: Number = -math.inf
+    _clock_rises: int = 0
+    _clock_falls: int = 0  # while the step did not fall
 
     # ------------------------------------------------ setting
 
@@ -235,14 +254,16 @@ class Draft:
 
     def _noticed(self, row: Mapping[str, Number], where: WHERE, time: float | None) -> Mapping[str, Number]:
         """Return a row with its seconds, and note what is odd about its place among the others."""
-        if time is not None and math.isfinite(time):
+        if time is not None and math.isfinite(time) and "seconds" not in row:
             if self.began is None:
                 self.began = time
                 self.marks.add("seconds count from the first logged entry")
             row = {"seconds": round(time - self.began, 6), **row}
         seconds, step = row.get("seconds", math.nan), row.get("step", math.nan)
         if seconds < self._last_seconds:
-            self.marks.add("the clock jumps back", where)
+            self.marks.add(CLOCK_JUMPS, where)
+            self._clock_falls += self._last_step is None or not step < self._last_step  # else it was resumed
+        self._clock_rises += seconds > self._last_seconds > -math.inf
         if math.isfinite(seconds):
             self._last_seconds = seconds
         if math.isfinite(step):
@@ -252,6 +273,15 @@ class Draft:
             if not math.isfinite(value):
                 self.marks.add(f"{name} is not a finite number", where)
         return row
+
+    def keep_no_clock(self, to: str) -> None:
+        """Rename the column `seconds` if it is no clock: it falls too often while the steps rise, or never rises."""
+        intervals = self._clock_rises + self._clock_falls
+        if self._clock_falls > MOST_FALLS * intervals or (self._clock_falls and not self._clock_rises):
+            for table in (self.training, self.evaluation):
+                table.rename("seconds", to)
+            self.marks.remove(CLOCK_JUMPS)
+            self.marks.add(f"the column seconds is no clock, because it falls while the steps rise: it is kept as {to}")
 
     @property
     def has_rows(self) -> bool:
@@ -313,8 +343,8 @@ class Runs:
         self._absorb()
         self.current.ending = "unknown"  # it was resumed
         if isinstance(where, int):
-            self.current.first_line = self.current.first_line or where
-            self.current.last_line = where
+            self.current.first_line = min(self.current.first_line or where, where)
+            self.current.last_line = max(self.current.last_line or where, where)
 
     def _absorb(self) -> None:
         if self._next is not None:

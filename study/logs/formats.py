@@ -25,6 +25,7 @@ from study.logs import (
     wandb_exports,
 )
 from study.logs.draft import Draft
+from study.public_runs import schema
 
 HEAD = 1 << 16  # bytes that are enough to recognize a file, unless it is a log in lines
 SEARCHED = 16 << 20  # characters of a log in which its first line of a known format must be
@@ -47,7 +48,7 @@ PRINTED = Format("trainer output", "what the Trainer prints", trainer.read_print
 LINES = (MLLOG, TORCHTITAN, DEEPSPEED, NANOGPT, PRINTED)
 
 TRAINER = Format("trainer", "the Trainer's trainer_state.json", trainer.read)
-MEGATRON = Format("megatron", "Megatron-LM's golden values", megatron.read)
+MEGATRON = Format(schema.MEGATRON, "Megatron-LM's golden values", megatron.read)
 LOSSES = Format("torchtitan losses", "torchtitan's files of losses", torchtitan.read_losses)
 LIGHTNING = Format("lightning", "Lightning's metrics.csv", csv_tables.read)
 EVENTS = Format("tensorboard", "TensorBoard's event files", event_files.read)
@@ -61,6 +62,7 @@ CSV = Format("csv", "CSV with named columns", csv_tables.read)
 JSON = Format("json", "JSON with named columns", json_tables.read)
 JSON_LINES = Format("json lines", "JSON lines with named columns", json_tables.read_lines)
 
+OWN_STEPS = {"step", "loss", "grad_norm", "learning_rate", "seconds", "tokens"}
 _JSON = re.compile(r'\s*(?:\{\s*["}]|\[\s*[\[{\]])')
 
 
@@ -114,6 +116,10 @@ def _json(path: Path, head: str) -> Format:
     if is_document and not (first.startswith("{") and _object(second)):
         return JSON
     row = row or {}
+    if row.keys() >= OWN_STEPS and ("data_wait_seconds" in row or path.name == "steps.jsonl"):
+        raise Refusal(
+            f"it has the steps of a run of this project. Use `zero-study compare {path.parent}`, with the run's folder"
+        )
     if wandb_exports.is_history(row):
         return HISTORY_JSON
     return AUTOMODEL if row.keys() >= json_tables.AUTOMODEL else JSON_LINES

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from study.errors import Refusal
 from study.logs import json_parts, reading
-from study.logs.columns import Meaning, Rows, as_number
+from study.logs.columns import REVERSED, Meaning, Rows, as_number, is_newest_first, reverse
 from study.logs.draft import MOST_NOTES, Draft
 from study.logs.reading import GIB, cleaned
 
@@ -45,13 +45,9 @@ def is_column(value: object) -> bool:
 def read_lines(path: Path) -> list[Draft]:
     """Return the runs of JSON lines."""
     rows: Rows | None = None
-    for line in reading.lines(path):
-        if not line.text.strip():
-            continue
-        try:
-            entry = json_parts.decoded(line.text)
-        except ValueError:
-            entry = None
+    content: Iterable[tuple[reading.Line, Any]] = _entries(path)
+    is_reversed = is_newest_first(flat(entry) for _, entry in _entries(path) if isinstance(entry, dict))
+    for line, entry in reverse(content) if is_reversed else content:
         rows = rows or Rows(_AUTOMODEL_KNOWN if isinstance(entry, dict) and entry.keys() >= AUTOMODEL else None)
         if isinstance(entry, dict):
             rows.add(flat(entry), line.number)
@@ -60,7 +56,25 @@ def read_lines(path: Path) -> list[Draft]:
             rows.runs.current.not_read.add(kind, line.number)
     if rows is None:
         raise Refusal("it is empty")
-    return rows.finish()
+    return _finished(rows, is_reversed)
+
+
+def _entries(path: Path) -> Iterator[tuple[reading.Line, Any]]:
+    """Yield the lines that are not blank, each with the value that it is in JSON. It is None if it is no JSON."""
+    for line in reading.lines(path):
+        if not line.text.strip():
+            continue
+        try:
+            yield line, json_parts.decoded(line.text)
+        except ValueError:
+            yield line, None
+
+
+def _finished(rows: Rows, is_reversed: bool) -> list[Draft]:
+    drafts = rows.finish()
+    for draft in drafts[:1] if is_reversed else ():
+        draft.marks.add(REVERSED)
+    return drafts
 
 
 def read(path: Path) -> list[Draft]:
@@ -70,7 +84,11 @@ def read(path: Path) -> list[Draft]:
     key_of_rows: str | None = ""  # the key of the list whose elements are rows; None if the document is this list
     notes: list[tuple[str, Any]] = []
     num_values = 0
-    for place, (key, value, is_element) in enumerate(json_parts.parts(path), start=1):
+    content: Iterable[tuple[int, json_parts.Part]] = enumerate(json_parts.parts(path), start=1)
+    is_reversed = is_newest_first(
+        flat(part.value) for part in json_parts.parts(path) if part.is_element and isinstance(part.value, dict)
+    )
+    for place, (key, value, is_element) in reverse(content) if is_reversed else content:
         if is_element and isinstance(value, dict) and key_of_rows in ("", key):
             key_of_rows = key
             rows.add(flat(value), f"entry {place:,}")
@@ -89,7 +107,7 @@ def read(path: Path) -> list[Draft]:
             raise Refusal(f"it has more than {MOST_VALUES:,} values. Write one JSON object per line instead")
     if not rows.runs.current.has_rows:
         _add_columns(rows, columns)
-    drafts = rows.finish()
+    drafts = _finished(rows, is_reversed)
     for draft in drafts[:1]:
         for name, value in notes:
             draft.note(name, value)

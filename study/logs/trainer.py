@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -11,6 +12,7 @@ from study.errors import Refusal
 from study.logs import json_parts, reading
 from study.logs.columns import Meaning, Rows, as_number
 from study.logs.draft import WHERE, Draft
+from study.logs.reading import Number
 
 _KNOWN = {
     "train_runtime": Meaning("seconds", "position"),
@@ -20,6 +22,7 @@ _ENTRIES = "log_history"
 _NOTED = ("num_train_epochs", "train_batch_size", "logging_steps", "eval_steps", "save_steps", "total_flos")
 # Of the whole run. Trainer computes both with the samples of all GPUs.
 _TOTALS = {"train_runtime": "seconds", "train_samples_per_second": "samples_per_second"}
+_EPOCH_FALLS = "the epoch goes back: the training was resumed, or another one began"
 _PROGRAM = "transformers Trainer"
 
 # {'loss': 1.2034, 'grad_norm': 3.1, 'learning_rate': 1e-05, 'epoch': 0.1}
@@ -87,15 +90,29 @@ def is_line(text: str) -> bool:
 
 
 def read_printed(path: Path) -> list[Draft]:
-    """Return the runs of a log with what the Trainer printed. It does not print the number of a step."""
+    """Return the runs of a log with what the Trainer printed. It does not print the number of a step.
+
+    If the epoch falls to that of the first line or below, another run begins.
+    """
     rows = Rows(_KNOWN)
+    first: Number | None = None  # epoch of this run
+    last: Number = -math.inf
     for line in reading.parts(path):
         match = _PRINTED.search(line.text) if "{'" in line.text else None
         if match is None:
             continue
-        if rows.runs.current.ending == "finished":
+        pairs = _PAIR.findall(match[0])
+        epoch = as_number(dict(pairs).get("epoch", ""))
+        if rows.runs.current.ending == "finished" or (
+            epoch is not None and first is not None and epoch <= first < last
+        ):
             rows.runs.begin()
-        _add(rows, _PAIR.findall(match[0]), line.number)
+            first, last = None, -math.inf
+        if epoch is not None and math.isfinite(epoch):
+            if epoch < last:
+                rows.runs.current.marks.add(_EPOCH_FALLS, line.number)
+            first, last = epoch if first is None else first, epoch
+        _add(rows, pairs, line.number)
     drafts = rows.finish()
     for draft in drafts:
         draft.state("program", _PROGRAM)

@@ -49,8 +49,11 @@ def read(path: Path) -> PublicRun:
 def write(runs: Sequence[PublicRun], folder: Path) -> list[PublicRun]:
     """Write runs to a folder, which is created. Return those that were not there yet.
 
-    Raises Refusal, and writes nothing, if a different run of the same name is there.
+    Raises Refusal, and writes nothing, if a different run of the same name is there, or if the folder is a file.
     """
+    for place in (folder, *folder.parents):
+        if place.exists() and not place.is_dir():
+            raise Refusal(f"--output {folder}: {place} is a file. Name a folder.")
     texts = {path_of(folder, run.name): (run, text_of(run)) for run in runs}
     new = {path: each for path, each in texts.items() if not _is_there(path, each[0])}
     created = missing_folders(folder)

@@ -111,13 +111,20 @@ def first_loss(run: PublicRun) -> float | None:
 
 
 def last_loss(run: PublicRun) -> float | None:
-    """Return the mean of the last tenth of the logged training losses, but of at most `LAST` of them."""
+    """Return the mean of the last tenth of the logged training losses, but of at most `LAST` of them.
+
+    None if the last losses are not finite.
+    """
+    if run.not_finite_since:
+        return None
     logged = [value for value in values(run.training, "loss") if value is not None]
     return statistics.fmean(logged[-max(1, min(LAST, len(logged) // 10)) :]) if logged else None
 
 
 def last_evaluation_loss(run: PublicRun) -> float | None:
-    """Return the loss of the last evaluation."""
+    """Return the loss of the last evaluation. None if it is not finite."""
+    if run.evaluation is not None and run.evaluation.not_finite_since("evaluation_loss"):
+        return None
     return next((value for value in reversed(values(run.evaluation, "evaluation_loss")) if value is not None), None)
 
 

@@ -35,6 +35,8 @@ COLUMNS = {
     "host_bytes": "bytes of memory of the host",
 }
 
+MEGATRON = "megatron"  # the format of golden values
+
 Ending = Literal["finished", "ended early", "missed its target", "unknown"]
 
 
@@ -121,6 +123,23 @@ class Series(PublicFacts):
     def __len__(self) -> int:
         return max(map(len, self.columns.values()), default=0)
 
+    def not_finite_since(self, name: str) -> str | None:
+        """Return where the values of a column stop being finite for good, such as "step 50". None if they do not."""
+        places = set(self.not_finite.get(name, ()))
+        since: int | None = None
+        for place in reversed(range(len(self) if places else 0)):
+            if place in places:
+                since = place
+            elif self.columns[name][place] is not None:
+                break
+        if since is None:
+            return None
+        for by in ("step", "samples", "tokens"):
+            position = self.columns[by][since] if by in self.columns else None
+            if position is not None:
+                return f"{by} {position:,.0f}"
+        return f"logged entry {since + 1:,}"
+
 
 class PublicRun(PublicFacts):
     """One training of which a log was imported."""
@@ -139,9 +158,22 @@ class PublicRun(PublicFacts):
     totals: dict[str, float | int] = Field(default_factory=dict)  # of the whole run, by the names of `COLUMNS`
 
     @property
+    def not_finite_since(self) -> str | None:
+        """Where the training loss stops being finite for good, such as "step 50". None if it does not."""
+        # Megatron-LM's golden values are NaN at the steps that a training did not make.
+        return None if self.training is None or self.log_format == MEGATRON else self.training.not_finite_since("loss")
+
+    @property
+    def why_not_counted(self) -> str | None:
+        """Why the run may not be averaged with others. None if it may."""
+        if self.ending == "ended early":
+            return "its log ended early"
+        return f"its loss is not finite since {self.not_finite_since}" if self.not_finite_since else None
+
+    @property
     def counts(self) -> bool:
-        """Whether the run may be averaged with others: its log did not end early."""
-        return self.ending != "ended early"
+        """Whether the run may be averaged with others."""
+        return self.why_not_counted is None
 
     def content(self) -> dict[str, Any]:
         """Return what is written to a file: without unknown values and empty parts."""
