@@ -24,8 +24,8 @@ _KNOWN = {
     "validation_tps": Meaning("tokens_per_second_per_gpu_of_evaluation", "evaluation"),
 }
 
-_MODEL = re.compile(r"Model (.+?) size: ([0-9,]+) total parameters")
-_CARD = re.compile(r"(?:CUDA|HIP|XPU|GPU) capacity: (.+?)(?: \([0-9]+\))? with [0-9.]+GiB memory")
+_MODEL = re.compile(r"Model (.{1,100}?) size: ([0-9,]{1,25}) total parameters")
+_CARD = re.compile(r"(?:CUDA|HIP|XPU|GPU) capacity: (.{1,100}?)(?: \([0-9]+\))? with [0-9.]+GiB memory")
 _STARTS = re.compile(r"Training starts at step [0-9]+")
 _SETUP = {
     "micro_batch_size": re.compile(r"local batch size ([0-9]{1,15})"),
