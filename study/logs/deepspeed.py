@@ -56,6 +56,10 @@ _KNOWN = {
 }
 
 
+# A line that has none of these words has nothing to read. Looking for them is faster than trying all patterns.
+_WORDS = ("step=", "steps: ", "Max_MA ", "CPU Virtual", "config.py:", "launch.py", "DeepSpeed info")
+
+
 def is_line(text: str) -> bool:
     return any(pattern.search(text) for pattern in (_STEP, _TIMER, _PIPELINE))
 
@@ -82,6 +86,8 @@ class _Log:
 
     def take(self, line: reading.Line) -> None:
         text = line.text
+        if not any(word in text for word in _WORDS):
+            return
         if match := _STEP.search(text):
             if match[1] != "0":  # the engine logs step 0 when it is made
                 self._add(line, {"step": match[1], "skipped": match[2], "lr": match[3]})

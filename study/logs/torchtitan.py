@@ -44,6 +44,9 @@ _ENGINES: dict[str, dict[str, object]] = {  # what a line says -> what it means
     "with torch.compile": {"compiled": True},
 }
 
+# A line that has none of these words has no setting. Looking for them is faster than trying all patterns.
+_WORDS = ("total parameters", " capacity: ", "Training starts", "Training completed", "Trainer is", *_ENGINES)
+
 _LOSS = re.compile(r"([0-9]{1,15}) ([0-9]+\.[0-9]{6,})")  # a line of a file of losses
 
 
@@ -84,6 +87,8 @@ def _date(text: str) -> float | str:
 
 
 def _read_setting(text: str, rows: Rows) -> None:
+    if not any(word in text for word in _WORDS):
+        return
     draft = rows.runs.stating
     if match := _MODEL.search(text):
         draft.state("model", match[1])
