@@ -332,6 +332,32 @@ def test_a_number_is_what_the_records_say(number):
         assert "uperseded by" not in study.read_text(encoding="utf-8")
 
 
+# What README's first table says -> the page with the output of the command, and what stands in it.
+ANSWERS = {
+    "1.04 s per step, 16.3 GiB of each GPU stay free. DDP lacks 82.9 GiB": ("README.md", "1.04 s, and by the", "-82.9"),
+    "3 of 12 keys do not work as written": ("docs/doctor.md", "3 of 12 keys do not work as written"),
+    "gradients were not averaged": ("docs/prove.md", "WRONG gradients were not averaged", "every rank trains on"),
+    "HANG: rank 0 is in the all_reduce of line 21, rank 1 in that of line 17": (
+        "docs/dry-run.md", "rank 0: all_reduce of 4 bytes float32 train_hang.py:21", "rank 1: all_reduce",
+    ),
+    "`lm_head.weight` and `embed_tokens.weight` have no elements": (
+        "docs/saved.md", "empty (2): lm_head.weight, model.embed_tokens.weight",
+    ),
+    "5 of 15 known changes may affect training": ("docs/releases.md", "5 of 15 known changes", "gradients are lost"),
+    "First difference: step 1, all 4 gradients are 0.5 times as large in B": (
+        "docs/diff.md", "First difference: step 1, all 4 gradients that differ are 0.5 times as large in B",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("said", ANSWERS)
+def test_an_answer_in_the_first_table_is_in_the_output_of_its_command(said):
+    page, *parts = ANSWERS[said]
+    output = " ".join((ROOT / page).read_text(encoding="utf-8").split())
+    assert said in README
+    assert [part for part in parts if part not in output] == []
+
+
 def test_the_predictions_at_the_top_are_those_of_the_table():
     zero3, ddp = re.search(r"ZeRO-3 needs (\d+) GiB per GPU.*?DDP needs (\d+) GiB", README, re.DOTALL).groups()
     sentence = f"ZeRO-3 needs {zero3} GiB per GPU and DDP needs {ddp} GiB."

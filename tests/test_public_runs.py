@@ -131,7 +131,16 @@ def test_a_large_difference_is_not_within_the_margin_and_one_run_decides_nothing
     loss = public_comparisons.answer(COMPARISON, groups(noise, [x + 0.5 for x in noise])).differences[-1]
     assert loss.verdict == "higher"
     loss = public_comparisons.answer(COMPARISON, groups(noise, [2.5])).differences[-1]
-    assert (loss.low, loss.verdict) == (None, "one run on a side, no interval")
+    assert (loss.low, loss.verdict) == (None, "one run on a side")
+
+
+def test_equal_repeats_and_a_wide_margin_do_not_hide_a_difference() -> None:
+    """Two-decimal losses of repeats can be equal, and a wide margin is no reason to call a difference undecided."""
+    assert public_comparisons.difference("last loss", [2.0] * 3, [3.0] * 3, "b").verdict == "higher in every run"
+    assert public_comparisons.difference("last loss", [2.0] * 3, [2.0] * 3, "b").verdict == "equal in all logged digits"
+    noise = np.random.default_rng(2).normal(2.0, 0.06, 10)
+    assert public_comparisons.difference("last loss", noise, noise + 0.08, "b").verdict == "higher"
+    assert public_comparisons.difference("last loss", [2.0, 2.1], [2.2, 2.3], "b").margin is None
 
 
 def test_a_run_whose_log_ended_early_is_not_averaged() -> None:
@@ -175,7 +184,7 @@ def test_pairs_by_fields_of_runs_that_have_totals_only() -> None:
         name="x", question="?", source="s", control={"num_nodes": 1}, arm={"num_nodes": 4}, by=["model"]
     )
     (pair,) = public_pairs.pairs_of(comparison, runs)
-    assert pair == ("a against b", 0, None, None, None, 1.5, 1.0, None)
+    assert pair == ("a against b", 0, None, None, None, 1.5, 1.0, True, None)
     assert quantities.seconds_per_step(runs[0]) == 2.0
 
 

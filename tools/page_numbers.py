@@ -33,7 +33,7 @@ from study.compare import bits, frontier
 from study.compare.communication_views import NetworkCell, network_cells
 from study.engines.conformance import committed
 from study.formatting import powers
-from study.planner import published_rows
+from study.planner import public_errors, published_rows
 from study.records import find as records
 from study.records.steps import steps_of
 from study.report import plots, tables
@@ -728,8 +728,36 @@ def ratio(size: str, strategy: str, column: str = "peak_gib") -> str:
     return f"{peak_ratio(size, strategy, column=column):.2f}"
 
 
+def blind_memory() -> str:
+    """Say how far peaks of tensors are off that were predicted before their logs were read."""
+    errors = [abs(each.error) for each in public_errors.compared() if each.quantity == "peak_allocated_bytes"]
+    tail = whole_percent(float(np.quantile(errors, 0.9)))
+    return f"by {whole_percent(statistics.median(errors))} in the median, and by more than {tail} in one of ten cases"
+
+
+GOOD_TIME = 0.3  # median error of the times of a source; the sources are far from it on either side
+
+
+def blind_times() -> str:
+    """Say how far times are off, by source, that were predicted before their logs were read."""
+    errors: dict[str, list[float]] = {}
+    for each in public_errors.compared():
+        if each.quantity in ("seconds_per_step", "tokens_per_second_per_gpu") and each.error is not None:
+            errors.setdefault(public_errors.SOURCES[each.family], []).append(abs(each.error))
+    medians = sorted(statistics.median(of_source) for of_source in errors.values())
+    sides = [[each for each in medians if (each <= GOOD_TIME) == is_good] for is_good in (True, False)]
+    good, bad = (f"{100 * side[0]:.0f} to {whole_percent(side[-1])}" for side in sides)
+    numbers = {3: "three", 4: "four", 5: "five"}
+    return (
+        f"by {good} in the median for {numbers[len(sides[0])]} sources, and by {bad} for the {numbers[len(sides[1])]} "
+        "others"
+    )
+
+
 # By page and name: what lies between the two comments.
 PLACES: dict[tuple[str, str], Callable[[], str]] = {
+    ("README.md", "blind_memory"): blind_memory,
+    ("README.md", "blind_times"): blind_times,
     ("docs/CONTRIBUTING.md", "throughputs"): throughputs,
     ("docs/carry-over.md", "rounding"): first_screen.largest_difference,
     ("docs/carry-over.md", "tuned_zero3"): tuned_zero3_below_fsdp2,

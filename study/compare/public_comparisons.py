@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from scipy import stats
 
 from study import files
-from study.compare.differences import CEILING, CONFIDENCE
+from study.compare.differences import CEILING, CONFIDENCE, CONSTANT
 from study.compare.public_pairs import PairedComparison
 from study.errors import Refusal, refusing
 from study.public_runs import archive
@@ -27,10 +27,11 @@ from study.public_runs.schema import PublicRun
 FILE = Path(__file__).with_name("public_comparisons.yaml")
 NOT_COMPARED = {
     "entry",
-    "seed",
     "system",
-    "submitter",
 }  # fields of a setting whose differences say nothing by themselves
+
+FEWEST_REPEATS = 3  # that give a margin
+ONE_RUN = "one run on a side"
 
 Selection = dict[str, str | int | float | bool | list[str | int | float | bool]]
 
@@ -106,6 +107,7 @@ class Result(NamedTuple):
     num_runs: dict[str, int]  # by group
     left_out: list[str]  # runs that are not averaged, with the reason
     also_differs: list[str]  # fields of the setting that differ beside the compared ones
+    benchmark: str | None  # if all runs are of one benchmark
     differences: list[Difference]
 
 
@@ -139,7 +141,9 @@ def answer(comparison: Comparison, runs: Sequence[PublicRun] | None = None) -> R
         ):
             differences.append(difference(quantity, control_values, values, arm.name))
     num_runs = {name: len(members) for name, members in counted.items()}
-    return Result(comparison, num_runs, left_out, _also_differs(comparison, counted), differences)
+    benchmarks = {run.setting.benchmark for members in counted.values() for run in members}
+    benchmark = benchmarks.pop() if len(benchmarks) == 1 else None
+    return Result(comparison, num_runs, left_out, _also_differs(comparison, counted), benchmark, differences)
 
 
 def groups(comparison: Comparison, runs: Sequence[PublicRun] | None = None) -> dict[str, list[PublicRun]]:
@@ -195,6 +199,7 @@ def difference(quantity: str, control: Sequence[float], arm: Sequence[float], ar
     margin, bounds = _margin(ours, is_time), _interval(ours, theirs)
     ceiling = CEILING["times" if is_time else "learned"]
     verdict = _counted(control, arm) if quantity in BYTES else _verdict(ours, theirs, margin, bounds, ceiling)
+    relative = 0.0 if abs(relative) < CONSTANT else relative
     low, high = (None, None) if bounds is None else (float(np.expm1(bound)) if is_time else bound for bound in bounds)
     shown_margin = None if margin is None else float(np.expm1(margin)) if is_time else margin
     return Difference(quantity, control, arm, arm_name, relative, low, high, shown_margin, verdict)
@@ -202,7 +207,7 @@ def difference(quantity: str, control: Sequence[float], arm: Sequence[float], ar
 
 def _margin(repeats: np.ndarray, is_time: bool) -> float | None:
     """Return the repeatability limit: 95 of 100 pairs of repeats differ by less."""
-    if len(repeats) < 2 or not np.ptp(repeats):
+    if len(repeats) < FEWEST_REPEATS or not np.ptp(repeats):
         return None
     return float(stats.t.ppf((1 + CONFIDENCE) / 2, len(repeats) - 1) * np.sqrt(2) * repeats.std(ddof=1))
 
@@ -220,21 +225,28 @@ def _verdict(
     """Return the verdict on two groups. A margin above the ceiling says nothing (see `differences.CEILING`)."""
     if not np.ptp([*ours, *theirs]):
         return "equal in all logged digits"
-    if bounds is None or margin is None:
-        return "one run on a side, no interval" if min(len(ours), len(theirs)) < 2 else "not decided"
+    if min(len(ours), len(theirs)) < 2:
+        return ONE_RUN
+    if bounds is None:  # all repeats of a side are equal in their logged digits
+        return _counted(ours.tolist(), theirs.tolist())
+    if margin is None:
+        return "not decided (too few repeats for a margin)"
     above = stats.ttest_ind(theirs + margin, ours, equal_var=False, alternative="greater").pvalue
     below = stats.ttest_ind(theirs - margin, ours, equal_var=False, alternative="less").pvalue
     excludes_0 = bounds[0] > 0 or bounds[1] < 0
     if max(above, below) < 1 - CONFIDENCE:
-        if margin > ceiling and max(-bounds[0], bounds[1]) > ceiling:
-            return "not decided: repeats of the control differ too much"
-        return "within the margin, but the interval excludes 0" if excludes_0 else "within the margin"
+        if margin <= ceiling or max(-bounds[0], bounds[1]) <= ceiling:
+            return "within the margin, but the interval excludes 0" if excludes_0 else "within the margin"
+        if not excludes_0:
+            return "not decided (wide margin)"
     if excludes_0:
         return "higher" if bounds[0] > 0 else "lower"
     return "not decided"
 
 
 def _counted(control: Sequence[float], arm: Sequence[float]) -> str:
+    if min(len(control), len(arm)) < 2:
+        return ONE_RUN
     if min(arm) > max(control):
         return "higher in every run"
     if max(arm) < min(control):
@@ -248,6 +260,7 @@ def _also_differs(comparison: Comparison, counted: Mapping[str, Sequence[PublicR
     for name, members in counted.items():
         for run in members:
             setting = run.setting.model_dump(exclude={"other", "versions"}) | run.setting.versions
+            setting["seed"] = None if setting["seed"] is None else "stated"
             for field, value in setting.items():
                 facts.setdefault(field, {}).setdefault(name, set()).add("unknown" if value is None else f"{value}")
     differing = []

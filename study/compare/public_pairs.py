@@ -7,6 +7,7 @@ only the cluster differs.
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -51,6 +52,7 @@ class Pair(NamedTuple):
     last: float | None  # relative difference of the last common loss, with its sign
     time: float | None  # seconds per step of the arm relative to those of the control
     peak: float | None  # peak of the tensors of the arm relative to that of the control
+    is_whole: bool  # whether neither log ended early; the steps that both logged are compared anyway
     mean: float | None = None  # relative difference of the mean of the losses of all common steps, with its sign
 
 
@@ -67,6 +69,10 @@ class Spread(NamedTuple):
 
 def pairs_of(comparison: PairedComparison, runs: Sequence[PublicRun]) -> list[Pair]:
     """Return the pairs of a comparison, ordered by the name of the case."""
+    return sorted((_pair(control, arm) for control, arm in _partners(comparison, runs)), key=lambda pair: pair.entry)
+
+
+def _partners(comparison: PairedComparison, runs: Sequence[PublicRun]) -> list[tuple[PublicRun, PublicRun]]:
     controls, arms = (
         {_key(run, comparison.by): run for run in runs if _has(run, side)}
         for side in (comparison.control, comparison.arm)
@@ -74,8 +80,19 @@ def pairs_of(comparison: PairedComparison, runs: Sequence[PublicRun]) -> list[Pa
     partners = [(key, key) for key in controls]
     if comparison.pairs:
         partners = [((entry,), (each,)) for entry, listed in comparison.pairs.items() for each in _as_list(listed)]
-    pairs = [_pair(controls[ours], arms[theirs]) for ours, theirs in partners if ours in controls and theirs in arms]
-    return sorted(pairs, key=lambda pair: pair.entry)
+    return [(controls[ours], arms[theirs]) for ours, theirs in partners if ours in controls and theirs in arms]
+
+
+def also_differs(comparison: PairedComparison, runs: Sequence[PublicRun]) -> list[str]:
+    """Return the fields of the setting that differ within pairs, beside those that select the sides."""
+    counts: Counter[str] = Counter()
+    total = 0
+    for control, arm in _partners(comparison, runs):
+        ours, theirs = _facts(control), _facts(arm)
+        names = (ours.keys() | theirs.keys()) - {*comparison.control, *comparison.arm, "entry", "seed", "log", "date"}
+        counts.update(name for name in names if ours.get(name) != theirs.get(name))
+        total += 1
+    return [f"{name.replace('_', ' ')} in {count} of {total} pairs" for name, count in sorted(counts.items())]
 
 
 def _as_list(listed: str | list[str]) -> list[str]:
@@ -112,6 +129,7 @@ def _pair(control: PublicRun, arm: PublicRun) -> Pair:
         relative[-1] if relative else None,
         other_times / times if times and other_times else None,
         other_peak / peak if peak and other_peak else None,
+        control.counts and arm.counts,
         other_mean / mean - 1 if mean and other_mean else None,
     )
 

@@ -10,11 +10,12 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, NullFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from study.compare.public_comparisons import Difference, Result
-from study.compare.public_pairs import Pair, PairedComparison, spread
+from study.compare.public_pairs import Pair, PairedComparison, also_differs, spread
 from study.formatting import bytes_text, percent, three_digits
+from study.public_runs import archive
 from study.public_runs.quantities import BYTES, TIMES, points
 from study.public_runs.schema import PublicRun
 from study.report import plots
@@ -92,19 +93,35 @@ MLPERF_FOOTNOTE = (
 
 
 def summary(results: Iterable[Result]) -> str:
-    """Return a list with the answer to each comparison: its first quantity, and the last one that was learned."""
+    """Return a list with the answers: for each comparison the first time, memory and the last learned quantity."""
     lines = []
     for result in results:
-        of_arm: dict[str, list[str]] = {}
+        texts = []
         for arm in result.comparison.arms:
             own = [each for each in result.differences if each.arm_name == arm.name]
-            learned = [each for each in own if each.quantity.startswith(LEARNED)]
-            of_arm[arm.name] = [f"{each.quantity} {_change(each)}" for each in own[:1] + learned[-1:]]
-        texts = [f"{arm}: {', '.join(parts)}" for arm, parts in of_arm.items() if parts]
+            parts = [f"{each.quantity} {_change(each)}, {each.verdict}" for each in _main(own)]
+            texts.append(f"{arm.name} ({result.num_runs[arm.name]} runs): {'; '.join(parts)}")
+        control = result.comparison.control.name
+        benchmark = "".join(f" [{name}]" for name in [result.benchmark] if name)
         lines.append(
-            f"- {result.comparison.question} Relative to {result.comparison.control.name}: {'; '.join(texts)}."
+            f"- **{result.comparison.question}**{benchmark} Relative to {control} ({result.num_runs[control]} runs). "
+            + ". ".join(texts)
+            + "."
         )
-    return "**Answers** (measured by others, with 95 % intervals):\n\n" + "\n".join(lines)
+    return "**Answers** (measured by others; in parentheses: 95 % intervals):\n\n" + "\n".join(lines)
+
+
+def _main(differences: Sequence[Difference]) -> list[Difference]:
+    """Return the first time, the first amount of memory and the last learned quantity."""
+    times = [each for each in differences if each.quantity in TIMES]
+    memory = [each for each in differences if each.quantity in BYTES]
+    learned = [each for each in differences if is_learned(each.quantity)]
+    return [*times[:1], *memory[:1], *learned[-1:]]
+
+
+def is_learned(quantity: str) -> bool:
+    """Return whether a quantity is a loss or an accuracy."""
+    return "loss" in quantity or quantity.startswith("accuracy")
 
 
 def _change(each: Difference) -> str:
@@ -116,22 +133,17 @@ def _change(each: Difference) -> str:
     return f"{_signed(each.relative)}{interval}"
 
 
-LEARNED = ("evaluation loss", "accuracy")
-
-
 def table(result: Result) -> pd.DataFrame:
     """Return the differences of a comparison as text, one row per quantity and arm."""
-    comparison = result.comparison
-    control = comparison.control.name
+    control = result.comparison.control.name
     rows = []
     for each in result.differences:
-        is_learned = each.quantity.startswith(LEARNED) or "loss" in each.quantity
-        show = bytes_text if each.quantity in BYTES else "{:.4f}".format if is_learned else three_digits
+        show = bytes_text if each.quantity in BYTES else "{:.4f}".format if is_learned(each.quantity) else three_digits
         interval = "" if each.low is None or each.high is None else f"{_signed(each.low)} to {_signed(each.high)}"
         rows.append(
             {
                 "quantity": each.quantity,
-                f"{control} (mean of {len(each.control)})": show(sum(each.control) / len(each.control)),
+                f"{control} (mean)": f"{show(sum(each.control) / len(each.control))} ({len(each.control)})",
                 "compared with it": f"{each.arm_name}: {show(sum(each.arm) / len(each.arm))} ({len(each.arm)})",
                 "difference": _signed(each.relative),
                 "95 % interval": interval,
@@ -149,7 +161,7 @@ def table_of_pairs(results: Iterable[tuple[PairedComparison, Sequence[Pair]]]) -
         rows.append(
             {
                 "comparison": comparison.question,
-                "cases": len(pairs),
+                "cases": f"{len(pairs)}{_ended_early(pairs)}",
                 "time per step": _spread([pair.time for pair in pairs]),
                 "peak of tensors": _spread([pair.peak for pair in pairs]),
                 "loss at the first step": _sizes([pair.first for pair in pairs]),
@@ -160,6 +172,11 @@ def table_of_pairs(results: Iterable[tuple[PairedComparison, Sequence[Pair]]]) -
             }
         )
     return pd.DataFrame(rows)
+
+
+def _ended_early(pairs: Sequence[Pair]) -> str:
+    early = sum(not pair.is_whole for pair in pairs)
+    return f" ({early} with a log that ended early)" if early else ""
 
 
 def ratios(results: Iterable[tuple[PairedComparison, Sequence[Pair]]]) -> Figure:
@@ -175,6 +192,7 @@ def ratios(results: Iterable[tuple[PairedComparison, Sequence[Pair]]]) -> Figure
             axes.plot(values, [place] * len(values), "|", color=color, markersize=9, alpha=0.6)
         axes.axvline(1.0, color=plots.INK, linewidth=0.8)
         axes.set_xscale("log")
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if name == "time" else (1, 1.5, 2, 3, 5, 7)))
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}x"))
         axes.xaxis.set_minor_formatter(NullFormatter())
         _dress(axes, f"{label}, relative", plots.INK)
@@ -184,29 +202,32 @@ def ratios(results: Iterable[tuple[PairedComparison, Sequence[Pair]]]) -> Figure
     return figure
 
 
-def caveats_of_pairs(results: Iterable[tuple[PairedComparison, Sequence[Pair]]]) -> list[str]:
-    """Return the caveats of paired comparisons, each once."""
-    return list(dict.fromkeys(caveat for comparison, _ in results for caveat in comparison.caveats))
+def caveats_of_pairs(comparisons: Iterable[PairedComparison]) -> list[str]:
+    """Return what else differs in each paired comparison, by the settings of its runs and by its caveats."""
+    lines = []
+    for comparison in comparisons:
+        differing = also_differs(comparison, archive.source(comparison.source))
+        parts = [*([f"also different: {', '.join(differing)}."] if differing else []), *comparison.caveats]
+        lines += [f"{comparison.name}: {' '.join(parts)}"] if parts else []
+    return lines
 
 
 def strategies(runs: Sequence[PublicRun]) -> pd.DataFrame:
-    """Return one row per strategy and size of a source that has totals only, relative to the size's first row."""
-    rows = []
+    """Return one row per strategy, with the peak per GPU and the time of a step for each size of the model."""
+    cells: dict[tuple[str, str, str], dict[str, str]] = {}
     for run in sorted(runs, key=lambda run: (run.setting.parameters or 0, run.source.lines or [0])):
         setting, totals = run.setting, run.totals
         peak, seconds = totals.get("peak_allocated_bytes"), totals.get("seconds_per_step")
-        rows.append(
-            {
-                "parameters": f"{(setting.parameters or 0) / 1e9:g} billion",
-                "strategy": setting.strategy,
-                "on the host": setting.offload,
-                "checkpointing": "yes" if setting.activation_checkpointing else "no",
-                "peak per GPU": "unknown" if peak is None else bytes_text(peak),
-                "s/step": "unknown" if seconds is None else f"{seconds:g}",
-                "largest micro batch": totals.get("largest_micro_batch_size", "unknown"),
-            }
-        )
-    return pd.DataFrame(rows)
+        place = (setting.strategy or "unknown", setting.offload or "unknown", _answer(setting.activation_checkpointing))
+        memory = "unknown" if peak is None else bytes_text(peak)
+        time = "unknown" if seconds is None else f"{seconds:g} s"
+        cells.setdefault(place, {})[f"{(setting.parameters or 0) / 1e9:g} billion"] = f"{memory}, {time}"
+    names = ["strategy", "on the host", "checkpointing"]
+    return pd.DataFrame([dict(zip(names, place, strict=True)) | row for place, row in cells.items()]).fillna("")
+
+
+def _answer(is_so: bool | None) -> str:
+    return "unknown" if is_so is None else "yes" if is_so else "no"
 
 
 def _spread(values: Sequence[float | None]) -> str:

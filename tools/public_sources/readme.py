@@ -31,7 +31,8 @@ one line of JSON per training. Nothing here was measured by this project. The no
 [planner-accuracy](../planner-accuracy.md) compares the planner's predictions with them.
 
 Each run names its repository, commit, file, digest and license. What a log and the files beside it do not state is \
-missing. A run whose log ends early is marked, and comparisons do not average it. If a repository has no license, only \
+missing. A run whose log ends early is marked, and comparisons do not average it. Comparisons of pairs use the \
+steps that both logs have, and say how many logs ended early. If a repository has no license, only \
 numbers were taken, with their address."""
 COMMANDS = """\
 ## Make a file again
@@ -54,7 +55,7 @@ def page(sources: Mapping[str, Sequence[Repository]]) -> str:
     clones = {name: [each.name.rpartition("/")[2] for each in listed] for name, listed in sources.items()}
     commands = [f"    python tools/public_runs.py {name} {' '.join(each)}" for name, each in clones.items()]
     table = markdown(HEAD, rows, len(HEAD))
-    note = f"MLPerf logs: {MLPERF_FOOTNOTE}"
+    note = f"About the first two sources: {MLPERF_FOOTNOTE}"
     return "\n".join([INTRODUCTION, "", "## Sources", "", *table, "", note, "", COMMANDS, *commands, ""])
 
 
