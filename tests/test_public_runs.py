@@ -147,7 +147,7 @@ def test_a_run_whose_log_ended_early_is_not_averaged() -> None:
     runs = [*groups([2.0, 2.1], [2.0, 2.1]), make("early", 100.0, ending="ended early", entry="b")]
     result = public_comparisons.answer(COMPARISON, runs)
     assert result.num_runs == {"a": 2, "b": 2}
-    assert result.left_out == ["early: ended early"]
+    assert result.left_out == ["early: its log ended early"]
 
 
 def test_a_group_without_runs_or_with_an_unknown_field_is_refused() -> None:

@@ -1250,14 +1250,14 @@ def _expected(each: public_errors.Summary) -> str:
 def public_overall() -> str:
     """Judge the expectations about all sources together."""
     inside: dict[str, list[bool]] = {}
-    for each in public_errors.compared():
-        if each.is_inside is not None:
-            inside.setdefault(public_errors.SOURCES[each.family], []).append(each.is_inside)
+    for row in public_errors.compared():
+        if row.is_inside is not None:
+            inside.setdefault(public_errors.SOURCES[row.family], []).append(row.is_inside)
     share = statistics.median(sum(answers) / len(answers) for answers in inside.values())
-    too_fast = [each.is_too_fast for each in public_errors.compared() if each.is_too_fast is not None]
-    met = [each.is_met for each in public_errors.summaries() if each.is_met is not None]
-    fits = [each for each in public_errors.compared() if each.quantity == "fits"]
-    num_failed = sum(not each.measured for each in fits)
+    too_fast = [row.is_too_fast for row in public_errors.compared() if row.is_too_fast is not None]
+    met = [summary.is_met for summary in public_errors.summaries() if summary.is_met is not None]
+    fits = [row for row in public_errors.compared() if row.quantity == "fits"]
+    num_failed = sum(not row.measured for row in fits)
     return (
         f"{sum(met)} of the {len(met)} expectations in the table were met. Over the {len(inside)} sources with "
         f"intervals, the median of the shares of times inside is {100 * share:.0f} % (expected: at least 75 %). "

@@ -730,7 +730,7 @@ def ratio(size: str, strategy: str, column: str = "peak_gib") -> str:
 
 def blind_memory() -> str:
     """Say how far peaks of tensors are off that were predicted before their logs were read."""
-    errors = [abs(each.error) for each in public_errors.compared() if each.quantity == "peak_allocated_bytes"]
+    errors = [abs(row.error) for row in public_errors.compared() if row.quantity == "peak_allocated_bytes"]
     tail = whole_percent(float(np.quantile(errors, 0.9)))
     return f"by {whole_percent(statistics.median(errors))} in the median, and by more than {tail} in one of ten cases"
 
@@ -741,11 +741,11 @@ GOOD_TIME = 0.3  # median error of the times of a source; the sources are far fr
 def blind_times() -> str:
     """Say how far times are off, by source, that were predicted before their logs were read."""
     errors: dict[str, list[float]] = {}
-    for each in public_errors.compared():
-        if each.quantity in ("seconds_per_step", "tokens_per_second_per_gpu") and each.error is not None:
-            errors.setdefault(public_errors.SOURCES[each.family], []).append(abs(each.error))
+    for row in public_errors.compared():
+        if row.quantity in ("seconds_per_step", "tokens_per_second_per_gpu") and row.error is not None:
+            errors.setdefault(public_errors.SOURCES[row.family], []).append(abs(row.error))
     medians = sorted(statistics.median(of_source) for of_source in errors.values())
-    sides = [[each for each in medians if (each <= GOOD_TIME) == is_good] for is_good in (True, False)]
+    sides = [[median for median in medians if (median <= GOOD_TIME) == is_good] for is_good in (True, False)]
     good, bad = (f"{100 * side[0]:.0f} to {whole_percent(side[-1])}" for side in sides)
     numbers = {3: "three", 4: "four", 5: "five"}
     return (

@@ -65,7 +65,7 @@ def predict(cases: Sequence[MeasuredCase]) -> dict[str, Any]:
         "id": case.name,
         "family": case.family,
         "log": case.log,
-        "compare": [each.quantity for each in cases],
+        "compare": [measurement.quantity for measurement in cases],
         "is_judged": not case.outside,
         "is_short": is_short,
         "seconds_per_step": _short(step.total),
@@ -73,10 +73,10 @@ def predict(cases: Sequence[MeasuredCase]) -> dict[str, Any]:
         "tokens_per_second_per_gpu": _short(step_time.tokens_per_second_per_gpu(case.job, step.total)),
         "peak_allocated_bytes": round(float(peaks.peak(case.shape, case.engine, case.job).total)),
     }
-    for each in cases:
-        if each.quantity not in (*row, *measured_by_others.TIMES):
-            value = prediction.predicted_memory(each)
-            row[each.quantity] = value if isinstance(value, bool) else round(value)
+    for measurement in cases:
+        if measurement.quantity not in (*row, *measured_by_others.TIMES):
+            value = prediction.predicted_memory(measurement)
+            row[measurement.quantity] = value if isinstance(value, bool) else round(value)
     return row
 
 
@@ -89,7 +89,7 @@ def as_text(content: dict[str, Any]) -> str:
     parts = []
     for name, value in content.items():
         if isinstance(value, list):
-            lines = ",\n".join(f"  {json.dumps(each)}" for each in value)
+            lines = ",\n".join(f"  {json.dumps(entry)}" for entry in value)
             parts.append(f' "{name}": [\n{lines}\n ]')
         else:
             parts.append(f' "{name}": {json.dumps(value)}')

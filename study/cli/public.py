@@ -22,7 +22,7 @@ MOST_MARKS = 3  # that are printed for each run
 
 
 @command("import")
-@click.argument("logs", type=PATH, nargs=-1, required=True, metavar="LOG...", help="Logs of trainings, in any format.")
+@click.argument("logs", type=PATH, nargs=-1, required=True, metavar="LOG...", help="Files with the logs of trainings.")
 @click.option("--output", type=PATH, required=True, help="Folder to write to. Each run becomes one file in it.")
 @click.option("--name", help="Name of the run, if there is one log. [default: the log's name]")
 @click.option(
@@ -55,13 +55,11 @@ def _import(logs: tuple[Path, ...], output: Path, name: str | None, setting: tup
     for each in found:
         print(_described(each))
     print(_written(new, found, output))
-    verdict = Verdict.of(
+    return Verdict.of(
         0,
         [Checked(len(found), "run", f"read from {terminal.counted(len(logs), 'log')}")],
         [NotChecked(f"{run.name}: {text}") for run, not_read in found for text in not_read],
     )
-    print(f"Checked: {verdict.coverage()}.")
-    return verdict
 
 
 def _described(imported: Imported) -> str:
@@ -84,10 +82,14 @@ def _described(imported: Imported) -> str:
 
 
 def _written(new: Sequence[PublicRun], found: Sequence[Imported], output: Path) -> str:
+    """Return what was written, what was there, and how many runs could not be read completely."""
     there = len(found) - len(new)
+    incomplete = sum(bool(not_read) for _, not_read in found)
     parts = [f"Wrote {terminal.counted(len(new), 'run')} to {output}."] if new else []
     if there:
         parts.append(f"{terminal.counted(there, 'run')} {'was' if there == 1 else 'were'} there already.")
+    if incomplete:
+        parts.append(f"Parts of {terminal.counted(incomplete, 'run')} could not be read.")
     return " ".join(parts)
 
 

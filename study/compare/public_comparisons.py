@@ -132,7 +132,9 @@ def _content() -> dict[str, Any]:
 def answer(comparison: Comparison, runs: Sequence[PublicRun] | None = None) -> Result:
     """Compare the arms of a comparison with its control. By default, the runs of the archive are compared."""
     members_of = groups(comparison, runs)
-    left_out = [f"{run.name}: {run.ending}" for members in members_of.values() for run in members if not run.counts]
+    left_out = [
+        f"{run.name}: {run.why_not_counted}" for members in members_of.values() for run in members if not run.counts
+    ]
     counted = {name: [run for run in members if run.counts] for name, members in members_of.items()}
     differences = []
     for arm in comparison.arms:

@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple, TypeVar
 
 from study.errors import Refusal
 from study.logs import draft as draft_module
-from study.logs.draft import EXACT, MOST_COLUMNS, WHERE, Draft, Runs
+from study.logs.draft import EXACT, MOST_COLUMNS, Draft, Place, Runs
 from study.logs.reading import GIB, MIB, Number, cleaned, number, seconds_since_1970
 from study.public_runs.schema import COLUMNS
 
@@ -65,6 +65,7 @@ _MEMORY = {
 Row = TypeVar("Row")
 MOST_REVERSED = 200_000  # rows, because all of them are in memory
 REVERSED = "the newest row was first, so the rows were read in reverse order"
+LONGEST_COLUMN = 1_000  # characters of a name
 LARGEST = 10**300  # of an integer of a log that is a finite number
 _UNITS = {"bytes": 1, "mib": MIB, "gib": GIB}
 
@@ -120,19 +121,19 @@ class Rows:
         self._known = known or {}
         self._meanings: dict[str, Meaning] = {}
         self._taken: set[str] = set()
-        self._texts: dict[str, tuple[WHERE, int]] = {}  # column -> where its first text is, and how many there are
+        self._texts: dict[str, tuple[Place, int]] = {}  # column -> where its first text is, and how many there are
         self._too_many = False
         self._counts_entries = False
         self._label: dict[str, str] = {}  # the values of the columns that name the current run
         self._by_label: dict[tuple[tuple[str, str], ...], Runs] = {}
 
     def meaning(self, name: str) -> Meaning | None:
-        """Return what a column is. None if there are too many columns already.
+        """Return what a column is. None if there are too many columns already, or if its name is too long.
 
         If several columns have the same meaning, it belongs to the first one, and the others keep the log's name.
         """
         if name not in self._meanings:
-            if len(self._meanings) >= MOST_COLUMNS:
+            if len(self._meanings) >= MOST_COLUMNS or len(name) > LONGEST_COLUMN:
                 self._too_many = True
                 return None
             known = self._known.get(name) or meaning(name)
@@ -145,7 +146,7 @@ class Rows:
             self._meanings[name] = known
         return self._meanings[name]
 
-    def add(self, values: Iterable[tuple[str, object]], where: WHERE, is_trained: bool = False) -> Draft:
+    def add(self, values: Iterable[tuple[str, object]], where: Place, is_trained: bool = False) -> Draft:
         """Add one row: pairs of a name and a value, which is a number or a text. Return the draft of its run.
 
         A row that has only a position is left out, unless it is the row of a training step.
@@ -242,7 +243,7 @@ class Rows:
     def _mark(self, draft: Draft, drafts: list[Draft]) -> None:
         """Note in the first run what is odd about the columns of the file."""
         if self._too_many:
-            draft.not_read.add(f"only the first {MOST_COLUMNS:,} columns were read")
+            draft.not_read.add(f"there are more than {MOST_COLUMNS:,} columns, or very long names; some were left out")
         if self._counts_entries:
             draft.marks.add("steps are the entries that Weights & Biases counted, perhaps not optimizer steps")
         with_numbers = {name for each in drafts for table in (each.training, each.evaluation) for name in table.names}

@@ -23,14 +23,20 @@ _TIMER = re.compile(
     r"CurrSamplesPerSec=([^\s,]+)(?:, MemAllocated=([0-9.]+)GB, MaxMemAllocated=([0-9.]+)GB)?"
 )
 # steps: 10 loss: 8.2041 iter time (s): 1.204 samples/sec: 8.104
-_PIPELINE = re.compile(r"\bsteps: ([0-9]{1,15}) loss: (\S+) .*?iter time \(s\): (\S+) samples/sec: (\S+)")
+_PIPELINE = re.compile(
+    r"\bsteps: ([0-9]{1,15}) loss: (\S{1,40}) .{0,300}?iter time \(s\): (\S{1,40}) samples/sec: (\S{1,40})"
+)
 # MA 3.96 GB         Max_MA 22.95 GB         CA 23.4 GB         Max_CA 24 GB
 _MEMORY = re.compile(r"\bMA [0-9.]+ GB\s+Max_MA ([0-9.]+) GB\s+CA [0-9.]+ GB\s+Max_CA ([0-9.]+) GB")
 _HOST = re.compile(r"CPU Virtual Memory: +used = ([0-9.]+) GB")
 _SETTING = re.compile(r"\[config\.py:[0-9]+:print\] +(\w+) [ .]*(\S.*)")
 _LAUNCHED = re.compile(r"\b(dist_world_size|nnodes)=([0-9]+)")
 _RELEASE = re.compile(r"DeepSpeed info: version=([^\s,]+)")
-_OFFLOAD = re.compile(r"offload_(param|optimizer)\W{1,4}(?:\w+\()?[^,()]*device\W{1,3}[^,]*?\b(cpu|nvme)\b")
+_OFFLOAD = re.compile(
+    r"offload_(param|optimizer)\W{1,4}(?:\w{1,60}\()?[^,()]{0,60}device\W{1,3}[^,]{0,60}?\b(cpu|nvme)\b"
+)
+
+LONGEST_VALUE = 10_000  # characters of a setting that are searched
 
 _FIELDS = {
     "train_batch_size": "global_batch_size",
@@ -48,6 +54,10 @@ _KNOWN = {
     "MemAllocated": Meaning("allocated_bytes", "training", GIB),
     "MaxMemAllocated": Meaning("peak_allocated_bytes", "training", GIB),
 }
+
+
+# A line that has none of these words has nothing to read. Looking for them is faster than trying all patterns.
+_WORDS = ("step=", "steps: ", "Max_MA ", "CPU Virtual", "config.py:", "launch.py", "DeepSpeed info")
 
 
 def is_line(text: str) -> bool:
@@ -76,6 +86,8 @@ class _Log:
 
     def take(self, line: reading.Line) -> None:
         text = line.text
+        if not any(word in text for word in _WORDS):
+            return
         if match := _STEP.search(text):
             if match[1] != "0":  # the engine logs step 0 when it is made
                 self._add(line, {"step": match[1], "skipped": match[2], "lr": match[3]})
@@ -138,7 +150,7 @@ def _read_setting(draft: Draft, name: str, value: str) -> None:
         draft.state("precision", "fp16" if name == "fp16_enabled" else "bf16")
     elif name == "zero_config":
         offloaded = {"param": "parameters", "optimizer": "optimizer states"}
-        found = [f"{offloaded[part]} on {device}" for part, device in _OFFLOAD.findall(value)]
+        found = [f"{offloaded[part]} on {device}" for part, device in _OFFLOAD.findall(value[:LONGEST_VALUE])]
         draft.state("offload", ", ".join(sorted(set(found))))
     elif name in _NOTED and value != "None":
         draft.note(name, number(value) if number(value) is not None else value)

@@ -27,7 +27,7 @@ EXACT = 1 << 53  # larger integers cannot be stored as floats
 _MISSING = math.nan
 _NOT_FINITE = math.inf  # stands for every value that is no finite number
 
-WHERE = str | int | None  # the number of a line, or another place in a file
+Place = str | int | None  # the number of a line, or another place in a file
 
 
 class Table:
@@ -121,9 +121,9 @@ class Marks:
     """What is odd in a log. Each kind is counted, and only its first place is kept."""
 
     def __init__(self) -> None:
-        self._places: dict[str, tuple[WHERE, int]] = {}
+        self._places: dict[str, tuple[Place, int]] = {}
 
-    def add(self, kind: str, where: WHERE = None, times: int = 1) -> None:
+    def add(self, kind: str, where: Place = None, times: int = 1) -> None:
         first, count = self._places.get(kind, (where, 0))
         self._places[kind] = (first, count + times)
 
@@ -134,7 +134,7 @@ class Marks:
         return [self._text(kind, *place) for kind, place in self._places.items()]
 
     @staticmethod
-    def _text(kind: str, where: WHERE, count: int) -> str:
+    def _text(kind: str, where: Place, count: int) -> str:
         if where is None:
             return kind
         place = f"line {where}" if isinstance(where, int) else where
@@ -236,7 +236,7 @@ class Draft:
             return False
         return step <= self._first_step and step < self._last_step
 
-    def train(self, row: Mapping[str, Number], where: WHERE, time: float | None = None) -> None:
+    def train(self, row: Mapping[str, Number], where: Place, time: float | None = None) -> None:
         """Add a logged training step. `time` is the time of the row, in seconds since 1970."""
         row = self._noticed(row, where, time)
         step = row.get("step")
@@ -248,17 +248,17 @@ class Draft:
         self._last_trained = step if step is not None and math.isfinite(step) else self._last_trained
         self.training.add(row)
 
-    def evaluate(self, row: Mapping[str, Number], where: WHERE, time: float | None = None) -> None:
+    def evaluate(self, row: Mapping[str, Number], where: Place, time: float | None = None) -> None:
         """Add an evaluation. `time` is the time of the row, in seconds since 1970."""
         self.evaluation.add(self._noticed(row, where, time))
 
-    def _noticed(self, row: Mapping[str, Number], where: WHERE, time: float | None) -> Mapping[str, Number]:
+    def _noticed(self, row: Mapping[str, Number], where: Place, time: float | None) -> Mapping[str, Number]:
         """Return a row with its seconds, and note what is odd about its place among the others."""
         if time is not None and math.isfinite(time) and "seconds" not in row:
             if self.began is None:
                 self.began = time
                 self.marks.add("seconds count from the first logged entry")
-            row = {"seconds": round(time - self.began, 6), **row}
+            row = {**row, "seconds": round(time - self.began, 6)}
         seconds, step = row.get("seconds", math.nan), row.get("step", math.nan)
         if seconds < self._last_seconds:
             self.marks.add(CLOCK_JUMPS, where)
@@ -325,19 +325,19 @@ class Runs:
         self.current, self._next = self._next or Draft(), None
         return self.current
 
-    def train(self, row: Mapping[str, Number], where: WHERE, time: float | None = None) -> Draft:
+    def train(self, row: Mapping[str, Number], where: Place, time: float | None = None) -> Draft:
         """Add a logged training step, and return the draft of its run."""
         self._begin_if_before(row, where)
         self.current.train(row, where, time)
         return self.current
 
-    def evaluate(self, row: Mapping[str, Number], where: WHERE, time: float | None = None) -> Draft:
+    def evaluate(self, row: Mapping[str, Number], where: Place, time: float | None = None) -> Draft:
         """Add an evaluation, and return the draft of its run."""
         self._begin_if_before(row, where)
         self.current.evaluate(row, where, time)
         return self.current
 
-    def _begin_if_before(self, row: Mapping[str, Number], where: WHERE) -> None:
+    def _begin_if_before(self, row: Mapping[str, Number], where: Place) -> None:
         if self.current.is_before(row.get("step")):
             self.begin()
         self._absorb()

@@ -159,4 +159,7 @@ def _lines(path: Path) -> Format:
         searched += len(line.text) + 1
         if searched > SEARCHED:
             break
-    raise Refusal("no line of it has a format that the import knows, and its first line does not name columns")
+    raise Refusal(
+        "no line of it has a format that the import knows, and its first line does not name columns. `zero-study import"
+        " --help` lists the formats"
+    )

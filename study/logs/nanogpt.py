@@ -26,7 +26,7 @@ _PEAK = re.compile(r"peak memory (?:allocated|consumption): ([0-9]{1,15}) MiB(?:
 _VERSION = re.compile(
     r"Running (?i:(python|pytorch|triton))(?: version)? ([0-9]\S*)(?:.* compiled for CUDA ([0-9.]+))?"
 )
-_CARD = re.compile(r"\| +([0-9]{1,4}) +(\S.*?) +(?:On|Off) +\|")  # a line of nvidia-smi
+_CARD = re.compile(r"\| +([0-9]{1,4}) +(\S.{1,60}?) {1,60}(?:On|Off) +\|")  # a line of nvidia-smi
 _FIRST_LETTERS = ("s", "i", "p", "R", "|")  # of all patterns
 
 _KNOWN = {

@@ -24,8 +24,8 @@ _KNOWN = {
     "validation_tps": Meaning("tokens_per_second_per_gpu_of_evaluation", "evaluation"),
 }
 
-_MODEL = re.compile(r"Model (.+?) size: ([0-9,]+) total parameters")
-_CARD = re.compile(r"(?:CUDA|HIP|XPU|GPU) capacity: (.+?)(?: \([0-9]+\))? with [0-9.]+GiB memory")
+_MODEL = re.compile(r"Model (.{1,100}?) size: ([0-9,]{1,25}) total parameters")
+_CARD = re.compile(r"(?:CUDA|HIP|XPU|GPU) capacity: (.{1,100}?)(?: \([0-9]+\))? with [0-9.]+GiB memory")
 _STARTS = re.compile(r"Training starts at step [0-9]+")
 _SETUP = {
     "micro_batch_size": re.compile(r"local batch size ([0-9]{1,15})"),
@@ -43,6 +43,9 @@ _ENGINES: dict[str, dict[str, object]] = {  # what a line says -> what it means
     "activation checkpointing to the model": {"activation_checkpointing": True},
     "with torch.compile": {"compiled": True},
 }
+
+# A line that has none of these words has no setting. Looking for them is faster than trying all patterns.
+_WORDS = ("total parameters", " capacity: ", "Training starts", "Training completed", "Trainer is", *_ENGINES)
 
 _LOSS = re.compile(r"([0-9]{1,15}) ([0-9]+\.[0-9]{6,})")  # a line of a file of losses
 
@@ -84,6 +87,8 @@ def _date(text: str) -> float | str:
 
 
 def _read_setting(text: str, rows: Rows) -> None:
+    if not any(word in text for word in _WORDS):
+        return
     draft = rows.runs.stating
     if match := _MODEL.search(text):
         draft.state("model", match[1])

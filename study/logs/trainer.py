@@ -11,7 +11,7 @@ from typing import Any
 from study.errors import Refusal
 from study.logs import json_parts, reading
 from study.logs.columns import Meaning, Rows, as_number
-from study.logs.draft import WHERE, Draft
+from study.logs.draft import Draft, Place
 from study.logs.reading import Number
 
 _KNOWN = {
@@ -51,7 +51,7 @@ def read(path: Path) -> list[Draft]:
     return drafts
 
 
-def _add(rows: Rows, entry: Iterable[tuple[str, Any]], where: WHERE) -> None:
+def _add(rows: Rows, entry: Iterable[tuple[str, Any]], where: Place) -> None:
     """Add an entry of the log: a training step, an evaluation, or the summary at the end."""
     values = dict(entry)
     if "train_runtime" in values and "loss" not in values:  # some trainings log the time with each loss, too

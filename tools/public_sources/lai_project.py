@@ -12,9 +12,9 @@ from public_sources.checkout import Checkout
 from public_sources.reading import of_totals
 from study.public_runs.schema import PublicRun, Series
 
-WHEN = r"^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}) - root - INFO - (?:\[RANK \d+ / \d+\] )?"
-STARTS = re.compile(WHEN + "Starting training!", re.MULTILINE)
-STEP = re.compile(WHEN + r"Step: (\d+) \| Loss: ([\d.]+) \| Tokens per second: ([\d.]+) \|", re.MULTILINE)
+TIMESTAMP = r"^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}) - root - INFO - (?:\[RANK \d+ / \d+\] )?"
+STARTS = re.compile(TIMESTAMP + "Starting training!", re.MULTILINE)
+STEP = re.compile(TIMESTAMP + r"Step: (\d+) \| Loss: ([\d.]+) \| Tokens per second: ([\d.]+) \|", re.MULTILINE)
 ARGUMENT = re.compile(
     r"\b(sequence_length|batch_size|learning_rate|lr_warmup_steps|training_steps|scal\w+)=<?([\w.-]+)"
 )
@@ -39,14 +39,15 @@ def runs(checkout: Checkout) -> Iterator[PublicRun]:
     for path in checkout.under("logs/", suffix=".out"):
         text = checkout.read(path).decode(errors="replace")
         steps = [
-            Step(_moment(when), int(step), float(loss), float(rate)) for when, step, loss, rate in STEP.findall(text)
+            Step(_moment(timestamp), int(step), float(loss), float(rate))
+            for timestamp, step, loss, rate in STEP.findall(text)
         ]
         if not steps:
             checkout.left_out.append(f"{path}: no step of a training")
             continue
         stated = _stated(path, text)
         tokens = stated["sequence_length"] * stated["micro_batch_size"]
-        starts = [_moment(when) for when in STARTS.findall(text)]
+        starts = [_moment(timestamp) for timestamp in STARTS.findall(text)]
         courses = courses_of(steps, starts, tokens)
         marks = ["out of memory"] if "OutOfMemoryError" in text or "CUDA out of memory" in text else []
         if stated["num_gpus"] > 1 and len(courses) > 1:  # the first rank of each node logs the same training
@@ -80,10 +81,10 @@ def courses_of(
     starts = [*starts, *starts[-1:] * (num - len(starts))][:num] if starts else [steps[0].moment] * num
     courses: list[tuple[datetime, list[Step]]] = [(start, []) for start in starts]
     for step in steps:
-        open_courses = [each for each in courses if not each[1] or each[1][-1].number < step.number]
-        _, course = min(open_courses or courses, key=lambda each: _misfit(step, *each, tokens))
+        open_courses = [course for course in courses if not course[1] or course[1][-1].number < step.number]
+        _, course = min(open_courses or courses, key=lambda pair: _misfit(step, *pair, tokens))
         course.append(step)
-    return [each for each in courses if each[1]]
+    return [course for course in courses if course[1]]
 
 
 def _misfit(step: Step, start: datetime, course: list[Step], tokens: int) -> float:
@@ -91,8 +92,8 @@ def _misfit(step: Step, start: datetime, course: list[Step], tokens: int) -> flo
     return abs((step.moment - last).total_seconds() - (step.number - number) * tokens / step.rate)
 
 
-def _moment(when: str) -> datetime:
-    return datetime.strptime(when, "%Y-%m-%d %H:%M:%S,%f")
+def _moment(timestamp: str) -> datetime:
+    return datetime.strptime(timestamp, "%Y-%m-%d %H:%M:%S,%f")
 
 
 def _stated(path: str, text: str) -> dict[str, Any]:

@@ -62,14 +62,14 @@ def runs(checkout: Checkout) -> Iterator[PublicRun]:
             trainable_parameters=trained["num_trainable_params"],
         )  # fmt: skip
         training = {
-            "step": [each["step"] for each in logged],
-            "samples": [each["train samples"] for each in logged],
-            "seconds": [round(each["elapsed time"], 3) for each in logged],
-            "seconds_per_step": [round(each["train time"] / config["eval_steps"], 6) for each in logged],
-            "loss": [round(each["train loss"], 6) for each in logged],
-            "allocated_bytes": [round(each["mem allocated avg"]) for each in logged],
+            "step": [entry["step"] for entry in logged],
+            "samples": [entry["train samples"] for entry in logged],
+            "seconds": [round(entry["elapsed time"], 3) for entry in logged],
+            "seconds_per_step": [round(entry["train time"] / config["eval_steps"], 6) for entry in logged],
+            "loss": [round(entry["train loss"], 6) for entry in logged],
+            "allocated_bytes": [round(entry["mem allocated avg"]) for entry in logged],
         }
-        evaluation = {"step": training["step"], "accuracy": [each["valid accuracy"] for each in logged]}
+        evaluation = {"step": training["step"], "accuracy": [entry["valid accuracy"] for entry in logged]}
         yield run.model_copy(
             update={"training": Series(columns=training), "evaluation": Series(columns=evaluation)}
         )  # fmt: skip

@@ -52,8 +52,8 @@ def page(sources: Mapping[str, Sequence[Repository]]) -> str:
     rows = [
         row for name, repositories in sources.items() if name in archive.sources() for row in _rows(name, repositories)
     ]
-    clones = {name: [each.name.rpartition("/")[2] for each in listed] for name, listed in sources.items()}
-    commands = [f"    python tools/public_runs.py {name} {' '.join(each)}" for name, each in clones.items()]
+    clones = {name: [repository.name.rpartition("/")[2] for repository in listed] for name, listed in sources.items()}
+    commands = [f"    python tools/public_runs.py {name} {' '.join(folders)}" for name, folders in clones.items()]
     table = markdown(HEAD, rows, len(HEAD))
     note = f"About the first two sources: {MLPERF_FOOTNOTE}"
     return "\n".join([INTRODUCTION, "", "## Sources", "", *table, "", note, "", COMMANDS, *commands, ""])
@@ -84,13 +84,13 @@ def _cards(runs: Iterable[PublicRun]) -> str:
 
 
 def _range(counts: set[int]) -> str:
-    known = sorted(counts - {0})
-    return "?" if not known else f"{known[0]:,}" if len(known) == 1 else f"{known[0]:,} to {known[-1]:,}"
+    numbers = sorted(counts - {0})
+    return "?" if not numbers else f"{numbers[0]:,}" if len(numbers) == 1 else f"{numbers[0]:,} to {numbers[-1]:,}"
 
 
 def _fields(runs: Sequence[PublicRun]) -> str:
     columns = {name for run in runs for series in (run.training, run.evaluation) if series for name in series.columns}
     totals = {name for run in runs for name in run.totals}
-    per_step = [name for name, known in FIELDS.items() if columns & {*known}]
-    in_all = [name for name, known in FIELDS.items() if totals & {*known} and name not in per_step]
+    per_step = [name for name, fields in FIELDS.items() if columns & {*fields}]
+    in_all = [name for name, fields in FIELDS.items() if totals & {*fields} and name not in per_step]
     return ", ".join(per_step + [f"{name} (in all)" for name in in_all])
