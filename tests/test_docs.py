@@ -22,6 +22,7 @@ import first_screen
 import launching
 import markdown_it
 import page_numbers
+import papermill
 import pytest
 import yaml
 from launching import ROOT
@@ -191,9 +192,14 @@ def check_sky(words: list[str]) -> None:
         assert {word.partition("=")[0] for flag, word in itertools.pairwise(words) if flag == "--env"} <= set(envs)
 
 
+def check_papermill(words: list[str]) -> None:
+    declared = papermill.inspect_notebook(ROOT / words[0])
+    assert {name for flag, name in itertools.pairwise(words) if flag == "-p"} <= set(declared)
+
+
 CHECKS: dict[str, Callable[[list[str]], None]] = {
     "zero-study": check_study, "accelerate": check_launch, "python": check_python, "make": check_make,
-    "pip": check_pip, "sky": check_sky, "torchrun": check_torchrun,
+    "pip": check_pip, "sky": check_sky, "torchrun": check_torchrun, "papermill": check_papermill,
 }  # fmt: skip
 SHELL = (  # not ours
     "source ", "pre-commit install", "(cd data && zip ", "grep ", "DS_BUILD_OPS=0 pip wheel ", "git clone ", "safety ",
@@ -217,6 +223,7 @@ STANDS_FOR = dict.fromkeys(("DIR", "runs", "reports/cpu/records"), "reports/cpu/
 STANDS_FOR["runs/my_study"] = STANDS_FOR["runs/gpu-acceptance"] = STANDS_FOR["runs"]
 STANDS_FOR["reports/one-gpu/records/my-machine"] = STANDS_FOR["runs"]
 STANDS_FOR["runs/bits"] = "reports/cpu/records/bits"
+STANDS_FOR["imported"] = "reports/public/opentau.jsonl.gz"
 
 
 def cheap() -> list[str]:
