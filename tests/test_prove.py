@@ -499,7 +499,7 @@ def test_what_is_known_to_be_wrong_is_refused(wrong, capsys):
     assert proof()["known_wrong"] == ["it is wrong"]
     assert not optimizers._global_optimizer_pre_hooks
     made = prove.callback()
-    made.on_train_begin(arguments(), None, None, model=model, optimizer=optimizer)
+    made.on_train_begin(arguments(), planned(4), None, model=model, optimizer=optimizer)
     with pytest.raises(prove.KnownBad):
         train(model, optimizer, 1)
 
