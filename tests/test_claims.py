@@ -15,10 +15,19 @@ import yaml
 from refusing import refusal
 
 from study import cli
-from study.claims import ledger, sentences, verdicts
+from study.claims import in_terminal, ledger, sentences, verdicts
 from study.claims.ledger import Claim, OfRecords
-from study.claims.rules import MissingEvidence, Observed, by_arithmetic, by_others, by_records, by_theory
+from study.claims.rules import (
+    MissingEvidence,
+    Observed,
+    by_arithmetic,
+    by_others,
+    by_public_runs,
+    by_records,
+    by_theory,
+)
 from study.errors import Refusal
+from study.public_runs import archive
 from study.records import find as records
 from study.running import studies
 from study.theory import intervals, measured_by_others
@@ -503,6 +512,78 @@ def test_a_run_is_taken_as_far_off_as_rows_that_were_measured_twice():
     apart = [abs(math.log(a.published / b.published)) for a, b in pairs if a.quantity == b.quantity]
     assert len(apart) >= 6
     assert 0.01 < max(apart) < by_others.REPEAT
+
+
+# ---------------------------------------------------------------- public runs
+
+OF_LIGHTNING = {
+    "type": "public", "quantity": "speed", "asks": "every", "margin": 0.2,
+    "between": {
+        "source": "lightning-minigpt", "by": ["entry", "activation_checkpointing", "micro_batch_size"],
+        "control": {"engine": "DDP"}, "arm": {"engine": "DeepSpeed", "strategy": "zero3", "offload": "nothing"},
+    },
+}  # fmt: skip
+
+
+def of_public_runs(tmp_path, value=(0, 1), **changes):
+    def change(claim, source):
+        claim["rule"] = {**OF_LIGHTNING, **changes}
+        claim["expected"] = {"value": list(value), "unit": "times", "tolerance": {"exact": True}}
+
+    write(tmp_path, change)
+    return verdicts.decide_all(tmp_path)["small.speed.ratio"]
+
+
+def test_public_runs_decide_by_values_of_the_archive(tmp_path):
+    times = {
+        (s.entry, s.activation_checkpointing, s.engine): run.totals["seconds_per_step"]
+        for run in archive.source("lightning-minigpt")
+        if (s := run.setting).engine == "DDP" or (s.engine, s.strategy, s.offload) == ("DeepSpeed", "zero3", "nothing")
+    }
+    ratios = [t / times[e, c, "DeepSpeed"] for (e, c, engine), t in times.items() if engine == "DDP"]
+    verdict = of_public_runs(tmp_path)
+    assert (verdict.verdict, verdict.by) == ("agrees, not run", "others")
+    assert verdict.observed.value == pytest.approx(max(ratios), rel=1e-5)
+    assert f"the worst of {len(ratios)} pairs" in verdict.why
+    assert "which agrees with 0 to 1 in these runs" in verdict.why
+    assert verdict.evidence[-1].startswith("lightning-minigpt: https://github.com/tnachen/minGPT/tree/")
+
+
+def test_a_verdict_of_public_runs_is_no_bolder_than_its_margin(tmp_path):
+    assert of_public_runs(tmp_path, (1, 10)).verdict == "contradicted"
+    assert of_public_runs(tmp_path, (1, 10), asks="one").verdict == "open"  # another run might be as fast
+    assert of_public_runs(tmp_path, (0, 0.7)).verdict == "open"  # the slowest loss of speed is within the margin
+    assert of_public_runs(tmp_path, (0, 0.7), margin=0.02).verdict == "agrees, not run"
+
+
+def test_equal_losses_of_public_runs_agree():
+    rule = {**OF_LIGHTNING, "quantity": "loss", "margin": 0, "between": None, "comparisons": ["gh200-one"]}
+    band = (-0.01, 0.01)
+    observed = by_public_runs.observe(by_public_runs.ByPublicRuns.model_validate(rule), band)
+    assert 0 <= observed.value < 0.01
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"comparisons": ["zero2-zero3-robot"]}, "give one of the two"),
+        ({"comparisons": ["none such"], "between": None}, "none such is no comparison of pairs"),
+        ({"quantity": "loss"}, "no two public runs"),
+        ({"between": {**OF_LIGHTNING["between"], "source": "nobody"}}, "no public runs of 'nobody'"),
+    ],
+)
+def test_a_rule_of_public_runs_without_its_pairs_is_refused(tmp_path, changes, message):
+    with pytest.raises(Refusal, match=message):
+        of_public_runs(tmp_path, **changes)
+
+
+def test_related_public_runs_are_shown_and_decide_nothing():
+    name = "hf-analysis.advice.nvswitch-manageable.others"
+    judged = next(one for one in sentences.read() if one.head.claim.id == name)
+    (related,) = judged.aside
+    assert (related.verdict.verdict, judged.word) == ("contradicted", "agrees, not run")
+    shown = " ".join(in_terminal.text(name).split())
+    assert f"Related evidence, which decides nothing: {related.claim.id}: contradicted" in shown
 
 
 def test_the_ledger_takes_nothing_from_a_study_that_is_not_whole(monkeypatch, tmp_path):

@@ -15,6 +15,7 @@ from tabulate import tabulate
 from study import terminal
 from study.claims import ledger, sentences
 from study.claims.ledger import Claim, Source, Standing
+from study.claims.rules.by_public_runs import ByPublicRuns
 from study.claims.sentences import JudgedClaim, JudgedSentence
 from study.claims.verdicts import BASES, Conclusion
 from study.errors import Refusal
@@ -125,9 +126,17 @@ def _of_claim(judged: JudgedSentence, reading: JudgedClaim) -> list[str]:
         *([("Note", claim.note)] if claim.note else []),
         *_corrections(claim),
     ]
-    for title, claims in (("Also read as", judged.readings), ("Strained reading, which decides nothing", judged.aside)):
-        entries += [(title, f"{also.claim.id}: {also.verdict.verdict}") for also in claims if also is not reading]
+    for also in (*judged.readings, *judged.aside):
+        if also is not reading:
+            entries.append((_role(judged, also), f"{also.claim.id}: {also.verdict.verdict}"))
     return [_line(f"{title}: {value}", "", "  ") for title, value in entries]
+
+
+def _role(judged: JudgedSentence, reading: JudgedClaim) -> str:
+    if reading in judged.readings:
+        return "Also read as"
+    kind = "Related evidence" if isinstance(reading.claim.rule, ByPublicRuns) else "Strained reading"
+    return f"{kind}, which decides nothing"
 
 
 def _evidence(evidence: Sequence[str]) -> list[tuple[str, str]]:

@@ -17,6 +17,7 @@ from pydantic import Field, ValidationError, model_validator
 from study.claims.rules import Text, by_arithmetic, by_execution, by_records, by_theory
 from study.claims.rules.by_execution import Execution
 from study.claims.rules.by_others import ByOthers
+from study.claims.rules.by_public_runs import ByPublicRuns
 from study.errors import Refusal, describe, refusing
 from study.files import StrictModel, read_yaml
 
@@ -148,7 +149,7 @@ class Undecidable(StrictModel):
         return self
 
 
-Rule = Arithmetic | Theory | OfRecords | ByOthers | Execution | Undecidable
+Rule = Arithmetic | Theory | OfRecords | ByOthers | ByPublicRuns | Execution | Undecidable
 
 
 class Claim(StrictModel):
@@ -177,6 +178,12 @@ class Claim(StrictModel):
         return self
 
     @model_validator(mode="after")
+    def _of_public_runs(self) -> Claim:
+        if isinstance(self.rule, ByPublicRuns) and isinstance(self.expected.value, (bool, str)):
+            raise ValueError(f"expected.value {self.expected.value!r}: public runs give a number; write one")
+        return self
+
+    @model_validator(mode="after")
     def _can_fail(self) -> Claim:
         if not isinstance(self.rule, Execution):
             return self
@@ -196,7 +203,7 @@ class Sentence(StrictModel):
 
     says: Text | None = None  # the content in plain words; None if the quoted phrase is plain
     readings: Annotated[list[str], Field(min_length=1)]  # ids of claims, which together give the verdict
-    aside: list[str] = Field(default_factory=list)  # ids of strained readings, which do not affect the verdict
+    aside: list[str] = Field(default_factory=list)  # ids of strained readings and related runs, which decide nothing
     line: Annotated[int, Field(ge=1)]  # line number in the saved text of the source, including blank lines
     question: str | None = None  # the key in QUESTIONS of the question that it answers
     holds: Standing  # the answer of `reason`; must match the verdicts on the readings

@@ -14,9 +14,10 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from study.claims import ledger
 from study.claims.ledger import Arithmetic, Claim, OfRecords, Source, Standing, Theory, Undecidable
-from study.claims.rules import MissingEvidence, Observed, by_arithmetic, by_execution, by_others
+from study.claims.rules import MissingEvidence, Observed, by_arithmetic, by_execution, by_others, by_public_runs
 from study.claims.rules.by_execution import Execution
 from study.claims.rules.by_others import ByOthers
+from study.claims.rules.by_public_runs import ByPublicRuns
 from study.errors import Refusal, refusing
 from study.files import ROOT, load, write_whole
 from study.verdict import Checked, NotChecked
@@ -99,6 +100,7 @@ UNITS = {"bytes": 1.0, "GB": 1e9, "TB": 1e12, "GiB": 2.0**30}  # bytes per unit,
 # The subject of the sentence that explains a verdict, by the type of the rule.
 SUBJECT_OF_RULE: dict[type, str] = {
     Arithmetic: "arithmetic", Execution: "today's engine", OfRecords: "records", ByOthers: "rows of others",
+    ByPublicRuns: "public runs",
 }  # fmt: skip
 
 
@@ -136,7 +138,7 @@ def decide(source: Source, claim: Claim) -> Verdict:
     observed = _observe(source, claim)
     observation = _in_unit_of_claim(observed, claim)
     agrees = _agrees(observation, claim)
-    if agrees is False and isinstance(rule, ByOthers) and rule.asks == "one":
+    if agrees is False and isinstance(rule, (ByOthers, ByPublicRuns)) and rule.asks == "one":
         agrees = None  # a case that nobody measured can still exist
     basis = decided_by(source, claim)
     reason = _reason(claim, observation, agrees)
@@ -171,6 +173,8 @@ def _observe(source: Source, claim: Claim) -> Observed:
             return by_execution.observe(claim.id, rule)
         case ByOthers() as rule:
             return by_others.observe(rule, None if isinstance(claim.expected.value, bool) else claim.expected.band)
+        case ByPublicRuns() as rule:
+            return by_public_runs.observe(rule, claim.expected.band)
         case Theory() | OfRecords() as rule:
             observed: Observed = rule.functions[rule.function](**rule.arguments)
             return observed
@@ -189,10 +193,12 @@ def decided_by(source: Source, claim: Claim) -> Basis:
     """Return the kind of evidence that decides a claim.
 
     This is "cited" if the rule uses a source that the claim's source cites, "fact" if an arithmetic rule takes a number
-    from elsewhere, and otherwise the type of the rule.
+    from elsewhere, "others" if public runs decide, and otherwise the type of the rule.
     """
     rule = claim.rule
     assert not isinstance(rule, Undecidable)
+    if isinstance(rule, ByPublicRuns):
+        return "others"
     formula = rule.formula if isinstance(rule, Arithmetic) else rule.function if isinstance(rule, Theory) else ""
     if source.source != ledger.CITED and re.search(rf"\b({ledger.CITED}|paper)_", formula):
         return "cited"
@@ -289,7 +295,7 @@ def _reason_of_number(claim: Claim, observation: Observation, value: float, agre
         origin = f", {observation.told}" if observation.told else ""
         between = f" (between {_number(low)} and {_number(high)}{origin})"
     expectation = _expectation(claim)
-    on_rows = " on these rows" if isinstance(claim.rule, ByOthers) else ""
+    on_rows = {ByOthers: " on these rows", ByPublicRuns: " in these runs"}.get(type(claim.rule), "")
     judged = {
         None: f"which neither agrees with nor leaves out {expectation}",
         True: f"which agrees with {expectation}{on_rows}",

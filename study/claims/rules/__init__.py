@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -43,3 +44,9 @@ class MissingEvidence(Refusal):
 def around(value: float, factor: float) -> tuple[float, float]:
     """Return the interval from value / factor to value * factor."""
     return value / factor, value * factor
+
+
+def against(ratio: float, band: tuple[float, float]) -> float:
+    """Return how far a ratio is outside the expected range, as a logarithm. Negative inside the range."""
+    below = math.log(band[0] / ratio) if band[0] > 0 else -math.inf
+    return max(below, math.log(ratio / band[1]) if ratio > 0 else -math.inf)

@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import math
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field, model_validator
 
-from study.claims.rules import Observed, Text, around
+from study.claims.rules import Observed, Text, against, around
 from study.files import StrictModel
 from study.theory import measured_by_others
 from study.theory.measured_by_others import TIMES, MeasuredCase
@@ -86,7 +85,7 @@ def observe(rule: ByOthers, band: tuple[float, float] | None) -> Observed:
     if rule.quantity == "fits":
         return _fits(rule)
     assert band is not None
-    ordered = sorted(pairs(rule), key=lambda pair: _against(pair.ratio, band))
+    ordered = sorted(pairs(rule), key=lambda pair: against(pair.ratio, band))
     if not ordered:
         raise ValueError(f"no two rows of grade {_grades(rule)} differ in {', '.join(rule.differs)} alone; name others")
     decides = ordered[-1 if rule.asks == "every" else 0]
@@ -120,12 +119,6 @@ def _fits(rule: ByOthers) -> Observed:
     count = "the only row" if len(rows) == 1 else f"{len(rows)} rows"
     description = f"{count}; {_scope(rows[0])}"
     return Observed(values[0], (*evidence, *_sources(rows)), (all(values), any(values)), told=description)
-
-
-def _against(ratio: float, band: tuple[float, float]) -> float:
-    """Return how far a ratio is outside the expected range, as a logarithm. Negative inside the range."""
-    below = math.log(band[0] / ratio) if band[0] > 0 else -math.inf
-    return max(below, math.log(ratio / band[1]))
 
 
 def _grades(rule: ByOthers) -> str:
