@@ -194,7 +194,8 @@ def check_sky(words: list[str]) -> None:
 
 def check_papermill(words: list[str]) -> None:
     declared = papermill.inspect_notebook(ROOT / words[0])
-    assert {name for flag, name in itertools.pairwise(words) if flag == "-p"} <= set(declared)
+    (given,) = (yaml.safe_load(text) for flag, text in itertools.pairwise(words) if flag == "-y")
+    assert given.keys() <= declared.keys()
 
 
 CHECKS: dict[str, Callable[[list[str]], None]] = {
