@@ -62,8 +62,8 @@ MAY_IMPORT = {
     ),
     "planner": "dryrun engines errors files formatting models progress public_runs strategy terminal theory verdict",
     "claims": (
-        "compare config engines errors files formatting planner processes progress records running strategy"
-        " terminal theory training verdict workloads"
+        "compare config engines errors files formatting planner processes progress public_runs records running"
+        " strategy terminal theory training verdict workloads"
     ),
     "report": (
         "claims compare config engines errors files formatting planner progress public_runs records running"
