@@ -71,7 +71,7 @@ class Margin(NamedTuple):
     num_runs: int  # repeats from which the margin was estimated
 
 
-class _Estimate(NamedTuple):
+class Estimate(NamedTuple):
     """A difference from the control, with its interval.
 
     It is relative for learned metrics, and a difference of logarithms for times.
@@ -168,10 +168,15 @@ def margins(table: pd.DataFrame, metric: str, control: str = "ddp") -> dict[tupl
     by_place = {}
     for place, square, num_runs, num_alike, repeated in totals[totals["repeated"] > 0].itertuples():
         degrees = num_runs - num_alike
-        limit = stats.t.ppf((1 + CONFIDENCE) / 2, degrees) * np.sqrt(2 * square / degrees)
+        limit = repeatability_limit(square / degrees, degrees)
         limit = np.expm1(limit) if kind == "times" else limit
         by_place[place] = Margin(max(float(limit), FLOOR[kind]), int(repeated))
     return by_place
+
+
+def repeatability_limit(variance: float, degrees: int) -> float:
+    """Return the repeatability limit of runs with this variance, estimated with this number of degrees of freedom."""
+    return float(stats.t.ppf((1 + CONFIDENCE) / 2, degrees) * np.sqrt(2 * variance))
 
 
 class _Group(NamedTuple):
@@ -287,14 +292,14 @@ def _exact(values: np.ndarray, control_values: np.ndarray) -> dict[str, Any]:
 
 def _launches(
     values: np.ndarray, seeds: np.ndarray, group: _Group, couples: np.ndarray, margin: float | None
-) -> tuple[float, float, _Estimate]:
+) -> tuple[float, float, Estimate]:
     """Compare times by their logarithms.
 
     Returns the geometric mean, that of the control, and the difference with its interval.
     """
     if len(np.unique(seeds[couples[:, 0]])) == 1:
         logs, control_logs = np.log(values[group.runs]), np.log(values[group.controls])
-        estimate = _unpaired(logs, control_logs, margin)
+        estimate = unpaired(logs, control_logs, margin)
     else:
         # Launches that are paired with the same launch of the control are averaged and make one difference.
         partners = np.unique(couples[:, 1])
@@ -306,7 +311,7 @@ def _launches(
 
 def _seeds(
     values: np.ndarray, seeds: np.ndarray, group: _Group, couples: np.ndarray, margin: float | None
-) -> tuple[float, float, _Estimate]:
+) -> tuple[float, float, Estimate]:
     """Compare a learned metric seed by seed.
 
     Returns the mean, that of the control, and the difference relative to the control's mean, with its interval.
@@ -317,11 +322,11 @@ def _seeds(
     )
     value, control_value = means.mean(), control_means.mean()
     if len(common) == 1:
-        return value, control_value, _Estimate(value / control_value - 1, None, None, 1, "one seed: no interval")
+        return value, control_value, Estimate(value / control_value - 1, None, None, 1, "one seed: no interval")
     return value, control_value, _paired((means - control_means) / control_value, margin, f"{len(common)} seeds")
 
 
-def _paired(differences: np.ndarray, margin: float | None, description: str) -> _Estimate:
+def _paired(differences: np.ndarray, margin: float | None, description: str) -> Estimate:
     """Estimate the mean of at least two paired differences.
 
     The interval is by Student's t or by the bootstrap. Equivalence is tested by TOST against the margin.
@@ -329,7 +334,7 @@ def _paired(differences: np.ndarray, margin: float | None, description: str) -> 
     value, n = differences.mean(), len(differences)
     if np.ptp(differences) <= CONSTANT:
         equivalent = margin is not None and margin > 0 and abs(value) <= margin
-        return _Estimate(value, (value, value), equivalent, n, f"{description}, all equal")
+        return Estimate(value, (value, value), equivalent, n, f"{description}, all equal")
     if n < BOOTSTRAP_FROM:
         low, high = stats.ttest_1samp(differences, 0).confidence_interval(CONFIDENCE)
         method = "t"
@@ -341,7 +346,7 @@ def _paired(differences: np.ndarray, margin: float | None, description: str) -> 
         above = stats.ttest_1samp(differences, -margin, alternative="greater").pvalue
         below = stats.ttest_1samp(differences, margin, alternative="less").pvalue
         equivalent = max(above, below) < 1 - CONFIDENCE
-    return _Estimate(value, (low, high), equivalent, n, f"{description}, {method}")
+    return Estimate(value, (low, high), equivalent, n, f"{description}, {method}")
 
 
 def t_interval(sample: np.ndarray) -> tuple[float, float | None, float | None]:
@@ -373,7 +378,7 @@ def bootstrap_interval(sample: np.ndarray, confidence: float, resamples: int) ->
     return float(low), float(high)
 
 
-def _unpaired(values: np.ndarray, control_values: np.ndarray, margin: float | None) -> _Estimate:
+def unpaired(values: np.ndarray, control_values: np.ndarray, margin: float | None) -> Estimate:
     """Estimate the difference of two means, with Welch's interval. Equivalence is tested by TOST against the margin.
 
     There is no interval if a side has fewer than two values, or if all its values are equal.
@@ -381,20 +386,20 @@ def _unpaired(values: np.ndarray, control_values: np.ndarray, margin: float | No
     value, n = values.mean() - control_values.mean(), min(len(values), len(control_values))
     description = f"one seed, {len(values)} against {len(control_values)} repeats"
     if n < 2:
-        return _Estimate(value, None, None, n, "one seed, not repeated on both sides: no interval")
+        return Estimate(value, None, None, n, "one seed, not repeated on both sides: no interval")
     if min(np.ptp(values), np.ptp(control_values)) <= CONSTANT:
-        return _Estimate(value, None, None, n, f"{description}, repeats are equal: no interval")
+        return Estimate(value, None, None, n, f"{description}, repeats are equal: no interval")
     low, high = stats.ttest_ind(values, control_values, equal_var=False).confidence_interval(CONFIDENCE)
     equivalent = None
     if margin is not None:
         above = stats.ttest_ind(values + margin, control_values, equal_var=False, alternative="greater").pvalue
         below = stats.ttest_ind(values - margin, control_values, equal_var=False, alternative="less").pvalue
         equivalent = max(above, below) < 1 - CONFIDENCE
-    return _Estimate(value, (low, high), equivalent, n, f"{description}, Welch")
+    return Estimate(value, (low, high), equivalent, n, f"{description}, Welch")
 
 
 def _verdict(
-    estimate: _Estimate, kind: Kind, margin: Margin | None, control: str, without_margin: str
+    estimate: Estimate, kind: Kind, margin: Margin | None, control: str, without_margin: str
 ) -> tuple[str, str]:
     """Return the verdict and its reason. `without_margin` is the reason why there is no margin."""
     if estimate.bounds is None:

@@ -14,10 +14,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
-from scipy import stats
 
 from study import files
-from study.compare.differences import CEILING, CONFIDENCE, CONSTANT
+from study.compare.differences import CEILING, CONSTANT, Estimate, repeatability_limit, unpaired
 from study.compare.public_pairs import PairedComparison
 from study.errors import Refusal, refusing
 from study.public_runs import archive
@@ -198,45 +197,36 @@ def difference(quantity: str, control: Sequence[float], arm: Sequence[float], ar
     else:
         relative = float(theirs.mean() / ours.mean() - 1)
         ours, theirs = ours / ours.mean(), theirs / ours.mean()
-    margin, bounds = _margin(ours, is_time), _interval(ours, theirs)
-    ceiling = CEILING["times" if is_time else "learned"]
-    verdict = _counted(control, arm) if quantity in BYTES else _verdict(ours, theirs, margin, bounds, ceiling)
+    margin = _margin(ours)
+    estimate = unpaired(theirs, ours, margin)
+    bounds, ceiling = estimate.bounds, CEILING["times" if is_time else "learned"]
+    verdict = _counted(control, arm) if quantity in BYTES else _verdict(ours, theirs, margin, estimate, ceiling)
     relative = 0.0 if abs(relative) < CONSTANT else relative
-    low, high = (None, None) if bounds is None else (float(np.expm1(bound)) if is_time else bound for bound in bounds)
+    low, high = (None, None) if bounds is None else (float(np.expm1(bound) if is_time else bound) for bound in bounds)
     shown_margin = None if margin is None else float(np.expm1(margin)) if is_time else margin
     return Difference(quantity, control, arm, arm_name, relative, low, high, shown_margin, verdict)
 
 
-def _margin(repeats: np.ndarray, is_time: bool) -> float | None:
+def _margin(repeats: np.ndarray) -> float | None:
     """Return the repeatability limit: 95 of 100 pairs of repeats differ by less."""
     if len(repeats) < FEWEST_REPEATS or not np.ptp(repeats):
         return None
-    return float(stats.t.ppf((1 + CONFIDENCE) / 2, len(repeats) - 1) * np.sqrt(2) * repeats.std(ddof=1))
+    return repeatability_limit(repeats.var(ddof=1), len(repeats) - 1)
 
 
-def _interval(ours: np.ndarray, theirs: np.ndarray) -> tuple[float, float] | None:
-    if min(len(ours), len(theirs)) < 2 or not np.ptp(ours) or not np.ptp(theirs):
-        return None
-    low, high = stats.ttest_ind(theirs, ours, equal_var=False).confidence_interval(CONFIDENCE)
-    return float(low), float(high)
-
-
-def _verdict(
-    ours: np.ndarray, theirs: np.ndarray, margin: float | None, bounds: tuple[float, float] | None, ceiling: float
-) -> str:
+def _verdict(ours: np.ndarray, theirs: np.ndarray, margin: float | None, estimate: Estimate, ceiling: float) -> str:
     """Return the verdict on two groups. A margin above the ceiling says nothing (see `differences.CEILING`)."""
     if not np.ptp([*ours, *theirs]):
         return "equal in all logged digits"
     if min(len(ours), len(theirs)) < 2:
         return ONE_RUN
+    bounds = estimate.bounds
     if bounds is None:  # all repeats of a side are equal in their logged digits
         return _counted(ours.tolist(), theirs.tolist())
     if margin is None:
         return "not decided (too few repeats for a margin)"
-    above = stats.ttest_ind(theirs + margin, ours, equal_var=False, alternative="greater").pvalue
-    below = stats.ttest_ind(theirs - margin, ours, equal_var=False, alternative="less").pvalue
     excludes_0 = bounds[0] > 0 or bounds[1] < 0
-    if max(above, below) < 1 - CONFIDENCE:
+    if estimate.equivalent:
         if margin <= ceiling or max(-bounds[0], bounds[1]) <= ceiling:
             return "within the margin, but the interval excludes 0" if excludes_0 else "within the margin"
         if not excludes_0:
