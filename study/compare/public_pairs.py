@@ -13,13 +13,11 @@ from typing import NamedTuple
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
-from scipy import stats
 
-from study.public_runs.quantities import points
+from study.public_runs.quantities import logged, points
 from study.public_runs.schema import PublicRun
 
 WARM_UP = 5  # logged steps whose times are left out
-RESAMPLES = 2000
 
 
 class PairedComparison(BaseModel):
@@ -57,12 +55,10 @@ class Pair(NamedTuple):
 
 
 class Spread(NamedTuple):
-    """The values of several pairs: median with a 95 % interval (bootstrap), and the range of eight in ten pairs."""
+    """The values of several pairs: the median, and the range of eight in ten pairs."""
 
     num: int
     median: float
-    low: float
-    high: float
     tenth: float
     ninetieth: float
 
@@ -135,13 +131,12 @@ def _pair(control: PublicRun, arm: PublicRun) -> Pair:
 
 
 def _seconds(run: PublicRun) -> float | None:
-    logged = [value for _, value in points(run.training, "step", "seconds_per_step")][WARM_UP:]
-    return statistics.median(logged) if logged else run.totals.get("seconds_per_step")
+    known = [value for _, value in points(run.training, "step", "seconds_per_step")][WARM_UP:]
+    return statistics.median(known) if known else run.totals.get("seconds_per_step")
 
 
 def _peak(run: PublicRun) -> float | None:
-    logged = (value for _, value in points(run.training, "step", "peak_allocated_bytes"))
-    return max(logged, default=run.totals.get("peak_allocated_bytes"))
+    return max(logged(run.training, "peak_allocated_bytes"), default=run.totals.get("peak_allocated_bytes"))
 
 
 def spread(values: Sequence[float | None]) -> Spread | None:
@@ -149,12 +144,4 @@ def spread(values: Sequence[float | None]) -> Spread | None:
     known = np.array([value for value in values if value is not None], float)
     if not len(known):
         return None
-    median = float(np.median(known))
-    if len(known) < 3 or not np.ptp(known):
-        low = high = median
-    else:
-        interval = stats.bootstrap(
-            (known,), np.median, n_resamples=RESAMPLES, method="percentile", rng=np.random.default_rng(0)
-        ).confidence_interval
-        low, high = float(interval.low), float(interval.high)
-    return Spread(len(known), median, low, high, float(np.quantile(known, 0.1)), float(np.quantile(known, 0.9)))
+    return Spread(len(known), *(float(np.quantile(known, share)) for share in (0.5, 0.1, 0.9)))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from study.formatting import bytes_text, markdown, percent, shown, three_digits
-from study.public_runs.quantities import QUANTITIES, points, values
+from study.public_runs.quantities import QUANTITIES, logged, points
 from study.public_runs.schema import PublicRun
 
 HEAD = ["runs", "n", "GPUs", "strategy", "logged", "last loss", "at", "loss", "difference", "s/step", "peak, tensors"]
@@ -79,7 +79,7 @@ def _reference(rows: list[list[PublicRun]]) -> tuple[list[PublicRun], str]:
 
     If no row has enough losses, the first row is the reference.
     """
-    numbers = [statistics.median(len(_losses(run)) for run in members) for members in rows]
+    numbers = [statistics.median(len(logged(run.training, "loss")) for run in members) for members in rows]
     reasons: list[str] = []
     for place, (members, number) in enumerate(zip(rows, numbers, strict=True)):
         others = numbers[:place] + numbers[place + 1 :]
@@ -92,11 +92,6 @@ def _reference(rows: list[list[PublicRun]]) -> tuple[list[PublicRun], str]:
             return members, reasons[0] if reasons else ""
         reasons.append(reason)
     return rows[0], ""
-
-
-def _losses(run: PublicRun) -> list[float | int]:
-    """Return the finite training losses of a run."""
-    return [value for value in values(run.training, "loss") if value is not None]
 
 
 def _name(members: list[PublicRun]) -> str:

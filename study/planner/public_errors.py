@@ -121,8 +121,7 @@ def _rate(run: PublicRun) -> float | None:
 
 def _bytes(name: str) -> Callable[[PublicRun], float | None]:
     def of_run(run: PublicRun) -> float | None:
-        logged = [value for value in quantities.values(run.training, name) if value is not None]
-        return run.totals.get(name, _median(logged) if logged else None)
+        return run.totals.get(name, _median(quantities.logged(run.training, name)))
 
     return of_run
 

@@ -19,6 +19,17 @@ def values(series: Series | None, name: str) -> Sequence[float | int | None]:
     return [] if series is None else series.columns.get(name, [])
 
 
+def logged(series: Series | None, name: str) -> list[float | int]:
+    """Return the logged values of a column. Missing values, and losses that are not finite, are left out."""
+    return [value for value in values(series, name) if value is not None]
+
+
+def _without_warm_up(run: PublicRun, name: str) -> list[float | int]:
+    """Return the logged values of a column of the training, without the first tenth: warm-up and compilation."""
+    known = logged(run.training, name)
+    return known[len(known) // 10 :]
+
+
 def points(series: Series | None, by: str, name: str) -> list[tuple[float, float]]:
     """Return the logged values of a column with their position, such as (samples, loss)."""
     pairs = zip(values(series, by), values(series, name), strict=False)
@@ -39,8 +50,7 @@ def gpu_seconds_per_sample(run: PublicRun) -> float | None:
 
     Intervals with a logged evaluation are left out. None if only evaluations were logged.
     """
-    evaluated = [second for second in values(run.evaluation, "seconds") if second is not None]
-    return _per_gpu(run, _slope(points(run.training, "samples", "seconds"), evaluated))
+    return _per_gpu(run, _slope(points(run.training, "samples", "seconds"), logged(run.evaluation, "seconds")))
 
 
 def gpu_seconds_per_sample_with_evaluation(run: PublicRun) -> float | None:
@@ -57,10 +67,8 @@ def _per_gpu(run: PublicRun, seconds: float | None) -> float | None:
 
 def seconds_per_step(run: PublicRun) -> float | None:
     """Return the median time of an optimizer step, as logged or from the moments of the steps."""
-    logged = [value for value in values(run.training, "seconds_per_step") if value is not None]
-    logged = logged[len(logged) // 10 :]  # without warm-up and compilation
-    if logged:
-        return statistics.median(logged)
+    if known := _without_warm_up(run, "seconds_per_step"):
+        return statistics.median(known)
     return run.totals.get("seconds_per_step", _slope(points(run.training, "step", "seconds")))
 
 
@@ -78,10 +86,8 @@ def _slope(moments: Sequence[tuple[float, float]], evaluated: Sequence[float] = 
 
 def seconds_in_all(run: PublicRun) -> float | None:
     """Return the time from the first to the last step, as logged."""
-    logged = [
-        value for series in (run.training, run.evaluation) for value in values(series, "seconds") if value is not None
-    ]
-    return run.totals.get("seconds", max(logged, default=None))
+    moments = logged(run.training, "seconds") + logged(run.evaluation, "seconds")
+    return run.totals.get("seconds", max(moments, default=None))
 
 
 def gpu_seconds(run: PublicRun) -> float | None:
@@ -97,17 +103,12 @@ def seconds_to_target(run: PublicRun) -> float | None:
 
 def samples_to_target(run: PublicRun) -> float | None:
     """Return the sequences until the run reached the target of its benchmark. None if it missed it or has none."""
-    logged = [value for value in values(run.evaluation, "samples") if value is not None]
-    return run.totals.get("samples", max(logged, default=None)) if _reached(run) else None
+    evaluated = logged(run.evaluation, "samples")
+    return run.totals.get("samples", max(evaluated, default=None)) if _reached(run) else None
 
 
 def _reached(run: PublicRun) -> bool:
     return run.setting.benchmark is not None and run.ending == "finished"
-
-
-def first_loss(run: PublicRun) -> float | None:
-    """Return the first training loss that was logged."""
-    return next((value for value in values(run.training, "loss") if value is not None), None)
 
 
 def last_loss(run: PublicRun) -> float | None:
@@ -117,22 +118,23 @@ def last_loss(run: PublicRun) -> float | None:
     """
     if run.not_finite_since:
         return None
-    logged = [value for value in values(run.training, "loss") if value is not None]
-    return statistics.fmean(logged[-max(1, min(LAST, len(logged) // 10)) :]) if logged else None
+    losses = logged(run.training, "loss")
+    return statistics.fmean(losses[-max(1, min(LAST, len(losses) // 10)) :]) if losses else None
 
 
 def last_evaluation_loss(run: PublicRun) -> float | None:
     """Return the loss of the last evaluation. None if it is not finite."""
     if run.evaluation is not None and run.evaluation.not_finite_since("evaluation_loss"):
         return None
-    return next((value for value in reversed(values(run.evaluation, "evaluation_loss")) if value is not None), None)
+    losses = logged(run.evaluation, "evaluation_loss")
+    return losses[-1] if losses else None
 
 
 def _peak(name: str) -> Callable[[PublicRun], float | None]:
     def peak(run: PublicRun) -> float | None:
         if name in run.totals:
             return run.totals[name]
-        return max((value for value in values(run.training, name) if value is not None), default=None)
+        return max(logged(run.training, name), default=None)
 
     return peak
 
@@ -145,12 +147,10 @@ QUANTITIES: dict[str, Callable[[PublicRun], float | None]] = {
     "GPU seconds": gpu_seconds,
     "seconds to the target": seconds_to_target,
     "samples to the target": samples_to_target,
-    "first loss": first_loss,
     "last loss": last_loss,
     "last evaluation loss": last_evaluation_loss,
     "peak of tensors": _peak("peak_allocated_bytes"),
     "peak reserved": _peak("peak_reserved_bytes"),
-    "largest tensors": _peak("allocated_bytes"),
     "tokens per second": lambda run: _middle(run, "tokens_per_second"),
     "tokens per second per GPU": lambda run: _middle(run, "tokens_per_second_per_gpu"),
 }
@@ -164,10 +164,9 @@ TIMES = {
     "tokens per second",
     "tokens per second per GPU",
 }
-BYTES = {"peak of tensors", "peak reserved", "largest tensors"}
+BYTES = {"peak of tensors", "peak reserved"}
 
 
 def _middle(run: PublicRun, name: str) -> float | None:
-    logged = [value for value in values(run.training, name) if value is not None]
-    logged = logged[len(logged) // 10 :]
-    return statistics.median(logged) if logged else run.totals.get(name)
+    known = _without_warm_up(run, name)
+    return statistics.median(known) if known else run.totals.get(name)

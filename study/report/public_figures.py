@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -20,7 +20,6 @@ from study.public_runs.quantities import BYTES, TIMES, points
 from study.public_runs.schema import PublicRun
 from study.report import plots
 
-BY_OTHERS = "measured by others"
 # One color per kind of card, as far as a figure has one; distinguishable for color-blind readers (after Okabe and Ito).
 COLORS = ("#D55E00", "#2E86D0", "#009E73", "#C0609A", "#A87900", "#888888")
 HOURS = 3600.0
@@ -127,10 +126,13 @@ def is_learned(quantity: str) -> bool:
 def _change(each: Difference) -> str:
     """Return a difference with its interval: times as ratios, other quantities in percent."""
     if each.quantity in TIMES:
-        interval = "" if each.low is None or each.high is None else f" ({1 + each.low:.3g} to {1 + each.high:.3g})"
-        return f"{1 + each.relative:.3g} times{interval}"
-    interval = "" if each.low is None or each.high is None else f" ({_signed(each.low)} to {_signed(each.high)})"
-    return f"{_signed(each.relative)}{interval}"
+        return f"{1 + each.relative:.3g} times{_interval(each, ' ({} to {})', lambda bound: f'{1 + bound:.3g}')}"
+    return f"{_signed(each.relative)}{_interval(each, ' ({} to {})', _signed)}"
+
+
+def _interval(each: Difference, form: str, show: Callable[[float], str]) -> str:
+    """Return the bounds of a difference in a form with two places. Empty if there is no interval."""
+    return "" if each.low is None or each.high is None else form.format(show(each.low), show(each.high))
 
 
 def table(result: Result) -> pd.DataFrame:
@@ -139,14 +141,13 @@ def table(result: Result) -> pd.DataFrame:
     rows = []
     for each in result.differences:
         show = bytes_text if each.quantity in BYTES else "{:.4f}".format if is_learned(each.quantity) else three_digits
-        interval = "" if each.low is None or each.high is None else f"{_signed(each.low)} to {_signed(each.high)}"
         rows.append(
             {
                 "quantity": each.quantity,
                 f"{control} (mean)": f"{show(sum(each.control) / len(each.control))} ({len(each.control)})",
                 "compared with it": f"{each.arm_name}: {show(sum(each.arm) / len(each.arm))} ({len(each.arm)})",
                 "difference": _signed(each.relative),
-                "95 % interval": interval,
+                "95 % interval": _interval(each, "{} to {}", _signed),
                 "margin": "" if each.margin is None else percent(each.margin),
                 "verdict": each.verdict,
             }
