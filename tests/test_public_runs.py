@@ -16,6 +16,7 @@ from study.compare.public_pairs import PairedComparison
 from study.errors import Refusal
 from study.public_runs import archive, folder, quantities
 from study.public_runs.schema import PublicRun, Series, Setting, Source
+from study.report import public_figures
 
 
 def make(name: str, loss: float = 2.0, seconds: float = 10.0, ending: Any = "finished", **setting: Any) -> PublicRun:
@@ -122,8 +123,23 @@ def test_a_comparison_has_the_margin_of_the_controls_repeats() -> None:
     assert peak.verdict == "equal"
     assert loss.verdict == "within the margin"
     assert loss.margin == pytest.approx(2.262 * 2**0.5 * np.std(noise, ddof=1) / np.mean(noise), rel=1e-3)
+    assert result.not_compared == ["evaluation loss after 64 samples of b"]
+    assert any("after 64 samples of b" in line for line in public_figures.other_differences(result))
     assert result.also_differs == ["gpu (a: H100; b: A100)"]
     assert result.num_runs == {"a": 10, "b": 10}
+
+
+@pytest.mark.parametrize("comparison", public_comparisons.comparisons(), ids=lambda comparison: comparison.name)
+def test_every_committed_comparison_compares_all_that_it_asks_for(comparison: Comparison) -> None:
+    result = public_comparisons.answer(comparison)
+    assert {each.arm_name for each in result.differences} == {arm.name for arm in comparison.arms}
+    assert result.not_compared == []
+
+
+@pytest.mark.parametrize("comparison", public_comparisons.paired(), ids=lambda comparison: comparison.name)
+def test_every_committed_comparison_of_pairs_has_a_pair(comparison: PairedComparison) -> None:
+    pairs = public_pairs.pairs_of(comparison, archive.source(comparison.source))
+    assert any((pair.time, pair.peak, pair.mean) != (None, None, None) for pair in pairs)
 
 
 def test_a_large_difference_is_not_within_the_margin_and_one_run_decides_nothing() -> None:

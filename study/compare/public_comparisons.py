@@ -24,10 +24,7 @@ from study.public_runs.quantities import BYTES, QUANTITIES, TIMES, at
 from study.public_runs.schema import PublicRun
 
 FILE = Path(__file__).with_name("public_comparisons.yaml")
-NOT_COMPARED = {
-    "entry",
-    "system",
-}  # fields of a setting whose differences say nothing by themselves
+NOT_COMPARED = {"entry", "system"}  # fields of a setting whose differences say nothing by themselves
 
 FEWEST_REPEATS = 3  # that give a margin
 ONE_RUN = "one run on a side"
@@ -108,6 +105,7 @@ class Result(NamedTuple):
     also_differs: list[str]  # fields of the setting that differ beside the compared ones
     benchmark: str | None  # if all runs are of one benchmark
     differences: list[Difference]
+    not_compared: list[str]  # what was asked for, but is not in the logs of both sides
 
 
 @cache
@@ -135,16 +133,20 @@ def answer(comparison: Comparison, runs: Sequence[PublicRun] | None = None) -> R
         f"{run.name}: {run.why_not_counted}" for members in members_of.values() for run in members if not run.counts
     ]
     counted = {name: [run for run in members if run.counts] for name, members in members_of.items()}
-    differences = []
+    differences, not_compared = [], []
     for arm in comparison.arms:
         for quantity, control_values, values in _values(
             comparison, counted[comparison.control.name], counted[arm.name]
         ):
-            differences.append(difference(quantity, control_values, values, arm.name))
+            if control_values and values:
+                differences.append(difference(quantity, control_values, values, arm.name))
+            else:
+                not_compared.append(f"{quantity} of {arm.name}")
     num_runs = {name: len(members) for name, members in counted.items()}
     benchmarks = {run.setting.benchmark for members in counted.values() for run in members}
     benchmark = benchmarks.pop() if len(benchmarks) == 1 else None
-    return Result(comparison, num_runs, left_out, _also_differs(comparison, counted), benchmark, differences)
+    also_differs = _also_differs(comparison, counted)
+    return Result(comparison, num_runs, left_out, also_differs, benchmark, differences, not_compared)
 
 
 def groups(comparison: Comparison, runs: Sequence[PublicRun] | None = None) -> dict[str, list[PublicRun]]:
@@ -171,16 +173,15 @@ def _is(run: PublicRun, name: str, value: Any) -> bool:
 def _values(
     comparison: Comparison, control: Sequence[PublicRun], arm: Sequence[PublicRun]
 ) -> list[tuple[str, list[float], list[float]]]:
-    """Return the values of both sides, for each quantity that runs of both sides have."""
+    """Return the values of both sides, for each quantity that is asked for. Runs whose logs lack it have no value."""
     functions = {name: QUANTITIES[name] for name in comparison.quantities}
     if comparison.evaluations is not None:
         functions |= comparison.evaluations.quantities()
-    found = []
-    for name, function in functions.items():
-        ours, theirs = ([value for run in side if (value := function(run)) is not None] for side in (control, arm))
-        if ours and theirs:
-            found.append((name, ours, theirs))
-    return found
+    return [(name, _known(function, control), _known(function, arm)) for name, function in functions.items()]
+
+
+def _known(function: Callable[[PublicRun], float | None], runs: Sequence[PublicRun]) -> list[float]:
+    return [value for run in runs if (value := function(run)) is not None]
 
 
 def difference(quantity: str, control: Sequence[float], arm: Sequence[float], arm_name: str) -> Difference:

@@ -254,10 +254,11 @@ def _signed(relative: float) -> str:
 
 
 def other_differences(result: Result) -> list[str]:
-    """Return sentences on what else differs in a comparison, and on runs that were left out."""
+    """Return sentences on what else differs in a comparison, and on what was left out or not compared."""
     lines: list[Any] = [f"Also different: {fact}." for fact in result.also_differs]
     lines += list(result.comparison.caveats)
     lines += [f"Left out: {reason}." for reason in result.left_out]
+    lines += [f"Not compared, because it is not in the logs of both sides: {what}." for what in result.not_compared]
     return lines
 
 
