@@ -243,14 +243,13 @@ def owner(called: Sequence[torch.nn.Module], optimizer: torch.optim.Optimizer) -
 def _of_trainer() -> tuple[Any, int | None]:
     """Return the arguments of transformers' Trainer and the number of updates that it will still make.
 
-    The arguments are None if there is not exactly one Trainer, and the number is None if it does not train.
+    Both are None if there is not exactly one Trainer. The number is at most 0 if it does not train.
     """
     trainers = _alive("transformers.trainer", "Trainer")
     if len(trainers) != 1:
         return None, None
     state = trainers[0].state
-    num_left = state.max_steps - state.global_step
-    return trainers[0].args, num_left if num_left > 0 else None
+    return trainers[0].args, state.max_steps - state.global_step
 
 
 def _alive(module: str, name: str) -> list[Any]:

@@ -184,9 +184,9 @@ class StepWatcher:
 
         `called` is the module that the script calls, if that is not `model` but the module inside it. None if the
         script calls `model`. `num_left` is the number of updates that the training will still make. None if it is
-        unknown. Raises KnownBad as `watch` does.
+        unknown, and at most 0 for a Trainer that does not train. Raises KnownBad as `watch` does.
         """
-        self._num_updates = None if num_left is None else self._steps + num_left
+        self._num_updates = self._steps + num_left if num_left and num_left > 0 else None
         remove_earlier(self._output)
         with self._out_of_the_way():
             self._called = model if called is None else called
