@@ -14,6 +14,7 @@ from study.compare import public_comparisons, public_pairs, public_table
 from study.compare.public_comparisons import Comparison, Evaluations, Group
 from study.compare.public_pairs import PairedComparison
 from study.errors import Refusal
+from study.planner import public_errors
 from study.public_runs import archive, folder, quantities
 from study.public_runs.schema import PublicRun, Series, Setting, Source
 from study.report import public_figures
@@ -310,3 +311,12 @@ def test_imported_runs_keep_the_order_in_which_they_were_given(tmp_path: Path) -
     paths = archive.find([folder.path_of(tmp_path, run.name) for run in runs])
     page = public_table.page(archive.read(paths))
     assert page.index("## z") < page.index("| b |") < page.index("| a |") < page.index("## y") < page.index("| c |")
+
+
+@pytest.mark.parametrize("error", [None, 0.1, -0.5])
+def test_an_expectation_of_errors_is_not_met_if_nothing_was_compared_or_it_was_missed(error: float | None) -> None:
+    """Steps of these runs should take at least 1.5 times as long as predicted."""
+    group, quantity = "Megatron-LM golden values of H100", "seconds_per_step"
+    measured = None if error is None else 1.0 / (1 + error)
+    row = public_errors.Compared("a", group, quantity, 1.0, measured, None, None)
+    assert public_errors._summary(group, quantity, [row]).is_met is (error == -0.5)

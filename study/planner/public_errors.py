@@ -242,7 +242,7 @@ def _summary(group: str, quantity: str, members: Sequence[Compared]) -> Summary:
         _share([each.is_too_fast for each in known]),
         right,
         limit,
-        None if limit is None else _is_met(limit, [error for error, _ in errors], inside, right),
+        None if limit is None else bool(known) and _is_met(limit, [error for error, _ in errors], inside, right),
     )
 
 
