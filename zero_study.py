@@ -17,5 +17,5 @@ __version__: str = import_module(f"{__name__}.version").__version__
 
 def __getattr__(name: str) -> Any:
     if name in ("diff", "prove", "saved"):  # imported when used: they need torch
-        return import_module(f"{__name__}.engines.{name}")
+        return import_module(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -26,9 +26,10 @@ from torch.distributed import device_mesh, fsdp
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from study.engines import diff, extensions
-from study.engines.diff.compare import compare
-from study.engines.diff.recorded import Recording
+from study import diff
+from study.diff.compare import compare
+from study.diff.recorded import Recording
+from study.engines import extensions
 
 VOCABULARY, WIDTH, LENGTH, ROWS, STEPS = 31, 16, 12, 8, 4
 PRECISIONS = ("fp32", "bf16")

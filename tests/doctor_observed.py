@@ -21,9 +21,9 @@ from typing import Any
 
 import yaml
 
-from study.engines.doctor import examine
-from study.engines.doctor.findings import NOT_STATED, Finding
-from study.engines.doctor.text import VERDICTS
+from study.doctor import examine
+from study.doctor.findings import NOT_STATED, Finding
+from study.doctor.text import VERDICTS
 
 ROOT = Path(__file__).resolve().parents[1]
 FILES = ROOT / "tests" / "real_files"

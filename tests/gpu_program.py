@@ -14,8 +14,8 @@ import torch
 from bitsandbytes import cextension
 
 from study.engines import this_machine
-from study.engines.prove import checksums
 from study.errors import Refusal
+from study.prove import checksums
 from study.report import colab
 from study.running import studies
 from study.running.estimate import History

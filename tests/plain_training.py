@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import torch
 
-from study.engines.conformance import adapters, cells, optimizers, toy
-from study.engines.conformance.cells import Cell
+from study.conformance import adapters, cells, optimizers, toy
+from study.conformance.cells import Cell
 
 
 class Trained(NamedTuple):

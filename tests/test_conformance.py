@@ -19,23 +19,13 @@ import torch
 from study import cli
 from study import run as run_module
 from study.config import build_config
-from study.engines import known_bad
-from study.engines.conformance import (
-    cells,
-    committed,
-    formulas,
-    installation,
-    judge,
-    matrix_file,
-    reference,
-    refusals,
-    toy,
-)
-from study.engines.conformance.cells import Cell
+from study.conformance import cells, committed, formulas, installation, judge, matrix_file, reference, refusals, toy
+from study.conformance.cells import Cell
 from study.engines.strategy_names import StrategyName
 from study.errors import Refusal
 from study.running import checks
 from study.strategy import file
+from study.upgrade import known_bad
 
 PLAIN = Cell("ddp", "fp32", 2, 2, False)
 
@@ -133,7 +123,7 @@ def test_the_formula_is_what_the_library_does(optimizer):
 
 @pytest.mark.launches
 def test_bounds_are_the_same_in_every_process():
-    asked = f"from study.engines.conformance import cells, reference; print(reference.expect(cells.{PLAIN}).bounds)"
+    asked = f"from study.conformance import cells, reference; print(reference.expect(cells.{PLAIN}).bounds)"
     other = launching.attempt(["python", "-c", asked], env={"PYTHONHASHSEED": "1"}).stdout
     assert other == f"{reference.expect(PLAIN).bounds}\n"
 

@@ -14,8 +14,8 @@ import plain_training
 import pytest
 import torch
 
-from study.engines.conformance import cells, committed, fuzz, reference, toy
-from study.engines.conformance.cells import Cell
+from study.conformance import cells, committed, fuzz, reference, toy
+from study.conformance.cells import Cell
 
 PLAIN = Cell("zero2", "fp32", 2, 1, False)
 DRAWN = list(itertools.islice(fuzz.drawn(1), 1500))

@@ -21,13 +21,12 @@ torch = pytest.importorskip("torch")
 from diff_program import FAULTS, RARE  # noqa: E402
 from test_parity import kinds  # noqa: E402
 
-from study import cli  # noqa: E402
-from study.engines import diff  # noqa: E402
-from study.engines.diff import bounds, causes, rounding, sketch  # noqa: E402
-from study.engines.diff.__main__ import main  # noqa: E402
-from study.engines.diff.compare import Result, compare  # noqa: E402
-from study.engines.diff.recorded import FORMAT, READABLE, Damaged, Recording  # noqa: E402
-from study.engines.diff.text import text  # noqa: E402
+from study import cli, diff  # noqa: E402
+from study.diff import bounds, causes, rounding, sketch  # noqa: E402
+from study.diff.__main__ import main  # noqa: E402
+from study.diff.compare import Result, compare  # noqa: E402
+from study.diff.recorded import FORMAT, READABLE, Damaged, Recording  # noqa: E402
+from study.diff.text import text  # noqa: E402
 from study.errors import Refusal  # noqa: E402
 
 
@@ -508,7 +507,7 @@ def test_noise_goes_with_a_recording(tmp_path: Path):
 AGREES = """
 import os, sys, torch.distributed as dist
 from pathlib import Path
-from study.engines.diff import recording
+from study.diff import recording
 if "group" in sys.argv:
     dist.init_process_group("gloo")
 for _ in range(2):

@@ -15,12 +15,12 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from study import cli  # noqa: E402
-from study.engines.diff import padding, sketch  # noqa: E402
-from study.engines.diff.__main__ import main  # noqa: E402
-from study.engines.diff.compare import Result, compare  # noqa: E402
-from study.engines.diff.padding import Filling, kept_positions  # noqa: E402
-from study.engines.diff.recorded import FORMAT, READABLE, Recording  # noqa: E402
-from study.engines.diff.text import content, text  # noqa: E402
+from study.diff import padding, sketch  # noqa: E402
+from study.diff.__main__ import main  # noqa: E402
+from study.diff.compare import Result, compare  # noqa: E402
+from study.diff.padding import Filling, kept_positions  # noqa: E402
+from study.diff.recorded import FORMAT, READABLE, Recording  # noqa: E402
+from study.diff.text import content, text  # noqa: E402
 from study.errors import Refusal  # noqa: E402
 
 

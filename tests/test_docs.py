@@ -31,9 +31,9 @@ from published import __main__ as published
 
 from study import cli, config
 from study.claims import snippets
+from study.conformance import committed
+from study.conformance.cells import PACKAGES
 from study.engines import this_machine
-from study.engines.conformance import committed
-from study.engines.conformance.cells import PACKAGES
 from study.engines.this_machine import Machine
 from study.strategy import file
 

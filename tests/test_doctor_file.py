@@ -18,9 +18,9 @@ import yaml
 from refusing import refusal
 
 from study import cli
+from study.doctor import checkup, config_files, examine, findings, text
+from study.doctor.findings import KEEP, Finding
 from study.engines import extensions
-from study.engines.doctor import checkup, config_files, examine, findings, text
-from study.engines.doctor.findings import KEEP, Finding
 from study.engines.keys import allowed, known_keys
 from study.engines.this_machine import Machine
 from study.errors import Refusal

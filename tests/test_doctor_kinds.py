@@ -14,8 +14,8 @@ import yaml
 from refusing import refusal
 
 from study import cli
-from study.engines.doctor import checkup, examine, kinds, several, text
-from study.engines.doctor.findings import Finding
+from study.doctor import checkup, examine, kinds, several, text
+from study.doctor.findings import Finding
 from study.strategy.file import CONFIGS
 
 FILES = launching.ROOT / "tests" / "tool_files"  # sound files of each kind, written after the tools' documentation

@@ -38,7 +38,7 @@ from hypothesis import strategies as st
 
 from study import __main__, cli, config, files
 from study.claims import ledger, verdicts
-from study.engines.conformance import committed, installation
+from study.conformance import committed, installation
 from study.errors import Refusal, RunFailed
 from study.records import find as records
 from study.records import pack

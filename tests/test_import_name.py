@@ -17,7 +17,7 @@ from test_strategy import Ancestor
 
 from study import version
 from study.config import build_config
-from study.engines.doctor import checkup
+from study.doctor import checkup
 from study.engines.keys import allowed
 from study.training.request import requested_run
 
@@ -101,8 +101,6 @@ def test_a_launch_of_two_ranks(project):
 @pytest.mark.launches
 @pytest.mark.parametrize("words", [PROVE, DIFF], ids=["prove", "diff"])
 def test_other_names_and_launches(words, project):
-    check(project, ["python", "-m", f"zero_study.engines.{words[0]}", *words[1:]], 1)
-    check(project, [*LAUNCH, "-m", f"zero_study.engines.{words[0]}", *words[1:]], 2)
     check(project, [*LAUNCH, "-m", f"zero_study.{words[0]}", *words[1:]], 2)
     check(project, [*LAUNCH, "train.py", "imports"], 2)
 
@@ -122,11 +120,13 @@ def test_a_wheel(project, tmp_path):
 
 # Each way to import a module gives the same one; the names of before are kept.
 NAMES = """
-import zero_study, {package}.{name}
+import warnings, zero_study, {package}.{name}
 from {package} import {name} as by_from
-from {package}.engines import {name} as by_engines
+with warnings.catch_warnings(record=True, action="always") as caught:
+    from {package}.engines import {name} as by_engines
+assert [warning.category for warning in caught] == [DeprecationWarning], caught
 assert {package}.{name} is by_from is by_engines, ({package}.{name}, by_from, by_engines)
-assert by_from.__name__ == "{package}.engines.{name}", by_from.__name__
+assert by_from.__name__ == "{package}.{name}", by_from.__name__
 assert {package}.__version__ == zero_study.__version__ == "{version}"
 assert not hasattr(zero_study, "not_there")
 """
@@ -141,7 +141,7 @@ def test_every_import_gives_the_same_module():
 
 
 @pytest.mark.parametrize("package", ["study", "zero_study"])
-@pytest.mark.parametrize("module", ["prove", "diff", "engines.prove", "engines.diff"])
+@pytest.mark.parametrize("module", ["prove", "diff"])
 def test_the_trainer_runs_within_either(package, module, monkeypatch):
     command = f"accelerate-launch --config_file accelerate_configs/ddp.yaml -m {package}.{module} study/train.py"
     monkeypatch.chdir(launching.ROOT)

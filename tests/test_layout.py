@@ -14,6 +14,7 @@ from pathlib import Path
 import click
 import launching
 import pytest
+import yaml
 
 from study import cli, config
 from study.config import build_config
@@ -23,72 +24,24 @@ from study.strategy import file
 STUDY = Path(config.__file__).resolve().parent
 FILES = sorted(path for path in STUDY.rglob("*.py") if "metrics" not in path.parts)
 
-# Which room of the study may import which others, inside functions too; docs/architecture.md says why.
+# Which room of the study may import which others.
 MAY_IMPORT = {
-    "errors": "",
-    "theory": "engines errors files",
-    "files": "errors",
-    "processes": "errors files",
-    "models": "",
-    "formatting": "",
-    "progress": "",
-    "terminal": "",
-    "config": "errors models",
-    "strategy": "config engines errors files models theory",
-    "run": "config errors files strategy",
-    "records": "config engines errors files strategy verdict",
-    "workloads": "config errors files models",
-    "engines": "errors files processes progress terminal verdict",
-    "dryrun": "engines errors files processes progress terminal theory verdict",
-    "prove": "engines errors",
-    "diff": "engines errors",
-    "saved": "engines errors",
-    "verdict": "",
-    "version": "",
-    "training": "config engines errors files formatting models records run running strategy verdict workloads",
-    "exact": "config dryrun engines errors models progress run strategy terminal training",
-    "running": (
-        "config engines errors files formatting processes progress records run strategy terminal theory"
-        " verdict workloads"
-    ),
-    "train": (
-        "compare config engines errors files processes progress records run running strategy terminal"
-        " training verdict workloads"
-    ),
-    "public_runs": "errors files",
-    "logs": "errors files public_runs terminal",
-    "compare": (
-        "config engines errors files formatting models progress public_runs records running terminal theory verdict"
-    ),
-    "planner": "dryrun engines errors files formatting models progress public_runs strategy terminal theory verdict",
-    "claims": (
-        "compare config engines errors files formatting planner processes progress public_runs records running"
-        " strategy terminal theory training verdict workloads"
-    ),
-    "report": (
-        "claims compare config engines errors files formatting planner progress public_runs records running"
-        " strategy terminal theory verdict"
-    ),
-    "cli": (
-        "claims compare config dryrun engines errors files logs planner progress public_runs records report run running"
-        " strategy terminal theory training verdict"
-    ),
-    "__main__": "cli errors terminal verdict",
+    room: set(entry["may_import"])
+    for room, entry in yaml.safe_load((STUDY.parent / "docs" / "rooms.yaml").read_text()).items()
 }
 
 # What is also imported as zero_study, in folders that may have a package `study` of their own (test_import_name.py).
 TWO_NAMES = {
-    "__init__", "diff", "engines", "errors", "files", "processes", "progress", "prove", "saved", "terminal", "verdict",
-    "version",
+    "__init__", "conformance", "diff", "doctor", "engines", "errors", "files", "processes", "progress", "prove",
+    "saved", "terminal", "upgrade", "verdict", "version",
 }  # fmt: skip
 
 # What needs no torch, so that a laptop redoes the whole analysis.
 LIGHT = [
-    "claims", "cli", "compare", "config", "dryrun.traced", "engines.conformance.cells", "engines.conformance.committed",
-    "engines.doctor", "engines.extensions", "engines.keys.allowed",
-    "engines.keys.known_keys", "engines.known_bad", "engines.this_machine", "engines.upgrade", "errors", "files",
+    "claims", "cli", "compare", "config", "conformance.cells", "conformance.committed", "doctor", "dryrun.traced",
+    "engines.extensions", "engines.keys.allowed", "engines.keys.known_keys", "engines.this_machine", "errors", "files",
     "formatting", "logs", "models", "planner", "processes", "progress", "public_runs", "records", "report", "run",
-    "running", "strategy", "terminal", "theory", "train", "verdict", "workloads.sources", "__main__",
+    "running", "strategy", "terminal", "theory", "train", "upgrade", "verdict", "workloads.sources", "__main__",
 ]  # fmt: skip
 DRAWING = {"matplotlib", "study.report"}  # only the pages draw
 HEAVY = {"torch", "accelerate", "deepspeed", "transformers", "datasets", "evaluate"}
@@ -119,14 +72,14 @@ def imported(path: Path) -> set[str]:
 
 def test_imports_point_one_way():
     paths = [path for path in FILES if path != STUDY / "__init__.py"]
-    forbidden = {str(path): imported(path) - set(MAY_IMPORT[part(path)].split()) for path in paths}
+    forbidden = {str(path): imported(path) - MAY_IMPORT[part(path)] for path in paths}
     assert {path: rooms for path, rooms in forbidden.items() if rooms} == {}
 
 
 def test_relative_imports_are_where_a_package_has_two_names():
     """A program in a string is searched, too: it may start in a folder that has a package `study`."""
     for room in TWO_NAMES - {"__init__"}:
-        assert set(MAY_IMPORT[room].split()) <= TWO_NAMES
+        assert MAY_IMPORT[room] <= TWO_NAMES
     for path in FILES:
         text = path.read_text()
         froms = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ImportFrom)]

@@ -223,6 +223,6 @@ def test_a_wheel_works_in_an_environment_of_its_own(tmp_path):
     assert run(own / "bin" / "zero-study", "doctor", "ddp.yaml")
     (packages,) = own.glob("lib/*/site-packages")
     with_torch = f"import sys; sys.path += {[path for path in sys.path if path.endswith('site-packages')]!r}"
-    code = f"{with_torch}; import study.engines.prove as prove; print(prove.__file__)"
+    code = f"{with_torch}; import study.prove as prove; print(prove.__file__)"
     proving = run(own / "bin" / "python", "-c", code)
     assert Path(proving.splitlines()[-1]).is_relative_to(packages)

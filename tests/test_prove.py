@@ -29,14 +29,15 @@ from torch.optim import optimizer as optimizers
 from torch.optim.swa_utils import AveragedModel
 from torch.testing._internal.two_tensor import TwoTensor
 
-from study.engines import prove, scripts
+from study import prove
+from study.engines import scripts
 from study.engines.hooks import before_updates
-from study.engines.prove import findings as prove_findings
-from study.engines.prove.__main__ import main
-from study.engines.prove.checksums import checksums, first_difference
-from study.engines.prove.demands import by_json, by_launcher, processes_of
-from study.engines.prove.mismatch import compare_with_request, known_wrong
 from study.engines.readback.states import count_states
+from study.prove import findings as prove_findings
+from study.prove.__main__ import main
+from study.prove.checksums import checksums, first_difference
+from study.prove.demands import by_json, by_launcher, processes_of
+from study.prove.mismatch import compare_with_request, known_wrong
 
 LAUNCHED = {
     "ACCELERATE_USE_DEEPSPEED": "true",
@@ -489,7 +490,7 @@ def test_what_is_known_to_be_wrong_is_looked_up(deepspeed, facts, of_all, of_som
 
 @pytest.fixture
 def wrong(monkeypatch):
-    monkeypatch.setattr("study.engines.prove.mismatch.known_wrong", lambda facts: ("it is wrong", None))
+    monkeypatch.setattr("study.prove.mismatch.known_wrong", lambda facts: ("it is wrong", None))
 
 
 def test_what_is_known_to_be_wrong_is_refused(wrong, capsys):
@@ -851,7 +852,7 @@ def test_two_ranks_of_a_script_as_it_is(which, found):
     Path("train.py").write_text(SAME_BATCH)
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     environment = launching.environment({"PYTHONPATH": str(launching.ROOT)})
-    program = [*launch, "-m", "study.engines.prove", "train.py", which]
+    program = [*launch, "-m", "study.prove", "train.py", which]
     done = subprocess.run([sys.executable, *program], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert proof()["built"]["engine"] == "DDP"
@@ -936,7 +937,7 @@ def test_an_older_proof_does_not_answer_for_a_script_that_ends_early():
 ENDS_EARLY = """
 import sys, torch
 from study.engines import prove, torch_locks
-from study.engines.doctor import checkup
+from study.doctor import checkup
 model = torch.nn.Linear(8, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 if sys.argv[1] == "watched":
@@ -953,7 +954,7 @@ for _ in range(int(sys.argv[2])):
 def test_strict_fails_where_the_script_ends_before_the_counted_step(how, steps, status, tmp_path):
     Path("train.py").write_text(ENDS_EARLY)
     Path("proof.json").write_text("{}")
-    program = ["-m", "study.engines.prove", "--strict", "train.py"] if how == "-m" else ["train.py"]
+    program = ["-m", "study.prove", "--strict", "train.py"] if how == "-m" else ["train.py"]
     environment = launching.environment({"PYTHONPATH": str(launching.ROOT)})
     done = subprocess.run([sys.executable, *program, how, str(steps)], env=environment, capture_output=True, text=True)
     assert done.returncode == status, done.stdout + done.stderr
@@ -1133,7 +1134,7 @@ dist.destroy_process_group()
 def test_the_gradient_of_shards_is_compared_with_that_of_one_process(words):
     Path("train.py").write_text(SHARDED)
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    program = [*launch, "-m", "study.engines.prove", "--reference", "train.py", *words]
+    program = [*launch, "-m", "study.prove", "--reference", "train.py", *words]
     environment = launching.environment({"PYTHONPATH": str(launching.ROOT)})
     done = subprocess.run([sys.executable, *program], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -1216,7 +1217,7 @@ def test_an_engine_whose_bare_module_is_called_is_recognized(factor, status, mon
     Path("train.py").write_text(OVERFLOWS)
     alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
     environment = launching.environment({"PYTHONPATH": str(launching.ROOT), "DS_ACCELERATOR": "cpu", **alone})
-    program = ["-m", "study.engines.prove", "--strict", "train.py", factor, "bare"]
+    program = ["-m", "study.prove", "--strict", "train.py", factor, "bare"]
     done = subprocess.run([sys.executable, *program], env=environment, capture_output=True, text=True)
     assert done.returncode == status, done.stdout + done.stderr
     if status:
@@ -1231,7 +1232,7 @@ def test_an_engine_whose_bare_module_is_called_is_recognized(factor, status, mon
 def test_an_engine_that_skips_every_step_does_not_pass(factor, status):
     Path("train.py").write_text(OVERFLOWS)
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    program = [*launch, "-m", "study.engines.prove", "--strict", "train.py", factor]
+    program = [*launch, "-m", "study.prove", "--strict", "train.py", factor]
     environment = launching.environment({"PYTHONPATH": str(launching.ROOT), "DS_ACCELERATOR": "cpu"})
     done = subprocess.run([sys.executable, *program], env=environment, capture_output=True, text=True)
     assert done.returncode == status, done.stdout + done.stderr

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from study.engines.prove.proved_step import common_factor
 from study.engines.readback import dtypes, facts
 from study.engines.readback.demands import Demand, compare
+from study.prove.proved_step import common_factor
 
 FACTS = {
     "zero_stage": 2,

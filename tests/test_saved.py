@@ -19,10 +19,10 @@ from safetensors.torch import load_file, save_file  # noqa: E402
 from saved_faults import FAULTS, INTACT, STEP, UP, Fault, change, to_bin  # noqa: E402
 
 from study import cli  # noqa: E402
-from study.engines import saved as saving  # noqa: E402
-from study.engines.saved import dcp, expected, pickles  # noqa: E402
-from study.engines.saved.values import same  # noqa: E402
+from study import saved as saving  # noqa: E402
 from study.errors import Refusal  # noqa: E402
+from study.saved import dcp, expected, pickles  # noqa: E402
+from study.saved.values import same  # noqa: E402
 
 
 def _write(folder: Path) -> None:
@@ -51,7 +51,7 @@ def copied(saved_folders: Path, tmp_path: Path):
 
 def _findings(folder: Path, *words: str) -> list[saving.Finding]:
     model = Path(words[1]) if words else None
-    from study.engines.saved import against
+    from study.saved import against
 
     read = saving.read(folder, model=model)
     return [finding for each in (*read, *against.cross_check(read)) for finding in each.findings]

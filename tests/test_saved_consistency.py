@@ -20,9 +20,9 @@ from safetensors.torch import save_file  # noqa: E402
 from saved_fuzz import damage, outcome  # noqa: E402
 
 from study import cli  # noqa: E402
-from study.engines import saved as saving  # noqa: E402
-from study.engines.saved import consistency, foreign, text  # noqa: E402
+from study import saved as saving  # noqa: E402
 from study.errors import Refusal  # noqa: E402
+from study.saved import consistency, foreign, text  # noqa: E402
 
 STEPS = 4
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from study.engines.prove import store_exchange
+from study.prove import store_exchange
 
 STEP = 3
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from study.doctor import checkup
 from study.engines import torch_locks
-from study.engines.doctor import checkup
 
 OLD = 600.0
 

@@ -16,9 +16,9 @@ import torch
 from torch import nn
 from torch.optim import optimizer as optimizers
 
-from study.engines import prove
-from study.engines.prove import formulas, matrices
-from study.engines.prove.update import Update, judge
+from study import prove
+from study.prove import formulas, matrices
+from study.prove.update import Update, judge
 
 ADAM, SGD, MUON = (importlib.import_module(f"torch.optim.{name}") for name in ("adam", "sgd", "_muon"))
 Make = Callable[[nn.Module], torch.optim.Optimizer]
@@ -257,8 +257,8 @@ def _without_optimizer(call: Any) -> Any:
 
 
 def test_a_large_model_is_sampled(monkeypatch):
-    monkeypatch.setattr("study.engines.prove.update.MOST_ELEMENTS", 0)
-    monkeypatch.setattr("study.engines.prove.update.LEAST_ELEMENTS", 3)
+    monkeypatch.setattr("study.prove.update.MOST_ELEMENTS", 0)
+    monkeypatch.setattr("study.prove.update.LEAST_ELEMENTS", 3)
     assert train(RIGHT["AdamW"])["update"]["num_checked"] == 7
 
 

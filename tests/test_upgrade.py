@@ -15,18 +15,18 @@ import yaml
 from packaging.specifiers import SpecifierSet
 
 from study import cli
-from study.engines import known_bad, locks, release_index, upgrade, used
-from study.engines.conformance import committed
-from study.engines.doctor import checkup, examine
+from study.conformance import committed
+from study.doctor import checkup, examine
 from study.errors import Refusal
+from study.upgrade import changes, known_bad, locks, release_index, used
 
 HISTORY = json.loads(Path(__file__).with_name("upgrade_history.json").read_text())
 HELD_OUT = json.loads(Path(__file__).with_name("upgrade_held_out.json").read_text())
 EVIDENCE = (launching.ROOT / "reports" / "conformance" / "README.md").read_text()
 
 
-def alarms(package: str, old: str, new: str) -> list[upgrade.Change]:
-    return [change for change in upgrade.compare({package: old}, {package: new}) if change.alarms]
+def alarms(package: str, old: str, new: str) -> list[changes.Change]:
+    return [change for change in changes.compare({package: old}, {package: new}) if change.alarms]
 
 
 # ---------------------------------------------------------------- history
@@ -45,7 +45,7 @@ def test_the_page_has_recall_and_precision_as_they_are():
     inside, rule = len(by) - by.count("outside"), by.count("rule")
     assert f"**{inside - by.count('missed')} of {inside}**" in EVIDENCE
     assert f"{rule} of the {rule + by.count('missed')}" in EVIDENCE
-    pairs = [(name, *pair) for name, one in upgrade.index().packages.items() for pair in pairwise(one.releases)]
+    pairs = [(name, *pair) for name, one in changes.index().packages.items() for pair in pairwise(one.releases)]
     defaults = [(p, new, alarm.id) for p, old, new in pairs for alarm in alarms(p, old, new) if alarm.kind == "default"]
     harmless = {(name, *one.split(" ")) for name, keys in HISTORY["not_training"].items() for one in keys}
     assert harmless <= {*defaults}
@@ -58,7 +58,7 @@ def test_faults_of_torch_are_those_of_the_matrices():
     for version, matrix in committed.read("torch").items():
         of_fsdp2 = (cell["verdict"] for name, cell in matrix["cells"].items() if name.startswith("fsdp2"))
         wrong |= {version} if "wrong" in of_fsdp2 else set()
-    (fault,) = (fault for fault in upgrade.known_faults() if fault.id == "fsdp2-gloo-sum")
+    (fault,) = (fault for fault in changes.known_faults() if fault.id == "fsdp2-gloo-sum")
     assert wrong == {version for version in committed.released("torch") if fault.is_in(version)}
 
 
@@ -98,7 +98,7 @@ LOCKS = {
 def test_a_lock_is_read(tmp_path, name):
     for each in (name, "frozen.txt"):
         (tmp_path / each).write_text(LOCKS[each], encoding="utf-8")
-    read = upgrade.read_lock(tmp_path / name)
+    read = changes.read_lock(tmp_path / name)
     assert (read.pins, read.unread) == ({"deepspeed": "0.17.5"}, {})
 
 
@@ -157,7 +157,7 @@ version = "0.18.1"
 @pytest.mark.parametrize("name", BY_PLATFORM)
 def test_a_lock_that_pins_by_platform_is_read_for_linux(tmp_path, name):
     (tmp_path / name).write_text(BY_PLATFORM[name])
-    read = upgrade.read_lock(tmp_path / name)
+    read = changes.read_lock(tmp_path / name)
     assert read.pins == {"torch": "2.9.1+cu128", "deepspeed": "0.18.1"}
     assert (read.by_platform, read.unread) == ({"torch": "2.2.2"}, {})
 
@@ -166,19 +166,19 @@ def test_builds_of_one_release_are_the_same_on_every_platform(tmp_path):
     (tmp_path / "uv.lock").write_text(
         '[[package]]\nname = "torch"\nversion = "2.9.1+cpu"\n[[package]]\nname = "torch"\nversion = "2.9.1"\n'
     )
-    read = upgrade.read_lock(tmp_path / "uv.lock")
+    read = changes.read_lock(tmp_path / "uv.lock")
     assert (read.pins, read.by_platform) == ({"torch": "2.9.1+cpu"}, {})
 
 
 def test_a_range_of_conda_is_no_release(tmp_path):
     (tmp_path / "environment.yml").write_text("dependencies:\n- pytorch=2.5\n- pip:\n  - trl==1.16.0\n")
-    read = upgrade.read_lock(tmp_path / "environment.yml")
+    read = changes.read_lock(tmp_path / "environment.yml")
     assert (read.pins, list(read.unread)) == ({"trl": "1.16.0"}, ["torch"])
 
 
 def test_what_powershell_writes_is_read(tmp_path):
     (tmp_path / "a.txt").write_bytes("deepspeed==0.17.5\r\n".encode("utf-16"))
-    assert upgrade.read_lock(tmp_path / "a.txt").pins == {"deepspeed": "0.17.5"}
+    assert changes.read_lock(tmp_path / "a.txt").pins == {"deepspeed": "0.17.5"}
 
 
 UNREAD = {
@@ -262,26 +262,26 @@ def test_nothing_in_common_is_not_sound(tmp_path, capsys):
 )
 def test_an_archive_and_a_marker_that_always_holds_name_a_release(tmp_path, line):
     (tmp_path / "a.txt").write_text(f"{line}\n")
-    read = upgrade.read_lock(tmp_path / "a.txt")
+    read = changes.read_lock(tmp_path / "a.txt")
     assert (read.pins, read.unread) == ({"deepspeed": "0.17.5"}, {})
 
 
 def test_a_wheel_of_flash_attn_is_its_release(tmp_path):
     name = "flash_attn-2.8.3%2Bcu12torch2.8cxx11abiTRUE-cp311-cp311-linux_x86_64.whl"
     (tmp_path / "a.txt").write_text(f"flash-attn @ https://x/{name}\n")
-    (version,) = upgrade.read_lock(tmp_path / "a.txt").pins.values()
-    assert upgrade.why_unknown("flash-attn", version) is None
+    (version,) = changes.read_lock(tmp_path / "a.txt").pins.values()
+    assert changes.why_unknown("flash-attn", version) is None
 
 
 def test_markers_are_decided_for_the_python_that_is_named(tmp_path):
     text = 'deepspeed==0.19.8; python_version >= "3.12"\ndeepspeed==0.18.9; python_full_version < "3.12.0"\n'
     (tmp_path / "a.txt").write_text(text)
-    assert [upgrade.read_lock(tmp_path / "a.txt", python).pins for python in ("3.12", "3.11", None)] == [
+    assert [changes.read_lock(tmp_path / "a.txt", python).pins for python in ("3.12", "3.11", None)] == [
         {"deepspeed": "0.19.8"}, {"deepspeed": "0.18.9"}, {},
     ]  # fmt: skip
     for python in ("twelve", "2.7", "3.99"):
         with pytest.raises(Refusal, match="--python"):
-            upgrade.read_lock(tmp_path / "a.txt", python)
+            changes.read_lock(tmp_path / "a.txt", python)
 
 
 @pytest.mark.parametrize(
@@ -295,19 +295,19 @@ def test_markers_are_decided_for_the_python_that_is_named(tmp_path):
 def test_a_file_is_recognized_by_its_content(tmp_path, name, key):
     (tmp_path / "frozen.txt").write_text(LOCKS["frozen.txt"])
     (tmp_path / name).write_text(LOCKS[key])
-    assert upgrade.read_lock(tmp_path / name).pins == {"deepspeed": "0.17.5"}
+    assert changes.read_lock(tmp_path / name).pins == {"deepspeed": "0.17.5"}
 
 
 def test_a_list_of_packages_in_json_is_read(tmp_path):
     (tmp_path / "a.json").write_text('[{"name": "deepspeed", "version": "0.17.5"}, 3, {"name": "x", "version": null}]')
-    assert upgrade.read_lock(tmp_path / "a.json").pins == {"deepspeed": "0.17.5"}
+    assert changes.read_lock(tmp_path / "a.json").pins == {"deepspeed": "0.17.5"}
 
 
 def test_pip_lines_of_conda_include_files_beside_their_own(tmp_path, monkeypatch):
     (tmp_path / "base.txt").write_text("deepspeed==0.17.5\n")
     (tmp_path / "e.yml").write_text("dependencies:\n- pip:\n  - -r base.txt\n  - -r e.yml\n")
     monkeypatch.chdir(Path(__file__).parent)
-    assert upgrade.read_lock(tmp_path / "e.yml").pins == {"deepspeed": "0.17.5"}
+    assert changes.read_lock(tmp_path / "e.yml").pins == {"deepspeed": "0.17.5"}
 
 
 def test_control_characters_of_a_file_do_not_reach_the_terminal(tmp_path, capsys):
@@ -327,7 +327,7 @@ def test_control_characters_of_a_file_do_not_reach_the_terminal(tmp_path, capsys
 def test_odd_files_are_refused_in_one_message(tmp_path, name, text):
     (tmp_path / name).write_text(text)
     with pytest.raises(Refusal):
-        upgrade.read_lock(tmp_path / name)
+        changes.read_lock(tmp_path / name)
 
 
 @pytest.mark.parametrize(
@@ -345,9 +345,9 @@ def test_a_lock_of_what_is_no_release_is_named_and_the_rest_compared(tmp_path, e
     (tmp_path / "uv.lock").write_text(
         f'[[package]]\nname = "torch"\nversion = "2.12.0"\n[[package]]\nname = "deepspeed"\n{entry}\n'
     )
-    read = upgrade.read_lock(tmp_path / "uv.lock")
+    read = changes.read_lock(tmp_path / "uv.lock")
     assert (read.pins, list(read.unread)) == ({"torch": "2.12.0"}, ["deepspeed"])
-    assert (upgrade.not_compared(read, read) == []) == is_fixed  # the same commit in both files: it is no change
+    assert (changes.not_compared(read, read) == []) == is_fixed  # the same commit in both files: it is no change
 
 
 def test_a_package_that_is_gone_is_no_release_that_is_fine(tmp_path, capsys):
@@ -386,7 +386,7 @@ def test_an_upgrade_to_a_prerelease_is_unknown_and_fails(tmp_path, capsys, versi
 
 
 def test_releases_are_ordered_as_versions_and_not_as_texts():
-    change = upgrade.Change("torch", "fault", "x", "x", introduced="2.9.0", fixed="2.10.0")
+    change = changes.Change("torch", "fault", "x", "x", introduced="2.9.0", fixed="2.10.0")
     assert [change.is_in(version) for version in ("2.8.1", "2.9", "2.9.1+cpu", "2.10.0", "2.10.0rc1")] == [
         False, True, True, False, False,
     ]  # fmt: skip
@@ -432,13 +432,13 @@ lock-version = "2.1"
 @pytest.mark.parametrize(("name", "text"), [("hashes.txt", INLINE_HASHES), ("poetry.lock", POETRY)])
 def test_what_tools_write_is_read_in_full(tmp_path, name, text):
     (tmp_path / name).write_text(text)
-    lock = upgrade.read_lock(tmp_path / name)
+    lock = changes.read_lock(tmp_path / name)
     assert lock == locks.Lock({"torch": "2.12.0", "deepspeed": "0.17.5", "trl": "1.16.0"})
 
 
 @pytest.mark.parametrize("version", ["2.12.0+cpu", "2.12.0+cu130", "2.12.0+rocm7.1"])
 def test_a_build_of_a_release_is_the_release(version):
-    assert upgrade.why_unknown("torch", version) is None
+    assert changes.why_unknown("torch", version) is None
     assert alarms("torch", "2.12.0", version) == []
 
 
@@ -456,7 +456,7 @@ def test_a_pair_inside_a_minor_version_inherits_nothing():
 
 
 def crashes(name, old, new):
-    return [change.how for change in upgrade.compare(old, new) if change.id == name]
+    return [change.how for change in changes.compare(old, new) if change.id == name]
 
 
 def test_a_crash_of_two_packages_comes_with_either():
@@ -471,13 +471,13 @@ def test_a_crash_of_two_packages_comes_with_either():
 
 def test_a_crash_of_two_packages_that_stays_is_named_but_is_no_alarm():
     both = {"torch": "2.12.0", "deepspeed": "0.19.2"}
-    (change,) = [one for one in upgrade.compare(both, {**both, "torch": "2.13.0"}) if one.id == "strict-schedulers"]
+    (change,) = [one for one in changes.compare(both, {**both, "torch": "2.13.0"}) if one.id == "strict-schedulers"]
     assert (change.how, change.alarms) == ("stays", False)
     assert crashes("strict-schedulers", both, both) == []
 
 
 def test_a_fault_that_came_with_its_feature_is_no_alarm():
-    (change,) = [one for one in upgrade.compare({"trl": "0.13.0"}, {"trl": "0.14.0"}) if one.id == "grpo-mask"]
+    (change,) = [one for one in changes.compare({"trl": "0.13.0"}, {"trl": "0.14.0"}) if one.id == "grpo-mask"]
     assert (change.how, change.alarms) == ("comes", False)
 
 
@@ -488,7 +488,7 @@ def test_a_change_of_behavior_is_an_alarm_in_both_directions():
 
 def test_lines_fit_the_width():
     old, new = locks.Lock({"transformers": "4.45.2"}), locks.Lock({"transformers": "5.23.0"})
-    lines = upgrade.text(upgrade.compare_locks(old, new), old, new, 80).splitlines()
+    lines = changes.text(changes.compare_locks(old, new), old, new, 80).splitlines()
     assert max(map(len, lines)) <= 80
     assert re.match(r"\d+ of \d+ known changes", lines[0])
 
@@ -505,7 +505,7 @@ def test_lines_fit_the_width():
 def test_what_is_no_lock_is_refused(tmp_path, name, text, fact):
     (tmp_path / name).write_text(text)
     with pytest.raises(Refusal, match=f"{name}: {fact}"):
-        upgrade.read_lock(tmp_path / name)
+        changes.read_lock(tmp_path / name)
 
 
 @pytest.mark.parametrize(
@@ -540,13 +540,13 @@ def test_the_status_is_for_ci(tmp_path, capsys, old, new, status, line):
 # ---------------------------------------------------------------- what ends, and what a training uses
 
 
-def summary(found: upgrade.Comparison) -> set[str]:
+def summary(found: changes.Comparison) -> set[str]:
     return {change.id for change in found.shown if change.changes_training}
 
 
-def between(old: str, new: str, **options) -> upgrade.Comparison:
+def between(old: str, new: str, **options) -> changes.Comparison:
     use = used.of(**options) if options else None
-    return upgrade.compare_locks(locks.Lock({"deepspeed": old}), locks.Lock({"deepspeed": new}), use)
+    return changes.compare_locks(locks.Lock({"deepspeed": old}), locks.Lock({"deepspeed": new}), use)
 
 
 def test_a_fault_that_ends_changes_training_and_the_factor_comes_first():
@@ -555,16 +555,16 @@ def test_a_fault_that_ends_changes_training_and_the_factor_comes_first():
     first = found.shown[0]
     assert (first.id, first.how, first.alarms) == ("outputs-of-outputs", "goes", False)
     assert "0.25 times" in first.factor
-    text = upgrade.text(found, locks.Lock({"deepspeed": "0.19.5"}), locks.Lock({"deepspeed": "0.19.8"}), 80)
+    text = changes.text(found, locks.Lock({"deepspeed": "0.19.5"}), locks.Lock({"deepspeed": "0.19.8"}), 80)
     assert text.index("0.25 times") < text.index("Muon")
 
 
 def test_a_fault_of_memory_and_a_crash_that_end_change_no_training():
     old, new = locks.Lock({"peft": "0.18.1"}), locks.Lock({"peft": "0.19.0"})
-    gone = {change.id: change for change in upgrade.compare(old.pins, new.pins) if change.how == "goes"}
+    gone = {change.id: change for change in changes.compare(old.pins, new.pins) if change.how == "goes"}
     assert not gone["target-parameters-memory"].changes_training
     crashes_that_end = [
-        one for one in upgrade.compare({"deepspeed": "0.18.6"}, {"deepspeed": "0.18.7"}) if one.kind == "crash"
+        one for one in changes.compare({"deepspeed": "0.18.6"}, {"deepspeed": "0.18.7"}) if one.kind == "crash"
     ]
     assert crashes_that_end
     assert not any(change.changes_training for change in crashes_that_end if change.how == "goes")
@@ -572,7 +572,7 @@ def test_a_fault_of_memory_and_a_crash_that_end_change_no_training():
 
 def test_a_fault_that_may_also_be_in_old_is_no_known_change():
     old, new = locks.Lock({}, {"deepspeed": '"deepspeed", which names no release'}), locks.Lock({"deepspeed": "0.19.8"})
-    found = upgrade.compare_locks(old, new)
+    found = changes.compare_locks(old, new)
     assert found.verdict.status == 3
     assert {change.how for change in found.changes if change.kind == "fault"} == {"there"}
 
@@ -589,7 +589,7 @@ def test_a_fault_that_may_also_be_in_old_is_no_known_change():
 )
 def test_the_release_with_the_fewest_faults_is_named(old, new, fact):
     locked = [locks.Lock({"deepspeed": version}) for version in (old, new)]
-    said = upgrade.best_release("deepspeed", *locked)
+    said = changes.best_release("deepspeed", *locked)
     assert (said is None) if fact is None else (said is not None and fact in said)
 
 
@@ -624,7 +624,7 @@ def test_what_cannot_concern_a_training_is_left_out_and_counted(tmp_path, conten
     assert summary(found) == (summary(everything) if concerned is None else concerned)
     assert len(found.shown) + sum(map(len, found.left_out.values())) == len(everything.shown)
     locked = [locks.Lock({"deepspeed": version}) for version in ("0.19.5", "0.19.8")]
-    text = upgrade.text(found, *locked, 80)
+    text = changes.text(found, *locked, 80)
     assert ("are left out" in text) == bool(found.left_out)
 
 
@@ -647,7 +647,7 @@ def test_faults_of_trainers_that_a_script_does_not_use_are_left_out(tmp_path, te
     (tmp_path / "pieces" / "other.py").write_text("from trl import DPOTrainer\n")
     (tmp_path / "train.py").write_text(text)
     old, new = locks.Lock({"trl": "0.13.0"}), locks.Lock({"trl": "0.14.0"})
-    found = upgrade.compare_locks(old, new, used.of(script=tmp_path / "train.py"))
+    found = changes.compare_locks(old, new, used.of(script=tmp_path / "train.py"))
     assert ("dpo-keep-end" in summary(found)) == is_concerned
     assert "dpo-keep-end" in {change.id for change in found.changes}
 
@@ -691,20 +691,20 @@ def test_classes_with_the_same_changes_are_named_once():
         locks.Lock({"trl": "0.12.0", "transformers": "4.45.2"}),
         locks.Lock({"trl": "1.16.0", "transformers": "5.23.0"}),
     )
-    text = upgrade.text(upgrade.compare_locks(old, new), old, new, 80)
+    text = changes.text(changes.compare_locks(old, new), old, new, 80)
     assert re.search(r"and \d+ more\s+classes", text)
     assert text.count("CPOConfig") < 40
 
 
 def test_conditions_of_faults_are_known_keys_and_faults_that_were_only_read_say_so():
-    by_id = {(fault.package, fault.id): fault for fault in upgrade.known_faults()}
+    by_id = {(fault.package, fault.id): fault for fault in changes.known_faults()}
     for fault in by_id.values():
         for key, values in {**fault.needs, **fault.file}.items():
             assert key == "engine" or "." in key or key == "gradient_clipping", fault.id
             assert isinstance(values, list), fault.id
     for key in (("deepspeed", "zero2-bf16-used-twice"), ("transformers", "router-loss-times-ranks")):
         assert by_id[key].evidence == "read"
-        assert "not measured" in upgrade._item(by_id[key])
+        assert "not measured" in changes._item(by_id[key])
     assert [by_id["deepspeed", "zero2-bf16-used-twice"].is_in(version) for version in ("0.19.3", "0.19.6")] == [
         True,
         False,
@@ -755,7 +755,7 @@ def test_what_depends_on_other_settings_is_not_the_value_in_effect():
 
 def test_a_key_that_only_warns_is_deprecated():
     source = "class C:\n x: int = None\n def f(self):\n  if self.x is not None:\n   warnings.warn('x is deprecated')\n"
-    assert release_defaults.defaults({"a.py": source})["C"] == {"x": upgrade.DEPRECATED}
+    assert release_defaults.defaults({"a.py": source})["C"] == {"x": changes.DEPRECATED}
 
 
 PACKAGE = release_index.Package({}, {}, {}, frozenset({"tested"}))
@@ -771,13 +771,13 @@ PACKAGE = release_index.Package({}, {}, {}, frozenset({"tested"}))
         ("x", "False", "None", True),
         ("tested", "False", "None", False),
         ("x", "False", "True", False),
-        ("x", upgrade.REQUIRED, "1", True),
-        ("bf16", upgrade.OWN, "False", True),
-        ("bf16", upgrade.OWN, "None", False),
+        ("x", changes.REQUIRED, "1", True),
+        ("bf16", changes.OWN, "False", True),
+        ("bf16", changes.OWN, "None", False),
     ],
 )
 def test_a_change_of_spelling_is_no_change(key, before, after, is_same):
-    assert upgrade._is_same(upgrade._DefaultChange(key, before, after), PACKAGE) == is_same
+    assert changes._is_same(changes._DefaultChange(key, before, after), PACKAGE) == is_same
 
 
 def release(**defaults):
@@ -805,7 +805,7 @@ def test_requirements_of_packages_of_the_index_are_read():
 
 
 def test_the_index_has_all_packages_and_most_of_their_patch_releases():
-    packages = upgrade.index().packages
+    packages = changes.index().packages
     assert {*releases.READ} == {*packages}
     assert {"4.57.1", "4.57.2", "4.57.3"} <= {*packages["transformers"].releases}
     assert {"0.16.0", "0.16.1"} <= {*packages["trl"].releases}
@@ -820,7 +820,7 @@ def test_the_index_has_all_packages_and_most_of_their_patch_releases():
 
 def test_each_listed_fault_is_dated_between_its_releases_and_has_a_thread():
     ids = set()
-    for fault in upgrade.known_faults():
+    for fault in changes.known_faults():
         first, end = (
             known_bad.base_release(version or other)
             for version, other in ((fault.introduced, "0"), (fault.fixed, "999"))
@@ -831,8 +831,8 @@ def test_each_listed_fault_is_dated_between_its_releases_and_has_a_thread():
         assert all(re.fullmatch(r"https://github\.com/[\w.-]+/[\w.-]+/(issues|pull)/\d+", url) for url in fault.threads)
         for required in fault.beside.values():
             SpecifierSet(required)
-    listed = yaml.safe_load(upgrade.FAULTS.read_text())
-    assert {entry["package"] for entry in listed} == {*upgrade.index().packages}
+    listed = yaml.safe_load(changes.FAULTS.read_text())
+    assert {entry["package"] for entry in listed} == {*changes.index().packages}
     assert all(re.fullmatch(r"20\d\d-\d\d-\d\d", entry["date"]) for entry in listed)
     without_thread = {entry["id"] for entry in listed if not entry["threads"]}
     # These were found by this project.
@@ -844,10 +844,10 @@ def test_each_listed_fault_is_dated_between_its_releases_and_has_a_thread():
 
 def test_entries_without_effect_name_keys_that_exist():
     """A key that is in no release is a misspelling."""
-    for entry in yaml.safe_load(upgrade.NO_EFFECT.read_text()):
+    for entry in yaml.safe_load(changes.NO_EFFECT.read_text()):
         keys = {
             name
-            for cls, members in upgrade.index().packages[entry["package"]].defaults.items()
+            for cls, members in changes.index().packages[entry["package"]].defaults.items()
             for key in members
             for name in (key, f"{cls}.{key}")
         }

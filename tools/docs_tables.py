@@ -19,14 +19,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
+import yaml
 
 from study import formatting, planner
 from study.claims import defects, sentences
 from study.compare import bits, frontier, memory_views, predicted, verdict_text
-from study.engines import known_bad
-from study.engines.conformance import committed
-from study.engines.conformance.cells import OPTIMIZERS, OPTIMIZERS_UNDER, PACKAGES, of_optimizers, of_release
-from study.engines.conformance.committed import FAULTS
+from study.conformance import committed
+from study.conformance.cells import OPTIMIZERS, OPTIMIZERS_UNDER, PACKAGES, of_optimizers, of_release
+from study.conformance.committed import FAULTS
 from study.engines.keys import allowed
 from study.engines.strategy_names import in_order
 from study.formatting import three_digits
@@ -41,6 +41,7 @@ from study.theory import peaks as peaks_of
 from study.theory.measured_by_others import MeasuredCase, MeasuredRow
 from study.theory.model_states import paper_bytes_per_parameter
 from study.theory.shapes.config_json import MODEL_TYPES
+from study.upgrade import known_bad
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
@@ -48,7 +49,6 @@ import doctor_observed  # noqa: E402
 import first_hour  # noqa: E402
 import first_screen  # noqa: E402
 import pairs  # noqa: E402
-from test_layout import MAY_IMPORT  # noqa: E402
 
 CPU = ROOT / "reports" / "cpu" / "records"
 TRACES = ROOT / "reports" / "dry_run" / "published.json"
@@ -620,10 +620,10 @@ def architectures() -> str:
 
 
 def rooms() -> str:
-    """Return the table of folders, with the last column from tests/test_layout.py."""
-    head, *rows = rows_of(between("docs/architecture.md", "rooms"))
-    assert {row[0].strip("`") for row in rows} == set(MAY_IMPORT)
-    return tabulate(head, [[*row[:2], ", ".join(sorted(MAY_IMPORT[row[0].strip("`")].split()))] for row in rows])
+    """Return the table of folders and top-level modules from docs/rooms.yaml."""
+    rooms = yaml.safe_load((ROOT / "docs" / "rooms.yaml").read_text(encoding="utf-8"))
+    rows = [(f"`{name}`", room["purpose"], ", ".join(room["may_import"])) for name, room in rooms.items()]
+    return tabulate(("folder or module", "purpose", "may import"), rows)
 
 
 def decided(kind: str) -> str:

@@ -24,7 +24,7 @@ from matplotlib.figure import Figure
 from study import formatting
 from study.claims import defects
 from study.compare import frontier, public_comparisons, verdict, verdict_text
-from study.engines.conformance import committed
+from study.conformance import committed
 from study.public_runs.schema import PublicRun
 from study.records import find as records
 from study.report import by_machine, machine_plots, plots, public_figures, sentences, tables

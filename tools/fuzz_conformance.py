@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from study import files, terminal
-from study.engines.conformance import fuzz, installation
-from study.engines.conformance.cells import Cell
+from study.conformance import fuzz, installation
+from study.conformance.cells import Cell
 from study.records.machine import header
 
 CELLS_PER_BATCH = 60

@@ -31,7 +31,7 @@ from docs_tables import CPU, FRONTIER, ROOT, benchmark
 from study.claims import defects, ledger, verdicts
 from study.compare import bits, frontier
 from study.compare.communication_views import NetworkCell, network_cells
-from study.engines.conformance import committed
+from study.conformance import committed
 from study.formatting import powers
 from study.planner import public_errors, published_rows
 from study.records import find as records

@@ -18,10 +18,10 @@ import nbformat
 import web_page
 
 from study import cli
-from study.engines import upgrade
-from study.engines.locks import Lock
 from study.records.schema import Record
 from study.report import colab
+from study.upgrade import changes
+from study.upgrade.locks import Lock
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ROOT / "build" / "pages"
@@ -116,17 +116,17 @@ def commands() -> Iterator[str]:
 
 def releases() -> Iterator[tuple[str, str]]:
     """Yield name and text of a page for each examined release: its known faults, and what it changes."""
-    for package, entry in upgrade.index().packages.items():
+    for package, entry in changes.index().packages.items():
         for before, version in pairwise([None, *entry.releases]):
             faults = [
                 fault
-                for fault in upgrade.known_faults()
+                for fault in changes.known_faults()
                 if fault.package == package and fault.kind != "change" and fault.is_in(version)
             ]
             wrong = [" ".join([f"- {fault.summary}", *(f"<{url}>" for url in fault.threads)]) for fault in faults]
             old, new = Lock({package: before} if before else {}), Lock({package: version})
             report = (
-                upgrade.text(upgrade.compare_locks(old, new), old, new, WIDTH)
+                changes.text(changes.compare_locks(old, new), old, new, WIDTH)
                 if before
                 else "This is the oldest release that was examined."
             )

@@ -20,7 +20,7 @@ from study.strategy import file
 from study.verdict import NotChecked, Verdict
 
 if TYPE_CHECKING:
-    from study.engines.conformance.cells import Cell
+    from study.conformance.cells import Cell
 
 
 @command("doctor")
@@ -62,7 +62,7 @@ def _doctor(
 
 def _check_machine(disk: Path, as_json: bool) -> Verdict:
     """Check this machine, print the result, and return the verdict."""
-    from study.engines.doctor import checkup
+    from study.doctor import checkup
 
     with progress.after_two_seconds(
         "Checking this machine: packages, compilers, two communicating processes, the disk"
@@ -77,7 +77,7 @@ def _check_file(file: Path, release: str | None, fix: Path | None, everything: b
 
     `fix` is None if no file is to be written.
     """
-    from study.engines.doctor import examine, text
+    from study.doctor import examine, text
 
     examined = examine.examine(file, release)
     changes = None if fix is None else examine.write_mended(examined, fix)
@@ -94,7 +94,7 @@ def _check_files(paths: tuple[Path, ...], release: str | None, everything: bool,
 
     A file that cannot be read does not stop the check of the others.
     """
-    from study.engines.doctor import several
+    from study.doctor import several
 
     checked = several.examine(paths, release)
     print(checked.as_json() if as_json else checked.text(everything, release))
@@ -227,16 +227,16 @@ def _upgrade(
     Exit status: 0 if no known change may affect training; 1 if one may; 2 if a file cannot be read; 3 if no change was
     found, but a package or a file that a line includes could not be compared, or a release is unknown.
     """
-    from study.engines import upgrade, used
+    from study.upgrade import changes, used
 
     options = (config, script, imports, stage, optimizer)
     use = used.of(*options) if any(option is not None for option in options) else None
-    before, after = upgrade.read_lock(old, python), upgrade.read_lock(new, python)
-    found = upgrade.compare_locks(before, after, use)
+    before, after = changes.read_lock(old, python), changes.read_lock(new, python)
+    found = changes.compare_locks(before, after, use)
     if output is not None:
         files.require_folder(output)
-        files.write_json(output, upgrade.content(found))
-    print(upgrade.text(found, before, after))
+        files.write_json(output, changes.content(found))
+    print(changes.text(found, before, after))
     return found.verdict
 
 
@@ -254,8 +254,8 @@ def _diff(a: Path, b: Path, output: Path | None) -> Verdict:
     because a run with noise is not of the recorded training; 3 if the result is unknown, because a recording is
     damaged or mixed from several, because a training failed or ended early, or because no weights are updated.
     """
-    from study.engines.diff import compare, text
-    from study.engines.diff.recorded import Damaged, Recording
+    from study.diff import compare, text
+    from study.diff.recorded import Damaged, Recording
 
     if output is not None:
         files.require_folder(output)
@@ -303,7 +303,7 @@ def _saved(
     checked.
     """
     require("torch", "safetensors")
-    from study.engines.saved.command import command as check_saved
+    from study.saved.command import command as check_saved
 
     return check_saved(folder, against, model, strict, trust_pickle, as_json)
 
@@ -357,7 +357,7 @@ def _conformance(
     now.
     """
     require(*TRAINING[:1], "deepspeed")
-    from study.engines.conformance import committed, installation, matrix_file, releases
+    from study.conformance import committed, installation, matrix_file, releases
 
     _check_ranks(ranks)
     chosen_releases = releases.parse(package_versions)
@@ -393,7 +393,7 @@ def _cells_to_examine(
     adapters: bool,
 ) -> list[Cell]:
     """Return the cells of the matrix whose names contain every text of --only. Raises Refusal if there is none."""
-    from study.engines.conformance import cells
+    from study.conformance import cells
 
     if adapters and (optimizers or chosen_releases):
         other = "--optimizer" if optimizers else "--release"
@@ -428,7 +428,7 @@ def _chosen_optimizers(names: tuple[str, ...]) -> list[str]:
 
     Raises Refusal if one is unknown, or its library is not installed.
     """
-    from study.engines.conformance.cells import LIBRARY_OF, OPTIMIZERS
+    from study.conformance.cells import LIBRARY_OF, OPTIMIZERS
 
     chosen = list(OPTIMIZERS) if "all" in names else list(dict.fromkeys(names))
     for name in chosen:

@@ -9,11 +9,12 @@ import os
 from collections.abc import Callable
 
 from study import files
-from study.engines import extensions, inductor, known_bad
+from study.engines import extensions, inductor
 from study.errors import Refusal
 from study.files import why_not_writable
 from study.records.schema import CUT_OFF, RENAMED
 from study.run import Run
+from study.upgrade import known_bad
 from study.workloads import sources
 
 

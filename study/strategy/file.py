@@ -1,6 +1,6 @@
 """Read strategies. A strategy is an accelerate file and the DeepSpeed JSON that it names.
 
-`study.engines.doctor` checks both files. Unknown keys are errors.
+`study.doctor` checks both files. Unknown keys are errors.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
-from study.engines.doctor import config_files, strict
-from study.engines.doctor.examine import CONFIGS, OF_DDP, with_keys
+from study.doctor import config_files, strict
+from study.doctor.examine import CONFIGS, OF_DDP, with_keys
 from study.engines.keys import known_keys
 from study.engines.strategy_names import OffloadDevice
 from study.errors import Refusal, unknown_name_message

@@ -14,9 +14,9 @@ import torch
 from safetensors.torch import load_file
 
 from study.config import RunConfig, build_config
-from study.engines.saved import dcp, deepspeed_zero, foreign, pickles
-from study.engines.saved.content import Saved
 from study.errors import Refusal
+from study.saved import dcp, deepspeed_zero, foreign, pickles
+from study.saved.content import Saved
 from study.training import adapters, manifest, weights
 from study.training.engine_state import LAYOUT, STATES, subgroup_file
 from study.training.manifest import ENGINE, MODEL, Checkpoint

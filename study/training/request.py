@@ -18,11 +18,7 @@ from study.run import Run, make_run
 from study.strategy.file import Strategy, read_strategy
 
 # Modules of this project that run a user's script unchanged and record what it does.
-RECORDERS = {
-    f"{package}.{name}"
-    for package in ("study", "zero_study")
-    for name in ("diff", "engines.diff", "prove", "engines.prove")
-}
+RECORDERS = {f"{package}.{name}" for package in ("study", "zero_study") for name in ("diff", "prove")}
 
 
 def requested_run(config: RunConfig) -> Run:

@@ -1,0 +1,97 @@
+"""Build the optimizer of a cell, by the script or through DeepSpeed's file.
+
+The module needs only torch and the engines, and runs under any release of them. Libraries of one optimizer are imported
+when a cell uses it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..engines.readback.full_tensors import kind_of_state, whole_shape
+from . import toy
+from .cells import ADAMW, IN_8_BITS, OF_ADAMW, Cell
+from .formulas import optimizer_in_8_bits
+
+# How DeepSpeed's file names the optimizers that it can build.
+NAMES_IN_FILE = {"deepspeed_adamw": "AdamW", "sgd": "SGD", "adafactor": "Adafactor", "lion": "Lion", "muon": "Muon"}
+
+
+class NotOffered(Exception):
+    """Raised if the installed release does not support the configuration of a cell."""
+
+
+def do_not_compile(cell: Cell) -> None:
+    """Make optimizers that compile their step run without torch.compile. Compiling takes up to half a minute a cell."""
+    if cell.optimizer != ADAMW and hasattr(torch.compiler, "set_stance"):  # since PyTorch 2.6
+        torch.compiler.set_stance("force_eager")
+
+
+def in_file(cell: Cell) -> dict[str, Any] | None:
+    """Return the section `optimizer` of a cell's DeepSpeed file; None if the script builds the optimizer."""
+    name = NAMES_IN_FILE.get(cell.optimizer)
+    # Without offload, DeepSpeed's Lion only runs on a GPU.
+    if not cell.is_deepspeed or name is None or (cell.optimizer == "lion" and "offload" not in cell.engine):
+        return None
+    return {"type": name, "params": _settings(cell)}
+
+
+def build(cell: Cell, model: Any) -> torch.optim.Optimizer:
+    """Build the optimizer of a cell in the script. Raises NotOffered if it does not exist in this installation."""
+    parameters, settings = groups(cell, model), _settings(cell)
+    if cell.optimizer in IN_8_BITS:
+        return optimizer_in_8_bits(cell.optimizer)(parameters, **settings)  # type: ignore[no-any-return]
+    if cell.optimizer == "lion":
+        return importlib.import_module("bitsandbytes.optim").Lion(parameters, **settings)  # type: ignore[no-any-return]
+    if cell.optimizer == ADAMW and "offload" in cell.engine and not cell.through_accelerate:  # which replaces AdamW
+        from deepspeed.ops.adam import DeepSpeedCPUAdam
+
+        return DeepSpeedCPUAdam(parameters, adamw_mode=True, **settings)  # type: ignore[no-any-return]
+    name = {"sgd": "SGD", "adafactor": "Adafactor", "torch_muon": "Muon"}.get(cell.optimizer, "AdamW")
+    if not hasattr(torch.optim, name):
+        raise NotOffered(f"this release of PyTorch has no {name}")
+    if cell.optimizer == "adamw_fused":
+        settings["fused"] = True
+    made: torch.optim.Optimizer = getattr(torch.optim, name)(parameters, **settings)
+    return made
+
+
+def trained(model: Any) -> list[nn.Parameter]:
+    return [parameter for parameter in model.parameters() if parameter.requires_grad]
+
+
+def groups(cell: Cell, model: Any) -> list[Any]:
+    """Return the parameters for an optimizer; if the cell has groups, one group of matrices and one of vectors."""
+    parameters = trained(model)
+    if not cell.does("groups"):
+        return parameters
+    by_dimensions = [(num, [p for p in parameters if len(whole_shape(p)) == num]) for num in (2, 1)]
+    return [{"params": members, **toy.options(cell, num)} for num, members in by_dimensions if members]
+
+
+def _settings(cell: Cell) -> dict[str, Any]:
+    """Return the arguments of a cell's optimizer, in a script or in DeepSpeed's file."""
+    settings: dict[str, Any] = toy.options(cell, 2)
+    if cell.optimizer in ("sgd", "muon", "torch_muon"):
+        settings["momentum"] = toy.MOMENTUM
+    if cell.optimizer == "lion":
+        settings["betas"] = toy.LION_BETAS
+    if cell.optimizer in (*OF_ADAMW, *IN_8_BITS, "muon"):  # Muon trains some parameters by Adam
+        settings |= {"betas": toy.BETAS, "eps": toy.EPSILON}
+    return settings
+
+
+def kinds_of_states(optimizer: Any) -> list[tuple[int, str]]:
+    """Return number of elements of the whole parameter and type of each optimizer state that has this many elements."""
+    while hasattr(optimizer, "optimizer"):  # an engine's or accelerate's optimizer around the one that has the states
+        optimizer = optimizer.optimizer
+    kinds = []
+    for parameter, state in optimizer.state.items():
+        for value in state.values():
+            if isinstance(value, torch.Tensor) and value.numel() == parameter.numel():
+                kinds.append((parameter.numel(), kind_of_state(value)))
+    return sorted(kinds)

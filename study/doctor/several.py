@@ -1,0 +1,100 @@
+"""Examine several configuration files at once: one result per file, a summary, and one verdict."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from .. import terminal
+from ..errors import Refusal
+from ..verdict import NotChecked, Verdict, combined
+from . import examine as examining
+from . import of_release
+from . import text as formatting
+from .examine import Examined
+from .kinds import OF_TRAINERS
+from .trainer_files import under_trainer
+
+
+@dataclass(frozen=True)
+class Several:
+    """The results of several files, in the order in which they were named."""
+
+    results: dict[Path, Examined | Refusal]  # a Refusal if the file cannot be read
+
+    @property
+    def verdicts(self) -> dict[Path, Verdict]:
+        return {path: _verdict(path, result) for path, result in self.results.items()}
+
+    @property
+    def verdict(self) -> Verdict:
+        """The verdict on all files: nothing may be found, and each file must have been checked."""
+        verdict = combined(self.verdicts.values())
+        number = sum(entry.number for entry in verdict.checked)
+        return replace(verdict, checked=tuple(entry._replace(number=number) for entry in verdict.checked[:1]))
+
+    def text(self, everything: bool, release: str | None) -> str:
+        """Return the results as text for a terminal: the summary, then each file."""
+        blocks = [formatting.summary_of_several(self.verdicts, self.verdict)]
+        for result in self.results.values():
+            if isinstance(result, Refusal):
+                blocks.append(terminal.wrapped(terminal.printable(str(result))))
+            else:
+                blocks.append(formatting.text(result, everything, release))
+        return "\n\n".join(blocks)
+
+    def as_json(self) -> str:
+        """Return the results as JSON: the list `files`, and the verdict on all of them."""
+        entries = [_content(path, result) for path, result in self.results.items()]
+        return json.dumps({"files": entries, **self.verdict.content()}, indent=1, default=str)
+
+
+def examine(paths: Sequence[Path], release: str | None = None) -> Several:
+    """Examine files. A file that cannot be read has a Refusal as its result.
+
+    Raises Refusal if `release` is not one of DeepSpeed, which concerns all files.
+    """
+    if release is not None:
+        of_release.version_of(release)
+    results: dict[Path, Examined | Refusal] = {}
+    for path in dict.fromkeys(paths):
+        try:
+            results[path] = examining.examine(path, release)
+        except Refusal as refusal:
+            results[path] = refusal
+    examined = [result for result in results.values() if isinstance(result, Examined)]
+    return Several({path: _as_used(result, examined) for path, result in results.items()})
+
+
+def _as_used(result: Examined | Refusal, candidates: Sequence[Examined]) -> Examined | Refusal:
+    """Return the result of a DeepSpeed file as Trainer reads it, if a Trainer's file among the others names it."""
+    if isinstance(result, Refusal) or result.kind != "deepspeed":
+        return result
+    place = result.path.resolve()
+    for candidate in candidates:
+        if candidate.kind in {*OF_TRAINERS, "axolotl"} and any(
+            Path(f.file).resolve() == place for f in candidate.findings
+        ):
+            return replace(result, findings=under_trainer(result.findings, candidate.content))
+    return result
+
+
+def _verdict(path: Path, result: Examined | Refusal) -> Verdict:
+    if isinstance(result, Refusal):
+        return Verdict.of(0, not_checked=[NotChecked(str(path), str(result), True)])
+    return result.verdict
+
+
+def _content(path: Path, result: Examined | Refusal) -> dict[str, Any]:
+    if isinstance(result, Refusal):
+        return {
+            "file": str(path),
+            "kind": None,
+            "findings": [],
+            "error": str(result),
+            **_verdict(path, result).content(),
+        }
+    return result.as_content()

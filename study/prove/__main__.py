@@ -1,0 +1,264 @@
+"""Check a training script without changing it: `python -m zero_study.prove train.py`.
+
+On several processes: `accelerate launch -m zero_study.prove train.py` or `torchrun -m zero_study.prove train.py`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from ..engines import scripts
+from ..engines.hooks import listening
+from ..engines.readback.facts import base_optimizer, inner_module, is_deepspeed
+from ..verdict import FOUND, UNKNOWN, Verdict, combined
+from ..verdict import NotChecked as NotCheckedPart
+from . import findings
+from .mismatch import KnownBad, NotAsAsked, NotChecked, TrainsWrong
+from .rates import Rates
+from .ties import Ties
+from .watching import Loaders, StepWatcher, remove_earlier
+
+WRONG = "WRONG: "  # begins a reason for a missing proof that is a fault of the training
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Run a script as Python would, and check the training of its models."""
+    parser = argparse.ArgumentParser("python -m zero_study.prove", allow_abbrev=False, description=__doc__)
+    parser.add_argument(
+        "--strict", action="store_true", help="fail if training is wrong, is not as requested, or could not be checked"
+    )
+    parser.add_argument(
+        "--allow-known-bad", action="store_true", help="continue with a release that is known to train wrongly"
+    )
+    parser.add_argument(
+        "--reference",
+        action="store_true",
+        help="compare the gradients with those of the same samples without the engine, which takes memory for the "
+        "whole model on every rank",
+    )
+    given = scripts.parse(parser, words)
+    for earlier in (Path("proof.json"), *Path().glob("proof-[0-9]*.json")):
+        remove_earlier(earlier)
+    pairs = _Pairs(given.strict, given.allow_known_bad, given.reference)
+    status: Any = 0
+    try:
+        status = _run(given.script, given.arguments)
+    finally:
+        pairs.close()
+    for watcher in pairs.watchers:
+        with suppress(NotChecked):  # which the verdict contains
+            watcher.end()
+        watcher.add_late(pairs.rates.findings(watcher.optimizer))
+    result = pairs.verdict()
+    if pairs.waiting or not pairs.watchers:
+        print(f"proof: not made, {pairs.why_not_made()}", flush=True)
+    if not pairs.watchers:
+        _write_not_made(result, pairs.why_not_made())
+    if given.strict and status in (None, 0):
+        status = result.status
+    if status not in (None, 0):
+        sys.exit(status)
+
+
+def _run(script: Path, arguments: Sequence[str]) -> Any:
+    """Run a script, and return its exit status.
+
+    If the proof ends the training, its message has been printed. The status is then 1, or 3 if something could not be
+    checked.
+    """
+    try:
+        scripts.run(script, arguments)
+    except SystemExit as end:
+        return end.code
+    except (TrainsWrong, NotAsAsked, KnownBad) as error:
+        print(f"prove: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        return FOUND
+    except NotChecked as error:
+        print(f"prove: not checked: {error}", file=sys.stderr, flush=True)
+        return UNKNOWN
+    return 0
+
+
+def _write_not_made(result: Verdict, reason: str) -> None:
+    """Write that no proof was made, so that a reader of the file sees that nothing was checked."""
+    if scripts.rank() == 0:
+        content = {"findings": [reason] if result.num_findings else [], "notes": [], "step": None, **result.content()}
+        with suppress(OSError):
+            Path("proof.json").write_text(json.dumps(content, indent=1) + "\n")
+
+
+class _Pairs:
+    """The optimizers of a script with their models, which are watched from the second step on.
+
+    The first step only shows which pairs there are, because PyTorch allows no new hook within a step.
+    """
+
+    def __init__(self, strict: bool, allow_known_bad: bool, has_reference: bool) -> None:
+        self.paired: set[int] = set()  # ids of optimizers whose model has been found
+        self._given = (strict, allow_known_bad, Path("proof.json"))
+        self._has_reference = has_reference
+        self.watchers: list[StepWatcher] = []
+        self._called: dict[int, torch.nn.Module] = {}
+        # Model, the module that the script calls, optimizer.
+        self.waiting: list[tuple[Any, Any, torch.optim.Optimizer]] = []
+        self._steps: dict[int, int] = {}  # id of an optimizer -> its number of steps
+        self._inner: set[int] = set()  # ids of optimizers inside others, such as the one in a ZeroRedundancyOptimizer
+        self._num_backwards = 0
+        self._engines: dict[int, Any] = {}  # id -> DeepSpeed engine, which counts the updates that it skips
+        self._hooks = [
+            register_module_forward_pre_hook(self._on_forward),
+            register_optimizer_step_pre_hook(self._on_step),
+        ]
+        self._loaders = Loaders()
+        self._loaders.listen()
+        self.rates = Rates()
+        self._ties = Ties()
+        self._ties.listen()
+        self._stack = ExitStack()
+        self._stack.enter_context(listening(torch.autograd, "backward", self._on_backward))
+
+    def _on_backward(self, call: Any, *arguments: Any, **options: Any) -> Any:
+        self._num_backwards += 1
+        return call(*arguments, **options)
+
+    def why_not_made(self) -> str:
+        """Return why no proof was made, as a text.
+
+        It begins with WRONG if the training updated no weight.
+        """
+        engines = [*self._engines.values(), *_alive("deepspeed.runtime.engine", "DeepSpeedEngine")]
+        skipped = [engine for engine in engines if engine.skipped_steps >= engine.global_steps > 0]
+        if skipped:
+            return (
+                f"{WRONG}all {skipped[0].global_steps} optimizer steps were skipped because of an overflow, so no "
+                "weight moved"
+            )
+        if self._num_backwards and not self._steps:
+            return f"{WRONG}{self._num_backwards} backward passes without an optimizer step, so no weight moved"
+        if not self._steps:
+            return "nothing was trained: there was no backward pass and no optimizer step"
+        return "no optimizer made two steps for a model that was called"
+
+    def close(self) -> None:
+        """Remove all hooks, as the script ends."""
+        self.leave()
+        self.rates.close()
+        self._ties.close()
+
+    def verdict(self) -> Verdict:
+        """Return the verdict on all models of the script."""
+        verdicts = [watcher.verdict for watcher in self.watchers]
+        if self.waiting or not verdicts:
+            reason = self.why_not_made()
+            is_wrong = not verdicts and reason.startswith(WRONG)
+            verdicts.append(Verdict.of(is_wrong, (), [NotCheckedPart("the training", reason, True)]))
+        return combined(verdicts)
+
+    def leave(self) -> None:
+        """Remove the hooks that find models and optimizers. A second call has no effect."""
+        self._called.clear()
+        for hook in self._hooks:
+            hook.remove()
+        self._stack.close()
+
+    def _on_forward(self, module: torch.nn.Module, _: Any) -> None:
+        if not self._called:
+            self._loaders.notes += findings.equal_embeddings(inner_module(module))
+        self._called[id(module)] = module
+        if is_deepspeed(module):
+            self._engines[id(module)] = module
+        while self.waiting:
+            model, called, optimizer = self.waiting.pop(0)
+            watcher = StepWatcher(
+                *self._given,
+                steps_before=self._steps[id(optimizer)],
+                loaders=self._loaders,
+                has_reference=self._has_reference,
+                ties=self._ties,
+            )
+            self.watchers.append(watcher)
+            arguments, num_left = _of_trainer()
+            watcher.begin(model, optimizer, None, arguments, called, num_left)
+        if self._steps and min(self._steps.values()) > 2:  # optimizers that take turns have all stepped by then
+            self.leave()
+
+    def _on_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if id(optimizer) in self._inner:
+            return
+        self._inner.add(id(getattr(optimizer, "optim", None)))
+        self._steps[id(optimizer)] = self._steps.get(id(optimizer), 0) + 1
+        if id(optimizer) in self.paired:
+            return
+        pair = around(list(self._called.values()), optimizer)
+        if pair is not None:
+            self.paired.add(id(optimizer))
+            self.waiting.append((*pair, optimizer))
+
+
+def around(called: Sequence[torch.nn.Module], optimizer: torch.optim.Optimizer) -> tuple[Any, Any] | None:
+    """Return the model that an optimizer updates, and the module that the script calls.
+
+    The script calls the engine, or the bare module inside it. None if there is no such model.
+    """
+    ids = set(map(id, called))
+    for engine in _alive("deepspeed.runtime.engine", "DeepSpeedEngine"):
+        with suppress(ValueError):  # the engine has no optimizer
+            # A pipeline engine itself is never called. Its stages are watched as plain modules.
+            is_pipeline = any(kind.__name__ == "PipelineEngine" for kind in type(engine).__mro__)
+            if not is_pipeline and base_optimizer(engine.optimizer) is optimizer:
+                is_bare = id(engine) not in ids and id(engine.module) in ids
+                return engine, engine.module if is_bare else engine
+    module = owner(called, optimizer)
+    wrappers = [wrapper for wrapper in _alive(DistributedDataParallel.__module__, "DistributedDataParallel")
+                if module is not None and wrapper.module is module]  # fmt: skip
+    return None if module is None else (wrappers[0] if len(wrappers) == 1 else module, module)
+
+
+def owner(called: Sequence[torch.nn.Module], optimizer: torch.optim.Optimizer) -> torch.nn.Module | None:
+    """Return the outermost called module that an optimizer updates.
+
+    It is found by its DeepSpeed engine, by its parameters, or because it is the only module. None if there is not
+    exactly one candidate.
+    """
+    within = {id(part) for module in called for part in module.modules() if part is not module}
+    roots = [m for m in called if id(m) not in within and any(p.requires_grad for p in m.parameters())]
+    engines = [m for m in roots if is_deepspeed(m) and base_optimizer(m.optimizer) is optimizer]
+    updated = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    owners = engines or [m for m in roots if any(id(p) in updated for p in m.parameters())] or roots
+    return owners[0] if len(owners) == 1 else None
+
+
+def _of_trainer() -> tuple[Any, int | None]:
+    """Return the arguments of transformers' Trainer and the number of updates that it will still make.
+
+    Both are None if there is not exactly one Trainer. The number is at most 0 if it does not train.
+    """
+    trainers = _alive("transformers.trainer", "Trainer")
+    if len(trainers) != 1:
+        return None, None
+    state = trainers[0].state
+    return trainers[0].args, state.max_steps - state.global_step
+
+
+def _alive(module: str, name: str) -> list[Any]:
+    """Return all existing objects of a class and its subclasses. Empty if its module has not been imported."""
+    kind = getattr(sys.modules.get(module), name, None)
+    return (
+        [candidate for candidate in gc.get_objects() if issubclass(type(candidate), kind)] if kind is not None else []
+    )
+
+
+if __name__ == "__main__":
+    main()

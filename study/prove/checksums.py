@@ -1,0 +1,87 @@
+"""Compute checksums of this rank's weights, gradients and batches, on whichever device they are."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.utils._pytree import tree_leaves
+
+from ..engines.readback.full_tensors import local
+
+Checksum = tuple[float, float]  # the sum of a tensor's elements and the sum of their absolute values, in fp64
+UNKNOWN: Checksum = (math.nan, 0.0)
+TOLERANCE = 1e-10  # relative; the order of additions causes smaller differences, and drifting weights cause larger ones
+
+
+def checksums(tensors: Iterable[torch.Tensor]) -> list[Checksum]:
+    """Return the checksum of each tensor. For a sharded tensor, only this rank's shard is summed."""
+    with torch.no_grad():
+        return [_sums(tensor) for tensor in tensors]
+
+
+def of_batch(*batch: Any) -> list[Checksum]:
+    """Return the checksums of all tensors in a model's inputs."""
+    return checksums(leaf for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor))
+
+
+def of_weights(model: Any) -> dict[str, Checksum]:
+    """Return the checksum of each parameter, by its name."""
+    return {name: checksums([parameter])[0] for name, parameter in model.named_parameters()}
+
+
+def first_difference(pairs: dict[str, Checksum], partners: dict[str, Checksum]) -> str | None:
+    """Return how many tensors have different checksums, and which is the first, as a text.
+
+    None if there is no difference. NaN on both sides counts as equal.
+    """
+    partners = dict.fromkeys(pairs, (0.0, 0.0)) | partners  # names that the partner lacks count as zero
+    names = [name for name, pair in pairs.items() if _differ(pair, partners[name])]
+    if not names:
+        return None
+    first = names[0]
+    sums = f"sums {pairs[first][0]:.9g} and {partners[first][0]:.9g}"
+    return f"{len(names)} of {len(pairs)} tensors, the first is {first}: {sums}"
+
+
+def _differ(first: Checksum, second: Checksum) -> bool:
+    is_near = all(abs(a - b) <= TOLERANCE * max(first[1], second[1]) for a, b in zip(first, second, strict=True))
+    return not is_near and not (math.isnan(first[0]) and math.isnan(second[0]))
+
+
+def _sums(tensor: torch.Tensor) -> Checksum:
+    """Return the checksum of one tensor.
+
+    UNKNOWN if the tensor cannot be read, because such an error must not end the training.
+    """
+    tensor = local(_shard(tensor) if hasattr(tensor, "ds_tensor") else tensor)
+    if tensor.is_cuda and torch.cuda.is_current_stream_capturing():  # reading a tensor would break the capture
+        return UNKNOWN
+    wide = torch.float32 if tensor.device.type == "mps" else torch.float64  # mps has no fp64
+    try:
+        tensor = tensor._values() if tensor.is_sparse else tensor
+        tensor = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+        if not tensor.is_floating_point():
+            total = float(tensor.sum(dtype=torch.int64))
+            return total, abs(total)
+        tensor = tensor.float() if tensor.element_size() == 1 else tensor  # torch sums no 8-bit floats
+        return float(tensor.sum(dtype=wide)), float(torch.linalg.vector_norm(tensor, 1, dtype=wide))
+    except RuntimeError:  # the tensor is on the meta device, or quantized
+        return UNKNOWN
+
+
+def _shard(parameter: Any) -> torch.Tensor:
+    """Return this rank's shard of a parameter under ZeRO stage 3, without padding.
+
+    The values of the padding are arbitrary. The shard is used even where the whole parameter is in memory, because that
+    is the case only for some parameters and only at some times.
+    """
+    shard: torch.Tensor = parameter.ds_tensor
+    group = getattr(parameter, "ds_process_group", None)
+    if group is None:
+        return shard
+    begin = dist.get_rank(group) * shard.numel()
+    return shard.flatten()[: max(0, parameter.ds_numel - begin)]

@@ -1,0 +1,346 @@
+"""Compare the built engine with the request, look up known faults of the release, and format the proof's lines."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from .. import terminal
+from ..engines.readback.demands import Demand, by_fact, compare, fact_name
+from ..engines.readback.dtypes import precision_of
+
+NOT_CHECKED = "not checked: "  # begins a note on something that could not be checked
+
+
+class NotAsAsked(RuntimeError):
+    """The built engine or the counted step differs from the request. Raised only with `strict=True`."""
+
+
+class TrainsWrong(RuntimeError):
+    """The counted step trained wrongly. Raised only with `strict=True`."""
+
+
+class KnownBad(RuntimeError):
+    """This release of DeepSpeed has a known fault in the built engine. Not raised with `allow_known_bad=True`."""
+
+
+class NotChecked(RuntimeError):
+    """Something could not be checked. Raised only with `strict=True`."""
+
+
+# Settings that the counted step shows for every engine.
+_SEEN_IN_STEP = ("gradient_accumulation_steps", "gradient_clipping", "precision", "fp16.enabled", "bf16.enabled")
+
+
+class RequestComparison(NamedTuple):
+    """The result of comparing the requested settings with the built engine."""
+
+    differences: list[str]  # not as requested
+    notes: list[str]
+    num_agreed: int
+    unread: list[str]  # requested settings that no fact of the engine answers
+
+
+def compare_with_request(demands: Sequence[Demand], facts: dict[str, Any]) -> RequestComparison:
+    """Compare each requested setting with the built engine.
+
+    If several sources request the same setting, the last one counts. If the script built another engine than requested,
+    only the engine and the number of ranks are compared.
+    """
+    engine = by_fact(demands).get("engine")
+    if engine is not None and engine.value != facts["engine"]:
+        world_size = [demand for demand in demands if demand.name == "world_size"]
+        differences = [_other_engine(engine, facts), *compare_with_request(world_size, facts).differences]
+        return RequestComparison(differences, [], 0, [])
+    judged = compare(demands, facts, lambda demand, actual: _is_same(demand, actual, facts))
+    differences = [
+        f"{fact_name(demand)}: {demand.source} requests {demand.value}, but the engine has {actual}"
+        for demand, outcome, actual, _ in judged
+        if outcome == "contradicted"
+    ]
+    notes = [
+        f"{fact_name(demand)}: {demand.source} requests {demand.value}, but {decisive.source} overrides it"
+        for demand, outcome, _, decisive in judged
+        if outcome == "overridden" and demand.value != decisive.value
+    ]
+    unread = [f"{fact_name(each.demand)} ({each.demand.source})" for each in judged if each.outcome == "unread"]
+    return RequestComparison(differences, notes, sum(each.outcome == "agreed" for each in judged), unread)
+
+
+def _other_engine(engine: Demand, facts: dict[str, Any]) -> str:
+    built = facts["engine"] if facts["engine"] != "none" else f"a plain {facts['engine_class']}"
+    is_dropped = built == "DDP" and facts["device"] == "cpu" and engine.value.startswith("FSDP")
+    return f"engine: {engine.source} requests {engine.value}, but the script built {built}" + (
+        " (accelerate drops FSDP on a CPU)" if is_dropped else ""
+    )
+
+
+def compare_step_with_request(
+    demands: Sequence[Demand], facts: dict[str, Any], forward_passes: int, clipped_at: float | None, num_short: int
+) -> tuple[list[str], list[str]]:
+    """Compare the counted step with the request, and return differences and notes.
+
+    `forward_passes` is their number in the step. `clipped_at` is the norm at which PyTorch's functions clipped, or None
+    if they did not. `num_short` is how many steps in a row, including this one, had fewer forward passes than
+    requested.
+    """
+    strongest = by_fact(demands)
+    differences: list[str] = []
+    notes: list[str] = []
+    if facts["gradient_accumulation_steps"] is None:  # not DeepSpeed, which has that number and clips by itself
+        _compare_clipping(strongest.get("gradient_clipping"), clipped_at, differences, notes)
+    if not forward_passes:
+        notes.append(
+            "forward passes were not seen, because the script calls a part of the model or a wrapper around it"
+        )
+    elif facts["gradient_accumulation_steps"] is None:
+        accumulation = strongest.get("gradient_accumulation_steps")
+        if accumulation is not None and forward_passes < accumulation.value:
+            differences.append(
+                f"gradient_accumulation_steps: {accumulation.source} requests {accumulation.value}, but {num_short} "
+                f"steps in a row had fewer forward passes, the last one {forward_passes}"
+            )
+    number = passes_of_step(demands, facts)
+    if number is not None and forward_passes > number:
+        notes.append(
+            f"gradient_accumulation_steps is {number}, but the step had {forward_passes} forward passes: the script "
+            "accumulates by itself, or calls the model more than once"
+        )
+    return differences, notes
+
+
+def _compare_clipping(
+    clipping: Demand | None, clipped_at: float | None, differences: list[str], notes: list[str]
+) -> None:
+    """Compare PyTorch's clipping in the step with the request, if the engine does not clip by itself.
+
+    Appends to `differences` and `notes`.
+    """
+    if clipping is None:
+        if clipped_at is not None:
+            notes.append(f"gradient_clipping: no file requests it, but the script clips at {clipped_at}")
+    elif clipping.value != (clipped_at or 0):
+        request = f"gradient_clipping: {clipping.source} requests {clipping.value}"
+        if clipped_at is None:  # the script may clip by other means than torch's function
+            notes.append(f"{request}, but torch's clip_grad_norm_ was not called with parameters of the model")
+        else:
+            differences.append(f"{request}, but the step clipped at {clipped_at}")
+
+
+def passes_of_step(demands: Sequence[Demand], facts: dict[str, Any]) -> int | None:
+    """Return how many forward passes a step should have, according to DeepSpeed or the request.
+
+    None if neither sets the number.
+    """
+    requested = by_fact(demands).get("gradient_accumulation_steps")
+    number: int | None = facts["gradient_accumulation_steps"] or (None if requested is None else requested.value)
+    return number
+
+
+def defaults_worth_knowing(demands: Sequence[Demand], facts: dict[str, Any]) -> list[str]:
+    """Return notes on defaults that nobody requested and that a user may not expect."""
+    notes = []
+    if facts["gradient_clipping"] and "gradient_clipping" not in by_fact(demands):
+        notes.append(f"gradient_clipping was not requested, but gradients are clipped at {facts['gradient_clipping']}")
+    if facts["world_size"] > 1 and facts.get("partitioned_parameters") == 0:
+        notes.append(
+            "stage 3 shards no parameter: all of them are below the engine's persistence threshold, so every rank "
+            "keeps the full parameters"
+        )
+    if frozen := facts["num_params"] - facts["num_trainable_params"]:
+        notes.append(
+            f"{facts['num_trainable_params']:,} of {facts['num_params']:,} parameters are trained; the other "
+            f"{frozen:,} are frozen (requires_grad is False)"
+        )
+    return notes
+
+
+def known_wrong(facts: dict[str, Any]) -> tuple[str | None, str | None]:
+    """Return the known fault of this DeepSpeed release with these settings, and a note.
+
+    Each is None if there is none. The note names a fault that affects only some models, or says why the faults could
+    not be looked up.
+    """
+    if facts["engine"] != "DeepSpeed":
+        return None, None
+    try:
+        from ..upgrade.known_bad import find, sentence
+
+        version = sys.modules["deepspeed"].__version__
+        fault = find(
+            deepspeed=version,
+            zero_stage=facts["zero_stage"],
+            offload=facts["offload_optimizer_device"],
+            precision=facts["precision"],
+            sums_in_fp32=facts["accumulation_dtype"] == "float32",
+            micro_batches=facts["gradient_accumulation_steps"],
+            twists=["part_outside"],  # nothing here rules out this variation; a fault of it becomes a note
+        )
+        message = None if fault is None else sentence(fault, version)
+    except Exception as error:  # the other results of the proof do not depend on it
+        return None, f"not checked: known faults of the release ({type(error).__name__}: {error})"
+    if fault is not None and fault.models is not None:
+        return None, message
+    return message, None
+
+
+def unread_keys(content: dict[str, Any], demands: Sequence[Demand]) -> list[str]:
+    """Return texts on the requested keys of a DeepSpeed JSON that nothing reads, one text per reason.
+
+    Doctor's rules decide which keys are read. `content` is the whole configuration of the engine, including keys that
+    accelerate has filled in.
+    """
+    from ..doctor.config_files import of_json
+
+    names = {demand.name for demand in demands}
+    ignored = [f for f in of_json("", content) if f.effect == "ignored" and f.key in names]
+    keys: dict[str, list[str]] = {}
+    for finding in ignored:
+        keys.setdefault(finding.message or "Nothing reads this key.", []).append(finding.key)
+    return [f"{', '.join(unread)}: {reason}" for reason, unread in keys.items()]
+
+
+def not_checkable(asked: Mapping[str, Any], demands: Sequence[Demand], unread: Sequence[str], engine: str) -> list[str]:
+    """Return the settings of an explicit request that cannot be checked, one text per setting.
+
+    `asked` is the content of the request, `demands` are its settings, and `unread` names the settings that no fact of
+    the engine answers. For DeepSpeed, `unread` is not reported, because the engine may have a setting that cannot be
+    read back. Other engines do not have such a setting at all.
+    """
+    from ..doctor.config_files import of_accelerate, of_json
+
+    is_accelerate = "distributed_type" in asked or "compute_environment" in asked
+    checked = (of_accelerate if is_accelerate else of_json)("", asked)
+    ignored = [finding for finding in checked if finding.matters and finding.effect == "ignored"]
+    lines = [f"{finding.key}: {finding.message or 'Nothing reads this key.'}" for finding in ignored]
+    if engine != "DeepSpeed":
+        kind = "the plain model" if engine == "none" else engine
+        names = {
+            f"{fact_name(demand)} ({demand.source})" for demand in demands if fact_name(demand) not in _SEEN_IN_STEP
+        }
+        lines += [f"{name}: {kind} does not have this setting" for name in unread if name in names]
+    return lines
+
+
+def _is_same(demand: Demand, actual: Any, facts: dict[str, Any]) -> bool:
+    """Say whether a built setting equals the requested one.
+
+    A precision is requested in the launcher's terms: no, fp16 or bf16.
+    """
+    if demand.name != "precision":
+        return bool(demand.value == actual)
+    # No mixed precision, so the model's own types count.
+    if str(demand.value) == "no" and facts["engine"] != "DeepSpeed":
+        return bool(actual == precision_of(facts["parameter_dtypes"]))
+    # An engine may use autocast or parameters in 16 bits. Both count.
+    return str(actual).removesuffix("-autocast") == {"no": "fp32"}.get(str(demand.value), str(demand.value))
+
+
+# ---------------------------------------------------------------- the lines of a proof
+
+
+def of_built(facts: dict[str, Any]) -> list[str]:
+    """Return the lines of the proof on the engine, its ranks, the precision and the optimizer."""
+    engine = facts["engine_class"]
+    if facts["engine"] == "DeepSpeed":
+        engine += f", ZeRO stage {facts['zero_stage']}"
+        for part, word in (("optimizer", "optimizer states"), ("param", "parameters")):
+            device = facts[f"offload_{part}_device"]
+            engine += f", {word} on {device}" if device != "none" else ""
+    elif facts["engine"] == "FSDP2":
+        units = sum(facts["units"].values())
+        engine = f"FSDP2 ({engine}), {units} units{', on the host' if facts['offloads'] else ''}"
+    ranks = (
+        f"{facts['world_size']} over {facts['backend']}"
+        if facts["backend"]
+        else f"{facts['world_size']}, without a process group"
+    )
+    types = "+".join(facts["parameter_dtypes"])
+    masters = f", master weights {'+'.join(facts['master_dtypes'])}" if facts.get("master_dtypes") else ""
+    clipping, accumulation = facts["gradient_clipping"], facts["gradient_accumulation_steps"]
+    steps = "" if clipping is None else f", gradients clipped at {clipping}"
+    steps += "" if accumulation is None else f", accumulation steps {accumulation}"
+    return [
+        _line("engine", engine),
+        _line("ranks", f"{ranks}, on {facts['device']}"),
+        _line("precision", f"{facts['precision'] or 'known after the step'} (parameters {types}{masters})"),
+        _line("optimizer", f"{facts['optimizer_class']}{steps}"),
+    ]
+
+
+def of_asked(sources: list[str], num_agreed: int) -> str:
+    """Return the line that names the sources of the request, and says how many requested settings agree."""
+    if not sources:
+        return _line("requested", "unknown: no launcher and no file requests anything (asked= names a file)")
+    settings = "1 setting agrees" if num_agreed == 1 else f"{num_agreed} settings agree"
+    return _line("requested", f"{settings} with {', '.join(sources)}")
+
+
+def of_findings(
+    wrong_in_release: Sequence[str], findings: Sequence[str], differences: list[str], notes: list[str]
+) -> list[str]:
+    """Return the lines of the proof on faults, differences, unchecked settings and notes, in this order.
+
+    Faults and differences from the request begin with a word in capitals.
+    """
+    unchecked = [note.removeprefix(NOT_CHECKED) for note in notes if note.startswith(NOT_CHECKED)]
+    words = {
+        "KNOWN WRONG": wrong_in_release,
+        "WRONG": findings,
+        "NOT AS REQUESTED": differences,
+        "not checked": unchecked,
+        "note": [note for note in notes if not note.startswith(NOT_CHECKED)],
+    }
+    return [_line(word, text) for word, texts in words.items() for text in texts]
+
+
+def of_result(number: int, num_faults: int, num_differences: int, not_checked: Sequence[str]) -> str:
+    """Return the line on how many faults and differences the counted step has.
+
+    `not_checked` names the checks that could not be made.
+    """
+    faults = {0: "no fault", 1: "1 fault"}.get(num_faults, f"{num_faults} faults")
+    differences = {0: "", 1: " and 1 difference from the request"}.get(
+        num_differences, f" and {num_differences} differences from the request"
+    )
+    incomplete = ""
+    if not_checked:
+        number_of_checks = terminal.counted(len(not_checked), "check")
+        incomplete = f"; {number_of_checks} could not be made: {', '.join(not_checked)}"
+    return _line("result", f"{faults}{differences} found in optimizer step {number}{incomplete}")
+
+
+def of_step(step: dict[str, Any], update: str, precision: str, num_params: int) -> list[str]:
+    """Return the lines on what the step did, on the model states of this rank, and on its collectives.
+
+    `update` says how the change of the weights compares with the optimizer's formula.
+    """
+    states = step["model_states"]
+    parts = {name: states[name] / num_params for name in ("parameters", "gradients", "optimizer_states")}
+    summary = ", ".join(f"{value:.3f} for {name.replace('_', ' ')}" for name, value in parts.items())
+    sent = ", ".join(
+        f"{c['count']} {c['kind']} ({c['bytes'] / 1e6:.3f} MB)" if c["bytes"] else f"{c['count']} {c['kind']}"
+        for c in step["collectives"]
+    )
+    clipped = "" if step["clipped_at"] is None else f", gradients clipped at {step['clipped_at']}"
+    return [
+        _line(
+            f"step {step['number']}",
+            f"{step['forward_passes']} forward {'pass' if step['forward_passes'] == 1 else 'passes'} in "
+            f"{precision}{clipped}",
+        ),
+        _line("update", update),
+        _line(
+            "memory",
+            f"model states of rank 0: {sum(parts.values()):.3f} bytes per parameter ({summary}) of {num_params:,} "
+            "parameters",
+        ),
+        _line("communication", sent or "nothing was sent"),
+    ]
+
+
+def _line(word: str, text: str) -> str:
+    """Return one entry of a proof, wrapped to the terminal's width."""
+    begin = f"proof  {word:<{len('NOT AS REQUESTED')}}  "
+    return terminal.wrapped(text, begin, " " * len(begin))

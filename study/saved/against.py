@@ -1,0 +1,175 @@
+"""Compare what was saved with another saved model, or with tensors in memory."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import torch
+
+from ..engines.readback.dtypes import dtype_name
+from .checks import plain_name
+from .content import Finding, Saved
+from .values import same
+
+WIDEST_FIRST = ("float64", "float32", "float16", "bfloat16")
+_ADAPTER_NAME = re.compile(r"(?<=lora_A)\.default(?=\.)|(?<=lora_B)\.default(?=\.)|\.modules_to_save\.default(?=\.)")
+
+Value = TypeVar("Value")
+
+
+@dataclass
+class Comparison:
+    """How the tensors of a saved model compare with others of the same names."""
+
+    other: str  # what they were compared with
+    equal: list[str] = field(default_factory=list)
+    rounded: list[str] = field(default_factory=list)  # equal if the wider type is rounded to the narrower one
+    close: list[str] = field(default_factory=list)  # only known to agree within the rounding of their type
+    different: dict[str, float] = field(default_factory=dict)  # name -> largest difference of an element, or NaN
+    reshaped: dict[str, str] = field(default_factory=dict)  # name -> both shapes, if they differ
+    missing: list[str] = field(default_factory=list)  # in what was saved, but the other side has them
+    extra: list[str] = field(default_factory=list)  # in what was saved only
+    findings: list[Finding] = field(default_factory=list)
+    unchecked: list[str] = field(default_factory=list)
+    has_sketches: bool = False  # a recording has sketches of the tensors, and not their elements
+
+    @property
+    def num_compared(self) -> int:
+        return sum(map(len, (self.equal, self.rounded, self.close, self.different, self.reshaped)))
+
+
+def compare(saved: Saved, other: Saved | Mapping[str, torch.Tensor], title: str = "the other tensors") -> Comparison:
+    """Compare the tensors of a saved model with those of another one, or with tensors in memory, bit by bit.
+
+    Two types that differ are compared after rounding the wider one to the narrower one.
+    """
+    ours = named_alike(saved.whole())
+    theirs: dict[str, Callable[[], torch.Tensor]]
+    if isinstance(other, Saved):
+        theirs = {name: tensor.read for name, tensor in named_alike(other.whole()).items()}
+    else:
+        theirs = {name: tensor.detach for name, tensor in named_alike(other).items()}
+    result = Comparison(title)
+    for name in sorted(ours.keys() & theirs.keys()):
+        try:
+            a, b = ours[name].read().detach(), theirs[name]().detach().cpu()
+            _judge(result, name, a, b)
+        except Exception as error:  # a damaged file, or types that cannot be compared
+            reason = next(iter(str(error).splitlines()), type(error).__name__)
+            result.unchecked.append(f"the values of {name}, because {reason}")
+    own_groups = {id(tensor): name for name, tensor in ours.items() if name in theirs}
+    result.extra = [name for name, tensor in ours.items() if name not in theirs and id(tensor) not in own_groups]
+    result.missing = [name for name in theirs if name not in ours]
+    if not isinstance(other, Saved) or saved.is_adapter != other.is_adapter:
+        forgive(result, saved)
+    report(result)
+    return result
+
+
+def named_alike(tensors: Mapping[str, Value]) -> dict[str, Value]:
+    """Return tensors under plain names: without wrappers, and as an adapter's file names those of an adapter."""
+    plain = {plain_name(name): value for name, value in tensors.items() if ".original_module." not in name}
+    return {_ADAPTER_NAME.sub("", name): value for name, value in plain.items()}
+
+
+def _judge(result: Comparison, name: str, a: torch.Tensor, b: torch.Tensor) -> None:
+    """Compare one tensor, and enter it into the result."""
+    if a.shape != b.shape:
+        result.reshaped[name] = f"{list(a.shape)} instead of {list(b.shape)}"
+    elif same(a, b):
+        result.equal.append(name)
+    elif a.dtype != b.dtype and same(*_narrowed(a, b)):
+        result.rounded.append(name)
+    else:
+        a, b = _narrowed(a, b)
+        difference = (a.double() - b.double()).abs()
+        result.different[name] = float(difference.max()) if difference.numel() else float("nan")
+
+
+def _narrowed(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return two tensors in the narrower of their types."""
+    if a.dtype == b.dtype:
+        return a, b
+    if not all(dtype_name(tensor.dtype) in WIDEST_FIRST for tensor in (a, b)):
+        return a, b.to(a.dtype)
+    narrow = max((a, b), key=lambda tensor: WIDEST_FIRST.index(dtype_name(tensor.dtype))).dtype
+    return a.to(narrow), b.to(narrow)
+
+
+def forgive(result: Comparison, saved: Saved) -> None:
+    """Leave out the tensors of the base model if an adapter is compared with a whole training."""
+    if saved.is_adapter:
+        result.missing = [name for name in result.missing if ".lora_" in name]
+    elif any(".lora_" in name for name in (*result.equal, *result.rounded, *result.different, *result.reshaped)):
+        result.extra = [name for name in result.extra if ".lora_" in name]
+
+
+def report(result: Comparison) -> None:
+    """Enter the findings of a comparison into it."""
+    if not result.num_compared:
+        result.unchecked.append(f"the values: no tensor has a name that {result.other} also has")
+        return
+    if result.different:
+        largest = max(result.different.values(), key=lambda value: -1.0 if value != value else value)
+        result.findings.append(
+            Finding(
+                "different",
+                f"{len(result.different)} of {result.num_compared} tensors have other values than in {result.other}. "
+                f"The largest difference of an element is {largest:.3g}.",
+                sorted(result.different),
+            )
+        )
+    if result.reshaped:
+        shapes = ", ".join(sorted(set(result.reshaped.values()))[:3])
+        result.findings.append(
+            Finding(
+                "partial",
+                f"These tensors have other shapes than in {result.other} ({shapes}).",
+                sorted(result.reshaped),
+            )
+        )
+    if result.missing:
+        result.findings.append(
+            Finding("missing", f"{result.other} has these tensors, but they were not saved.", sorted(result.missing))
+        )
+    if result.extra:
+        result.findings.append(
+            Finding(
+                "unexpected", f"These tensors were saved, but {result.other} does not have them.", sorted(result.extra)
+            )
+        )
+
+
+def cross_check(saved: list[Saved]) -> list[Comparison]:
+    """Compare the parts of one folder with one another, for instance model.safetensors with an engine's checkpoint."""
+    compared = []
+    for outer in saved:
+        for inner in saved:
+            if inner.folder.parent != outer.folder or not (outer.tensors and inner.tensors):
+                continue
+            result = compare(outer, inner, f"{inner.folder.name} ({inner.format})")
+            result.findings = [finding for finding in result.findings if finding.kind in ("different", "partial")]
+            result.unchecked = []
+            if result.num_compared:
+                compared.append(result)
+    return compared
+
+
+def difference_text(result: Comparison) -> str:
+    """Return how many tensors are equal, equal after rounding, or different."""
+    kinds = (
+        (result.equal, "have identical sketches" if result.has_sketches else "are bitwise identical"),
+        (result.rounded, "are identical after rounding to the narrower type"),
+        (result.close, "are the same within the rounding of their type"),
+        (list(result.different), "are different"),
+        (list(result.reshaped), "have another shape"),
+    )
+    first, *further = [(len(names), relation) for names, relation in kinds if names]
+    texts = [
+        f"{first[0]} of {result.num_compared} tensors {first[1]}",
+        *(f"{count} {relation}" for count, relation in further),
+    ]
+    return ", ".join(texts)

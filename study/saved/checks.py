@@ -1,0 +1,303 @@
+"""Check saved tensors: their values, and their names, shapes and types against the configuration."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import torch
+
+from ..engines.readback.names import ADAPTER_PREFIX, wrapper_of
+from ..engines.readback.names import plain_name as plain_name
+from ..verdict import Checked
+from . import expected, loading, pickles, vocabulary
+from .adapters import check_adapter as check_adapter
+from .content import Saved, Tensor
+from .expected import Expected, Layout
+from .number_types import check_types
+from .values import numbers, same, values_of
+
+# What may be zero for a whole training: biases, tokens and positions that are not used, and matrices of LoRA that
+# start at zero.
+_MAY_BE_ZERO = re.compile(
+    r".*(?:bias\w*|_tokens?|_embeddings?|_embed)|.*\.lora_(?:B|embedding_A)(?:\.[^.]+?)??(?:\.weight)?"
+)
+_LARGEST = 1e12  # of a weight; sums of squares of larger ones overflow, and no training has such weights
+_MOST_RANKS = 8
+_FEWEST = 16  # elements of a matrix whose parts are looked at
+
+
+class Part(NamedTuple):
+    """One of several equal parts of a matrix."""
+
+    rank: int
+    world: int  # number of parts
+    kind: str  # what was divided: elements, rows or columns
+
+
+def check_values(saved: Saved) -> None:
+    """Read every tensor once, and report empty ones, zeros, and values that no trained weight has."""
+    empty: list[str] = []
+    names_of_kind: dict[str, list[str]] = defaultdict(list)
+    parts: dict[str, set[Part]] = {}
+    for name, tensor in [*saved.tensors.items(), *saved.states.items()]:
+        is_state = name in saved.states
+        if not tensor.size:
+            if not is_state:
+                empty.append(name)
+            continue
+        try:
+            values = tensor.read()
+        except (pickles.Unreadable, OSError, RuntimeError, ValueError) as error:
+            reason = str(error).splitlines()[0]
+            saved.wrong("unreadable", f"The values of {name} cannot be read: {reason}.", [name])
+            continue
+        row = numbers(values)
+        if row is None:
+            continue
+        kind = _state_kind(name, row) if is_state else _weight_kind(name, row, values.ndim)
+        if kind:
+            names_of_kind[kind].append(name)
+        elif not is_state and values.ndim > 1 and row.numel() >= _FEWEST and bool(row.any()):
+            parts[name] = _zero_parts(row, values.shape)
+    if empty:
+        saved.wrong("empty", _empty_text(saved, empty), empty)
+    if names_of_kind["weight"]:
+        saved.wrong("not finite", "These weights have values that are NaN or infinite.", names_of_kind["weight"])
+    if names_of_kind["state"]:
+        saved.wrong(
+            "not finite", "These optimizer states have values that are NaN or infinite.", names_of_kind["state"]
+        )
+    if names_of_kind["huge"]:
+        saved.wrong(
+            "not finite",
+            f"These weights have values above {_LARGEST:g}, which is too large for a weight.",
+            names_of_kind["huge"],
+        )
+    if names_of_kind["negative"]:
+        saved.wrong("optimizer", "These second moments have negative values.", names_of_kind["negative"])
+    if names_of_kind["zero"]:
+        saved.wrong("zero", "All values of these tensors are zero.", names_of_kind["zero"])
+    _report_parts(saved, parts)
+
+
+def _weight_kind(name: str, row: torch.Tensor, num_dimensions: int) -> str:
+    """Return what is wrong with the values of a weight; an empty string if nothing is."""
+    smallest, largest = map(float, torch.aminmax(row))
+    if not abs(smallest) + abs(largest) < float("inf"):
+        return "weight"
+    if not smallest and not largest and num_dimensions > 1 and not _MAY_BE_ZERO.fullmatch(name):
+        return "zero"
+    return "huge" if max(-smallest, largest) > _LARGEST and "mask" not in name else ""
+
+
+def _state_kind(name: str, row: torch.Tensor) -> str:
+    smallest, largest = map(float, torch.aminmax(row))
+    if not abs(smallest) + abs(largest) < float("inf"):
+        return "state"
+    return "negative" if name.endswith("/exp_avg_sq") and smallest < 0 else ""
+
+
+def _zero_parts(row: torch.Tensor, shape: torch.Size) -> set[Part]:
+    """Return the parts of a matrix in which all values are zero.
+
+    Engines cut a matrix into equal parts of its elements, of its rows or of its columns, one for each rank.
+    """
+    if int(torch.count_nonzero(row)) > row.numel() * (1 - 1 / (2 * _MOST_RANKS)):
+        return set()
+    is_used = row != 0
+    matrix = is_used.reshape(shape[0], -1)
+    cuts = {"elements": is_used, "rows": matrix.any(1), "columns": matrix.any(0)}
+    zero_parts = set()
+    for kind, line in cuts.items():
+        for world in range(2, min(_MOST_RANKS, line.numel()) + 1):
+            parts = torch.split(line, -(-line.numel() // world))
+            zero_parts |= {Part(rank, world, kind) for rank, part in enumerate(parts) if not bool(part.any())}
+    return zero_parts
+
+
+def _report_parts(saved: Saved, parts: dict[str, set[Part]]) -> None:
+    """Report that the same part of most matrices is zero, which happens if the part of a rank was not saved."""
+    counts = Counter(part for zero_parts in parts.values() for part in zero_parts)
+    if not counts:
+        return
+    part, count = max(counts.items(), key=lambda item: (item[1], -item[0].world))
+    if count > 2 and 2 * count > len(parts):
+        saved.wrong(
+            "zero",
+            f"Part {part.rank + 1} of {part.world} of these matrices is zero, as if the part of one of {part.world} "
+            "ranks had not been saved.",
+            [name for name, own in parts.items() if part in own],
+        )
+
+
+def _empty_text(saved: Saved, empty: list[str]) -> str:
+    subject = "All tensors" if len(empty) == len(saved.tensors) else "These tensors"
+    return (
+        f"{subject} have no elements. Under ZeRO-3, this happens if a model is saved without gathering its parameters "
+        "(deepspeed.zero.GatheredParameters)."
+    )
+
+
+# ---------------------------------------------------------------- names, shapes and types
+
+
+def check_model(saved: Saved, config: dict[str, Any] | None) -> None:
+    """Compare the tensors with those of the model that the configuration describes.
+
+    If the configuration is in the folder itself, `from_pretrained` reads it, and transformers decides which tensors are
+    loaded. Names in an engine's checkpoint may have the parts of wrappers.
+    """
+    if config is None:
+        saved.unchecked.append("names and shapes of the tensors, because there is no config.json (--model FOLDER)")
+        check_types(saved, None, None)
+        return
+    try:
+        model = expected.from_config(config)
+    except expected.NotKnown as reason:
+        saved.unchecked.append(f"names and shapes of the tensors, because {reason}")
+        check_types(saved, config, None)
+        vocabulary.check_numbers(saved, config)
+        return
+    loaded = _load(saved, config) if saved.config is not None and saved.format.startswith("Hugging Face") else None
+    if loaded is None:
+        tensors = {plain_name(name): tensor for name, tensor in saved.whole().items()}
+        if any(".lora_" in name for name in tensors):
+            saved.unchecked.append("names and shapes of the tensors, because the model has an adapter")
+            return
+    else:
+        tensors = saved.whole()
+    layout = model.layout_of(tensors)
+    problems = _compare(saved, model, layout, tensors) if loaded is None else _without_wrapped(saved, loaded, layout)
+    _report(saved, problems)
+    if loaded is not None:
+        saved.checked.append(Checked(len(saved.tensors), "tensor", "compared with what transformers loads"))
+    _check_tied(saved, layout, tensors, loaded is not None)
+    _check_norms(saved, model, tensors)
+    check_types(saved, config, model, {} if loaded is None else loaded.dtypes)
+    vocabulary.check(saved.folder, saved, model.num_tokens, config)
+
+
+def _load(saved: Saved, config: dict[str, Any]) -> loading.Loaded | None:
+    """Return what transformers loads of these tensors. None if that is not known."""
+    try:
+        return loading.model(config, saved.tensors.values())
+    except expected.NotKnown as reason:
+        saved.unchecked.append(f"what transformers loads of the tensors, because {reason}")
+        return None
+
+
+def _compare(saved: Saved, model: Expected, layout: Layout, tensors: dict[str, Tensor]) -> loading.Loaded:
+    """Return how names and shapes differ from those of the model, as far as rules can say without transformers."""
+    partner = {name: group for group in layout.groups for name in group}
+    missing = [
+        name
+        for name in layout.shapes
+        if not any(alias in tensors for alias in partner.get(name, [name])) and not _matches(model.ignored, name)
+    ]
+    unexpected = [name for name in tensors if name not in layout.shapes and not _matches(model.ignored, name)]
+    reshaped = {
+        name: (list(tensors[name].shape), list(layout.shapes[name]))
+        for name in layout.shapes.keys() & tensors.keys()
+        if tensors[name].shape != layout.shapes[name]
+    }
+    if missing and unexpected and (len(missing) == len(layout.shapes) or len(model.layouts) > 1):
+        saved.unchecked.append("names and shapes of the tensors, because they have other names than the model's")
+        missing, unexpected = [], []
+    return loading.Loaded(missing, unexpected, reshaped, {})
+
+
+def _without_wrapped(saved: Saved, loaded: loading.Loaded, layout: Layout) -> loading.Loaded:
+    """Report the tensors that transformers does not know because of a wrapper, and return what else differs."""
+    wrapped = {
+        name: part
+        for name in loaded.unexpected
+        if (part := wrapper_of(name) or ((ADAPTER_PREFIX, "PEFT") if name.startswith(ADAPTER_PREFIX) else None))
+    }
+    if not wrapped:
+        return loaded
+    text, wrapper = next(iter(wrapped.values()))
+    count = "All names" if len(wrapped) == len(saved.tensors) else "These names"
+    saved.wrong(
+        "unexpected",
+        f"{count} contain {text}, which {wrapper} adds. transformers does not know them: it ignores these tensors and "
+        f"initializes the model's own at random. Unwrap the model before you save it, or remove {text} from the names.",
+        wrapped,
+    )
+    partner = {name: group for group in layout.groups for name in group}
+    plain = {alias for name in wrapped for alias in partner.get(plain_name(name), [plain_name(name)])}
+    missing = [name for name in loaded.missing if name not in plain]
+    return loaded._replace(missing=missing, unexpected=[name for name in loaded.unexpected if name not in wrapped])
+
+
+def _report(saved: Saved, loaded: loading.Loaded) -> None:
+    if loaded.missing:
+        saved.wrong("missing", "The model of config.json has these tensors, but they were not saved.", loaded.missing)
+    if loaded.unexpected:
+        saved.wrong(
+            "unexpected",
+            "These tensors were saved, but the model of config.json does not have them.",
+            loaded.unexpected,
+        )
+    for name, (saved_shape, needed_shape) in sorted(loaded.reshaped.items()):
+        if 0 not in saved_shape:  # check_values reports empty tensors
+            saved.wrong("partial", f"{name} has shape {saved_shape}, but config.json says {needed_shape}.", [name])
+
+
+def _matches(patterns: Iterable[str], name: str) -> bool:
+    return any(re.search(pattern, name) for pattern in patterns)
+
+
+def _check_tied(saved: Saved, layout: Layout, tensors: dict[str, Tensor], is_for_transformers: bool) -> None:
+    """Check that tensors that share a parameter in the model have the same values."""
+    then = "transformers then does not tie them" if is_for_transformers else "Loading keeps only one of them"
+    for group in layout.groups:
+        stored_names = [name for name in group if name in tensors and tensors[name].size]
+        first, *further_names = stored_names or [""]
+        if stored_names:
+            saved.ties |= {name: _own_name(saved, first) for name in group if name not in tensors}
+        for name in further_names:
+            if tensors[name] is tensors[first]:
+                continue
+            a, b = values_of(tensors[first]), values_of(tensors[name])
+            if a is not None and b is not None and not same(a, b):
+                saved.wrong(
+                    "untied",
+                    f"config.json ties {name} to {first}, but they were saved with different values. {then}.",
+                    [first, name],
+                )
+
+
+def _own_name(saved: Saved, plain: str) -> str:
+    """Return the name under which a tensor was saved."""
+    return next(name for name in saved.whole() if plain in (name, plain_name(name)))
+
+
+def _check_norms(saved: Saved, model: Expected, tensors: dict[str, Tensor]) -> None:
+    """Report weights of norms that are zero, unless this kind of norm starts there."""
+    zero = []
+    for name, module in model.model.named_modules():
+        tensor = tensors.get(f"{name}.weight")
+        if "Norm" not in type(module).__name__ or tensor is None or len(tensor.shape) != 1 or not tensor.size:
+            continue
+        values = values_of(tensor)
+        if values is not None and not bool(values.any()) and not _starts_at_zero(model.model, module):
+            zero.append(tensor.name)
+    if zero:
+        saved.wrong(
+            "zero", "The weights of these norms are zero, so their outputs do not depend on their inputs.", zero
+        )
+
+
+def _starts_at_zero(model: Any, module: torch.nn.Module) -> bool:
+    """Return whether transformers initializes the weight of a norm with zeros, to which the norm adds one."""
+    with contextlib.suppress(Exception):  # a model may raise anything; then nothing is claimed
+        own: Any = copy.deepcopy(module).to_empty(device="cpu")
+        torch.nn.init.constant_(own.weight, 0.5)
+        model._init_weights(own)
+        return not bool(own.weight.any())
+    return True

@@ -1,0 +1,43 @@
+"""The command `zero-study saved`: read, check and compare a folder, and print the result."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from .. import progress
+from ..errors import Refusal
+from ..verdict import Verdict
+from . import against, folders, recorded, text
+from .against import Comparison
+
+
+def command(
+    folder: Path, other: Path | None, model: Path | None, is_strict: bool, trust: bool, as_json: bool
+) -> Verdict:
+    """Print what is wrong with a folder, and return the verdict. Raises Refusal. `other` is compared if given."""
+    # DeepSpeed prints to stdout when it is imported, where a program reads the result.
+    with contextlib.redirect_stdout(sys.stderr), progress.after_two_seconds(f"Reading all tensors in {folder}"):
+        saved = folders.read(folder, trust, model)
+        compared = _made(lambda: against.cross_check(saved), folder)
+        if other is not None:
+            compared += _made(lambda: recorded.compare_all(saved, other, trust), other)
+    if as_json:
+        print(json.dumps(text.content(folder, saved, compared, is_strict), indent=1))
+    else:
+        print(text.text(folder, saved, compared, is_strict))
+    return text.verdict(saved, compared, is_strict)
+
+
+def _made(compare: Callable[[], list[Comparison]], path: Path) -> list[Comparison]:
+    """Return comparisons, or one that could not be made because a file has contents that nobody expects."""
+    try:
+        return compare()
+    except Refusal:
+        raise
+    except Exception as error:
+        reason = next(iter(str(error).splitlines()), "")[:160]
+        return [Comparison(str(path), unchecked=[f"the values, because {type(error).__name__}: {reason}"])]

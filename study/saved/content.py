@@ -1,0 +1,106 @@
+"""Describe what a folder holds: its tensors, without their values, and how to read the values one tensor at a time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import torch
+
+from ..engines.readback.dtypes import dtype_name
+from ..verdict import Checked
+
+Kind = Literal[
+    "unreadable", "missing", "unexpected", "empty", "partial", "untied", "dtype", "zero", "not finite", "shards",
+    "optimizer", "untrained", "different", "stale",
+]  # fmt: skip
+
+
+class Finding(NamedTuple):
+    """One thing that is wrong with what was saved, or a note."""
+
+    kind: Kind
+    text: str  # sentences
+    names: list[str]  # of the tensors or files that it concerns
+    is_wrong: bool = True  # False for a note, which may be intended
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A saved tensor. `read` returns its values, whole, on the CPU."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str  # as torch names it, such as bfloat16
+    file: str  # the file that has it, or the files that have its parts
+    read: Callable[[], torch.Tensor]
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or any(type(size) is not int or size < 0 for size in self.shape):
+            raise ValueError(f"{str(self.name)[:60]} has a shape or a name that no tensor has")
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def is_float(self) -> bool:
+        return bool(getattr(torch, self.dtype).is_floating_point)
+
+
+class OptimizerFacts(NamedTuple):
+    """What an optimizer's states say of its steps."""
+
+    file: str
+    steps: dict[str, float]  # of each weight or group that has a counter
+    num_weights: int
+    without_state: list[str]
+    needs_states: bool  # whether this kind of optimizer has a state of each weight after its first step
+
+
+@dataclass
+class Saved:
+    """One saved model: its weights as they were before sharding, and what is wrong with its files."""
+
+    folder: Path
+    format: str  # such as "DeepSpeed ZeRO-3, 2 ranks, step 40"
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    states: dict[str, Tensor] = field(default_factory=dict)  # of the optimizer: "<weight>/<state>"
+    ties: dict[str, str] = field(default_factory=dict)  # a name -> the name of the tensor that it shares
+    findings: list[Finding] = field(default_factory=list)
+    unchecked: list[str] = field(default_factory=list)
+    checked: list[Checked] = field(default_factory=list)  # how many tensors were compared, and with what
+    config: dict[str, Any] | None = None  # of config.json or adapter_config.json
+    is_adapter: bool = False
+    step: int | None = None
+    optimizer: OptimizerFacts | None = None
+    num_skipped: int = 0  # steps without an update, because a gradient in fp16 was infinite
+    world_size: int = 0  # number of ranks that wrote the checkpoint; 0: unknown
+    has_scheduler: bool = False  # whether the engine's files have the state of a scheduler
+
+    def wrong(self, kind: Kind, text: str, names: Iterable[str] = ()) -> None:
+        self.findings.append(Finding(kind, text, sorted(names)))
+
+    def note(self, kind: Kind, text: str, names: Iterable[str] = ()) -> None:
+        self.findings.append(Finding(kind, text, sorted(names), is_wrong=False))
+
+    def whole(self) -> dict[str, Tensor]:
+        """Return the tensors by name, and also those names that share the tensor of another name."""
+        ties = {name: of for name, of in self.ties.items() if isinstance(name, str) and isinstance(of, str)}
+        shared = {name: self.tensors[of] for name, of in ties.items() if of in self.tensors}
+        return {**shared, **self.tensors}
+
+
+def in_memory(name: str, tensor: torch.Tensor, file: str) -> Tensor:
+    """Return the description of a tensor whose values are in memory, or mapped from a file."""
+    return Tensor(name, tuple(tensor.shape), dtype_name(tensor.dtype), file, lambda: tensor)
+
+
+def names_text(names: Iterable[str], most: int = 3) -> str:
+    """Return the first names of a list, and how many more there are."""
+    listed = sorted(names)
+    more = len(listed) - most
+    return ", ".join(listed[:most]) + (f" and {more} more" if more > 0 else "")

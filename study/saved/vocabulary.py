@@ -1,0 +1,106 @@
+"""Check that a model has an embedding for each token: of its tokenizer, and of its settings for generation."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from ..verdict import Checked
+from . import expected
+from .content import Saved, names_text
+
+_TOKENIZER, _GENERATION = "tokenizer.json", "generation_config.json"
+_ID = re.compile(r"(?:\w+_)?token_ids?|suppress_tokens|begin_suppress_tokens")
+# Placeholders of images and sounds, whose embeddings another part of the model computes.
+_PLACEHOLDER = re.compile(r"(?i)image|vision|audio|video|speech|soft_token|patch")
+
+
+def check(folder: Path, saved: Saved, num_tokens: int | None, config: dict[str, Any]) -> None:
+    """Compare tokens with the rows of the embedding. `num_tokens` is None if the model has no tokens."""
+    if num_tokens is None:
+        return
+    tokens = _tokens(folder / _TOKENIZER)
+    without = {name: number for name, number in tokens.items() if number >= num_tokens}
+    placeholders = {name for name in without if _PLACEHOLDER.search(name)}
+    listed = names_text(f"{name} = {number}" for name, number in without.items())
+    if without.keys() - placeholders:
+        saved.wrong(
+            "partial",
+            f"{_TOKENIZER} has {len(without):,} tokens that have no embedding ({listed}), because the embedding has "
+            f"{num_tokens:,} rows. The model fails on them. Call resize_token_embeddings after adding tokens.",
+            [_TOKENIZER],
+        )
+    elif without:
+        saved.note("partial", f"These tokens of {_TOKENIZER} have no embedding ({listed}).", [_TOKENIZER])
+    if tokens:
+        saved.checked.append(Checked(len(tokens), "token", "compared with the embedding"))
+    _check_settings(folder, saved, num_tokens, config, bool(tokens))
+
+
+def _tokens(path: Path) -> dict[str, int]:
+    """Return the tokens of a tokenizer of the library tokenizers, with their numbers. None are known of others."""
+    content = _read(path)
+    model = content.get("model")
+    words = model.get("vocab") if isinstance(model, dict) else None
+    tokens: dict[str, int] = {}
+    if isinstance(words, dict):
+        tokens = {name: number for name, number in words.items() if isinstance(number, int)}
+    elif isinstance(words, list):  # of Unigram: each is a pair of a token and its score
+        tokens = {str(entry[0]): at for at, entry in enumerate(words) if isinstance(entry, list) and entry}
+    added = content.get("added_tokens")
+    for entry in added if isinstance(added, list) else ():
+        if isinstance(entry, dict) and isinstance(entry.get("id"), int):
+            tokens[str(entry.get("content"))] = entry["id"]
+    return tokens
+
+
+def _read(path: Path) -> dict[str, Any]:
+    with contextlib.suppress(OSError, ValueError, RecursionError):
+        content = json.loads(path.read_bytes())
+        if isinstance(content, dict):
+            return content
+    return {}
+
+
+def check_numbers(saved: Saved, config: dict[str, Any]) -> None:
+    """Check the numbers of tokens of a model that transformers knows and cannot build, which may be the reason."""
+    size = config.get("vocab_size")
+    with contextlib.suppress(expected.NotKnown):
+        expected.class_of(config)
+        if isinstance(size, int) and saved.config is not None:
+            _check_settings(saved.folder, saved, size, config, False)
+
+
+def _check_settings(folder: Path, saved: Saved, num_tokens: int, config: dict[str, Any], has_tokenizer: bool) -> None:
+    """Check the numbers of tokens in generation_config.json, or else in config.json."""
+    settings = _read(folder / _GENERATION)
+    file = _GENERATION if settings else "config.json"
+    if not settings and not (folder / file).is_file():
+        return
+    defaults = {} if has_tokenizer else _defaults(config)
+    outside = [
+        f"{key} = {number}"
+        for key, value in (settings or config).items()
+        if _ID.fullmatch(key) and not _PLACEHOLDER.search(key)
+        for number in (value if isinstance(value, list) else [value])
+        if type(number) is int and number >= num_tokens and number != defaults.get(key)
+    ]
+    if outside:
+        saved.wrong(
+            "partial",
+            f"{file} names tokens that the model does not have ({names_text(outside)}), because it has "
+            f"{num_tokens:,} tokens. Generation fails on such a token, or does not stop at it.",
+            [file],
+        )
+
+
+def _defaults(config: dict[str, Any]) -> dict[str, Any]:
+    """Return the tokens that a class of models has by default, which a model of other tokens may carry along."""
+    with contextlib.suppress(Exception):
+        import transformers
+
+        return dict(transformers.CONFIG_MAPPING[config["model_type"]]().to_dict())
+    return {}
