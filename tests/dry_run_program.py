@@ -6,7 +6,6 @@ theory, hangs. `.../published.json`: published peaks beside traced ones. `.../sc
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -35,9 +34,9 @@ from study.theory.engine import Job
 from study.theory.model_states import StatePart
 
 MODELS = {
-    "gpt2": shapes.plain("gpt2", "gpt2", 2, 64, 4, 32, 256),
-    "bert": shapes.plain("bert", "bert", 2, 64, 4, 32, 256),
-    "gpt2 of two layers": dataclasses.replace(shapes.find("gpt2"), layers=2),
+    "gpt2": shapes.decoder_shape("gpt2", "gpt2", 2, 64, 4, 32, 256),
+    "bert": shapes.decoder_shape("bert", "bert", 2, 64, 4, 32, 256),
+    "gpt2 of two layers": shapes.changed(shapes.find("gpt2"), layers=2),
 }
 DEEPSPEED = ("zero1", "zero2", "zero3", "zero2_tuned", "zero3_tuned", "zero3_hpz", "zero2_cpu_offload")
 STRATEGIES = ("ddp", *DEEPSPEED, "fsdp2", "fsdp2_hybrid")

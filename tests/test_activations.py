@@ -7,7 +7,7 @@ import torch
 import transformers
 from test_shapes import TOKENS, small
 
-from study.theory import activations, peaks, shapes
+from study.theory import computation, peaks, shapes
 from study.theory.engine import Engine, Job
 from study.training.memory import CpuPeak
 
@@ -21,9 +21,9 @@ DROPOUTS = {
     "gpt-neo": ["resid_dropout", "embed_dropout", "attention_dropout"],
 }
 CLASSES = {"fp32": "fp32", "autocast": "bf16-autocast", "half": "bf16"}
-# The architectures with formulas in Python; test_formulas.py has the others.
-BLOCKS = list(activations.BLOCKS)
-SDPA = [name for name in BLOCKS if name not in activations.EAGER_ONLY]
+# The architectures that this project trains; test_formulas.py has the others.
+BLOCKS = ("bert", "gpt2", "gpt-neo", "gpt-j")
+SDPA = ("bert", "gpt2")  # transformers has only eager attention for the others
 
 
 def build(architecture: str, layers: int, attention: str, dropout: float) -> torch.nn.Module:
@@ -81,7 +81,7 @@ def test_a_block_keeps_what_autograd_keeps(architecture, attention, dropout, how
     measured = kept_bytes(two, how) - kept_bytes(one, how)
     engine = Engine("torch", 0, 1, CLASSES[how], 4)
     job = Job(BATCH, LENGTH, attention=attention, dropout=bool(dropout), device="cpu")
-    predicted = activations.block_bytes(shape_of(one), engine, job)
+    predicted = computation.block_bytes(shape_of(one), engine, job)
     if architecture == "bert" and attention == "sdpa" and not dropout:
         predicted -= engine.compute_bytes * BATCH * LENGTH**2  # a mask without a zero is no mask
     # Of a few numbers per row, and of what dropout keeps before a cast, the type is not followed: under autocast that
@@ -101,7 +101,7 @@ def test_a_masked_bert_keeps_what_is_before_its_output_layer(how):
     masked = kept_bytes(transformers.BertForMaskedLM(config), how)
     measured = masked - kept_bytes(transformers.BertForTokenClassification(config), how)
     engine, job = Engine("torch", 0, 1, CLASSES[how], 4), Job(BATCH, LENGTH, device="cpu")
-    predicted = activations.outside_bytes(shape, engine, job) - activations.outside_bytes(plain, engine, job)
+    predicted = computation.outside_bytes(shape, engine, job) - computation.outside_bytes(plain, engine, job)
     assert predicted == pytest.approx(measured, rel=0.06)
 
 
@@ -162,8 +162,8 @@ def test_bert_in_16_bits_is_as_published():
     shape = shapes.find("bert-large")
     engine = Engine("ddp", 0, 4, "bf16", 2)
     tokens, hidden = 8 * 512, shape.hidden
-    eager = activations.block_bytes(shape, engine, Job(8, 512, attention="eager", dropout=True))
-    flash = activations.block_bytes(shape, engine, Job(8, 512, dropout=True, kernels="fused"))
+    eager = computation.block_bytes(shape, engine, Job(8, 512, attention="eager", dropout=True))
+    flash = computation.block_bytes(shape, engine, Job(8, 512, dropout=True, kernels="fused"))
     assert eager == pytest.approx(tokens * hidden * (34 + 5 * shape.heads * 512 / hidden), rel=0.002)
     assert flash == pytest.approx(tokens * hidden * 34, rel=0.003)
 
@@ -171,7 +171,7 @@ def test_bert_in_16_bits_is_as_published():
 def test_llama_with_norms_of_one_kernel_is_as_counted():
     """By docs/upstream/activations.py."""
     shape = shapes.find("llama-3.1-8b")
-    kept = activations.block_bytes(shape, Engine("fsdp", 3, 8, "bf16", 4), Job(1, 4096, kernels="fused"))
+    kept = computation.block_bytes(shape, Engine("fsdp", 3, 8, "bf16", 4), Job(1, 4096, kernels="fused"))
     assert kept == pytest.approx(4096 * shape.hidden * 41, rel=0.002)
 
 
@@ -179,6 +179,6 @@ def test_only_what_is_multiplied_is_cast():
     """Under autocast; the head of GPT-2 is its embedding, the embeddings of BERT are looked up only."""
     engine = Engine("ddp", 0, 4, "bf16-autocast", 4)
     gpt2, bert = shapes.find("gpt2"), shapes.find("bert-base-uncased")
-    assert activations.cast_bytes(gpt2, engine) == 2 * (sum(gpt2.parameters.matrices) - 1024 * 768)
-    assert activations.cast_bytes(bert, engine) == 2 * (sum(bert.parameters.matrices) - (30522 + 512 + 2) * 768)
-    assert activations.cast_bytes(gpt2, Engine("ddp", 0, 4, "fp32", 4)) == 0
+    assert computation.cast_bytes(gpt2, engine) == 2 * (sum(gpt2.parameters.matrices) - 1024 * 768)
+    assert computation.cast_bytes(bert, engine) == 2 * (sum(bert.parameters.matrices) - (30522 + 512 + 2) * 768)
+    assert computation.cast_bytes(gpt2, Engine("ddp", 0, 4, "fp32", 4)) == 0

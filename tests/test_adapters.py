@@ -23,10 +23,9 @@ from study.records.find import find
 from study.strategy import in_theory
 from study.strategy.file import read_by_name
 from study.theory import (
-    activations,
     adapters,
     communication,
-    flops,
+    computation,
     measured_by_others,
     peaks,
     prediction,
@@ -267,7 +266,7 @@ def predicted_block(model_type: str, adapter: Adapter, arithmetic: str) -> float
     shape = dataclasses.replace(from_config(small_config(model_type).to_dict(), "small"), adapter=adapter)
     copies = 2 * adapters.num_trainable(shape) / shape.layers if arithmetic == "autocast" else 0.0
     engine = Engine("torch", 0, 1, precision, 4)
-    return activations.block_bytes(shape, engine, Job(BATCH, LENGTH, device="cpu")) + copies
+    return computation.block_bytes(shape, engine, Job(BATCH, LENGTH, device="cpu")) + copies
 
 
 @pytest.mark.computes
@@ -295,7 +294,7 @@ def test_freezing_a_block_changes_what_it_saves_as_predicted(model_type: str, ar
     shape = from_config(small_config(model_type).to_dict(), "small")
     engine, job = Engine("torch", 0, 1, "fp32" if arithmetic == "fp32" else "pure-bf16", 4), Job(BATCH, LENGTH)
     frozen = dataclasses.replace(shape, adapter=adapter)
-    predicted = activations.block_bytes(frozen, engine, job) - activations.block_bytes(shape, engine, job)
+    predicted = computation.block_bytes(frozen, engine, job) - computation.block_bytes(shape, engine, job)
     assert measured == pytest.approx(predicted, rel=0.02)
 
 
@@ -331,7 +330,7 @@ def test_stage_3_saves_the_inputs_of_frozen_weights(
     shape = dataclasses.replace(from_config(small_config(model_type).to_dict(), "small"), adapter=adapter)
     stage_3 = dataclasses.replace(ZERO_3, precision="fp32", accumulation_bytes=4)
     stage_2, of_stage_3 = (
-        activations.block_bytes(shape, dataclasses.replace(stage_3, zero_stage=stage), Job(BATCH, LENGTH, device="cpu"))
+        computation.block_bytes(shape, dataclasses.replace(stage_3, zero_stage=stage), Job(BATCH, LENGTH, device="cpu"))
         for stage in (2, 3)
     )
     assert measured_block(model_type, adapter, "fp32") == pytest.approx(stage_2, rel=0.02)
@@ -344,12 +343,13 @@ def test_stage_3_saves_the_inputs_of_frozen_weights(
 def test_stage_3_saves_inputs_in_fp32_and_no_casts_under_autocast() -> None:
     """A run of BERT-base in one process needed 744.3 MiB. Before, 788.8 MiB were predicted."""
     adapter = Adapter(16, frozen="fp32", modules_to_save=adapters.HEADS)
-    bert = dataclasses.replace(shapes.find("bert-base"), vocabulary=8192, adapter=adapter)
+    bert = shapes.changed(shapes.find("bert-base"), vocabulary=8192)
+    bert = dataclasses.replace(bert, adapter=adapter)
     engine = dataclasses.replace(
         ZERO_3, world_size=1, precision="bf16-autocast", accumulation_bytes=4, reduce_bucket_size=768**2,
         prefetch_bucket_size=int(0.9 * 768**2), max_live_parameters=0, max_reuse_distance=0,
     )  # fmt: skip
-    assert activations.cast_bytes(bert, engine) == 0 < activations.cast_bytes(bert, SINGLE)
+    assert computation.cast_bytes(bert, engine) == 0 < computation.cast_bytes(bert, SINGLE)
     peak = peaks.peak(bert, engine, Job(8, 128, device="cpu"))
     assert peak.total == pytest.approx(744.3 * 2**20, rel=0.02)
 
@@ -373,7 +373,7 @@ def test_adapted_experts_take_as_much_memory_as_another_copy_of_them() -> None:
     of_experts = 32 * 8 * 3 * 4096 * 14336
     added = peaks.peak(whole, SINGLE, job).total - peaks.peak(without, SINGLE, job).total
     assert 2 * of_experts < added < 3.2 * of_experts
-    assert flops.model_flops_per_sequence(whole, 1) > 1.3 * flops.model_flops_per_sequence(without, 1)
+    assert computation.model_flops_per_sequence(whole, 1) > 1.3 * computation.model_flops_per_sequence(without, 1)
 
 
 # ---------------------------------------------------------------- states, communication and time
@@ -491,9 +491,9 @@ def test_frozen_embeddings_are_not_gathered_again_in_the_backward_pass() -> None
 
 def test_frozen_weights_need_two_thirds_of_the_flops_of_products() -> None:
     """Attention has no weights: it needs as many FLOPs as before."""
-    forward = flops.blocks_flops_per_sequence(LLAMA, 1) + flops.head_flops_per_sequence(LLAMA, 1)
-    assert flops.model_flops_per_sequence(LLAMA, 1) == 3 * forward
-    assert flops.model_flops_per_sequence(LORA, 1) == pytest.approx(2 * forward, rel=0.01)
+    forward = computation.blocks_flops_per_sequence(LLAMA, 1) + computation.head_flops_per_sequence(LLAMA, 1)
+    assert computation.model_flops_per_sequence(LLAMA, 1) == 3 * forward
+    assert computation.model_flops_per_sequence(LORA, 1) == pytest.approx(2 * forward, rel=0.01)
 
 
 def test_a_step_of_adapters_is_faster_and_smaller_and_quantization_makes_it_slower_and_smaller() -> None:

@@ -13,8 +13,7 @@ import transformers
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
 
-from study.theory import communication, flops, shapes
-from study.theory.communication.buckets import buffer_bytes
+from study.theory import communication, computation, shapes
 from study.theory.engine import Engine, Job
 from study.theory.shapes import config_json
 from study.training.weights import parameter_groups
@@ -94,8 +93,7 @@ def test_parameters_of_every_class_are_counted_in_their_order(model_type, name, 
     block = next(module[0] for module in model.modules() if isinstance(module, torch.nn.ModuleList))
     assert shape.block_params == sum(p.numel() for p in block.parameters())
     assert shape.outside_params == shape.num_params - shape.layers * shape.block_params
-    if model_type != "gptj":  # whose 64 rotated dimensions are no setting here
-        assert buffer_bytes(shape) == sum(b.numel() * b.element_size() for b in model.buffers())
+    assert shape.counts.buffers == sum(b.numel() * b.element_size() for b in model.buffers())
 
 
 @pytest.mark.parametrize(("model_type", "name", "tied"), TIED)
@@ -127,7 +125,7 @@ def test_flops_of_every_class_are_those_that_pytorch_counts(model_type, name):
         )
         found.sum().backward()
     shape = shape_of(config, name)
-    assert flops.model_flops_per_sequence(shape, LENGTH) == counter.get_total_flops()
+    assert computation.model_flops_per_sequence(shape, LENGTH) == counter.get_total_flops()
 
 
 # The sizes of the config.json that the hub has under these ids, as github.com/Lightning-AI/litgpt quotes them

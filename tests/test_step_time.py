@@ -15,7 +15,7 @@ import pytest
 from study.compare import predicted
 from study.planner import published_rows
 from study.records import find as records
-from study.theory import communication, flops, hardware, intervals, measured_by_others, shapes, step_time
+from study.theory import communication, computation, hardware, intervals, measured_by_others, shapes, step_time
 from study.theory.engine import Engine, Job
 
 ROOT = Path(__file__).parent.parent
@@ -46,7 +46,7 @@ def test_flops_are_those_that_pytorch_counted():
     counted = [file.record for file in records.find(RECORDS) if file.record.model_flops_per_sequence is not None]
     assert {run.workload for run in counted} == {"bert-imdb", "gpt-wikitext"}
     for run in counted:
-        found = flops.model_flops_per_sequence(predicted.shape_of(run), run.config["sequence_length"])
+        found = computation.model_flops_per_sequence(predicted.shape_of(run), run.config["sequence_length"])
         if run.config["lora_rank"] is None:
             assert found == run.model_flops_per_sequence, run.run_id
         else:  # theory also counts products that need no gradient of their input
@@ -259,7 +259,7 @@ def test_the_interval_is_that_of_the_kind_of_case():
 
 
 def test_the_time_of_a_mixture_has_no_upper_end():
-    mixture = dataclasses.replace(shapes.find("mistral-7b"), architecture="mixtral", experts=8, experts_per_token=2)
+    mixture = shapes.changed(shapes.find("mistral-7b"), architecture="mixtral", experts=8, experts_per_token=2)
     time = step_time.seconds(mixture, ENGINES["zero3"], Job(4, 1024), BOX)
     assert time.evidence.is_rough
     assert (time.low < time.total, time.high) == (True, np.inf)

@@ -19,16 +19,15 @@ from study.errors import Refusal
 from study.planner import Request, advice_text, advise
 from study.planner.trace import trace_options
 from study.theory import adapters, hardware, measured_by_others, peaks, prediction, shapes
-from study.theory.activations import EAGER_ONLY
 from study.theory.adapters import Adapter
 from study.theory.engine import Engine, Job
 from study.training.memory import CpuPeak
 from study.workloads import WORKLOADS
 from study.workloads.sources import Splits
 
-TINY = dataclasses.replace(shapes.find("bert-tiny"), vocabulary=1000, positions=64)
-DECODER = dataclasses.replace(shapes.find("gpt2"), layers=2, hidden=64, heads=4, head_size=16, kv_heads=4,
-                              feed_forward=256, vocabulary=1000, positions=64)  # fmt: skip
+TINY = shapes.changed(shapes.find("bert-tiny"), vocabulary=1000, positions=64)
+DECODER = shapes.changed(shapes.find("gpt2"), layers=2, hidden=64, heads=4, head_size=16, kv_heads=4,
+                         feed_forward=256, vocabulary=1000, positions=64)  # fmt: skip
 JOB = Job(2, 64)
 SINGLE = Engine("torch", 0, 1, "fp32", 4)
 FSDP2 = Engine("fsdp", 3, 4, "bf16", 4, reduces_in_fp32=True)
@@ -39,16 +38,16 @@ FSDP2 = Engine("fsdp", 3, 4, "bf16", 4, reduces_in_fp32=True)
 def test_a_trace_is_what_a_real_step_allocates(shape, checkpointed):
     """The same model over real tensors of a CPU: the highest moment of forward and backward."""
     job = dataclasses.replace(JOB, activation_checkpointing=checkpointed)
-    real = models.build_model(shape, job, torch.float32)
-    batch = models.make_batch(shape, job)
-    if shape.is_encoder:
+    described = models.of_shape(shape, job.sequence_length)
+    real, batch = described.build(job), described.batch(job)
+    if "attention_mask" in batch:
         batch["attention_mask"][0, -1] = 0  # a mask without a zero is no mask
-    models.loss(real, batch, shape).backward()
+    described.loss(real, batch).backward()
     real.zero_grad()
     with CpuPeak() as before:
         pass
     with CpuPeak() as highest:
-        models.loss(real, batch, shape).backward()
+        described.loss(real, batch).backward()
     measured = highest.tensor_bytes - before.tensor_bytes
     traced = trace(shape, SINGLE, job)
     assert traced.moment == "forward and backward"
@@ -185,10 +184,11 @@ def test_foreach_holds_one_copy_more_than_fused():
 @pytest.mark.parametrize("name", ["gpt-neo-125m", "gpt-j-6b", "llama-2-7b", "qwen2-0.5b", "gemma2-2b"])
 def test_known_models_are_built_as_they_are_counted(name):
     shape = shapes.find(name)
+    described = models.of_shape(shape, JOB.sequence_length)
+    assert described.num_params == shape.num_params
     with torch.device("meta"):
-        built = models.build_model(shape, JOB, torch.float32)
-    assert sum(parameter.numel() for parameter in built.parameters()) == shape.num_params
-    assert models.block_class(built, shape) in built._no_split_modules
+        built = described.build(JOB)
+    assert set(described.blocks(built)) <= set(built._no_split_modules)
 
 
 SETTINGS = {  # that a shape has, by the names of each workload's configuration
@@ -202,15 +202,13 @@ SETTINGS = {  # that a shape has, by the names of each workload's configuration
 )
 def test_a_workloads_model_is_the_one_that_is_trained(workload, size):
     point = traced_cases.point(workload, size, "single", 1, "fp32", False)
-    traced = models.model_config(point.shape, point.job)
+    _, traced = models.class_of(point.shape.config, point.shape.name)
     config = build_config(workload=workload, size=size, data="hub", dropout=0.0)
     splits = Splits(train=None, evaluation=None, vocab_size=point.shape.vocabulary, pad_token_id=0, description={})
     trained = WORKLOADS[workload].model_config(config, splits)
     assert type(traced) is type(trained)
     for name in SETTINGS[workload]:
         assert getattr(traced, name) == getattr(trained, name)
-    if point.shape.architecture not in EAGER_ONLY:  # which transformers finds out as it builds the model
-        assert traced._attn_implementation == trained._attn_implementation
 
 
 @pytest.mark.parametrize(

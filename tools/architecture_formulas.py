@@ -33,16 +33,16 @@ from transformers import CONFIG_MAPPING
 from study import files
 from study.dryrun import count
 from study.theory.shapes import formulas
-from study.theory.shapes.config_json import MODEL_TYPES, TRAINED
+from study.theory.shapes.config_json import MODEL_TYPES
 from study.theory.shapes.counts import ModelCounts, PartCounts, Polynomial, SettingCounts
 
-NAMES = [name for name, kind in MODEL_TYPES.items() if kind.architecture not in TRAINED]
+NAMES = list(MODEL_TYPES)
 FEWEST, MOST = 4, 12  # models of a block that a fit uses
 HELD_OUT = 2
 FEWEST_OUTSIDE, MOST_OUTSIDE = 2, 6  # the same for what is outside the blocks
 LENGTHS = (1024, 1536)  # tokens; two suffice, because no number of a block has more than two terms
 # Models with eager attention only have one peak in short sequences and another one in long ones.
-EAGER_ONLY = ("gemma2",)
+EAGER_ONLY = ("gemma2", "gpt_neo", "gptj")
 BOTH_LENGTHS = ((256, 512), (1536, 2040))
 CLOSE = 1e-6  # relative error with which the numbers of a trace leave out terms
 ROUGH = 0.02  # the same for bytes moved backward, of which a trace leaves out what comes from the weights
@@ -55,6 +55,7 @@ POWERS = ("constant", "per_token", "per_pair")
 # Settings in which models are traced, because their blocks are then of all kinds, or as published models have them.
 TRACED_WITH: dict[str, dict[str, Any]] = {
     "gemma2": {"layer_types": ["sliding_attention", "full_attention"]},
+    "gpt_neo": {"attention_types": [[["global"], 2]]},
     "gemma3_text": {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 512},
     "modernbert": {"layer_types": ["full_attention", "sliding_attention", "full_attention"]},
     "smollm3": {"no_rope_layers": [1, 0]},
@@ -95,6 +96,8 @@ def draw(name: str, seed: int) -> dict[str, int]:
         n["dense"] = wide(1.5, 6)
     if "shared" in more:
         n["shared"] = wide(1, 4)
+    if "rotary" in more:
+        n["rotary"] = rng.choice([16, 24, 32, 40, 48])
     n["vocabulary"] = 16 * rng.randint(1500, 9000)
     n["positions"], n["labels"] = rng.choice([2048, 4096, 3072]), rng.randint(2, 9)
     return n
@@ -381,10 +384,11 @@ def _nonnegative(matrix: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> Any:
 
 OF_BLOCK = (
     "1 hidden queries keys feed_forward heads kv_heads head_size dense shared experts active active*hidden "
-    "active*feed_forward"
+    "active*feed_forward rotary heads*rotary"
 )
 OF_PAIRS = "hidden queries keys feed_forward active*feed_forward active*hidden dense shared heads"
 OF_OUTSIDE = "1 hidden vocabulary labels head_size positions"
+OF_BUFFERS = " positions positions*positions positions*rotary"
 OF_COLUMNS = " hidden*feed_forward"
 
 
@@ -459,6 +463,10 @@ def part_formulas(fitter: Fitter, samples: Sequence[tuple[dict[str, int], PartCo
         "fused_forward": polynomial("fused_forward", [p.fused_forward for p in parts]),
         "fused_backward": polynomial("fused_backward", [p.fused_backward for p in parts]),
         "unused_experts": number("unused_experts", [p.unused_experts for p in parts], monomials + _idle(matrices)),
+        "dropped": polynomial("dropped", [p.dropped for p in parts]),
+        "dropped_scores": polynomial("dropped_scores", [p.dropped_scores for p in parts]),
+        "ends_in_dropout": first.ends_in_dropout,
+        "buffers": number("buffers", [p.buffers for p in parts], terms + OF_BUFFERS),
         "settings": {name: setting(name) for name in first.settings},
     }
 
@@ -517,7 +525,6 @@ def outside_formulas(fitter: Fitter, samples: Sequence[Sample], eager: Mapping[s
         "logits": logits[1] if logits[0] == logits[2] == "0" else logits,
         "output": first.output,
         "embedding": first.embedding,
-        "buffers": number("buffers", [each.buffers for each in counts]),
     }
 
 

@@ -21,7 +21,7 @@ from typing import Any, get_args
 import numpy as np
 
 from study.planner.published_rows import COMPARED, FOUNDRY, NINE_OF_TEN, PREDICTORS, SPLITS, summarize
-from study.theory import flops, hardware, measured_by_others, shapes, step_time
+from study.theory import computation, hardware, measured_by_others, shapes, step_time
 from study.theory.engine import Engine, Job
 from study.theory.hardware import Box
 from study.theory.intervals import GENERATIONS, Distance, TimingClass, name_of, timing_class
@@ -97,7 +97,9 @@ class Timed:
     @property
     def flops_per_token(self) -> float:
         """The model's FLOPs per token, without recomputation."""
-        return float(flops.model_flops_per_sequence(self.shape, self.job.sequence_length) / self.job.sequence_length)
+        return float(
+            computation.model_flops_per_sequence(self.shape, self.job.sequence_length) / self.job.sequence_length
+        )
 
     @property
     def tokens(self) -> float:
@@ -202,7 +204,7 @@ def _nearest(timed: Timed, constants: Mapping[str, Constants]) -> Constants:
 def regressors(timed: Timed) -> list[float]:
     """Return the inputs of the linear model of one GPU, which predicts the logarithm of the seconds per token."""
     job = timed.job
-    flops_per_sequence = flops.hardware_flops_per_sequence(timed.shape, job.sequence_length, job.recomputed)
+    flops_per_sequence = computation.hardware_flops_per_sequence(timed.shape, job.sequence_length, job.recomputed)
     values = (flops_per_sequence / job.sequence_length, job.sequence_length, timed.box.num_gpus, job.tokens)
     return [1.0, *map(math.log, values)]
 

@@ -27,13 +27,14 @@ from transformers import CONFIG_MAPPING
 from transformers.pytorch_utils import Conv1D
 
 from study import files
-from study.theory.activations import EAGER_ONLY
 from study.theory.adapters import LINEAR_MODULES_FILE
 from study.theory.shapes.config_json import MODEL_TYPES
 from study.theory.shapes.formulas import evaluate
 
 BATCH, LENGTH = 2, 24
 MODELS = 10  # of random sizes
+# Architectures of which transformers has only eager attention, or whose published models have it.
+EAGER_ONLY = ("gpt-neo", "gpt-j", "gemma2")
 TERMS = (
     "hidden", "queries", "keys", "feed_forward", "dense", "shared", "experts", "heads", "active*hidden",
     "active*feed_forward",
@@ -112,7 +113,7 @@ def model_of(name: str, n: Mapping[str, int], layers: int, class_name: str, kind
     if n.get("experts"):  # the kernel for all experts together needs aligned sizes
         config._experts_implementation = "eager"
     torch.manual_seed(0)
-    attention = "eager" if of_type.architecture in (*EAGER_ONLY, "gemma2") else "sdpa"
+    attention = "eager" if of_type.architecture in EAGER_ONLY else "sdpa"
     return getattr(transformers, class_name)._from_config(config, attn_implementation=attention).train()
 
 

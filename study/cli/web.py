@@ -129,7 +129,7 @@ def _content(advice: Advice, words: Sequence[str]) -> dict[str, Any]:
         "notes": advice.notes,
         "launch": _launch(start) if isinstance(start, Launch) else None,
         "no_launch": start if isinstance(start, str) else None,
-        "assumed": advice_text.assumed(advice.request, advice.box, advice_text.groups_of(advice)),
+        "assumed": advice_text.assumed(advice.request, advice.box, advice_text.groups_of(advice), advice.shape),
         "evidence": _evidence(advice),
     }
 

@@ -123,9 +123,8 @@ def shape_of(r: Record) -> ModelShape | None:
         return None
     shape = (shapes.architecture_of(r.workload, r.size), size["layers"], size["hidden"])
     try:
-        sizes = shapes.parameter_sizes(*shape, size["positions"], r.num_params - _num_adapter_params(r))
-        vocabulary = sizes.matrices[0] // size["hidden"]  # the embedding has one row per token and is the first matrix
-        plain = shapes.plain(f"{r.workload} {r.size}", *shape, size["heads"], size["positions"], vocabulary)
+        vocabulary = shapes.vocabulary_of(*shape, size["positions"], r.num_params - _num_adapter_params(r))
+        plain = shapes.decoder_shape(f"{r.workload} {r.size}", *shape, size["heads"], size["positions"], vocabulary)
         return adapters.applied(plain, _adapter_of(r, plain.head))
     except ValueError:
         return None

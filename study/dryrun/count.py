@@ -18,7 +18,8 @@ import numpy as np
 import transformers
 from torch import nn
 
-from study.dryrun.model_parts import ARITHMETIC, EXPERTS, ModelInParts, first_setting, in_words, with_sub_configs
+from study.dryrun.build_model import first_setting, in_words, positions, reads_images
+from study.dryrun.model_parts import ARITHMETIC, EXPERTS, ModelInParts
 from study.dryrun.one_pass import OUTSIDE, PartSeen, Seen
 from study.errors import Refusal
 from study.theory.shapes.counts import Item, ModelCounts, PartCounts, Polynomial, SettingCounts
@@ -30,7 +31,6 @@ SHORT_LENGTHS = (16, 32, 48)  # for models that loop over tokens
 MORE_KERNELS = 1.3  # times as many kernels for three times as many tokens show a loop over tokens
 FAR = 0.02  # an error with which a polynomial describes the longest sequences only
 CLOSE = 2e-3  # the largest error of a polynomial, as a share of the largest value
-LENGTH_KEYS = ("max_position_embeddings", "n_positions", "max_source_positions", "max_target_positions")
 ATTENTION_NAME = re.compile(r"(attn|attention)", re.IGNORECASE)
 # Names of the number of experts that a token uses in the configurations of models.
 ACTIVE_EXPERTS = (
@@ -103,7 +103,6 @@ class _Counting:
             output=self._output_parameters(),
             embedding=self._largest_embedding(),
             tied=self._is_tied(),
-            buffers=sum(b.numel() * b.element_size() for b in self._parts.model.buffers()),
         )
         if counts.num_params != self._parts.num_params:
             raise Refusal(
@@ -131,15 +130,9 @@ class _Counting:
 
     def _lengths(self) -> tuple[int, ...]:
         """Return the lengths at which the model is traced, in tokens. One image has no length."""
-        if getattr(self._parts.model, "main_input_name", "input_ids") == "pixel_values":
+        if reads_images(self._parts.model):
             return (1,)
-        positions = [
-            value
-            for part in with_sub_configs(self._parts.config)
-            for name in LENGTH_KEYS
-            if isinstance(value := getattr(part, name, None), int) and value > 0
-        ]
-        longest = min([LENGTHS[-1], *(value - 2 for value in positions)])
+        longest = min([LENGTHS[-1], *(value - 2 for value in positions(self._parts.config))])
         if longest >= LENGTHS[-1]:
             return LENGTHS
         step = max(1, longest // 3)
@@ -195,8 +188,21 @@ class _Counting:
             fused_forward=fitted(lambda each: _fused_moved(each, executions)[0]),
             fused_backward=fitted(lambda each: _fused_moved(each, executions)[1]),
             unused_experts=experts,
+            dropped=fitted(lambda each: each.dropped),
+            dropped_scores=self._dropped_scores(part, runs, lengths),
+            ends_in_dropout=part != OUTSIDE and self._ends_in_dropout(part, seen[-1]),
+            buffers=sum(b.numel() * b.element_size() for b in self._parts.buffers(part)),
             settings={name: self._setting(part, among, lengths) for name, among in runs.items()},
         )
+
+    def _dropped_scores(self, part: int, runs: dict[str, list[Seen]], lengths: tuple[int, ...]) -> Polynomial:
+        """Return the elements that dropout gets with eager attention, beyond those with fused attention."""
+        if "half eager" not in runs:
+            return Polynomial()
+        executions = self._executions(part, runs["half sdpa"][-1])
+        pairs = zip(runs["half eager"], runs["half sdpa"], strict=True)
+        more = [eager.parts[part].dropped - fused.parts[part].dropped for eager, fused in pairs]
+        return fit([value / BATCH / executions for value in more], lengths)
 
     def _executions(self, part: int, seen: Seen) -> int:
         """Return how often blocks of a kind were executed in a run."""
@@ -257,7 +263,7 @@ class _Counting:
             if first < at < last:  # between an encoder and a decoder
                 items = [item for item in items if not isinstance(item, str)]
             (after if at > last else before).extend(items)
-        return tuple(before), tuple(after)
+        return _without_repeats(before), _without_repeats(after)
 
     def _layout(self, part: int, seen: Seen) -> tuple[Item, ...]:
         """Return the modules of the first block of a kind, in the order of the forward pass."""
@@ -276,6 +282,17 @@ class _Counting:
                 if each is module and action.startswith("leave"):
                     break
         return tuple(layout)
+
+    def _ends_in_dropout(self, part: int, seen: Seen) -> bool:
+        """Return whether the last module that a kind of block visits is a dropout."""
+        block = self._parts.kinds[part].module
+        last = None
+        for of_part, action, each in seen.events:
+            if of_part == part and action == "enter" and not each._modules:
+                last = each
+            if each is block and action.startswith("leave"):
+                break
+        return isinstance(last, nn.Dropout)
 
 
 def _with_gradients(events: list[tuple[int, str, nn.Module]]) -> list[bool]:
@@ -298,6 +315,27 @@ def _items(action: str, module: nn.Module, numbers: dict[int, int]) -> list[Item
     if action == "enter":
         return ["(", *([own] if own else [])] if is_container else [own]
     return [")"] if is_container else []
+
+
+def _without_repeats(layout: list[Item]) -> tuple[Item, ...]:
+    """Return a layout without the parameters that a module around their module has too, as a tied bias.
+
+    They are gathered for the module around it, and are still there. Own parameters of a module come first in it.
+    """
+    around: list[tuple[int, ...]] = []
+    result: list[Item] = []
+    for item in layout:
+        if item == "(":
+            around.append(())
+        elif item == ")":
+            around = around[:-1]
+        elif not isinstance(item, str):
+            if around and result and result[-1] == "(":
+                around[-1] = item
+            else:
+                item = tuple(number for number in item if not any(number in own for own in around))
+        result.append(item)
+    return tuple(result)
 
 
 def _composed(seen: PartSeen) -> float:

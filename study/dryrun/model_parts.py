@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -14,43 +13,16 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_leaves
 
+from study.dryrun import build_model
+from study.dryrun.build_model import block_lists, first_setting, in_words, with_sub_configs
 from study.dryrun.fake import without_memory
 from study.dryrun.one_pass import OUTSIDE, PassTracker, Seen, is_float
 from study.errors import Refusal
 
 # The type of the parameters, and whether the forward pass runs under autocast.
 ARITHMETIC = {"fp32": (torch.float32, False), "autocast": (torch.float32, True), "half": (torch.bfloat16, False)}
-SAMPLES = 16_000  # of a second of sound
 # Names of the number of experts in the configurations of models.
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "num_moe_experts")
-
-
-def prepare(config: Any) -> None:
-    """Turn off dropout, cache and dropped layers in a configuration, and set what a forward pass needs."""
-    for part in with_sub_configs(config):
-        turn_off_dropout(part)
-        part.use_cache = False
-        for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
-            if getattr(part, name, None) is None:
-                setattr(part, name, 0)
-    if getattr(config, "is_encoder_decoder", False) and getattr(config, "decoder_start_token_id", None) is None:
-        config.decoder_start_token_id = 0
-
-
-def turn_off_dropout(config: Any) -> None:
-    """Set all rates of dropout and of dropped layers in a configuration to 0."""
-    for name, value in config.to_dict().items():
-        if "drop" in name and isinstance(value, float):
-            setattr(config, name, 0.0)
-
-
-def with_sub_configs(config: Any) -> Iterator[Any]:
-    """Yield a configuration and those of its parts, such as the text and the images of one model."""
-    yield config
-    for name in getattr(config, "sub_configs", None) or ():
-        part = getattr(config, name, None)
-        if part is not None and hasattr(part, "to_dict"):
-            yield from with_sub_configs(part)
 
 
 @dataclass
@@ -59,28 +31,6 @@ class Kind:
 
     module: nn.Module
     copies: int = 0
-
-
-def _block_lists(model: nn.Module) -> list[tuple[nn.Module, list[nn.Module]]]:
-    """Return the lists of repeated blocks, each with its blocks.
-
-    These are the blocks that transformers says must not be split, or else the members of the outermost lists.
-    """
-    whole = set(getattr(model, "_no_split_modules", None) or ())
-    lists = [(each, list(each)) for each in model.modules() if isinstance(each, nn.ModuleList | nn.Sequential)]
-    named = [(each, blocks) for each, blocks in lists if blocks and all(type(b).__name__ in whole for b in blocks)]
-    if not named and whole:  # blocks of several classes, of which not all are named
-        named = [(each, blocks) for each, blocks in lists if any(type(b).__name__ in whole for b in blocks)]
-    chosen: list[tuple[nn.Module, list[nn.Module]]] = []
-    inside: set[nn.Module] = set()
-    for each, blocks in named or lists:
-        if each in inside or not any(True for block in blocks for _ in block.parameters()):
-            continue
-        if not named and not (isinstance(each, nn.ModuleList) and len({type(block) for block in blocks}) == 1):
-            continue
-        chosen.append((each, blocks))
-        inside.update(part for block in blocks for part in block.modules())
-    return chosen
 
 
 def _signature(block: nn.Module) -> tuple[Any, ...]:
@@ -103,29 +53,15 @@ class ModelInParts:
         self.name = built.__name__
         self._built = built
         self._config = config
-        prepare(config)
+        build_model.prepare(config)
         self._build()
         self._find_kinds(cut=True)
 
     def _build(self) -> None:
         """Build the model on the meta device, with fused attention if it has that."""
-        make = getattr(self._built, "_from_config", None) or (lambda config, **_: self._built(config))
-        self.has_sdpa = True
-        try:
-            with torch.device("meta"):
-                try:
-                    self.model = make(copy.deepcopy(self._config), attn_implementation="sdpa")
-                except (ValueError, ImportError, TypeError) as error:
-                    if "scaled_dot_product" not in str(error) and "attn_implementation" not in str(error):
-                        raise
-                    self.has_sdpa = False
-                    self.model = make(copy.deepcopy(self._config), attn_implementation="eager")
-        except Exception as error:  # any class and configuration may come here and raise anything
-            raise Refusal(f"{self.name}: transformers cannot build it ({in_words(error)})") from None
+        with torch.device("meta"):
+            self.model, self.has_sdpa = build_model.build(self._built, self._config)
         self.config = self.model.config
-        self.model.train()
-        if hasattr(self.model, "set_default_language"):
-            self.model.set_default_language(self.config.languages[0])
         self.num_params = sum(p.numel() for p in self.model.parameters())
 
     def _find_kinds(self, cut: bool) -> None:
@@ -138,7 +74,7 @@ class ModelInParts:
         for module in self.model.modules():
             own: Any = [p for p in module._parameters.values() if p is not None]
             module._meta_parameters = own
-        for owner, blocks in _block_lists(self.model):
+        for owner, blocks in block_lists(self.model):
             kept: list[int] = []
             for place, block in enumerate(blocks):
                 signature = (id(owner), _signature(block), _listed(self.config, len(blocks), place))
@@ -177,8 +113,9 @@ class ModelInParts:
         with ExitStack() as stack:
             stack.enter_context(without_memory())
             stack.enter_context(_materialized(self.model, dtype, self.casts_buffers))
-            watch = PassTracker(self.model, self.kind_of, first_setting(self.config, *EXPERTS, default=0))
-            inputs = self._inputs(batch, length, dtype)
+            inputs = build_model.make_inputs(self.model, batch, length, dtype, self.adds_image)
+            experts = first_setting(self.config, *EXPERTS, default=0)
+            watch = PassTracker(self.model, self.kind_of, experts, is_padded="attention_mask" in inputs)
             stack.enter_context(watch)
             with (
                 saved_tensors_hooks(watch.pack, watch.unpack),
@@ -197,38 +134,6 @@ class ModelInParts:
             for part in watch.seen.parts.values():
                 part.weight_elements = sum(watch.parameter_storages[storage] for storage in part.weights)
         return watch.seen
-
-    def _inputs(self, batch: int, length: int, dtype: torch.dtype) -> dict[str, Any]:
-        """Return a batch of zeros of the kind that the model reads: tokens, images or sound."""
-        accepted = inspect.signature(self.model.forward).parameters
-        main = getattr(self.model, "main_input_name", "input_ids")
-        tokens = torch.zeros(batch, length, dtype=torch.long)
-        inputs: dict[str, Any] = {}
-        if main == "pixel_values" or self.adds_image:
-            inputs["pixel_values"] = torch.zeros(batch, *self._image_shape(set(accepted)), dtype=dtype)
-        if main == "input_features":  # a spectrogram
-            bins = first_setting(self.config, "num_mel_bins", "input_feat_per_channel", default=80)
-            frames = 2 * first_setting(self.config, "max_source_positions", default=1500)
-            inputs["input_features"] = torch.zeros(batch, bins, frames, dtype=dtype)
-        elif main == "input_values":  # a second of sound
-            inputs["input_values"] = torch.zeros(batch, SAMPLES, dtype=dtype)
-        elif main != "pixel_values":
-            inputs["input_ids"] = tokens
-        if "decoder_input_ids" in accepted and getattr(self.config, "is_encoder_decoder", True):
-            inputs["decoder_input_ids"] = tokens
-        if "use_cache" in accepted:
-            inputs["use_cache"] = False
-        return inputs
-
-    def _image_shape(self, accepted: set[str]) -> tuple[int, ...]:
-        """Return the shape of an image, or of its patches for models that read patches of images of any size."""
-        channels = first_setting(self.config, "num_channels", "in_channels", "in_chans", default=3)
-        if {"pixel_attention_mask", "spatial_shapes"} <= accepted:
-            patch, patches = (first_setting(self.config, name, default=16) for name in ("patch_size", "num_patches"))
-            return patches, channels * patch**2
-        size = first_setting(self.config, "image_size", default=224)
-        height, width = (size, size) if isinstance(size, int) else (size[0], size[-1])
-        return channels, height, width
 
     def first_run(self, batch: int, length: int) -> Seen:
         """Run the model for the first time, in the way in which its code can be traced.
@@ -262,21 +167,19 @@ class ModelInParts:
         """Return how many blocks of a kind are in the model that is run."""
         return max(1, sum(kind == part for kind in self.kind_of.values()))
 
+    def buffers(self, part: int) -> list[Tensor]:
+        """Return the buffers of one block of a kind, or of everything outside the blocks."""
+        if part != OUTSIDE:
+            return list(self.kinds[part].module.buffers())
+        inside = {id(b) for block in self.kind_of for b in block.buffers()}
+        return [b for b in self.model.buffers() if id(b) not in inside]
+
     def named_parameters(self, part: int) -> list[tuple[str, Any]]:
         """Return the names and the parameters of a kind of block, or of everything outside the blocks."""
         if part != OUTSIDE:
             return list(self.kinds[part].module.named_parameters())
         inside = {id(p) for block in self.kind_of for p in block.parameters()}
         return [(name, p) for name, p in self.model.named_parameters() if id(p) not in inside]
-
-
-def first_setting(config: Any, *names: str, default: Any) -> Any:
-    """Return the first of these settings that a configuration or one of its parts has."""
-    for part in with_sub_configs(config):
-        for name in names:
-            if (value := getattr(part, name, None)) is not None:
-                return value
-    return default
 
 
 def _listed(config: Any, count: int, place: int) -> tuple[str, ...]:
@@ -342,7 +245,3 @@ def _logits(outputs: Any) -> Tensor | None:
         ),
         None,
     )
-
-
-def in_words(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]

@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from study.dryrun.tracker import TensorTracker
+from study.engines.hooks import listening
 
 OUTSIDE = -1  # everything outside the blocks, in place of the number of a kind of block
 ACTIVATION = re.compile(r"(Activation|GELU|SiLU|ReLU|Swish|Mish|Tanh|Sigmoid)", re.IGNORECASE)
@@ -58,6 +59,7 @@ class PartSeen:
     rotated: float = 0.0  # elements of concatenated tensors, as rotary embeddings make them
     biased: float = 0.0  # elements of the outputs of products with a bias
     expert_rows: float = 0.0  # rows that all experts together multiply; 0 without a grouped product
+    dropped: float = 0.0  # elements of the inputs of dropout, whatever its rate is
 
 
 @dataclass
@@ -80,8 +82,13 @@ class Seen:
 class PassTracker(TensorTracker):  # type: ignore[no-untyped-call]
     """Record what each part of a model saves, multiplies and moves."""
 
-    def __init__(self, model: nn.Module, kinds: dict[nn.Module, int], experts: int) -> None:
+    def __init__(self, model: nn.Module, kinds: dict[nn.Module, int], experts: int, is_padded: bool = False) -> None:
+        """Create a tracker that has recorded nothing.
+
+        `is_padded` says that the mask of attention hides the padding of texts, and not the tokens that follow.
+        """
         super().__init__()
+        self._is_padded = is_padded
         self.seen = Seen()
         self._kinds = kinds
         self._experts = experts
@@ -104,7 +111,17 @@ class PassTracker(TensorTracker):  # type: ignore[no-untyped-call]
         self.windows: list[tuple[int, int]] = []  # part, and number of memory changes when its backward pass begins
         self._alive: list[Tensor] = []
 
+    def __enter__(self) -> PassTracker:
+        super().__enter__()
+        self._stack.enter_context(listening(nn.functional, "dropout", self._drop))
+        return self
+
     # ------------------------------------------------------------ modules
+
+    def _drop(self, call: Any, tensor: Tensor, *arguments: Any, **options: Any) -> Any:
+        if not self._is_backward:
+            self.seen.parts[self._part].dropped += tensor.numel()
+        return call(tensor, *arguments, **options)
 
     def _begin_forward(self, module: nn.Module, inputs: Any) -> None:
         super()._begin_forward(module, inputs)
@@ -196,7 +213,7 @@ class PassTracker(TensorTracker):  # type: ignore[no-untyped-call]
                 query, key, value = inputs[:3]
                 heads, width = query.shape[1], query.shape[-1] + value.shape[-1]
                 seen.parts[part].attention += 2 * query.shape[0] * heads * query.shape[2] * key.shape[2] * width
-                seen.parts[part].is_causal = _is_causal(func, args, options)
+                seen.parts[part].is_causal = not self._is_padded and _is_causal(func, args, options)
             return
         if name in PRODUCTS:
             if not self._is_backward:

@@ -49,11 +49,9 @@ def check_traceable(shape: ModelShape, engine: Engine, job: Job) -> None:
         "offload cannot be traced: fake tensors are all on one device": {
             engine.offload_optimizer, engine.offload_param} != {"none"},
         "a mixture of experts cannot be traced: tokens go where their values send them, which are fake": shape.experts,
-        "a GPT-2 with fewer heads of keys cannot be traced: transformers' has as many as of queries":
-            shape.architecture == "gpt2" and shape.kv_heads != shape.heads,
         "a model without a head cannot be traced: it has no loss; name a class with one": shape.head == "none",
         "BERT over words cannot be sharded: its output layer shares its bias, which torch's FSDP2 refuses":
-            shape.has_transform and is_sharded,
+            shape.architecture == "bert" and shape.head == "tokens" and is_sharded,
         "dropout is not traced: what is traced runs a CPU's operators, with other masks than a GPU's":
             job.dropout or (adapter is not None and adapter.has_dropout),
         "adapters are not traced under FSDP2: PyTorch 2.13 crashed in some of these traces":

@@ -285,7 +285,7 @@ def text_of_all(advice: Advice) -> str:
             *_reasons(advice),
             *_start(advice),
             "",
-            *_block("Assumed", assumed(request, box, groups_of(advice))),
+            *_block("Assumed", assumed(request, box, groups_of(advice), advice.shape)),
             "",
             f"Parts of a GPU's memory at its peak, in GiB{', as predicted' * advice.is_traced}:",
             "",
@@ -350,7 +350,7 @@ def _size(shape: ModelShape) -> str:
         size += f", of which a token meets {shape.active_params:,}"
     match shape.head:
         case "tokens":
-            return f"{size}; a logit for every word" if shape.is_encoder else size
+            return f"{size}; a logit for every word" if shape.architecture == "bert" else size
         case "none":
             return f"{size}; no head"
     return f"{size}; {shape.labels} {shape.head}"
@@ -378,16 +378,19 @@ HEAD = ("strategy", "precision", "fits", "GiB", "free", "batch", "largest", "s/s
 _OF_OFFLOAD = ("host", "disks", "machine", "not included", "allocator", "groups")
 
 
-def assumed(request: Request, box: Box, groups: str = "") -> list[tuple[str, str]]:
-    """Return all assumed settings, of the program and of the machine, as pairs of label and value."""
-    pairs = [*assumptions.described(request), ("groups", groups), *hardware.described(box)]
+def assumed(request: Request, box: Box, groups: str = "", shape: ModelShape | None = None) -> list[tuple[str, str]]:
+    """Return all assumed settings, of the program and of the machine, as pairs of label and value.
+
+    `shape` is the model, if there is only one.
+    """
+    pairs = [*assumptions.described(request, shape), ("groups", groups), *hardware.described(box)]
     return [(label, value) for label, value in pairs if value]
 
 
 def _assumed_briefly(advice: Advice) -> list[tuple[str, str]]:
     """Return the assumed settings of the short text: those of offload only if the recommended strategy offloads."""
     offloads = advice.recommended is None or advice.recommended.offloads
-    pairs = assumed(advice.request, advice.box)
+    pairs = assumed(advice.request, advice.box, shape=advice.shape)
     return [(label, value) for label, value in pairs if offloads or label not in _OF_OFFLOAD]
 
 
@@ -471,7 +474,7 @@ def content(advice: Advice) -> dict[str, Any]:
         "num_gpus": advice.box.num_gpus,
         "num_nodes": advice.box.num_nodes,
         "sequence_length": advice.request.sequence_length,
-        "assumed": dict(assumed(advice.request, advice.box, groups_of(advice))),
+        "assumed": dict(assumed(advice.request, advice.box, groups_of(advice), advice.shape)),
         "usable_bytes_per_gpu": advice.options[0].prediction.usable_bytes,
         "price_per_gpu_hour": gpu.price_per_hour,
         "dollars_per_hour": None if gpu.price_per_hour is None else gpu.price_per_hour * advice.box.num_gpus,

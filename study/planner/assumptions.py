@@ -5,6 +5,7 @@ from __future__ import annotations
 from study.planner.request import Request
 from study.theory import hardware
 from study.theory.engine import Attention, Checkpointing, Kernels, LossKernel, OptimizerKernel
+from study.theory.shapes import ModelShape
 from study.theory.stacks import STACKS, GradientType, Stack
 
 KERNELS: dict[Kernels, str] = {
@@ -31,10 +32,11 @@ CHECKPOINTING: dict[Checkpointing | None, str] = {
 }
 
 
-def described(request: Request) -> list[tuple[str, str]]:
+def described(request: Request, shape: ModelShape | None = None) -> list[tuple[str, str]]:
     """Return every assumed setting with its value in words.
 
-    Values that differ from the stack's default say so.
+    Values that differ from the stack's default say so, and so does dropout if it has no effect. `shape` is the model,
+    if there is only one.
     """
     stack, settings = STACKS[request.stack], request.settings
     precision, kinds = request.chosen_precision, stack.runs
@@ -65,10 +67,20 @@ def described(request: Request) -> list[tuple[str, str]]:
          words("activation_checkpointing", CHECKPOINTING[settings.activation_checkpointing])),
         ("frozen weights", _frozen(request)),
         ("adapters", _adapters(request)),
-        ("dropout", "on" if request.dropout else "off"),
+        ("dropout", _dropout(request, settings.attention, shape)),
         ("allocator", f"{stack.allocator}, which the prediction does not distinguish"),
     ]  # fmt: skip
     return [(name, value) for name, value in pairs if value]
+
+
+def _dropout(request: Request, attention: Attention, shape: ModelShape | None) -> str:
+    if shape is None or not request.dropout:
+        return "on" if request.dropout else "off"
+    if not shape.counts.has_dropout:
+        return f"on, but without an effect: the modules of {shape.name} have no dropout"
+    if not shape.counts.has_dropout_outside_attention and attention != "eager":
+        return "on, in attention only, where the fused kernel saves no mask: it has no effect on memory"
+    return "on"
 
 
 def _frozen(request: Request) -> str:

@@ -373,7 +373,7 @@ def gpt(hidden: int, positions: int) -> ModelShape:
     The number of layers is about that of GPT-3's models of the same width (arXiv:2005.14165, table 2.1).
     """
     layers = max(24 if hidden >= 1024 else 12, hidden // 128)
-    return shapes.plain(f"GPT {hidden} x {layers}", "gpt2", layers, hidden, hidden // 64, positions, 50257)
+    return shapes.decoder_shape(f"GPT {hidden} x {layers}", "gpt2", layers, hidden, hidden // 64, positions, 50257)
 
 
 def largest_models(request: Request) -> LargestModels:

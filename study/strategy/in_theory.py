@@ -130,7 +130,7 @@ def shape_of(config: RunConfig) -> ModelShape:
     architecture = shapes.architecture_of(config.workload, config.size)
     vocabulary = BUNDLED_VOCABULARY if config.data == "bundled" else VOCABULARY[architecture]
     size = SIZES[config.workload][config.size]
-    return shapes.plain(
+    return shapes.decoder_shape(
         f"{config.workload} {config.size}", architecture, size["layers"], size["hidden"], size["heads"],
         size["positions"], vocabulary,
     )  # fmt: skip

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, get_args
 
-from study.theory import activations, adapters
+from study.theory import adapters, computation
 from study.theory.communication.buckets import ENGINE_BUCKET_ELEMENTS
 from study.theory.communication.model_order import model_of
 from study.theory.communication.sharded import whole_elements
@@ -170,8 +170,8 @@ def _moments(
     shape: ModelShape, engine: Engine, job: Job, rank: int, resting: States, stepping: States
 ) -> list[dict[PeakPart, float]]:
     """Return the bytes in memory at each of PEAK_MOMENTS, by part."""
-    temporary = activations.temporary_bytes(shape, engine, job)
-    logits = activations.logit_bytes(shape, job)
+    temporary = computation.temporary_bytes(shape, engine, job)
+    logits = computation.logit_bytes(shape, job)
     at_loss, in_last, in_first = _activations(shape, engine, job, logits)
     gradients = _gradients(shape, engine, job, rank)
     secondary = secondary_bytes(engine, shape.parameters)  # this copy is made when parameters are released
@@ -198,7 +198,7 @@ def _moments(
         _row(
             resting,
             activations=at_loss,
-            logits=activations.logit_gradient_bytes(shape, engine, job),
+            logits=computation.logit_gradient_bytes(shape, engine, job),
             gathered=whole.output + released,
             gradients=before,
         ),
@@ -234,22 +234,22 @@ def _activations(shape: ModelShape, engine: Engine, job: Job, logits: float) -> 
 
     They include autocast's copies of the weights.
     """
-    block = activations.block_bytes(shape, engine, job)
-    outside = activations.outside_bytes(shape, engine, job)
-    casts = activations.cast_bytes(shape, engine)
+    block = computation.block_bytes(shape, engine, job)
+    outside = computation.outside_bytes(shape, engine, job)
+    casts = computation.cast_bytes(shape, engine)
     recomputed = job.recomputed
     saved = computed = block  # of all blocks, and of the one whose backward pass runs
     if job.activation_checkpointing == "selective-op":
-        saved = min(activations.selective_op_bytes(shape, engine, job), block)
+        saved = min(computation.selective_op_bytes(shape, engine, job), block)
         at_loss = shape.layers * saved + outside + casts
         return at_loss, at_loss + block - saved, outside + casts + block
     if recomputed:
-        computed = activations.largest_block_bytes(shape, engine, job)
-        saved = recomputed * activations.checkpoint_bytes(shape, engine, job) + (1 - recomputed) * block
+        computed = computation.largest_block_bytes(shape, engine, job)
+        saved = recomputed * computation.checkpoint_bytes(shape, engine, job) + (1 - recomputed) * block
     # Autocast's 16-bit weights exist as long as the tensors that are saved for the backward pass. Checkpointed blocks
     # save none, so the copies are freed when the forward pass ends, before the loss makes most of its copies of the
     # logits.
-    until_loss = max(casts - (1 - 4 / activations.LOGIT_BYTES["eager"]) * logits, 0.0) if recomputed else casts
+    until_loss = max(casts - (1 - 4 / computation.LOGIT_BYTES["eager"]) * logits, 0.0) if recomputed else casts
     at_loss = shape.layers * saved + outside + until_loss
     # A checkpointed block is recomputed while the inputs of all blocks are still saved.
     in_last = shape.layers * saved + outside + (recomputed * (computed + casts / shape.layers) if recomputed else casts)

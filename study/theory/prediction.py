@@ -7,7 +7,7 @@ import dataclasses
 import math
 from dataclasses import dataclass
 
-from study.theory import communication, flops, peaks, step_time
+from study.theory import communication, computation, peaks, step_time
 from study.theory.communication import ExpectedCollective
 from study.theory.engine import Engine, Job
 from study.theory.hardware import Box, product_flops_per_second, usable_memory_bytes
@@ -130,7 +130,7 @@ def predict(shape: ModelShape, engine: Engine, job: Job, box: Box) -> Prediction
         peak=peaks.peak(shape, engine, job),
         step=step_time.seconds(shape, engine, job, box),
         collectives=communication.collectives(engine, shape, job),
-        model_flops_per_step=flops.model_flops_per_sequence(shape, job.sequence_length)
+        model_flops_per_step=computation.model_flops_per_sequence(shape, job.sequence_length)
         * job.micro_batch_size
         * job.gradient_accumulation_steps,
     )

@@ -11,7 +11,7 @@ import dataclasses
 import math
 from dataclasses import dataclass
 
-from study.theory import activations, adapters, communication, flops, from_counts, intervals, model_states
+from study.theory import adapters, communication, computation, intervals, model_states
 from study.theory.communication.sharded import gathered_elements
 from study.theory.engine import Engine, Job, LossKernel, parameter_bytes
 from study.theory.gpus import LIKE
@@ -292,12 +292,12 @@ class _Compute:
 
 
 def _compute(shape: ModelShape, engine: Engine, job: Job, speed: _Speed) -> _Compute:
-    blocks = _blocks(shape, engine, job, speed) if shape.counts is None else _traced_blocks(shape, engine, job, speed)
+    blocks = _blocks(shape, engine, job, speed)
     head = _head_seconds(shape, engine, job, speed)
-    logits = activations.num_logits(shape, job)
+    logits = computation.num_logits(shape, job)
     logit_read, logit_read_backward = _logit_bytes_moved(job.loss, engine.compute_bytes)
     casts = 0.0
-    if activations.arithmetic(engine, shape.adapter) == "autocast" and not adapters.is_quantized(shape):
+    if computation.arithmetic(engine, shape.adapter) == "autocast" and not adapters.is_quantized(shape):
         # Casts of fp32 weights in the forward pass; casts and additions of their gradients in the backward pass.
         casts = shape.num_params / speed.stream
     forward = blocks.forward + head + logits * logit_read / speed.stream
@@ -309,7 +309,7 @@ def _compute(shape: ModelShape, engine: Engine, job: Job, speed: _Speed) -> _Com
         + logits * logit_read_backward / speed.stream
         + 18 * casts
         + added.backward,
-        recompute=blocks.recompute + added.recompute + 0.0 * forward,
+        recompute=blocks.recompute + added.recompute,
     )
 
 
@@ -336,14 +336,14 @@ def _adapters(shape: ModelShape, engine: Engine, job: Job, speed: _Speed) -> _Co
     forward, gradients = 0.0, 0.0
     for linear in adapters.targeted(shape, adapter):
         if linear.is_parameter:  # the adapter is added to the whole weight, which then has a gradient
-            product = flops.Product(linear.num_experts, linear.num_fused * adapter.rank, linear.outer)
+            product = Product(linear.num_experts, linear.num_fused * adapter.rank, linear.outer)
             added = _product_seconds(product, linear.inner, engine.compute_bytes, speed)
             forward += linear.count * max(added, ADAPTER_KERNELS * KERNEL_SECONDS)
             tokens = job.tokens * (shape.experts_per_token if linear.num_experts > 1 else 1)
-            product = flops.Product(1, linear.inner, linear.outer)
+            product = Product(1, linear.inner, linear.outer)
             gradients += linear.count * _product_seconds(product, tokens, engine.compute_bytes, speed)
             continue
-        pair = [flops.Product(1, linear.inner, adapter.rank), flops.Product(1, adapter.rank, linear.outer)]
+        pair = [Product(1, linear.inner, adapter.rank), Product(1, adapter.rank, linear.outer)]
         products = sum(_product_seconds(each, job.tokens, engine.compute_bytes, speed) for each in pair)
         passes = ADAPTER_INPUT_PASSES[adapter.has_dropout] * linear.inner
         passes += ADAPTER_OUTPUT_PASSES[adapter.kind] * linear.outer
@@ -361,7 +361,16 @@ def _adapters(shape: ModelShape, engine: Engine, job: Job, speed: _Speed) -> _Co
 # compiled jobs have no efficiency of their own: refitted with 0.3 to 0.7 for them, the model describes the published
 # rows worse as a whole, and its 90th percentile of compiled ones is no better. Their interval is wider instead
 # (intervals.py).
-def _product_seconds(kind: flops.Product, tokens: float, size: int, speed: _Speed) -> float:
+@dataclass(frozen=True)
+class Product:
+    """One kind of matrix product of an adapter: `count` products of (rows, inner) with (inner, columns)."""
+
+    count: int
+    inner: int
+    columns: int
+
+
+def _product_seconds(kind: Product, tokens: float, size: int, speed: _Speed) -> float:
     """Return the seconds of products with weights in one forward pass."""
     moved = kind.count * tokens * (kind.inner + kind.columns) + kind.count * kind.inner * kind.columns
     multiplied = 2 * kind.count * tokens * kind.inner * kind.columns
@@ -369,23 +378,13 @@ def _product_seconds(kind: flops.Product, tokens: float, size: int, speed: _Spee
 
 
 def _blocks(shape: ModelShape, engine: Engine, job: Job, speed: _Speed) -> _Compute:
-    """Return the seconds of all blocks of a model that has formulas."""
-    size, tokens = engine.compute_bytes, job.tokens
-    products = sum(_product_seconds(kind, tokens, size, speed) for kind in flops.block_products(shape))
-    attention, attention_backward = _attention(shape, engine, job, speed)
-    read, read_backward = block_bytes_per_token(shape, engine, job)
-    kernels = KERNELS_PER_BLOCK["fused" if job.is_fused else "transformers"]
-    return _repeated(
-        shape.layers, job, products, attention, attention_backward, tokens * read / speed.stream,
-        tokens * read_backward / speed.stream, kernels, _backward_products(shape),
-    )  # fmt: skip
+    """Return the seconds of all blocks.
 
-
-def _traced_blocks(shape: ModelShape, engine: Engine, job: Job, speed: _Speed) -> _Compute:
-    """Return the seconds of all blocks of a traced model."""
-    assert shape.counts is not None
+    A fused kernel of attention computes only unmasked scores. It saves no scores, so its backward pass has five
+    products where the forward pass has two. Eager attention computes all scores like any other product.
+    """
     size, batch, length = engine.compute_bytes, job.micro_batch_size, job.sequence_length
-    arithmetic, is_eager = activations.arithmetic(engine, shape.adapter), activations.is_eager(shape, job)
+    arithmetic, is_eager = computation.arithmetic(engine, shape.adapter), computation.is_eager(shape, job)
     total = _Compute(0.0, 0.0, 0.0)
     for kind, part in enumerate(shape.counts.kinds):
         count = shape.counts.executed.count(kind)
@@ -398,8 +397,8 @@ def _traced_blocks(shape: ModelShape, engine: Engine, job: Job, speed: _Speed) -
             rate = speed.attention if job.attention == "flash-1" else speed.flash
             attention = part.causal * multiplied / rate
             attention_backward = 2.5 * attention
-        moved, moved_backward = from_counts.moved_bytes(part, arithmetic, size, job)
-        kernels = KERNELS_PER_BLOCK["fused"] if job.is_fused else from_counts.setting_of(part, arithmetic, job).kernels
+        moved, moved_backward = computation.moved_bytes(part, arithmetic, size, job)
+        kernels = KERNELS_PER_BLOCK["fused"] if job.is_fused else computation.setting_of(part, arithmetic, job).kernels
         seconds = _repeated(
             count, job, products, attention, attention_backward, moved / speed.stream, moved_backward / speed.stream,
             kernels, _backward_products(shape),
@@ -437,13 +436,9 @@ def _repeated(
 def _head_seconds(shape: ModelShape, engine: Engine, job: Job, speed: _Speed) -> float:
     """Return the seconds of the products outside the blocks in one forward pass."""
     size = engine.compute_bytes
-    if shape.counts is not None:
-        outside, batch, length = shape.counts.outside, job.micro_batch_size, job.sequence_length
-        operands = outside.product_elements.of(batch, length) + outside.weights
-        return outside.products.of(batch, length) / speed.products + size * operands / speed.operands
-    if shape.is_pooled:
-        return flops.head_flops_per_sequence(shape, job.sequence_length) * job.micro_batch_size / speed.products
-    return sum(_product_seconds(kind, job.tokens, size, speed) for kind in flops.head_products(shape))
+    outside, batch, length = shape.counts.outside, job.micro_batch_size, job.sequence_length
+    operands = outside.product_elements.of(batch, length) + outside.weights
+    return outside.products.of(batch, length) / speed.products + size * operands / speed.operands
 
 
 # Bytes per logit that are moved in forward and backward, without the product. `size` is the bytes per logit. fused and
@@ -456,66 +451,6 @@ def _logit_bytes_moved(loss: LossKernel, size: int) -> tuple[int, int]:
         case "eager":
             return (size + 12, size + 16) if size == 2 else (8, 12)
     return size, 2 * size
-
-
-def _attention(shape: ModelShape, engine: Engine, job: Job, speed: _Speed) -> tuple[float, float]:
-    """Return the seconds of one block's attention in the forward and in the backward pass.
-
-    A fused kernel computes only unmasked scores. It saves no scores, so its backward pass has five products where the
-    forward pass has two. Eager attention computes all scores like any other product, and writes each of them several
-    times.
-    """
-    eager = activations.is_eager(shape, job)
-    causal = not eager and not shape.is_encoder
-    multiplied = job.micro_batch_size * flops.attention_flops_per_sequence(shape, job.sequence_length, causal)
-    if not eager:
-        rate = speed.attention if job.attention == "flash-1" else speed.flash
-        return multiplied / rate, 2.5 * multiplied / rate
-    size = engine.compute_bytes
-    scores = job.micro_batch_size * shape.heads * job.sequence_length * job.sequence_length
-    if job.is_fused:  # one kernel for scaling, mask, softmax and dropout
-        dropped = size + 1 if job.dropout else 0
-        forward = multiplied / speed.products + scores * (4 * size + dropped) / speed.stream
-        return forward, 2 * multiplied / speed.products + scores * (6 * size + dropped) / speed.stream
-    dropped = 2 * size + 1 if job.dropout else 0
-    # Autocast computes softmax in fp32. The scores are cast, computed and cast back instead of read and written once.
-    widened = 16 if engine.precision.endswith("-autocast") else 0
-    # The scores are written, scaled, masked, put through softmax, and read by the product. The backward pass is
-    # similar.
-    forward = multiplied / speed.products + scores * (9 * size + dropped + widened) / speed.stream
-    return forward, 2 * multiplied / speed.products + scores * (8 * size + dropped + widened) / speed.stream
-
-
-def block_bytes_per_token(shape: ModelShape, engine: Engine, job: Job) -> tuple[float, float]:
-    """Return the bytes per token that a block's kernels move in forward and backward, without products and attention.
-
-    The operators of the modules were counted. Each kernel reads its inputs once and writes its output once.
-    """
-    hidden, inside = shape.hidden, shape.feed_forward
-    size = engine.compute_bytes
-    fused = job.is_fused
-    # Under autocast, PyTorch's norms are in fp32, and therefore the sums of the residual stream too.
-    stream = 4 if engine.precision.endswith("-autocast") and not fused else size
-    norm, norm_backward = stream + stream, 5 * stream
-    if stream != size:
-        norm, norm_backward = norm + stream + size, norm_backward + stream + size  # cast for the next product
-    add, add_backward = size + 2 * stream, 3 * stream
-    if shape.activation == "gelu_new" and not fused:
-        activation, activation_backward = 18 * size, 27 * size  # eight operators
-    else:
-        activation, activation_backward = 2 * size, 3 * size
-    biases = size * (5 * hidden + inside)  # the gradients of biases are sums of existing tensors
-    rotated = 0 if shape.position_rows else shape.head_size * (shape.heads + shape.kv_heads)  # queries and keys
-    rotation = 3 * size if fused else 11 * size
-    dropped = 2 * (2 * size + 1) if job.dropout else 0
-    forward = hidden * (2 * norm + 2 * add + dropped) + inside * activation + rotated * rotation
-    backward = (
-        hidden * (2 * norm_backward + 2 * add_backward + dropped)
-        + inside * activation_backward
-        + rotated * rotation
-        + biases
-    )
-    return forward, backward
 
 
 # ---------------------------------------------------------------- communicating

@@ -90,7 +90,8 @@ class Case(_Typed):
     @property
     def shape(self) -> ModelShape:
         shape = shape_of(self.model)
-        shape = dataclasses.replace(shape, positions=max(shape.positions, self.sequence_length))
+        if shape.positions < self.sequence_length:
+            shape = shapes.changed(shape, positions=self.sequence_length)
         adapter = adapters.from_options(
             self.lora_rank, self.lora_target, load_in_4bit=self.load_in_4bit, head=shape.head
         )
@@ -149,7 +150,7 @@ def model_of(model: str | Mapping[str, Any], subject: str = "model") -> str | Gi
 def shape_of(model: str | GivenModel) -> ModelShape:
     """Return the shape of a model. Raises ValueError for a name that study/theory does not know."""
     if isinstance(model, GivenModel):
-        return shapes.plain(**model.model_dump(), positions=POSITIONS, vocabulary=VOCABULARY)
+        return shapes.decoder_shape(**model.model_dump(), positions=POSITIONS, vocabulary=VOCABULARY)
     if model not in shapes.KNOWN:
         raise ValueError(f"model {model!r}: is none that theory knows; name one of them or give its shape")
     return shapes.find(model)

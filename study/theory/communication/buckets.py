@@ -70,22 +70,8 @@ def ddp_step(engine: Engine, shape: ModelShape, model: Model) -> Iterator[Collec
             filled, limit = 0, DDP_BUCKET_BYTES
     if filled:
         yield "all_reduce", filled
-    buffers = buffer_bytes(shape)
-    if buffers:  # rank 0 sends its buffers in the first forward pass after a reduction
+    if buffers := shape.counts.buffers:  # rank 0 sends them in the first forward pass after a reduction
         yield "broadcast", buffers
-
-
-def buffer_bytes(shape: ModelShape) -> int:
-    """Return the bytes of the buffers of a `transformers` model, which DDP broadcasts."""
-    if shape.counts is not None:
-        return shape.counts.buffers
-    if shape.architecture == "bert":  # positions and token types, as int64
-        return 2 * 8 * shape.positions
-    if shape.architecture == "gpt-neo":  # each block has a causal mask of booleans
-        return shape.layers * shape.positions**2
-    if shape.architecture == "gpt-j":  # sines and cosines of its 64 rotary dimensions in each block
-        return shape.layers * shape.positions * 64 * 4
-    return 0
 
 
 def stage_0_step(engine: Engine, model: Model) -> Iterator[Collective]:

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 import yaml
 
-from study.theory import flops, hardware, shapes
+from study.theory import computation, hardware, shapes
 from study.theory.adapters import Adapter
 from study.theory.engine import Engine, Job, parameter_bytes
 from study.theory.hardware import Box
@@ -147,7 +147,9 @@ class MeasuredCase:
         if self.quantity == "tokens_per_second_per_gpu":
             return self.sequences * float(self.job.sequence_length) / self.published
         assert self.quantity == "tflops_per_gpu", self.quantity
-        per_sequence = flops.hardware_flops_per_sequence(self.shape, self.job.sequence_length, self.job.recomputed)
+        per_sequence = computation.hardware_flops_per_sequence(
+            self.shape, self.job.sequence_length, self.job.recomputed
+        )
         return float(self.sequences * per_sequence / (self.published * 1e12))
 
 
@@ -218,7 +220,7 @@ def _setting(entry: dict[str, Any], content: dict[str, Any]) -> tuple[ModelShape
     shape = shapes.find(parts.pop("model", entry["model"]))
     parts["positions"] = max(parts.get("positions", shape.positions), job["sequence_length"])
     changes = {part: value for part, value in parts.items() if getattr(shape, part) != value}
-    shape = shapes.changed(shape, **changes) if changes else shape  # traced models cannot be changed
+    shape = shapes.changed(shape, **changes) if changes else shape  # models without formulas cannot be changed
     shape = dataclasses.replace(shape, name=parts.get("name", entry["model"]))
     if "adapter" in entry:
         shape = dataclasses.replace(shape, adapter=_adapter(entry["adapter"]))

@@ -6,12 +6,13 @@ import dataclasses
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from study.theory.shapes import formulas
 from study.theory.shapes.counts import ModelCounts
-from study.theory.shapes.shape import Architecture, Head, ModelShape
+from study.theory.shapes.shape import Architecture, Head, ModelShape, Plain
 
 # The defaults of the configuration classes of transformers 5.23, written by tools/config_defaults.py.
 DEFAULTS_FILE = Path(__file__).with_name("config_defaults.json")
@@ -125,9 +126,35 @@ def _rotated_layers(settings: dict[str, Any], count: int) -> list[str]:
 
 MODEL_TYPES = {
     "bert": ModelType("bert", _encoder("Bert"), _KEYS),
-    "gpt2": ModelType("gpt2", _decoder("GPT2", "LMHeadModel"), _GPT2_KEYS, derived=frozenset({"feed_forward"})),
-    "gpt_neo": ModelType("gpt-neo", _decoder("GPTNeo"), _GPT_NEO_KEYS, derived=frozenset({"feed_forward"})),
-    "gptj": ModelType("gpt-j", _decoder("GPTJ", labels_tokens=False), _GPT2_KEYS, derived=frozenset({"feed_forward"})),
+    "gpt2": ModelType(
+        "gpt2",
+        _decoder("GPT2", "LMHeadModel"),
+        _GPT2_KEYS,
+        derived=frozenset({"feed_forward"}),
+        activations=("gelu_new", "one kernel"),
+    ),
+    "gpt_bigcode": ModelType(
+        "gpt-bigcode",
+        _decoder("GPTBigCode"),
+        _GPT2_KEYS,
+        derived=frozenset({"feed_forward"}),
+        counted={"multi_query": True},
+    ),
+    "gpt_neo": ModelType(
+        "gpt-neo",
+        _decoder("GPTNeo"),
+        _GPT_NEO_KEYS,
+        derived=frozenset({"feed_forward"}),
+        activations=("gelu_new",),
+    ),
+    "gptj": ModelType(
+        "gpt-j",
+        _decoder("GPTJ", labels_tokens=False),
+        _GPT2_KEYS,
+        derived=frozenset({"feed_forward"}),
+        more={"rotary": "rotary_dim"},
+        activations=("gelu_new",),
+    ),
     "llama": ModelType(
         "llama",
         _decoder("Llama"),
@@ -246,8 +273,7 @@ MODEL_TYPES = {
         layers=_modernbert_layers,
     ),
 }  # fmt: skip
-# The architectures that this project trains. Their shapes have formulas in Python, the others in architectures.json.
-TRAINED = ("bert", "gpt2", "gpt-neo", "gpt-j")
+LARGEST_ROTARY = 64  # the rotary dimension of GPT-J, as published
 _DEFAULTS: dict[str, dict[str, Any]] = json.loads(DEFAULTS_FILE.read_text(encoding="utf-8"))
 # Settings that add parameters or change the matrix products. Only the given value, which is the default, is supported.
 COUNTED = {"type_vocab_size": 2, "add_cross_attention": False, "attention_bias": False, "mlp_bias": False}
@@ -301,72 +327,61 @@ def from_config(content: dict[str, Any], source: str) -> ModelShape:
         raise ValueError(
             f'{source}: {keys["activation"]} is {activation!r}. Use the name of a function, such as "gelu"'
         )
-    shape = ModelShape(
+    sizes: dict[str, Any] = {
+        "layers": number("layers"),
+        "hidden": hidden,
+        "heads": heads,
+        "vocabulary": number("vocabulary"),
+        "positions": number("positions"),
+        "feed_forward": number_or("feed_forward", 4 * hidden),
+        "kv_heads": kv_heads,
+        "head_size": head_size or hidden // heads,
+        "labels": labels,
+        "experts": experts,
+    }
+    more = {part: _number(settings[key], f"{source}: {key}", LARGEST_WIDTH) for part, key in model_type.more.items()}
+    numbers = {**sizes, "active": experts_per_token, **more}
+    counts = _counts(numbers, model_type, class_name, tied and head == "tokens", settings, source)
+    return ModelShape(
         name=source,
         architecture=model_type.architecture,
-        layers=number("layers"),
-        hidden=hidden,
-        heads=heads,
-        vocabulary=number("vocabulary"),
-        positions=number("positions"),
-        feed_forward=number_or("feed_forward", 4 * hidden),
-        kv_heads=kv_heads,
-        head_size=head_size or hidden // heads,
+        **sizes,
         tied=tied,
         activation=activation,
         head=head,
-        labels=labels,
-        experts=experts,
         experts_per_token=experts_per_token,
         notes=tuple(_notes(settings, model_type, experts)),
+        counts=counts,
+        config=content,
     )
-    if model_type.architecture in TRAINED:
-        return shape
-    more = {part: _number(settings[key], f"{source}: {key}", LARGEST_WIDTH) for part, key in model_type.more.items()}
-    counts = _counts(shape, model_type, class_name, settings, more, source)
-    return dataclasses.replace(shape, counts=counts, config=content)
 
 
 def _counts(
-    shape: ModelShape,
+    sizes: Mapping[str, int],
     model_type: ModelType,
     class_name: str,
+    tied: bool,
     settings: dict[str, Any],
-    more: dict[str, int],
     source: str,
 ) -> ModelCounts:
-    """Return the counts of a shape from the formulas of its model_type.
+    """Return the counts of a model of these sizes from the formulas of its model_type.
 
     Raises ValueError if there are none for one of its settings.
     """
-    name = settings["model_type"]
+    name, num_layers = settings["model_type"], sizes["layers"]
     variant = _variant(model_type, settings, source)
     blocks = formulas.architectures()[name]["blocks"]
     if variant not in blocks:
         raise ValueError(f"{source}: there are no formulas for {name} with {variant}")
-    layers = _layers(model_type, settings, shape.layers, source)
-    if len(layers) != shape.layers or any(kind not in blocks[variant] for kind in layers):
+    layers = _layers(model_type, settings, num_layers, source)
+    if len(layers) != num_layers or any(kind not in blocks[variant] for kind in layers):
         key = next((key for key in ("layer_types", "no_rope_layers") if settings.get(key)), model_type.keys["layers"])
         raise ValueError(
-            f"{source}: {key} is {settings.get(key)!r}, but there are formulas for {shape.layers} blocks of the kinds "
+            f"{source}: {key} is {settings.get(key)!r}, but there are formulas for {num_layers} blocks of the kinds "
             f"{', '.join(blocks[variant])}"
         )
-    numbers = {
-        "hidden": shape.hidden,
-        "queries": shape.heads * shape.head_size,
-        "keys": shape.kv_heads * shape.head_size,
-        "feed_forward": shape.feed_forward,
-        "heads": shape.heads,
-        "kv_heads": shape.kv_heads,
-        "head_size": shape.head_size,
-        "vocabulary": shape.vocabulary,
-        "positions": shape.positions,
-        "labels": shape.labels,
-        "experts": shape.experts,
-        "active": shape.experts_per_token,
-        **more,
-    }
-    return formulas.counts(name, numbers, class_name, shape.tied and shape.head == "tokens", variant, layers)
+    queries, keys = (sizes[heads] * sizes["head_size"] for heads in ("heads", "kv_heads"))
+    return formulas.counts(name, {**sizes, "queries": queries, "keys": keys}, class_name, tied, variant, layers)
 
 
 def _layers(model_type: ModelType, settings: dict[str, Any], count: int, source: str) -> list[str]:
@@ -402,35 +417,100 @@ def from_parts(architecture: Architecture, name: str, head: Head, **parts: Any) 
     Parts that are not given have the defaults of the model type.
     """
     type_name, model_type = next(each for each in MODEL_TYPES.items() if each[1].architecture == architecture)
-    if architecture in TRAINED:
-        return ModelShape(name=name, architecture=architecture, head=head, **parts)
     settings = {key: parts[part] for part, key in model_type.keys.items() if part in parts}
     class_name = next(each for each, of_class in model_type.classes.items() if of_class == head)
     labels = {"num_labels": parts["labels"]} if "labels" in parts else {}
+    settings |= _settings_of_blocks(type_name, parts)
     return from_config({"model_type": type_name, "architectures": [class_name], **settings, **labels}, name)
+
+
+def _settings_of_blocks(type_name: str, parts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings without which transformers cannot build some models with these parts.
+
+    GPT-Neo lists the attention of each block. The rotary dimension of GPT-J is at most the size of a head.
+    """
+    if type_name == "gpt_neo" and "layers" in parts:
+        return {"attention_types": [[["global", "local"], parts["layers"] // 2], [["global"], parts["layers"] % 2]]}
+    if type_name == "gptj" and "head_size" in parts:
+        return {"rotary_dim": min(LARGEST_ROTARY, parts["head_size"])}
+    return {}
+
+
+@lru_cache(maxsize=1024)  # records of runs name the same few models again and again
+def decoder_shape(
+    name: str,
+    architecture: Plain,
+    layers: int,
+    hidden: int,
+    heads: int,
+    positions: int,
+    vocabulary: int,
+    activation: str | None = None,
+) -> ModelShape:
+    """Return the shape of a model in which feed-forward layers are four times as wide as the hidden size.
+
+    There is one key and value head per query head. BERT has the two-class head of bert-imdb, and all others predict
+    tokens.
+    """
+    return from_parts(
+        architecture,
+        name,
+        "sequence classes" if architecture == "bert" else "tokens",
+        layers=layers,
+        hidden=hidden,
+        heads=heads,
+        positions=positions,
+        vocabulary=vocabulary,
+        feed_forward=4 * hidden,
+        head_size=hidden // heads,
+        tied=architecture != "gpt-j",
+        activation=activation or ("gelu" if architecture == "bert" else "gelu_new"),
+    )
+
+
+def vocabulary_of(architecture: Plain, layers: int, hidden: int, positions: int, num_params: int) -> int:
+    """Return the size of the vocabulary of one of this project's models, from its number of parameters.
+
+    Raises ValueError if no vocabulary gives this number.
+    """
+    one_word, two_words = (
+        decoder_shape("", architecture, layers, hidden, 1, positions, words).num_params for words in (1, 2)
+    )
+    more_words, remainder = divmod(num_params - one_word, two_words - one_word)
+    if remainder or more_words < 0:
+        raise ValueError(
+            f"{num_params} parameters do not fit {architecture} with {layers} layers of hidden size {hidden}"
+        )
+    return 1 + more_words
 
 
 def can_change(shape: ModelShape) -> bool:
     """Return whether the counts of a shape with other parts are known: from formulas, or because they stay the same."""
-    is_counted_only = shape.counts is not None and shape.config is None
-    return is_counted_only or any(each.architecture == shape.architecture for each in MODEL_TYPES.values())
+    return shape.config is None or any(each.architecture == shape.architecture for each in MODEL_TYPES.values())
 
 
 def changed(shape: ModelShape, **parts: Any) -> ModelShape:
-    """Return a shape with other values of some of its parts, such as positions=4096, and with the counts of these."""
+    """Return a shape with other values of some of its parts, such as positions=4096, and with the counts of these.
+
+    Raises ValueError if models of this type have no such part, as GPT-2 has no key heads besides its query heads.
+    """
     new = dataclasses.replace(shape, **parts)
-    if new.architecture in TRAINED or (shape.counts is not None and shape.config is None):
+    if shape.config is None:
         return new
     type_name, model_type = next(each for each in MODEL_TYPES.items() if each[1].architecture == new.architecture)
     before = shape.config if shape.config is not None and new.architecture == shape.architecture else {}
     settings = {key: getattr(new, part) for part, key in model_type.keys.items()}
     own_names = _DEFAULTS[type_name]["own_names"]
     content = {own_names.get(key, key): value for key, value in before.items()} | settings
-    content |= {"model_type": type_name, "num_labels": new.labels}
+    content |= {"model_type": type_name, "num_labels": new.labels, **_settings_of_blocks(type_name, parts)}
     if new.head != shape.head or not before:
         content["architectures"] = [next(name for name, head in model_type.classes.items() if head == new.head)]
         content.pop("id2label", None)
-    return dataclasses.replace(from_config(content, new.name), notes=shape.notes)
+    result = dataclasses.replace(from_config(content, new.name), notes=shape.notes, adapter=shape.adapter)
+    for part, value in parts.items():
+        if (own := getattr(result, part)) != value:
+            raise ValueError(f"{new.name}: {part} cannot be {value}, because {type_name} has {own} with these sizes")
+    return result
 
 
 def _check_multiple(key: str, divisor_key: str, remainder: int, source: str) -> None:

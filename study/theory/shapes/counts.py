@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any, Literal, TypeAlias
 
-# The settings in which a model is traced: the arithmetic of theory/activations.py, and the kernel of attention.
+# The settings in which a model is traced: the arithmetic of theory/computation.py, and the kernel of attention.
 Setting = Literal["fp32 sdpa", "autocast sdpa", "half sdpa", "fp32 eager", "autocast eager", "half eager"]
 # Layouts list the modules of a part in the order of the forward pass: "(" and ")" enclose a module that contains
 # others, and a tuple has the numbers of the parameters that a module itself has (empty if it has none).
@@ -75,11 +75,18 @@ class PartCounts:
     fused_forward: Polynomial  # elements that kernels move in forward if each norm and activation is one kernel
     fused_backward: Polynomial
     unused_experts: int  # elements of the experts that a token does not use
+    dropped: Polynomial  # elements that pass through dropout, without those that attention drops in a fused kernel
+    dropped_scores: Polynomial  # more of them with eager attention, which drops elements of its matrices
+    ends_in_dropout: bool  # whether the last module that the forward pass visits is a dropout
+    buffers: int  # bytes of the buffers
     settings: Mapping[str, SettingCounts] = field(hash=False)
 
     @property
     def num_params(self) -> int:
         return sum(self.parameters)
+
+
+POLYNOMIALS = tuple(each.name for each in fields(PartCounts) if each.type == "Polynomial")
 
 
 @dataclass(frozen=True)
@@ -97,7 +104,6 @@ class ModelCounts:
     output: tuple[int, ...]  # numbers of the outside's parameters that make the output
     embedding: int | None  # number of the outside's parameter that is the largest embedding; None without one
     tied: bool  # whether the output layer shares the weights of the embedding
-    buffers: int  # bytes of the model's buffers
 
     @cached_property
     def num_params(self) -> int:
@@ -108,6 +114,24 @@ class ModelCounts:
     def active_params(self) -> int:
         idle = sum(copies * kind.unused_experts for copies, kind in zip(self.copies, self.kinds, strict=True))
         return self.num_params - idle
+
+    @property
+    def has_dropout(self) -> bool:
+        """Whether any module has dropout, if its rate is not 0."""
+        is_in_attention = any(kind.dropped_scores != Polynomial() for kind in self.kinds)
+        return self.has_dropout_outside_attention or is_in_attention
+
+    @property
+    def has_dropout_outside_attention(self) -> bool:
+        """Whether any dropout is outside a fused kernel of attention."""
+        return any(part.dropped != Polynomial() for part in (self.outside, *self.kinds))
+
+    @property
+    def buffers(self) -> int:
+        """The bytes of the model's buffers."""
+        return self.outside.buffers + sum(
+            copies * kind.buffers for copies, kind in zip(self.copies, self.kinds, strict=True)
+        )
 
     @property
     def output_params(self) -> int:
@@ -156,7 +180,6 @@ def to_content(counts: ModelCounts) -> dict[str, Any]:
         "output": list(counts.output),
         "embedding": counts.embedding,
         "tied": counts.tied,
-        "buffers": counts.buffers,
     }
 
 
@@ -174,7 +197,6 @@ def from_content(content: Mapping[str, Any]) -> ModelCounts:
         output=tuple(content["output"]),
         embedding=content["embedding"],
         tied=content["tied"],
-        buffers=content["buffers"],
     )
 
 
@@ -203,7 +225,7 @@ def _setting_content(counts: SettingCounts) -> dict[str, Any]:
 def _part(content: Mapping[str, Any]) -> PartCounts:
     settings = {setting: _setting(counts) for setting, counts in content["settings"].items()}
     values: dict[str, Any] = {**content, "settings": settings, "layout": _layout(content["layout"])}
-    for name in ("products", "product_elements", "attention", "composed", "fused_forward", "fused_backward"):
+    for name in POLYNOMIALS:
         values[name] = Polynomial(*content[name])
     for name in ("parameters", "rows", "vectors", "linear"):
         values[name] = tuple(content[name])

@@ -66,7 +66,6 @@ def counts(
         output=tuple(outside["output"]),
         embedding=outside["embedding"],
         tied=tied,
-        buffers=_whole(outside["buffers"], numbers),
     )
 
 
@@ -88,6 +87,10 @@ def _part(part: Mapping[str, Any], numbers: Mapping[str, float]) -> PartCounts:
         fused_forward=_polynomial(part["fused_forward"], numbers),
         fused_backward=_polynomial(part["fused_backward"], numbers),
         unused_experts=_whole(part["unused_experts"], numbers),
+        dropped=_polynomial(part["dropped"], numbers),
+        dropped_scores=_polynomial(part["dropped_scores"], numbers),
+        ends_in_dropout=part["ends_in_dropout"],
+        buffers=_whole(part["buffers"], numbers),
         settings={name: _setting(setting, numbers) for name, setting in part["settings"].items()},
     )
 
