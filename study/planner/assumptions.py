@@ -76,6 +76,8 @@ def described(request: Request, shape: ModelShape | None = None) -> list[tuple[s
 def _dropout(request: Request, attention: Attention, shape: ModelShape | None) -> str:
     if shape is None or not request.dropout:
         return "on" if request.dropout else "off"
+    if not shape.counts.is_dropout_counted:
+        return f"on, but not counted for {shape.name}: the prediction is without dropout"
     if not shape.counts.has_dropout:
         return f"on, but without an effect: the modules of {shape.name} have no dropout"
     if not shape.counts.has_dropout_outside_attention and attention != "eager":

@@ -75,10 +75,10 @@ class PartCounts:
     fused_forward: Polynomial  # elements that kernels move in forward if each norm and activation is one kernel
     fused_backward: Polynomial
     unused_experts: int  # elements of the experts that a token does not use
+    buffers: int  # bytes of the buffers
     dropped: Polynomial  # elements that pass through dropout, without those that attention drops in a fused kernel
     dropped_scores: Polynomial  # more of them with eager attention, which drops elements of its matrices
     ends_in_dropout: bool  # whether the last module that the forward pass visits is a dropout
-    buffers: int  # bytes of the buffers
     settings: Mapping[str, SettingCounts] = field(hash=False)
 
     @property
@@ -104,6 +104,7 @@ class ModelCounts:
     output: tuple[int, ...]  # numbers of the outside's parameters that make the output
     embedding: int | None  # number of the outside's parameter that is the largest embedding; None without one
     tied: bool  # whether the output layer shares the weights of the embedding
+    is_dropout_counted: bool = True  # False for older entries of hub_models.json.gz
 
     @cached_property
     def num_params(self) -> int:
@@ -197,6 +198,7 @@ def from_content(content: Mapping[str, Any]) -> ModelCounts:
         output=tuple(content["output"]),
         embedding=content["embedding"],
         tied=content["tied"],
+        is_dropout_counted="dropped" in content["outside"],
     )
 
 
@@ -222,11 +224,14 @@ def _setting_content(counts: SettingCounts) -> dict[str, Any]:
     }
 
 
+_WITHOUT_DROPOUT = {"dropped": (), "dropped_scores": (), "ends_in_dropout": False}
+
+
 def _part(content: Mapping[str, Any]) -> PartCounts:
     settings = {setting: _setting(counts) for setting, counts in content["settings"].items()}
-    values: dict[str, Any] = {**content, "settings": settings, "layout": _layout(content["layout"])}
+    values: dict[str, Any] = {**_WITHOUT_DROPOUT, **content, "settings": settings, "layout": _layout(content["layout"])}
     for name in POLYNOMIALS:
-        values[name] = Polynomial(*content[name])
+        values[name] = Polynomial(*values[name])
     for name in ("parameters", "rows", "vectors", "linear"):
         values[name] = tuple(content[name])
     return PartCounts(**values)
