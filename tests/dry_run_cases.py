@@ -26,7 +26,7 @@ from study.files import ROOT
 from study.strategy import file
 from study.strategy.in_theory import engine_of_strategy
 from study.theory import peaks
-from study.theory.engine import Engine, Job
+from study.theory.engine import Engine, StepConfig
 
 Capture = pytest.CaptureFixture[str]
 
@@ -235,7 +235,7 @@ def test_a_model_that_does_not_fit_here_is_run_without_memory(
 
 def test_ddp_and_fsdp2_are_traced_with_their_collectives() -> None:
     """DDP's all-reduces were hidden by the hook that made them possible on a group that is not there."""
-    shape, job = MODELS["gpt2 of two layers"], Job(2, 32)
+    shape, job = MODELS["gpt2 of two layers"], StepConfig(2, 32)
     for engine in (Engine("ddp", 0, 8, "fp32", 4), Engine("fsdp", 3, 8, "bf16", 4)):
         answer = ranks.run(partial(trace.trace_torch, shape, engine, job), {0: nullcontext()})[0]
         sums = [call for call in answer["calls"] if call["kind"] in ("all_reduce", "reduce_scatter")]
@@ -251,7 +251,7 @@ def test_a_planners_engine_is_as_its_file() -> None:
         file.read_strategy(file.find_strategy("zero3_tuned")), MODELS["gpt2"].hidden, 8, "bf16", "bf16"
     )
     (asked,) = ask("zero3_tuned", "gpt2", 8, [0], precision="bf16", has_memory=False).values()
-    traced = trace.trace(MODELS["gpt2"], engine, Job(2, 32))
+    traced = trace.trace(MODELS["gpt2"], engine, StepConfig(2, 32))
     assert [traced.total, traced.reserved_bytes] == [asked["peak_bytes"], asked["reserved_bytes"]["default"]]
     # Lines of this file differ, and nothing else.
     sent, expected = ([call | {"line": ""} for call in calls] for calls in (traced.calls, asked["calls"]))
@@ -263,7 +263,7 @@ def test_stage_1_in_bf16_is_traced_though_it_has_no_bucket() -> None:
     engine = engine_of_strategy(
         file.read_strategy(file.find_strategy("zero1")), MODELS["gpt2"].hidden, 8, "bf16", "fp32"
     )
-    traced = trace.trace(MODELS["gpt2"], engine, Job(2, 32))
+    traced = trace.trace(MODELS["gpt2"], engine, StepConfig(2, 32))
     assert engine.reduce_bucket_size == 0
     assert traced.total >= sum(peaks.states(engine, MODELS["gpt2"], "stepping").device.values()) > 0
 

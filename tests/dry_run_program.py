@@ -30,13 +30,13 @@ from study.planner import published_rows
 from study.strategy import file
 from study.strategy.in_theory import engine_of_strategy
 from study.theory import measured_by_others, peaks, shapes
-from study.theory.engine import Job
+from study.theory.engine import StepConfig
 from study.theory.model_states import StatePart
 
 MODELS = {
     "gpt2": shapes.decoder_shape("gpt2", "gpt2", 2, 64, 4, 32, 256),
     "bert": shapes.decoder_shape("bert", "bert", 2, 64, 4, 32, 256),
-    "gpt2 of two layers": shapes.changed(shapes.find("gpt2"), layers=2),
+    "gpt2 of two layers": shapes.replace_parts(shapes.find("gpt2"), layers=2),
 }
 DEEPSPEED = ("zero1", "zero2", "zero3", "zero2_tuned", "zero3_tuned", "zero3_hpz", "zero2_cpu_offload")
 STRATEGIES = ("ddp", *DEEPSPEED, "fsdp2", "fsdp2_hybrid")
@@ -64,7 +64,7 @@ def ask(
 ) -> dict[int, dict[str, Any]]:  # fmt: skip
     """What these ranks say; all of a world that is there, where a port is given."""
     variables = world.launch_environment(file.find_strategy(strategy), world_size, precision)
-    program = trace.trainer(of_shape(MODELS[model], 32), Job(2, 32, accumulation, checkpointing), has_memory)
+    program = trace.trainer(of_shape(MODELS[model], 32), StepConfig(2, 32, accumulation, checkpointing), has_memory)
     if port is None:
         local = min(8, world_size)
         return ranks.run(program, {rank: world.rank_of_many(rank, world_size, local, variables) for rank in asked})

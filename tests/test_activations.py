@@ -8,7 +8,7 @@ import transformers
 from test_shapes import TOKENS, small
 
 from study.theory import computation, peaks, shapes
-from study.theory.engine import Engine, Job
+from study.theory.engine import Engine, StepConfig
 from study.training.memory import CpuPeak
 
 BATCH, LENGTH = 3, 40
@@ -82,7 +82,7 @@ def test_a_block_keeps_what_autograd_keeps(architecture, attention, dropout, how
     one, two = (build(architecture, layers, attention, dropout) for layers in (1, 2))
     measured = kept_bytes(two, how) - kept_bytes(one, how)
     engine = Engine("torch", 0, 1, CLASSES[how], 4)
-    job = Job(BATCH, LENGTH, attention=attention, dropout=bool(dropout), device="cpu")
+    job = StepConfig(BATCH, LENGTH, attention=attention, dropout=bool(dropout), device="cpu")
     predicted = computation.block_bytes(shape_of(one), engine, job)
     # Of a few numbers per row, and of what dropout keeps before a cast, the type is not followed: under autocast that
     # is GPT-NeoX's mask, as large as attention's matrices here, and a byte for each of them on a GPU.
@@ -100,7 +100,7 @@ def test_a_masked_bert_keeps_what_is_before_its_output_layer(how):
     )
     masked = kept_bytes(transformers.BertForMaskedLM(config), how)
     measured = masked - kept_bytes(transformers.BertForTokenClassification(config), how)
-    engine, job = Engine("torch", 0, 1, CLASSES[how], 4), Job(BATCH, LENGTH, device="cpu")
+    engine, job = Engine("torch", 0, 1, CLASSES[how], 4), StepConfig(BATCH, LENGTH, device="cpu")
     predicted = computation.outside_bytes(shape, engine, job) - computation.outside_bytes(plain, engine, job)
     assert predicted == pytest.approx(measured, rel=0.06)
 
@@ -152,7 +152,7 @@ def test_the_highest_moment_of_a_backward_pass_is_the_one_that_was_measured(mode
     measured = backward_bytes(model, how)
     engine = Engine("torch", 0, 1, CLASSES[how], 2 if how == "half" else 4)
     attention = "eager" if model_type == "gemma2" else "sdpa"
-    peak = peaks.peak(shape_of(model), engine, Job(4, 128, attention=attention, device="cpu"))
+    peak = peaks.peak(shape_of(model), engine, StepConfig(4, 128, attention=attention, device="cpu"))
     predicted = sum(peak.parts[part] for part in ("gradients", "activations", "logits", "temporary_buffers"))
     assert predicted == pytest.approx(measured, rel=0.05)
 
@@ -162,8 +162,8 @@ def test_bert_in_16_bits_is_as_published():
     shape = shapes.find("bert-large")
     engine = Engine("ddp", 0, 4, "bf16", 2)
     tokens, hidden = 8 * 512, shape.hidden
-    eager = computation.block_bytes(shape, engine, Job(8, 512, attention="eager", dropout=True))
-    flash = computation.block_bytes(shape, engine, Job(8, 512, dropout=True, kernels="fused"))
+    eager = computation.block_bytes(shape, engine, StepConfig(8, 512, attention="eager", dropout=True))
+    flash = computation.block_bytes(shape, engine, StepConfig(8, 512, dropout=True, kernels="fused"))
     assert eager == pytest.approx(tokens * hidden * (34 + 5 * shape.heads * 512 / hidden), rel=0.002)
     assert flash == pytest.approx(tokens * hidden * 34, rel=0.003)
 
@@ -171,7 +171,7 @@ def test_bert_in_16_bits_is_as_published():
 def test_llama_with_norms_of_one_kernel_is_as_counted():
     """By docs/upstream/activations.py."""
     shape = shapes.find("llama-3.1-8b")
-    kept = computation.block_bytes(shape, Engine("fsdp", 3, 8, "bf16", 4), Job(1, 4096, kernels="fused"))
+    kept = computation.block_bytes(shape, Engine("fsdp", 3, 8, "bf16", 4), StepConfig(1, 4096, kernels="fused"))
     assert kept == pytest.approx(4096 * shape.hidden * 41, rel=0.002)
 
 

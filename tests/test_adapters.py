@@ -33,7 +33,7 @@ from study.theory import (
     step_time,
 )
 from study.theory.adapters import Adapter
-from study.theory.engine import Engine, Job
+from study.theory.engine import Engine, StepConfig
 from study.theory.shapes.adapter import ALL_LINEAR
 from study.theory.shapes.config_json import MODEL_TYPES, from_config
 
@@ -266,7 +266,7 @@ def predicted_block(model_type: str, adapter: Adapter, arithmetic: str) -> float
     shape = dataclasses.replace(from_config(small_config(model_type).to_dict(), "small"), adapter=adapter)
     copies = 2 * adapters.num_trainable(shape) / shape.layers if arithmetic == "autocast" else 0.0
     engine = Engine("torch", 0, 1, precision, 4)
-    return computation.block_bytes(shape, engine, Job(BATCH, LENGTH, device="cpu")) + copies
+    return computation.block_bytes(shape, engine, StepConfig(BATCH, LENGTH, device="cpu")) + copies
 
 
 @pytest.mark.computes
@@ -292,7 +292,7 @@ def test_freezing_a_block_changes_what_it_saves_as_predicted(model_type: str, ar
     adapter = Adapter(4)
     measured = measured_block(model_type, adapter, arithmetic) - measured_block(model_type, None, arithmetic)
     shape = from_config(small_config(model_type).to_dict(), "small")
-    engine, job = Engine("torch", 0, 1, "fp32" if arithmetic == "fp32" else "pure-bf16", 4), Job(BATCH, LENGTH)
+    engine, job = Engine("torch", 0, 1, "fp32" if arithmetic == "fp32" else "pure-bf16", 4), StepConfig(BATCH, LENGTH)
     frozen = dataclasses.replace(shape, adapter=adapter)
     predicted = computation.block_bytes(frozen, engine, job) - computation.block_bytes(shape, engine, job)
     assert measured == pytest.approx(predicted, rel=0.02)
@@ -330,7 +330,9 @@ def test_stage_3_saves_the_inputs_of_frozen_weights(
     shape = dataclasses.replace(from_config(small_config(model_type).to_dict(), "small"), adapter=adapter)
     stage_3 = dataclasses.replace(ZERO_3, precision="fp32", accumulation_bytes=4)
     stage_2, of_stage_3 = (
-        computation.block_bytes(shape, dataclasses.replace(stage_3, zero_stage=stage), Job(BATCH, LENGTH, device="cpu"))
+        computation.block_bytes(
+            shape, dataclasses.replace(stage_3, zero_stage=stage), StepConfig(BATCH, LENGTH, device="cpu")
+        )
         for stage in (2, 3)
     )
     assert measured_block(model_type, adapter, "fp32") == pytest.approx(stage_2, rel=0.02)
@@ -343,14 +345,14 @@ def test_stage_3_saves_the_inputs_of_frozen_weights(
 def test_stage_3_saves_inputs_in_fp32_and_no_casts_under_autocast() -> None:
     """A run of BERT-base in one process needed 744.3 MiB. Before, 788.8 MiB were predicted."""
     adapter = Adapter(16, frozen="fp32", modules_to_save=adapters.HEADS)
-    bert = shapes.changed(shapes.find("bert-base"), vocabulary=8192)
+    bert = shapes.replace_parts(shapes.find("bert-base"), vocabulary=8192)
     bert = dataclasses.replace(bert, adapter=adapter)
     engine = dataclasses.replace(
         ZERO_3, world_size=1, precision="bf16-autocast", accumulation_bytes=4, reduce_bucket_size=768**2,
         prefetch_bucket_size=int(0.9 * 768**2), max_live_parameters=0, max_reuse_distance=0,
     )  # fmt: skip
     assert computation.cast_bytes(bert, engine) == 0 < computation.cast_bytes(bert, SINGLE)
-    peak = peaks.peak(bert, engine, Job(8, 128, device="cpu"))
+    peak = peaks.peak(bert, engine, StepConfig(8, 128, device="cpu"))
     assert peak.total == pytest.approx(744.3 * 2**20, rel=0.02)
 
 
@@ -367,7 +369,7 @@ def test_the_models_of_conv1d_are_known() -> None:
 
 
 def test_adapted_experts_take_as_much_memory_as_another_copy_of_them() -> None:
-    mixtral, job = shapes.find("mixtral-8x7b"), Job(1, 2048)
+    mixtral, job = shapes.find("mixtral-8x7b"), StepConfig(1, 2048)
     attention = ("q_proj", "k_proj", "v_proj", "o_proj")
     without, whole = (dataclasses.replace(mixtral, adapter=Adapter(16, each)) for each in (attention, (ALL_LINEAR,)))
     of_experts = 32 * 8 * 3 * 4096 * 14336
@@ -396,11 +398,11 @@ def test_stages_1_and_2_shard_only_the_adapters() -> None:
 def test_stage_3_and_fsdp2_shard_the_frozen_weights_too(engine: Engine) -> None:
     states = peaks.states(engine, LORA, "resting").device
     assert states["parameters"] == pytest.approx(2 * LLAMA.num_params / 4, rel=0.01)
-    whole = peaks.peak(LORA, engine, Job(1, 1024)).parts["gathered_parameters"]
-    assert whole == peaks.peak(LLAMA, engine, Job(1, 1024)).parts["gathered_parameters"] or whole > 0
+    whole = peaks.peak(LORA, engine, StepConfig(1, 1024)).parts["gathered_parameters"]
+    assert whole == peaks.peak(LLAMA, engine, StepConfig(1, 1024)).parts["gathered_parameters"] or whole > 0
 
 
-def gathered_whole(shape: shapes.ModelShape, job: Job, **settings: Any) -> tuple[float, str]:
+def gathered_whole(shape: shapes.ModelShape, job: StepConfig, **settings: Any) -> tuple[float, str]:
     """Return the bytes of gathered weights at the peak under stage 3 that gathers for one module only, and when."""
     engine = dataclasses.replace(ZERO_3, max_live_parameters=0, max_reuse_distance=0, **settings)
     peak = peaks.peak(shape, engine, job)
@@ -411,18 +413,18 @@ def test_the_output_layer_is_gathered_while_the_gradient_of_the_logits_exists() 
     """With few tokens, this exceeds the loss, which needs the most with many tokens. Gloo makes a copy."""
     gpt = dataclasses.replace(shapes.find("gpt2"), adapter=Adapter(16))
     embedding = 2 * 50257 * 768
-    assert gathered_whole(gpt, Job(1, 64)) == (embedding, "output layer")
-    assert gathered_whole(gpt, Job(1, 64, device="cpu")) == (2 * embedding, "output layer")
-    assert gathered_whole(gpt, Job(8, 1024)) == (0, "loss")
-    assert gathered_whole(gpt, Job(1, 64), world_size=1) == (0, "loss")
+    assert gathered_whole(gpt, StepConfig(1, 64)) == (embedding, "output layer")
+    assert gathered_whole(gpt, StepConfig(1, 64, device="cpu")) == (2 * embedding, "output layer")
+    assert gathered_whole(gpt, StepConfig(8, 1024)) == (0, "loss")
+    assert gathered_whole(gpt, StepConfig(1, 64), world_size=1) == (0, "loss")
 
 
 def test_the_embedding_of_a_classifier_is_gathered_in_the_forward_pass() -> None:
     """Its output layer is small. With many tokens, the blocks need more."""
     bert = dataclasses.replace(shapes.find("bert-base"), adapter=Adapter(16))
-    assert gathered_whole(bert, Job(1, 16)) == (2 * 30522 * 768, "embedding")
-    assert gathered_whole(bert, Job(1, 16, device="cpu")) == (2 * 2 * 30522 * 768, "embedding")
-    assert gathered_whole(bert, Job(8, 512))[1] == "last block"
+    assert gathered_whole(bert, StepConfig(1, 16)) == (2 * 30522 * 768, "embedding")
+    assert gathered_whole(bert, StepConfig(1, 16, device="cpu")) == (2 * 2 * 30522 * 768, "embedding")
+    assert gathered_whole(bert, StepConfig(8, 512))[1] == "last block"
 
 
 def test_a_recomputed_frozen_block_is_gathered_whole() -> None:
@@ -431,7 +433,7 @@ def test_a_recomputed_frozen_block_is_gathered_whole() -> None:
               "num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 100,
               "max_position_embeddings": 64, "tie_word_embeddings": False}  # fmt: skip
     shape = dataclasses.replace(from_config(config, "small"), adapter=Adapter(4))
-    jobs = Job(1, 16, activation_checkpointing=True), Job(1, 16)
+    jobs = StepConfig(1, 16, activation_checkpointing=True), StepConfig(1, 16)
     (whole, moment), (once, _) = (gathered_whole(shape, job, reduce_bucket_size=1000) for job in jobs)
     assert (whole, moment) == (2 * shape.block_params, "last block")
     assert 2 * 256 * 1024 <= once < 0.5 * whole
@@ -439,7 +441,7 @@ def test_a_recomputed_frozen_block_is_gathered_whole() -> None:
 
 def test_frozen_weights_that_were_recomputed_are_gathered_again() -> None:
     """Stage 3 releases them even if its limits would let it keep them for the rest of the backward pass."""
-    jobs = Job(1, 16), Job(1, 16, activation_checkpointing=True)
+    jobs = StepConfig(1, 16), StepConfig(1, 16, activation_checkpointing=True)
     kept, again = (
         sum(each.bytes for each in communication.collectives(ZERO_3, LORA, job) if each.kind == "all_gather")
         for job in jobs
@@ -459,7 +461,7 @@ def test_one_process_keeps_four_bits_of_quantized_weights() -> None:
 
 
 def test_only_adapters_are_reduced_but_all_weights_are_gathered() -> None:
-    trained, job = adapters.num_trainable(LORA), Job(1, 1024)
+    trained, job = adapters.num_trainable(LORA), StepConfig(1, 1024)
     sent = {each.kind: each.bytes for each in communication.collectives(ZERO, LORA, job)}
     assert sent["reduce"] == 2 * trained
     assert sent["all_gather"] == 2 * trained
@@ -497,7 +499,7 @@ def test_frozen_weights_need_two_thirds_of_the_flops_of_products() -> None:
 
 
 def test_a_step_of_adapters_is_faster_and_smaller_and_quantization_makes_it_slower_and_smaller() -> None:
-    box, job = Request(gpu="a100-80gb").box(1), Job(1, 2048)
+    box, job = Request(gpu="a100-80gb").box(1), StepConfig(1, 2048)
     seconds = [step_time.seconds(shape, SINGLE, job, box).total for shape in (LLAMA, LORA, QLORA)]
     assert seconds[1] < seconds[2] < seconds[0]
     totals = [peaks.peak(shape, SINGLE, job).total for shape in (LLAMA, LORA, QLORA)]

@@ -10,7 +10,7 @@ from study.dryrun import build_model, count, models
 from study.dryrun.trace import trace
 from study.errors import Refusal
 from study.theory import computation, shapes
-from study.theory.engine import Engine, Job
+from study.theory.engine import Engine, StepConfig
 
 SINGLE = Engine("torch", 0, 1, "fp32", 4)
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
@@ -28,16 +28,18 @@ def test_an_image_and_a_sound_are_counted_and_traced(class_name):
     """A dry run fed tokens to such models and failed with the text of an AttributeError."""
     built = getattr(transformers, class_name)
     config = built.config_class(**SMALL[class_name])
-    shape = shapes.traced(class_name, count.count(built, config, ["sdpa"]), 1, config={
+    shape = shapes.shape_from_counts(class_name, count.count(built, config, ["sdpa"]), 1, config={
         **config.to_diff_dict(), "model_type": config.model_type, "architectures": [class_name],
     })  # fmt: skip
     described = models.of_shape(shape, 1)
     assert described.num_params == shape.num_params
-    (block,) = described.blocks(described.build(Job(2, 1)))
+    (block,) = described.blocks(described.build(StepConfig(2, 1)))
     assert "Layer" in block
-    one, four = (trace(shape, SINGLE, Job(batch, 1)).total for batch in (1, 4))
+    one, four = (trace(shape, SINGLE, StepConfig(batch, 1)).total for batch in (1, 4))
     states = 16 * shape.num_params
-    assert 12 * shape.num_params < one < four < states + 5 * 4 * computation.block_bytes(shape, SINGLE, Job(4, 1))
+    assert (
+        12 * shape.num_params < one < four < states + 5 * 4 * computation.block_bytes(shape, SINGLE, StepConfig(4, 1))
+    )
 
 
 @pytest.mark.parametrize("class_name", SMALL)

@@ -13,7 +13,7 @@ from study.errors import Refusal
 from study.planner import Request, choose
 from study.theory import computation, peaks, shapes
 from study.theory.communication import collectives
-from study.theory.engine import Engine, Job
+from study.theory.engine import Engine, StepConfig
 from study.theory.shapes.counts import Polynomial, from_content, to_content
 
 SMALL = {
@@ -26,13 +26,13 @@ SMALL = {
 def counted(class_name: str, attention: list[str] | None = None, **settings: object) -> shapes.ModelShape:
     built = getattr(transformers, class_name)
     counts = count.count(built, built.config_class(**settings), attention or ["sdpa"])
-    return shapes.traced(class_name, counts, 4096)
+    return shapes.shape_from_counts(class_name, counts, 4096)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "bert-base-uncased"])
 def test_counts_are_those_of_the_formulas(name):
     formulas = shapes.find(name)
-    traced = shapes.traced(name, count.count(*models.class_of(formulas.config, name)), formulas.positions)
+    traced = shapes.shape_from_counts(name, count.count(*models.class_of(formulas.config, name)), formulas.positions)
     assert sorted(traced.parameters.matrices) == sorted(formulas.parameters.matrices)
     assert sorted(traced.parameters.vectors) == sorted(formulas.parameters.vectors)
     assert traced.block_params == formulas.block_params
@@ -44,11 +44,11 @@ def test_counts_are_those_of_the_formulas(name):
         engine = Engine("ddp", 0, 8, precision, 4)
         assert computation.cast_bytes(traced, engine) == computation.cast_bytes(formulas, engine)
         for attention in ("sdpa", "eager"):
-            job = Job(4, length, attention=attention)
+            job = StepConfig(4, length, attention=attention)
             found, expected = (computation.block_bytes(shape, engine, job) for shape in (traced, formulas))
             assert found == pytest.approx(expected, rel=1e-3)
     engine = Engine("ddp", 0, 8, "bf16", 4)
-    fused = Job(4, length, kernels="fused")
+    fused = StepConfig(4, length, kernels="fused")
     found, expected = (computation.block_bytes(shape, engine, fused) for shape in (traced, formulas))
     assert found == pytest.approx(expected, rel=0.003)
 
@@ -58,13 +58,13 @@ def test_counts_are_those_of_the_formulas(name):
 def test_collectives_of_a_traced_model_are_those_of_the_formulas(name, stage):
     formulas = shapes.find(name)
     counts = count.count(*models.class_of(formulas.config, name), ["sdpa"])
-    traced = shapes.traced(name, counts, formulas.positions)
+    traced = shapes.shape_from_counts(name, counts, formulas.positions)
     engine = Engine(
         "deepspeed", stage, 4, "bf16", 2, reduce_bucket_size=10_000_000, prefetch_bucket_size=1_000_000,
         persistence_threshold=10_000, max_live_parameters=30_000_000, max_reuse_distance=30_000_000,
     )  # fmt: skip
     found, expected = (
-        {each.kind: (each.count, each.bytes) for each in collectives(engine, shape, Job(2, 128))}
+        {each.kind: (each.count, each.bytes) for each in collectives(engine, shape, StepConfig(2, 128))}
         for shape in (traced, formulas)
     )
     assert found.keys() == expected.keys()
@@ -84,9 +84,9 @@ def test_the_highest_moment_of_a_backward_pass_is_the_one_that_was_measured(mode
     model = transformers.AutoModelForCausalLM.from_config(copy.deepcopy(config)).train()
     built = type(model)
     measured = backward_bytes(model, how)
-    shape = shapes.traced(model_type, count.count(built, config, ["sdpa"]), 4096)
+    shape = shapes.shape_from_counts(model_type, count.count(built, config, ["sdpa"]), 4096)
     engine = Engine("torch", 0, 1, CLASSES[how], 2 if how == "half" else 4)
-    peak = peaks.peak(shape, engine, Job(4, 128, device="cpu"))
+    peak = peaks.peak(shape, engine, StepConfig(4, 128, device="cpu"))
     predicted = sum(peak.parts[part] for part in ("gradients", "activations", "logits", "temporary_buffers"))
     assert predicted == pytest.approx(measured, rel=0.03)
 
@@ -132,7 +132,7 @@ def test_an_image_is_one_sequence():
     sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128}
     shape = counted("ViTForImageClassification", image_size=64, patch_size=16, **sizes)
     engine = Engine("ddp", 0, 2, "bf16", 4)
-    one, four = (computation.block_bytes(shape, engine, Job(batch, 1)) for batch in (1, 4))
+    one, four = (computation.block_bytes(shape, engine, StepConfig(batch, 1)) for batch in (1, 4))
     assert 0 < one == pytest.approx(four / 4)
 
 

@@ -82,8 +82,8 @@ def test_a_changed_shape_is_that_of_the_changed_configuration():
         "model_type": "llama", "architectures": ["LlamaForCausalLM"], "num_hidden_layers": 3,
         "intermediate_size": 13824, "vocab_size": 68762, "max_position_embeddings": 4096,
     }  # fmt: skip
-    assert shapes.changed(llama, name="x", **wide) == shapes.from_config(content, "x")
-    assert shapes.changed(llama, architecture="qwen3").num_params == 2 * 32 * 128 + llama.num_params
+    assert shapes.replace_parts(llama, name="x", **wide) == shapes.from_config(content, "x")
+    assert shapes.replace_parts(llama, architecture="qwen3").num_params == 2 * 32 * 128 + llama.num_params
 
 
 def test_every_model_type_has_formulas_for_its_classes():

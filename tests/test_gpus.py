@@ -135,7 +135,7 @@ def test_time_constants_are_those_of_the_nearest_generation(tera, nearest):
     gpu = gpus.from_numbers(None, 48, tera, 864)
     assert constants_of(gpu.generation) == FITTED[nearest]
     shape, engine = shapes.find("gpt2"), Engine("ddp", 0, 8, "bf16-autocast", 4)
-    assert intervals.distance_of(shape, engine, hardware.Box(gpu, 8)) == "new generation"
+    assert intervals.distance_of(shape, engine, hardware.Cluster(gpu, 8)) == "new generation"
 
 
 @pytest.mark.parametrize(
@@ -206,7 +206,7 @@ def test_every_assumption_about_the_machine_is_described():
             words = dict(hardware.described(hardware.typical_box(gpu, count)))
             assert words.keys() >= {"GPU", "link", "nodes", "host", "disks", "not included"}
             assert ("estimated" in words["GPU"]) == (gpu.memory_basis == "estimated")
-    assert "unknown: --host-memory" in dict(hardware.described(hardware.Box(GPUS["rtx-4090"], 2)))["host"]
+    assert "unknown: --host-memory" in dict(hardware.described(hardware.Cluster(GPUS["rtx-4090"], 2)))["host"]
 
 
 def test_nvlink_of_a_rack_connects_its_trays():

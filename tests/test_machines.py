@@ -35,8 +35,8 @@ from study.strategy import in_theory
 from study.strategy.file import read_by_name
 from study.theory import communication, hardware, shapes, step_time
 from study.theory.communication import ExpectedCollective, on_wire
-from study.theory.engine import Engine, Job
-from study.theory.hardware import Box
+from study.theory.engine import Engine, StepConfig
+from study.theory.hardware import Cluster
 from study.training import counters, journal, proof, rank_failures, rendezvous
 
 
@@ -394,10 +394,10 @@ def test_the_planner_sends_between_nodes_what_rings_send_between_machines(name, 
     monkeypatch.setattr(step_time, "LINK_EFFICIENCY", 1.0)
     monkeypatch.setattr(step_time, "COLLECTIVE_SECONDS", 0.0)
     gpu = replace(hardware.find_gpu("a100-80gb"), link_bandwidth=1e30)
-    box = Box(gpu, 4, gpus_per_node=2, node_bandwidth=1e9)
+    box = Cluster(gpu, 4, gpus_per_node=2, node_bandwidth=1e9)
     shape = shapes.find("gpt2")
     chosen = in_theory.advised_engine(read_by_name(name), shape.hidden, 4, "bf16")
-    job = Job(micro_batch_size=1, sequence_length=128)
+    job = StepConfig(micro_batch_size=1, sequence_length=128)
     speed = SimpleNamespace(constants=SimpleNamespace(hop_seconds=0.0))
     moved = step_time._communication(shape, chosen, job, box, speed)
     seconds = moved.forward + moved.backward + moved.last_backward + moved.serial + moved.step

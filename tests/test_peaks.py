@@ -16,7 +16,7 @@ from study.records import find as records
 from study.records.schema import Record
 from study.strategy import file, in_theory
 from study.theory import hardware, measured_by_others, peaks, prediction, shapes
-from study.theory.engine import Engine, Job
+from study.theory.engine import Engine, StepConfig
 
 RECORDS = Path(__file__).resolve().parents[1] / "reports" / "cpu" / "records"
 REAL = RECORDS / "peaks-real"  # measured after theory was last mended
@@ -128,12 +128,12 @@ def test_what_is_reserved_is_as_it_was_fitted():
 
 def test_autocast_keeps_casts_and_fsdp_none():
     """Whatever the kernels: autocast copies what it multiplies, FSDP2's mixed precision has no other weights."""
-    shape, job = shapes.find("gpt2-xl"), Job(1, 128, kernels="fused")
+    shape, job = shapes.find("gpt2-xl"), StepConfig(1, 128, kernels="fused")
     ddp, halves = Engine("ddp", 0, 4, "bf16-autocast", 4), Engine("ddp", 0, 4, "pure-bf16", 2)
     more = peaks.peak(shape, ddp, job).parts["activations"] - peaks.peak(shape, halves, job).parts["activations"]
     assert more > 2 * shape.layers * shape.block_params
     fsdp = dataclasses.replace(ddp, kind="fsdp", zero_stage=3)
-    assert peaks.peak(shape, fsdp, Job(1, 128)).parts["activations"] < 2 * shape.layers * shape.block_params
+    assert peaks.peak(shape, fsdp, StepConfig(1, 128)).parts["activations"] < 2 * shape.layers * shape.block_params
 
 
 def test_views_save_ddps_second_gradients_only_where_they_are_all_there():
@@ -141,7 +141,7 @@ def test_views_save_ddps_second_gradients_only_where_they_are_all_there():
     shape = shapes.find("bert-large")
     ddp = Engine("ddp", 0, 4, "fp32", 4)
     views = dataclasses.replace(ddp, gradient_as_bucket_view=True)
-    for job, saved in ((Job(1, 16), 4), (Job(64, 512), 0), (Job(64, 512, 4), 0)):
+    for job, saved in ((StepConfig(1, 16), 4), (StepConfig(64, 512), 0), (StepConfig(64, 512, 4), 0)):
         less = peaks.peak(shape, ddp, job).total - peaks.peak(shape, views, job).total
         assert less == pytest.approx(saved * shape.num_params, rel=0.15, abs=0), job
 

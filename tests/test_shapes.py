@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
 
 from study.theory import communication, computation, shapes
-from study.theory.engine import Engine, Job
+from study.theory.engine import Engine, StepConfig
 from study.theory.shapes import config_json
 from study.training.weights import parameter_groups
 
@@ -102,12 +102,12 @@ def test_every_parameter_of_every_class_is_sent(model_type, name, tied):
     shape = shape_of(config_of(model_type, tie_word_embeddings=tied), name)
     sizes = {"reduce_bucket_size": 10**6, "prefetch_bucket_size": 10**6}  # and nothing is held on to
     stage_3 = Engine("deepspeed", 3, 2, "fp32", 4, **sizes)
-    sent = {c.kind: c.bytes for c in communication.collectives(stage_3, shape, Job(1, 4))}
+    sent = {c.kind: c.bytes for c in communication.collectives(stage_3, shape, StepConfig(1, 4))}
     padded = sum(n + n % 2 for group in shape.parameters.groups for n in group)
     again = shape.vocabulary * shape.hidden if shape.has_tied_head else 0
     assert sent["reduce_scatter"] == 4 * padded
     assert sent["all_gather"] == 4 * 2 * (padded + again)
-    sent = {c.kind: c.bytes for c in communication.collectives(Engine("ddp", 0, 2, "fp32", 4), shape, Job(1, 4))}
+    sent = {c.kind: c.bytes for c in communication.collectives(Engine("ddp", 0, 2, "fp32", 4), shape, StepConfig(1, 4))}
     assert sent["all_reduce"] == 4 * shape.num_params
 
 

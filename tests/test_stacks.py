@@ -15,7 +15,7 @@ from study.errors import Refusal
 from study.planner import Request, assumptions, choose
 from study.strategy import file, in_theory
 from study.theory import peaks, prediction, shapes
-from study.theory.engine import Engine, Job, OptimizerKernel
+from study.theory.engine import Engine, OptimizerKernel, StepConfig
 from study.theory.stacks import DEFAULT_STACK, STACKS, Stack, StackName
 
 LLAMA = shapes.find("llama-3-8b")
@@ -69,7 +69,9 @@ def test_an_option_overrides_the_stack():
     # Under DeepSpeed, these programs pass torch's optimizer, which updates a rank's fp32 elements all at once.
     for name, elements in (("zero2", LLAMA.num_params / 8), ("zero3", 1e9)):
         peak = {
-            kernel: peaks.peak(LLAMA, engine(name, stack="trainer", optimizer_kernel=kernel), Job(1, 128)).totals[-1]
+            kernel: peaks.peak(
+                LLAMA, engine(name, stack="trainer", optimizer_kernel=kernel), StepConfig(1, 128)
+            ).totals[-1]
             for kernel in get_args(OptimizerKernel)
         }
         assert peak["foreach"] - peak["fused"] == pytest.approx(4 * elements, rel=0.02)

@@ -16,7 +16,7 @@ from study.compare import predicted
 from study.planner import published_rows
 from study.records import find as records
 from study.theory import communication, computation, hardware, intervals, measured_by_others, shapes, step_time
-from study.theory.engine import Engine, Job
+from study.theory.engine import Engine, StepConfig
 
 ROOT = Path(__file__).parent.parent
 RECORDS = sorted((ROOT / "reports").glob("*/records"))
@@ -186,16 +186,18 @@ def test_single_published_numbers_are_of_the_right_size():
 # ---------------------------------------------------------------- physics
 
 
-def seconds(engine: Engine = ENGINES["zero3"], job: Job | None = None, box: hardware.Box = BOX) -> step_time.StepTime:
-    return step_time.seconds(GPT2_XL, engine, job or Job(4, 1024), box)
+def seconds(
+    engine: Engine = ENGINES["zero3"], job: StepConfig | None = None, box: hardware.Cluster = BOX
+) -> step_time.StepTime:
+    return step_time.seconds(GPT2_XL, engine, job or StepConfig(4, 1024), box)
 
 
 @pytest.mark.parametrize("name", ENGINES)
 def test_what_is_sent_takes_its_time(name):
     """The seconds are of the collectives that theory/communication/ lists, an all-reduce passing its bytes twice."""
     engine = ENGINES[name]
-    time = seconds(engine, Job(4, 1024, 4))
-    listed = communication.collectives(engine, GPT2_XL, Job(4, 1024, 4))
+    time = seconds(engine, StepConfig(4, 1024, 4))
+    listed = communication.collectives(engine, GPT2_XL, StepConfig(4, 1024, 4))
     rate = step_time.LINK_EFFICIENCY * BOX.gpu.link_bandwidth * engine.world_size / (engine.world_size - 1)
     expected = sum(one.moved_bytes / rate + one.count * step_time.COLLECTIVE_SECONDS for one in listed)
     assert time.communication == pytest.approx(expected)
@@ -220,27 +222,27 @@ def test_fsdp2_that_reduces_in_the_last_micro_step_sends_less():
     synced = dataclasses.replace(deferred, syncs_each_micro_step=True)
 
     def sent(engine: Engine, steps: int) -> dict[str, float]:
-        return {one.kind: one.bytes for one in communication.collectives(engine, GPT2_XL, Job(4, 1024, steps))}
+        return {one.kind: one.bytes for one in communication.collectives(engine, GPT2_XL, StepConfig(4, 1024, steps))}
 
     assert sent(deferred, 1) == sent(synced, 1)
     assert sent(deferred, 4)["all_gather"] == sent(synced, 4)["all_gather"]
     assert sent(deferred, 4)["reduce_scatter"] == sent(synced, 4)["reduce_scatter"] / 4
-    assert seconds(deferred, Job(4, 1024, 4)).total < seconds(synced, Job(4, 1024, 4)).total
+    assert seconds(deferred, StepConfig(4, 1024, 4)).total < seconds(synced, StepConfig(4, 1024, 4)).total
     assert seconds(deferred).total == pytest.approx(seconds(synced).total, rel=1e-3)
     offloaded = dataclasses.replace(deferred, offload_optimizer="cpu", offload_param="cpu")
-    pcie = step_time._pcie(GPT2_XL, offloaded, Job(4, 1024, 4), BOX)
+    pcie = step_time._pcie(GPT2_XL, offloaded, StepConfig(4, 1024, 4), BOX)
     assert pcie.backward == pcie.forward == pcie.last_backward  # gathers twice, gradients once
 
 
 def test_the_interval_is_that_of_the_kind_of_case():
-    job = Job(4, 1024, kernels="fused")
+    job = StepConfig(4, 1024, kernels="fused")
 
-    def kind(engine: Engine, box: hardware.Box = BOX) -> tuple[str, str]:
+    def kind(engine: Engine, box: hardware.Cluster = BOX) -> tuple[str, str]:
         evidence = seconds(engine, job, box).evidence
         assert dataclasses.replace(evidence, lacks=()) == intervals.EVIDENCE[evidence.engine, evidence.distance]
         return evidence.engine, evidence.distance
 
-    def box_of(gpu: str, num_gpus: int = 8) -> hardware.Box:
+    def box_of(gpu: str, num_gpus: int = 8) -> hardware.Cluster:
         return dataclasses.replace(BOX, gpu=hardware.find_gpu(gpu), num_gpus=num_gpus)
 
     assert kind(ENGINES["fsdp2"]) == ("fsdp", "known")
@@ -251,7 +253,7 @@ def test_the_interval_is_that_of_the_kind_of_case():
     assert kind(ENGINES["zero3"], box_of("l4")) == ("zero3", "new generation")
     assert kind(ENGINES["zero3_cpu_offload"]) == ("offload", "known")
     # torch.compile has an interval of its own if nothing is gathered.
-    job = Job(4, 1024, kernels="fused", compiled=True)
+    job = StepConfig(4, 1024, kernels="fused", compiled=True)
     assert kind(ENGINES["zero1"]) == ("compiled", "known")
     assert kind(ENGINES["fsdp2"]) == ("fsdp", "known")
     times = seconds(ENGINES["zero3"], job)
@@ -259,8 +261,8 @@ def test_the_interval_is_that_of_the_kind_of_case():
 
 
 def test_the_time_of_a_mixture_has_no_upper_end():
-    mixture = shapes.changed(shapes.find("mistral-7b"), architecture="mixtral", experts=8, experts_per_token=2)
-    time = step_time.seconds(mixture, ENGINES["zero3"], Job(4, 1024), BOX)
+    mixture = shapes.replace_parts(shapes.find("mistral-7b"), architecture="mixtral", experts=8, experts_per_token=2)
+    time = step_time.seconds(mixture, ENGINES["zero3"], StepConfig(4, 1024), BOX)
     assert time.evidence.is_rough
     assert (time.low < time.total, time.high) == (True, np.inf)
     assert "no published time is of a mixture of experts" in time.evidence.sentence
@@ -272,7 +274,7 @@ def test_offloaded_gradients_cross_pcie_as_deepspeed_sends_them():
 
     def crossed(stage: int, micro_steps: int) -> float:
         engine = Engine("deepspeed", stage, 8, "bf16", 2, "cpu", **BUCKETS)
-        pcie = step_time._pcie(GPT2_XL, engine, Job(4, 1024, micro_steps), BOX)
+        pcie = step_time._pcie(GPT2_XL, engine, StepConfig(4, 1024, micro_steps), BOX)
         rate = step_time.PCIE_EFFICIENCY * BOX.gpu.pcie_bandwidth * 8 / GPT2_XL.num_params
         return float(micro_steps * (pcie.forward + pcie.backward) + pcie.last_backward) * rate
 

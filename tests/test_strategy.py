@@ -31,7 +31,7 @@ from study.strategy import file, in_theory
 from study.strategy import shipped as names
 from study.strategy.file import find_strategy, read_by_name, read_strategy
 from study.theory import peaks, shapes
-from study.theory.engine import Job
+from study.theory.engine import StepConfig
 from study.training import accelerators, optimizer_steps, proof, request
 
 HEAD = "num_processes: 2\nmixed_precision: 'no'\n"
@@ -278,7 +278,10 @@ def test_sizes_may_be_whole_floats(tmp_path, monkeypatch):
         engines.append(in_theory.engine_of_strategy(read_strategy(path), 8192, 64, "bf16"))
     assert engines[0] == engines[1]
     shape = shapes.find("llama-2-70b")
-    assert peaks.peak(shape, engines[0], Job(1, 1024)).total == peaks.peak(shape, engines[1], Job(1, 1024)).total
+    assert (
+        peaks.peak(shape, engines[0], StepConfig(1, 1024)).total
+        == peaks.peak(shape, engines[1], StepConfig(1, 1024)).total
+    )
     path.with_suffix(".json").write_text(json.dumps({ZERO: {"stage": 3, **sizes, "sub_group_size": 1.5}}))
     assert "sub_group_size is 1.5" in refusal(read_strategy, path)
 

@@ -12,8 +12,8 @@ from study.records import find as records
 from study.records import schema
 from study.theory import hardware
 from study.theory.communication import collectives, paper_volume
-from study.theory.engine import Engine, Job
-from study.theory.hardware import GPUS, Box, find_gpu, typical_box, usable_memory_bytes
+from study.theory.engine import Engine, StepConfig
+from study.theory.hardware import GPUS, Cluster, find_gpu, typical_box, usable_memory_bytes
 from study.theory.model_states import STATE_PARTS, engine_differences, paper_bytes, paper_bytes_by_place
 from study.theory.shapes import ModelShape, ParameterSizes
 
@@ -117,7 +117,7 @@ def engine(zero_stage: int, **settings) -> Engine:
 
 
 def step(engine: Engine, shape: ModelShape, **job) -> dict[str, tuple[int, int]]:
-    found = collectives(engine, shape, Job(micro_batch_size=1, sequence_length=4, **job))
+    found = collectives(engine, shape, StepConfig(micro_batch_size=1, sequence_length=4, **job))
     return {c.kind: (c.count, c.bytes) for c in found}
 
 
@@ -272,6 +272,6 @@ def test_memory_for_torch_is_about_what_it_was_seen_to_get():
 @pytest.mark.parametrize(("num_gpus", "says"), [(0, "0 GPUs"), (12, "12 GPUs do not fill nodes of 8. Use a multiple")])
 def test_impossible_boxes_are_refused(num_gpus, says):
     with pytest.raises(ValueError, match=says):
-        Box(GPUS["a100-80gb"], num_gpus)
+        Cluster(GPUS["a100-80gb"], num_gpus)
     with pytest.raises(ValueError, match=says):
         typical_box(GPUS["a100-80gb"], num_gpus)

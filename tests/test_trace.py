@@ -20,15 +20,15 @@ from study.planner import Request, advice_text, advise
 from study.planner.trace import trace_options
 from study.theory import adapters, hardware, measured_by_others, peaks, prediction, shapes
 from study.theory.adapters import Adapter
-from study.theory.engine import Engine, Job
+from study.theory.engine import Engine, StepConfig
 from study.training.memory import CpuPeak
 from study.workloads import WORKLOADS
 from study.workloads.sources import Splits
 
-TINY = shapes.changed(shapes.find("bert-tiny"), vocabulary=1000, positions=64)
-DECODER = shapes.changed(shapes.find("gpt2"), layers=2, hidden=64, heads=4, head_size=16, kv_heads=4,
+TINY = shapes.replace_parts(shapes.find("bert-tiny"), vocabulary=1000, positions=64)
+DECODER = shapes.replace_parts(shapes.find("gpt2"), layers=2, hidden=64, heads=4, head_size=16, kv_heads=4,
                          feed_forward=256, vocabulary=1000, positions=64)  # fmt: skip
-JOB = Job(2, 64)
+JOB = StepConfig(2, 64)
 SINGLE = Engine("torch", 0, 1, "fp32", 4)
 FSDP2 = Engine("fsdp", 3, 4, "bf16", 4, reduces_in_fp32=True)
 
@@ -80,7 +80,7 @@ def test_states_are_those_of_a_rank(engine, share):
 
 def test_gradients_accumulate_beside_ddps_buckets():
     engine = Engine("ddp", 0, 2, "fp32", 4)
-    once, often = (trace(DECODER, engine, Job(2, 64, steps)) for steps in (1, 8))
+    once, often = (trace(DECODER, engine, StepConfig(2, 64, steps)) for steps in (1, 8))
     assert often.total - once.total == pytest.approx(4 * DECODER.num_params, rel=0.1)
 
 
@@ -96,7 +96,8 @@ def test_gradients_accumulate_beside_ddps_buckets():
 def test_collectives_are_those_of_all_micro_steps(engine, kind, times):
     """Not all micro steps are traced: DDP reduces in the last one, FSDP2 in each of them or in the last one."""
     once, often = (
-        {each["kind"]: each for each in trace(DECODER, engine, Job(2, 64, steps)).collectives}[kind] for steps in (1, 5)
+        {each["kind"]: each for each in trace(DECODER, engine, StepConfig(2, 64, steps)).collectives}[kind]
+        for steps in (1, 5)
     )
     assert (often["count"], often["bytes"]) == (times * once["count"], times * once["bytes"])
 
@@ -107,7 +108,7 @@ def test_collectives_are_those_of_all_micro_steps(engine, kind, times):
 def test_whole_gradients_accumulate_if_fsdp2_reduces_only_once(precision, in_fp32, num_bytes):
     """Their type is that of the reduction. Reduced in every micro step, they are shards in fp32."""
     engine = Engine("fsdp", 3, 4, precision, 4, reduces_in_fp32=in_fp32, syncs_each_micro_step=False)
-    job = Job(4, 64, 4)
+    job = StepConfig(4, 64, 4)
     synced, deferred = (
         trace(DECODER, dataclasses.replace(engine, syncs_each_micro_step=syncs), job) for syncs in (True, False)
     )
@@ -168,7 +169,7 @@ def test_a_missing_peft_is_reported(monkeypatch):
 
 def test_foreach_holds_one_copy_more_than_fused():
     """Where the optimizer's step is the highest moment: hardly a token."""
-    job = Job(1, 8, activation_checkpointing=True)
+    job = StepConfig(1, 8, activation_checkpointing=True)
     engine = Engine("torch", 0, 1, "pure-bf16", 2)
     fused, foreach, loop = (
         trace(DECODER, dataclasses.replace(engine, optimizer_kernel=kernel), job)

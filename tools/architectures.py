@@ -75,7 +75,7 @@ def counted(name: str) -> dict[str, Any]:
         except Exception as error:  # a configuration may raise anything
             raise Refusal(f"transformers cannot make its default configuration ({in_words(error)})") from None
         counts = count.count(built, config, ["sdpa"])
-        shape = shapes.traced(name, counts, positions=LENGTH)
+        shape = shapes.shape_from_counts(name, counts, positions=LENGTH)
         choose.options_of(shape, REQUEST.box(), REQUEST)  # every strategy has to be predictable
         return {
             "num_params": counts.num_params,

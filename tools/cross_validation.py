@@ -22,8 +22,8 @@ import numpy as np
 
 from study.planner.published_rows import COMPARED, FOUNDRY, NINE_OF_TEN, PREDICTORS, SPLITS, summarize
 from study.theory import computation, hardware, measured_by_others, shapes, step_time
-from study.theory.engine import Engine, Job
-from study.theory.hardware import Box
+from study.theory.engine import Engine, StepConfig
+from study.theory.hardware import Cluster
 from study.theory.intervals import GENERATIONS, Distance, TimingClass, name_of, timing_class
 from study.theory.measured_by_others import MeasuredCase, MeasuredRow
 from study.theory.shapes import ModelShape
@@ -59,8 +59,8 @@ class Timed:
     outside: str  # why the model does not describe it; empty: it does
     shape: ModelShape
     engine: Engine
-    job: Job
-    box: Box
+    job: StepConfig
+    box: Cluster
     seconds: float
 
     @property

@@ -24,7 +24,7 @@ from study.models import SIZES
 from study.records.schema import Facts
 from study.strategy import file, in_theory
 from study.theory import peaks
-from study.theory.engine import Engine, Job
+from study.theory.engine import Engine, StepConfig
 from study.theory.peaks import Peak
 from study.theory.shapes import ModelShape
 
@@ -99,7 +99,7 @@ class Point:
         return in_theory.advised_engine(chosen, self.shape.hidden, self.world_size, self.config.precision)
 
     @property
-    def job(self) -> Job:
+    def job(self) -> StepConfig:
         return in_theory.job_of(self.config, self.world_size, "gpu")
 
     @property

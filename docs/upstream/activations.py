@@ -19,7 +19,7 @@ from transformers.models.gpt2.modeling_gpt2 import GPT2Block
 from transformers.models.llama import modeling_llama
 
 from study.theory import computation, shapes
-from study.theory.engine import Engine, Job
+from study.theory.engine import Engine, StepConfig
 
 SIZES = [(1, 256), (1, 512), (1, 1024), (2, 512), (4, 256)]  # sequences, tokens of each
 LLAMA = {"hidden_size": 1024, "intermediate_size": 3584, "num_attention_heads": 8, "num_key_value_heads": 2}
@@ -86,7 +86,7 @@ def count(build, attention, kernels):
     for sequences, tokens in SIZES:
         hidden = torch.rand(sequences, tokens, config.hidden_size, dtype=torch.bfloat16, requires_grad=True)
         given = {} if rotary is None else {"position_embeddings": rotary(hidden, torch.arange(tokens)[None])}
-        job = Job(sequences, tokens, attention=attention, kernels="fused" if kernels else "transformers")
+        job = StepConfig(sequences, tokens, attention=attention, kernels="fused" if kernels else "transformers")
         planned = computation.block_bytes(shape, Engine("torch", 0, 1, "bf16", 4), job)
         found = (round(each / hidden.numel(), 2) for each in (kept_bytes(layer, hidden, **given), planned))
         yield dict(zip(("sequences", "tokens", "kept", "planner"), (sequences, tokens, *found), strict=True))

@@ -16,7 +16,7 @@ from study.records.schema import Collective, PeakMemory, Record
 from study.theory import adapters, communication, hardware, model_states, peaks, shapes
 from study.theory.adapters import Adapter
 from study.theory.communication import on_wire
-from study.theory.engine import Engine, Job, parameter_bytes
+from study.theory.engine import Engine, StepConfig, parameter_bytes
 from study.theory.model_states import Difference
 from study.theory.model_states import StateBytes as StateBytes
 from study.theory.model_states import StatePart as StatePart
@@ -125,7 +125,7 @@ def shape_of(r: Record) -> ModelShape | None:
     try:
         vocabulary = shapes.vocabulary_of(*shape, size["positions"], r.num_params - _num_adapter_params(r))
         plain = shapes.decoder_shape(f"{r.workload} {r.size}", *shape, size["heads"], size["positions"], vocabulary)
-        return adapters.applied(plain, _adapter_of(r, plain.head))
+        return adapters.with_adapter(plain, _adapter_of(r, plain.head))
     except ValueError:
         return None
 
@@ -146,10 +146,10 @@ def _adapter_of(r: Record, head: str) -> Adapter | None:
     )
 
 
-def job_of(r: Record) -> Job:
+def job_of(r: Record) -> StepConfig:
     """Return what a run computed in a step (batch, sequence length and so on), as an input of theory."""
     proof = proven(r)
-    return Job(
+    return StepConfig(
         micro_batch_size=proof.micro_batch_size,
         sequence_length=r.config["sequence_length"],
         gradient_accumulation_steps=proof.gradient_accumulation_steps,

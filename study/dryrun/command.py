@@ -20,7 +20,7 @@ from study.dryrun.tracker import Call
 from study.dryrun.world import Environment
 from study.engines import extensions
 from study.errors import Refusal
-from study.theory.engine import Job
+from study.theory.engine import StepConfig
 from study.verdict import Checked, NotChecked, Verdict
 
 MOST_RANKS = 1 << 14  # the largest world; engines keep lists of all ranks, and stage 3 takes 40 s for this many
@@ -85,7 +85,7 @@ def command(
         title, notes = Path(script_words[0]).name, tuple[str, ...]()
     else:
         micro_batch_size, micro_steps = batch["micro_batch_size"], batch["gradient_accumulation_steps"]
-        job = Job(micro_batch_size, trainable.sequence_length, micro_steps, activation_checkpointing)
+        job = StepConfig(micro_batch_size, trainable.sequence_length, micro_steps, activation_checkpointing)
         progress.at_once(f"Running three training steps as {terminal.counted(len(selected), 'rank')} of {world_size:,}")
         answers = _train(trainable, job, place)
         title, notes = f"{trainable.name}, {micro_batch_size} x {job.sequence_length} tokens", trainable.notes
@@ -148,7 +148,7 @@ def _run_some(program: ranks.Program, place: World) -> Answers:
     return dict(sorted((answers | ranks.run(program, _places(more))).items()))
 
 
-def _train(model: Trainable, job: Job, place: World) -> Answers:
+def _train(model: Trainable, job: StepConfig, place: World) -> Answers:
     has_memory = _has_memory(place.variables, model, len(place.ranks))
     return ranks.run(trace.trainer(model, job, has_memory), _places(place))
 

@@ -23,7 +23,7 @@ from study.dryrun.build_model import block_lists, in_words, positions, reads_ima
 from study.dryrun.one_pass import is_float
 from study.errors import Refusal, refusing
 from study.theory import adapters, shapes
-from study.theory.engine import Engine, Job
+from study.theory.engine import Engine, StepConfig
 from study.theory.shapes import DEFAULT_LENGTH, ModelShape
 from study.theory.shapes.adapter import ALL_LINEAR
 from study.theory.shapes.config_json import ignored_settings
@@ -49,9 +49,9 @@ class Trainable:
     num_params: int
     sequence_length: int  # in tokens; the same for the encoder and the decoder of an encoder-decoder
     notes: tuple[str, ...]
-    build: Callable[[Job], Any]  # the model, in fp32
+    build: Callable[[StepConfig], Any]  # the model, in fp32
     loss: Callable[[Any, dict[str, Tensor]], Any]
-    batch: Callable[[Job], dict[str, Tensor]]
+    batch: Callable[[StepConfig], dict[str, Tensor]]
     blocks: Callable[[Any], list[str]]  # names of the classes that FSDP2 shards one by one
 
 
@@ -97,7 +97,7 @@ def with_adapter(described: Trainable, shape: ModelShape, engine: Engine) -> Tra
         modules_to_save=list(adapter.modules_to_save) or None,
     )
 
-    def build(job: Job) -> Any:
+    def build(job: StepConfig) -> Any:
         model = described.build(job)
         if adapters.frozen_size(engine, adapter) == 2:
             model = model.bfloat16()
@@ -163,7 +163,7 @@ def shape_of_class(built: type[Any], config: Any, name: str) -> ModelShape:
     is_image = reads_images(built)
     notes = ["each sequence is one image, and the tokens per second are images per second"] if is_image else []
     notes += ignored_settings(content, window_switch="use_sliding_window" if "use_sliding_window" in content else None)
-    return shapes.traced(name, counts, _longest(built, config), tuple(notes), content)
+    return shapes.shape_from_counts(name, counts, _longest(built, config), tuple(notes), content)
 
 
 def _longest(built: type[Any], config: Any) -> int:
@@ -198,7 +198,7 @@ def _of_class(
     )
 
 
-def _build(built: type[Any], config: Any, job: Job) -> Any:
+def _build(built: type[Any], config: Any, job: StepConfig) -> Any:
     """Build the model in fp32. Its blocks are checkpointed if the job says so."""
     model, _ = build_model.build(built, config, "eager" if job.attention == "eager" else "sdpa")
     if getattr(model, "loss_type", "") is None:
@@ -212,7 +212,7 @@ def _build(built: type[Any], config: Any, job: Job) -> Any:
     return model.float()
 
 
-def _batch(model: nn.Module, job: Job) -> dict[str, Any]:
+def _batch(model: nn.Module, job: StepConfig) -> dict[str, Any]:
     """Return one rank's micro batch of zeros with labels, for a model whose tensors may be on another device."""
     batch, length = int(job.micro_batch_size), int(job.sequence_length)
     labels = build_model.make_labels(model, batch, length)

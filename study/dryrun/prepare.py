@@ -20,7 +20,7 @@ from study.dryrun.step import Training
 from study.engines import extensions
 from study.engines.readback.dtypes import computed_in
 from study.errors import Refusal
-from study.theory.engine import Engine, Job
+from study.theory.engine import Engine, StepConfig
 
 RATE = 1e-6
 MAX_NORM = 1.0  # to which gradients are clipped
@@ -29,7 +29,7 @@ MAX_NORM = 1.0  # to which gradients are clipped
 # ---------------------------------------------------------------- through accelerate
 
 
-def through_accelerate(model: Trainable, job: Job, deepspeed: dict[str, Any] | None = None) -> Training:
+def through_accelerate(model: Trainable, job: StepConfig, deepspeed: dict[str, Any] | None = None) -> Training:
     """Prepare a model through accelerate, as the environment of this rank configures it.
 
     `deepspeed` is DeepSpeed's configuration. If it is None, the environment names the configuration. Raises Refusal if
@@ -89,7 +89,7 @@ def _make_optimizer(model: Any, is_offloaded: bool) -> Any:
 # ---------------------------------------------------------------- torch's engines, as theory describes them
 
 
-def torch_engine(described: Trainable, engine: Engine, job: Job, mesh: DeviceMesh | None) -> Training:
+def torch_engine(described: Trainable, engine: Engine, job: StepConfig, mesh: DeviceMesh | None) -> Training:
     """Prepare a training with one process, DDP or FSDP2.
 
     `mesh` has the ranks of FSDP2. At most two micro steps are run, because memory is the same in all later ones as in

@@ -22,7 +22,7 @@ from study.dryrun.models import Trainable
 from study.dryrun.traced import Traced, check_traceable
 from study.engines import extensions
 from study.errors import Refusal
-from study.theory.engine import Engine, Job
+from study.theory.engine import Engine, StepConfig
 from study.theory.shapes import ModelShape
 
 RANKS_PER_MACHINE = 8
@@ -35,7 +35,7 @@ ZERO = {  # DeepSpeed's option -> the engine's
 FILLED_IN_BY_ACCELERATE = ("gradient_accumulation_steps", "gradient_clipping", "train_micro_batch_size_per_gpu")
 
 
-def trace(shape: ModelShape, engine: Engine, job: Job) -> Traced:
+def trace(shape: ModelShape, engine: Engine, job: StepConfig) -> Traced:
     """Trace a steady optimizer step of rank 0.
 
     Raises Refusal if the model, the engine or the job cannot be traced. For DeepSpeed, the rank is a fork of this
@@ -55,7 +55,7 @@ def trace(shape: ModelShape, engine: Engine, job: Job) -> Traced:
     )
 
 
-def trace_torch(shape: ModelShape, engine: Engine, job: Job) -> dict[str, Any]:
+def trace_torch(shape: ModelShape, engine: Engine, job: StepConfig) -> dict[str, Any]:
     """Trace one process, DDP or FSDP2 in this process.
 
     Returns the result of `step.trace_training`, and the `seconds` that it took.
@@ -68,7 +68,7 @@ def trace_torch(shape: ModelShape, engine: Engine, job: Job) -> dict[str, Any]:
     return answer | {"seconds": time.perf_counter() - began}
 
 
-def trace_deepspeed(shape: ModelShape, engine: Engine, job: Job) -> dict[str, Any]:
+def trace_deepspeed(shape: ModelShape, engine: Engine, job: StepConfig) -> dict[str, Any]:
     """Trace ZeRO stages 1 to 3 in a fork of this process that is rank 0.
 
     Returns the result of `step.trace_training`, and the `seconds` that it took. Options of DeepSpeed that are not part
@@ -102,7 +102,9 @@ def _deepspeed_configuration(engine: Engine) -> dict[str, Any]:
     return {"zero_optimization": zero} | sums | dict.fromkeys(FILLED_IN_BY_ACCELERATE, "auto")
 
 
-def trainer(model: Trainable, job: Job, has_memory: bool, deepspeed: dict[str, Any] | None = None) -> ranks.Program:
+def trainer(
+    model: Trainable, job: StepConfig, has_memory: bool, deepspeed: dict[str, Any] | None = None
+) -> ranks.Program:
     """Return the program with which a rank trains this model through accelerate.
 
     `has_memory` says whether its tensors have real memory. `deepspeed` is DeepSpeed's configuration. If it is None, the

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from study.errors import Refusal
-from study.theory.engine import Engine, Job
+from study.theory.engine import Engine, StepConfig
 from study.theory.shapes import ModelShape
 
 # Parameters include the copies that are gathered of them. Buffers are those of modules.
@@ -41,7 +41,7 @@ class Traced:
         return [{"kind": kind, "count": len(sizes), "bytes": sum(sizes)} for kind, sizes in calls.items()]
 
 
-def check_traceable(shape: ModelShape, engine: Engine, job: Job) -> None:
+def check_traceable(shape: ModelShape, engine: Engine, job: StepConfig) -> None:
     """Raise Refusal if the model, the engine or the job cannot be traced. The message has the reason."""
     is_sharded, is_deepspeed, precision = engine.kind == "fsdp", engine.kind == "deepspeed", engine.precision
     adapter = shape.adapter

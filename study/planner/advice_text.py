@@ -21,7 +21,7 @@ from study.theory.prediction import ALLOCATOR_SLACK
 if TYPE_CHECKING:
     from study.planner.choose import Advice, FewestGpus, LargestModels, Option
     from study.planner.request import Request
-    from study.theory.hardware import Box
+    from study.theory.hardware import Cluster
     from study.theory.shapes import ModelShape
 
 NARROW = 80  # characters
@@ -378,7 +378,7 @@ HEAD = ("strategy", "precision", "fits", "GiB", "free", "batch", "largest", "s/s
 _OF_OFFLOAD = ("host", "disks", "machine", "not included", "allocator", "groups")
 
 
-def assumed(request: Request, box: Box, groups: str = "", shape: ModelShape | None = None) -> list[tuple[str, str]]:
+def assumed(request: Request, box: Cluster, groups: str = "", shape: ModelShape | None = None) -> list[tuple[str, str]]:
     """Return all assumed settings, of the program and of the machine, as pairs of label and value.
 
     `shape` is the model, if there is only one.
@@ -627,7 +627,7 @@ def content_of_fewest(fewest: FewestGpus) -> dict[str, Any]:
     }
 
 
-def _assumed_of_memory(request: Request, box: Box, names: Iterable[str]) -> list[tuple[str, str]]:
+def _assumed_of_memory(request: Request, box: Cluster, names: Iterable[str]) -> list[tuple[str, str]]:
     """Return the assumptions, as `assumed` does, of a prediction for several models or several numbers of GPUs."""
     size, hybrids = request.shard_group_size, [name for name in names if file.read_by_name(name).mesh]
     groups = (

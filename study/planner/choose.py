@@ -18,8 +18,8 @@ from study.planner.request import CHECKPOINTED, Request, find_model
 from study.strategy import file, in_theory
 from study.strategy.file import Strategy
 from study.theory import hardware, intervals, peaks, prediction, shapes
-from study.theory.engine import Engine, Job
-from study.theory.hardware import Box
+from study.theory.engine import Engine, StepConfig
+from study.theory.hardware import Cluster
 from study.theory.peaks import Peak
 from study.theory.prediction import Prediction
 from study.theory.shapes import DEFAULT_LENGTH, ModelShape
@@ -148,7 +148,7 @@ class Advice:
 
     shape: ModelShape
     request: Request
-    box: Box
+    box: Cluster
     notes: list[str]
     options: list[Option]
     recommended: Option | None
@@ -207,7 +207,7 @@ def advise(model: str, request: Request, trace: Trace | None = None) -> Advice:
     return Advice(shape, request, box, notes, options, recommend(options), left_out)
 
 
-def options_of(shape: ModelShape, box: Box, request: Request) -> tuple[list[Option], dict[str, str]]:
+def options_of(shape: ModelShape, box: Cluster, request: Request) -> tuple[list[Option], dict[str, str]]:
     """Predict every requested strategy. Return the options, and the reasons of those that cannot be predicted.
 
     Raises Refusal if only one strategy is requested and it cannot be predicted.
@@ -223,7 +223,7 @@ def options_of(shape: ModelShape, box: Box, request: Request) -> tuple[list[Opti
     return options, left_out | request.left_out(box.num_gpus)
 
 
-def _option(shape: ModelShape, box: Box, request: Request, chosen: Strategy) -> Option:
+def _option(shape: ModelShape, box: Cluster, request: Request, chosen: Strategy) -> Option:
     engine = engine_for(shape, request, chosen, box.num_gpus)
     with refusing():
         return best_option([option_of(shape, chosen, split) for split in splits(shape, request, engine, box)])
@@ -258,7 +258,7 @@ def option_of(shape: ModelShape, chosen: Strategy, best: Prediction, traced: Tra
     return Option(shape, chosen, best, is_short(shape, best.engine, best.job, best.step), traced)
 
 
-def is_short(shape: ModelShape, engine: Engine, job: Job, step: StepTime) -> bool:
+def is_short(shape: ModelShape, engine: Engine, job: StepConfig, step: StepTime) -> bool:
     """Return whether a step is shorter than all steps behind its interval, so that the interval has no upper end."""
     computed = step.forward + step.backward + step.recompute
     below = bool(computed < SHORTEST * shape.layers * job.gradient_accumulation_steps)
@@ -426,7 +426,7 @@ def fewest_gpus(model: str, request: Request) -> FewestGpus:
     return FewestGpus(request, shape, notes, fewest, unsharded, counts[-1])
 
 
-def _smallest_job(request: Request, missing: str) -> Job:
+def _smallest_job(request: Request, missing: str) -> StepConfig:
     """Return a job with one sequence per GPU, and with activation checkpointing by default.
 
     Raises Refusal if the request has a batch, because it would have no effect.
@@ -452,7 +452,7 @@ def could_leave_enough_free(shape: ModelShape, request: Request, num_gpus: int) 
     )
 
 
-def _peak(shape: ModelShape, request: Request, chosen: Strategy, job: Job, box: Box) -> Peak:
+def _peak(shape: ModelShape, request: Request, chosen: Strategy, job: StepConfig, box: Cluster) -> Peak:
     return peaks.peak(shape, engine_for(shape, request, chosen, box.num_gpus), job)
 
 
@@ -504,7 +504,7 @@ def choices(advice: Advice) -> list[Choice]:
     ]
 
 
-def splits(shape: ModelShape, request: Request, engine: Engine, box: Box) -> Iterator[Prediction]:
+def splits(shape: ModelShape, request: Request, engine: Engine, box: Cluster) -> Iterator[Prediction]:
     """Yield predictions of one engine at every split of the batch, with and without activation checkpointing.
 
     If the request sets the micro batch or activation checkpointing, only that setting is predicted.

@@ -20,14 +20,14 @@ from study.theory.adapters import Adapter, AdapterKind
 from study.theory.engine import (
     Attention,
     Checkpointing,
-    Job,
     Kernels,
     LossKernel,
     Optimizer,
     OptimizerKernel,
     PrecisionClass,
+    StepConfig,
 )
-from study.theory.hardware import Box
+from study.theory.hardware import Cluster
 from study.theory.shapes import DEFAULT_LENGTH, ModelShape
 from study.theory.stacks import DEFAULT_STACK, STACKS, GradientType, Stack, StackName
 
@@ -176,7 +176,7 @@ class Request:
         requested = {name: getattr(self, name) for name in OF_STACK if name != "loss_kernel"}
         return dataclasses.replace(STACKS[self.stack], loss_kernel=self.job().loss, **requested)
 
-    def box(self, num_gpus: int | None = None) -> Box:
+    def box(self, num_gpus: int | None = None) -> Cluster:
         """Return the machine: the requested numbers, and those of a typical machine where the request has none."""
         with refusing():
             base = None if self.gpu is None else hardware.find_gpu(self.gpu)
@@ -192,12 +192,12 @@ class Request:
                 network_gigabits_per_second=self.network_gbps,
             )
 
-    def job(self, micro_batch_size: int = 1, gradient_accumulation_steps: int = 1) -> Job:
+    def job(self, micro_batch_size: int = 1, gradient_accumulation_steps: int = 1) -> StepConfig:
         """Return what each rank computes.
 
         Without a requested setting, there is no activation checkpointing. The planner tries both settings then.
         """
-        return Job(
+        return StepConfig(
             micro_batch_size=micro_batch_size,
             sequence_length=self.sequence_length or DEFAULT_LENGTH,
             gradient_accumulation_steps=gradient_accumulation_steps,
@@ -212,7 +212,7 @@ class Request:
     def with_adapter(self, shape: ModelShape) -> ModelShape:
         """Return a shape with the requested adapters. Raises Refusal if they do not suit the model."""
         with refusing():
-            shape = adapters.applied(shape, self._adapter(shape))
+            shape = adapters.with_adapter(shape, self._adapter(shape))
         return shape
 
     def _adapter(self, shape: ModelShape) -> Adapter | None:

@@ -11,7 +11,7 @@ from study.formatting import gib
 from study.planner.advice_text import MARKS
 from study.planner.choose import ENOUGH_FREE, Option, best_option, option_of, splits
 from study.planner.request import Request
-from study.theory.engine import Engine, Job
+from study.theory.engine import Engine, StepConfig
 from study.theory.peaks import PEAK_MOMENTS, Peak, PeakPart
 from study.theory.shapes import ModelShape
 
@@ -22,7 +22,9 @@ GROUPS: dict[str, tuple[tuple[Part, ...], tuple[PeakPart, ...]]] = {
     "optimizer states": (("optimizer_states",),) * 2,
     "activations, temporaries": (("activations", "temporary_buffers"), ("activations", "logits", "temporary_buffers")),
 }
-Tracer = Callable[[ModelShape, Engine, Job], Traced]  # a function such as study.dryrun.trace.trace, which needs torch
+Tracer = Callable[
+    [ModelShape, Engine, StepConfig], Traced
+]  # a function such as study.dryrun.trace.trace, which needs torch
 SHOWN = 0.01  # share of the traced peak below which differences are not listed
 HEAD = """\
 Traced, not measured: one step of the model of transformers over fake tensors, on one of the ranks.

@@ -26,7 +26,7 @@ from study.planner.choose import Advice, Option
 from study.report import tables
 from study.report.captions import joined
 from study.theory import hardware, measured_by_others
-from study.theory.engine import Engine, Job
+from study.theory.engine import Engine, StepConfig
 from study.theory.measured_by_others import MeasuredCase
 from study.theory.shapes import ModelShape
 
@@ -186,7 +186,7 @@ def _speed_and_cost(rate: float, low: float, high: float, dollars_per_hour: floa
     return dict(zip([*ENDS["speed"], *ENDS["cost"]], [rate, low, high, *costs], strict=True))
 
 
-def _setting(engine: Engine, job: Job) -> str:
+def _setting(engine: Engine, job: StepConfig) -> str:
     """Return what a run computes in words: precision, tokens per sequence, batch and checkpointing."""
     parts = [engine.precision, f"{float(job.sequence_length):,.0f} tokens"]
     parts.append(f"batch {float(job.micro_batch_size):g} x {float(job.gradient_accumulation_steps):g}")
@@ -296,7 +296,7 @@ def differences(case: MeasuredCase, advice: Advice) -> str:
     return ", ".join(name for name, (theirs, ours) in pairs.items() if theirs != ours)
 
 
-def _batch(job: Job) -> tuple[float, float]:
+def _batch(job: StepConfig) -> tuple[float, float]:
     return float(job.micro_batch_size), float(job.gradient_accumulation_steps)
 
 
@@ -366,7 +366,7 @@ def _measured_row(runs: pd.DataFrame, option: Option, prices: Mapping[str, float
     (micro, steps), is_checkpointed = medians.index[-1]
     runs = runs[(runs["batch"] == (micro, steps)) & (runs["checkpointed"] == is_checkpointed)]
     peaks, rates = runs["peak_gib"], runs["rate"]
-    job = Job(micro, int(runs["sequence_tokens"].iloc[0]), steps, bool(is_checkpointed))
+    job = StepConfig(micro, int(runs["sequence_tokens"].iloc[0]), steps, bool(is_checkpointed))
     return {
         "source": MEASURED,
         "fits": True,

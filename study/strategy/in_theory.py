@@ -1,4 +1,4 @@
-"""Convert a strategy and a run into the Engine, ModelShape and Job of study/theory."""
+"""Convert a strategy and a run into the Engine, ModelShape and StepConfig of study/theory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from study.errors import Refusal
 from study.models import BUNDLED_VOCABULARY, SIZES, VOCABULARY, suited_buckets, swap_buffer_size
 from study.strategy.file import Strategy
 from study.theory import adapters, shapes
-from study.theory.engine import Engine, Job, PrecisionClass, parameter_bytes
+from study.theory.engine import Engine, PrecisionClass, StepConfig, parameter_bytes
 from study.theory.model_states import is_bf16_optimizer
 from study.theory.shapes import ModelShape
 
@@ -157,15 +157,15 @@ def _with_adapter(shape: ModelShape, config: RunConfig) -> ModelShape:
         frozen="fp32",
     )
     try:
-        return adapters.applied(shape, adapter)
+        return adapters.with_adapter(shape, adapter)
     except ValueError as error:
         raise Refusal(f"--lora-target {config.lora_target}: {error}. Use other names, or all-linear.") from None
 
 
-def job_of(config: RunConfig, world_size: int, device: Literal["cpu", "gpu"]) -> Job:
+def job_of(config: RunConfig, world_size: int, device: Literal["cpu", "gpu"]) -> StepConfig:
     """Return the work of one rank in an optimizer step of a run."""
     micro_batch_size, accumulation = config.batches(world_size)
-    return Job(
+    return StepConfig(
         micro_batch_size=micro_batch_size,
         sequence_length=config.sequence_length,
         gradient_accumulation_steps=accumulation,

@@ -24,7 +24,7 @@ from study.theory.shapes.formulas import evaluate
 from study.theory.shapes.shape import ParameterSizes
 
 if TYPE_CHECKING:
-    from study.theory.engine import Engine, Job
+    from study.theory.engine import Engine, StepConfig
     from study.theory.shapes import ModelShape
 
 LINEAR_MODULES_FILE = Path(__file__).parent / "shapes" / "linear_modules.json"
@@ -235,7 +235,7 @@ def _targeted_experts(shape: ModelShape, adapter: Adapter) -> tuple[Linear, ...]
     return tuple(each for each in expert_parameters(shape) if each.name.rpartition(".")[2] in parts)
 
 
-def applied(shape: ModelShape, adapter: Adapter | None) -> ModelShape:
+def with_adapter(shape: ModelShape, adapter: Adapter | None) -> ModelShape:
     """Return a shape with an adapter. Raises ValueError if the model has no modules of the adapter's names."""
     if adapter is None:
         return shape
@@ -462,7 +462,7 @@ def expert_gradient_flops(shape: ModelShape, tokens: float) -> float:
     return sum(2 * tokens * _products_per_token(shape, each) * each.elements for each in adapted_parameters(shape))
 
 
-def adapter_bytes(shape: ModelShape, engine: Engine, job: Job) -> float:
+def adapter_bytes(shape: ModelShape, engine: Engine, job: StepConfig) -> float:
     """Return the bytes per token that the adapters of a block save, as a mean over blocks.
 
     Each adapter saves its input and the result of its first matrix. If the input is cast or dropped, every adapter

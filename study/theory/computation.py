@@ -13,7 +13,7 @@ from typing import Literal
 
 from study.theory import adapters
 from study.theory.adapters import Adapter
-from study.theory.engine import Engine, Job, LossKernel
+from study.theory.engine import Engine, LossKernel, StepConfig
 from study.theory.shapes import ModelShape
 from study.theory.shapes.counts import ModelCounts, PartCounts, Polynomial, SettingCounts
 
@@ -49,16 +49,16 @@ def arithmetic(engine: Engine, adapter: Adapter | None = None) -> Arithmetic:
     return "autocast" if engine.precision.endswith("-autocast") and engine.kind != "fsdp" else "half"
 
 
-def is_eager(shape: ModelShape, job: Job) -> bool:
+def is_eager(shape: ModelShape, job: StepConfig) -> bool:
     """Return whether operators materialize attention's matrices although the model could use a fused kernel."""
     return any(_is_eager(kind, job) for kind in shape.counts.kinds)
 
 
-def _is_eager(part: PartCounts, job: Job) -> bool:
+def _is_eager(part: PartCounts, job: StepConfig) -> bool:
     return job.attention == "eager" and "half eager" in part.settings
 
 
-def setting_of(part: PartCounts, computed_in: Arithmetic, job: Job) -> SettingCounts:
+def setting_of(part: PartCounts, computed_in: Arithmetic, job: StepConfig) -> SettingCounts:
     """Return the counts of a part in the setting of a job. Models have only the attention that transformers has."""
     return part.settings[f"{computed_in} {'eager' if _is_eager(part, job) else 'sdpa'}"]
 
@@ -78,7 +78,7 @@ def _executed(counts: ModelCounts) -> list[PartCounts]:
 # ---------------------------------------------------------------- saved for the backward pass
 
 
-def block_bytes(shape: ModelShape, engine: Engine, job: Job) -> float:
+def block_bytes(shape: ModelShape, engine: Engine, job: StepConfig) -> float:
     """Return the bytes that one block saves for its backward pass, per rank and micro step.
 
     If the blocks differ, this is their mean. Frozen weights need no gradients, so what is saved only for these is left
@@ -88,13 +88,13 @@ def block_bytes(shape: ModelShape, engine: Engine, job: Job) -> float:
     return saved if shape.adapter is None else saved + _change_by_adapters(shape, engine, job)
 
 
-def largest_block_bytes(shape: ModelShape, engine: Engine, job: Job) -> float:
+def largest_block_bytes(shape: ModelShape, engine: Engine, job: StepConfig) -> float:
     """Return the bytes that the block that saves most saves for its backward pass."""
     largest = max((_saved_bytes(part, shape, engine, job) for part in _executed(shape.counts)), default=0.0)
     return largest if shape.adapter is None else largest + _change_by_adapters(shape, engine, job)
 
 
-def _saved_bytes(part: PartCounts, shape: ModelShape, engine: Engine, job: Job) -> float:
+def _saved_bytes(part: PartCounts, shape: ModelShape, engine: Engine, job: StepConfig) -> float:
     """Return the bytes that a part without adapters saves for the backward pass.
 
     With fused kernels, only the inputs of norms and activation functions are saved, and in 16 bits no fp32 casts. Texts
@@ -114,25 +114,25 @@ def _saved_bytes(part: PartCounts, shape: ModelShape, engine: Engine, job: Job) 
     return saved.of(batch, length) - size * part.composed.of(batch, length) + dropped
 
 
-def _has_padding_mask(part: PartCounts, job: Job) -> bool:
+def _has_padding_mask(part: PartCounts, job: StepConfig) -> bool:
     """Return whether a fused kernel of attention may get a mask of padding, the only matrix that it saves."""
     return bool(part.attention.per_pair) and part.causal == 1.0 and not _is_eager(part, job)
 
 
-def _dropped_scores(part: PartCounts, job: Job) -> Polynomial:
+def _dropped_scores(part: PartCounts, job: StepConfig) -> Polynomial:
     """Return the elements of attention's matrices that pass through dropout, apart from those in a fused kernel."""
     more = part.dropped_scores if _is_eager(part, job) else Polynomial()
     return Polynomial(more.constant, more.per_token, more.per_pair + part.dropped.per_pair)
 
 
-def _dropped_elements(part: PartCounts, job: Job) -> tuple[float, float]:
+def _dropped_elements(part: PartCounts, job: StepConfig) -> tuple[float, float]:
     """Return the elements that pass through dropout in a micro step: those of attention's matrices, and all others."""
     batch, length = job.micro_batch_size, job.sequence_length
     others = Polynomial(part.dropped.constant, part.dropped.per_token)
     return _dropped_scores(part, job).of(batch, length), others.of(batch, length)
 
 
-def _saved_by_dropout(part: PartCounts, computed_in: Arithmetic, size: int, job: Job) -> float:
+def _saved_by_dropout(part: PartCounts, computed_in: Arithmetic, size: int, job: StepConfig) -> float:
     """Return the bytes that a part saves more with dropout.
 
     Each dropout saves its mask, which has one byte per element on a GPU, and the type of the input on a CPU. A fused
@@ -149,13 +149,13 @@ def _saved_by_dropout(part: PartCounts, computed_in: Arithmetic, size: int, job:
     return saved + (_more_without_fused_attention(part, without, size, job) if _is_composed_on_cpu(part, job) else 0)
 
 
-def _is_composed_on_cpu(part: PartCounts, job: Job) -> bool:
+def _is_composed_on_cpu(part: PartCounts, job: StepConfig) -> bool:
     """Return whether PyTorch composes attention of operators because its CPU kernel has no dropout."""
     has_dropout = job.dropout and bool(part.attention.per_pair) and bool(part.dropped_scores.per_pair)
     return job.device == "cpu" and has_dropout and not _is_eager(part, job)
 
 
-def _more_without_fused_attention(part: PartCounts, saved_per_pair: float, size: int, job: Job) -> float:
+def _more_without_fused_attention(part: PartCounts, saved_per_pair: float, size: int, job: StepConfig) -> float:
     """Return the bytes that operators of attention in fp32 save more than a fused kernel, whose mask they do not save.
 
     The kernel also saves one fp32 number per token and head. Queries, keys and values are cast to fp32.
@@ -165,7 +165,7 @@ def _more_without_fused_attention(part: PartCounts, saved_per_pair: float, size:
     return job.tokens * (of_token - saved_per_pair * job.sequence_length)
 
 
-def outside_bytes(shape: ModelShape, engine: Engine, job: Job) -> float:
+def outside_bytes(shape: ModelShape, engine: Engine, job: StepConfig) -> float:
     """Return the bytes that the layers outside the blocks save for the backward pass, without the loss.
 
     These are embeddings, the last norm, and a layer before the output layer.
@@ -175,13 +175,13 @@ def outside_bytes(shape: ModelShape, engine: Engine, job: Job) -> float:
     return saved + _saved_by_dropout(part, computed_in, engine.compute_bytes, job)
 
 
-def checkpoint_bytes(shape: ModelShape, engine: Engine, job: Job) -> float:
+def checkpoint_bytes(shape: ModelShape, engine: Engine, job: StepConfig) -> float:
     """Return the bytes that a checkpointed block saves. This is its input, as a mean over all blocks."""
     computed_in, batch, length = arithmetic(engine, shape.adapter), job.micro_batch_size, job.sequence_length
     return _mean(shape.counts, lambda part: setting_of(part, computed_in, job).entering.of(batch, length))
 
 
-def selective_op_bytes(shape: ModelShape, engine: Engine, job: Job) -> float:
+def selective_op_bytes(shape: ModelShape, engine: Engine, job: StepConfig) -> float:
     """Return the bytes that one block saves with torchtitan's selective checkpointing of operators.
 
     These are the block's input, the output of fused attention, which has the same width, and the outputs of the first,
@@ -210,7 +210,7 @@ def cast_bytes(shape: ModelShape, engine: Engine) -> int:
     return counts.outside.settings["autocast sdpa"].casts + blocks
 
 
-def _change_by_adapters(shape: ModelShape, engine: Engine, job: Job) -> float:
+def _change_by_adapters(shape: ModelShape, engine: Engine, job: StepConfig) -> float:
     """Return the bytes that a block with adapters saves more than one without. Usually they are negative.
 
     Norms that are one kernel save only their input, which the gradient of the input needs too. Then only the inputs of
@@ -226,7 +226,7 @@ def _change_by_adapters(shape: ModelShape, engine: Engine, job: Job) -> float:
 # ---------------------------------------------------------------- temporary tensors and logits
 
 
-def temporary_bytes(shape: ModelShape, engine: Engine, job: Job) -> float:
+def temporary_bytes(shape: ModelShape, engine: Engine, job: StepConfig) -> float:
     """Return the temporary bytes at the peak of a block's backward pass, without the block's saved tensors.
 
     This is the block that needs most. The peak is usually in the feed-forward part. If the matrices of attention are
@@ -242,7 +242,7 @@ def temporary_bytes(shape: ModelShape, engine: Engine, job: Job) -> float:
     return temporary + adapters.forward_temporaries(shape, engine)
 
 
-def _temporary_bytes(part: PartCounts, computed_in: Arithmetic, job: Job) -> float:
+def _temporary_bytes(part: PartCounts, computed_in: Arithmetic, job: StepConfig) -> float:
     """Return the temporary bytes of a kind of block without adapters."""
     batch, length = job.micro_batch_size, job.sequence_length
     size = 2 if computed_in == "half" else 4
@@ -259,7 +259,7 @@ def _temporary_bytes(part: PartCounts, computed_in: Arithmetic, job: Job) -> flo
     return max(highest - size * part.composed.of(batch, length), highest / 2) if job.is_fused else highest
 
 
-def _with_dropout(peak: Polynomial, part: PartCounts, computed_in: Arithmetic, job: Job) -> Polynomial:
+def _with_dropout(peak: Polynomial, part: PartCounts, computed_in: Arithmetic, job: StepConfig) -> Polynomial:
     """Return a peak with dropout: in attention, one matrix less is temporary, because dropout's output is saved."""
     if not peak.per_pair:
         return peak
@@ -268,17 +268,17 @@ def _with_dropout(peak: Polynomial, part: PartCounts, computed_in: Arithmetic, j
     return Polynomial(peak.constant, peak.per_token, max(0.0, peak.per_pair - less))
 
 
-def num_logits(shape: ModelShape, job: Job) -> float:
+def num_logits(shape: ModelShape, job: StepConfig) -> float:
     """Return the number of logits of a micro batch."""
     return shape.counts.logits.of(job.micro_batch_size, job.sequence_length)
 
 
-def logit_bytes(shape: ModelShape, job: Job) -> float:
+def logit_bytes(shape: ModelShape, job: StepConfig) -> float:
     """Return the bytes of the logits and of the copies that the loss makes of them."""
     return num_logits(shape, job) * LOGIT_BYTES[job.loss]
 
 
-def logit_gradient_bytes(shape: ModelShape, engine: Engine, job: Job) -> float:
+def logit_gradient_bytes(shape: ModelShape, engine: Engine, job: StepConfig) -> float:
     """Return the bytes of the gradient of the logits, which the backward pass of the output layer reads."""
     return num_logits(shape, job) * min(engine.compute_bytes, LOGIT_BYTES[job.loss])
 
@@ -286,7 +286,7 @@ def logit_gradient_bytes(shape: ModelShape, engine: Engine, job: Job) -> float:
 # ---------------------------------------------------------------- moved bytes
 
 
-def moved_bytes(part: PartCounts, computed_in: Arithmetic, size: int, job: Job) -> tuple[float, float]:
+def moved_bytes(part: PartCounts, computed_in: Arithmetic, size: int, job: StepConfig) -> tuple[float, float]:
     """Return the bytes that a part's kernels move in forward and backward, without products and fused attention.
 
     `size` is the bytes per element of the inputs of products. Dropout reads its input, and writes its output and a

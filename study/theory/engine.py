@@ -89,7 +89,7 @@ def parameter_bytes(precision: str) -> int:
 
 
 @dataclass(frozen=True)
-class Job:
+class StepConfig:
     """The work of one rank in an optimizer step."""
 
     micro_batch_size: int  # sequences per rank and forward pass

@@ -26,7 +26,7 @@ from study.theory.gpus import (
 )
 
 __all__ = (
-    "GPUS", "Box", "Gpu", "described", "find", "find_gpu", "from_numbers", "generation_of",
+    "GPUS", "Cluster", "Gpu", "described", "find", "find_gpu", "from_numbers", "generation_of",
     "has_flash_attention", "peak_flops_per_second", "product_flops_per_second", "rented_box", "typical_box",
     "usable_memory_bytes", "whole_host_note", "with_host",
 )  # fmt: skip
@@ -36,7 +36,7 @@ __all__ = (
 
 
 @dataclass(frozen=True)
-class Box:
+class Cluster:
     """A machine: GPUs of one kind in nodes of equal size, and the host memory, disks and network of a node."""
 
     gpu: Gpu
@@ -88,14 +88,14 @@ class _Node:
     source: str
     linked_gpus: int = 0  # GPUs whose NVLink connects several nodes; 0: it ends at the node
 
-    def box(self, gpu: Gpu, num_gpus: int) -> Box:
+    def box(self, gpu: Gpu, num_gpus: int) -> Cluster:
         """Return a machine with this number of GPUs, which has the whole host of each node.
 
         If it has fewer GPUs than a node, the others are idle, and the processes share the whole host.
         """
         gib, cores, gigabytes_per_second = self.host
         num_drives, terabytes, (read_rate, write_rate) = self.drives or (0, 0, (0, 0))
-        return Box(
+        return Cluster(
             gpu=gpu,
             num_gpus=num_gpus,
             gpus_per_node=self.gpus,
@@ -149,7 +149,7 @@ _NODES = {
 }
 
 
-def typical_box(gpu: Gpu, num_gpus: int, gpus_per_node: int | None = None) -> Box:
+def typical_box(gpu: Gpu, num_gpus: int, gpus_per_node: int | None = None) -> Cluster:
     """Return the machine with these GPUs that cloud providers rent out.
 
     It has the whole host of each node, even if it has fewer GPUs than a node. If no node with this GPU and this
@@ -157,13 +157,13 @@ def typical_box(gpu: Gpu, num_gpus: int, gpus_per_node: int | None = None) -> Bo
     """
     node = _NODES.get(gpu.name.removesuffix(CHANGED))
     if node is None:
-        return Box(gpu, num_gpus) if gpus_per_node is None else Box(gpu, num_gpus, gpus_per_node)
+        return Cluster(gpu, num_gpus) if gpus_per_node is None else Cluster(gpu, num_gpus, gpus_per_node)
     if gpus_per_node is not None and gpus_per_node != node.gpus:
-        return Box(gpu, num_gpus, gpus_per_node, node_bandwidth=node.gigabits * 1e9 / 8)
+        return Cluster(gpu, num_gpus, gpus_per_node, node_bandwidth=node.gigabits * 1e9 / 8)
     return node.box(gpu, num_gpus)
 
 
-def rented_box(gpu: Gpu, num_gpus: int) -> Box:
+def rented_box(gpu: Gpu, num_gpus: int) -> Cluster:
     """Return the part of a typical machine that cloud providers rent out with this many GPUs.
 
     If it has fewer GPUs than a node, it has the same share of the node's host. The predictions of this project's
@@ -186,7 +186,7 @@ def rented_box(gpu: Gpu, num_gpus: int) -> Box:
 
 
 def with_host(
-    box: Box,
+    box: Cluster,
     *,
     memory_gib: float | None = None,
     cores: int | None = None,
@@ -195,7 +195,7 @@ def with_host(
     disk_gigabytes_per_second: tuple[float, float] | None = None,
     link_gigabytes_per_second: float | None = None,
     network_gigabits_per_second: float | None = None,
-) -> Box:
+) -> Cluster:
     """Return a machine with the user's own numbers in place of the assumed ones. None keeps what is assumed.
 
     Memory, cores, disks and their rates (read, write) are those of a node. The rate of a link is that between the GPUs
@@ -224,7 +224,7 @@ def _times(value: float | None, unit: float) -> float | None:
     return None if value is None else value * unit
 
 
-def described(box: Box) -> list[tuple[str, str]]:
+def described(box: Cluster) -> list[tuple[str, str]]:
     """Return what a prediction assumes about the machine, as pairs of a label and a text.
 
     Numbers that the user gave are marked. If the machine has fewer GPUs than a node, the text says that the host's
@@ -257,7 +257,7 @@ def described(box: Box) -> list[tuple[str, str]]:
     return pairs
 
 
-def whole_host_note(box: Box) -> str | None:
+def whole_host_note(box: Cluster) -> str | None:
     """Return a note that the host's numbers are those of a whole node. None if all of its GPUs are used, or none known.
 
     A user who rents only a part of a node has less.
@@ -273,11 +273,11 @@ def whole_host_note(box: Box) -> str | None:
     )
 
 
-def _mark(box: Box, name: str) -> str:
+def _mark(box: Cluster, name: str) -> str:
     return " (given)" if name in box.requested else ""
 
 
-def _host_in_words(box: Box) -> str:
+def _host_in_words(box: Cluster) -> str:
     known = [
         f"{value}{_mark(box, name)}"
         for name, value in (
@@ -293,7 +293,7 @@ def _host_in_words(box: Box) -> str:
     return "; ".join(parts)
 
 
-def _disks_in_words(box: Box) -> str:
+def _disks_in_words(box: Cluster) -> str:
     if not box.disk_read_bandwidth or not box.disk_write_bandwidth:
         return "no local disk known; NVMe offload needs --disk and --disk-bandwidth"
     size = f"{box.disk_bytes / 1e12:.3g} TB{_mark(box, 'disk_bytes')}" if box.disk_bytes else "of unknown size"

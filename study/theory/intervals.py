@@ -12,8 +12,8 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 from study.theory import hardware, measured_by_others
-from study.theory.engine import Engine, Job
-from study.theory.hardware import Box
+from study.theory.engine import Engine, StepConfig
+from study.theory.hardware import Cluster
 from study.theory.shapes import ModelShape
 
 # fsdp: PyTorch's FSDP. zero3: DeepSpeed at stage 3. resident: DDP, DeepSpeed at other stages, one process, and mixtures
@@ -132,7 +132,7 @@ def memory_errors(shape: ModelShape, engine: Engine) -> list[MemoryErrors]:
     return [MemoryErrors(**{name: entry[name] for name in names}) for entry in entries]
 
 
-def timing_class(shape: ModelShape, engine: Engine, job: Job | None = None) -> TimingClass:
+def timing_class(shape: ModelShape, engine: Engine, job: StepConfig | None = None) -> TimingClass:
     """Return the class whose interval a case has. Without a job, the step is not compiled."""
     kind = _class_of_engine(shape, engine)
     # torch.compile makes a step of one process or DDP faster by a factor that depends on the model's width and on the
@@ -155,7 +155,7 @@ def name_of(shape: ModelShape, engine: Engine) -> str:
     return "offload" if timing_class(shape, engine) == "offload" else engine.name
 
 
-def distance_of(shape: ModelShape, engine: Engine, box: Box) -> Distance:
+def distance_of(shape: ModelShape, engine: Engine, box: Cluster) -> Distance:
     """Return how a machine differs from the machines that have published times with this engine."""
     generation = hardware.generation_of(box.gpu)
     if generation not in GENERATIONS:
@@ -164,7 +164,7 @@ def distance_of(shape: ModelShape, engine: Engine, box: Box) -> Distance:
     return "known" if least <= box.num_gpus <= most else "new count"
 
 
-def _lacks(shape: ModelShape, engine: Engine, box: Box) -> tuple[str, ...]:
+def _lacks(shape: ModelShape, engine: Engine, box: Cluster) -> tuple[str, ...]:
     """Return the properties of a case that no published time has.
 
     These are a mixture of experts, the optimizer, the GPU, and the engine on this number of GPUs of this generation.
@@ -179,7 +179,7 @@ def _lacks(shape: ModelShape, engine: Engine, box: Box) -> tuple[str, ...]:
     return tuple(lacking)
 
 
-def evidence(shape: ModelShape, engine: Engine, box: Box, job: Job | None = None) -> Evidence:
+def evidence(shape: ModelShape, engine: Engine, box: Cluster, job: StepConfig | None = None) -> Evidence:
     """Return the cross-validation errors that decide the interval of a case. Without a job, it is not compiled."""
     rests_on = EVIDENCE[timing_class(shape, engine, job), distance_of(shape, engine, box)]
     return replace(rests_on, lacks=_lacks(shape, engine, box))

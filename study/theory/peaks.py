@@ -19,7 +19,7 @@ from study.theory import adapters, computation
 from study.theory.communication.buckets import ENGINE_BUCKET_ELEMENTS
 from study.theory.communication.model_order import model_of
 from study.theory.communication.sharded import whole_elements
-from study.theory.engine import Engine, Job
+from study.theory.engine import Engine, StepConfig
 from study.theory.model_states import (
     MASTER_BYTES,
     STATE_PARTS,
@@ -145,7 +145,7 @@ def fullest_rank(engine: Engine, shape: ModelShape) -> int:
     return int(max(ranks, key=lambda rank: (reduced_gradient_bytes(engine, sizes, rank), rank)))
 
 
-def peak(shape: ModelShape, engine: Engine, job: Job, rank: int | None = None) -> Peak:
+def peak(shape: ModelShape, engine: Engine, job: StepConfig, rank: int | None = None) -> Peak:
     """Return the predicted peak of a steady optimizer step.
 
     If `rank` is None, this is the peak of the rank that uses the most memory.
@@ -167,7 +167,7 @@ def peak(shape: ModelShape, engine: Engine, job: Job, rank: int | None = None) -
 
 
 def _moments(
-    shape: ModelShape, engine: Engine, job: Job, rank: int, resting: States, stepping: States
+    shape: ModelShape, engine: Engine, job: StepConfig, rank: int, resting: States, stepping: States
 ) -> list[dict[PeakPart, float]]:
     """Return the bytes in memory at each of PEAK_MOMENTS, by part."""
     temporary = computation.temporary_bytes(shape, engine, job)
@@ -229,7 +229,7 @@ def _moments(
     ]
 
 
-def _activations(shape: ModelShape, engine: Engine, job: Job, logits: float) -> tuple[float, float, float]:
+def _activations(shape: ModelShape, engine: Engine, job: StepConfig, logits: float) -> tuple[float, float, float]:
     """Return the bytes of activations at the loss, and in the backward pass of the last and of the first block.
 
     They include autocast's copies of the weights.
@@ -314,7 +314,7 @@ class _Gradients:
     sharded: float = 0.0  # fsdp: the rank's shard of all reduced gradients
 
 
-def _gradients(shape: ModelShape, engine: Engine, job: Job, rank: int) -> _Gradients:
+def _gradients(shape: ModelShape, engine: Engine, job: StepConfig, rank: int) -> _Gradients:
     engine, sizes = _of_trained(engine, shape), adapters.trained_sizes(shape)
     psi, size = sizes.num_params, engine.parameter_bytes
     largest = size * max(sizes.matrices)
@@ -392,7 +392,7 @@ def _owns_last_block(shape: ModelShape, engine: Engine, rank: int) -> bool:
     )
 
 
-def _stage_3_gradients(shape: ModelShape, engine: Engine, job: Job, tied: float) -> _Gradients:
+def _stage_3_gradients(shape: ModelShape, engine: Engine, job: StepConfig, tied: float) -> _Gradients:
     """Return the bytes of gradients at stage 3, as in DeepSpeed's stage3.py.
 
     The bucket is permanent, and reduce_scatter_coalesced copies its content.
@@ -434,7 +434,7 @@ def _last_unit(shape: ModelShape) -> int:
     return max(shape.outside_params - _around(shape), _around(shape))
 
 
-def _fsdp_gradients(shape: ModelShape, engine: Engine, job: Job) -> _Gradients:
+def _fsdp_gradients(shape: ModelShape, engine: Engine, job: StepConfig) -> _Gradients:
     """Return the bytes of gradients under FSDP2, as in torch.distributed.fsdp.
 
     The gradients of a unit and their copy exist until those of the next unit exist. The parameters outside the blocks
@@ -468,7 +468,7 @@ def _fsdp_gradients(shape: ModelShape, engine: Engine, job: Job) -> _Gradients:
     )
 
 
-def _fsdp_adapter_gradients(shape: ModelShape, engine: Engine, job: Job) -> _Gradients:
+def _fsdp_adapter_gradients(shape: ModelShape, engine: Engine, job: StepConfig) -> _Gradients:
     """Return the bytes of the gradients of adapters under FSDP2.
 
     They are reduced block by block, and only adapters are in the collective. Without reduction in every micro step,
@@ -501,7 +501,7 @@ class _Whole:
     at_end: float = 0.0
 
 
-def _whole_bytes(shape: ModelShape, engine: Engine, job: Job) -> _Whole:
+def _whole_bytes(shape: ModelShape, engine: Engine, job: StepConfig) -> _Whole:
     """Return the bytes of gathered parameters by moment, without the secondary copy.
 
     Those of adapters are neglected. Quantized weights are gathered as they are stored. Embedding and output layer are
@@ -515,7 +515,7 @@ def _whole_bytes(shape: ModelShape, engine: Engine, job: Job) -> _Whole:
     return _whole_of_base(shape, engine, job, is_frozen=False)
 
 
-def _whole_of_base(shape: ModelShape, engine: Engine, job: Job, is_frozen: bool) -> _Whole:
+def _whole_of_base(shape: ModelShape, engine: Engine, job: StepConfig, is_frozen: bool) -> _Whole:
     """Return the bytes of gathered parameters of a model without adapters, whose weights may be frozen."""
     if engine.kind == "fsdp":
         # Parameters outside the blocks stay gathered. In the backward pass, one block computes while the next is

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from study.theory import communication, computation, peaks, step_time
 from study.theory.communication import ExpectedCollective
-from study.theory.engine import Engine, Job
-from study.theory.hardware import Box, product_flops_per_second, usable_memory_bytes
+from study.theory.engine import Engine, StepConfig
+from study.theory.hardware import Cluster, product_flops_per_second, usable_memory_bytes
 from study.theory.measured_by_others import AllocatorUse, MeasuredCase
 from study.theory.peaks import Peak
 from study.theory.shapes import ModelShape
@@ -54,8 +54,8 @@ class Prediction:
     """The prediction for one strategy on one kind of machine."""
 
     engine: Engine
-    job: Job
-    box: Box
+    job: StepConfig
+    box: Cluster
     peak: Peak
     step: StepTime
     collectives: list[ExpectedCollective]  # collectives of one step
@@ -121,7 +121,7 @@ class Prediction:
         return None if price is None else price / 3600 / self.tokens_per_second_per_gpu * 1e9
 
 
-def predict(shape: ModelShape, engine: Engine, job: Job, box: Box) -> Prediction:
+def predict(shape: ModelShape, engine: Engine, job: StepConfig, box: Cluster) -> Prediction:
     """Return the predicted memory, communication and time of one configuration."""
     return Prediction(
         engine=engine,
@@ -136,7 +136,7 @@ def predict(shape: ModelShape, engine: Engine, job: Job, box: Box) -> Prediction
     )
 
 
-def lacking(peak: Peak, box: Box) -> str | None:
+def lacking(peak: Peak, box: Cluster) -> str | None:
     """Return "host memory" or "disk" if a node has too little of it for offload, otherwise None.
 
     None is also returned if the size of the node's memory or disk is unknown.
@@ -150,7 +150,7 @@ def lacking(peak: Peak, box: Box) -> str | None:
     return None
 
 
-def fits(peak: Peak, box: Box) -> bool:
+def fits(peak: Peak, box: Cluster) -> bool:
     """Return whether the GPU has enough memory, and the node has enough memory and disk for offloaded data."""
     return free_bytes(peak, box) >= 0 and lacking(peak, box) is None
 
@@ -168,7 +168,7 @@ def predicted_memory(case: MeasuredCase) -> float | bool:
     return shown_bytes(peak, case.box, whole_card=case.quantity == "used_bytes", factor=factor)
 
 
-def shown_bytes(peak: Peak, box: Box, whole_card: bool = True, factor: float = RESERVED) -> float:
+def shown_bytes(peak: Peak, box: Cluster, whole_card: bool = True, factor: float = RESERVED) -> float:
     """Return the bytes that nvidia-smi shows for a GPU, or that torch's allocator reserves if `whole_card` is False.
 
     `factor` is the reserved memory relative to the peak of the tensors. Frozen weights are not multiplied by it,
@@ -179,12 +179,12 @@ def shown_bytes(peak: Peak, box: Box, whole_card: bool = True, factor: float = R
     return min(float(reserved), usable) + (outside_bytes(box) if whole_card else 0)
 
 
-def outside_bytes(box: Box) -> int:
+def outside_bytes(box: Cluster) -> int:
     """Return the bytes of a GPU that are used outside torch's allocator: driver, CUDA context and NCCL."""
     return box.gpu.memory_bytes - usable_memory_bytes(box.gpu, box.num_gpus)
 
 
-def _ranks_per_node(box: Box) -> int:
+def _ranks_per_node(box: Cluster) -> int:
     return min(box.num_gpus, box.gpus_per_node)
 
 
@@ -202,12 +202,12 @@ def needed_for(peak: Peak) -> float:
     return max(stepping * (1 + OPTIMIZER_SLACK), *map(needed_bytes, others))
 
 
-def free_bytes(peak: Peak, box: Box) -> float:
+def free_bytes(peak: Peak, box: Cluster) -> float:
     """Return the bytes of a GPU's memory that stay free. Negative if memory is missing."""
     return usable_memory_bytes(box.gpu, box.num_gpus) - needed_for(peak)
 
 
-def largest_micro_batch(shape: ModelShape, engine: Engine, job: Job, box: Box) -> int:
+def largest_micro_batch(shape: ModelShape, engine: Engine, job: StepConfig, box: Cluster) -> int:
     """Return the largest micro batch that fits a GPU, in sequences. 0 if not even one sequence fits.
 
     The result is at most LARGEST_MICRO_BATCH.

@@ -70,7 +70,7 @@ class Stack:
 
     @property
     def job(self) -> dict[str, Any]:
-        """The fields of `Job` that this stack decides. Activation checkpointing is not among them."""
+        """The fields of `StepConfig` that this stack decides. Activation checkpointing is not among them."""
         return {"kernels": self.kernels, "attention": self.attention, "loss_kernel": self.loss_kernel}
 
 

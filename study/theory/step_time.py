@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 from study.theory import adapters, communication, computation, intervals, model_states
 from study.theory.communication.sharded import gathered_elements
-from study.theory.engine import Engine, Job, LossKernel, parameter_bytes
+from study.theory.engine import Engine, LossKernel, StepConfig, parameter_bytes
 from study.theory.gpus import LIKE
-from study.theory.hardware import Box, generation_of, product_flops_per_second
+from study.theory.hardware import Cluster, generation_of, product_flops_per_second
 from study.theory.intervals import Evidence
 from study.theory.shapes import ModelShape
 
@@ -143,7 +143,7 @@ class StepTime:
         return self.total * (math.inf if self.evidence.is_rough else self.evidence.spread)
 
 
-def tokens_per_second_per_gpu(job: Job, step_seconds: float) -> float:
+def tokens_per_second_per_gpu(job: StepConfig, step_seconds: float) -> float:
     """Return the tokens per second and GPU from the seconds of an optimizer step."""
     return job.tokens * job.gradient_accumulation_steps / step_seconds
 
@@ -176,8 +176,8 @@ def flash_efficiency(generation: str, constants: Constants) -> float:
 def seconds(
     shape: ModelShape,
     engine: Engine,
-    job: Job,
-    box: Box,
+    job: StepConfig,
+    box: Cluster,
     constants: Constants | None = None,
     host_thread_bandwidth: float | None = None,
 ) -> StepTime:
@@ -266,7 +266,7 @@ class _Speed:
     constants: Constants
 
     @classmethod
-    def of(cls, engine: Engine, box: Box, constants: Constants) -> _Speed:
+    def of(cls, engine: Engine, box: Cluster, constants: Constants) -> _Speed:
         peak = product_flops_per_second(box.gpu, engine.precision)
         attention = box.gpu.peak_flops_per_second["bf16"] if engine.precision == "fp8" else peak
         return cls(
@@ -291,7 +291,7 @@ class _Compute:
     recompute: float
 
 
-def _compute(shape: ModelShape, engine: Engine, job: Job, speed: _Speed) -> _Compute:
+def _compute(shape: ModelShape, engine: Engine, job: StepConfig, speed: _Speed) -> _Compute:
     blocks = _blocks(shape, engine, job, speed)
     head = _head_seconds(shape, engine, job, speed)
     logits = computation.num_logits(shape, job)
@@ -327,7 +327,7 @@ FUSED_OUTPUT_PASSES = 2
 ADAPTER_KERNELS = 6
 
 
-def _adapters(shape: ModelShape, engine: Engine, job: Job, speed: _Speed) -> _Compute:
+def _adapters(shape: ModelShape, engine: Engine, job: StepConfig, speed: _Speed) -> _Compute:
     """Return the seconds that adapters add to a micro step, and those of dequantizing the frozen weights."""
     adapter = shape.adapter
     if adapter is None:
@@ -377,7 +377,7 @@ def _product_seconds(kind: Product, tokens: float, size: int, speed: _Speed) -> 
     return multiplied / speed.products + size * moved / speed.operands
 
 
-def _blocks(shape: ModelShape, engine: Engine, job: Job, speed: _Speed) -> _Compute:
+def _blocks(shape: ModelShape, engine: Engine, job: StepConfig, speed: _Speed) -> _Compute:
     """Return the seconds of all blocks.
 
     A fused kernel of attention computes only unmasked scores. It saves no scores, so its backward pass has five
@@ -411,7 +411,7 @@ def _blocks(shape: ModelShape, engine: Engine, job: Job, speed: _Speed) -> _Comp
 
 def _repeated(
     count: int,
-    job: Job,
+    job: StepConfig,
     products: float,
     attention: float,
     attention_backward: float,
@@ -433,7 +433,7 @@ def _repeated(
     return _Compute(forward=count * block, backward=count * backward, recompute=count * again)
 
 
-def _head_seconds(shape: ModelShape, engine: Engine, job: Job, speed: _Speed) -> float:
+def _head_seconds(shape: ModelShape, engine: Engine, job: StepConfig, speed: _Speed) -> float:
     """Return the seconds of the products outside the blocks in one forward pass."""
     size = engine.compute_bytes
     outside, batch, length = shape.counts.outside, job.micro_batch_size, job.sequence_length
@@ -476,7 +476,7 @@ SUBGROUPS = ("subgroup_all_gather", "subgroup_reduce_scatter")
 GATHERS = ("all_gather", "subgroup_all_gather", "broadcast")
 
 
-def _num_gathers(shape: ModelShape, engine: Engine, job: Job) -> float:
+def _num_gathers(shape: ModelShape, engine: Engine, job: StepConfig) -> float:
     """Return how often a micro step gathers all parameters at stage 3.
 
     The number is fractional if some parameters stay gathered, and 0 at other stages.
@@ -488,7 +488,7 @@ def _num_gathers(shape: ModelShape, engine: Engine, job: Job) -> float:
     return gathered_elements(engine, adapters.base_of(shape), job) / shape.num_params
 
 
-def _communication(shape: ModelShape, engine: Engine, job: Job, box: Box, speed: _Speed) -> _Moved:
+def _communication(shape: ModelShape, engine: Engine, job: StepConfig, box: Cluster, speed: _Speed) -> _Moved:
     """Return the seconds of the collectives of theory/communication/, by the computation with which they overlap."""
     world_size = engine.world_size
     if world_size == 1:
@@ -549,7 +549,7 @@ class _Pcie:
     last_backward: float = 0.0
 
 
-def _pcie(shape: ModelShape, engine: Engine, job: Job, box: Box) -> _Pcie:
+def _pcie(shape: ModelShape, engine: Engine, job: StepConfig, box: Cluster) -> _Pcie:
     """Return the seconds of the transfers over PCIe that offload needs.
 
     Source for DeepSpeed 0.19.8: runtime/zero/stage_1_and_2.py and stage3.py.
@@ -582,7 +582,7 @@ def _pcie(shape: ModelShape, engine: Engine, job: Job, box: Box) -> _Pcie:
     return _Pcie(forward, backward, last_backward)
 
 
-def _host_step(num_owned: float, engine: Engine, box: Box, thread_bandwidth: float) -> float:
+def _host_step(num_owned: float, engine: Engine, box: Cluster, thread_bandwidth: float) -> float:
     """Return the seconds of the optimizer step in host memory and of the transfer of the new parameters to the GPU.
 
     Raises ValueError if the host of the machine is not known.
@@ -600,7 +600,7 @@ def _host_step(num_owned: float, engine: Engine, box: Box, thread_bandwidth: flo
     return max(by_memory, by_threads) + up
 
 
-def _disk(shape: ModelShape, engine: Engine, box: Box, num_gathers: float) -> float:
+def _disk(shape: ModelShape, engine: Engine, box: Cluster, num_gathers: float) -> float:
     """Return the seconds of a node's disks.
 
     They do not overlap with anything, because DeepSpeed's pipelined swapping is off by default. Raises ValueError if

@@ -23,8 +23,8 @@ from study.formatting import GIB
 from study.planner.choose import gpt
 from study.strategy import file, in_theory
 from study.theory import adapters, communication, hardware, model_states, peaks, prediction, shapes
-from study.theory.engine import Engine, Job, PrecisionClass
-from study.theory.hardware import Box
+from study.theory.engine import Engine, PrecisionClass, StepConfig
+from study.theory.hardware import Cluster
 from study.theory.intervals import EVIDENCE
 from study.theory.peaks import Peak
 from study.theory.prediction import Prediction
@@ -34,7 +34,7 @@ POSITIONS, VOCABULARY = 1024, 50257  # of a model that the ledger describes by i
 MEMORY_ERROR = 0.10  # relative, as memory_views.AT_MOST; 6 of 7 published peaks are within it
 _WORST_AND_BEST = (1 + MEMORY_ERROR, 1 - MEMORY_ERROR)
 _LEAST = {"micro_batch": 1, "checkpointing": True}  # the settings that need the least memory
-_LEAST_JOB = Job(1, POSITIONS, activation_checkpointing=True, kernels="fused")
+_LEAST_JOB = StepConfig(1, POSITIONS, activation_checkpointing=True, kernels="fused")
 WIDEST = 1 << 17  # the largest hidden size that `largest_model` tries
 
 # ---------------------------------------------------------------- cases
@@ -91,22 +91,24 @@ class Case(_Typed):
     def shape(self) -> ModelShape:
         shape = shape_of(self.model)
         if shape.positions < self.sequence_length:
-            shape = shapes.changed(shape, positions=self.sequence_length)
+            shape = shapes.replace_parts(shape, positions=self.sequence_length)
         adapter = adapters.from_options(
             self.lora_rank, self.lora_target, load_in_4bit=self.load_in_4bit, head=shape.head
         )
-        return adapters.applied(shape, adapter)
+        return adapters.with_adapter(shape, adapter)
 
     @property
     def engine(self) -> Engine:
         return engine_in_16_bits(self.strategy, self.shape.hidden, self.gpus, self.precision)
 
     @property
-    def job(self) -> Job:
-        return Job(self.micro_batch, self.sequence_length, self.accumulation, self.checkpointing, kernels=self.kernels)
+    def job(self) -> StepConfig:
+        return StepConfig(
+            self.micro_batch, self.sequence_length, self.accumulation, self.checkpointing, kernels=self.kernels
+        )
 
     @property
-    def box(self) -> Box:
+    def box(self) -> Cluster:
         return box_of(self.gpu, self.gpus, self.node)
 
     @property
@@ -164,7 +166,7 @@ def engine_in_16_bits(strategy: str, hidden: int, world_size: int, precision: Pr
     )
 
 
-def box_of(gpu: str, gpus: int, node: str | None) -> Box:
+def box_of(gpu: str, gpus: int, node: str | None) -> Cluster:
     """Return the machine of a case.
 
     Raises ValueError for an unknown GPU or node, and if the GPUs do not fill the nodes.
@@ -180,7 +182,7 @@ def box_of(gpu: str, gpus: int, node: str | None) -> Box:
             # As in theory/measured_by_others/published.yaml: 16 V100, 1.5 TB of memory, and eight drives of 3.84 TB, of
             # which
             # the papers count 28 TB. Two sockets, each with 24 cores and six channels of DDR4-2666.
-            return Box(
+            return Cluster(
                 card,
                 gpus,
                 gpus_per_node=16,
@@ -336,7 +338,7 @@ def _largest(strategy: str, gpu: str, gpus: int, node: str | None, factor: float
     return float(family[fitting - 1].num_params) if fitting else 0.0
 
 
-def _holds(shape: ModelShape, strategy: str, box: Box, factor: float) -> bool:
+def _holds(shape: ModelShape, strategy: str, box: Cluster, factor: float) -> bool:
     """Return whether a model fits on a machine with one checkpointed sequence per GPU, in 16 bits.
 
     `factor` is the assumed peak divided by the predicted one.
@@ -346,7 +348,7 @@ def _holds(shape: ModelShape, strategy: str, box: Box, factor: float) -> bool:
     return _has_room(peaks.peak(shape, engine, _LEAST_JOB), box, factor)
 
 
-def _has_room(predicted_peak: Peak, box: Box, factor: float) -> bool:
+def _has_room(predicted_peak: Peak, box: Cluster, factor: float) -> bool:
     """Return whether there is enough memory if the peak is `factor` times the predicted one."""
     needed = factor * prediction.needed_for(predicted_peak)
     fits_gpu = bool(needed <= hardware.usable_memory_bytes(box.gpu, box.num_gpus))
@@ -369,7 +371,7 @@ def engine_volume(
     """
     shape = shape_of(model_of(model))
     engine = engine_in_16_bits(strategy, shape.hidden, world_size, "bf16")
-    job = Job(1, POSITIONS, accumulation, checkpointing, kernels="fused")
+    job = StepConfig(1, POSITIONS, accumulation, checkpointing, kernels="fused")
     collectives = communication.collectives(engine, shape, job)
     value = sum(collective.moved_bytes for collective in collectives) / (engine.parameter_bytes * shape.num_params)
     kinds = ", ".join(f"{collective.count:g} {collective.kind}" for collective in collectives)

@@ -16,7 +16,7 @@ from study.theory import adapters
 from study.theory.communication import buckets, sharded
 from study.theory.communication.buckets import Collective
 from study.theory.communication.model_order import model_of
-from study.theory.engine import Engine, Job
+from study.theory.engine import Engine, StepConfig
 from study.theory.model_states import is_bf16_optimizer
 from study.theory.shapes import ModelShape
 
@@ -55,7 +55,7 @@ def paper_volume(zero_stage: int, num_params: int, gradient_accumulation_steps: 
     raise ValueError(f"zero_stage {zero_stage}: must be 0, 1, 2 or 3")
 
 
-def collectives(engine: Engine, shape: ModelShape, job: Job) -> list[ExpectedCollective]:
+def collectives(engine: Engine, shape: ModelShape, job: StepConfig) -> list[ExpectedCollective]:
     """Return the collectives that rank 0 issues in a steady optimizer step, one entry per kind.
 
     Steps are steady from the third step on, because stage 3 first records the order of the modules. The collectives

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from study.theory.communication.buckets import Collective, chunks, full_buckets, sent_bytes
 from study.theory.communication.model_order import Layout, Model, Module, Parameter, model_of, modules_of
-from study.theory.engine import Engine, Job
+from study.theory.engine import Engine, StepConfig
 from study.theory.shapes import ModelShape
 
 # "enter", "leave" or "release", and the module. Parameters that are left may stay gathered, but not released ones.
@@ -233,7 +233,7 @@ class Whole(NamedTuple):
     gathering: int  # while a block is recomputed or gathers parameters, before they are used
 
 
-def whole_elements(engine: Engine, shape: ModelShape, job: Job, is_frozen: bool = False) -> Whole:
+def whole_elements(engine: Engine, shape: ModelShape, job: StepConfig, is_frozen: bool = False) -> Whole:
     """Return the most elements that stage 3 has gathered at one time, by the phase of a micro step.
 
     `is_frozen` is for a model whose own weights are frozen.
@@ -255,7 +255,7 @@ def whole_elements(engine: Engine, shape: ModelShape, job: Job, is_frozen: bool 
     return whole
 
 
-def gathered_elements(engine: Engine, shape: ModelShape, job: Job) -> int:
+def gathered_elements(engine: Engine, shape: ModelShape, job: StepConfig) -> int:
     """Return the elements that a micro step gathers.
 
     With one process, it fetches them from where they are offloaded.
@@ -358,7 +358,7 @@ def _num_recomputed(block: list[Visit]) -> int:
     return max((at for at, (action, _) in enumerate(block) if action == "release"), default=0)
 
 
-def _copied_from(engine: Engine, job: Job) -> int | None:
+def _copied_from(engine: Engine, job: StepConfig) -> int | None:
     """Return how many parameters a gather has at least if it copies them. None if no gather does.
 
     Several parameters are gathered into one buffer, from which each of them is then copied (partition_parameters.py,

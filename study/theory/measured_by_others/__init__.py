@@ -19,8 +19,8 @@ import yaml
 
 from study.theory import computation, hardware, shapes
 from study.theory.adapters import Adapter
-from study.theory.engine import Engine, Job, parameter_bytes
-from study.theory.hardware import Box
+from study.theory.engine import Engine, StepConfig, parameter_bytes
+from study.theory.hardware import Cluster
 from study.theory.shapes import ModelShape
 from study.theory.stacks import STACKS
 
@@ -43,8 +43,8 @@ class MeasuredRow:
     fp8: bool  # some linear layers are in fp8, which study/theory does not model
     shape: ModelShape
     engine: Engine
-    job: Job
-    box: Box
+    job: StepConfig
+    box: Cluster
     tokens_per_second_per_gpu: float
     mfu: float
 
@@ -73,7 +73,7 @@ def _row(line: dict[str, str]) -> MeasuredRow:
     gpu, node_bandwidth = _GPUS[line["gpu"]]
     sequence_length, num_gpus = int(line["sequence_length"]), int(line["num_gpus"])
     # The models of the tables have as many positions as their sequences have tokens.
-    shape = shapes.changed(shapes.find(f"mpt-{line['model']}"), positions=sequence_length)
+    shape = shapes.replace_parts(shapes.find(f"mpt-{line['model']}"), positions=sequence_length)
     resharded = {"FULL_SHARD": True, "SHARD_GRAD_OP": False}[line["sharding_strategy"]]
     checkpointing = {"True": True, "False": False}[line["activation_checkpointing"]]
     micro_batch_size = int(line["micro_batch_size"])
@@ -86,8 +86,10 @@ def _row(line: dict[str, str]) -> MeasuredRow:
         engine=Engine(
             "fsdp", 3, num_gpus, "bf16-autocast", 4, reshard_after_forward=resharded, optimizer_kernel="foreach"
         ),
-        job=Job(micro_batch_size, sequence_length, micro_steps, checkpointing, attention="flash-1", kernels="fused"),
-        box=Box(hardware.find_gpu(gpu), num_gpus, node_bandwidth=node_bandwidth),
+        job=StepConfig(
+            micro_batch_size, sequence_length, micro_steps, checkpointing, attention="flash-1", kernels="fused"
+        ),
+        box=Cluster(hardware.find_gpu(gpu), num_gpus, node_bandwidth=node_bandwidth),
         tokens_per_second_per_gpu=float(line["tokens_per_second_per_gpu"]),
         mfu=float(line["mfu_percent"]) / 100,
     )
@@ -120,8 +122,8 @@ class MeasuredCase:
     conditions: str  # the published conditions and the assumptions
     shape: ModelShape
     engine: Engine
-    job: Job
-    box: Box
+    job: StepConfig
+    box: Cluster
     allocator: AllocatorUse = "equal lengths"
     log: str = ""  # the path of the raw log or table; only of public logs
 
@@ -205,7 +207,7 @@ def _filled(entry: dict[str, Any], part: str) -> str:
     return str(entry.get(part, "")).format(**entry["box"], **entry["job"], **entry)
 
 
-def _setting(entry: dict[str, Any], content: dict[str, Any]) -> tuple[ModelShape, Engine, Job, Box]:
+def _setting(entry: dict[str, Any], content: dict[str, Any]) -> tuple[ModelShape, Engine, StepConfig, Cluster]:
     """Return the model, engine, job and machine of a published run from its entry.
 
     If the entry names a stack, it has that stack's defaults, as in an answer of `advise`. The entry's own settings take
@@ -220,7 +222,7 @@ def _setting(entry: dict[str, Any], content: dict[str, Any]) -> tuple[ModelShape
     shape = shapes.find(parts.pop("model", entry["model"]))
     parts["positions"] = max(parts.get("positions", shape.positions), job["sequence_length"])
     changes = {part: value for part, value in parts.items() if getattr(shape, part) != value}
-    shape = shapes.changed(shape, **changes) if changes else shape  # models without formulas cannot be changed
+    shape = shapes.replace_parts(shape, **changes) if changes else shape  # models without formulas cannot be changed
     shape = dataclasses.replace(shape, name=parts.get("name", entry["model"]))
     if "adapter" in entry:
         shape = dataclasses.replace(shape, adapter=_adapter(entry["adapter"]))
@@ -241,14 +243,14 @@ def _setting(entry: dict[str, Any], content: dict[str, Any]) -> tuple[ModelShape
     if stack:
         kernel = {"optimizer_kernel": entry["optimizer_kernel"]} if "optimizer_kernel" in entry else {}
         settings = dataclasses.replace(stack.applied(settings), **kernel)
-    return shape, settings, Job(**job), box
+    return shape, settings, StepConfig(**job), box
 
 
 def _adapter(entry: dict[str, Any]) -> Adapter:
     return Adapter(**entry | {"targets": tuple(entry["targets"])})
 
 
-def _box(box: dict[str, Any]) -> Box:
+def _box(box: dict[str, Any]) -> Cluster:
     """Return a machine from its entry.
 
     Properties of the host that the source does not give are those of a typical rented machine.
@@ -262,14 +264,14 @@ def _box(box: dict[str, Any]) -> Box:
     own = {name: box.pop(name) for name in ("link_bandwidth", "memory_bandwidth") if name in box}
     if "network_gbps" in box:
         box["node_bandwidth"] = box.pop("network_gbps") * 1e9 / 8
-    return Box(dataclasses.replace(gpu, **own), **{**rented, **box})
+    return Cluster(dataclasses.replace(gpu, **own), **{**rented, **box})
 
 
 _OF_HOST = ("host_memory_bytes", "host_memory_bandwidth", "host_cores", "disk_bytes", "disk_read_bandwidth",
             "disk_write_bandwidth")  # fmt: skip
 
 
-def _name(entry: dict[str, Any], job: Job, box: Box) -> str:
+def _name(entry: dict[str, Any], job: StepConfig, box: Cluster) -> str:
     """Return the name of a configuration, made of the settings that distinguish it from others."""
     words = [entry["model"]]
     if adapter := entry.get("adapter"):

@@ -489,7 +489,7 @@ def can_change(shape: ModelShape) -> bool:
     return shape.config is None or any(each.architecture == shape.architecture for each in MODEL_TYPES.values())
 
 
-def changed(shape: ModelShape, **parts: Any) -> ModelShape:
+def replace_parts(shape: ModelShape, **parts: Any) -> ModelShape:
     """Return a shape with other values of some of its parts, such as positions=4096, and with the counts of these.
 
     Raises ValueError if models of this type have no such part, as GPT-2 has no key heads besides its query heads.

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from study.files import parse_json
-from study.theory.shapes.config_json import can_change, changed, from_config, from_parts
+from study.theory.shapes.config_json import can_change, from_config, from_parts, replace_parts
 from study.theory.shapes.counts import from_content
-from study.theory.shapes.shape import ModelShape, traced
+from study.theory.shapes.shape import ModelShape, shape_from_counts
 
 FOLDER = Path(__file__).parent
 COUNTS = ("layers", "hidden", "heads", "kv_heads", "feed_forward", "head_size", "vocabulary", "positions")
@@ -82,7 +82,7 @@ def _of_entry(entry: dict[str, Any]) -> ModelShape:
     if "counts" not in entry:
         return from_config(entry["config"], entry["name"])
     counts = from_content(entry["counts"])
-    return traced(entry["name"], counts, entry["positions"], tuple(entry["notes"]), entry["config"])
+    return shape_from_counts(entry["name"], counts, entry["positions"], tuple(entry["notes"]), entry["config"])
 
 
 KNOWN = _Known()
@@ -138,7 +138,7 @@ def for_length(shape: ModelShape, sequence_length: int | None = None) -> tuple[M
             f"--sequence-length {shape.positions} or less, or a config.json with more positions"
         )
     note = f"{shape.name} has {shape.positions:,} positions: taken as if it had {length:,}"
-    return changed(shape, positions=length), length, [*shape.notes, note]
+    return replace_parts(shape, positions=length), length, [*shape.notes, note]
 
 
 def read_config(text: str) -> tuple[dict[str, Any], str]:

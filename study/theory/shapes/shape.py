@@ -134,7 +134,7 @@ class ModelShape:
 # ---------------------------------------------------------------- the study's models
 
 
-def traced(
+def shape_from_counts(
     name: str,
     counts: ModelCounts,
     positions: int,
