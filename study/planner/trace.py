@@ -22,9 +22,8 @@ GROUPS: dict[str, tuple[tuple[Part, ...], tuple[PeakPart, ...]]] = {
     "optimizer states": (("optimizer_states",),) * 2,
     "activations, temporaries": (("activations", "temporary_buffers"), ("activations", "logits", "temporary_buffers")),
 }
-Tracer = Callable[
-    [ModelShape, Engine, StepConfig], Traced
-]  # a function such as study.dryrun.trace.trace, which needs torch
+# A function such as study.dryrun.trace.trace, which needs torch.
+Tracer = Callable[[ModelShape, Engine, StepConfig], Traced]
 SHOWN = 0.01  # share of the traced peak below which differences are not listed
 HEAD = """\
 Traced, not measured: one step of the model of transformers over fake tensors, on one of the ranks.
