@@ -148,6 +148,44 @@ def test_tests_can_be_collected_after_make_setup():
     assert found == {}
 
 
+TOOLS = launching.ROOT / "tools"
+# The modules of tools/ that import from another folder of tools/, with the reason.
+FROM_OTHER_ROOMS = {
+    "derive/measuring.py": "pages are made from what tools/measure measures, and predict the times of `make gpu`",
+}
+
+
+def tools_by_room() -> dict[str, dict[str, Path]]:
+    """The modules and packages that programs in a folder of tools/ can import by name."""
+    rooms = [folder for folder in TOOLS.iterdir() if folder.is_dir() and any(folder.glob("*.py"))]
+    return {
+        room.name: {
+            path.stem: path for path in room.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()
+        }
+        for room in rooms
+    }
+
+
+def test_tools_import_neither_tests_nor_other_rooms():
+    rooms = tools_by_room()
+    assert set(rooms) == {"collect", "derive", "measure"}
+    names = [name for modules in rooms.values() for name in modules]
+    assert len(names) == len(set(names))  # pytest has all rooms on its path
+    tests = {path.stem for path in (launching.ROOT / "tests").glob("*.py")}
+    crossing = {}
+    for path in TOOLS.rglob("*.py"):
+        place = path.relative_to(TOOLS)
+        nodes = list(ast.walk(ast.parse(path.read_text())))
+        imports = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+        imports |= {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom) and not node.level}
+        first_names = {name.partition(".")[0] for name in imports}
+        assert not first_names & (tests - set(rooms[place.parts[0]])), place
+        elsewhere = {name for room, modules in rooms.items() if room != place.parts[0] for name in modules}
+        if others := first_names & elsewhere:
+            crossing[str(place)] = others
+    assert crossing.keys() == FROM_OTHER_ROOMS.keys(), crossing
+
+
 def test_no_file_hides_another_module():
     """`accelerate launch study/train.py` puts study/ first on sys.path."""
     ours = {path.stem for path in STUDY.glob("*.py")} | {path.name for path in STUDY.iterdir() if path.is_dir()}
