@@ -39,11 +39,10 @@ from study.engines import this_machine
 from study.engines.this_machine import Machine
 from study.strategy import file
 
-PAGES = sorted(
-    path.relative_to(ROOT).as_posix()
-    for pattern in ("README.md", "docs/*.md", "reports/*.md", "reports/*/README.md")
-    for path in ROOT.glob(pattern)
-)
+PAGE_PATTERNS = (
+    "README.md", "docs/*.md", "reports/*.md", "reports/*/README.md", "study/*/README.md", "tools/**/README.md",
+)  # fmt: skip
+PAGES = sorted(path.relative_to(ROOT).as_posix() for pattern in PAGE_PATTERNS for path in ROOT.glob(pattern))
 
 
 @cache

@@ -148,6 +148,15 @@ def test_tests_can_be_collected_after_make_setup():
     assert found == {}
 
 
+MANY_LINES = 2000
+
+
+def test_a_large_folder_says_where_to_begin():
+    for folder in (path for room in (STUDY, launching.ROOT / "tools") for path in (room, *room.iterdir())):
+        lines = sum(len(path.read_text().splitlines()) for path in folder.rglob("*.py"))
+        assert lines <= MANY_LINES or (folder / "README.md").exists() or folder == STUDY, folder
+
+
 TOOLS = launching.ROOT / "tools"
 # The modules of tools/ that import from another folder of tools/, with the reason.
 FROM_OTHER_ROOMS = {

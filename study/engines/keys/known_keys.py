@@ -1,4 +1,4 @@
-"""Read the table of keys that tools/derive/keys.py writes: the engines' keys, their effects, and which runs accept."""
+"""Read the table that tools/derive/keys.py writes: the engines' keys, what each does, and which ones runs accept."""
 
 from __future__ import annotations
 
