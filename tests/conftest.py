@@ -39,6 +39,9 @@ PAGES = {
     "test_published", "test_recomputed",
 }  # fmt: skip
 
+# Files about programs in tools/measure whose measurements are finished: only `make test-measurements` runs them.
+MEASUREMENTS = {"test_benchmarks", "test_published"}
+
 # Fixtures that decide every claim of the ledger again.
 PAGES_FIXTURES = {"now"}
 
@@ -79,6 +82,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         fixtures = set(getattr(item, "fixturenames", ()))
         if item.path.stem in PAGES or PAGES_FIXTURES & fixtures:
             item.add_marker(pytest.mark.pages)
+        if item.path.stem in MEASUREMENTS:
+            item.add_marker(pytest.mark.measurements)
         if _seconds(item.path.stem)[1] >= COMPUTES_SECONDS:
             item.add_marker(pytest.mark.computes)
         if MADE_ONCE & fixtures:

@@ -69,7 +69,7 @@ def test_a_planted_fault_is_told_apart_at_its_first_step(pins):
 @pytest.mark.launches
 def test_a_plain_loop_of_one_process_leaves_the_same_bits(monkeypatch, capsys):
     """It shares no code with the trainer: what all strategies have in common is checked too."""
-    monkeypatch.syspath_prepend(str(launching.ROOT / "tools"))
+    monkeypatch.syspath_prepend(str(launching.ROOT / "tools" / "measure"))
     import plain_loop
 
     cut = {**GPT, "micro_batch_size": 2, "fixed_order": "all"}

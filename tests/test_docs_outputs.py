@@ -15,7 +15,7 @@ name_of = lambda place: place.name  # noqa: E731
 @pytest.mark.launches
 @pytest.mark.parametrize("place", [place for place in PLACES if not place.is_run], ids=name_of)
 def test_a_page_shows_what_its_commands_print(place):
-    """To write it anew: python tools/docs_outputs.py PAGE."""
+    """To write it anew: python tools/derive/docs_outputs.py PAGE."""
     launching.use()
     assert docs_outputs.printed(place) == place.shown
 
@@ -24,7 +24,7 @@ def test_a_page_shows_what_its_commands_print(place):
 @pytest.mark.launches
 @pytest.mark.parametrize("place", [place for place in PLACES if place.is_run], ids=name_of)
 def test_a_page_shows_what_its_runs_print_but_for_numbers(place):
-    """To write it anew: python tools/docs_outputs.py --runs PAGE."""
+    """To write it anew: python tools/derive/docs_outputs.py --runs PAGE."""
     launching.use()
     printed = docs_outputs.printed(place)
     assert docs_outputs.without_numbers(printed) == docs_outputs.without_numbers(place.shown)

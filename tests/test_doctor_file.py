@@ -60,15 +60,15 @@ def deepspeed(**section) -> dict:
 
 
 def test_the_table_is_what_its_source_says():
-    """Where this fails: python tools/keys.py --rules."""
+    """Where this fails: python tools/derive/keys.py --rules."""
     assert tools_keys.written(tools_keys.made(rules_only=True)) + "\n" == tools_keys.TABLE.read_text()
 
 
 @pytest.mark.launches
 def test_the_table_is_that_of_the_installed_engines():
     """In a process of its own: importing deepspeed takes seconds, warns, and leaves hooks behind."""
-    done = launching.attempt(["python", "tools/keys.py", "--check"], cwd=launching.ROOT)
-    assert done.returncode == 0, f"{done.stderr}\nmend it: python tools/keys.py"
+    done = launching.attempt(["python", "tools/derive/keys.py", "--check"], cwd=launching.ROOT)
+    assert done.returncode == 0, f"{done.stderr}\nmend it: python tools/derive/keys.py"
 
 
 def test_every_name_in_the_table_is_one_of_the_engines():

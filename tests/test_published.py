@@ -76,7 +76,7 @@ def test_a_wrong_request_is_refused(words, message, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-PUBLISHED = ["python", launching.ROOT / "tools" / "published"]
+PUBLISHED = ["python", launching.ROOT / "tools" / "measure" / "published"]
 
 
 @pytest.fixture

@@ -313,7 +313,7 @@ def test_what_real_files_leave_out_is_as_in_transformers():
 
 
 def test_defaults_are_those_of_the_classes_in_transformers():
-    """All that a shape is read from; where a new version of the library differs, tools/config_defaults.py mends it."""
+    """All that a shape is read from. Where a new version differs, tools/derive/config_defaults.py mends it."""
     classes = config_defaults.classes()
     assert json.loads(config_json.DEFAULTS_FILE.read_text()) == classes
     for name, model_type in config_json.MODEL_TYPES.items():

@@ -4,9 +4,9 @@
 count. The text also says which release has the fewest faults.
 
 Four files contain what is known about releases. releases.json.gz has the defaults that each release ships, as
-tools/releases.py reads them. known_bad.json has the faults that conformance runs found. faults.yaml has the other
-faults and crashes, with their public threads. no_effect.yaml has changes of defaults that do not change a training.
-Nothing is known about releases that are not in releases.json.gz.
+tools/collect/releases.py reads them. known_bad.json has the faults that conformance runs found. faults.yaml has the
+other faults and crashes, with their public threads. no_effect.yaml has changes of defaults that do not change a
+training. Nothing is known about releases that are not in releases.json.gz.
 """
 
 from __future__ import annotations
