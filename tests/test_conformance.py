@@ -19,8 +19,9 @@ import torch
 from study import cli
 from study import run as run_module
 from study.config import build_config
-from study.conformance import cells, committed, formulas, installation, judge, matrix_file, reference, refusals, toy
+from study.conformance import cells, committed, installation, judge, matrix_file, reference, refusals, toy
 from study.conformance.cells import Cell
+from study.engines import optimizer_formulas
 from study.engines.strategy_names import StrategyName
 from study.errors import Refusal
 from study.running import checks
@@ -321,15 +322,15 @@ def test_a_file_that_is_no_matrix_is_refused(content, tmp_path):
 def test_the_smallest_wrong_scale_that_is_seen(precision, clipping, masters, steps, smallest, monkeypatch):
     """Of the gradients, in these steps, where the norm is told as it is right or not at all."""
     cell = dataclasses.replace(PLAIN, precision=precision, clipping=clipping)
-    expected, right = reference.expect(cell), formulas.adamw
+    expected, right = reference.expect(cell), optimizer_formulas.adamw
 
     def share(lost: float) -> float:
-        def updated(master, gradient, state, step):
-            return right(master, gradient * (1 - lost) if step.number in steps else gradient, state, step)
+        def updated(inputs):
+            return right(inputs._replace(gradient=inputs.gradient * (1 - lost)) if inputs.number in steps else inputs)
 
         with monkeypatch.context() as patched:
             patched.setattr(reference, "NUM_DRAWS", 0)  # no rounding of its own
-            patched.setattr(formulas, "adamw", updated)
+            patched.setattr(optimizer_formulas, "adamw", updated)
             faulty = reference.expect(cell)
         shown = {"masters": _by_step(faulty.masters)} if masters else {}
         trace = _trace(faulty, norms=[None] * cells.NUM_STEPS, **shown)

@@ -17,7 +17,8 @@ from torch import nn
 from torch.optim import optimizer as optimizers
 
 from study import prove
-from study.prove import formulas, matrices
+from study.engines.optimizer_formulas import orthogonalized
+from study.prove import matrices, rules
 from study.prove.update import Update, judge
 
 ADAM, SGD, MUON = (importlib.import_module(f"torch.optim.{name}") for name in ("adam", "sgd", "_muon"))
@@ -239,7 +240,7 @@ def test_rounding_of_weights_in_16_bits_is_no_fault():
 
 
 def test_an_error_of_the_check_fails_a_strict_proof_only(monkeypatch):
-    monkeypatch.setattr(formulas, "rule_of", lambda *_: 1 / 0)
+    monkeypatch.setattr(rules, "rule_of", lambda *_: 1 / 0)
     monkeypatch.setattr(Update, "__init__", _without_optimizer(Update.__init__))
     with pytest.raises(prove.NotChecked, match=r"the update of the weights .*ZeroDivisionError"):
         train(RIGHT["AdamW"])
@@ -304,7 +305,7 @@ def test_a_matrix_is_put_together_from_the_shards_of_ranks():
 
 
 def test_muon_makes_singular_values_equal():
-    values = torch.linalg.svdvals(formulas.orthogonalized(torch.randn(12, 5).double()))
+    values = torch.linalg.svdvals(orthogonalized(torch.randn(12, 5).double()))
     assert values.min() > 0.5
     assert values.max() < 1.3
-    assert math.isclose(float(formulas.orthogonalized(torch.zeros(3, 3)).norm()), 0.0)
+    assert math.isclose(float(orthogonalized(torch.zeros(3, 3)).norm()), 0.0)

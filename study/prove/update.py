@@ -17,10 +17,11 @@ from typing import Any, NamedTuple
 import torch
 
 from .. import terminal
+from ..engines.optimizer_formulas import States, UpdateInputs
 from ..engines.readback.fragments import Fragment, elements, fragments_of
 from ..engines.readback.full_tensors import kind_of_state, local
-from . import formulas, matrices
-from .formulas import Given, Rule
+from . import matrices, rules
+from .rules import Rule
 
 MOST_ELEMENTS = 2**20  # of all parameters of a rank together that are compared element by element
 LEAST_ELEMENTS = 64  # of each parameter, even if there are very many parameters
@@ -74,7 +75,7 @@ class _Part(NamedTuple):
     rule: Rule
     tensor: Any  # that the optimizer updates
     stride: int  # every so many elements are compared; 0: the whole parameter
-    given: Given
+    inputs: UpdateInputs
 
 
 class Update:
@@ -126,7 +127,7 @@ class Update:
         return self._fragments
 
     def _note_group(self, optimizer: Any, index: int, group: dict[str, Any]) -> None:
-        rule = formulas.rule_of(optimizer, group)
+        rule = rules.rule_of(optimizer, group)
         tensors = [t for t in group["params"] if t.grad is not None and id(t) not in self._tensors]
         smallest = _smallest(tensors)
         quota = max(LEAST_ELEMENTS, MOST_ELEMENTS // max(1, len(self._fragments)))
@@ -170,7 +171,7 @@ class Update:
 
         # With a fused optimizer, GradScaler leaves it to the optimizer to unscale the gradients.
         factor = 1 if scale is None else 1 / float(scale)
-        given = Given(
+        inputs = UpdateInputs(
             values(tensor),
             values(tensor.grad) * factor,
             {key: values(value) for key, value in kept.items()},
@@ -179,8 +180,8 @@ class Update:
             torch.finfo(tensor.dtype).eps,
         )
         if any(each.dtype in (torch.bfloat16, torch.float16) for each in (tensor, *kept.values())):
-            rule = rule._replace(tolerance=max(rule.tolerance, formulas.TOLERANCE_OF_16_BITS))
-        self._parts.append(_Part(fragment, rule, tensor, stride, given))
+            rule = rule._replace(tolerance=max(rule.tolerance, rules.TOLERANCE_OF_16_BITS))
+        self._parts.append(_Part(fragment, rule, tensor, stride, inputs))
         return ""
 
     def _note_shard(
@@ -213,15 +214,17 @@ class Update:
 
     def _fill(self, report: Report) -> None:
         for part in self._parts:
-            given, name = part.given, part.fragment.name
-            if not all(bool(values.isfinite().all()) for values in (given.weight, given.gradient)):
+            inputs, name = part.inputs, part.fragment.name
+            if not all(bool(values.isfinite().all()) for values in (inputs.weight, inputs.gradient)):
                 self._unchecked[name] = "its weight or gradient is not finite"
                 continue
             after = elements(part.tensor, part.fragment, part.stride) if part.stride else _whole(part.tensor)
-            expected = part.rule.change(given)
-            values = compare(after - given.weight, expected, given, part.rule.rounding(given, expected))
+            change = part.rule.formula(inputs)
+            expected = change.of(inputs.weight)
+            values = compare(after - inputs.weight, expected, inputs, part.rule.rounding(inputs, expected))
             report["compared"][name] = [part.rule.name, part.rule.tolerance, *values]
-            report["wrong_states"] += self._wrong_states(part)
+            if part.rule.is_elementwise:
+                report["wrong_states"] += self._wrong_states(part, change.states)
         self._zero.end()
         for name, (tensor, weight, shard) in self._shards.items():
             start = shard["weight"]["start"]
@@ -233,15 +236,15 @@ class Update:
         report["kinds"] = self._kinds()
         report["changed"] = self._changed_by_sharding()
 
-    def _wrong_states(self, part: _Part) -> list[list[str]]:
+    def _wrong_states(self, part: _Part, right: States) -> list[list[str]]:
         """Return those states of a parameter that the update did not leave as the formula gives, with its name."""
         states, wrong = self._base.state.get(part.tensor, {}), list[list[str]]()
-        for key, expected in part.rule.next_states(part.given).items():
+        for key, expected in right.items():
             if not isinstance(states.get(key), torch.Tensor):
                 continue  # reported as an optimizer without states
             actual = elements(states[key], part.fragment, part.stride)
-            before = part.given.states.get(key, torch.zeros_like(expected))
-            allowed = part.rule.tolerance * float(expected.norm()) + ROUNDINGS * part.given.eps * float(before.norm())
+            before = part.inputs.states.get(key, torch.zeros_like(expected))
+            allowed = part.rule.tolerance * float(expected.norm()) + ROUNDINGS * part.inputs.eps * float(before.norm())
             if float((actual - expected).norm()) > allowed:
                 wrong.append([key, part.fragment.name])
         return wrong
@@ -283,12 +286,14 @@ class Update:
         return names
 
 
-def compare(actual: torch.Tensor, expected: torch.Tensor, given: Given, rounding_inside: float = 0.0) -> Comparison:
+def compare(
+    actual: torch.Tensor, expected: torch.Tensor, inputs: UpdateInputs, rounding_inside: float = 0.0
+) -> Comparison:
     """Compare a change with the one that the formula gives.
 
     `rounding_inside` is the length of the difference that rounding within the formula may cause.
     """
-    rounding = (ROUNDINGS * given.eps) ** 2 * given.weight.square().sum() + rounding_inside**2
+    rounding = (ROUNDINGS * inputs.eps) ** 2 * inputs.weight.square().sum() + rounding_inside**2
     difference = (actual - expected).square().sum()
     sums = (actual.square().sum(), expected.square().sum(), (actual * expected).sum(), difference, rounding)
     return Comparison(*map(float, sums))
@@ -297,7 +302,7 @@ def compare(actual: torch.Tensor, expected: torch.Tensor, given: Given, rounding
 def _with_formula(base: Any) -> Any:
     """Return the optimizer that does the arithmetic; ZeroRedundancyOptimizer has another one inside."""
     inner = getattr(base, "optim", None)
-    has_formula = any(formulas.rule_of(base, group) is not None for group in base.param_groups)
+    has_formula = any(rules.rule_of(base, group) is not None for group in base.param_groups)
     return inner if isinstance(inner, torch.optim.Optimizer) and not has_formula else base
 
 
@@ -344,11 +349,10 @@ def judge(reports: Sequence[Report], device: torch.device | None = None) -> Judg
         if whole is None:
             unchecked[name] = "parts of the matrix or of its gradient are missing"
         else:
-            given, change = whole
-            formula = matrices.formula(shards[0])
-            expected = formula(given)
-            values = compare(change, expected, given, formulas.rounding_of_muon(given, expected, formula))
-            compared[name] = ("Muon", formulas.TOLERANCE_OF_MUON, values)
+            inputs, change = whole
+            expected = rules.MUON.formula(inputs).of(inputs.weight)
+            values = compare(change, expected, inputs, rules.MUON.rounding(inputs, expected))
+            compared[name] = (rules.MUON.name, rules.MUON.tolerance, values)
     for name, (_, tolerance, values) in list(compared.items()):
         if not math.isfinite(values.difference):
             unchecked[name] = "its weight or its change is not finite"
