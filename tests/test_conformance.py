@@ -26,7 +26,7 @@ from study.engines.strategy_names import StrategyName
 from study.errors import Refusal
 from study.running import checks
 from study.strategy import file
-from study.upgrade import known_bad
+from study.upgrade import faults as known_faults
 
 PLAIN = Cell("ddp", "fp32", 2, 2, False)
 
@@ -597,8 +597,8 @@ def _wrong(matrix: dict[str, Any], twists: str = "clipped|accumulation-[^/]*") -
 def test_what_is_known_to_be_wrong_is_what_was_found(version):
     known = {
         (engine, precision)
-        for fault in known_bad.read()
-        if known_bad.affects(fault, version) and fault.twist is None
+        for fault in known_faults.measured()
+        if known_faults.affects(fault, version) and fault.variation is None
         for engine in fault.engines
         for precision in fault.precisions
     }
@@ -616,24 +616,24 @@ def test_what_is_known_to_be_wrong_is_what_was_found(version):
 def test_what_a_twist_shows_is_known(twist):
     """A fault of that twist, or one of every model."""
     for version, matrix in MATRICES.items():
-        faults = [fault for fault in known_bad.read() if known_bad.affects(fault, version)]
-        hit = [fault for fault in faults if fault.twist == twist or fault.models is None]
+        faults = [fault for fault in known_faults.measured() if known_faults.affects(fault, version)]
+        hit = [fault for fault in faults if fault.variation == twist or fault.models is None]
         known = {of for fault in hit for of in itertools.product(fault.engines, fault.precisions)}
         of_accelerate = {("accelerate_fsdp2", kind) for kind in ("fp32", "bf16") if twist == "used_twice+reentrant"}
         assert _wrong(matrix, re.escape(twist)) <= known | of_accelerate, version
 
 
-@pytest.mark.parametrize("fault", known_bad.read(), ids=lambda fault: fault.id)
+@pytest.mark.parametrize("fault", known_faults.measured(), ids=lambda fault: fault.id)
 def test_a_fault_is_of_every_release_between_its_ends(fault):
-    first = fault.first or next(iter(MATRICES))
+    first = fault.introduced or next(iter(MATRICES))
     assert first in MATRICES
     assert fault.last in MATRICES
     for version, matrix in MATRICES.items():
         for engine, precision in itertools.product(fault.engines, fault.precisions):
-            shown = matrix["cells"].get(known_bad.cell(fault, engine, precision), {}).get("verdict")
+            shown = matrix["cells"].get(known_faults.cell(fault, engine, precision), {}).get("verdict")
             if version in (first, fault.last) and precision == fault.precisions[0]:
                 assert shown == "wrong"
-            if known_bad.affects(fault, version):
+            if known_faults.affects(fault, version):
                 assert shown != "same", (version, engine, precision)
 
 
@@ -644,7 +644,7 @@ def test_what_is_refused_of_one_micro_batch_is_wrong_with_one(version):
         if name.zero_stage is None:
             continue
         precise = {"autocast": "bf16-autocast", "bf16_fp32_sum": "bf16"}.get(precision, precision)
-        found = known_bad.find(
+        found = known_faults.find(
             deepspeed=version, zero_stage=name.zero_stage, offload=name.offload,
             precision=precise, sums_in_fp32=precision == "bf16_fp32_sum", micro_batches=1,
         )  # fmt: skip
@@ -654,9 +654,9 @@ def test_what_is_refused_of_one_micro_batch_is_wrong_with_one(version):
 
 def test_a_fault_of_a_twist_hits_scripts_that_do_it():
     asked = {"deepspeed": "0.18.3", "zero_stage": 3, "offload": "none", "precision": "bf16", "sums_in_fp32": False}
-    assert known_bad.find(**asked, micro_batches=2) is None
-    assert known_bad.find(**asked, micro_batches=1, twists=["part_outside"]) is None
-    found = known_bad.find(**asked, micro_batches=2, twists=["part_outside"])
+    assert known_faults.find(**asked, micro_batches=2) is None
+    assert known_faults.find(**asked, micro_batches=1, variations=["part_outside"]) is None
+    found = known_faults.find(**asked, micro_batches=2, variations=["part_outside"])
     assert found.cell == "zero3/bf16/2-ranks/accumulation-2/part_outside"
 
 

@@ -16,6 +16,7 @@ import torch
 
 from study.conformance import cells, committed, fuzz, reference, toy
 from study.conformance.cells import Cell
+from study.upgrade import faults
 
 PLAIN = Cell("zero2", "fp32", 2, 1, False)
 DRAWN = list(itertools.islice(fuzz.drawn(1), 1500))
@@ -206,7 +207,7 @@ def test_a_campaign_counts_the_drawn_cells_of_each_cause():
     campaign.draw(100)
     campaign.draw(100)
     assert campaign.drawn == DRAWN[:200]
-    failed = [cell for cell in DRAWN[:200] if examine.verdict(cell)["verdict"] in committed.FAULTS]
+    failed = [cell for cell in DRAWN[:200] if examine.verdict(cell)["verdict"] in committed.FAILED]
     assert sorted(itertools.chain(*campaign.minimal.values()), key=str) == sorted(failed, key=str)
     assert 0 < len(campaign.minimal) < len(failed)
     assert len({cell.name for cell in examine.examined}) == len(examine.examined)  # no cell was trained twice
@@ -216,13 +217,20 @@ def test_a_campaign_counts_the_drawn_cells_of_each_cause():
     json.dumps(report, allow_nan=False)
 
 
+def test_known_failures_name_faults_of_the_list():
+    ids = {fault.id for fault in faults.read()}
+    named = {name for entry in fuzz.read_known() for name in entry.faults}
+    assert named
+    assert named <= ids
+
+
 def test_known_failures_are_named_and_others_are_not():
     def reason(cell: Cell, verdict: dict[str, Any]) -> str | None:
         return fuzz.known_reason(cell, fuzz.kind_of(verdict))
 
     assert reason(Cell("zero1", "fp32", 1, 1, False, optimizer="muon"), _wrong(["norm"]))
     assert reason(Cell("zero1", "fp32", 1, 1, False, optimizer="muon"), _wrong()) is None
-    assert reason(Cell("zero0", "bf16", 1, 1, False), _wrong())  # known_bad.json
+    assert reason(Cell("zero0", "bf16", 1, 1, False), _wrong())  # faults.json
     assert reason(Cell("zero0", "fp32", 1, 1, False), _wrong()) is None
     two_backward = Cell("zero1", "fp32", 2, 3, False, "two_backward")
     assert reason(two_backward, _wrong(["loss", "norm"]))  # the fixed cell has one micro batch

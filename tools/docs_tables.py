@@ -26,7 +26,7 @@ from study.claims import defects, sentences
 from study.compare import bits, frontier, memory_views, predicted, verdict_text
 from study.conformance import committed
 from study.conformance.cells import OPTIMIZERS, OPTIMIZERS_UNDER, PACKAGES, of_optimizers, of_release
-from study.conformance.committed import FAULTS
+from study.conformance.committed import FAILED
 from study.engines.keys import allowed
 from study.engines.strategy_names import in_order
 from study.formatting import three_digits
@@ -41,7 +41,7 @@ from study.theory import peaks as peaks_of
 from study.theory.measured_by_others import MeasuredCase, MeasuredRow
 from study.theory.model_states import paper_bytes_per_parameter
 from study.theory.shapes.config_json import MODEL_TYPES
-from study.upgrade import known_bad
+from study.upgrade import faults as known_faults
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
@@ -901,8 +901,8 @@ def supported() -> str:
         findings: list[tuple[str, str, str]] = []
         for version, matrix in committed.read(package).items():
             verdicts = Counter(matrix["cells"][name]["verdict"] for name in cell_names)
-            bad = ", ".join(f"{verdicts[verdict]} {verdict}" for verdict in FAULTS if verdicts[verdict])
-            is_new = known_bad.base_release(version) >= known_bad.base_release(lower_bound(package))
+            bad = ", ".join(f"{verdicts[verdict]} {verdict}" for verdict in FAILED if verdicts[verdict])
+            is_new = known_faults.base_release(version) >= known_faults.base_release(lower_bound(package))
             findings.append((f"{bad or 'none'} of {len(cell_names)}", "yes" if is_new else "no", version))
         groups = [
             (finding, [version for *_, version in group]) for finding, group in groupby(findings, lambda row: row[:2])

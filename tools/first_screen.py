@@ -117,7 +117,7 @@ def repaired_time() -> str:
 
 def _wrong(fault_id: str) -> str:
     (fault,) = (fault for fault in committed.faults() if fault.id == fault_id)
-    return f"{fault.first} to {fault.last}"
+    return f"{fault.introduced} to {fault.last}"
 
 
 def _default_bucket() -> str:

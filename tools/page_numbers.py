@@ -479,7 +479,7 @@ def published_loss() -> str:
 def releases(fault_id: str) -> str:
     """Return the first and the last release of DeepSpeed with a fault that `zero-study conformance` found."""
     (fault,) = (fault for fault in committed.faults() if fault.id == fault_id)
-    return f"{fault.first} to {fault.last}"
+    return f"{fault.introduced} to {fault.last}"
 
 
 def cells(engines: str = "", *outcomes: str) -> str:

@@ -16,7 +16,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from ..files import ROOT, parse_yaml
-from ..upgrade import known_bad
+from ..upgrade import faults
 from . import cells, committed
 from .cells import ADAMW, PLAIN, Cell
 from .optimizers import NAMES_IN_FILE
@@ -59,6 +59,7 @@ class KnownFailure(NamedTuple):
     cells: str  # a regular expression for the whole name
     kind: str  # how they fail, as the first words of `kind_of`
     reason: str
+    faults: Sequence[str] = ()  # ids of the known faults of releases (`upgrade.faults`) that this is; may be empty
 
 
 def twists(cell: Cell) -> set[str]:
@@ -279,7 +280,7 @@ def known_reason(cell: Cell, kind: str) -> str | None:
     newest = _newest()
     if cell.is_deepspeed and kind.startswith("wrong"):
         version = newest["versions"]["deepspeed"]
-        for fault in known_bad.faults_of(version, cell.engine, [cell.precision], twists(cell)):
+        for fault in faults.faults_of(version, cell.engine, [cell.precision], twists(cell)):
             return fault.what
     for name, fixed in newest["cells"].items():
         if _differs_in_numbers(cell.name, name) and kind_of(fixed) == kind:

@@ -165,7 +165,7 @@ def known_wrong(facts: dict[str, Any]) -> tuple[str | None, str | None]:
     if facts["engine"] != "DeepSpeed":
         return None, None
     try:
-        from ..upgrade.known_bad import find, sentence
+        from ..upgrade.faults import find, sentence
 
         version = sys.modules["deepspeed"].__version__
         fault = find(
@@ -175,7 +175,7 @@ def known_wrong(facts: dict[str, Any]) -> tuple[str | None, str | None]:
             precision=facts["precision"],
             sums_in_fp32=facts["accumulation_dtype"] == "float32",
             micro_batches=facts["gradient_accumulation_steps"],
-            twists=["part_outside"],  # nothing here rules out this variation; a fault of it becomes a note
+            variations=["part_outside"],  # nothing here rules out this variation; a fault of it becomes a note
         )
         message = None if fault is None else sentence(fault, version)
     except Exception as error:  # the other results of the proof do not depend on it
