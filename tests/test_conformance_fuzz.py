@@ -14,7 +14,7 @@ import plain_training
 import pytest
 import torch
 
-from study.conformance import cells, committed, fuzz, reference, toy
+from study.conformance import cells, fuzz, reference, results, toy
 from study.conformance.cells import Cell
 from study.upgrade import faults
 
@@ -38,11 +38,11 @@ def test_every_drawn_cell_is_valid():
 def test_every_feature_is_drawn():
     assert {cell.engine for cell in DRAWN} == set(fuzz.ENGINES)
     assert {cell.optimizer for cell in DRAWN} == set(fuzz.OPTIMIZERS)
-    assert {word for cell in DRAWN for word in fuzz.twists(cell)} == set(fuzz.TWISTS)
+    assert {word for cell in DRAWN for word in fuzz.variations(cell)} == set(fuzz.VARIATIONS)
     assert {cell.precision for cell in DRAWN} == {*cells.PRECISIONS, "fp16"}
     assert {cell.accumulation for cell in DRAWN} == set(fuzz.ACCUMULATIONS)
     assert {(cell.num_ranks, cell.clipping) for cell in DRAWN} == {(1, False), (1, True), (2, False), (2, True)}
-    assert max(len(fuzz.twists(cell)) for cell in DRAWN) == fuzz.MOST_TWISTS
+    assert max(len(fuzz.variations(cell)) for cell in DRAWN) == fuzz.MOST_VARIATIONS
 
 
 def test_every_fixed_cell_that_is_not_on_a_disk_is_valid_or_left_out_on_purpose():
@@ -54,17 +54,17 @@ def test_every_fixed_cell_that_is_not_on_a_disk_is_valid_or_left_out_on_purpose(
 @pytest.mark.parametrize(
     "cell",
     [
-        dataclasses.replace(PLAIN, twist="zero_init"),
-        dataclasses.replace(PLAIN, twist="skipped"),
-        dataclasses.replace(PLAIN, twist="loader"),
-        dataclasses.replace(PLAIN, twist="checkpointing+reentrant"),
-        dataclasses.replace(PLAIN, twist="clipping_absent", clipping=True),
-        dataclasses.replace(PLAIN, twist="clipping_absent", engine="ddp"),
-        dataclasses.replace(PLAIN, twist="buckets", engine="fsdp2"),
+        dataclasses.replace(PLAIN, variation="zero_init"),
+        dataclasses.replace(PLAIN, variation="skipped"),
+        dataclasses.replace(PLAIN, variation="loader"),
+        dataclasses.replace(PLAIN, variation="checkpointing+reentrant"),
+        dataclasses.replace(PLAIN, variation="clipping_absent", clipping=True),
+        dataclasses.replace(PLAIN, variation="clipping_absent", engine="ddp"),
+        dataclasses.replace(PLAIN, variation="buckets", engine="fsdp2"),
         dataclasses.replace(PLAIN, optimizer="muon", engine="ddp"),
         dataclasses.replace(PLAIN, optimizer="torch_muon"),
         dataclasses.replace(PLAIN, precision="fp16", engine="ddp"),
-        dataclasses.replace(PLAIN, twist="loader", engine="accelerate_ddp", accumulation=5),
+        dataclasses.replace(PLAIN, variation="loader", engine="accelerate_ddp", accumulation=5),
     ],
     ids=lambda cell: cell.name,
 )
@@ -78,8 +78,8 @@ def test_an_invalid_cell_is_not_valid(cell):
 def _questions(number: int) -> list[Cell]:
     """Drawn cells with different references that PyTorch can train in fp64 without an engine."""
     exact = {cells.ADAMW, "sgd", "adafactor"}
-    questions = [dataclasses.replace(cell.question, precision="fp32") for cell in DRAWN]
-    chosen = [cell for cell in questions if cell.optimizer in exact and "+" in cell.twist]
+    questions = [dataclasses.replace(cell.reference_key, precision="fp32") for cell in DRAWN]
+    chosen = [cell for cell in questions if cell.optimizer in exact and "+" in cell.variation]
     return list(dict.fromkeys(chosen))[:number]
 
 
@@ -207,7 +207,7 @@ def test_a_campaign_counts_the_drawn_cells_of_each_cause():
     campaign.draw(100)
     campaign.draw(100)
     assert campaign.drawn == DRAWN[:200]
-    failed = [cell for cell in DRAWN[:200] if examine.verdict(cell)["verdict"] in committed.FAILED]
+    failed = [cell for cell in DRAWN[:200] if examine.verdict(cell)["verdict"] in results.FAILED]
     assert sorted(itertools.chain(*campaign.minimal.values()), key=str) == sorted(failed, key=str)
     assert 0 < len(campaign.minimal) < len(failed)
     assert len({cell.name for cell in examine.examined}) == len(examine.examined)  # no cell was trained twice

@@ -121,10 +121,10 @@ def test_the_micro_batches_of_all_ranks_are_the_batch(num_ranks, accumulation):
 
 
 def test_the_table_has_every_strategy_and_says_why_one_is_not_trained():
-    assert {cell.strategy for cell in cells.table()} == set(file.names())
-    never = {name for name in file.names() if all(c.refusal for c in cells.table(strategies=[name]))}
+    assert {cell.strategy for cell in cells.plain_cells()} == set(file.names())
+    never = {name for name in file.names() if all(c.refusal for c in cells.plain_cells(strategies=[name]))}
     assert never == {"fsdp2_cpu_offload", "zero3_nvme_offload"}
-    refused = {cell.name for cell in cells.table() if cell.refusal and cell.strategy not in never}
+    refused = {cell.name for cell in cells.plain_cells() if cell.refusal and cell.strategy not in never}
     assert {name.rpartition("/")[0] for name in refused} == {
         *(f"single/{n}" for n in (2, 3, 4, 8)), *(f"zero3_hpz/{n}" for n in (1, 3)),
         *(f"fsdp2_hybrid/{n}" for n in (1, 2, 3)),
@@ -168,7 +168,7 @@ def test_the_record_is_of_this_reference_and_complete():
         "momentum": reference.sha256(expected.momenta[-1]),
     }
     recorded = {(each["strategy"], each["ranks"], each["accumulation"]): each["outcome"] for each in record["cells"]}
-    for cell in cells.table():
+    for cell in cells.plain_cells():
         outcome = f"refused: {cell.refusal}" if cell.refusal else "same bits"
         assert recorded.pop((cell.strategy, cell.num_ranks, cell.accumulation)) == outcome
     assert not recorded

@@ -38,7 +38,7 @@ TWO_NAMES = {
 
 # What needs no torch, so that a laptop redoes the whole analysis.
 LIGHT = [
-    "claims", "cli", "compare", "config", "conformance.cells", "conformance.committed", "doctor", "dryrun.traced",
+    "claims", "cli", "compare", "config", "conformance.cells", "conformance.results", "doctor", "dryrun.traced",
     "engines.extensions", "engines.keys.allowed", "engines.keys.known_keys", "engines.this_machine", "errors", "files",
     "formatting", "logs", "models", "planner", "processes", "progress", "public_runs", "records", "report", "run",
     "running", "strategy", "terminal", "theory", "train", "upgrade", "verdict", "workloads.sources", "__main__",

@@ -24,9 +24,9 @@ import yaml
 from study import formatting, planner
 from study.claims import defects, sentences
 from study.compare import bits, frontier, memory_views, predicted, verdict_text
-from study.conformance import committed
+from study.conformance import results
 from study.conformance.cells import OPTIMIZERS, OPTIMIZERS_UNDER, PACKAGES, of_optimizers, of_release
-from study.conformance.committed import FAILED
+from study.conformance.results import FAILED
 from study.engines.keys import allowed
 from study.engines.strategy_names import in_order
 from study.formatting import three_digits
@@ -899,7 +899,7 @@ def supported() -> str:
     for package in PACKAGES:
         cell_names = {cell.name for cell in of_release([package])}
         findings: list[tuple[str, str, str]] = []
-        for version, matrix in committed.read(package).items():
+        for version, matrix in results.read(package).items():
             verdicts = Counter(matrix["cells"][name]["verdict"] for name in cell_names)
             bad = ", ".join(f"{verdicts[verdict]} {verdict}" for verdict in FAILED if verdicts[verdict])
             is_new = known_faults.base_release(version) >= known_faults.base_release(lower_bound(package))
@@ -917,7 +917,7 @@ def optimizers_by_release() -> str:
     for optimizer in OPTIMIZERS:
         findings = [
             ((_optimizer_result(matrix["cells"], optimizer),), version)
-            for version, matrix in committed.read("deepspeed", committed.OPTIMIZERS).items()
+            for version, matrix in results.read("deepspeed", results.OPTIMIZERS).items()
         ]
         rows += [[f"`{optimizer}`", *row] for row in _by_release(findings)]
     return tabulate(["optimizer", "DeepSpeed", "cells at stages 0 to 3"], rows)
@@ -946,7 +946,7 @@ def _optimizer_result(
 
 def installed_optimizers() -> str:
     """Count the verdicts of each optimizer's cells with the newest installation, by group of engines."""
-    cells = committed.newest(committed.OPTIMIZERS)["cells"]
+    cells = results.newest(results.OPTIMIZERS)["cells"]
     groups = {
         "DDP": ("ddp",),
         "FSDP2": ("fsdp2",),
@@ -974,7 +974,7 @@ MUON_CASES = {
 def muon_by_release() -> str:
     """Say how far Muon moved the weights, relative to the reference, by release of DeepSpeed."""
     findings = []
-    for version, matrix in committed.read("deepspeed", committed.OPTIMIZERS).items():
+    for version, matrix in results.read("deepspeed", results.OPTIMIZERS).items():
         row = tuple(_distance_moved(matrix["cells"].get(name)) for name in MUON_CASES.values())
         findings.append((row, version))
     return tabulate(["DeepSpeed", *MUON_CASES], _by_release(findings))

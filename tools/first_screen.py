@@ -24,7 +24,7 @@ from matplotlib.figure import Figure
 from study import formatting
 from study.claims import defects
 from study.compare import frontier, public_comparisons, verdict, verdict_text
-from study.conformance import committed
+from study.conformance import results
 from study.public_runs.schema import PublicRun
 from study.records import find as records
 from study.report import by_machine, machine_plots, plots, public_figures, sentences, tables
@@ -116,7 +116,7 @@ def repaired_time() -> str:
 
 
 def _wrong(fault_id: str) -> str:
-    (fault,) = (fault for fault in committed.faults() if fault.id == fault_id)
+    (fault,) = (fault for fault in results.faults() if fault.id == fault_id)
     return f"{fault.introduced} to {fault.last}"
 
 

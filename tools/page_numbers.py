@@ -31,7 +31,7 @@ from docs_tables import CPU, FRONTIER, ROOT, benchmark
 from study.claims import defects, ledger, verdicts
 from study.compare import bits, frontier
 from study.compare.communication_views import NetworkCell, network_cells
-from study.conformance import committed
+from study.conformance import results
 from study.formatting import powers
 from study.planner import public_errors, published_rows
 from study.records import find as records
@@ -478,16 +478,16 @@ def published_loss() -> str:
 
 def releases(fault_id: str) -> str:
     """Return the first and the last release of DeepSpeed with a fault that `zero-study conformance` found."""
-    (fault,) = (fault for fault in committed.faults() if fault.id == fault_id)
+    (fault,) = (fault for fault in results.faults() if fault.id == fault_id)
     return f"{fault.introduced} to {fault.last}"
 
 
 def cells(engines: str = "", *outcomes: str) -> str:
     """Count the tests of the newest installation with engines whose names begin so, and with these verdicts."""
     of_engines = [
-        cell for name, cell in committed.newest()["cells"].items() if re.match(f"(accelerate_)?({engines})", name)
+        cell for name, cell in results.newest()["cells"].items() if re.match(f"(accelerate_)?({engines})", name)
     ]
-    return f"{sum(cell['verdict'] in (outcomes or committed.VERDICTS) for cell in of_engines):,}"
+    return f"{sum(cell['verdict'] in (outcomes or results.VERDICTS) for cell in of_engines):,}"
 
 
 # ---------------------------------------------------------------- tools
@@ -913,7 +913,7 @@ PLACES: dict[tuple[str, str], Callable[[], str]] = {
     ("docs/releases.md", "stopped"): partial(cells, "zero", "refused", "crashed"),
     ("docs/releases.md", "all"): cells,
     ("docs/releases.md", "others"): partial(cells, "ddp|fsdp2"),
-    ("docs/releases.md", "minutes"): lambda: f"{sum(committed.newest()['seconds'].values()) / 60:.1f}",
+    ("docs/releases.md", "minutes"): lambda: f"{sum(results.newest()['seconds'].values()) / 60:.1f}",
     ("reports/dry-run.md", "rows"): lambda: str(len(traced_memory())),
     ("reports/dry-run.md", "traced_errors"): partial(errors_of_traces, "traced"),
     ("reports/dry-run.md", "predicted"): partial(errors_of_traces, "predicted"),

@@ -400,24 +400,24 @@ def _conformance(
             quick=quick, only=only, ranks=ranks, with_faults=with_faults, fault_names=fault_names, output=output
         )
     require(*TRAINING[:1], "deepspeed")
-    from study.conformance import committed, installation, matrix_file, releases
+    from study.conformance import matrix, matrix_file, releases, results
 
     _check_ranks(ranks)
     chosen_releases = releases.parse(package_versions)
     cells = _cells_to_examine(only, ranks, chosen_releases, optimizers, adapters)
     earlier = None if known is None else matrix_file.load(known)
-    results = installation.examine(cells, lambda line: print(line, flush=True), chosen=chosen_releases)
-    verdict = committed.verdict(results, earlier)
+    examined = matrix.run(cells, lambda line: print(line, flush=True), chosen=chosen_releases)
+    verdict = results.verdict(examined, earlier)
     if output is not None:
-        files.write_json(output, {**results, **verdict.content()})
+        files.write_json(output, {**examined, **verdict.content()})
     if earlier is not None:
-        new = ", ".join(committed.failures(results, earlier)) or "none"
+        new = ", ".join(results.failed_cells(examined, earlier)) or "none"
         print(terminal.wrapped(f"New failures compared with {known}: {new}."))
         for each in verdict.not_checked:
             if each.is_requested:
                 print(terminal.wrapped(f"Could not be compared with {known}: {each}."))
         print()
-    print("\n".join(committed.lines(results)))
+    print("\n".join(results.summary_lines(examined)))
     return verdict
 
 
@@ -448,7 +448,7 @@ def _cells_to_examine(
         engines = [engine for package in chosen_releases for engine in cells.OPTIMIZERS_UNDER[package]]
         matrix = cells.of_optimizers(_chosen_optimizers(optimizers), engines or cells.UNDER)
     elif chosen_releases:
-        matrix = cells.of_release(chosen_releases, (cells.PLAIN, *cells.NEWER_TWISTS))
+        matrix = cells.of_release(chosen_releases, (cells.PLAIN, *cells.NEWER_VARIATIONS))
     else:
         matrix = cells.matrix(sorted({int(number) for number in (ranks or "1,2").split(",")}))
     chosen = [cell for cell in matrix if all(_is_named(cell, text) for text in only)]
@@ -461,7 +461,7 @@ def _cells_to_examine(
 
 def _is_named(cell: Cell, text: str) -> bool:
     """Return whether --only with this text selects a cell. "plain" selects the cells without a special feature."""
-    return text in cell.name or text == cell.twist == "plain"
+    return text in cell.name or text == cell.variation == "plain"
 
 
 def _chosen_optimizers(names: tuple[str, ...]) -> list[str]:

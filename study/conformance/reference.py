@@ -82,7 +82,7 @@ def _noisy(values: torch.Tensor, roundoff: float, generator: torch.Generator) ->
 def expect(cell: Cell) -> Expected:
     """Train the reference and its draws, and return the expected values with their bounds.
 
-    Settings that `Cell.question` removes have no effect.
+    Settings that `Cell.reference_key` removes have no effect.
     """
     model = toy.Toy(cell)
     # A list, not a set: bounds depend on the order in which errors are drawn, and they must be reproducible.
@@ -241,7 +241,7 @@ def _with_bounds(
 
 def computed_with(cell: Cell, masters: torch.Tensor) -> torch.Tensor:
     """Return the weights used in computation: the masters, rounded to the cell's class."""
-    return masters.to(IN_16_BITS.get(cell.question.precision, masters.dtype))
+    return masters.to(IN_16_BITS.get(cell.reference_key.precision, masters.dtype))
 
 
 def _furthest(deviations: torch.Tensor, margin: float = MARGIN) -> torch.Tensor:

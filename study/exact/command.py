@@ -72,7 +72,7 @@ def _chosen_cells(
         file.find_strategy(name)  # raises Refusal for a name that is not known
     if not fault_names:
         names = list(faults.FAULTS) if with_faults else []
-        return cells.table(quick, strategies, _numbers(ranks)), cells.with_faults(names, strategies)
+        return cells.plain_cells(quick, strategies, _numbers(ranks)), cells.with_faults(names, strategies)
     names = [name for name in faults.FAULTS if any(text in name for text in fault_names)]
     if not names:
         raise Refusal(

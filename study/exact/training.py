@@ -62,7 +62,7 @@ class Training:
             fault.plant(self)
         run = _run(cell, folder)
         self.accelerator = build_accelerator(run)
-        _suit(self.accelerator, run.strategy)
+        fit_engine_config(self.accelerator, run.strategy)
         self.module = self._build(run.strategy)
         matrices = [p for name, p in self.module.named_parameters() if not name.endswith("bias")]
         vectors = [p for name, p in self.module.named_parameters() if name.endswith("bias")]
@@ -208,7 +208,7 @@ def _run(cell: Cell, folder: Path) -> Run:
     return Run(config, cell.strategy_file, cell.num_ranks, folder / "run")
 
 
-def _suit(accelerator: Any, strategy: Strategy) -> None:
+def fit_engine_config(accelerator: Any, strategy: Strategy) -> None:
     """Adapt the engine's sizes to this small model.
 
     DeepSpeed is also allowed to use torch's own SGD, including under offload.

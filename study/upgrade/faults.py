@@ -84,7 +84,7 @@ class Fault:
         return (self.package, *self.beside) if self.beside else ()
 
 
-class KnownFault(NamedTuple):
+class MatchingFault(NamedTuple):
     """A fault that affects a training."""
 
     fault: Fault
@@ -163,7 +163,7 @@ def find(
     sums_in_fp32: bool,
     micro_batches: int | None,
     variations: Collection[str] = (),
-) -> KnownFault | None:
+) -> MatchingFault | None:
     """Return the first known fault that a release of DeepSpeed has in a training; None if no fault is known.
 
     `offload` is the device that optimizer states are offloaded to. `precision` is the class as records name it.
@@ -175,7 +175,7 @@ def find(
     matrix_class = _class_of(precision, sums_in_fp32)
     for fault in faults_of(deepspeed, engine, [matrix_class], variations):
         if micro_batches != 1 or not fault.several_micro_batches:
-            return KnownFault(fault, cell(fault, engine, matrix_class))
+            return MatchingFault(fault, cell(fault, engine, matrix_class))
     return None
 
 
@@ -185,7 +185,7 @@ def cell(fault: Fault, engine: str, precision: str) -> str:
     return f"{engine}/{precision}/2-ranks/accumulation-{1 + several}{f'/{fault.variation}' if fault.variation else ''}"
 
 
-def sentence(known_fault: KnownFault, deepspeed: str) -> str:
+def sentence(known_fault: MatchingFault, deepspeed: str) -> str:
     """Return one sentence, without its full stop, on what a release trains wrongly."""
     models = f" for {known_fault.models}" if known_fault.models else ""
     return f"DeepSpeed {deepspeed} trains {known_fault.cell} wrongly{models}: {known_fault.fault.what}"

@@ -59,7 +59,7 @@ def faults() -> list[known_faults.Fault]:
 # ---------------------------------------------------------------- in words
 
 
-def failures(matrix: Mapping[str, Any], earlier: Mapping[str, Any] | None = None) -> list[str]:
+def failed_cells(matrix: Mapping[str, Any], earlier: Mapping[str, Any] | None = None) -> list[str]:
     """Return the names of the cells that are wrong or crashed.
 
     If an earlier matrix is given, cells that failed there in the same way are left out.
@@ -84,7 +84,7 @@ def verdict(matrix: Mapping[str, Any], earlier: Mapping[str, Any] | None = None)
     ]
     if earlier is not None:
         missing += _not_compared(cells, earlier["cells"])
-    return Verdict.of(len(failures(matrix, earlier)), [compared], missing)
+    return Verdict.of(len(failed_cells(matrix, earlier)), [compared], missing)
 
 
 def _not_compared(cells: Mapping[str, Any], earlier: Mapping[str, Any]) -> list[NotChecked]:
@@ -105,12 +105,12 @@ def refusals(matrix: Mapping[str, Any]) -> dict[str, int]:
     return dict(Counter(terminal.printable(" ".join(message.split())) for message in messages).most_common())
 
 
-def lines(matrix: Mapping[str, Any]) -> list[str]:
+def summary_lines(matrix: Mapping[str, Any]) -> list[str]:
     """Return a description of one installation's matrix for a terminal: result, counts, then failures, by line."""
     cells = matrix["cells"]
     versions = ", ".join(f"{name} {version}" for name, version in matrix["versions"].items())
     counts = Counter(cell["verdict"] for cell in cells.values())
-    failed = failures(matrix)
+    failed = failed_cells(matrix)
     result = f"{len(failed)} of {len(cells)} cells are wrong or crashed" if failed else _sound(counts)
     counted = ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS)
     seconds = sum(matrix["seconds"].values())
@@ -119,7 +119,7 @@ def lines(matrix: Mapping[str, Any]) -> list[str]:
         terminal.wrapped(f"{len(cells)} cells in {seconds} s: {counted}."),
     ]
     rows = []
-    for group, members in grouped(cells).items():
+    for group, members in by_engine_and_precision(cells).items():
         counts = Counter(cells[name]["verdict"] for name in members)
         rows.append([group, *(counts[verdict] or "" for verdict in VERDICTS)])
     text_lines += ["", *terminal.table(["cells by engine and precision", *VERDICTS], rows)]
@@ -143,7 +143,7 @@ def _sound(counts: Mapping[str, int]) -> str:
     return f"No cell is wrong ({compared} compared with a training without an engine)"
 
 
-def grouped(cells: Iterable[str]) -> dict[str, list[str]]:
+def by_engine_and_precision(cells: Iterable[str]) -> dict[str, list[str]]:
     """Group the names of cells by engine and precision class."""
     groups: dict[str, list[str]] = {}
     for name in cells:

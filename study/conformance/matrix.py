@@ -35,7 +35,7 @@ MESSAGE_LENGTH = 300
 LAST_LINES = 5
 
 
-def examine(
+def run(
     cells: Sequence[Cell],
     say: Callable[[str], None] = print,
     *,
@@ -46,7 +46,7 @@ def examine(
 
     A verdict is same, wrong, refused (the engine reported that it does not support the cell, see `refusals`) or
     crashed. `chosen` maps
-    packages to the releases that are used instead of the installed ones. `options` are passed on to `train`.
+    packages to the releases that are used instead of the installed ones. `options` are passed on to `launch_cells`.
     """
     chosen = chosen or {}
     options.setdefault("environment", _environment(cells, chosen))
@@ -56,7 +56,7 @@ def examine(
     with tempfile.TemporaryDirectory() as scratch:
         with ThreadPoolExecutor(1) as executor:  # references are computed while ranks wait for one another
             executor.submit(lambda: [references.of(cell) for cell in cells])
-            failures = train(cells, Path(scratch), say=say, **options)
+            failures = launch_cells(cells, Path(scratch), say=say, **options)
         trained = time.monotonic()
         say("Comparing the cells with the reference ...")
         for number, cell in enumerate(cells):
@@ -120,7 +120,7 @@ class Failure:
     stage: str  # built, trained, saved and taken up (resumed), or ended (the process died or took too long)
 
 
-def train(
+def launch_cells(
     cells: Sequence[Cell],
     folder: Path,
     *,
@@ -148,7 +148,7 @@ def train(
 def traces(folder: Path, number: int, num_ranks: int) -> list[Path]:
     """Return the result files of a cell, one path per rank.
 
-    `number` is the position of the cell in the list that was passed to `train`.
+    `number` is the position of the cell in the list that was passed to `launch_cells`.
     """
     return [folder / f"{number}-{rank}.pt" for rank in range(num_ranks)]
 

@@ -86,7 +86,7 @@ def settings_of(group: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in plain.items() if isinstance(value, kinds)}
 
 
-class MuonUnderZero:
+class ZeroMuonTracker:
     """The matrices of DeepSpeed's Muon under ZeRO: their gradients, their momenta and their master weights."""
 
     def __init__(self, model: Any, optimizer: Any, base: Any) -> None:
