@@ -15,7 +15,7 @@ import yaml
 from packaging.specifiers import SpecifierSet
 
 from study import cli
-from study.conformance import committed
+from study.conformance import results
 from study.doctor import checkup, examine
 from study.errors import Refusal
 from study.upgrade import changes, faults, locks, release_index, used
@@ -55,11 +55,11 @@ def test_the_page_has_recall_and_precision_as_they_are():
 
 def test_faults_of_torch_are_those_of_the_matrices():
     wrong = set()
-    for version, matrix in committed.read("torch").items():
+    for version, matrix in results.read("torch").items():
         of_fsdp2 = (cell["verdict"] for name, cell in matrix["cells"].items() if name.startswith("fsdp2"))
         wrong |= {version} if "wrong" in of_fsdp2 else set()
     (fault,) = (fault for fault in changes.known_faults() if fault.id == "fsdp2-gloo-sum")
-    assert wrong == {version for version in committed.released("torch") if fault.is_in(version)}
+    assert wrong == {version for version in results.released("torch") if fault.is_in(version)}
 
 
 # ---------------------------------------------------------------- locks
