@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import re
+import sys
 from itertools import pairwise
 from pathlib import Path
 
@@ -839,6 +841,22 @@ def test_each_listed_fault_is_dated_between_its_releases_and_has_a_thread():
         "adafactor-fsdp2", "adafactor-partitions", "cpu-lion-zero-gradient", "fsdp2-used-twice", "muon-biases",
         "muon-later-steps", "muon-loss-scale", "zero3-reentrant-twice",
     }  # fmt: skip
+
+
+def test_the_list_of_faults_is_read_where_only_the_requirements_of_deepspeed_are_installed(monkeypatch):
+    """DeepSpeed requires packaging, but not PyYAML."""
+    for name in ("yaml", "accelerate", "transformers", "click"):
+        monkeypatch.setitem(sys.modules, name, None)
+    spec = importlib.util.spec_from_file_location("study.upgrade.faults_alone", faults.__file__)
+    assert spec
+    assert spec.loader
+    alone = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, spec.name, alone)  # where dataclasses look up the module of a class
+    spec.loader.exec_module(alone)
+    assert [fault.id for fault in alone.measured()] == [fault.id for fault in faults.measured()]
+    assert alone.find(
+        deepspeed="0.18.3", zero_stage=0, offload="none", precision="bf16", sums_in_fp32=False, micro_batches=1
+    )
 
 
 def test_entries_without_effect_name_keys_that_exist():
