@@ -19,10 +19,11 @@ import pytest
 from dry_run_program import HANGS, MODELS, STRATEGIES, ask, differences, held, in_theory, mismatches
 
 from study import cli
-from study.dryrun import chosen, command, deadlock, ranks, real_ranks, trace
+from study.dryrun import chosen, command, deadlock, real_ranks, trace
 from study.dryrun.tracker import Call
 from study.errors import Refusal
 from study.files import ROOT
+from study.ranks import forks
 from study.strategy import file
 from study.strategy.in_theory import engine_of_strategy
 from study.theory import peaks
@@ -237,7 +238,7 @@ def test_ddp_and_fsdp2_are_traced_with_their_collectives() -> None:
     """DDP's all-reduces were hidden by the hook that made them possible on a group that is not there."""
     shape, job = MODELS["gpt2 of two layers"], Job(2, 32)
     for engine in (Engine("ddp", 0, 8, "fp32", 4), Engine("fsdp", 3, 8, "bf16", 4)):
-        answer = ranks.run(partial(trace.trace_torch, shape, engine, job), {0: nullcontext()})[0]
+        answer = forks.run(partial(trace.trace_torch, shape, engine, job), {0: nullcontext()})[0]
         sums = [call for call in answer["calls"] if call["kind"] in ("all_reduce", "reduce_scatter")]
         num_bytes = 4 if engine.kind == "ddp" else 2  # per gradient
         assert sum(call["num_bytes"] for call in sums) == pytest.approx(num_bytes * shape.num_params, rel=1e-3)

@@ -548,7 +548,7 @@ def test_the_stage_of_a_json_is_read_as_the_engine_reads_it(stage, expected):
 
 def test_checks_of_a_machine_fit_the_terminal_and_the_summary_comes_first(monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    checks = [*checkup._packages(), *checkup._known_bad(), *checkup._extensions(), checkup._port()]
+    checks = [*checkup._packages(), *checkup._known_faults(), *checkup._extensions(), checkup._port()]
     checks.append(
         checkup.Check("a", "bites", "The first thing is wrong, which takes many words to explain. " * 2, "Do.")
     )

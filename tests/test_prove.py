@@ -134,7 +134,7 @@ def test_a_plain_loop_is_read_back_one_step_counted_and_nothing_left_behind(caps
     assert states["optimizer_states"] == 8 * NUM_PARAMS + 4 * 4  # moments, and a step count a tensor
     assert found["step"]["collectives"] == []
     said = capsys.readouterr().out
-    assert re.search(r"^proof  requested +unknown: .*asked= names a file", said, re.MULTILINE)
+    assert re.search(r"^proof  requested +unknown: .*config= names a file", said, re.MULTILINE)
     assert re.search(r"^proof  step 3 +1 forward pass in fp32$", said, re.MULTILINE)
     assert len([line for line in said.splitlines() if line]) <= 11
 
@@ -142,7 +142,7 @@ def test_a_plain_loop_is_read_back_one_step_counted_and_nothing_left_behind(caps
 def test_the_lines_of_a_proof_fit_the_terminal_and_the_result_comes_before_the_details(monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "80")
     model, optimizer = make()
-    prove.watch(model, optimizer, asked={"gradient_clipping": 1.0})
+    prove.watch(model, optimizer, config={"gradient_clipping": 1.0})
     train(model, optimizer, 3)
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 80
@@ -288,7 +288,7 @@ def test_autocast_is_seen_wherever_parameters_are():
     model = RootWithParameter()
     model.forward = torch.autocast("cpu", torch.bfloat16)(model.forward)
     optimizer = torch.optim.AdamW(model.parameters())
-    prove.watch(model, optimizer, asked={"bf16": {"enabled": True}}, strict=True)
+    prove.watch(model, optimizer, config={"bf16": {"enabled": True}}, strict=True)
     train(model, optimizer, 3)
     assert proof()["built"]["precision"] == "bf16-autocast"
 
@@ -337,21 +337,21 @@ def test_the_step_is_the_first_whole_one_of_training_from_the_third(before_the_t
 
 def test_another_clipping_than_asked_is_a_difference(capsys):
     model, optimizer = make()
-    prove.watch(model, optimizer, asked={"gradient_clipping": 1.0})
+    prove.watch(model, optimizer, config={"gradient_clipping": 1.0})
     train(model, optimizer, 3, clip=0.5)
     (difference,) = proof()["not_as_asked"]
-    assert difference.startswith("gradient_clipping: asked= requests 1.0, ")
+    assert difference.startswith("gradient_clipping: config= requests 1.0, ")
     assert difference.endswith(" at 0.5")
     assert f"proof  NOT AS REQUESTED  {difference}\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "asked", "said"),
+    ("optimizer", "config", "said"),
     [("no optimizer", None, "ValueError: no torch optimizer: str"), (None, "absent.yaml", "FileNotFoundError")],
 )
-def test_an_error_of_its_own_ends_no_training(optimizer, asked, said, capsys):
+def test_an_error_of_its_own_ends_no_training(optimizer, config, said, capsys):
     model, own = make()
-    prove.watch(model, optimizer or own, asked=asked)
+    prove.watch(model, optimizer or own, config=config)
     train(model, own, 4)
     (line,) = capsys.readouterr().out.splitlines()
     assert line.startswith(f"proof: not made on rank 0: {said}")
@@ -360,17 +360,18 @@ def test_an_error_of_its_own_ends_no_training(optimizer, asked, said, capsys):
 
 def test_strict_raises_as_the_training_begins():
     model, optimizer = make()
-    with pytest.raises(prove.NotAsAsked) as raised:
-        prove.watch(model, optimizer, asked={"zero_optimization": {"stage": 3}}, strict=True)
-    said = ["engine: asked= requests DeepSpeed, but the script built a plain Sequential"]
+    with pytest.raises(prove.ConfigMismatch) as raised:
+        prove.watch(model, optimizer, config={"zero_optimization": {"stage": 3}}, strict=True)
+    said = ["engine: config= requests DeepSpeed, but the script built a plain Sequential"]
     assert proof()["not_as_asked"] == [str(raised.value)] == said
 
 
 def test_strict_raises_after_the_step_and_leaves_nothing():
     (model, optimizer), originals = make(), replaced()
-    prove.watch(model, optimizer, asked={"gradient_accumulation_steps": 4}, strict=True)
+    prove.watch(model, optimizer, config={"gradient_accumulation_steps": 4}, strict=True)
     train(model, optimizer, 4, accumulation=2)
-    with pytest.raises(prove.NotAsAsked, match=r"^gradient_accumulation_steps: asked= requests 4, .*, the last one 2$"):
+    said = r"^gradient_accumulation_steps: config= requests 4, .*, the last one 2$"
+    with pytest.raises(prove.ConfigMismatch, match=said):
         train(model, optimizer, 1, accumulation=2)
     assert (replaced(), [*optimizers._global_optimizer_pre_hooks]) == (originals, [])
     train(model, optimizer, 2)
@@ -495,19 +496,19 @@ def wrong(monkeypatch):
 
 def test_what_is_known_to_be_wrong_is_refused(wrong, capsys):
     model, optimizer = make()
-    with pytest.raises(prove.KnownBad, match=r"^it is wrong\. .*allow_known_bad=True"):
+    with pytest.raises(prove.KnownFault, match=r"^it is wrong\. .*allow_known_bad=True"):
         prove.watch(model, optimizer)
     assert proof()["known_wrong"] == ["it is wrong"]
     assert not optimizers._global_optimizer_pre_hooks
     made = prove.callback()
     made.on_train_begin(arguments(), planned(4), None, model=model, optimizer=optimizer)
-    with pytest.raises(prove.KnownBad):
+    with pytest.raises(prove.KnownFault):
         train(model, optimizer, 1)
 
 
-@pytest.mark.parametrize("given", [{"output": "/proc/nowhere/proof.json"}, {"asked": "/nowhere/ds.json"}])
+@pytest.mark.parametrize("given", [{"output": "/proc/nowhere/proof.json"}, {"config": "/nowhere/ds.json"}])
 def test_no_error_hides_what_is_known_to_be_wrong(given, wrong, capsys):
-    with pytest.raises(prove.KnownBad):
+    with pytest.raises(prove.KnownFault):
         prove.watch(*make(), **given)
     assert "proof: not " in capsys.readouterr().out
 
@@ -884,8 +885,8 @@ ASKED = {
 def test_strict_fails_where_the_file_that_was_asked_for_cannot_be_read(name):
     if ASKED[name] is not None:
         Path(name).write_text(ASKED[name])
-    with pytest.raises(prove.NotChecked):
-        prove.watch(*make(), asked=name, strict=True)
+    with pytest.raises(prove.Unverified):
+        prove.watch(*make(), config=name, strict=True)
 
 
 UNCHECKED = {
@@ -897,11 +898,11 @@ UNCHECKED = {
 
 @pytest.mark.parametrize("name", UNCHECKED)
 def test_strict_fails_where_a_request_cannot_be_checked_and_says_it_otherwise(name, capsys):
-    with pytest.raises((prove.NotChecked, prove.NotAsAsked)):
-        prove.watch(*make(), asked=UNCHECKED[name], strict=True)
+    with pytest.raises((prove.Unverified, prove.ConfigMismatch)):
+        prove.watch(*make(), config=UNCHECKED[name], strict=True)
     capsys.readouterr()
     model, optimizer = make()
-    prove.watch(model, optimizer, asked=UNCHECKED[name])
+    prove.watch(model, optimizer, config=UNCHECKED[name])
     assert re.search("not checked |NOT AS REQUESTED", capsys.readouterr().out)
 
 
@@ -912,7 +913,7 @@ def test_strict_fails_if_faults_of_the_step_could_not_be_checked(monkeypatch):
     monkeypatch.setattr(prove_findings, "not_trained", fails)
     model, optimizer = make()
     prove.watch(model, optimizer, strict=True)
-    with pytest.raises(prove.NotChecked, match=r"faults of the step .*planted"):
+    with pytest.raises(prove.Unverified, match=r"faults of the step .*planted"):
         train(model, optimizer, 4)
     model, optimizer = make()
     prove.watch(model, optimizer)
@@ -920,17 +921,31 @@ def test_strict_fails_if_faults_of_the_step_could_not_be_checked(monkeypatch):
     assert any("faults of the step" in note for note in proof()["notes"])
 
 
-@pytest.mark.parametrize("asked", [{"fp16": {"enabled": True}}, {"bf16": {"enabled": True}}])
-def test_strict_fails_where_another_precision_was_asked(asked):
+def test_former_names_are_deprecated():
+    for former, name in prove._FORMER_NAMES.items():
+        with pytest.deprecated_call(match=name):
+            assert getattr(prove, former) is getattr(prove, name)
+    assert not hasattr(prove, "NotThere")
     model, optimizer = make()
-    prove.watch(model, optimizer, asked=asked, strict=True)
-    with pytest.raises(prove.NotAsAsked, match=r"precision: asked= requests .*, but the engine has fp32"):
+    with pytest.deprecated_call(match="config="):
+        prove.watch(model, optimizer, asked={"gradient_clipping": 1.0})
+    train(model, optimizer, 4)
+    assert [(each["name"], each["value"]) for each in proof()["asked"]] == [("gradient_clipping", 1.0)]
+    with pytest.raises(TypeError, match="config="):
+        prove.watch(model, optimizer, config={}, asked={})
+
+
+@pytest.mark.parametrize("config", [{"fp16": {"enabled": True}}, {"bf16": {"enabled": True}}])
+def test_strict_fails_where_another_precision_was_asked(config):
+    model, optimizer = make()
+    prove.watch(model, optimizer, config=config, strict=True)
+    with pytest.raises(prove.ConfigMismatch, match=r"precision: config= requests .*, but the engine has fp32"):
         train(model, optimizer, 4)
 
 
 def test_an_older_proof_does_not_answer_for_a_script_that_ends_early():
     Path("proof.json").write_text("{}")
-    prove.watch(*make(), asked="absent.yaml")
+    prove.watch(*make(), config="absent.yaml")
     assert not Path("proof.json").exists()
 
 

@@ -35,7 +35,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._pytree import tree_flatten_with_path, tree_leaves
 
 from .. import __version__, terminal
-from ..engines.hooks import before_updates, listening, without_graphs
+from ..engines.hooks import before_updates, without_graphs, wrap_function
 from ..engines.readback import full_tensors
 from ..engines.readback.dtypes import dtype_names
 from ..engines.readback.facts import is_deepspeed, uncompiled, versions, whole_size
@@ -105,7 +105,7 @@ class Recorder:
             (clip_grad, "_get_total_norm", self._on_norm),
             (torch.amp.GradScaler, "step", self._on_scaler),
         ):
-            self._stack.enter_context(listening(owner, name, listener))
+            self._stack.enter_context(wrap_function(owner, name, listener))
         self._stack.callback(before_updates(self._before_update).remove)
         self._stack.callback(register_optimizer_step_post_hook(self._after_update).remove)
         atexit.register(self.end)
@@ -123,7 +123,7 @@ class Recorder:
         self._names = {key: name for name, key in inner.items()}
         self._parameters = [(canonical(name), parameter) for name, parameter in model.named_parameters()]
         if is_deepspeed(model):
-            self._stack.enter_context(listening(type(model), "step", self._on_engine_step))
+            self._stack.enter_context(wrap_function(type(model), "step", self._on_engine_step))
         for name, parameter in self._parameters:
             # FSDP2 sets the gradients of its shards itself, so autograd would never call this hook.
             if parameter.requires_grad and parameter.is_leaf and not hasattr(parameter, "full_tensor"):

@@ -77,7 +77,7 @@ def examine(disk: Path) -> list[Check]:
     """
     return [
         *_packages(),
-        *_known_bad(),
+        *_known_faults(),
         *_extensions(),
         _compile(),
         *_cuda(),
@@ -154,7 +154,7 @@ def _packages() -> Iterator[Check]:
         yield Check("packages", "ok", "torch, accelerate, transformers, deepspeed and datasets are installed.")
 
 
-def _known_bad() -> Iterator[Check]:
+def _known_faults() -> Iterator[Check]:
     """Check the installed releases for known faults."""
     installed = {name: importlib.metadata.version(name) for name in filter(_has, changes.index().packages)}
     for package, version in installed.items():

@@ -14,12 +14,13 @@ from typing import Any
 import psutil
 
 from study import files, progress, terminal
-from study.dryrun import chosen, deadlock, models, ranks, real_ranks, script, text, trace, world
+from study.dryrun import chosen, deadlock, models, real_ranks, script, text, trace, world
 from study.dryrun.models import Trainable
 from study.dryrun.tracker import Call
 from study.dryrun.world import Environment
 from study.engines import extensions
 from study.errors import Refusal
+from study.ranks import forks
 from study.theory.engine import Job
 from study.verdict import Checked, NotChecked, Verdict
 
@@ -138,19 +139,19 @@ def run_script(words: Sequence[str], place: World) -> Answers:
         return real_ranks.run(lambda: script.run(Path(words[0]), words[1:], folder), places, folder)
 
 
-def _run_some(program: ranks.Program, place: World) -> Answers:
+def _run_some(program: forks.Program, place: World) -> Answers:
     """Run a program as the ranks of a place, and then as further ranks while there is time."""
     began = time.monotonic()
-    answers = ranks.run(program, _places(place))
+    answers = forks.run(program, _places(place))
     seconds = time.monotonic() - began
     num_more = int((MOST_SECONDS - seconds) / max(seconds / len(place.ranks), 0.01)) if seconds < MOST_SECONDS else 0
     more = replace(place, ranks=list(place.others[:num_more]))
-    return dict(sorted((answers | ranks.run(program, _places(more))).items()))
+    return dict(sorted((answers | forks.run(program, _places(more))).items()))
 
 
 def _train(model: Trainable, job: Job, place: World) -> Answers:
     has_memory = _has_memory(place.variables, model, len(place.ranks))
-    return ranks.run(trace.trainer(model, job, has_memory), _places(place))
+    return forks.run(trace.trainer(model, job, has_memory), _places(place))
 
 
 def _places(place: World, meeting: Path | None = None) -> dict[int, Any]:

@@ -20,9 +20,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers.models.auto import modeling_auto
 
-from study.dryrun import count, ranks
+from study.dryrun import count
 from study.dryrun.model_parts import in_words, turn_off_dropout
 from study.errors import Refusal, refusing
+from study.ranks import forks
 from study.theory import adapters, shapes
 from study.theory.activations import is_eager
 from study.theory.engine import Engine, Job
@@ -245,7 +246,7 @@ def shape_of_class(built: type[Any], config: Any, name: str) -> ModelShape:
     """
     content = config.to_diff_dict() | {"model_type": config.model_type, "architectures": [built.__name__]}
     # In a fork, because a process in which a backward pass has run cannot be forked later.
-    answer = ranks.run(lambda: to_content(count.count(built, config)), {0: nullcontext()})[0]
+    answer = forks.run(lambda: to_content(count.count(built, config)), {0: nullcontext()})[0]
     counts = from_content(answer)
     fixed = getattr(built, "main_input_name", "input_ids") == "pixel_values"
     positions = 1 if fixed else min([LONGEST, *_positions(config)])

@@ -1,7 +1,7 @@
-"""Compile one extension of DeepSpeed: `python compile_extension.py SEARCH_PATH MODULE BUILDER`, in a process of its own.
+"""Compile one extension of DeepSpeed: `python compile_extension.py SEARCH_PATH MODULE BUILDER`.
 
-SEARCH_PATH is Python's search path as a list in JSON, and BUILDER is a class of DeepSpeed's module MODULE. The result is
-in the folder that TORCH_EXTENSIONS_DIR names.
+SEARCH_PATH is Python's search path as a list in JSON, and BUILDER is a class of DeepSpeed's module MODULE. The result
+is in the folder that TORCH_EXTENSIONS_DIR names.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from .. import terminal
 from ..engines.readback import full_tensors
 from ..engines.readback.facts import inner_module, is_deepspeed
 from ..engines.readback.full_tensors import local
-from .matrices import packed
+from .muon import packed
 
 MOST_ELEMENTS = 2**15  # of all gradients together that are compared
 TOLERANCE = 0.05  # of the length of the gradient; mostly for batches whose targets count slightly differently

@@ -21,11 +21,12 @@ from typing import Any
 import transformers
 from transformers.models.auto import modeling_auto
 
-from study.dryrun import count, ranks
+from study.dryrun import count
 from study.dryrun.model_parts import in_words
 from study.errors import Refusal, RunFailed
 from study.files import ROOT, write_json
 from study.planner import Request, choose
+from study.ranks import forks
 from study.theory import shapes
 
 PATH = ROOT / "reports" / "architectures.json"
@@ -84,7 +85,7 @@ def counted(name: str) -> dict[str, Any]:
         }
 
     try:
-        answer = ranks.run(program, {0: nullcontext()})[0]
+        answer = forks.run(program, {0: nullcontext()})[0]
     except (Refusal, RunFailed) as refusal:
         return {"refused": str(refusal).removeprefix(f"{name}: ")}
     return {key: answer[key] for key in ("num_params", "num_active_params", "blocks")}

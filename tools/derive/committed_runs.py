@@ -10,7 +10,7 @@ import pandas as pd
 
 from study.claims import defects
 from study.compare import frontier, memory_views, verdict_text
-from study.conformance import committed
+from study.conformance import results
 from study.files import ROOT
 from study.records import find as records
 from study.records.schema import Record
@@ -76,8 +76,8 @@ def learned(study: str = "learned") -> verdict_text.Decided:
 
 def releases_with_fault(fault_id: str) -> str:
     """Return the first and the last release of DeepSpeed with a fault that `zero-study conformance` found."""
-    (fault,) = (fault for fault in committed.faults() if fault.id == fault_id)
-    return f"{fault.first} to {fault.last}"
+    (fault,) = (fault for fault in results.faults() if fault.id == fault_id)
+    return f"{fault.introduced} to {fault.last}"
 
 
 @cache

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from study import files, terminal
-from study.conformance import fuzz, installation
+from study.conformance import fuzz, matrix
 from study.conformance.cells import Cell
 from study.records.machine import header
 
@@ -37,7 +37,7 @@ def main(seed: int, minutes: float, output: Path, cells_per_batch: int = CELLS_P
             output,
             {
                 **header("fuzz_conformance", command),
-                "versions": installation.installed(),
+                "versions": matrix.installed(),
                 "seconds": seconds,
                 **report,
             },
@@ -51,13 +51,13 @@ def main(seed: int, minutes: float, output: Path, cells_per_batch: int = CELLS_P
 
 
 def _examine(cells: Sequence[Cell]) -> dict[str, Any]:
-    verdicts: dict[str, Any] = installation.examine(cells, lambda text: print(f"  {text}", flush=True))["cells"]
+    verdicts: dict[str, Any] = matrix.run(cells, lambda text: print(f"  {text}", flush=True))["cells"]
     return verdicts
 
 
 def _print_failure(campaign: fuzz.Campaign, simple: Cell) -> None:
     reason = campaign.reason(simple)
-    explanation = fuzz.committed.explanation(campaign.verdicts[simple.name])
+    explanation = fuzz.results.explanation(campaign.verdicts[simple.name])
     print(terminal.wrapped(f"{'Known' if reason else 'NEW'}: {simple.name}: {explanation}", "  ", "    "), flush=True)
 
 

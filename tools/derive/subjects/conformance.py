@@ -13,11 +13,11 @@ from typing import Any
 from committed_runs import releases_with_fault
 from wording import first_and_last, tabulate
 
-from study.conformance import committed
+from study.conformance import results
 from study.conformance.cells import OPTIMIZERS, OPTIMIZERS_UNDER, PACKAGES, of_optimizers, of_release
-from study.conformance.committed import FAULTS
+from study.conformance.results import FAILED
 from study.files import ROOT
-from study.upgrade import known_bad
+from study.upgrade import faults
 
 
 def lower_bound(package: str) -> str:
@@ -33,10 +33,10 @@ def supported() -> str:
     for package in PACKAGES:
         cell_names = {cell.name for cell in of_release([package])}
         findings: list[tuple[str, str, str]] = []
-        for version, matrix in committed.read(package).items():
+        for version, matrix in results.read(package).items():
             verdicts = Counter(matrix["cells"][name]["verdict"] for name in cell_names)
-            bad = ", ".join(f"{verdicts[verdict]} {verdict}" for verdict in FAULTS if verdicts[verdict])
-            is_new = known_bad.base_release(version) >= known_bad.base_release(lower_bound(package))
+            bad = ", ".join(f"{verdicts[verdict]} {verdict}" for verdict in FAILED if verdicts[verdict])
+            is_new = faults.base_release(version) >= faults.base_release(lower_bound(package))
             findings.append((f"{bad or 'none'} of {len(cell_names)}", "yes" if is_new else "no", version))
         groups = [
             (finding, [version for *_, version in group]) for finding, group in groupby(findings, lambda row: row[:2])
@@ -51,7 +51,7 @@ def optimizers_by_release() -> str:
     for optimizer in OPTIMIZERS:
         findings = [
             ((_optimizer_result(matrix["cells"], optimizer),), version)
-            for version, matrix in committed.read("deepspeed", committed.OPTIMIZERS).items()
+            for version, matrix in results.read("deepspeed", results.OPTIMIZERS).items()
         ]
         rows += [[f"`{optimizer}`", *row] for row in _by_release(findings)]
     return tabulate(["optimizer", "DeepSpeed", "cells at stages 0 to 3"], rows)
@@ -80,7 +80,7 @@ def _optimizer_result(
 
 def installed_optimizers() -> str:
     """Count the verdicts of each optimizer's cells with the newest installation, by group of engines."""
-    cells = committed.newest(committed.OPTIMIZERS)["cells"]
+    cells = results.newest(results.OPTIMIZERS)["cells"]
     groups = {
         "DDP": ("ddp",),
         "FSDP2": ("fsdp2",),
@@ -108,7 +108,7 @@ MUON_CASES = {
 def muon_by_release() -> str:
     """Say how far Muon moved the weights, relative to the reference, by release of DeepSpeed."""
     findings = []
-    for version, matrix in committed.read("deepspeed", committed.OPTIMIZERS).items():
+    for version, matrix in results.read("deepspeed", results.OPTIMIZERS).items():
         row = tuple(_distance_moved(matrix["cells"].get(name)) for name in MUON_CASES.values())
         findings.append((row, version))
     return tabulate(["DeepSpeed", *MUON_CASES], _by_release(findings))
@@ -135,9 +135,9 @@ def _by_release(findings: Sequence[tuple[tuple[str, ...], str]]) -> list[list[st
 def cells(engines: str = "", *outcomes: str) -> str:
     """Count the tests of the newest installation with engines whose names begin so, and with these verdicts."""
     of_engines = [
-        cell for name, cell in committed.newest()["cells"].items() if re.match(f"(accelerate_)?({engines})", name)
+        cell for name, cell in results.newest()["cells"].items() if re.match(f"(accelerate_)?({engines})", name)
     ]
-    return f"{sum(cell['verdict'] in (outcomes or committed.VERDICTS) for cell in of_engines):,}"
+    return f"{sum(cell['verdict'] in (outcomes or results.VERDICTS) for cell in of_engines):,}"
 
 
 TABLES: dict[tuple[str, str], Callable[[], str]] = {
@@ -158,5 +158,5 @@ NUMBERS: dict[tuple[str, str], Callable[[], str]] = {
     ("docs/releases.md", "stopped"): partial(cells, "zero", "refused", "crashed"),
     ("docs/releases.md", "all"): cells,
     ("docs/releases.md", "others"): partial(cells, "ddp|fsdp2"),
-    ("docs/releases.md", "minutes"): lambda: f"{sum(committed.newest()['seconds'].values()) / 60:.1f}",
+    ("docs/releases.md", "minutes"): lambda: f"{sum(results.newest()['seconds'].values()) / 60:.1f}",
 }

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from study.engines import torch_locks
+from ..engines import torch_locks
 
 
 class ProcessTrees:

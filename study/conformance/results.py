@@ -9,7 +9,7 @@ from typing import Any
 
 from .. import terminal
 from ..files import ROOT, parse_yaml
-from ..upgrade import known_bad
+from ..upgrade import faults as known_faults
 from ..verdict import Checked, NotChecked, Verdict
 from .matrix_file import failed_before, load
 
@@ -17,7 +17,7 @@ PLACE = ROOT / "reports" / "conformance"
 OPTIMIZERS = PLACE / "optimizers"  # matrices of optimizers other than AdamW, one file per release of DeepSpeed
 ADAPTERS = PLACE / "adapters"  # matrices of LoRA adapters, one file per release of DeepSpeed
 VERDICTS = ("same", "wrong", "refused", "crashed")
-FAULTS = ("wrong", "crashed")
+FAILED = ("wrong", "crashed")
 
 
 def read(package: str = "deepspeed", folder: Path = PLACE) -> dict[str, dict[str, Any]]:
@@ -32,7 +32,7 @@ def read(package: str = "deepspeed", folder: Path = PLACE) -> dict[str, dict[str
     if package != "deepspeed":
         whole = newest(folder)
         by_version.setdefault(_version(whole, package), whole)
-    return dict(sorted(by_version.items(), key=lambda item: known_bad.base_release(item[0])))
+    return dict(sorted(by_version.items(), key=lambda item: known_faults.base_release(item[0])))
 
 
 def newest(folder: Path = PLACE) -> dict[str, Any]:
@@ -51,20 +51,20 @@ def _version(matrix: Mapping[str, Any], package: str) -> str:
     return version.partition("+")[0]
 
 
-def faults() -> list[known_bad.Fault]:
-    """Return the known faults of DeepSpeed, the newest last."""
-    return sorted(known_bad.read(), key=lambda fault: (known_bad.first_release(fault), fault.id))
+def faults() -> list[known_faults.Fault]:
+    """Return the known faults of DeepSpeed that conformance runs found, the newest last."""
+    return sorted(known_faults.measured(), key=lambda fault: (known_faults.first_release(fault), fault.id))
 
 
 # ---------------------------------------------------------------- in words
 
 
-def failures(matrix: Mapping[str, Any], earlier: Mapping[str, Any] | None = None) -> list[str]:
+def failed_cells(matrix: Mapping[str, Any], earlier: Mapping[str, Any] | None = None) -> list[str]:
     """Return the names of the cells that are wrong or crashed.
 
     If an earlier matrix is given, cells that failed there in the same way are left out.
     """
-    bad = {name: cell for name, cell in matrix["cells"].items() if cell["verdict"] in FAULTS}
+    bad = {name: cell for name, cell in matrix["cells"].items() if cell["verdict"] in FAILED}
     earlier_cells = earlier["cells"] if earlier else {}
     return [name for name, cell in bad.items() if not failed_before(cell, earlier_cells.get(name, {}))]
 
@@ -84,7 +84,7 @@ def verdict(matrix: Mapping[str, Any], earlier: Mapping[str, Any] | None = None)
     ]
     if earlier is not None:
         missing += _not_compared(cells, earlier["cells"])
-    return Verdict.of(len(failures(matrix, earlier)), [compared], missing)
+    return Verdict.of(len(failed_cells(matrix, earlier)), [compared], missing)
 
 
 def _not_compared(cells: Mapping[str, Any], earlier: Mapping[str, Any]) -> list[NotChecked]:
@@ -105,12 +105,12 @@ def refusals(matrix: Mapping[str, Any]) -> dict[str, int]:
     return dict(Counter(terminal.printable(" ".join(message.split())) for message in messages).most_common())
 
 
-def lines(matrix: Mapping[str, Any]) -> list[str]:
+def summary_lines(matrix: Mapping[str, Any]) -> list[str]:
     """Return a description of one installation's matrix for a terminal: result, counts, then failures, by line."""
     cells = matrix["cells"]
     versions = ", ".join(f"{name} {version}" for name, version in matrix["versions"].items())
     counts = Counter(cell["verdict"] for cell in cells.values())
-    failed = failures(matrix)
+    failed = failed_cells(matrix)
     result = f"{len(failed)} of {len(cells)} cells are wrong or crashed" if failed else _sound(counts)
     counted = ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS)
     seconds = sum(matrix["seconds"].values())
@@ -118,10 +118,11 @@ def lines(matrix: Mapping[str, Any]) -> list[str]:
         terminal.wrapped(f"{result}: {versions}."),
         terminal.wrapped(f"{len(cells)} cells in {seconds} s: {counted}."),
     ]
-    text_lines += ["", f"{'cells by engine and precision':36}{''.join(f'{verdict:>9}' for verdict in VERDICTS)}"]
-    for group, members in grouped(cells).items():
+    rows = []
+    for group, members in by_engine_and_precision(cells).items():
         counts = Counter(cells[name]["verdict"] for name in members)
-        text_lines.append(f"{group:36}{''.join(f'{counts[verdict] or str():>9}' for verdict in VERDICTS)}")
+        rows.append([group, *(counts[verdict] or "" for verdict in VERDICTS)])
+    text_lines += ["", *terminal.table(["cells by engine and precision", *VERDICTS], rows)]
     if failed:
         text_lines += ["", "Wrong or crashed:"]
         text_lines += [terminal.wrapped(f"{name}: {explanation(cells[name])}", "  ", "    ") for name in failed]
@@ -142,7 +143,7 @@ def _sound(counts: Mapping[str, int]) -> str:
     return f"No cell is wrong ({compared} compared with a training without an engine)"
 
 
-def grouped(cells: Iterable[str]) -> dict[str, list[str]]:
+def by_engine_and_precision(cells: Iterable[str]) -> dict[str, list[str]]:
     """Group the names of cells by engine and precision class."""
     groups: dict[str, list[str]] = {}
     for name in cells:

@@ -1,4 +1,4 @@
-"""Run a program as several ranks.
+"""Run a function as several ranks.
 
 Each rank is a fork of this process, which has imported everything that the ranks need.
 """
@@ -15,19 +15,37 @@ import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from study import files, processes
-from study.dryrun.process_trees import ProcessTrees
-from study.engines import this_machine
-from study.errors import Refusal, RunFailed
+from .. import files, processes
+from ..engines import this_machine
+from ..errors import Refusal, RunFailed
+from .process_trees import ProcessTrees
 
-Judge = Callable[[int, str | None], dict[str, Any] | None]  # (rank, how it ended) -> an answer in place of its own
 Program = Callable[[], dict[str, Any]]  # what a rank does in its context; returns the rank's answer
 REFUSED, CRASHED = 2, 1
 POLL_SECONDS = 0.02
+
+
+class Ending(NamedTuple):
+    """How a rank ended that left no answer."""
+
+    status: int  # negative if a signal ended it: minus the signal's number
+    lines: list[str]  # what it wrote to stdout and stderr
+
+    def __str__(self) -> str:
+        """Say how the rank ended. If a signal ended it, with the message of the C++ exception."""
+        if self.status < 0:
+            with_name = f"was ended by signal {-self.status} ({signal.Signals(-self.status).name})"
+            words = next((line.partition("what():")[2].strip() for line in self.lines[::-1] if "what():" in line), "")
+            return f"{with_name}: {words}" if words else with_name
+        raised = processes.raised_in(self.lines)
+        return raised[0].text if raised else f"ended with status {self.status}"
+
+
+Judge = Callable[[int, Ending], dict[str, Any] | None]  # returns an answer in place of the missing one
 
 
 def run(
@@ -60,9 +78,8 @@ def run(
 def ended(running: dict[int, int], folder: Path, judge: Judge = lambda rank, ending: None) -> dict[int, dict[str, Any]]:
     """Remove the ranks that have ended from `running`, and return their answers.
 
-    `judge` is called for a rank that left no answer, with the rank and a text on how it ended. The text is None if the
-    rank ended with status 0. `judge` returns an answer, or None if there is none. Raises Refusal if a rank refused, and
-    RunFailed if there is no answer.
+    `judge` is called for a rank that left no answer. It returns an answer, or None if there is none. Raises Refusal if
+    a rank refused, and RunFailed if there is no answer.
     """
     polled = [(rank, *os.wait4(child, os.WNOHANG)) for rank, child in running.items()]
     finished = {rank: (status, used) for rank, child, status, used in polled if child}
@@ -131,22 +148,8 @@ def _answer(path: Path, rank: int, status: int, judge: Judge) -> dict[str, Any]:
         if "refused" in answer:
             raise Refusal(answer["refused"])
         return answer
-    ending = _how(path.with_suffix(".log").read_bytes(), status)
-    judged = judge(rank, ending if status else None)
+    ending = Ending(status, processes.lines_of(path.with_suffix(".log").read_bytes()))
+    judged = judge(rank, ending)
     if judged is None:
         raise RunFailed(f"rank {rank}: {ending}")
     return judged
-
-
-def _how(log: bytes, status: int) -> str:
-    """Return how a rank ended that left no answer, as a text.
-
-    If a signal ended it, the text includes the message of the C++ exception.
-    """
-    lines = processes.lines_of(log)
-    if status < 0:
-        with_name = f"was ended by signal {-status} ({signal.Signals(-status).name})"
-        words = next((line.partition("what():")[2].strip() for line in reversed(lines) if "what():" in line), "")
-        return f"{with_name}: {words}" if words else with_name
-    raised = processes.raised_in(lines)
-    return raised[0].text if raised else f"ended with status {status}"

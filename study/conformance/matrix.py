@@ -1,6 +1,6 @@
 """Train the cells of the conformance matrix with the installed engines, and judge the results.
 
-All cells with the same number of ranks share one launch. Each cell trains in a forked process of its own.
+All cells with the same number of ranks share one launch. The ranks of each cell are forks of the launched process.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import json
 import math
 import os
 import platform
-import re
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +21,7 @@ from typing import Any
 
 import torch
 
-from .. import processes, terminal
+from .. import files, processes, terminal
 from ..engines import extensions
 from ..files import ROOT
 from . import releases
@@ -34,15 +33,9 @@ PACKAGES = ("torch", "deepspeed", "accelerate")
 
 MESSAGE_LENGTH = 300
 LAST_LINES = 5
-WORKERS = 2  # processes that share the cells of one rank
-
-# LOST: messages of a rank that only lost its connection to another rank. PORT: the port number in a message, which
-# differs from launch to launch.
-LOST = ("Connection reset by peer", "Connection closed by peer", "Broken pipe")
-PORT = re.compile(r"(?<=\]):\d+")
 
 
-def examine(
+def run(
     cells: Sequence[Cell],
     say: Callable[[str], None] = print,
     *,
@@ -53,7 +46,7 @@ def examine(
 
     A verdict is same, wrong, refused (the engine reported that it does not support the cell, see `refusals`) or
     crashed. `chosen` maps
-    packages to the releases that are used instead of the installed ones. `options` are passed on to `train`.
+    packages to the releases that are used instead of the installed ones. `options` are passed on to `launch_cells`.
     """
     chosen = chosen or {}
     options.setdefault("environment", _environment(cells, chosen))
@@ -63,7 +56,7 @@ def examine(
     with tempfile.TemporaryDirectory() as scratch:
         with ThreadPoolExecutor(1) as executor:  # references are computed while ranks wait for one another
             executor.submit(lambda: [references.of(cell) for cell in cells])
-            failures = train(cells, Path(scratch), say=say, **options)
+            failures = launch_cells(cells, Path(scratch), say=say, **options)
         trained = time.monotonic()
         say("Comparing the cells with the reference ...")
         for number, cell in enumerate(cells):
@@ -127,7 +120,7 @@ class Failure:
     stage: str  # built, trained, saved and taken up (resumed), or ended (the process died or took too long)
 
 
-def train(
+def launch_cells(
     cells: Sequence[Cell],
     folder: Path,
     *,
@@ -145,7 +138,7 @@ def train(
         numbered = {number: cell for number, cell in enumerate(cells) if cell.num_ranks == num_ranks}
         say(f"Training {len(numbered)} cells on {terminal.counted(num_ranks, 'rank')} ...")
         (folder / "cells.json").write_text(json.dumps([(n, dataclasses.asdict(cell)) for n, cell in numbered.items()]))
-        errors = _launch(folder, max(num_ranks, WORKERS), environment, module)
+        errors = _launch(folder, environment, module)
         for number, cell in numbered.items():
             if failure := _failure(folder, number, num_ranks, errors):
                 failures[cell] = failure
@@ -155,39 +148,29 @@ def train(
 def traces(folder: Path, number: int, num_ranks: int) -> list[Path]:
     """Return the result files of a cell, one path per rank.
 
-    `number` is the position of the cell in the list that was passed to `train`.
+    `number` is the position of the cell in the list that was passed to `launch_cells`.
     """
     return [folder / f"{number}-{rank}.pt" for rank in range(num_ranks)]
 
 
-def _launch(folder: Path, num_processes: int, environment: Mapping[str, str], module: str) -> list[str]:
-    """Run the training processes until all have ended, and return the error output of the first one, by line.
+def _launch(folder: Path, environment: Mapping[str, str], module: str) -> list[str]:
+    """Run the process that trains the cells until it has ended, and return the lines of its error output.
 
-    There is no time limit here, because each process stops a cell that takes too long.
+    There is no time limit here, because this process ends a cell that takes too long.
     """
     common = dict(environment) | {
         "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu",
         "PYTHONPATH": os.pathsep.join(filter(None, (environment.get("PYTHONPATH"), str(ROOT)))),
     }  # fmt: skip
     program = ["-m", module, str(folder)]
-    return processes.run(program, num_processes, timeout_seconds=math.inf, environment=common, folder=folder)[0].errors
+    return processes.run(program, timeout_seconds=math.inf, environment=common, folder=folder)[0].errors
 
 
 def _failure(folder: Path, number: int, num_ranks: int, errors: Sequence[str]) -> Failure | None:
-    """Return the failure of a cell as the rank that failed first reported it; None if every rank completed the cell.
-
-    A rank that was killed by a signal takes precedence over ranks that raised an error. Ranks that only lost their
-    connection to another rank come last.
-    """
-    reports = [path for rank in range(num_ranks) if (path := folder / f"{number}-{rank}.txt").exists()]
-    if reports:
-        message, stage, _ = min((json.loads(path.read_text()) for path in reports), key=_order)
-        return Failure(PORT.sub("", message), stage)
+    """Return the failure of a cell; None if every rank completed it."""
+    report = folder / f"{number}.json"
+    if report.exists():
+        return Failure(**files.load(report, "a failure of a cell"))
     if all(path.exists() for path in traces(folder, number, num_ranks)):
         return None
     return Failure(" ".join(line.strip() for line in errors[-LAST_LINES:]), "ended")
-
-
-def _order(report: tuple[str, str, float]) -> tuple[bool, bool, float]:
-    message, stage, time_of_failure = report
-    return any(words in message for words in LOST), stage != "ended", time_of_failure

@@ -9,18 +9,17 @@ from __future__ import annotations
 
 import base64
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from ..engines.optimizer_formulas import UpdateInputs
 from ..engines.readback.facts import inner_module
 from ..engines.readback.fragments import Fragment, elements
 from ..engines.readback.full_tensors import whole_shape
-from . import formulas
-from .formulas import Given
 
 LARGEST_MATRIX = 2**22  # elements of a matrix that is checked as a whole; the formula then takes seconds on a CPU
 MOST_EXCHANGED = 2**24  # elements of a matrix, times the ranks, because under ZeRO each rank sends its own gradient
@@ -28,10 +27,6 @@ MATRICES_OF_GROUP = 2  # parameters of each group that are checked as a whole, t
 
 _MARK = "zero-study"  # of a node of the graph that has a hook
 Shard = dict[str, Any]  # what a rank sends of a matrix; may be written as JSON
-_FORMULAS: dict[str, Callable[[Given], torch.Tensor]] = {
-    "torch": formulas.muon,
-    "deepspeed": formulas.muon_of_deepspeed,
-}
 
 
 def packed(values: torch.Tensor, start: int) -> dict[str, Any]:
@@ -49,7 +44,7 @@ def unpacked(parts: Iterable[dict[str, Any]], shape: Sequence[int]) -> torch.Ten
     return None if bool(whole.isnan().any()) else whole.reshape(tuple(shape))
 
 
-def put_together(shards: Sequence[Shard], device: torch.device) -> tuple[Given, torch.Tensor] | None:
+def put_together(shards: Sequence[Shard], device: torch.device) -> tuple[UpdateInputs, torch.Tensor] | None:
     """Return what the optimizer got of a matrix, and by how much the update changed it. None if parts are missing.
 
     `shards` has what the ranks sent.
@@ -66,8 +61,10 @@ def put_together(shards: Sequence[Shard], device: torch.device) -> tuple[Given, 
     momentum = whole("momentum_buffer")
     states = {} if momentum is None else {"momentum_buffer": momentum.to(device)}
     settings = next(shard["settings"] for shard in shards if "settings" in shard)
-    given = Given(weight.to(device), gradient.to(device), states, settings, None, torch.finfo(torch.float32).eps)
-    return given, change.to(device)
+    inputs = UpdateInputs(
+        weight.to(device), gradient.to(device), states, settings, None, torch.finfo(torch.float32).eps
+    )
+    return inputs, change.to(device)
 
 
 def _mean_gradient(shards: Sequence[Shard]) -> torch.Tensor | None:
@@ -81,10 +78,6 @@ def _mean_gradient(shards: Sequence[Shard]) -> torch.Tensor | None:
     return total / len(shards)
 
 
-def formula(shard: Shard) -> Callable[[Given], torch.Tensor]:
-    return _FORMULAS[shard["library"]]
-
-
 def settings_of(group: dict[str, Any]) -> dict[str, Any]:
     """Return the settings of a parameter group that may be written as JSON."""
     plain = {key: float(value) if isinstance(value, torch.Tensor) else value for key, value in group.items()
@@ -93,7 +86,7 @@ def settings_of(group: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in plain.items() if isinstance(value, kinds)}
 
 
-class MuonUnderZero:
+class ZeroMuonTracker:
     """The matrices of DeepSpeed's Muon under ZeRO: their gradients, their momenta and their master weights."""
 
     def __init__(self, model: Any, optimizer: Any, base: Any) -> None:
@@ -183,7 +176,6 @@ class MuonUnderZero:
         """Record the momenta as the step begins, because ZeRO changes them before the optimizer's own update."""
         for name, parameter in self._chosen.items():
             self.shards[name] = {
-                "library": "deepspeed",
                 "shape": list(whole_shape(parameter)),
                 "has_own_gradients": True,
             }
@@ -242,7 +234,6 @@ def shard_of_matrix(tensor: Any, settings: dict[str, Any]) -> Shard | None:
     _, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
     start = offset[0] * math.prod(tensor.shape[1:])
     return {
-        "library": "torch",
         "shape": list(tensor.shape),
         "has_own_gradients": False,
         "settings": settings,
