@@ -31,7 +31,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from study.dryrun import ranks
-from study.engines.readback import full_tensors
+from study.engines.readback.parameters import full_value
 from study.errors import RunFailed
 
 WIDTH, HIDDEN, BATCH = 20, 44, 4
@@ -163,7 +163,7 @@ def train_with_engine(name: str, kind: Optimizer) -> dict[str, Any]:
     module, train_step = make(name, kind, num_micro_batches)
     for step in range(num_steps):
         train_step([batch(step, number, dist.get_rank()) for number in range(num_micro_batches)])
-    return {"weights": {n: full_tensors.weight(p).tolist() for n, p in sorted(module.named_parameters())}}
+    return {"weights": {n: full_value(p).tolist() for n, p in sorted(module.named_parameters())}}
 
 
 TrainStep = Callable[[list[tuple[Tensor, Tensor]]], None]

@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from ..engines.readback.facts import inner_module
 from ..engines.readback.fragments import Fragment, elements
-from ..engines.readback.full_tensors import whole_shape
+from ..engines.readback.parameters import whole_shape, whole_size
 from . import formulas
 from .formulas import Given
 
@@ -163,7 +163,7 @@ class MuonUnderZero:
         groups: Sequence[Any] = next((each for each in lists if each), ())
         chosen = []
         for group in groups:
-            fitting = sorted((math.prod(whole_shape(p)), self._names[id(p)], p) for p in group if self._fits(p, limit))
+            fitting = sorted((whole_size(p), self._names[id(p)], p) for p in group if self._fits(p, limit))
             chosen += fitting[:MATRICES_OF_GROUP]
         for _, name, parameter in sorted(chosen)[: 2 * MATRICES_OF_GROUP]:
             self._chosen[name] = parameter

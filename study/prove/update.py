@@ -18,7 +18,8 @@ import torch
 
 from .. import terminal
 from ..engines.readback.fragments import Fragment, elements, fragments_of
-from ..engines.readback.full_tensors import kind_of_state, local
+from ..engines.readback.full_tensors import kind_of_state
+from ..engines.readback.parameters import local
 from . import formulas, matrices
 from .formulas import Given, Rule
 

@@ -18,8 +18,8 @@ import numpy as np
 import torch
 
 from ..diff.recorded import FILE, SIZE, Recording
-from ..diff.recording import canonical
 from ..diff.sketch import PART, sketch
+from ..engines.readback.parameters import name_among
 from . import consistency, folders
 from .against import WIDEST_FIRST, Comparison, compare, forgive, named_alike, report
 from .content import Finding, Saved, Tensor
@@ -86,7 +86,7 @@ def compare_with_recording(saved: Saved, folder: Path) -> Comparison:
     recording = Recording.read(folder)
     by_step = _weights_by_step(recording)
     unread = Comparison(str(folder), has_sketches=True)
-    own = _own_sketches(saved, unread)
+    own = _own_sketches(saved, {name for kinds in by_step.values() for weights in kinds for name in weights}, unread)
     completed = int(recording.facts["completed"])
     fits = {
         step: max((_fit(f"{folder}, step {step}", step, own, weights, unread) for weights in kinds), key=_quality)
@@ -147,9 +147,10 @@ def _weights_by_step(recording: Recording) -> dict[int, list[Recorded]]:
     return {step: list(kinds.values()) for step, kinds in sorted(weights.items())}
 
 
-def _own_sketches(saved: Saved, unread: Comparison) -> dict[str, _Own]:
+def _own_sketches(saved: Saved, recorded_names: set[str], unread: Comparison) -> dict[str, _Own]:
     own: dict[str, _Own] = {}
-    for name, tensor in {canonical(name): tensor for name, tensor in named_alike(saved.whole()).items()}.items():
+    for plain, tensor in named_alike(saved.whole()).items():
+        name = name_among(plain, recorded_names)
         if tensor.dtype not in WIDEST_FIRST:
             if not name.endswith(_BUFFERS):
                 unread.unchecked.append(f"the values of {name}, because its type is {tensor.dtype}")
