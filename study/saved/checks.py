@@ -15,7 +15,7 @@ from ..engines.readback.parameters import ADAPTER_PREFIX, base_name, wrapper_of
 from ..verdict import Checked
 from . import expected, loading, pickles, vocabulary
 from .adapters import check_adapter as check_adapter
-from .content import Saved, Tensor
+from .content import Kind, Saved, Tensor
 from .expected import Expected, Layout
 from .number_types import check_types
 from .values import numbers, same, values_of
@@ -28,6 +28,14 @@ _MAY_BE_ZERO = re.compile(
 _LARGEST = 1e12  # of a weight; sums of squares of larger ones overflow, and no training has such weights
 _MOST_RANKS = 8
 _FEWEST = 16  # elements of a matrix whose parts are looked at
+# What can be wrong with the values of a tensor -> the kind of the finding, and its text.
+_WRONG_VALUES: dict[str, tuple[Kind, str]] = {
+    "weight": ("not finite", "These weights have values that are NaN or infinite."),
+    "state": ("not finite", "These optimizer states have values that are NaN or infinite."),
+    "huge": ("not finite", f"These weights have values above {_LARGEST:g}, which is too large for a weight."),
+    "negative": ("optimizer", "These second moments have negative values."),
+    "zero": ("zero", "All values of these tensors are zero."),
+}
 
 
 class Part(NamedTuple):
@@ -65,22 +73,9 @@ def check_values(saved: Saved) -> None:
             parts[name] = _zero_parts(row, values.shape)
     if empty:
         saved.wrong("empty", _empty_text(saved, empty), empty)
-    if names_of_kind["weight"]:
-        saved.wrong("not finite", "These weights have values that are NaN or infinite.", names_of_kind["weight"])
-    if names_of_kind["state"]:
-        saved.wrong(
-            "not finite", "These optimizer states have values that are NaN or infinite.", names_of_kind["state"]
-        )
-    if names_of_kind["huge"]:
-        saved.wrong(
-            "not finite",
-            f"These weights have values above {_LARGEST:g}, which is too large for a weight.",
-            names_of_kind["huge"],
-        )
-    if names_of_kind["negative"]:
-        saved.wrong("optimizer", "These second moments have negative values.", names_of_kind["negative"])
-    if names_of_kind["zero"]:
-        saved.wrong("zero", "All values of these tensors are zero.", names_of_kind["zero"])
+    for kind, (kind_of_finding, text) in _WRONG_VALUES.items():
+        if names_of_kind[kind]:
+            saved.wrong(kind_of_finding, text, names_of_kind[kind])
     _report_parts(saved, parts)
 
 
@@ -208,11 +203,7 @@ def _differences(saved: Saved, model: Expected, layout: Layout, tensors: dict[st
         if not any(alias in tensors for alias in partner.get(name, [name])) and not _matches(model.ignored, name)
     ]
     unexpected = [name for name in tensors if name not in layout.shapes and not _matches(model.ignored, name)]
-    reshaped = {
-        name: (list(tensors[name].shape), list(layout.shapes[name]))
-        for name in layout.shapes.keys() & tensors.keys()
-        if tensors[name].shape != layout.shapes[name]
-    }
+    reshaped = _reshaped(layout, tensors)
     differences = loading.Loaded(missing, unexpected, reshaped, {})
     if _is_for_transformers(saved):
         differences = _unwrapped(saved, differences, layout)
@@ -221,6 +212,14 @@ def _differences(saved: Saved, model: Expected, layout: Layout, tensors: dict[st
         saved.unchecked.append("names and shapes of the tensors, because they have other names than the model's")
         return loading.Loaded([], [], reshaped, {})
     return differences
+
+
+def _reshaped(layout: Layout, tensors: dict[str, Tensor]) -> dict[str, tuple[list[int], list[int]]]:
+    return {
+        name: (list(tensors[name].shape), list(layout.shapes[name]))
+        for name in layout.shapes.keys() & tensors.keys()
+        if tensors[name].shape != layout.shapes[name]
+    }
 
 
 def _unwrapped(saved: Saved, loaded: loading.Loaded, layout: Layout) -> loading.Loaded:

@@ -105,12 +105,7 @@ def base_class(settings: dict[str, Any]) -> Any:
     }.get(task if isinstance(task, str) else "")
     if auto is not None:
         return getattr(transformers, auto)
-    base_model_class = getattr(transformers, class_name, None) if isinstance(class_name, str) else None
-    return (
-        base_model_class
-        if isinstance(base_model_class, type) and issubclass(base_model_class, transformers.PreTrainedModel)
-        else None
-    )
+    return expected.class_called(class_name) if isinstance(class_name, str) else None
 
 
 def adapter(base: Any, settings: dict[str, Any], tensors: Iterable[Tensor]) -> Loaded:
@@ -147,11 +142,19 @@ def adapter(base: Any, settings: dict[str, Any], tensors: Iterable[Tensor]) -> L
     if wrapped.peft_config[_ADAPTER].is_prompt_learning:
         lost = [] if PROMPT in file_tensors else [PROMPT]
         return Loaded(lost, sorted(unexpected - {PROMPT}), {})
-    shapes = {name: list(tensor.shape) for name, tensor in wrapped.state_dict().items()}
     prefix = PEFT_TYPE_TO_PREFIX_MAPPING.get(wrapped.peft_config[_ADAPTER].peft_type, "")
+    missing, reshaped = _lacking(wrapped, prefix, result.missing_keys, file_tensors)
+    return Loaded(missing, sorted(unexpected), reshaped)
+
+
+def _lacking(
+    wrapped: Any, prefix: str, names: Iterable[str], file_tensors: dict[str, torch.Tensor]
+) -> tuple[list[str], dict[str, tuple[list[int], list[int]]]]:
+    """Return those of these names that the file lacks, and those that it has in another shape."""
+    shapes = {name: list(tensor.shape) for name, tensor in wrapped.state_dict().items()}
     missing: list[str] = []
     reshaped = {}
-    for name in result.missing_keys:
+    for name in names:
         if not _is_of_adapter(wrapped, prefix, name):
             continue
         plain = name.replace(f".{_ADAPTER}", "")
@@ -160,7 +163,7 @@ def adapter(base: Any, settings: dict[str, Any], tensors: Iterable[Tensor]) -> L
             missing.append(plain)
         else:
             reshaped[plain] = (saved_shape, shapes[name])
-    return Loaded(sorted(missing), sorted(unexpected), reshaped)
+    return sorted(missing), reshaped
 
 
 def _wrap(peft: Any, base: Any, settings: dict[str, Any]) -> Any:
