@@ -209,6 +209,30 @@ def test_a_script_is_recorded_without_a_line_in_it(record: Any):
     assert torch.nn.Module.__call__.__name__ != "by"
 
 
+INNER = """
+import torch
+from torch import nn
+class Residual(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.module, self.weight = nn.Linear(4, 4), nn.Parameter(torch.ones(4))
+    def forward(self, x):
+        return x * self.weight + self.module(x)
+model = nn.Sequential(nn.Linear(4, 4), Residual())
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model(torch.ones(2, 4)).square().mean().backward()
+optimizer.step()
+"""
+
+
+def test_a_models_own_part_called_module_is_not_taken_for_a_wrapper(tmp_path: Path):
+    (script := tmp_path / "script.py").write_text(INNER)
+    main(["--output", str(tmp_path / "a"), str(script)])
+    entries = Recording.read(tmp_path / "a").ranks[0]
+    assert {entry.name for entry in entries if entry.kind == "forward"} >= {"0", "1", "1.module"}
+    assert {entry.name for entry in entries if entry.kind == "weights"} >= {"1.weight", "1.module.weight"}
+
+
 CHANGES = [
     ({"steps": 1}, {"rate": 0.01}, [(1, "update", "3.weight")]),
     ({"inf": 1}, {"rate": 0.01}, [(2, "update", "3.weight")]),

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..engines.readback.full_tensors import kind_of_state, whole_shape
+from ..engines.readback.full_tensors import kind_of_state
+from ..engines.readback.parameters import whole_shape
 from . import toy
 from .cells import ADAMW, IN_8_BITS, Cell
 from .reference_update import optimizer_in_8_bits

@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from ..engines.readback.full_tensors import whole_shape
+from ..engines.readback.parameters import whole_shape
 from .cells import IN_8_BITS, OF_ADAMW, Cell
 
 VOCABULARY = 32

@@ -27,7 +27,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from study.engines.readback import full_tensors
+from study.engines.readback.parameters import full_value
 from study.errors import RunFailed
 from study.ranks import worlds
 
@@ -148,7 +148,7 @@ def train_with_engine(name: str, kind: Optimizer, num_ranks: int, rank: int, fol
     module, train_step = make(name, kind, num_micro_batches)
     for step in range(num_steps):
         train_step([batch(step, number, dist.get_rank()) for number in range(num_micro_batches)])
-    weights = {n: full_tensors.weight(p).tolist() for n, p in sorted(module.named_parameters())}
+    weights = {n: full_value(p).tolist() for n, p in sorted(module.named_parameters())}
     dist.barrier()  # no rank leaves while another still reads
     return {"weights": weights}
 

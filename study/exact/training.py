@@ -14,6 +14,7 @@ from torch import Tensor
 from study.config import build_config
 from study.engines.readback import full_tensors
 from study.engines.readback.facts import base_optimizer
+from study.engines.readback.parameters import full_value, plain_name
 from study.errors import RunFailed
 from study.exact import faults, model, problem, reference
 from study.exact.cells import Cell
@@ -116,7 +117,7 @@ class Training:
                     self._look_before_update()
                 self.optimizer.step()
                 self.optimizer.zero_grad()
-        self._compare("weights", self.expected.weights, full_tensors.weight)
+        self._compare("weights", self.expected.weights, full_value)
 
     def _step_engine(self, *arguments: Any, **options: Any) -> Any:
         self._look_before_update()
@@ -143,7 +144,7 @@ class Training:
         """
         value_bytes = {}
         for name, parameter in sorted(self.module.named_parameters()):
-            name = name.removeprefix("module.")
+            name = plain_name(name)
             values = read(parameter)
             # A sum of zeros may be -0.0 or 0.0, depending on the order. Adding 0.0 makes both 0.0.
             numbers = torch.tensor([]) if values is None else values.detach().cpu() + 0.0

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from ..engines.optimizer_formulas import UpdateInputs
 from ..engines.readback.facts import inner_module
 from ..engines.readback.fragments import Fragment, elements
-from ..engines.readback.full_tensors import whole_shape
+from ..engines.readback.parameters import whole_shape, whole_size
 
 LARGEST_MATRIX = 2**22  # elements of a matrix that is checked as a whole; the formula then takes seconds on a CPU
 MOST_EXCHANGED = 2**24  # elements of a matrix, times the ranks, because under ZeRO each rank sends its own gradient
@@ -156,7 +156,7 @@ class ZeroMuonTracker:
         groups: Sequence[Any] = next((each for each in lists if each), ())
         chosen = []
         for group in groups:
-            fitting = sorted((math.prod(whole_shape(p)), self._names[id(p)], p) for p in group if self._fits(p, limit))
+            fitting = sorted((whole_size(p), self._names[id(p)], p) for p in group if self._fits(p, limit))
             chosen += fitting[:MATRICES_OF_GROUP]
         for _, name, parameter in sorted(chosen)[: 2 * MATRICES_OF_GROUP]:
             self._chosen[name] = parameter

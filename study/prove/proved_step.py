@@ -17,13 +17,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grad
 from torch.utils._pytree import tree_leaves
 
 from ..engines.collective_probe import CollectiveProbe, Issued
 from ..engines.hooks import Listener, without_graphs, wrap_function
 from ..engines.readback.facts import inner_module, is_deepspeed, replicated_names
+from ..engines.readback.parameters import local
 from .checksums import Checksum, checksums, of_batch, of_weights
 from .continuity import Contributions, States, repeated
 from .reference import Reference
@@ -59,7 +59,7 @@ def gradient_fingerprints(tensors: Sequence[torch.Tensor]) -> list[Fingerprint]:
     The first sum is over the first third of the elements, because the sum over all elements is zero for many gradients.
     The second sum is over all absolute values. For a DTensor, only this rank's shard is summed.
     """
-    parts = [tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors]
+    parts = [local(tensor) for tensor in tensors]
     thirds = checksums(part.reshape(-1)[: max(1, part.numel() // 3)] for part in parts)
     return [(third[0], whole[1]) for third, whole in zip(thirds, checksums(parts), strict=True)]
 

@@ -19,7 +19,8 @@ import torch
 from .. import terminal
 from ..engines.optimizer_formulas import States, UpdateInputs
 from ..engines.readback.fragments import Fragment, elements, fragments_of
-from ..engines.readback.full_tensors import kind_of_state, local
+from ..engines.readback.full_tensors import kind_of_state
+from ..engines.readback.parameters import local
 from . import muon, rules
 from .rules import Rule
 

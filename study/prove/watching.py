@@ -34,8 +34,8 @@ from ..engines.readback.facts import (
     read_back,
     uncompiled,
     unwrapped_optimizer,
-    whole_size,
 )
+from ..engines.readback.parameters import whole_size
 from ..engines.readback.states import count_states
 from ..engines.scripts import rank
 from ..verdict import Checked, Verdict

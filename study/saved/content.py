@@ -99,6 +99,15 @@ def in_memory(name: str, tensor: torch.Tensor, file: str) -> Tensor:
     return Tensor(name, tuple(tensor.shape), dtype_name(tensor.dtype), file, lambda: tensor)
 
 
+def add_numbered_states(saved: Saved, states: dict[Any, Any], file: str) -> None:
+    """Add the states of an optimizer whose file numbers the weights and does not name them."""
+    for number, state in states.items():
+        for kind, value in state.items() if isinstance(state, dict) else ():
+            if isinstance(value, torch.Tensor) and value.ndim:
+                key = f"weight {number}/{kind}"
+                saved.states[key] = in_memory(key, value, file)
+
+
 def names_text(names: Iterable[str], most: int = 3) -> str:
     """Return the first names of a list, and how many more there are."""
     listed = sorted(names)
