@@ -94,6 +94,8 @@ def test_a_name_is_looked_up_without_inner_parts_only_if_it_is_not_known():
 
 # ---------------------------------------------------------------- live models
 
+# FSDP1 warns about its age and about one rank, and the first import of torch.compile about TorchScript.
+
 
 class Residual(torch.nn.Module):
     """A model's own module with an inner one called "module", as LeViT has."""
@@ -159,7 +161,7 @@ LIVE: dict[str, Any] = {
 EACH_PART = ["DDP", "torch.compile", "checkpoint", "FSDP1", "FSDP2", "DDP of compiled", "DataParallel"]
 
 
-@pytest.mark.filterwarnings("ignore")  # FSDP1 warns about its age and about one rank
+@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("how", LIVE)
 def test_a_wrapped_model_has_the_names_and_sizes_of_the_plain_one(how: str, group: None):
     wrapped = LIVE[how](_model())
@@ -176,6 +178,7 @@ def test_a_model_with_wrapped_parts_has_the_names_of_the_plain_one(how: str, gro
     ]
 
 
+@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("how", [how for how in LIVE if "FSDP1" not in how])
 def test_full_values_are_those_of_the_plain_model(how: str, group: None):
     wrapped = LIVE[how](_model())
@@ -219,6 +222,7 @@ def test_a_packed_parameter_has_the_size_of_its_values():
     assert parameters.whole_bytes(parameter) == 6
 
 
+@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("how", ["DDP", "DDP of compiled", "compiled DDP", "Fabric of DDP"])
 def test_what_ddp_ignores_is_not_replicated_under_any_wrapper(how: str, group: None):
     wrapped = LIVE[how](_model())
