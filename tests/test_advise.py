@@ -306,7 +306,7 @@ def test_published_groups_can_be_asked_for(name):
     strategy = "zero1" if published.engine.kind == "deepspeed" else "fsdp2_hybrid"
     gpus, size = published.box.num_gpus, published.engine.num_shards
     one = Request(published.box.gpu.name, gpus, strategy=strategy, gpus_per_node=published.box.gpus_per_node)
-    one = dataclasses.replace(one, shard_group_size=size if strategy == "zero1" else None)
+    one = one.replace(shard_group_size=size if strategy == "zero1" else None)
     assert choose.engine_for(published.shape, one, *one.strategies(gpus), gpus).replicas == published.engine.replicas
 
 

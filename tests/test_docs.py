@@ -31,6 +31,7 @@ from published import __main__ as published
 
 from study import cli, config
 from study.claims import snippets
+from study.command_line import given
 from study.conformance import committed
 from study.conformance.cells import PACKAGES
 from study.engines import this_machine
@@ -115,7 +116,7 @@ def check_flags(flags: dict) -> None:
     launchers = ("num_processes", "num_machines", "machine_rank", "main_process_ip", "main_process_port")
     own = {name: flags.pop(name, None) for name in ("strategy", "timeout", *launchers)}
     file.read_by_name(own["strategy"] or "single")
-    config.build_config(**config.given(flags))
+    config.build_config(**given(flags))
 
 
 def check_study(words: list[str]) -> None:

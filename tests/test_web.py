@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -119,9 +120,11 @@ def test_the_page_offers_what_the_command_knows():
     choices = web.choices()
     assert len(choices["models"]) > 250
     assert len(choices["gpus"]) > 40
-    for name in ("stacks", "precisions", "checkpointing", "strategies"):
-        assert choices[name]
-    assert Path(ROOT / "docs" / "web" / "choose.md").exists()
+    page = Path(ROOT / "docs" / "web" / "choose.md").read_text()
+    offered = set(re.findall(r'<select id="([a-z-]+)" name', page)) - {"gpu", "load-in-4bit"}
+    assert offered <= {name for name, values in choices["options"].items() if values}
+    flags = {flag[2:] for option in cli.zero_study.commands["advise"].params for flag in option.opts}
+    assert set(re.findall(r' name="([a-z0-9-]+)"', page)) - {"config"} <= flags
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from study import files, progress, terminal
-from study.cli.options import NUMBER, PATH, TRAINING, command, require
+from study.cli.options import PATH, TRAINING, command, require
+from study.command_line import NUMBER
 from study.errors import Refusal
 from study.files import require_clone
 from study.strategy import file

@@ -10,22 +10,21 @@ import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from study import cli, planner
+from study import cli, command_line, planner
 from study.cli import plan
 from study.errors import Refusal
 from study.planner import advice_text, reasons
 from study.planner.choose import gib
 from study.planner.launch import Launch
+from study.planner.request import Request
 from study.strategy import file
 from study.terminal import printable
 from study.theory import gpus
-from study.theory.engine import Checkpointing, PrecisionClass
 from study.theory.shapes import KNOWN
-from study.theory.stacks import STACKS
 
 if TYPE_CHECKING:
     from study.planner.choose import Advice, Option
@@ -98,16 +97,15 @@ def _options(words: Sequence[str], config: str | None) -> Iterator[Sequence[str]
 
 
 def _advise(words: Sequence[str]) -> Advice:
-    parameters = dict(cli.parse(["advise", *words]).params)
-    model, num_gpus = parameters.pop("model"), parameters.pop("num_gpus")
+    parameters = cli.parse(["advise", *words]).params
     for name, reason in NOT_ON_PAGE.items():
-        if parameters.pop(name):
+        if parameters[name]:
             raise Refusal(reason)
-    del parameters["everything"], parameters["as_json"]
-    for flag, value in (("--model", model), ("--gpus", num_gpus)):
+    model, requested = parameters["model"], {name: parameters[name] for name in Request.model_fields}
+    for flag, value in (("--model", model), ("--gpus", requested["num_gpus"])):
         if value is None:
             raise Refusal(f"{flag} is missing. The page needs a model, a GPU and the number of GPUs.")
-    return planner.advise(model, plan.request_of(num_gpus, parameters))
+    return planner.advise(model, plan.request_of(requested))
 
 
 def _content(advice: Advice, words: Sequence[str]) -> dict[str, Any]:
@@ -172,13 +170,15 @@ def _evidence(advice: Advice) -> dict[str, str] | None:
 
 
 def choices() -> dict[str, Any]:
-    """Return what the form of the page offers: models, GPUs and programs, as data for JSON."""
+    """Return what the form of the page offers, as data for JSON: models, GPUs, and the words of other options.
+
+    The key of such an option is its flag without the dashes, which is the name of its field in the form.
+    """
     head, rows = gpus.table()
+    fields = Request.model_fields.items()
+    words = {command_line.flag(name, field)[2:]: command_line.choices(field) for name, field in fields}
     return {
         "models": [{"name": name, "hub_ids": ids} for name, ids in sorted(KNOWN.hub_ids.items())],
         "gpus": [dict(zip(head, row, strict=True)) for row in rows],
-        "stacks": [{"name": name, "version": stack.version} for name, stack in STACKS.items()],
-        "precisions": get_args(PrecisionClass),
-        "checkpointing": get_args(Checkpointing),
-        "strategies": file.names(),
+        "options": {flag: values for flag, values in words.items() if values} | {"strategy": file.names()},
     }

@@ -383,7 +383,7 @@ def largest_models(request: Request) -> LargestModels:
     Refusal if the request has a batch.
     """
     length = request.sequence_length or DEFAULT_LENGTH
-    request = dataclasses.replace(request, sequence_length=length)
+    request = request.replace(sequence_length=length)
     box, job = request.box(), _smallest_job(request, "--model")
     sizes = range(256, LARGEST_HIDDEN + 1, 256)
     family = [request.with_adapter(gpt(hidden, max(2048, length))) for hidden in sizes]
@@ -435,7 +435,7 @@ def _smallest_job(request: Request, missing: str) -> Job:
         if getattr(request, name) is not None:
             flag = f"--{name.replace('_', '-')}"
             raise Refusal(f"{flag} needs both --model and --gpus. Add {missing}, or leave {flag} out.")
-    return dataclasses.replace(request, activation_checkpointing=request.activation_checkpointing or "full").job()
+    return request.replace(activation_checkpointing=request.activation_checkpointing or "full").job()
 
 
 def could_leave_enough_free(shape: ModelShape, request: Request, num_gpus: int) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -169,8 +168,7 @@ def _relaxed(advice: Advice) -> Iterator[Request]:
     """Yield requests with more freedom than the user's: first any split of the batch, then one sequence per GPU."""
     request = advice.request
     sequences, micro, _ = request.batch()
-    free = dataclasses.replace(
-        request,
+    free = request.replace(
         global_batch_size=sequences * request.num_gpus,
         micro_batch_size=None,
         gradient_accumulation_steps=None,
@@ -178,23 +176,21 @@ def _relaxed(advice: Advice) -> Iterator[Request]:
     if micro is not None:
         yield free
     if request.activation_checkpointing == "none":
-        yield dataclasses.replace(free, activation_checkpointing=None)
+        yield free.replace(activation_checkpointing=None)
     if sequences > 1:
-        yield dataclasses.replace(free, global_batch_size=request.num_gpus, activation_checkpointing=None)
+        yield free.replace(global_batch_size=request.num_gpus, activation_checkpointing=None)
 
 
 def _more_gpus(advice: Advice) -> Option | None:
     """Return a strategy that fits without offload on the smallest larger number of GPUs. None if none is found."""
-    request = dataclasses.replace(
-        advice.request, global_batch_size=None, micro_batch_size=None, gradient_accumulation_steps=None
-    )
+    request = advice.request.replace(global_batch_size=None, micro_batch_size=None, gradient_accumulation_steps=None)
     for count in choose.GPU_COUNTS:
         if count <= advice.box.num_gpus or not request.could_run(count):
             continue
         if not choose.could_leave_enough_free(advice.shape, request, count):
             continue
         try:
-            found = choose.options_of(advice.shape, request.box(count), dataclasses.replace(request, num_gpus=count))[0]
+            found = choose.options_of(advice.shape, request.box(count), request.replace(num_gpus=count))[0]
         except Refusal:
             continue
         if best := choose.recommend([option for option in found if option.has_enough_free and not option.offloads]):
