@@ -40,7 +40,7 @@ TWO_NAMES = {
 LIGHT = [
     "claims", "cli", "command_line", "compare", "config", "conformance.cells", "conformance.committed", "doctor",
     "dryrun.traced", "engines.extensions", "engines.keys.allowed", "engines.keys.known_keys", "engines.this_machine",
-    "errors", "files", "formatting", "logs", "models", "planner", "processes", "progress", "public_runs", "records",
+    "errors", "files", "logs", "models", "planner", "processes", "progress", "public_runs", "records",
     "report", "run", "running", "strategy", "terminal", "theory", "train", "upgrade", "verdict", "workloads.sources",
     "__main__",
 ]  # fmt: skip

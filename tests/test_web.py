@@ -17,7 +17,7 @@ from study.planner import advice_text
 
 QUESTION = ["--model", "gpt2", "--gpu", "h100-sxm", "--gpus", "8"]
 # Modules that a browser does not have. An import of one of them fails in the test below.
-MISSING = ("numpy", "torch", "transformers", "pandas", "tabulate", "ssl")
+MISSING = ("numpy", "torch", "transformers", "pandas", "ssl")
 WITHOUT_THEM = f"""
 import sys
 for name in {MISSING}:

@@ -21,7 +21,7 @@ import numpy as np
 import pandas as pd
 import yaml
 
-from study import formatting, planner
+from study import planner, terminal
 from study.claims import defects, sentences
 from study.compare import bits, frontier, memory_views, predicted, verdict_text
 from study.conformance import committed
@@ -29,13 +29,13 @@ from study.conformance.cells import OPTIMIZERS, OPTIMIZERS_UNDER, PACKAGES, of_o
 from study.conformance.committed import FAULTS
 from study.engines.keys import allowed
 from study.engines.strategy_names import in_order
-from study.formatting import three_digits
 from study.planner import public_errors, published_rows
 from study.planner.choose import Option
 from study.records import find as records
 from study.records import schema
 from study.records.schema import Record
 from study.report import plots, tables
+from study.terminal import significant
 from study.theory import intervals, measured_by_others, prediction
 from study.theory import peaks as peaks_of
 from study.theory.measured_by_others import MeasuredCase, MeasuredRow
@@ -589,7 +589,7 @@ def in_words(effect: defects.Effect | None) -> str:
 
 def relative(value: float) -> str:
     """Format a ratio in percent, or as a power of ten if it is very small."""
-    digits = f"{three_digits(100 * value)} %" if abs(value) >= 1e-3 or value == 0 else three_digits(value)
+    digits = f"{significant(100 * value)} %" if abs(value) >= 1e-3 or value == 0 else significant(value)
     return f"+{digits}" if value > 0 else digits
 
 
@@ -702,7 +702,7 @@ def margins() -> str:
             f"[`{name}`](../study/studies/{name}.yaml)",
             f"{model}, {max(len(arm.differences) for arm in arms)} seeds, {study.protocol.step} steps",
             f"{result} The test detected {sum(faults)} of {len(faults)} planted faults, and no difference for {names}. "
-            f"Their mean losses are within {formatting.percent(study.protocol.margin)} of DDP's.",
+            f"Their mean losses are within {terminal.percent(study.protocol.margin)} of DDP's.",
         ]
         rows.append(cells)
     return tabulate(["study", "model", "result"], rows)
@@ -1036,7 +1036,7 @@ def roundings() -> str:
     for name in (cause for cause in bits.ROUNDINGS if cause in met):
         pin, effect = f"`{bits.PIN_OF[name]}`" if name in bits.PIN_OF else "nothing", single.get(name)
         pairs = "no such pair" if effect is None else f"{effect.num_pairs - effect.num_same} of {effect.num_pairs}"
-        largest = "" if effect is None or effect.largest is None else formatting.powers(effect.largest)
+        largest = "" if effect is None or effect.largest is None else terminal.scientific(effect.largest)
         rows.append([f"**{name}**", bits.ROUNDINGS[name], pin, pairs, largest])
     head = ["cause", "explanation", "removed by", "pairs of runs with only this cause: how many differ",
             "largest relative difference of their held-out losses"]  # fmt: skip

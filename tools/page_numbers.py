@@ -32,13 +32,13 @@ from study.claims import defects, ledger, verdicts
 from study.compare import bits, frontier
 from study.compare.communication_views import NetworkCell, network_cells
 from study.conformance import committed
-from study.formatting import powers
 from study.planner import public_errors, published_rows
 from study.records import find as records
 from study.records.steps import steps_of
 from study.report import plots, tables
 from study.running import estimate, studies
 from study.strategy.file import names as strategy_names
+from study.terminal import scientific
 from study.theory import hardware, measured_by_others, prediction
 
 DRY_RUNS = ROOT / "reports" / "dry_run"
@@ -409,7 +409,7 @@ def largest_difference(study: str, precision: str) -> str:
         column for heading, groups in settings if f", {precision}, " in heading for group in groups for column in group
     ]
     rows = [row for column in columns for row in bits.grid([column]).items()]
-    return powers(max(cell.held_out or 0 for name, (cell,) in rows if name in strategy_names()))
+    return scientific(max(cell.held_out or 0 for name, (cell,) in rows if name in strategy_names()))
 
 
 @cache

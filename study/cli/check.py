@@ -372,10 +372,10 @@ def _conformance(
         files.write_json(output, {**results, **verdict.content()})
     if earlier is not None:
         new = ", ".join(committed.failures(results, earlier)) or "none"
-        print(terminal.wrapped(f"New failures compared with {known}: {new}."))
+        print(terminal.wrap(f"New failures compared with {known}: {new}."))
         for each in verdict.not_checked:
             if each.is_requested:
-                print(terminal.wrapped(f"Could not be compared with {known}: {each}."))
+                print(terminal.wrap(f"Could not be compared with {known}: {each}."))
         print()
     print("\n".join(committed.lines(results)))
     return verdict
@@ -507,10 +507,10 @@ def _decide_claims(write: bool) -> Verdict:
     elif now and not missing:
         print(f"All {len(now)} committed verdicts follow from the records.")
     for name, difference in wrong.items():
-        print(terminal.wrapped(f"{name}: {difference}", "  ", "    "))
-    print(terminal.wrapped(f"Checked: {verdict.coverage()}."))
+        print(terminal.wrap(f"{name}: {difference}", "  ", "    "))
+    print(terminal.wrap(f"Checked: {verdict.coverage()}."))
     for reason, number in Counter(missing.values()).most_common():
-        print(terminal.wrapped(f"{terminal.counted(number, 'claim')} could not be decided: {reason}.", "  ", "    "))
+        print(terminal.wrap(f"{terminal.count(number, 'claim')} could not be decided: {reason}.", "  ", "    "))
     return verdict
 
 

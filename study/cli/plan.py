@@ -164,7 +164,7 @@ def _print_gpus() -> None:
         "TFLOP/s: the dense peak in bf16 with accumulation in fp32 (t4 and v100: in fp16). link: between the GPUs of a "
         "node, in one direction. The name that torch.cuda.get_device_name() returns works too."
     )
-    print("\n".join([*terminal.table(*gpus.table()), "", terminal.wrapped(meaning)]))
+    print("\n".join([*terminal.table(*gpus.table()), "", terminal.wrap(meaning)]))
 
 
 def _check_write(path: Path, is_complete: bool, request: Request) -> None:

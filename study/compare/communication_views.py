@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import NamedTuple
 
-from study import formatting
+from study import terminal
 from study.compare import parity, predicted
 from study.compare.facts import model_heading, proven
 from study.compare.predicted import Messages
@@ -73,7 +73,7 @@ def _compared(communicating: list[Messages]) -> list[str]:
         return []
     lines = [*_summary(communicating), "", COLUMNS, ""]
     for heading, members in groupby(sorted(communicating, key=_order), key=lambda c: model_heading(c.record)):
-        lines += [f"## {formatting.shown(heading)}", "", *tables(members, _order, _title, HEAD, _rows)]
+        lines += [f"## {terminal.escape_markdown(heading)}", "", *tables(members, _order, _title, HEAD, _rows)]
     return lines
 
 
@@ -94,13 +94,15 @@ def _summary(cells: list[Messages]) -> list[str]:
     else:
         lines.append("No byte differs in any.")
     lines += [f"- beyond {TOLERANCE:.0%}: {c.record.run_id}, {c.error:.2%}" for c in beyond]
-    lines += [f"- other counts: {c.record.run_id}, {formatting.shown(_counts(c))}" for c in deviating]
+    lines += [f"- other counts: {c.record.run_id}, {terminal.escape_markdown(_counts(c))}" for c in deviating]
     return lines
 
 
 def _title(c: Messages) -> str:
     r, accumulation = c.record, proven(c.record).gradient_accumulation_steps
-    parts = [f"### {r.workload} {r.size}, {proven(r).precision}: {formatting.processes(r.world_size)}"]
+    parts = [
+        f"### {r.workload} {r.size}, {proven(r).precision}: {terminal.count(r.world_size, 'process', 'processes')}"
+    ]
     parts += [f"{accumulation} micro steps"] if accumulation > 1 else []
     parts += ["checkpointed"] if r.config["activation_checkpointing"] else []
     return ", ".join(parts)
@@ -338,7 +340,7 @@ def _bytes(block: list[NetworkCell]) -> list[str]:
              "unknown" if theirs is None else f"{theirs:.3f}", _range(wire, ".3f"), _range(over, "+.1%"),
              f"{cells[0].by_nccl:.3f}", *(["no such run" if differs is None else f"{differs:.0e}"] if has_twin else [])]
         )  # fmt: skip
-    return formatting.markdown([*head, *(["loss, from one machine"] if has_twin else [])], rows)
+    return terminal.markdown([*head, *(["loss, from one machine"] if has_twin else [])], rows)
 
 
 def _range(values: list[float], form: str) -> str:
@@ -353,7 +355,7 @@ def _seconds(block: list[NetworkCell], rates: Sequence[float]) -> list[str]:
     for strategy, cells in _by_strategy(block).items():
         of_rate = {cell.rate: cell for cell in cells}
         rows.append([f"`{strategy}`", *(_second(of_rate.get(rate), of_rate.get(math.inf)) for rate in rates)])
-    return formatting.markdown(["seconds a step", *map(shown_rate, rates)], rows)
+    return terminal.markdown(["seconds a step", *map(shown_rate, rates)], rows)
 
 
 def _second(cell: NetworkCell | None, free: NetworkCell | None) -> str:

@@ -14,7 +14,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from study import formatting
+from study import terminal
 from study.compare import predicted
 from study.compare.facts import computed_buckets, model_heading, process_bytes, proven, shown_adapter
 from study.compare.predicted import STATE_PARTS, STEP_PHASES, StatePart, StepPeak, StepPhase
@@ -59,14 +59,17 @@ def _states_sections(record_files: list[RecordFile]) -> list[str]:
     notes: list[str] = []  # the reasons, in the order in which the tables first refer to them
     lines = []
     for heading, members in groupby(sorted(measured, key=_states_order), key=model_heading):
-        lines += [f"## {formatting.shown(heading)}", ""]
+        lines += [f"## {terminal.escape_markdown(heading)}", ""]
         model = heading.rpartition(", ")[0]
         for world_size, block in groupby(members, key=lambda r: r.world_size):
             rows = _distinct(list(block))
             for moment in STEP_PHASES:
-                lines += [f"### {model}, {formatting.processes(world_size)}: {MOMENT_HEADINGS[moment]}", ""]
+                lines += [
+                    f"### {model}, {terminal.count(world_size, 'process', 'processes')}: {MOMENT_HEADINGS[moment]}",
+                    "",
+                ]
                 states_rows = [_states_row(name, r, moment, notes) for name, r in rows]
-                lines += [*formatting.markdown(STATES_HEAD, states_rows), ""]
+                lines += [*terminal.markdown(STATES_HEAD, states_rows), ""]
     lines += [*computed_buckets(measured), *_explained(notes)]
     if unmeasured := [r.run_id for r in runs if not (r.model_state_bytes and r.resting_state_bytes)]:
         lines += [f"Not measured (`--no-measure`): {', '.join(unmeasured)}.", ""]
@@ -219,16 +222,16 @@ def _parts_sections(record_files: list[RecordFile]) -> list[str]:
     lines: list[str] = []
     head = ["strategy", "peak", "theory", "process", *(part.replace("_", " ") for part in STATE_PARTS), "more"]
     for (workload, precision, world_size, batch), runs in _by_setting(record_files):
-        setting = f"{precision}, {formatting.processes(world_size)}"
+        setting = f"{precision}, {terminal.count(world_size, 'process', 'processes')}"
         strategies = in_order(run.record.strategy for run in runs)
-        lines += [f"## {formatting.shown(workload)}, {setting}, {batch} sequences a step", ""]
+        lines += [f"## {terminal.escape_markdown(workload)}, {setting}, {batch} sequences a step", ""]
         for size, members in groupby(runs, key=lambda run: run.record.size):
             of_size = sorted(members, key=lambda run: strategies.index(run.record.strategy))
             lines += [f"### {workload} {size}, {of_size[0].num_params:,} parameters, {setting}", ""]
-            lines += [*formatting.markdown(head, map(_parts_row, of_size)), ""]
+            lines += [*terminal.markdown(head, map(_parts_row, of_size)), ""]
         if rows := _crossings(runs):
             lines += [f"### From which size on, {workload}, {setting}", "", CROSSINGS.format(CONTROL), ""]
-            lines += [*formatting.markdown(["strategy", "measured", "by theory"], [row[-3:] for row in rows]), ""]
+            lines += [*terminal.markdown(["strategy", "measured", "by theory"], [row[-3:] for row in rows]), ""]
     return lines
 
 
@@ -254,7 +257,7 @@ def _peak_of(r: Record) -> RunPeak | None:
 
 def _parts_row(run: RunPeak) -> list[str]:
     columns = [run.peak, run.theory, run.process, *run.at_rest, run.peak - sum(run.at_rest)]
-    return [run.record.strategy, *map(formatting.gib, columns)]
+    return [run.record.strategy, *map(terminal.gib, columns)]
 
 
 def _crossings(runs: list[RunPeak]) -> list[Crossing]:
@@ -324,7 +327,8 @@ def _peaks_summary(cells: list[StepPeak]) -> str:
 
 
 def _peaks_heading(c: StepPeak) -> str:
-    return f"## {formatting.shown(model_heading(c.record))}, {formatting.processes(c.record.world_size)}"
+    processes = terminal.count(c.record.world_size, "process", "processes")
+    return f"## {terminal.escape_markdown(model_heading(c.record))}, {processes}"
 
 
 def _peaks_order(c: StepPeak) -> tuple[object, ...]:
@@ -426,7 +430,7 @@ def _errors_table(head: list[str], run_errors: list[Error], digits: int) -> list
     rows = [
         _of_strategy(name, [error for error in run_errors if error.strategy == name], head, digits) for name in names
     ]
-    return formatting.markdown(head, [*rows, _of_strategy("all", run_errors, head, digits)])
+    return terminal.markdown(head, [*rows, _of_strategy("all", run_errors, head, digits)])
 
 
 def _of_strategy(name: str, run_errors: list[Error], head: list[str], digits: int) -> list[str]:

@@ -11,15 +11,15 @@ from collections.abc import Hashable, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from study import formatting
+from study import terminal
 from study.compare.facts import NOT_COMPARED, STEPS_AT_AN_END, proven, shown_adapter, steps_at_an_end
 from study.compare.view import View, finished, tables
 from study.errors import Refusal
-from study.formatting import gib, markdown, shown
 from study.records import machine
 from study.records.find import RecordFile
 from study.records.schema import Checksum, Record
 from study.records.steps import steps_of
+from study.terminal import escape_markdown, gib, markdown
 
 WITHIN = 1e-5
 
@@ -59,9 +59,9 @@ def _sections(record_files: list[RecordFile]) -> list[str]:
             ordered = sorted(group, key=order)
             rows = [_row(file, ordered) for file in ordered]
             box = f", {ordered[0].record.box}" if several_machines else ""
-            lines += [f"## {shown(heading(ordered[0].record))}{box}", "", *markdown(HEAD, rows), ""]
+            lines += [f"## {escape_markdown(heading(ordered[0].record))}{box}", "", *markdown(HEAD, rows), ""]
     if alone := [f"{r.run_id}{shown_arithmetic(r)}" for r in (group[0].record for group in groups if len(group) == 1)]:
-        lines += [f"Nothing to compare with: {shown(', '.join(alone))}.", ""]
+        lines += [f"Nothing to compare with: {escape_markdown(', '.join(alone))}.", ""]
     return lines + _learned(runs)
 
 
@@ -169,7 +169,7 @@ def _row(file: RecordFile, group: Sequence[RecordFile]) -> list[str]:
     return [
         _short(r),
         "yes" if all(difference is not None and difference <= WITHIN for difference in differences) else "**no**",
-        *map(formatting.difference, differences),
+        *map(terminal.difference, differences),
         ", ".join("identical" if ours.sha256 == theirs.sha256 else "differ" for ours, theirs in weights),
         cut,
         _short(reference.record),

@@ -60,12 +60,12 @@ def text(advice: Advice) -> str:
 
 
 def _wrapped(lines: Iterable[str]) -> list[str]:
-    return [part for line in lines for part in terminal.wrapped(line, columns=NARROW).split("\n")]
+    return [part for line in lines for part in terminal.wrap(line, columns=NARROW).split("\n")]
 
 
 def _more(advice: Advice, shown: int) -> str:
     more = f"{len(advice.options) - shown} more strategies, " if len(advice.options) > shown else ""
-    notes = f", and {terminal.counted(len(advice.notes), 'note')}" if advice.notes else ""
+    notes = f", and {terminal.count(len(advice.notes), 'note')}" if advice.notes else ""
     return f"--all shows {more}the parts of the memory and the evidence behind the times{notes}."
 
 
@@ -182,7 +182,7 @@ def _reasons(advice: Advice) -> list[str]:
     }
     size = max((len(name) for name in together if len(name) <= NARROW // 3), default=0)
     lines = [
-        terminal.wrapped(f"{name:<{size}}  {phrase}", "  ", " " * (size + 4), columns=NARROW)
+        terminal.wrap(f"{name:<{size}}  {phrase}", "  ", " " * (size + 4), columns=NARROW)
         for name, phrase in together.items()
     ]
     return ["", "Why not another strategy?", *lines] if lines else []
@@ -207,7 +207,7 @@ def _start(advice: Advice) -> list[str]:
         lines += [
             "",
             "Also needed:",
-            *(terminal.wrapped(setting, "    ", columns=NARROW) for setting in start.settings),
+            *(terminal.wrap(setting, "    ", columns=NARROW) for setting in start.settings),
         ]
     return ["", *lines]
 
@@ -231,7 +231,7 @@ def _block(title: str, pairs: Iterable[tuple[str, str]]) -> list[str]:
             continue
         lines += [f"  {left}"] if left else []
         left = cell if len(cell) < half else ""
-        lines += [] if left else [terminal.wrapped(cell, "  ", "    ", columns=NARROW)]
+        lines += [] if left else [terminal.wrap(cell, "  ", "    ", columns=NARROW)]
     return [*lines, *([f"  {left}"] if left else [])]
 
 
@@ -277,11 +277,11 @@ def text_of_all(advice: Advice) -> str:
     ]
     return "\n".join(
         [
-            *map(terminal.wrapped, lines),
+            *map(terminal.wrap, lines),
             "",
             *terminal.table(columns, rows),
             "",
-            *map(terminal.wrapped, meanings),
+            *map(terminal.wrap, meanings),
             *_reasons(advice),
             *_start(advice),
             "",
@@ -292,10 +292,10 @@ def text_of_all(advice: Advice) -> str:
             *terminal.table(head, memory),
             "",
             "Evidence behind the times:",
-            *map(terminal.wrapped, _evidence(advice)),
+            *map(terminal.wrap, _evidence(advice)),
             "",
             "Evidence behind the memory:",
-            *map(terminal.wrapped, _memory_evidence(advice)),
+            *map(terminal.wrap, _memory_evidence(advice)),
         ]
     )
 
@@ -327,8 +327,8 @@ def memory_evidence(option: Option) -> str:
     parts = []
     for errors in intervals.memory_errors(option.shape, option.prediction.engine):
         parts.append(
-            f"{terminal.counted(errors.count, *_QUANTITIES[errors.quantity])} from "
-            f"{terminal.counted(errors.sources, 'source')}: "
+            f"{terminal.count(errors.count, *_QUANTITIES[errors.quantity])} from "
+            f"{terminal.count(errors.sources, 'source')}: "
             f"{100 * errors.median:.0f} % off in the median, {100 * abs(errors.worst):.0f} % at worst, "
             f"too low for {errors.too_low}"
         )
@@ -403,7 +403,8 @@ def cells(option: Option, request: Request) -> dict[str, str]:
     job = prediction.job
     dollars = prediction.dollars_per_billion_tokens
     is_other = prediction.engine.precision != request.chosen_precision
-    high = "?" if option.is_rough else reasons.short(option.slowest_seconds)
+    low = terminal.significant(prediction.step.low, 2)
+    high = "?" if option.is_rough else terminal.significant(option.slowest_seconds, 2)
     lacking = f"no, {prediction.lacking.split()[0]}" if prediction.lacking and option.free_bytes >= 0 else "no"
     return {
         "strategy": f"{option.strategy.name} {MARK}" if is_other else option.strategy.name,
@@ -412,7 +413,7 @@ def cells(option: Option, request: Request) -> dict[str, str]:
         "GiB": gib(option.needed_bytes),
         "free": gib(option.free_bytes),
         "batch": f"{job.micro_batch_size} x {job.gradient_accumulation_steps}{MARKS[job.activation_checkpointing]}",
-        "s/step": f"{reasons.three(prediction.step.total)} ({reasons.short(prediction.step.low)}-{high})",
+        "s/step": f"{terminal.significant(prediction.step.total)} ({low}-{high})",
         "tokens/s/GPU": f"{prediction.tokens_per_second_per_gpu:,.0f}",
         "MFU": f"{100 * prediction.mfu:.0f} %",
         "sent GB": f"{prediction.communicated_bytes / 1e9:.2f}",
@@ -424,12 +425,9 @@ def cells(option: Option, request: Request) -> dict[str, str]:
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return the rows as lines of text. The first column is aligned to the left, the others to the right."""
-    from tabulate import tabulate  # the web page does without it
-
-    sides = ["left", *["right"] * (len(rows[0]) - 1)]
-    text = tabulate(rows, tablefmt="plain", colalign=sides, disable_numparse=True)
-    return [line.rstrip() for line in text.splitlines()]
+    """Return the lines of a table whose first row is the head. All columns but the first are aligned to the right."""
+    head, *others = rows
+    return terminal.table(head, others, NARROW, sides="<" + ">" * (len(head) - 1))
 
 
 # The units of the numbers in the JSON, by key. Keys that end in _bytes, or contain _bytes_, are in bytes.
@@ -639,7 +637,7 @@ def _with_conditions(head: str, request: Request) -> str:
     checkpointed = {"none": "", "selective": " and selective activation checkpointing"}.get(
         request.activation_checkpointing or "full", " and activation checkpointing"
     )
-    return terminal.wrapped(
+    return terminal.wrap(
         f"{head}, with one sequence of {request.sequence_length:,} tokens per GPU{checkpointed}. Predicted, not "
         "measured."
     )

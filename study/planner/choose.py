@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import NamedTuple
 
-from study import formatting
+from study import terminal
 from study.dryrun.traced import Traced
 from study.errors import Refusal, refusing
 from study.planner.request import CHECKPOINTED, Request, find_model
@@ -32,7 +32,7 @@ EQUALLY_FAST = 0.03
 # The share of a GPU's usable memory that should stay free. The largest error of the predicted peak is 19 % for the
 # published peaks of grade A. `ALLOCATOR_SLACK` and this share together cover it.
 ENOUGH_FREE = 0.10
-gib = functools.partial(formatting.gib, digits=1)  # formats bytes for all tables of the planner
+gib = functools.partial(terminal.gib, digits=1)  # formats bytes for all tables of the planner
 # Computing seconds per layer and micro step, below which a step counts as short. The published times behind the
 # intervals are all longer, except one with offload, where the host limits the speed. Shorter steps took 1.1 to 5.4
 # times the predicted time.

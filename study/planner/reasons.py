@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from study.errors import Refusal
-from study.formatting import GIB
 from study.planner import choose
 from study.planner.choose import ENOUGH_FREE, EQUALLY_FAST, gib
+from study.terminal import GIB, significant
 
 if TYPE_CHECKING:
     from study.planner.choose import Advice, Option
@@ -38,7 +38,7 @@ def answer(advice: Advice) -> str:
         )
     return (
         f"Use {option.strategy.name} with {_settings(option)}: a step is predicted to take "
-        f"{three(option.prediction.step.total)} s, and by the {option.basis} memory {memory} stay free. "
+        f"{significant(option.prediction.step.total)} s, and by the {option.basis} memory {memory} stay free. "
         f"{reason(advice)}"
     )
 
@@ -103,7 +103,7 @@ def _risk(advice: Advice, option: Option) -> str:
         )
     else:
         step = option.prediction.step
-        parts.append(f"the real time may be anywhere from {short(step.low)} to {short(step.high)} s")
+        parts.append(f"the real time may be anywhere from {significant(step.low, 2)} to {significant(step.high, 2)} s")
     return ", and ".join(parts)
 
 
@@ -272,16 +272,6 @@ def _compared(ratio: float, verb: str = "takes") -> str:
     if abs(ratio - 1) < 0.005:
         return f"{verb} as long"
     return f"{verb} {100 * abs(ratio - 1):.0f} % {'longer' if ratio > 1 else 'less time'}"
-
-
-def short(seconds: float) -> str:
-    """Return seconds with two digits."""
-    return f"{seconds:.2g}" if float(seconds) < 99.5 else f"{seconds:,.0f}"
-
-
-def three(seconds: float) -> str:
-    """Return seconds with three digits."""
-    return f"{seconds:.3g}" if float(seconds) < 999.5 else f"{seconds:,.0f}"
 
 
 def _percent(share: float) -> str:

@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from study import terminal
 from study.dryrun.traced import Part, Traced
 from study.errors import Refusal, RunFailed
-from study.formatting import gib
 from study.planner.advice_text import MARKS
 from study.planner.choose import ENOUGH_FREE, Option, best_option, option_of, splits
 from study.planner.request import Request
+from study.terminal import gib
 from study.theory.engine import Engine, Job
 from study.theory.peaks import PEAK_MOMENTS, Peak, PeakPart
 from study.theory.shapes import ModelShape
@@ -35,7 +35,7 @@ def trace_options(tracer: Tracer, shape: ModelShape, request: Request, options: 
 
     Prints one line per trace, and the reason why an option could not be traced.
     """
-    print(terminal.wrapped(HEAD))
+    print(terminal.wrap(HEAD))
     by_name = {option.strategy.name: option for option in options}
     not_traced: dict[str, list[str]] = {}
     # DeepSpeed comes first: its ranks are forked processes, and a process in which a backward pass has started threads
@@ -47,7 +47,7 @@ def trace_options(tracer: Tracer, shape: ModelShape, request: Request, options: 
         except (Refusal, RunFailed) as stopped:  # an engine that fails for one strategy may work for the others
             not_traced.setdefault(str(stopped), []).append(name)
     for reason, names in not_traced.items():
-        print(terminal.wrapped(f"Not traced, only predicted: {', '.join(names)}. Reason: {reason}"))
+        print(terminal.wrap(f"Not traced, only predicted: {', '.join(names)}. Reason: {reason}"))
     print()
     return list(by_name.values())
 
@@ -63,7 +63,7 @@ def _trace(tracer: Tracer, shape: ModelShape, request: Request, option: Option) 
     while True:
         traced = tracer(shape, chosen.engine, chosen.job)
         option = option_of(shape, option.strategy, chosen, traced)
-        print(terminal.wrapped(_line(option, traced), later_indent="  "), flush=True)
+        print(terminal.wrap(_line(option, traced), later_indent="  "), flush=True)
         tried.append(option)
         slower = [split for split in slower if option.seconds < split.step.total]
         ratio = traced.total / chosen.peak.total

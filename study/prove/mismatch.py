@@ -306,7 +306,7 @@ def of_result(number: int, num_faults: int, num_differences: int, not_checked: S
     )
     incomplete = ""
     if not_checked:
-        number_of_checks = terminal.counted(len(not_checked), "check")
+        number_of_checks = terminal.count(len(not_checked), "check")
         incomplete = f"; {number_of_checks} could not be made: {', '.join(not_checked)}"
     return _line("result", f"{faults}{differences} found in optimizer step {number}{incomplete}")
 
@@ -343,4 +343,4 @@ def of_step(step: dict[str, Any], update: str, precision: str, num_params: int) 
 def _line(word: str, text: str) -> str:
     """Return one entry of a proof, wrapped to the terminal's width."""
     begin = f"proof  {word:<{len('NOT AS REQUESTED')}}  "
-    return terminal.wrapped(text, begin, " " * len(begin))
+    return terminal.wrap(text, begin, " " * len(begin))

@@ -20,11 +20,11 @@ from study import planner
 from study.compare.predicted import shape_of
 from study.engines.strategy_names import StrategyName
 from study.files import ROOT
-from study.formatting import GIB
 from study.planner import choose, published_rows
 from study.planner.choose import Advice, Option
 from study.report import tables
 from study.report.captions import joined
+from study.terminal import GIB
 from study.theory import hardware, measured_by_others
 from study.theory.engine import Engine, Job
 from study.theory.measured_by_others import MeasuredCase

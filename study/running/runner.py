@@ -16,8 +16,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from tabulate import tabulate
-
 from study import terminal
 from study.errors import Refusal
 from study.files import redact_paths, why_not_writable, write_json
@@ -317,8 +315,7 @@ def _write_outcome(
 def table(runs: Iterable[Planned], outcomes: Iterable[Outcome]) -> str:
     """Return a table with one row per run that has an outcome."""
     rows = [_row(planned.run, outcome) for planned, outcome in zip(runs, outcomes, strict=False)]
-    text: str = tabulate(rows, headers=ROW, tablefmt="plain", disable_numparse=True)
-    return text
+    return "\n".join(terminal.table(ROW, rows, sides="<" * len(ROW)))
 
 
 def _result(runs: Sequence[Planned], outcomes: Sequence[Outcome], num_missing: int) -> str:
@@ -332,7 +329,7 @@ def _result(runs: Sequence[Planned], outcomes: Sequence[Outcome], num_missing: i
     text += f" Records: {folder}/RUN/record.json."
     if counts["ok"]:
         text += f" To compare the runs: zero-study compare {folder}"
-    return terminal.wrapped(text)
+    return terminal.wrap(text)
 
 
 def _ok_first(status: str) -> tuple[bool, str]:
@@ -343,7 +340,7 @@ def _reasons(runs: Sequence[Planned], outcomes: Sequence[Outcome]) -> list[str]:
     """Return one line for each run that is not ok, with its status and message."""
     pairs = zip(runs, outcomes, strict=False)
     lines = [f"{planned.run.run_id}: {o.status}, {o.message}" for planned, o in pairs if o.status != "ok"]
-    return [terminal.wrapped(line, later_indent="  ") for line in lines]
+    return [terminal.wrap(line, later_indent="  ") for line in lines]
 
 
 def _row(run: Run, outcome: Outcome) -> list[str]:

@@ -19,9 +19,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from study.claims.rules import Observed, around
 from study.errors import refusing
-from study.formatting import GIB
 from study.planner.choose import gpt
 from study.strategy import file, in_theory
+from study.terminal import GIB
 from study.theory import adapters, communication, hardware, model_states, peaks, prediction, shapes
 from study.theory.engine import Engine, Job, PrecisionClass
 from study.theory.hardware import Box
