@@ -30,7 +30,7 @@ from study.conformance.committed import FAULTS
 from study.engines.keys import allowed
 from study.engines.strategy_names import in_order
 from study.planner import public_errors, published_rows
-from study.planner.choose import Option
+from study.planner.choose import StrategyPrediction
 from study.records import find as records
 from study.records import schema
 from study.records.schema import Record
@@ -91,7 +91,7 @@ def against_theory() -> memory_views.Errors:
 
 
 def close(errors: list[float]) -> int:
-    return sum(abs(error) <= memory_views.WANTED for error in errors)
+    return sum(abs(error) <= memory_views.TARGET_ERROR for error in errors)
 
 
 def close_peaks(errors: list[memory_views.Error]) -> str:
@@ -729,7 +729,7 @@ def series() -> str:
 
 @cache
 def _peak_runs() -> pd.DataFrame:
-    runs = plots.only(tables.runs(CPU / "peaks-real"), status="ok", seed=0)
+    runs = plots.filter_runs(tables.runs(CPU / "peaks-real"), status="ok", seed=0)
     runs["precision"] = runs["precision"].str.removesuffix("-autocast")  # all that DDP has in 16 bits
     return runs
 
@@ -744,7 +744,7 @@ SHOWN = ["ddp", "zero1", "zero2", "zero2_tuned", "zero3", "zero3_tuned", "fsdp2"
 
 def overview() -> str:
     """Give memory, time and largest model of each strategy together, for a GPT of 124M parameters in fp32."""
-    runs = plots.only(peak_runs(), size="124m", precision="fp32", processes=2).set_index("strategy")
+    runs = plots.filter_runs(peak_runs(), size="124m", precision="fp32", processes=2).set_index("strategy")
     times = {
         row.strategy: "{:.2f}x ({:.2f} to {:.2f})".format(*frontier.over_series(row.equal_ratios))
         for row in frontier.speeds([CPU / "equal-memory-again"])
@@ -796,7 +796,7 @@ def by_size() -> str:
     """Compare the peak of tensors with DDP's by model and precision, on two processes."""
     runs = peak_runs()
     columns = [
-        plots.only(runs, size=size, precision=precision, processes=2).set_index("strategy")["peak_gib"]
+        plots.filter_runs(runs, size=size, precision=precision, processes=2).set_index("strategy")["peak_gib"]
         for size, precision in BY_SIZE.values()
     ]
     rows = [[f"`{name}`", *(f"{column[name] / column['ddp']:.2f}x" for column in columns)] for name in SHOWN[1:]]
@@ -806,17 +806,17 @@ def by_size() -> str:
 @cache
 def adapter_runs() -> pd.DataFrame:
     """Return the runs of `lora`. The column `kind` has what they train: whole, lora, in_4_bits, or bf16 (LoRA)."""
-    runs = plots.only(tables.runs(CPU / "lora"), status="ok")
+    runs = plots.filter_runs(tables.runs(CPU / "lora"), status="ok")
     return runs.assign(kind=[name.rpartition("-")[2] for name in runs["run"]])
 
 
 def adapters() -> str:
     """Compare training of all weights and of a LoRA adapter: peak memory, and bytes sent per step, by model."""
-    runs = plots.only(adapter_runs(), precision="fp32")
+    runs = plots.filter_runs(adapter_runs(), precision="fp32")
     kinds = {"whole": "all weights", "lora": "LoRA", "in_4_bits": "LoRA, weights in 4 bits"}
     rows = []
     for size, model in (("124m", "GPT 124M"), ("large", "BERT-large")):
-        of_model = plots.only(runs, size=size)
+        of_model = plots.filter_runs(runs, size=size)
         control = of_model[of_model["strategy"] == "ddp"].set_index("kind")["peak_gib"]
         for kind, words in kinds.items():
             for row in of_model[of_model["kind"] == kind].itertuples():
@@ -1163,7 +1163,7 @@ def sizes() -> str:
     return f"{tabulate(head, rows)}\n\n" + " ".join(_size_sentence(model, columns[model]) for model in ANSWERED_SIZES)
 
 
-def _size_sentence(model: str, options: dict[str, Option]) -> str:
+def _size_sentence(model: str, options: dict[str, StrategyPrediction]) -> str:
     """Say what ZeRO-3 saves compared with DDP, and what it costs compared with DDP or, if DDP does not fit, ZeRO-2."""
     memory = {name: f"{option.needed_bytes / 2**30:,.0f} GiB" for name, option in options.items()}
     baseline = "ddp" if options["ddp"].fits else "zero2"
@@ -1176,7 +1176,7 @@ def _size_sentence(model: str, options: dict[str, Option]) -> str:
     )
 
 
-def _predicted_options(model: str, num_gpus: int) -> dict[str, Option]:
+def _predicted_options(model: str, num_gpus: int) -> dict[str, StrategyPrediction]:
     request = planner.Request(
         gpu="h100",
         num_gpus=num_gpus,
@@ -1187,7 +1187,7 @@ def _predicted_options(model: str, num_gpus: int) -> dict[str, Option]:
     return {option.strategy.name: option for option in planner.advise(model, request).options}
 
 
-def _size_cell(option: Option) -> str:
+def _size_cell(option: StrategyPrediction) -> str:
     memory = f"{option.needed_bytes / 2**30:,.0f} GiB"
     if not option.fits:
         return f"{memory}, does not fit"

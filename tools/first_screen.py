@@ -189,7 +189,7 @@ def table() -> Iterable[list[str]]:
 
 def peaks() -> pd.Series:
     """Return the peak memory of tensors by strategy, in GiB, of the process that uses the most."""
-    runs = plots.only(tables.runs(CPU / "peaks-real"), **SETTING, strategy=SHOWN)
+    runs = plots.filter_runs(tables.runs(CPU / "peaks-real"), **SETTING, strategy=SHOWN)
     return runs.set_index("strategy")["peak_gib"]
 
 

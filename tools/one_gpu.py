@@ -85,7 +85,7 @@ class Runs:
         return study, [run for run in runs if re.search(self.ids, run.run_id)]
 
     def state(self, place: Place) -> State:
-        made = plan.make(*self.chosen(place), self.folder(place), self._limit(place), retry=False)
+        made = plan.make_plan(*self.chosen(place), self.folder(place), self._limit(place), retry=False)
         kept = sum(one.kept is not None for one in made.runs)
         to_run = sum(one.to_run for one in made.runs)
         if made.box.gpu_memory_bytes or place.is_small:

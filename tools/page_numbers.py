@@ -135,14 +135,14 @@ def peak_ratio(
     size: str, strategy: str, precision: str = "fp32", processes: int = 2, column: str = "peak_gib"
 ) -> float:
     """Return a peak of `peaks-real` divided by DDP's."""
-    runs = plots.only(docs_tables.peak_runs(), size=size, precision=precision, processes=processes)
+    runs = plots.filter_runs(docs_tables.peak_runs(), size=size, precision=precision, processes=processes)
     peaks = runs.set_index("strategy")[column]
     return float(peaks[strategy] / peaks["ddp"])
 
 
 def tuned_zero3_below_fsdp2() -> str:
     """Return the largest share that tuned ZeRO-3 saves compared with FSDP2, on four processes in bf16."""
-    runs = plots.only(docs_tables.peak_runs(), precision="bf16", processes=4)
+    runs = plots.filter_runs(docs_tables.peak_runs(), precision="bf16", processes=4)
     peaks = runs.pivot(index="size", columns="strategy", values="peak_gib")
     return whole_percent(float((1 - peaks["zero3_tuned"] / peaks["fsdp2"]).max()))
 
@@ -205,7 +205,7 @@ def saved_in_bf16() -> str:
 
 def with_offload() -> str:
     """Say how much memory a whole process needs under ZeRO-2 with offload to the CPU, and without it."""
-    peaks = plots.only(docs_tables.peak_runs(), size="124m", precision="fp32", processes=2)
+    peaks = plots.filter_runs(docs_tables.peak_runs(), size="124m", precision="fp32", processes=2)
     gib = peaks.set_index("strategy")["peak_process_gib"]
     return (
         f"{gib['zero2_cpu_offload']:.2f} GiB under ZeRO-2 with CPU offload, and {gib['zero2']:.2f} GiB under ZeRO-2 "
@@ -215,7 +215,7 @@ def with_offload() -> str:
 
 def ddp_without_buckets() -> str:
     """Give the peak of DDP with `gradient_as_bucket_view`, and compare it with DDP."""
-    peaks = plots.only(docs_tables.peak_runs(), size="124m", precision="fp32", processes=2)
+    peaks = plots.filter_runs(docs_tables.peak_runs(), size="124m", precision="fp32", processes=2)
     gib = peaks.set_index("strategy")["peak_gib"]
     return f"{gib['ddp_tuned']:.2f} GiB ({gib['ddp_tuned'] / gib['ddp']:.2f} times the memory of DDP)"
 
@@ -225,7 +225,7 @@ def ddp_without_buckets() -> str:
 
 def adapters(size: str, kind: str = "lora", column: str = "peak_gib") -> pd.Series:
     """Return the values of a column of the study `lora`, by strategy."""
-    return plots.only(docs_tables.adapter_runs(), size=size, kind=kind).set_index("strategy")[column]
+    return plots.filter_runs(docs_tables.adapter_runs(), size=size, kind=kind).set_index("strategy")[column]
 
 
 def saved_with_adapters(size: str, *strategies: str) -> list[float]:
@@ -303,14 +303,14 @@ def interval_of_time(strategy: str) -> str:
 
 def identical_runs(strategy: str) -> str:
     """Return the largest difference between the times of identical runs of `cpu-time`."""
-    runs = plots.only(tables.runs(CPU / "cpu-time"), status="ok", strategy=strategy)
+    runs = plots.filter_runs(tables.runs(CPU / "cpu-time"), status="ok", strategy=strategy)
     seconds = runs["step_seconds"].groupby(runs["run"].str.replace(r"-repeat\d+", "", regex=True))
     return whole_percent(float((seconds.max() / seconds.min() - 1).max()))
 
 
 def sent(strategy: str) -> float:
     """Return the bytes that a step of the GPT sends, divided by the bytes of all parameters."""
-    runs = plots.only(docs_tables.peak_runs(), size="124m", precision="fp32", processes=2, strategy=strategy)
+    runs = plots.filter_runs(docs_tables.peak_runs(), size="124m", precision="fp32", processes=2, strategy=strategy)
     (run,) = runs.itertuples()
     return float(run.sent_gib_per_step * 2**30 / (4 * run.parameters))
 

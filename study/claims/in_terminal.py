@@ -186,4 +186,4 @@ def _tally(judged_sentences: Sequence[JudgedSentence]) -> list[str]:
     titles = ["source", "agrees", "in part", "contradicted", "undecided", "all"]
     table = terminal.table(titles, [(*row, sum(row[1:])) for row in rows], has_ruler=True)
     legend = [_line(f"{kind.word} ({by_word[kind.word]}): {kind.meaning}", "  ", "    ") for kind in Conclusion]
-    return [_line(sentences.rested(judged_sentences)), "", *table, "", "Verdicts:", *legend]
+    return [_line(sentences.basis_of_verdicts(judged_sentences)), "", *table, "", "Verdicts:", *legend]

@@ -500,7 +500,7 @@ def _decide_claims(write: bool) -> Verdict:
         verdicts.write(now)
         print(f"Wrote {len(now)} verdicts to {verdicts.VERDICTS}.")
     committed = {name: verdict for name, verdict in verdicts.read().items() if name not in missing}
-    wrong = verdicts.unlike(sources, now) | verdicts.stale(committed, now)
+    wrong = verdicts.disagreeing(sources, now) | verdicts.outdated(committed, now)
     verdict = verdicts.check(now, wrong, missing)
     if wrong:
         print(f"{len(wrong)} of {len(now)} claims differ from their committed verdicts:")

@@ -164,14 +164,14 @@ def _plan(
     with after_two_seconds("Reading earlier runs and checking this machine"):
         chosen = studies.find(study)
         folder = runs_dir / chosen.name
-        runs = plan.spread(plan.select(chosen, data_dir, only, folder, checkpoint_every, skip), per_machine)
+        runs = plan.over_machines(plan.select(chosen, data_dir, only, folder, checkpoint_every, skip), per_machine)
         if slurm:
             flags = {"data_dir": data_dir, "runs_dir": runs_dir, "timeout": timeout}
             flags |= {"checkpoint_every": checkpoint_every}
             job = [sys.executable, "-m", "study", "job", *as_words(flags), study]
             text = script(chosen, runs, folder, timeout, job)
         else:
-            text = plan.show(plan.make(chosen, runs, folder, timeout)) + "\n"
+            text = plan.show(plan.make_plan(chosen, runs, folder, timeout)) + "\n"
     print(text, end="")
 
 

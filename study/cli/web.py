@@ -27,7 +27,7 @@ from study.theory import gpus
 from study.theory.shapes import KNOWN
 
 if TYPE_CHECKING:
-    from study.planner.choose import Advice, Option
+    from study.planner.choose import Advice, StrategyPrediction
 
 CONFIG = "config.json"  # the name of a pasted configuration
 # Options of the command that make no sense on the page.
@@ -109,14 +109,14 @@ def _advise(words: Sequence[str]) -> Advice:
 
 
 def _content(advice: Advice, words: Sequence[str]) -> dict[str, Any]:
-    shown, start = advice_text.few(advice), advice_text.launch_or_why(advice)
+    shown, start = advice_text.short_list(advice), advice_text.launch_or_why(advice)
     why_not = reasons.why_not(advice)
     usable = advice.options[0].prediction.usable_bytes
     return {
         "command": shlex.join(["zero-study", "advise", *words]),
         "answer": reasons.answer(advice),
-        "setting": advice_text.setting(advice),
-        "trained": advice_text.trained(advice.shape),
+        "setting": advice_text.setting_line(advice),
+        "trained": advice_text.adapter_lines(advice.shape),
         "capacity": {"bytes": usable, "text": f"{gib(usable)} GiB"},
         "strategies": [
             _strategy(advice, option) | {"is_shown": option in shown, "why_not": why_not.get(option.strategy.name)}
@@ -127,12 +127,12 @@ def _content(advice: Advice, words: Sequence[str]) -> dict[str, Any]:
         "notes": advice.notes,
         "launch": _launch(start) if isinstance(start, Launch) else None,
         "no_launch": start if isinstance(start, str) else None,
-        "assumed": advice_text.assumed(advice.request, advice.box, advice_text.groups_of(advice)),
+        "assumed": advice_text.assumed_settings(advice.request, advice.box, advice_text.groups_of(advice)),
         "evidence": _evidence(advice),
     }
 
 
-def _strategy(advice: Advice, option: Option) -> dict[str, Any]:
+def _strategy(advice: Advice, option: StrategyPrediction) -> dict[str, Any]:
     """Return one strategy: its cells as the command prints them, its memory by part, and its time with interval.
 
     The memory is in bytes. The time is the lower end, the predicted seconds, and the upper end (None if there is none).
@@ -149,7 +149,7 @@ def _strategy(advice: Advice, option: Option) -> dict[str, Any]:
     }
 
 
-def _parts(option: Option) -> dict[str, float]:
+def _parts(option: StrategyPrediction) -> dict[str, float]:
     """Return the bytes of one GPU by part, in the order of the figures. The last part is for the allocator."""
     parts = {part.replace("_", " "): float(value) for part, value in option.prediction.peak.parts.items()}
     parts["activations and logits"] = parts.pop("activations") + parts.pop("logits")

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from study import terminal
-from study.compare.facts import proven, shown_adapter
+from study.compare.facts import require_proof, shown_adapter
 from study.compare.view import View, finished
 from study.config import NOT_TRAINED, PINS
 from study.engines.strategy_names import in_order
@@ -82,7 +82,7 @@ class _Engine(NamedTuple):
 
 
 def _engine_of(r: Record) -> _Engine:
-    proof = proven(r)
+    proof = require_proof(r)
     return _Engine(
         strategy=r.strategy,
         world_size=r.world_size,
@@ -200,7 +200,7 @@ def _with_digests(record_files: Iterable[RecordFile]) -> list[RecordFile]:
 
 def _heading(file: RecordFile) -> str:
     r = file.record
-    return f"{r.workload} {r.size}, {proven(r).precision}, {r.steps_done} steps, seed {r.seed}, {r.box}"
+    return f"{r.workload} {r.size}, {require_proof(r).precision}, {r.steps_done} steps, seed {r.seed}, {r.box}"
 
 
 def _setting(file: RecordFile, ignored: Collection[str] = ("perturb",)) -> str:
@@ -216,7 +216,7 @@ def _setting(file: RecordFile, ignored: Collection[str] = ("perturb",)) -> str:
 
 def _column(file: RecordFile) -> str:
     """Return the heading of a run's column: processes, adapter, micro batches, clipping and pins."""
-    r, proof = file.record, proven(file.record)
+    r, proof = file.record, require_proof(file.record)
     parts = [terminal.count(r.world_size, "process", "processes")]
     parts += shown_adapter(r)
     if proof.gradient_accumulation_steps > 1:

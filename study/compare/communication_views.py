@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from study import terminal
 from study.compare import parity, predicted
-from study.compare.facts import model_heading, proven
+from study.compare.facts import model_heading, require_proof
 from study.compare.predicted import Messages
 from study.compare.view import View, finished, tables
 from study.records.find import RecordFile
@@ -99,17 +99,16 @@ def _summary(cells: list[Messages]) -> list[str]:
 
 
 def _title(c: Messages) -> str:
-    r, accumulation = c.record, proven(c.record).gradient_accumulation_steps
-    parts = [
-        f"### {r.workload} {r.size}, {proven(r).precision}: {terminal.count(r.world_size, 'process', 'processes')}"
-    ]
+    r, proof = c.record, require_proof(c.record)
+    accumulation = proof.gradient_accumulation_steps
+    parts = [f"### {r.workload} {r.size}, {proof.precision}: {terminal.count(r.world_size, 'process', 'processes')}"]
     parts += [f"{accumulation} micro steps"] if accumulation > 1 else []
     parts += ["checkpointed"] if r.config["activation_checkpointing"] else []
     return ", ".join(parts)
 
 
 def _order(c: Messages) -> tuple[object, ...]:
-    r, proof = c.record, proven(c.record)
+    r, proof = c.record, require_proof(c.record)
     way = (r.world_size, r.config["activation_checkpointing"], proof.gradient_accumulation_steps)
     stage = -1 if proof.zero_stage is None else proof.zero_stage
     return proof.precision, r.workload, r.num_params, model_heading(r), way, stage, r.strategy, r.run_id
@@ -281,7 +280,7 @@ def prediction_error(cell: NetworkCell, free: NetworkCell) -> float:
     return predicted_seconds(free, cell.rate) / cell.median_seconds - 1
 
 
-def pays(cell: NetworkCell, control: NetworkCell) -> bool:
+def breaks_even(cell: NetworkCell, control: NetworkCell) -> bool:
     """Return whether a step takes at most `PAYS` times as long as the control's step on the same network."""
     return cell.median_seconds <= PAYS * control.median_seconds
 
@@ -290,7 +289,7 @@ def network_sections(record_files: Iterable[RecordFile]) -> list[str]:
     """Return the sections for runs on several machines.
 
     Each layout of machines has a table of bytes, a table of seconds by rate, and a line that names the strategies and
-    rates that pay (`pays`).
+    rates that pay (`breaks_even`).
     """
     cells = network_cells(record_files)
     lines = (
@@ -368,10 +367,12 @@ def _second(cell: NetworkCell | None, free: NetworkCell | None) -> str:
 
 
 def _paying(block: list[NetworkCell]) -> list[str]:
-    """Return a line that names the strategies and rates that pay (`pays`). Empty if nothing can be compared."""
+    """Return a line that names the strategies and rates that pay (`breaks_even`). Empty if nothing can be compared."""
     of_control = {cell.rate: cell for cell in block if cell.strategy == CONTROL and cell.rate}
     rest = [cell for cell in block if cell.strategy != CONTROL and cell.rate in of_control]
-    paying = [f"`{cell.strategy}`, {shown_rate(cell.rate)}" for cell in rest if pays(cell, of_control[cell.rate])]
+    paying = [
+        f"`{cell.strategy}`, {shown_rate(cell.rate)}" for cell in rest if breaks_even(cell, of_control[cell.rate])
+    ]
     if not rest:
         return []
     return [f"At most {PAYS:g} times `{CONTROL}`'s step: {'; '.join(paying) or 'none'}.", ""]

@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple
 
 from study import terminal
 from study.compare import predicted
-from study.compare.facts import computed_buckets, model_heading, process_bytes, proven, shown_adapter
+from study.compare.facts import computed_buckets, model_heading, process_bytes, require_proof, shown_adapter
 from study.compare.predicted import STATE_PARTS, STEP_PHASES, StatePart, StepPeak, StepPhase
 from study.compare.view import View, finished, tables
 from study.engines.strategy_names import in_order
@@ -86,10 +86,19 @@ def _explained(notes: Sequence[str]) -> list[str]:
 
 
 def _states_order(r: Record) -> tuple[object, ...]:
-    stage = proven(r).zero_stage
+    stage = require_proof(r).zero_stage
     stages = {"single": -2, "ddp": -1, "ddp_tuned": -1}  # from nothing sharded to everything offloaded
     place = stages.get(r.strategy, stage if stage is not None else 9)
-    return proven(r).precision, r.workload, r.num_params, model_heading(r), r.world_size, place, r.strategy, r.run_id
+    return (
+        require_proof(r).precision,
+        r.workload,
+        r.num_params,
+        model_heading(r),
+        r.world_size,
+        place,
+        r.strategy,
+        r.run_id,
+    )
 
 
 def _distinct(block: list[Record]) -> list[tuple[str, Record]]:
@@ -207,7 +216,7 @@ class RunPeak(NamedTuple):
     @property
     def setting(self) -> tuple[str, str, int, int]:
         r = self.record
-        return r.workload, proven(r).precision, r.world_size, r.config["global_batch_size"]
+        return r.workload, require_proof(r).precision, r.world_size, r.config["global_batch_size"]
 
     @property
     def num_params(self) -> int:
@@ -293,8 +302,8 @@ PEAK_PARTS = View("parts", "Parts of the peak memory", PARTS_EXPLANATION, _parts
 
 # ---------------------------------------------------------------- peaks
 
-WANTED = 0.05  # relative error
-AT_MOST = 0.10
+TARGET_ERROR = 0.05  # relative error
+MAX_ERROR = 0.10
 
 PEAKS_EXPLANATION = """\
 The memory of a training is largest at one moment of a step. Measured: the bytes of tensors on the fullest rank at
@@ -313,14 +322,14 @@ def _peaks_sections(record_files: list[RecordFile]) -> list[str]:
     peaks = [peak for file in finished(record_files) if (peak := predicted.step_peak(file.record)) is not None]
     lines = [_peaks_summary(peaks), "", PEAKS_COLUMNS, ""] if peaks else []
     lines += tables(peaks, _peaks_order, _peaks_heading, PEAKS_HEAD, lambda members: map(_peaks_row, members))
-    return lines + computed_buckets(peak.record for peak in peaks if proven(peak.record).device == "cpu")
+    return lines + computed_buckets(peak.record for peak in peaks if require_proof(peak.record).device == "cpu")
 
 
 def _peaks_summary(cells: list[StepPeak]) -> str:
     worst = max(cells, key=lambda c: abs(c.error))
-    within, nearly = (sum(abs(c.error) <= limit for c in cells) for limit in (WANTED, AT_MOST))
+    within, nearly = (sum(abs(c.error) <= limit for c in cells) for limit in (TARGET_ERROR, MAX_ERROR))
     return (
-        f"{len(cells)} runs: {within} within {WANTED:.0%}, {len(cells) - nearly} beyond {AT_MOST:.0%}; the worst is "
+        f"{len(cells)} runs: {within} within {TARGET_ERROR:.0%}, {len(cells) - nearly} beyond {MAX_ERROR:.0%}; the worst is "
         f"{worst.record.run_id}, {worst.error:+.1%}. Beyond what may be counted too much the worst is "
         f"{max((c.error_beyond for c in cells), key=abs):+.1%}."
     )
@@ -332,7 +341,7 @@ def _peaks_heading(c: StepPeak) -> str:
 
 
 def _peaks_order(c: StepPeak) -> tuple[object, ...]:
-    r, stage = c.record, proven(c.record).zero_stage
+    r, stage = c.record, require_proof(c.record).zero_stage
     batch = (r.config["sequence_length"], r.config["global_batch_size"])
     return _peaks_heading(c), _computed(r), *batch, -1 if stage is None else stage, r.strategy
 
@@ -346,7 +355,7 @@ def _computed(r: Record) -> str:
     parts += shown_adapter(r)
     parts += ["no dropout"] if not r.config["dropout"] else []
     parts += ["checkpointed"] if r.config["activation_checkpointing"] else []
-    steps = proven(r).gradient_accumulation_steps
+    steps = require_proof(r).gradient_accumulation_steps
     return ", ".join([*parts, *([f"{steps} micro steps"] if steps > 1 else [])])
 
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from study import terminal
 from study.compare import facts, parity, predicted, view
-from study.compare.facts import proven
+from study.compare.facts import require_proof
 from study.config import OF_THE_PROCESS
 from study.errors import Refusal
 from study.records import find as records
@@ -123,7 +123,7 @@ def _rows(group: Sequence[RecordFile], each: bool) -> list[_Row]:
 
 def _settings(r: Record) -> dict[str, Any]:
     settings = {name: value for name, value in r.config.items() if name not in OF_THE_PROCESS | {"seed"}}
-    return settings | {"micro_batch_size": proven(r).micro_batch_size}
+    return settings | {"micro_batch_size": require_proof(r).micro_batch_size}
 
 
 def _configuration(r: Record) -> str:
@@ -412,7 +412,7 @@ def of_run(folder: Path) -> str:
 
 
 def _proof_line(record: Record) -> str:
-    proof = proven(record)
+    proof = require_proof(record)
     processes = terminal.count(record.world_size, "process", "processes")
     return f"verified  {record.strategy}: {_engine(proof)}, {processes} on {proof.device}, {proof.precision}"
 
@@ -453,7 +453,7 @@ def _messages_line(record: Record) -> str:
         return "sent      not measured (--no-measure)"
     line = f"sent      {sent.measured:.2f} times the parameters' bytes per step and rank"
     line += f" (arXiv:1910.02054: {sent.paper:.2f})"
-    more = proven(record).backend == "gloo" and sent.by_gloo != sent.measured
+    more = require_proof(record).backend == "gloo" and sent.by_gloo != sent.measured
     return line + (f"; gloo, which this run used, sends {sent.by_gloo:.2f}" if more else "")
 
 

@@ -11,7 +11,7 @@ from study.planner.choose import ENOUGH_FREE, EQUALLY_FAST, gib
 from study.terminal import GIB, significant
 
 if TYPE_CHECKING:
-    from study.planner.choose import Advice, Option
+    from study.planner.choose import Advice, StrategyPrediction
     from study.planner.request import Request
 
 # The strategies that people expect an answer about, besides CPU offload.
@@ -43,7 +43,7 @@ def answer(advice: Advice) -> str:
     )
 
 
-def _settings(option: Option) -> str:
+def _settings(option: StrategyPrediction) -> str:
     job = option.prediction.job
     steps = job.gradient_accumulation_steps
     kind = "activation checkpointing" if job.activation_checkpointing is True else "selective activation checkpointing"
@@ -64,7 +64,7 @@ def reason(advice: Advice) -> str:
     return f"{_why(advice, option)}; {_risk(advice, option)}."
 
 
-def _why(advice: Advice, option: Option) -> str:
+def _why(advice: Advice, option: StrategyPrediction) -> str:
     if len(advice.options) == 1:
         return "No other strategy was requested"
     if option.prediction.engine.kind == "torch":
@@ -87,7 +87,7 @@ def _why(advice: Advice, option: Option) -> str:
     )
 
 
-def _risk(advice: Advice, option: Option) -> str:
+def _risk(advice: Advice, option: StrategyPrediction) -> str:
     parts = []
     if not option.has_enough_free:
         slower = [other for other in advice.options if other.has_enough_free]
@@ -120,7 +120,7 @@ def _remedy(advice: Advice) -> str:
     return "Use more GPUs, or GPUs with more memory."
 
 
-def _without_offload(advice: Advice, option: Option) -> str | None:
+def _without_offload(advice: Advice, option: StrategyPrediction) -> str | None:
     """Return with which smaller batch, or on how many GPUs, a strategy fits without offload.
 
     None if a strategy without offload fits as it is, or if nothing is found.
@@ -137,11 +137,11 @@ def _without_offload(advice: Advice, option: Option) -> str | None:
 class _Smaller(NamedTuple):
     """A smaller batch that leaves enough memory free without offload."""
 
-    option: Option
+    option: StrategyPrediction
     words: str  # the settings, such as "a micro batch of 4"
 
 
-def _smaller_batch(advice: Advice, now: Option | None) -> _Smaller | None:
+def _smaller_batch(advice: Advice, now: StrategyPrediction | None) -> _Smaller | None:
     """Return a smaller micro batch, or a smaller global batch, that leaves enough memory free without offload.
 
     It is of the same strategy if that has one and does not offload. None if there is none, or if an option already
@@ -181,7 +181,7 @@ def _relaxed(advice: Advice) -> Iterator[Request]:
         yield free.replace(global_batch_size=request.num_gpus, activation_checkpointing=None)
 
 
-def _more_gpus(advice: Advice) -> Option | None:
+def _more_gpus(advice: Advice) -> StrategyPrediction | None:
     """Return a strategy that fits without offload on the smallest larger number of GPUs. None if none is found."""
     request = advice.request.replace(global_batch_size=None, micro_batch_size=None, gradient_accumulation_steps=None)
     for count in choose.GPU_COUNTS:
@@ -218,7 +218,7 @@ def why_not(advice: Advice) -> dict[str, str]:
     return phrases
 
 
-def _why_not(advice: Advice, option: Option) -> str:
+def _why_not(advice: Advice, option: StrategyPrediction) -> str:
     chosen = advice.recommended
     if not option.fits:
         return lacks(option)
@@ -238,7 +238,7 @@ def _why_not(advice: Advice, option: Option) -> str:
     return f"{time}{', less than the error of the prediction' if within else ''}"
 
 
-def _less_simple(option: Option, chosen: Option) -> str:
+def _less_simple(option: StrategyPrediction, chosen: StrategyPrediction) -> str:
     """Return in which respect an option is less simple than the recommended one, as `choose.complexity` orders them."""
     (offload, stage, has_file, _), (offload_of_chosen, stage_of_chosen, file_of_chosen, _) = map(
         choose.complexity, (option, chosen)
@@ -252,7 +252,7 @@ def _less_simple(option: Option, chosen: Option) -> str:
     return f"no simpler than {chosen.strategy.name}: either is fine"
 
 
-def lacks(option: Option) -> str:
+def lacks(option: StrategyPrediction) -> str:
     """Return which memory an option lacks, and how much of it."""
     prediction = option.prediction
     if option.free_bytes < 0:

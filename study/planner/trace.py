@@ -8,7 +8,7 @@ from study import terminal
 from study.dryrun.traced import Part, Traced
 from study.errors import Refusal, RunFailed
 from study.planner.advice_text import MARKS
-from study.planner.choose import ENOUGH_FREE, Option, best_option, option_of, splits
+from study.planner.choose import ENOUGH_FREE, StrategyPrediction, best_option, option_of, splits
 from study.planner.request import Request
 from study.terminal import gib
 from study.theory.engine import Engine, Job
@@ -30,7 +30,9 @@ Predicted: the same model without a trace (--kernels transformers). All sizes ar
 """
 
 
-def trace_options(tracer: Tracer, shape: ModelShape, request: Request, options: Sequence[Option]) -> list[Option]:
+def trace_options(
+    tracer: Tracer, shape: ModelShape, request: Request, options: Sequence[StrategyPrediction]
+) -> list[StrategyPrediction]:
     """Trace all options that can be traced, and return all options.
 
     Prints one line per trace, and the reason why an option could not be traced.
@@ -52,14 +54,14 @@ def trace_options(tracer: Tracer, shape: ModelShape, request: Request, options: 
     return list(by_name.values())
 
 
-def _trace(tracer: Tracer, shape: ModelShape, request: Request, option: Option) -> Option:
+def _trace(tracer: Tracer, shape: ModelShape, request: Request, option: StrategyPrediction) -> StrategyPrediction:
     """Trace an option, and other splits of the batch if the traced memory leaves too little free.
 
     A slower split is traced next if it should leave enough free (`ENOUGH_FREE`), or fit if the last one did not.
     Its predicted peak, multiplied by the ratio of the last trace to its prediction, decides that.
     """
     chosen = option.prediction
-    slower, tried = list(splits(shape, request, chosen.engine, chosen.box)), list[Option]()
+    slower, tried = list(splits(shape, request, chosen.engine, chosen.box)), list[StrategyPrediction]()
     while True:
         traced = tracer(shape, chosen.engine, chosen.job)
         option = option_of(shape, option.strategy, chosen, traced)
@@ -78,7 +80,7 @@ def _trace(tracer: Tracer, shape: ModelShape, request: Request, option: Option) 
         chosen = min(next_ones, key=lambda split: split.step.total)
 
 
-def _line(option: Option, traced: Traced) -> str:
+def _line(option: StrategyPrediction, traced: Traced) -> str:
     job, predicted = option.prediction.job, option.prediction.peak
     total = float(predicted.total)
     reserved = "" if traced.reserved_bytes is None else f"reserved {gib(traced.reserved_bytes)}; "

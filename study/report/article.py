@@ -65,7 +65,11 @@ def verdict_counts(judged: Sequence[JudgedSentence]) -> str:
     counts = Counter(sentence.word for sentence in judged if sentence.counts)
     rows = [(kind.word, counts[kind.word], kind.meaning) for kind in verdicts.Conclusion]
     return "\n".join(
-        [*_left(["verdict", "number of sentences", "what the verdict means"], rows), "", sentences.rested(judged)]
+        [
+            *_left(["verdict", "number of sentences", "what the verdict means"], rows),
+            "",
+            sentences.basis_of_verdicts(judged),
+        ]
     )
 
 

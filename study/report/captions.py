@@ -60,7 +60,7 @@ def model(rows: pd.DataFrame) -> str:
     return joined(names)
 
 
-def short(rows: pd.DataFrame) -> pd.Series:
+def short_names(rows: pd.DataFrame) -> pd.Series:
     """Return a short name of the model in each row, such as "GPT 124m", for the heads of tables."""
     return rows["workload"].map(FAMILIES).fillna(rows["workload"]) + " " + rows["size"]
 

@@ -122,7 +122,7 @@ def select_one(
     raise Refusal(f"The study {study.name!r} has no run {run_id}. `zero-study plan` lists its runs.")
 
 
-def spread(runs: Iterable[Run], per_machine: int | None) -> list[Run]:
+def over_machines(runs: Iterable[Run], per_machine: int | None) -> list[Run]:
     """Distribute each run over machines with at most `per_machine` processes each.
 
     If `per_machine` is None, the runs stay as the study defines them. Raises Refusal if the processes of a run cannot
@@ -142,7 +142,7 @@ def spread(runs: Iterable[Run], per_machine: int | None) -> list[Run]:
     return spread
 
 
-def make(study: Study, runs: Iterable[Run], folder: Path, timeout_seconds: float, retry: bool = True) -> Plan:
+def make_plan(study: Study, runs: Iterable[Run], folder: Path, timeout_seconds: float, retry: bool = True) -> Plan:
     """Plan the runs for this machine, from what their folders hold. Nothing is written.
 
     With `retry`, runs that failed earlier are run again. Raises Refusal if a folder holds the record of a run with

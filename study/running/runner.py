@@ -75,7 +75,7 @@ def run(
         launch.end_left_over(folder)
         limit = min(timeout_seconds, slot.seconds)
         with after_two_seconds("Reading earlier runs and checking this machine"):
-            study_plan = plan.make(study, runs, folder, limit, retry=math.isinf(slot.seconds))
+            study_plan = plan.make_plan(study, runs, folder, limit, retry=math.isinf(slot.seconds))
         print(plan.heading(study_plan), flush=True)
         outcomes: list[Outcome] = []
         try:
@@ -107,7 +107,7 @@ def run_one(study: Study, run: Run, folder: Path, timeout_seconds: float, is_fir
     Other runs of the study may run elsewhere at the same time. If the run uses several machines, the first machine
     writes the outcome.
     """
-    study_plan = plan.make(study, [run], folder, timeout_seconds)
+    study_plan = plan.make_plan(study, [run], folder, timeout_seconds)
     if not is_first_machine and not study_plan.runs[0].to_run:
         print(f"{run.run_id}: {study_plan.runs[0].skipped or study_plan.runs[0].kept}", flush=True)
         return SOME_NOT_OK if study_plan.runs[0].skipped else ALL_OK
