@@ -65,7 +65,7 @@ class _ReadAndWrite(click.ParamType):
 
 
 NUMBER = _WholeNumber()
-_CLICK_TYPES: dict[Any, Any] = {int: NUMBER, float: float, tuple[float, float]: _ReadAndWrite(), bool: bool}
+_CLICK_TYPES: dict[Any, Any] = {int: NUMBER, float: float, tuple[float, float]: _ReadAndWrite()}
 _METAVARS: dict[Any, str] = {int: "INTEGER", float: "NUMBER", Path: "PATH"}
 
 # ---------------------------------------------------------------- options of a model
@@ -154,12 +154,11 @@ def _option(name: str, field: FieldInfo, has_presets: bool) -> Option:
     declaration, names = _declaration(field), flag(name, field)
     attributes: dict[str, Any] = {"group": declaration.group, "is_common": declaration.is_common}
     default = field.default
-    if kind(field) is bool:
-        if has_presets or default is None:
-            names = f"{names}/--no-{names[2:]}"
-        else:
-            attributes["is_flag"] = True
-        default = {True: "on", False: "off" if has_presets else None, None: None}[default]
+    if kind(field) is bool and (has_presets or default is None):
+        names = f"{names}/--no-{names[2:]}"
+        default = None if default is None else "on" if default else "off"
+    elif kind(field) is bool:
+        attributes["is_flag"], default = True, None
     else:
         words = choices(field)
         metavar = f"[{'|'.join(words)}]" if words else _METAVARS.get(kind(field), "NAME")

@@ -329,8 +329,8 @@ def _peaks_summary(cells: list[StepPeak]) -> str:
     worst = max(cells, key=lambda c: abs(c.error))
     within, nearly = (sum(abs(c.error) <= limit for c in cells) for limit in (TARGET_ERROR, MAX_ERROR))
     return (
-        f"{len(cells)} runs: {within} within {TARGET_ERROR:.0%}, {len(cells) - nearly} beyond {MAX_ERROR:.0%}; the worst is "
-        f"{worst.record.run_id}, {worst.error:+.1%}. Beyond what may be counted too much the worst is "
+        f"{len(cells)} runs: {within} within {TARGET_ERROR:.0%}, {len(cells) - nearly} beyond {MAX_ERROR:.0%}; the "
+        f"worst is {worst.record.run_id}, {worst.error:+.1%}. Beyond what may be counted too much the worst is "
         f"{max((c.error_beyond for c in cells), key=abs):+.1%}."
     )
 
