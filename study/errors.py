@@ -144,7 +144,8 @@ def describe_usage(error: click.UsageError) -> str:
     similar = getattr(error, "possibilities", None)
     hint = f"; did you mean {' or '.join(similar)}? " if similar else "; "
     command = error.ctx.command_path if error.ctx else "zero-study"
-    return f"{message}{hint}`{command} --help` lists the options"
+    has_help_all = error.ctx is not None and getattr(error.ctx.command, "has_help_all", False)
+    return f"{message}{hint}`{command} {'--help-all' if has_help_all else '--help'}` lists the options"
 
 
 def describe_missing(error: ModuleNotFoundError) -> str | None:

@@ -46,7 +46,7 @@ def ask(question) -> choose.Advice:
     return planner.advise(model, Request(gpu, num_gpus, **settings))
 
 
-def every_split(advice: choose.Advice) -> list[choose.Option]:
+def every_split(advice: choose.Advice) -> list[choose.StrategyPrediction]:
     """Every strategy at every split of the batch that the request allows, with and without checkpointing."""
     return [
         choose.option_of(advice.shape, option.strategy, split)

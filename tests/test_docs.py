@@ -33,6 +33,7 @@ from subjects import conformance, theory
 
 from study import cli, config
 from study.claims import snippets
+from study.command_line import given
 from study.conformance import results
 from study.conformance.cells import PACKAGES
 from study.engines import this_machine
@@ -116,7 +117,7 @@ def check_flags(flags: dict) -> None:
     launchers = ("num_processes", "num_machines", "machine_rank", "main_process_ip", "main_process_port")
     own = {name: flags.pop(name, None) for name in ("strategy", "timeout", *launchers)}
     file.read_by_name(own["strategy"] or "single")
-    config.build_config(**config.given(flags))
+    config.build_config(**given(flags))
 
 
 def check_study(words: list[str]) -> None:

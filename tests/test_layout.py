@@ -38,10 +38,11 @@ TWO_NAMES = {
 
 # What needs no torch, so that a laptop redoes the whole analysis.
 LIGHT = [
-    "claims", "cli", "compare", "config", "conformance.cells", "conformance.results", "doctor", "dryrun.traced",
-    "engines.extensions", "engines.keys.allowed", "engines.keys.known_keys", "engines.this_machine", "errors", "files",
-    "formatting", "logs", "models", "planner", "processes", "progress", "public_runs", "records", "report", "run",
-    "running", "strategy", "terminal", "theory", "train", "upgrade", "verdict", "workloads.sources", "__main__",
+    "claims", "cli", "command_line", "compare", "config", "conformance.cells", "conformance.results", "doctor",
+    "dryrun.traced", "engines.extensions", "engines.keys.allowed", "engines.keys.known_keys", "engines.this_machine",
+    "errors", "files", "logs", "models", "planner", "processes", "progress", "public_runs", "records",
+    "report", "run", "running", "strategy", "terminal", "theory", "train", "upgrade", "verdict", "workloads.sources",
+    "__main__",
 ]  # fmt: skip
 DRAWING = {"matplotlib", "study.report"}  # only the pages draw
 HEAVY = {"torch", "accelerate", "deepspeed", "transformers", "datasets", "evaluate"}
@@ -255,11 +256,29 @@ def test_help_lists_every_command():
 
 @pytest.mark.launches
 def test_help_of_train_lists_every_knob():
-    text = launching.command_line(["train", "--help"]).stdout
+    text = launching.command_line(["train", "--help-all"]).stdout
     for field in ("strategy", "num_processes", "preset", *config.RunConfig.model_fields):
         assert f"--{field.replace('_', '-')}" in text
     assert "[default: 5e-05]" in text
     assert all(field.description for field in config.RunConfig.model_fields.values())
+
+
+def printed_help(capsys: pytest.CaptureFixture[str], name: str, flag: str) -> str:
+    with pytest.raises(click.exceptions.Exit):
+        cli.parse([name, flag])
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["train", "advise"])
+def test_help_is_on_one_screen_and_names_the_help_with_all_options(name, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    short, whole = (printed_help(capsys, name, flag) for flag in ("--help", "--help-all"))
+    assert len(short.splitlines()) <= 45
+    assert max(map(len, short.splitlines())) <= 80
+    assert short.splitlines()[-1].endswith("--help-all")
+    flags = {flag for option in cli.zero_study.commands[name].params for flag in option.opts}
+    assert flags | {"--help"} == set(re.findall(r"^  (?:-h, )?(--[a-z0-9-]+)", whole, re.MULTILINE))
+    assert set(re.findall(r"^  (--[a-z0-9-]+)", short, re.MULTILINE)) < flags
 
 
 @pytest.mark.parametrize("name", studies.names())

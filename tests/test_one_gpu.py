@@ -272,7 +272,7 @@ def home(tmp_path, monkeypatch):
 
 
 def make(study: studies.Study, folder: Path) -> plan.Plan:
-    return plan.make(study, studies.runs(study, folder=folder), folder, 1800)
+    return plan.make_plan(study, studies.runs(study, folder=folder), folder, 1800)
 
 
 @pytest.mark.parametrize("name", [*ONE_GPU, "gpu-acceptance", "gpu-bert-large", "gpu-gpt2-xl", "gpu-lora"])

@@ -275,7 +275,7 @@ def test_models_are_named_in_words(values, expected):
 
 
 def test_ratios_to_the_control_and_their_sentences(folder):
-    (rows,) = tables.settings(plots.only(tables.runs(folder), status="ok"), "ddp")
+    (rows,) = tables.settings(plots.filter_runs(tables.runs(folder), status="ok"), "ddp")
     ratios = tables.relative(rows, "ddp")
     assert list(ratios.index) == ["ddp", "zero2", "zero3", "zero3_tuned"]
     assert (ratios.loc["ddp"].drop(["loss difference", "runs"]) == 1).all()
@@ -284,7 +284,7 @@ def test_ratios_to_the_control_and_their_sentences(folder):
     said = sentences.comparison(rows, "ddp")
     assert f"{ratios.loc['zero3', 'step time']:.2f} times (zero3) as long" in said
     assert "After 40 steps" in said
-    assert "Only ddp" in sentences.comparison(plots.only(rows, strategy="ddp"), "ddp")
+    assert "Only ddp" in sentences.comparison(plots.filter_runs(rows, strategy="ddp"), "ddp")
 
 
 def test_losses_say_after_how_many_steps_and_which_strategy():
@@ -398,7 +398,7 @@ def test_repeats_of_a_seed_count_once():
 
 
 def test_figures_draw_every_strategy_that_has_what_they_show(folder):
-    ended = plots.only(tables.runs(folder), status="ok")
+    ended = plots.filter_runs(tables.runs(folder), status="ok")
     drawn = [
         plots.loss_curves(tables.steps(folder)),
         plots.peak_by_part(ended),

@@ -88,8 +88,8 @@ def test_what_is_finished_is_left_out(folder, capsys):
 def test_machines_have_equally_many_processes(folder):
     runs = studies.runs(studies.find("gpus.yaml"))
     with pytest.raises(Refusal, match=r"--per-machine 5: .*-ddp-16x-seed0 has 16 processes"):
-        plan.spread(runs, 5)
-    assert {run.num_machines for run in plan.spread(runs, None)} == {1}
+        plan.over_machines(runs, 5)
+    assert {run.num_machines for run in plan.over_machines(runs, None)} == {1}
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from study import files, progress, terminal
-from study.cli.options import NUMBER, PATH, TRAINING, command, require
+from study.cli.options import PATH, TRAINING, command, require
+from study.command_line import NUMBER
 from study.errors import Refusal
 from study.files import require_clone
 from study.strategy import file
@@ -412,10 +413,10 @@ def _conformance(
         files.write_json(output, {**examined, **verdict.content()})
     if earlier is not None:
         new = ", ".join(results.failed_cells(examined, earlier)) or "none"
-        print(terminal.wrapped(f"New failures compared with {known}: {new}."))
+        print(terminal.wrap(f"New failures compared with {known}: {new}."))
         for each in verdict.not_checked:
             if each.is_requested:
-                print(terminal.wrapped(f"Could not be compared with {known}: {each}."))
+                print(terminal.wrap(f"Could not be compared with {known}: {each}."))
         print()
     print("\n".join(results.summary_lines(examined)))
     return verdict
@@ -540,17 +541,17 @@ def _decide_claims(write: bool) -> Verdict:
         verdicts.write(now)
         print(f"Wrote {len(now)} verdicts to {verdicts.VERDICTS}.")
     committed = {name: verdict for name, verdict in verdicts.read().items() if name not in missing}
-    wrong = verdicts.unlike(sources, now) | verdicts.stale(committed, now)
+    wrong = verdicts.disagreeing(sources, now) | verdicts.outdated(committed, now)
     verdict = verdicts.check(now, wrong, missing)
     if wrong:
         print(f"{len(wrong)} of {len(now)} claims differ from their committed verdicts:")
     elif now and not missing:
         print(f"All {len(now)} committed verdicts follow from the records.")
     for name, difference in wrong.items():
-        print(terminal.wrapped(f"{name}: {difference}", "  ", "    "))
-    print(terminal.wrapped(f"Checked: {verdict.coverage()}."))
+        print(terminal.wrap(f"{name}: {difference}", "  ", "    "))
+    print(terminal.wrap(f"Checked: {verdict.coverage()}."))
     for reason, number in Counter(missing.values()).most_common():
-        print(terminal.wrapped(f"{terminal.counted(number, 'claim')} could not be decided: {reason}.", "  ", "    "))
+        print(terminal.wrap(f"{terminal.count(number, 'claim')} could not be decided: {reason}.", "  ", "    "))
     return verdict
 
 

@@ -136,7 +136,7 @@ def launch_cells(
     failures: dict[Cell, Failure] = {}
     for num_ranks in sorted({cell.num_ranks for cell in cells}):
         numbered = {number: cell for number, cell in enumerate(cells) if cell.num_ranks == num_ranks}
-        say(f"Training {len(numbered)} cells on {terminal.counted(num_ranks, 'rank')} ...")
+        say(f"Training {len(numbered)} cells on {terminal.count(num_ranks, 'rank')} ...")
         (folder / "cells.json").write_text(json.dumps([(n, dataclasses.asdict(cell)) for n, cell in numbered.items()]))
         errors = _launch(folder, environment, module)
         for number, cell in numbered.items():

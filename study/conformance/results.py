@@ -79,7 +79,7 @@ def verdict(matrix: Mapping[str, Any], earlier: Mapping[str, Any] | None = None)
     counts = Counter(cell["verdict"] for cell in cells.values())
     compared = Checked(counts["same"] + counts["wrong"], "cell", "compared with a training without an engine")
     missing = [
-        NotChecked(f"{terminal.counted(number, 'cell')} refused by the engine", message)
+        NotChecked(f"{terminal.count(number, 'cell')} refused by the engine", message)
         for message, number in refusals(matrix).items()
     ]
     if earlier is not None:
@@ -115,8 +115,8 @@ def summary_lines(matrix: Mapping[str, Any]) -> list[str]:
     counted = ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS)
     seconds = sum(matrix["seconds"].values())
     text_lines = [
-        terminal.wrapped(f"{result}: {versions}."),
-        terminal.wrapped(f"{len(cells)} cells in {seconds} s: {counted}."),
+        terminal.wrap(f"{result}: {versions}."),
+        terminal.wrap(f"{len(cells)} cells in {seconds} s: {counted}."),
     ]
     rows = []
     for group, members in by_engine_and_precision(cells).items():
@@ -125,11 +125,11 @@ def summary_lines(matrix: Mapping[str, Any]) -> list[str]:
     text_lines += ["", *terminal.table(["cells by engine and precision", *VERDICTS], rows)]
     if failed:
         text_lines += ["", "Wrong or crashed:"]
-        text_lines += [terminal.wrapped(f"{name}: {explanation(cells[name])}", "  ", "    ") for name in failed]
+        text_lines += [terminal.wrap(f"{name}: {explanation(cells[name])}", "  ", "    ") for name in failed]
     if counts_of_refusals := refusals(matrix):
         text_lines += ["", "Refused, and therefore not compared:"]
         text_lines += [
-            terminal.wrapped(f"{terminal.counted(number, 'cell')}: {message}", "  ", "    ")
+            terminal.wrap(f"{terminal.count(number, 'cell')}: {message}", "  ", "    ")
             for message, number in counts_of_refusals.items()
         ]
     return "\n".join(text_lines).split("\n")

@@ -364,7 +364,7 @@ class Recorder:
             written = json.dumps(content, separators=(",", ":"))
             write_whole(self._folder / f"rank-{rank()}.json.gz", gzip.compress(written.encode(), mtime=0))
             if rank() == 0:
-                print(f"Recorded {terminal.counted(completed, 'optimizer step')} in {self._folder}.", flush=True)
+                print(f"Recorded {terminal.count(completed, 'optimizer step')} in {self._folder}.", flush=True)
         self._has_ended = True
 
 

@@ -102,13 +102,13 @@ def text(checks: list[Check]) -> str:
         counts["bites"], f"{counts['bites']} problems would stop a run"
     )
     details = f"{counts['ok']} checks passed, {counts['note']} notes, {counts['unknown']} not checked"
-    lines = [terminal.wrapped(f"This machine: {problems} ({details}).")]
+    lines = [terminal.wrap(f"This machine: {problems} ({details}).")]
     for verdict, title in GROUPS.items():
         of_verdict = [check for check in checks if check.verdict == verdict]
         if of_verdict:
             lines += ["", f"{title}:"]
         lines += [
-            terminal.wrapped(f"{_title(check)}{check.message} {check.remedy}".strip(), "  ", "    ")
+            terminal.wrap(f"{_title(check)}{check.message} {check.remedy}".strip(), "  ", "    ")
             for check in of_verdict
         ]
     return "\n".join(lines)

@@ -163,7 +163,7 @@ def _print_table(outcomes: Sequence[Outcome]) -> None:
         [name, steps, *(by_cell[name, steps, number].word for number in numbers)]
         for name, steps in dict.fromkeys((name, steps) for name, steps, _ in by_cell)
     ]
-    head = ["strategy", "micro batches", *(terminal.counted(number, "rank") for number in numbers)]
+    head = ["strategy", "micro batches", *(terminal.count(number, "rank") for number in numbers)]
     print("\n".join(["", *terminal.table(head, rows), ""]))
     for outcome in outcomes:
         if not (outcome.refusal or outcome.is_same):

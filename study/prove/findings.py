@@ -190,7 +190,7 @@ def _ascent(cause: str) -> str:
 
 
 def _backward_calls(number: int) -> str:
-    return terminal.counted(number, "backward call")
+    return terminal.count(number, "backward call")
 
 
 def not_trained(model: Any, optimizer: Any, stepped: Iterable[Any], unchanged: set[str]) -> tuple[list[str], list[str]]:

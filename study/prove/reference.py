@@ -506,7 +506,7 @@ def _values(part: dict[str, Any]) -> torch.Tensor:
 
 def _finding(reports: Sequence[Report], ratio: float, cosine: float, tolerance: float, is_own_loss: bool) -> str:
     num_ranks = len(reports)
-    begin = f"the gradient is not that of one process with the same samples on {terminal.counted(num_ranks, 'rank')}"
+    begin = f"the gradient is not that of one process with the same samples on {terminal.count(num_ranks, 'rank')}"
     if cosine > 1 - tolerance:
         name = _named_factor(ratio, reports)
         return (

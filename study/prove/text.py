@@ -76,7 +76,7 @@ def result_line(number: int, num_faults: int, num_differences: int, not_checked:
     )
     incomplete = ""
     if not_checked:
-        number_of_checks = terminal.counted(len(not_checked), "check")
+        number_of_checks = terminal.count(len(not_checked), "check")
         incomplete = f"; {number_of_checks} could not be made: {', '.join(not_checked)}"
     return _line("result", f"{faults}{differences} found in optimizer step {number}{incomplete}")
 
@@ -113,4 +113,4 @@ def step_lines(step: dict[str, Any], update: str, precision: str, num_params: in
 def _line(word: str, text: str) -> str:
     """Return one entry of a proof, wrapped to the terminal's width."""
     begin = f"proof  {word:<{len('NOT AS REQUESTED')}}  "
-    return terminal.wrapped(text, begin, " " * len(begin))
+    return terminal.wrap(text, begin, " " * len(begin))

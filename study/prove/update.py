@@ -415,7 +415,7 @@ def _missing_checks(compared: _Compared, unchecked: dict[str, str]) -> list[str]
         return ["no parameter had a gradient"]
     is_mostly_compared = len(compared) >= counts.total()
     return [
-        f"{reason}: {terminal.counted(number, 'parameter')}"
+        f"{reason}: {terminal.count(number, 'parameter')}"
         for reason, number in counts.most_common()
         if reason.startswith(NO_FORMULA) or not is_mostly_compared
     ]
@@ -481,7 +481,7 @@ def _states_of_another_update(reports: Sequence[UpdateReport], compared: _Compar
     if not names:
         return []
     return [
-        f"optimizer states are not what the formula gives: {terminal.counted(len(names), 'state')}, first {names[0]}. "
+        f"optimizer states are not what the formula gives: {terminal.count(len(names), 'state')}, first {names[0]}. "
         "The next updates start from these states. Look for code that changes them within the update."
     ]
 
@@ -497,7 +497,7 @@ def _unlike_states(reports: Sequence[UpdateReport]) -> list[str]:
         return []
     first = next(iter(unlike))
     return [
-        f"ranks keep different kinds of optimizer states for {terminal.counted(len(unlike), 'parameter')}, first "
+        f"ranks keep different kinds of optimizer states for {terminal.count(len(unlike), 'parameter')}, first "
         f"{first}: {' or '.join(f'({each})' for each in unlike[first])}. The kind depends on the size "
         "of a rank's shard."
     ]
@@ -508,7 +508,7 @@ def _changed_states(reports: Sequence[UpdateReport]) -> list[str]:
     if not names:
         return []
     return [
-        f"sharding changes the kind of optimizer states of {terminal.counted(len(names), 'parameter')}, first "
+        f"sharding changes the kind of optimizer states of {terminal.count(len(names), 'parameter')}, first "
         f"{names[0]}: the optimizer decides by the size of a rank's shard whether it quantizes the states. With "
         "another number of ranks, the training differs."
     ]
@@ -525,5 +525,5 @@ def _summary(compared: _Compared, unchecked: dict[str, str], reasons: Sequence[s
     rules = " and ".join(sorted({rule for rule, _, _ in compared.values()}))
     rest = f"; {len(unchecked)} not checked: {why}" if unchecked else ""
     return (
-        f"{right} of {terminal.counted(len(compared), 'checked parameter')} moved as the formula of {rules} gives{rest}"
+        f"{right} of {terminal.count(len(compared), 'checked parameter')} moved as the formula of {rules} gives{rest}"
     )

@@ -269,7 +269,7 @@ class StepWatcher:
         if counts:
             passes = self._requested_passes()
             reason = f"; the last one had fewer forward passes than the requested {passes}" if self._short else ""
-            steps = terminal.counted(self._steps, "optimizer step")
+            steps = terminal.count(self._steps, "optimizer step")
             message = f"training ended after {steps}, before a step could be counted{reason}"
             _print(f"proof: not made, {message}")
             if self._strict:

@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
+from .. import terminal
 from ..engines.readback.dtypes import dtype_name
 from ..verdict import Checked
 
@@ -110,6 +111,4 @@ def add_numbered_states(saved: Saved, states: dict[Any, Any], file: str) -> None
 
 def names_text(names: Iterable[str], most: int = 3) -> str:
     """Return the first names of a list, and how many more there are."""
-    listed = sorted(names)
-    more = len(listed) - most
-    return ", ".join(listed[:most]) + (f" and {more} more" if more > 0 else "")
+    return terminal.names(sorted(names), most)

@@ -460,7 +460,7 @@ def best_release(package: str, old: Lock, new: Lock, use: Use | None = None) -> 
     newer = [version for version in examined if base_release(version) > base_release(before.version)]
     candidates = [after, before, *(_rated(package, version, new, use) for version in newer)]
     best = min(candidates, key=lambda rated: rated.faults)
-    number = terminal.counted(before.faults, "known fault")
+    number = terminal.count(before.faults, "known fault")
     make = "makes" if before.faults == 1 else "make"
     summary = (
         f"OLD ({before.version}) has {number} that {make} training wrong, NEW ({after.version}) has {after.faults}"
@@ -496,17 +496,17 @@ def text(found: Comparison, old: Lock, new: Lock, width: int | None = None) -> s
     `width` is the maximum length of lines in characters; None means the width of the terminal.
     """
     columns = width or terminal.width()
-    lines = [terminal.wrapped(line, columns=columns) for line in _summary(found, old, new)]
+    lines = [terminal.wrap(line, columns=columns) for line in _summary(found, old, new)]
     if missing := [check.why or check.what for check in not_compared(old, new, found.use)]:
         lines += ["", "Could not be compared:"]
-        lines += [terminal.wrapped(line, "  - ", "    ", columns) for line in missing]
+        lines += [terminal.wrap(line, "  - ", "    ", columns) for line in missing]
     for package in (package for package in index().packages if package in {*old.pins, *new.pins}):
         lines += _lines_of_package(package, found, old, new, columns)
     if found.left_out:
         lines += ["", *_lines_of_left_out(found, columns)]
     if names := _other_packages(old, new):
-        line = f"These packages also differ. Nothing is known about their releases: {_shortened(names, 12)}."
-        lines += ["", terminal.wrapped(line, columns=columns)]
+        line = f"These packages also differ. Nothing is known about their releases: {terminal.names(names, 12)}."
+        lines += ["", terminal.wrap(line, columns=columns)]
     return "\n".join(lines)
 
 
@@ -581,7 +581,7 @@ def _lines_of_package(package: str, comparison: Comparison, old: Lock, new: Lock
         return []
     lines = ["", f"{package} {before} -> {after}"]
     if advice := best_release(package, old, new, comparison.use):
-        lines.append(terminal.wrapped(advice, "  ", columns=columns))
+        lines.append(terminal.wrap(advice, "  ", columns=columns))
     for is_changing in (True, False):
         part = [
             change
@@ -596,7 +596,7 @@ def _lines_of_package(package: str, comparison: Comparison, old: Lock, new: Lock
             items += _counted_keys(changes, comparison.use)
         if items:
             lines.append("  May affect training:" if is_changing else "  Other changes:")
-        lines += [terminal.wrapped(item, "  - ", "    ", columns) for item in items]
+        lines += [terminal.wrap(item, "  - ", "    ", columns) for item in items]
     return lines if len(lines) > len(("", "heading")) or (package in old.pins and package in new.pins) else []
 
 
@@ -635,24 +635,19 @@ def _counted_keys(changes: Sequence[Change], use: Use | None) -> Iterator[str]:
             classes = use.first(change.classes) if use else change.classes
             keys.append(f"{classes[0]}.{change.id.partition('-')[2]}{_also_of(classes)}")
         if keys:
-            yield f"{word} keys ({len(keys)}): {_shortened(keys, 6)}"
+            yield f"{word} keys ({len(keys)}): {terminal.names(keys, 6)}"
 
 
 def _lines_of_left_out(comparison: Comparison, columns: int) -> Iterator[str]:
     """Yield how many changes were left out, by reason."""
     number = sum(map(len, comparison.left_out.values()))
-    yield terminal.wrapped(f"{number} known changes cannot concern this training and are left out:", columns=columns)
+    yield terminal.wrap(f"{number} known changes cannot concern this training and are left out:", columns=columns)
     for reason, changes in sorted(comparison.left_out.items(), key=lambda item: -len(item[1])):
         changing = sum(change.changes_training for change in changes)
         line = f"{len(changes)} ({changing} of them may affect other trainings): {reason}"
-        yield terminal.wrapped(line, "  - ", "    ", columns)
+        yield terminal.wrap(line, "  - ", "    ", columns)
 
 
 def _other_packages(old: Lock, new: Lock) -> list[str]:
     """Return the packages that differ and are not in the index."""
     return sorted(name for name in {**old.others, **new.others} if old.others.get(name) != new.others.get(name))
-
-
-def _shortened(words: Sequence[str], number: int) -> str:
-    left_out = len(words) - number
-    return ", ".join(words[:number]) + (f" and {left_out} more" if left_out > 0 else "")

@@ -18,8 +18,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import yaml
-from tabulate import tabulate
 
+from study import terminal
 from study.files import ROOT, write_whole
 from study.planner import choose
 from study.theory import measured_by_others, peaks, prediction, step_time
@@ -37,7 +37,8 @@ def main() -> None:
     content = predictions()
     counts = Counter(row["family"] for row in content["predictions"])
     short = Counter(row["family"] for row in content["predictions"] if row["is_short"])
-    print(tabulate([(family, counts[family], short[family]) for family in counts], ["family", "trainings", "short"]))
+    rows = [(family, counts[family], short[family]) for family in counts]
+    print(*terminal.table(["family", "trainings", "short"], rows, has_ruler=True), sep="\n")
     print(f"not expressible: {len(content['not_expressible'])} groups of settings")
     if options.write:
         write_whole(PREDICTIONS, as_text(content).encode())

@@ -40,7 +40,7 @@ def against_theory() -> memory_views.Errors:
 
 @cache
 def _peak_runs() -> pd.DataFrame:
-    runs = plots.only(tables.runs(CPU / "peaks-real"), status="ok", seed=0)
+    runs = plots.filter_runs(tables.runs(CPU / "peaks-real"), status="ok", seed=0)
     runs["precision"] = runs["precision"].str.removesuffix("-autocast")  # all that DDP has in 16 bits
     return runs
 
@@ -52,7 +52,7 @@ def peak_runs() -> pd.DataFrame:
 
 def runs_by_strategy(size: str, precision: str = "fp32", processes: int = 2) -> pd.DataFrame:
     """Return the runs of `peaks-real` with one model, by strategy."""
-    runs = plots.only(_peak_runs(), size=size, precision=precision, processes=processes)
+    runs = plots.filter_runs(_peak_runs(), size=size, precision=precision, processes=processes)
     return runs.set_index("strategy")
 
 
@@ -83,7 +83,7 @@ def releases_with_fault(fault_id: str) -> str:
 @cache
 def adapter_runs() -> pd.DataFrame:
     """Return the runs of `lora`. The column `kind` has what they train: whole, lora, in_4_bits, or bf16 (LoRA)."""
-    runs = plots.only(tables.runs(CPU / "lora"), status="ok")
+    runs = plots.filter_runs(tables.runs(CPU / "lora"), status="ok")
     return runs.assign(kind=[name.rpartition("-")[2] for name in runs["run"]])
 
 

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from measuring import one_gpu
 
-from study import files, formatting
+from study import files, terminal
 from study.engines import this_machine
 from study.errors import Refusal
 from study.running import predictions, studies
@@ -362,19 +362,19 @@ def _block(run: PredictedRun) -> tuple[str, int]:
 
 def _peak(run: PredictedRun) -> str:
     low, high = limits(run)
-    return f"{formatting.gib(run.peak_bytes_per_gpu, 1)} ({formatting.gib(low, 1)} to {formatting.gib(high, 1)})"
+    return f"{terminal.gib(run.peak_bytes_per_gpu, 1)} ({terminal.gib(low, 1)} to {terminal.gib(high, 1)})"
 
 
 def _outcome(run: PredictedRun) -> str:
     """Return what a run is predicted to do, with the seconds of a step and their interval if it may train."""
     if outcome(run) not in ("trains", "open"):
         return outcome(run)
-    seconds = [formatting.three_digits(value) for value in (run.seconds_per_step, run.seconds_low, run.seconds_high)]
+    seconds = [terminal.significant(value) for value in (run.seconds_per_step, run.seconds_low, run.seconds_high)]
     return f"{outcome(run)}, {seconds[0]} s ({seconds[1]} to {seconds[2]})"
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[object]], num_texts: int) -> str:
-    return "\n".join(formatting.markdown(head, rows, num_texts))
+    return "\n".join(terminal.markdown(head, rows, num_texts))
 
 
 TABLES = {

@@ -22,7 +22,7 @@ import pandas as pd
 from committed_runs import CPU, learned, of_published_program, releases_with_fault, runs_by_strategy, speeds_by_strategy
 from matplotlib.figure import Figure
 
-from study import formatting
+from study import terminal
 from study.claims import defects
 from study.compare import frontier, public_comparisons, verdict
 from study.files import ROOT
@@ -56,13 +56,13 @@ def _strategies() -> list[verdict.Arm]:
 
 def largest_difference() -> str:
     """Return the largest difference between a strategy's final loss and DDP's."""
-    return formatting.percent(max(abs(difference) for arm in _strategies() for difference in arm.differences.values()))
+    return terminal.percent(max(abs(difference) for arm in _strategies() for difference in arm.differences.values()))
 
 
 def variants_of_ddp() -> str:
     """Return the largest difference between the losses of two DDP trainings that differ only in rounding."""
     null = learned().verdict.null
-    return formatting.percent(max(abs(difference) for arm in null.values() for difference in arm.values()))
+    return terminal.percent(max(abs(difference) for arm in null.values() for difference in arm.values()))
 
 
 @cache
@@ -261,10 +261,10 @@ def public_sentences() -> str:
         f"sequence, so the batch is four times as large. The training then needs {1 + samples:.2f} times as many "
         f"samples to reach the target of the benchmark, and takes {1 + target:.2f} times as long (ten runs each).",
         "**1 against 8 H100, one program and one batch (modded-nanogpt):** with gradients and optimizer states sharded "
-        f"over 8 GPUs, the held-out loss differs by at most {formatting.percent(abs(furthest.relative))} at "
+        f"over 8 GPUs, the held-out loss differs by at most {terminal.percent(abs(furthest.relative))} at "
         f"{len(losses)} evaluations (widest interval: {interval}), less than repeats differ. The 8 GPUs need "
-        f"{formatting.percent(_difference(MORE_GPUS, 'GPU seconds').relative)} more GPU time. The peak of tensors is "
-        f"{formatting.percent(-tensors)} lower per GPU, and reserved memory {formatting.percent(-reserved)} (ten runs "
+        f"{terminal.percent(_difference(MORE_GPUS, 'GPU seconds').relative)} more GPU time. The peak of tensors is "
+        f"{terminal.percent(-tensors)} lower per GPU, and reserved memory {terminal.percent(-reserved)} (ten runs "
         "each; PyTorch 2.11 on one GPU, 2.10 on eight). In an earlier version of the program, with five runs on one "
         "GPU, repeats differ too much at one of the evaluations.",
     ]

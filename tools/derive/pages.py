@@ -18,6 +18,7 @@ import nbformat
 import web_page
 
 from study import cli
+from study.command_line import ALL
 from study.records.schema import Record
 from study.report import colab
 from study.upgrade import changes
@@ -104,13 +105,14 @@ def notebook(source: Path, target: Path) -> str:
 
 
 def commands() -> Iterator[str]:
-    """Yield the page of all commands: for each one, what `--help` prints."""
-    yield "# Commands\n\nThe output of `zero-study COMMAND --help` for every command.\n"
+    """Yield the page of all commands: for each one, the help with all options."""
+    yield "# Commands\n\nAll options of every command, as `zero-study COMMAND --help` or `--help-all` prints them.\n"
     top = click.Context(cli.zero_study, info_name="zero-study")
     for name in cli.zero_study.list_commands(top):
         command = cli.zero_study.get_command(top, name)
         if command is not None and not command.hidden:
             with click.Context(command, info_name=f"zero-study {name}", max_content_width=84) as context:
+                context.meta[ALL] = True
                 yield f"## {name}\n\n```text\n{command.get_help(context)}\n```\n"
 
 

@@ -18,9 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import cross_validation
-from tabulate import tabulate
 
-from study import files
+from study import files, terminal
 from study.planner import published_rows
 from study.planner.published_rows import DIGITS, PREDICTORS, VALIDATION
 from study.records.machine import header
@@ -164,7 +163,8 @@ def say(result: dict[str, Any]) -> None:
     compared = [row for row in result["errors"] if row["by"] == "grade" or row["predictor"] == PREDICTORS[0]]
     tables = [result["as_they_stand"]], worst, compared, result["intervals"], result["cases"], published_rows.memory()
     for rows in tables:
-        print(f"\n{tabulate(rows, headers='keys', floatfmt='.3g')}")
+        cells = [[f"{cell:.3g}" if isinstance(cell, float) else cell for cell in row.values()] for row in rows]
+        print("", *terminal.table(list(rows[0]), cells), sep="\n")
 
 
 if __name__ == "__main__":

@@ -58,7 +58,7 @@ def _examine(cells: Sequence[Cell]) -> dict[str, Any]:
 def _print_failure(campaign: fuzz.Campaign, simple: Cell) -> None:
     reason = campaign.reason(simple)
     explanation = fuzz.results.explanation(campaign.verdicts[simple.name])
-    print(terminal.wrapped(f"{'Known' if reason else 'NEW'}: {simple.name}: {explanation}", "  ", "    "), flush=True)
+    print(terminal.wrap(f"{'Known' if reason else 'NEW'}: {simple.name}: {explanation}", "  ", "    "), flush=True)
 
 
 if __name__ == "__main__":

@@ -21,9 +21,8 @@ from typing import Any, NamedTuple
 
 import click
 import throughput
-from tabulate import tabulate
 
-from study import files
+from study import files, terminal
 from study.compare import acceptance
 from study.config import build_config
 from study.engines import extensions, this_machine
@@ -86,7 +85,7 @@ class Runs:
         return study, [run for run in runs if re.search(self.ids, run.run_id)]
 
     def state(self, place: Place) -> State:
-        made = plan.make(*self.chosen(place), self.folder(place), self._limit(place), retry=False)
+        made = plan.make_plan(*self.chosen(place), self.folder(place), self._limit(place), retry=False)
         kept = sum(one.kept is not None for one in made.runs)
         to_run = sum(one.to_run for one in made.runs)
         if made.box.gpu_memory_bytes or place.is_small:
@@ -176,7 +175,7 @@ def show(items: Sequence[Item], place: Place) -> str:
     if not place.is_small:
         gpu = machine.gpu_name or f"{place.gpu}, because no GPU is here"
         basis = f"predicted for {gpu}: launches of {GPU_LAUNCH_SECONDS:.0f} s, steps by the planner or earlier runs"
-    table = tabulate(rows, headers=head, tablefmt="simple", disable_numparse=True, colalign=["right", "left", "left"])
+    table = "\n".join(terminal.table(head, rows, sides="><<<<<<", has_ruler=True))
     return f"{table}\nabout {total} in all; minutes are {basis}"
 
 
@@ -210,7 +209,7 @@ def run(items: Sequence[Item], place: Place, slot: Slot) -> int:
             print("interrupted", flush=True)
         finally:
             _take_home(items, place)
-        print(f"\n{tabulate(minutes, headers=['item', 'minutes now'], tablefmt='simple', disable_numparse=True)}")
+        print("", *terminal.table(["item", "minutes now"], minutes, sides="<<", has_ruler=True), sep="\n")
         if slot.interrupted or SOME_WITHOUT_OUTCOME in statuses:
             print("some of the list is left; the same command goes on with it")
             return SOME_WITHOUT_OUTCOME

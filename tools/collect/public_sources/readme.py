@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from public_sources.checkout import Repository
-from study.formatting import markdown
 from study.public_runs import archive
 from study.public_runs.schema import PublicRun
 from study.report.public_figures import MLPERF_FOOTNOTE
+from study.terminal import markdown
 
 HEAD = ["source", "repository, commit", "license", "runs", "KiB", "GPUs", "what is logged"]
 FIELDS = {  # what is logged -> the columns that have it

@@ -13,10 +13,10 @@ from wording import number_of, tabulate
 from study.compare import bits
 from study.engines.strategy_names import in_order
 from study.files import ROOT
-from study.formatting import powers
 from study.records import find as records
 from study.running import studies
 from study.strategy.file import names as strategy_names
+from study.terminal import scientific
 
 
 @cache
@@ -64,7 +64,7 @@ def roundings() -> str:
     for name in (cause for cause in bits.ROUNDINGS if cause in met):
         pin, effect = f"`{bits.PIN_OF[name]}`" if name in bits.PIN_OF else "nothing", single.get(name)
         pairs = "no such pair" if effect is None else f"{effect.num_pairs - effect.num_same} of {effect.num_pairs}"
-        largest = "" if effect is None or effect.largest is None else powers(effect.largest)
+        largest = "" if effect is None or effect.largest is None else scientific(effect.largest)
         rows.append([f"**{name}**", bits.ROUNDINGS[name], pin, pairs, largest])
     head = ["cause", "explanation", "removed by", "pairs of runs with only this cause: how many differ",
             "largest relative difference of their held-out losses"]  # fmt: skip
@@ -150,7 +150,7 @@ def largest_difference(study: str, precision: str) -> str:
         column for heading, groups in settings if f", {precision}, " in heading for group in groups for column in group
     ]
     rows = [row for column in columns for row in bits.grid([column]).items()]
-    return powers(max(cell.held_out or 0 for name, (cell,) in rows if name in strategy_names()))
+    return scientific(max(cell.held_out or 0 for name, (cell,) in rows if name in strategy_names()))
 
 
 def bits_recorded() -> str:

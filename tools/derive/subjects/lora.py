@@ -15,11 +15,11 @@ from subjects import theory
 
 def adapters() -> str:
     """Compare training of all weights and of a LoRA adapter: peak memory, and bytes sent per step, by model."""
-    runs = plots.only(adapter_runs(), precision="fp32")
+    runs = plots.filter_runs(adapter_runs(), precision="fp32")
     kinds = {"whole": "all weights", "lora": "LoRA", "in_4_bits": "LoRA, weights in 4 bits"}
     rows = []
     for size, model in (("124m", "GPT 124M"), ("large", "BERT-large")):
-        of_model = plots.only(runs, size=size)
+        of_model = plots.filter_runs(runs, size=size)
         control = of_model[of_model["strategy"] == "ddp"].set_index("kind")["peak_gib"]
         for kind, words in kinds.items():
             for row in of_model[of_model["kind"] == kind].itertuples():
@@ -32,7 +32,7 @@ def adapters() -> str:
 
 def adapter_column(size: str, kind: str = "lora", column: str = "peak_gib") -> pd.Series:
     """Return the values of a column of the study `lora`, by strategy."""
-    return plots.only(adapter_runs(), size=size, kind=kind).set_index("strategy")[column]
+    return plots.filter_runs(adapter_runs(), size=size, kind=kind).set_index("strategy")[column]
 
 
 def saved_with_adapters(size: str, *strategies: str) -> list[float]:

@@ -10,7 +10,7 @@ import first_screen
 from committed_runs import CPU
 from wording import STRATEGY_NAMES, percent, tabulate
 
-from study import formatting
+from study import terminal
 from study.compare import verdict_text
 from study.records import find as records
 from study.records.steps import steps_of
@@ -48,7 +48,7 @@ def margins() -> str:
             f"[`{name}`](../study/studies/{name}.yaml)",
             f"{model}, {max(len(arm.differences) for arm in arms)} seeds, {study.protocol.step} steps",
             f"{result} The test detected {sum(faults)} of {len(faults)} planted faults, and no difference for {names}. "
-            f"Their mean losses are within {formatting.percent(study.protocol.margin)} of DDP's.",
+            f"Their mean losses are within {terminal.percent(study.protocol.margin)} of DDP's.",
         ]
         rows.append(cells)
     return tabulate(["study", "model", "result"], rows)

@@ -128,7 +128,7 @@ def peak_ratio(size: str, strategy: str, precision: str = "fp32", column: str = 
 
 def tuned_zero3_below_fsdp2() -> str:
     """Return the largest share that tuned ZeRO-3 saves compared with FSDP2, on four processes in bf16."""
-    runs = plots.only(peak_runs(), precision="bf16", processes=4)
+    runs = plots.filter_runs(peak_runs(), precision="bf16", processes=4)
     peaks = runs.pivot(index="size", columns="strategy", values="peak_gib")
     return whole_percent(float((1 - peaks["zero3_tuned"] / peaks["fsdp2"]).max()))
 

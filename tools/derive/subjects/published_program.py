@@ -10,7 +10,7 @@ from committed_runs import PROTOCOL, of_published_program
 from wording import span, tabulate, whole_percent
 
 from study.claims import defects
-from study.formatting import three_digits
+from study.terminal import significant
 
 
 def published_program() -> str:
@@ -42,7 +42,7 @@ def in_words(effect: defects.Effect | None) -> str:
 
 def relative(value: float) -> str:
     """Format a ratio in percent, or as a power of ten if it is very small."""
-    digits = f"{three_digits(100 * value)} %" if abs(value) >= 1e-3 or value == 0 else three_digits(value)
+    digits = f"{significant(100 * value)} %" if abs(value) >= 1e-3 or value == 0 else significant(value)
     return f"+{digits}" if value > 0 else digits
 
 

@@ -8,7 +8,7 @@ import first_screen
 from wording import STRATEGY_NAMES, tabulate
 
 from study import planner
-from study.planner.choose import Option
+from study.planner.choose import StrategyPrediction
 
 MEASURED_STRATEGIES = {
     "ddp": "DDP",
@@ -58,7 +58,7 @@ def sizes() -> str:
     return f"{tabulate(head, rows)}\n\n" + " ".join(_size_sentence(model, columns[model]) for model in ANSWERED_SIZES)
 
 
-def _size_sentence(model: str, options: dict[str, Option]) -> str:
+def _size_sentence(model: str, options: dict[str, StrategyPrediction]) -> str:
     """Say what ZeRO-3 saves compared with DDP, and what it costs compared with DDP or, if DDP does not fit, ZeRO-2."""
     memory = {name: f"{option.needed_bytes / 2**30:,.0f} GiB" for name, option in options.items()}
     baseline = "ddp" if options["ddp"].fits else "zero2"
@@ -71,7 +71,7 @@ def _size_sentence(model: str, options: dict[str, Option]) -> str:
     )
 
 
-def _predicted_options(model: str, num_gpus: int) -> dict[str, Option]:
+def _predicted_options(model: str, num_gpus: int) -> dict[str, StrategyPrediction]:
     request = planner.Request(
         gpu="h100",
         num_gpus=num_gpus,
@@ -82,7 +82,7 @@ def _predicted_options(model: str, num_gpus: int) -> dict[str, Option]:
     return {option.strategy.name: option for option in planner.advise(model, request).options}
 
 
-def _size_cell(option: Option) -> str:
+def _size_cell(option: StrategyPrediction) -> str:
     memory = f"{option.needed_bytes / 2**30:,.0f} GiB"
     if not option.fits:
         return f"{memory}, does not fit"

@@ -24,7 +24,7 @@ def whole_theory() -> str:
 
 def close(errors: list[float]) -> int:
     """Count the errors of at most 5 %."""
-    return sum(abs(error) <= memory_views.WANTED for error in errors)
+    return sum(abs(error) <= memory_views.TARGET_ERROR for error in errors)
 
 
 def close_peaks_and_worst(errors: list[memory_views.Error]) -> str:

@@ -73,7 +73,7 @@ def interval_of_time(strategy: str) -> str:
 
 def identical_runs(strategy: str) -> str:
     """Return the largest difference between the times of identical runs of `cpu-time`."""
-    runs = plots.only(tables.runs(CPU / "cpu-time"), status="ok", strategy=strategy)
+    runs = plots.filter_runs(tables.runs(CPU / "cpu-time"), status="ok", strategy=strategy)
     seconds = runs["step_seconds"].groupby(runs["run"].str.replace(r"-repeat\d+", "", regex=True))
     return whole_percent(float((seconds.max() / seconds.min() - 1).max()))
 

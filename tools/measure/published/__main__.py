@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from study import config
+from study import command_line, config
 from study.errors import run_command
 
 PATH, NUMBER = click.Path(path_type=Path), click.IntRange(1)
@@ -37,7 +37,7 @@ def _protocol(repeats: int, programs: tuple[str, ...], output: Path, **flags: An
     """Run the a100-replication's program as published, and mended step by step."""
     from published import protocol
 
-    protocol.measure(config.build_config("paper", **config.given(flags)), repeats, programs, output)
+    protocol.measure(config.build_config("paper", **command_line.given(flags)), repeats, programs, output)
 
 
 @published.command("traps")
