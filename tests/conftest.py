@@ -5,6 +5,7 @@ Such a test is marked `launches`, and the mark is checked. `make test` omits tes
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import re
@@ -92,6 +93,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.slow)
     selected = config.option.markexpr
     items.sort(key=lambda item: -sum(_seconds(item.path.stem, selected)))
+
+
+def pytest_collection_finish() -> None:
+    """Take everything that was imported out of the garbage collector's lists.
+
+    `prove` and the measurement of memory look through all objects of these lists several times in a training.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 def _seconds(stem: str, selected: str | None = None) -> list[float]:

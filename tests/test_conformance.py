@@ -397,39 +397,66 @@ FAULTS_OF_ADAPTERS = {
 DIES = "accelerate_ddp/fp32/2-ranks/accumulation-2/clipped"
 
 
-@pytest.mark.launches
-def test_planted_faults_are_called_wrong_right_engines_right_and_a_dead_rank_is_named():
+def cells_of_engines() -> list[Cell]:
     asked = cells.matrix((2,), ("ddp", "fsdp2", "accelerate_ddp", "accelerate_fsdp2"))
     # Variations through accelerate, which hands on what is computed, are asked in one class of precision alone.
     rare = {
         c for c in asked if c.variation in cells.NEWER_VARIATIONS or (c.through_accelerate and c.precision == "fp32")
     }
-    asked = [cell for cell in asked if cell.name in FAULTS or cell.variation == cells.PLAIN or cell not in rare]
-    faults = json.dumps(FAULTS | {DIES: "a rank that dies"})
-    environment = os.environ | {"FAULTS": faults, "PYTHONPATH": str(Path(conformance_faults.__file__).parent)}
-    found = conformance_matrix.run(asked, environment=environment, module="conformance_faults")["cells"]
+    return [cell for cell in asked if cell.name in FAULTS or cell.variation == cells.PLAIN or cell not in rare]
+
+
+def cells_of_optimizers() -> list[Cell]:
+    chosen = ("adamw_fused", "sgd", "lion", "torch_muon", "bitsandbytes_adamw8bit")
+    return [cell for cell in cells.of_optimizers(chosen, ("ddp", "fsdp2", "zero1")) if cell.precision == "fp32"]
+
+
+def cells_of_adapters() -> list[Cell]:
+    engines = ("ddp", "fsdp2", "zero3", "accelerate_zero2")
+    return [cell for cell in cells.of_adapters() if cell.engine in engines and cell.precision == "fp32"]
+
+
+# Right ones of a few optimizers, and two that are refused.
+SAMPLE_OF_OPTIMIZERS = {
+    "ddp/fp32/2-ranks/accumulation-1/adamw_fused", "fsdp2/fp32/2-ranks/accumulation-1/resume/adamw_fused",
+    "zero1/fp32/2-ranks/accumulation-4/clipped/adamw_fused", "ddp/fp32/2-ranks/accumulation-4/lion",
+    "fsdp2/fp32/2-ranks/accumulation-1/bitsandbytes_adamw8bit", "zero1/fp32/2-ranks/accumulation-1/torch_muon",
+}  # fmt: skip
+
+
+def sampled(asked: list[Cell], faults: dict[str, str]) -> list[Cell]:
+    """Return one cell with each fault, and of each engine one without a fault."""
+    return [*{faults.get(cell.name, cell.engine): cell for cell in reversed(asked)}.values()]
+
+
+def train_with_faults(asked: list[Cell], faults: dict[str, str]) -> dict[str, dict[str, Any]]:
+    folder = str(Path(conformance_faults.__file__).parent)
+    environment = os.environ | {"FAULTS": json.dumps(faults), "PYTHONPATH": folder}
+    return conformance_matrix.run(asked, environment=environment, module="conformance_faults")["cells"]
+
+
+def verdicts_of(found: dict[str, dict[str, Any]]) -> dict[str, str]:
+    return {name: cell["verdict"] for name, cell in found.items()}
+
+
+def check_engines(asked: list[Cell], found: dict[str, dict[str, Any]]) -> None:
     said = "rank 1 was ended by SIGABRT: the last that it said"
-    assert found.pop(DIES) == {"verdict": "crashed", "stage": "ended", "message": said}
+    assert found[DIES] == {"verdict": "crashed", "stage": "ended", "message": said}
+    found = {cell.name: found[cell.name] for cell in asked if cell.name != DIES}
     # DDP does not reduce the gradients of a second backward pass.
-    wrong = {name for name in found if "ddp" in name and "two_backward" in name}
-    verdicts = {name: cell["verdict"] for name, cell in found.items()}
-    assert {name: cell for name, cell in found.items() if verdicts[name] == "crashed"} == {}
-    assert verdicts == {n: "wrong" if n in {*FAULTS, *wrong} else "same" for n in (c.name for c in asked) if n != DIES}
+    twice = {name for name in found if "ddp" in name and "two_backward" in name}
+    assert {name: cell for name, cell in found.items() if cell["verdict"] == "crashed"} == {}
+    assert verdicts_of(found) == {name: "wrong" if name in {*FAULTS, *twice} else "same" for name in found}
     apart = {name for name, cell in found.items() if cell.get("ranks_apart")}
     of_one_rank = {"a missing all-reduce", "a drifting replica"}
-    assert apart == {*wrong, *(name for name, fault in FAULTS.items() if fault in of_one_rank)}
+    assert apart == {name for name in found if name in twice or FAULTS.get(name) in of_one_rank}
     # No rank alone is further off than rounding may carry it.
-    assert all(found[name]["share_of_bound"] < 1 for name, fault in FAULTS.items() if fault == "a drifting replica")
+    drifting = [name for name in found if FAULTS.get(name) == "a drifting replica"]
+    assert drifting
+    assert all(found[name]["share_of_bound"] < 1 for name in drifting)
 
 
-@pytest.mark.launches
-def test_planted_faults_of_optimizers_are_called_wrong_and_right_optimizers_right():
-    chosen = ("adamw_fused", "sgd", "lion", "torch_muon", "bitsandbytes_adamw8bit")
-    asked = [cell for cell in cells.of_optimizers(chosen, ("ddp", "fsdp2", "zero1")) if cell.precision == "fp32"]
-    faults = json.dumps(FAULTS_OF_OPTIMIZERS)
-    environment = os.environ | {"FAULTS": faults, "PYTHONPATH": str(Path(conformance_faults.__file__).parent)}
-    found = conformance_matrix.run(asked, environment=environment, module="conformance_faults")["cells"]
-    verdicts = {name: cell["verdict"] for name, cell in found.items()}
+def check_optimizers(asked: list[Cell], found: dict[str, dict[str, Any]]) -> None:
     # bitsandbytes does not know sharded tensors, and torch's Muon does not know ZeRO's flat partitions.
     refused = {
         cell.name
@@ -437,24 +464,57 @@ def test_planted_faults_of_optimizers_are_called_wrong_and_right_optimizers_righ
         if (cell.engine == "fsdp2" and cell.optimizer in cells.LIBRARY_OF)
         or (cell.engine == "zero1" and cell.optimizer == "torch_muon")
     }
-    assert {name for name, verdict in verdicts.items() if verdict == "wrong"} == set(FAULTS_OF_OPTIMIZERS)
-    assert {name for name, verdict in verdicts.items() if verdict == "refused"} == refused
-    assert set(verdicts.values()) == {"same", "wrong", "refused"}
+    assert refused
+    found = {cell.name: found[cell.name] for cell in asked}
+    assert verdicts_of(found) == {
+        name: "wrong" if name in FAULTS_OF_OPTIMIZERS else "refused" if name in refused else "same" for name in found
+    }
     of_states = {"a state in bf16", "states that are not quantized"}
     assert {name for name, cell in found.items() if "wrong_states" in cell} == {
-        name for name, fault in FAULTS_OF_OPTIMIZERS.items() if fault in of_states
+        name for name in found if FAULTS_OF_OPTIMIZERS.get(name) in of_states
     }
 
 
+def check_adapters(asked: list[Cell], found: dict[str, dict[str, Any]]) -> None:
+    verdicts = {cell.name: found[cell.name]["verdict"] for cell in asked}
+    assert verdicts == {cell.name: "wrong" if cell.name in FAULTS_OF_ADAPTERS else "same" for cell in asked}
+
+
+@pytest.mark.launches
+def test_each_planted_fault_is_called_wrong_and_each_engine_right():
+    """In one launch: each fault in one cell, each engine without a fault, and a rank that dies."""
+    engines = [*sampled(cells_of_engines(), FAULTS), *(cell for cell in cells_of_engines() if cell.name == DIES)]
+    of_optimizers = cells_of_optimizers()
+    faulty = [cell for cell in sampled(of_optimizers, FAULTS_OF_OPTIMIZERS) if cell.name in FAULTS_OF_OPTIMIZERS]
+    optimizers = [*faulty, *(cell for cell in of_optimizers if cell.name in SAMPLE_OF_OPTIMIZERS)]
+    adapters = sampled(cells_of_adapters(), FAULTS_OF_ADAPTERS)
+    faults = FAULTS | FAULTS_OF_OPTIMIZERS | FAULTS_OF_ADAPTERS
+    found = train_with_faults([*engines, *optimizers, *adapters], faults | {DIES: "a rank that dies"})
+    check_engines(engines, found)
+    check_optimizers(optimizers, found)
+    check_adapters(adapters, found)
+    assert {faults[name] for name in found if name in faults} == set(faults.values())
+
+
+@pytest.mark.slow
+@pytest.mark.launches
+def test_planted_faults_are_called_wrong_right_engines_right_and_a_dead_rank_is_named():
+    asked = cells_of_engines()
+    check_engines(asked, train_with_faults(asked, FAULTS | {DIES: "a rank that dies"}))
+
+
+@pytest.mark.slow
+@pytest.mark.launches
+def test_planted_faults_of_optimizers_are_called_wrong_and_right_optimizers_right():
+    asked = cells_of_optimizers()
+    check_optimizers(asked, train_with_faults(asked, FAULTS_OF_OPTIMIZERS))
+
+
+@pytest.mark.slow
 @pytest.mark.launches
 def test_planted_faults_of_adapters_are_called_wrong_and_right_engines_right():
-    asked = [cell for cell in cells.of_adapters() if cell.engine in ("ddp", "fsdp2", "zero3", "accelerate_zero2")]
-    asked = [cell for cell in asked if cell.precision == "fp32"]
-    faults = json.dumps(FAULTS_OF_ADAPTERS)
-    environment = os.environ | {"FAULTS": faults, "PYTHONPATH": str(Path(conformance_faults.__file__).parent)}
-    found = conformance_matrix.run(asked, environment=environment, module="conformance_faults")["cells"]
-    verdicts = {name: cell["verdict"] for name, cell in found.items()}
-    assert verdicts == {cell.name: "wrong" if cell.name in FAULTS_OF_ADAPTERS else "same" for cell in asked}
+    asked = cells_of_adapters()
+    check_adapters(asked, train_with_faults(asked, FAULTS_OF_ADAPTERS))
 
 
 def test_what_an_earlier_matrix_has_is_no_failure(tmp_path, monkeypatch, capsys):

@@ -13,6 +13,7 @@ import fuzz_conformance
 import plain_training
 import pytest
 import torch
+from sampling import each_once
 
 from study.conformance import cells, fuzz, reference, results, toy
 from study.conformance.cells import Cell
@@ -83,8 +84,12 @@ def _questions(number: int) -> list[Cell]:
     return list(dict.fromkeys(chosen))[:number]
 
 
+def _features(cell: Cell) -> list[str]:
+    return [*fuzz.twists(cell), f"optimizer {cell.optimizer}", f"clipping {cell.clipping}"]
+
+
 @pytest.mark.computes
-@pytest.mark.parametrize("cell", _questions(40), ids=lambda cell: cell.name)
+@pytest.mark.parametrize("cell", each_once(_questions(40), _features), ids=lambda cell: cell.name)
 def test_the_reference_of_combined_variations_is_what_torch_gives_in_fp64(cell, monkeypatch):
     monkeypatch.setattr(reference, "NUM_DRAWS", 0)
     model = toy.Toy(cell).double()

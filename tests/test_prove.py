@@ -9,7 +9,6 @@ import json
 import math
 import os
 import re
-import subprocess
 import sys
 import time
 from collections import OrderedDict
@@ -635,8 +634,8 @@ def test_strict_raises_the_same_on_every_rank(proofs):
 
 DEEPSPEED = """
 import os
-os.environ["TORCH_COMPILE_DISABLE"] = "1"  # DeepSpeed compiles Muon, which takes a minute
 import torch, deepspeed
+torch._dynamo.config.disable = True  # DeepSpeed compiles Muon, which takes a minute
 from accelerate import Accelerator, InitProcessGroupKwargs
 from study.engines import extensions, prove
 extensions.use_own_folder()
@@ -851,10 +850,7 @@ BARE = "gradients were not averaged: DDP on 2 of 2 ranks reduced 0 bytes"
 def test_two_ranks_of_a_script_as_it_is(which, found):
     """The counted step was the only one with inputs; and a DDP whose module is called was none."""
     Path("train.py").write_text(SAME_BATCH)
-    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    environment = launching.environment({"PYTHONPATH": str(launching.ROOT)})
-    program = [*launch, "-m", "study.prove", "train.py", which]
-    done = subprocess.run([sys.executable, *program], env=environment, capture_output=True, text=True)
+    done = launching.torchrun(["-m", "study.prove", "train.py", which], Path.cwd())
     assert done.returncode == 0, done.stdout + done.stderr
     assert proof()["built"]["engine"] == "DDP"
     assert [line.startswith(expected) for line, expected in zip(proof()["findings"], found, strict=True)] == [
@@ -970,8 +966,7 @@ def test_strict_fails_where_the_script_ends_before_the_counted_step(how, steps, 
     Path("train.py").write_text(ENDS_EARLY)
     Path("proof.json").write_text("{}")
     program = ["-m", "study.prove", "--strict", "train.py"] if how == "-m" else ["train.py"]
-    environment = launching.environment({"PYTHONPATH": str(launching.ROOT)})
-    done = subprocess.run([sys.executable, *program, how, str(steps)], env=environment, capture_output=True, text=True)
+    done = launching.python([*program, how, str(steps)], Path.cwd())
     assert done.returncode == status, done.stdout + done.stderr
     assert ("before a step could be counted" in done.stdout) == bool(status)
     assert (proof()["step"] is None) == bool(status)  # and not the one of before
@@ -1148,10 +1143,7 @@ dist.destroy_process_group()
 @pytest.mark.parametrize("words", [["--right"], []])
 def test_the_gradient_of_shards_is_compared_with_that_of_one_process(words):
     Path("train.py").write_text(SHARDED)
-    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    program = [*launch, "-m", "study.prove", "--reference", "train.py", *words]
-    environment = launching.environment({"PYTHONPATH": str(launching.ROOT)})
-    done = subprocess.run([sys.executable, *program], env=environment, capture_output=True, text=True)
+    done = launching.torchrun(["-m", "study.prove", "--reference", "train.py", *words], Path.cwd())
     assert done.returncode == 0, done.stdout + done.stderr
     found = proof()
     assert ["0.5 times as long (1 divided by the number of ranks)" in line for line in found["findings"]] == (
@@ -1231,9 +1223,8 @@ for _ in range(4):
 def test_an_engine_whose_bare_module_is_called_is_recognized(factor, status, monkeypatch):
     Path("train.py").write_text(OVERFLOWS)
     alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
-    environment = launching.environment({"PYTHONPATH": str(launching.ROOT), "DS_ACCELERATOR": "cpu", **alone})
     program = ["-m", "study.prove", "--strict", "train.py", factor, "bare"]
-    done = subprocess.run([sys.executable, *program], env=environment, capture_output=True, text=True)
+    done = launching.python(program, Path.cwd(), {"DS_ACCELERATOR": "cpu", **alone})
     assert done.returncode == status, done.stdout + done.stderr
     if status:
         assert "WRONG: all 4 optimizer steps were skipped" in done.stdout
@@ -1246,10 +1237,8 @@ def test_an_engine_whose_bare_module_is_called_is_recognized(factor, status, mon
 @pytest.mark.parametrize(("factor", "status"), [("inf", 1), ("1", 0)])
 def test_an_engine_that_skips_every_step_does_not_pass(factor, status):
     Path("train.py").write_text(OVERFLOWS)
-    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    program = [*launch, "-m", "study.prove", "--strict", "train.py", factor]
-    environment = launching.environment({"PYTHONPATH": str(launching.ROOT), "DS_ACCELERATOR": "cpu"})
-    done = subprocess.run([sys.executable, *program], env=environment, capture_output=True, text=True)
+    program = ["-m", "study.prove", "--strict", "train.py", factor]
+    done = launching.torchrun(program, Path.cwd(), env={"DS_ACCELERATOR": "cpu"})
     assert done.returncode == status, done.stdout + done.stderr
     assert ("no weight moved" in done.stdout) == bool(status)
 
@@ -1375,7 +1364,8 @@ def test_the_lock_of_a_killed_build_is_removed(monkeypatch, capsys):
 
 
 @pytest.mark.launches
-def test_prove_is_a_command(tmp_path):
+@pytest.mark.parametrize(("words", "status"), [pytest.param([], 0, marks=pytest.mark.slow), (["--status"], 7)])
+def test_prove_is_a_command(words, status, tmp_path):
     """With the exit status of the script, and without this project's `study` in the script's process."""
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "study.py").write_text("NUMBER = 7\n")
@@ -1390,12 +1380,15 @@ def test_prove_is_a_command(tmp_path):
         "    optimizer.zero_grad()\n"
         "sys.exit(NUMBER if '--status' in sys.argv else 0)\n"
     )
-    for words, status in (([], 0), (["--status"], 7)):
-        done = launching.attempt(["zero-study", "prove", "--strict", str(script), *words], cwd=tmp_path)
-        assert done.returncode == status, done.stderr
-        assert "no fault found in optimizer step 3" in done.stdout
-        assert json.loads((tmp_path / "proof.json").read_text())["step"]["number"] == 3
+    done = launching.attempt(["zero-study", "prove", "--strict", str(script), *words], cwd=tmp_path)
+    assert done.returncode == status, done.stderr
+    assert "no fault found in optimizer step 3" in done.stdout
+    assert json.loads((tmp_path / "proof.json").read_text())["step"]["number"] == 3
+
+
+@pytest.mark.launches
+def test_prove_without_a_script_is_refused(tmp_path):
     for words in (["gone.py"], []):
-        done = launching.attempt(["zero-study", "prove", *words], cwd=tmp_path)
+        done = launching.command_line(["prove", *words], cwd=tmp_path)
         assert (done.returncode, done.stdout) == (2, "")
         assert done.stderr.startswith("zero-study: ")
