@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 
 import pytest
+import samples
 import transformers
 from test_activations import CLASSES, backward_bytes
 
@@ -77,8 +78,10 @@ def test_collectives_of_a_traced_model_are_those_of_the_formulas(name, stage):
         assert found[kind][0] == pytest.approx(number, abs=2, rel=0.05), kind
 
 
-@pytest.mark.parametrize("how", CLASSES)
-@pytest.mark.parametrize("model_type", ["phi3", pytest.param("olmo2", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("model_type", "how"),
+    samples.with_slow_rest([("phi3", "autocast")], model_type=["phi3", "olmo2"], how=list(CLASSES)),
+)
 def test_the_highest_moment_of_a_backward_pass_is_the_one_that_was_measured(model_type, how):
     """Of one process that takes no optimizer step, for architectures of which theory has no formulas."""
     settings = {**SMALL, "hidden_size": 256, "num_hidden_layers": 6, "intermediate_size": 1024}
