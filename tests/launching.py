@@ -224,11 +224,15 @@ def fork_with(
 def command_line(
     arguments: Sequence[str | Path], cwd: Path = ROOT, env: Mapping[str, str | None] | None = None
 ) -> Done:
-    """What `attempt` says of `zero-study` (left out) or `accelerate launch` with --num_processes, but forked."""
-    is_launch = [*arguments[:2]] == ["accelerate", "launch"]
-    program, given = "accelerate-launch" if is_launch else "zero-study", [str(word) for word in arguments]
+    """What `attempt` says, but forked.
+
+    The words are those of `zero-study` (left out), of `accelerate launch` with --num_processes, or of `python -m`.
+    """
+    given = [str(word) for word in arguments]
+    programs = {("accelerate", "launch"): "accelerate-launch", ("python", "-m"): "module"}
+    program = programs.get(tuple(given[:2]))
     with tempfile.TemporaryDirectory(dir=session_folder) as folder:
-        return _fork(program, given[2 * is_launch :], cwd, env, Path(folder) / "command")
+        return _fork(program or "zero-study", given[2:] if program else given, cwd, env, Path(folder) / "command")
 
 
 def script(path: Path, cwd: Path, *given: str, strategy: str = "ddp", num_processes: int = 2) -> Done:
