@@ -353,9 +353,15 @@ def test_a_view_becomes_a_part_of_a_notebook():
     assert sentences.page_body("# Title\n\nText\n\n## Part\n") == "Text\n\n### Part"
 
 
-@pytest.mark.parametrize("source", [entry.source for entry in ledger.read() if entry.sentences])
-def test_every_sentence_of_an_article_has_a_row(source):
-    judged = claims.read(source)
+def test_every_sentence_of_an_article_has_a_row():
+    articles = [entry for entry in ledger.read() if entry.sentences]
+    assert len(articles) >= 9
+    for about in articles:
+        check_article(about)
+
+
+def check_article(about):
+    judged = claims.read(about.source)
     rows = article.verdict_table(judged).splitlines()[2:]
     assert len(rows) == len(judged)
     for row, sentence in zip(rows, judged, strict=True):
@@ -364,7 +370,6 @@ def test_every_sentence_of_an_article_has_a_row(source):
     counts = article.verdict_counts(judged)
     assert all(f"| {kind.word} | " in counts and kind.meaning in counts for kind in verdicts.Conclusion)
     assert article.main_faults(judged, 2).count("\n1. ") <= 1
-    about = next(entry for entry in ledger.read() if entry.source == source)
     assert about.title in article.answer(about)
 
 
