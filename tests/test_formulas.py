@@ -75,7 +75,8 @@ def test_configs_are_answered_without_torch(names, tmp_path):
     )
     paths = sorted(map(str, tmp_path.glob("*.json")))
     result = subprocess.run([sys.executable, "-c", program, *paths], capture_output=True, text=True, check=False)
-    assert (result.returncode, result.stderr) == (0, "")
+    errors = [line for line in result.stderr.splitlines() if not line.endswith(" ...")]  # progress on a slow machine
+    assert (result.returncode, errors) == (0, [])
     assert result.stdout.count("GiB") > len(paths)
 
 
