@@ -122,8 +122,8 @@ TINY_GPT = {**TINY, "workload": "gpt-wikitext", "precision": "bf16"}
     ("against", "strategy", "num_processes", "flags"),
     [
         ("trainer", "ddp", 2, TINY),
-        ("trainer", "ddp", 1, {**TINY_GPT, "precision": "fp32"}),
-        ("trainer", "zero3_cpu_offload", 1, TINY_GPT),
+        pytest.param("trainer", "ddp", 1, {**TINY_GPT, "precision": "fp32"}, marks=pytest.mark.nightly),
+        pytest.param("trainer", "zero3_cpu_offload", 1, TINY_GPT, marks=pytest.mark.nightly),
         ("deepspeed", "zero2", 2, TINY),
     ],
 )

@@ -111,7 +111,7 @@ def test_runs_with_one_process_have_no_notebook_about_more(monkeypatch, tmp_path
 
 
 @pytest.mark.launches
-@pytest.mark.parametrize("box", ["cpu", "gpu"])
+@pytest.mark.parametrize("box", ["gpu", pytest.param("cpu", marks=pytest.mark.slow)])
 def test_runs_on_gpus_replace_predictions(one_page, tmp_path, box):
     write_run(tmp_path / "runs", box=box)
     notebook(tmp_path / "notebooks" / f"{report.OF_GPUS}.ipynb", "print(records)")
