@@ -34,8 +34,8 @@ help:
 	@echo "make test         install the environment and run the tests (ten minutes on two cores)"
 	@echo "make test-fast    run only the quick tests, which start no other Python (a minute)"
 	@echo "make test-pages   run only the tests of pages: numbers, commands and outputs in guides and reports (4 minutes)"
-	@echo "make test-slow    run only the slow tests: clusters, several machines, browsers (20 minutes)"
-	@echo "make test-nightly run what takes too long for each change: every strategy, every architecture (20 minutes)"
+	@echo "make test-slow    run only the slow tests: more strategies, whole grids, a cluster, two machines (15 minutes)"
+	@echo "make test-nightly run what takes too long for each change: every strategy, architecture and browser page (an hour)"
 	@echo "make test-measurements run the tests of finished measurements: benchmarks, soak tests, the published program"
 	@echo "make durations    run all tests and record how long each file takes, so that workers end together"
 	@echo "make derived      make everything again that is derived from records and engines, and list what changed"
@@ -91,10 +91,10 @@ test-fast: setup
 test-pages: setup
 	@$(PYTEST) --numprocesses logical -m "pages and not slow and not nightly and not measurements"
 
-test-slow: setup $(if $(CI),.venv/.site chromium slurm iproute2)
+test-slow: setup $(if $(CI),slurm iproute2)
 	@$(PYTEST) --numprocesses $$(($$(nproc) + 1)) -m "slow and not nightly and not measurements"
 
-test-nightly: setup
+test-nightly: setup $(if $(CI),.venv/.site chromium slurm iproute2)
 	@$(PYTEST) --numprocesses logical -m "nightly and not measurements"
 
 # They change only if a program in tools/measure is changed or run again, so neither CI nor another target runs them.

@@ -230,6 +230,7 @@ def test_what_would_decide_the_rest_can_be_run(sources):
             studies.find(context.params["study"])
 
 
+@pytest.mark.pages
 def test_the_committed_verdicts_follow(now):
     assert verdicts.outdated(verdicts.read(), now) == {}
     assert verdicts.CORRECTED.read_text() == verdicts.corrected()
@@ -267,6 +268,7 @@ def test_a_sentence_of_which_a_part_was_tested_says_so():
     assert sum(bool(each["undecided"]) for each in content) == len(partly)
 
 
+@pytest.mark.pages
 def test_a_verdict_that_no_longer_follows_is_found(now):
     name = next(name for name, one in now.items() if one.observed and one.observed.low is not None)
     one = now[name]
@@ -286,6 +288,7 @@ def test_a_verdict_that_no_longer_follows_is_found(now):
 # ---------------------------------------------------------------- the command
 
 
+@pytest.mark.pages
 def test_check_fails_and_lists_what_changed(monkeypatch, capsys, sources, now):
     monkeypatch.setattr(ledger, "read", lambda: sources)
     monkeypatch.setattr(verdicts, "decide_all", lambda **_: now)
@@ -299,6 +302,7 @@ def test_check_fails_and_lists_what_changed(monkeypatch, capsys, sources, now):
     assert out[1].startswith(f"  {name}: ")
 
 
+@pytest.mark.pages
 def test_absent_records_are_no_sound_check(monkeypatch, capsys, sources, now):
     """Claims that could not be decided are listed, and --write loses none of their verdicts."""
     names = [name for name, one in now.items() if one.by == "record"]

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import click
 import committed_runs
+import docs_outputs
 import docs_tables
 import first_screen
 import launching
@@ -39,6 +40,8 @@ from study.conformance.cells import PACKAGES
 from study.engines import this_machine
 from study.engines.this_machine import Machine
 from study.strategy import file
+
+pytestmark = pytest.mark.pages
 
 PAGE_PATTERNS = (
     "README.md", "docs/*.md", "reports/*.md", "reports/*/README.md", "study/*/README.md", "tools/**/README.md",
@@ -230,8 +233,14 @@ STANDS_FOR["imported"] = "reports/public/opentau.jsonl.gz"
 
 
 def cheap() -> list[str]:
+    """Return the commands that take seconds, but for those that other tests run.
+
+    test_docs_outputs.py runs those whose output a page shows, and test_claims.py decides all claims.
+    """
+    places = [place for page in docs_outputs.pages() for place in docs_outputs.places(page)]
+    shown = {line for place in places if not place.is_run for line in place.commands.splitlines()}
     asked = [line for line in commands() if line.startswith(tuple(f"zero-study {name}" for name in CHEAP))]
-    return [line for line in asked if not re.search("claims --(check|write)", line)]  # test_claims.py decides, once
+    return [line for line in asked if line not in shown and not re.search("claims --(check|write)", line)]
 
 
 def test_the_study_of_the_guide_is_the_one_that_its_outputs_are_of():

@@ -8,6 +8,8 @@ import docs_outputs
 import launching
 import pytest
 
+pytestmark = pytest.mark.pages
+
 PLACES = [place for page in docs_outputs.pages() for place in docs_outputs.places(page)]
 name_of = lambda place: place.name  # noqa: E731
 

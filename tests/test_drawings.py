@@ -11,6 +11,8 @@ import pages
 import pytest
 from launching import ROOT
 
+pytestmark = pytest.mark.pages
+
 SMALLEST_TEXT = 12  # pixels on a screen of 390 pixels
 PAGE_WIDTH = 390 - 2 * 16  # what the margins of a page leave
 CONTRAST = 4.5  # of text, by WCAG 2 AA

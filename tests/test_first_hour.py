@@ -15,6 +15,8 @@ from study.errors import Refusal
 from study.running import studies
 from study.running.predictions import PredictedRun
 
+pytestmark = pytest.mark.pages
+
 GIB = 2**30
 
 

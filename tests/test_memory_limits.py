@@ -92,6 +92,7 @@ def test_a_process_over_its_cap_is_ended_or_refused_memory(groups, tmp_path):
     assert memory_limits.kills(tmp_path) == 0  # its groups are gone
 
 
+@pytest.mark.slow
 @pytest.mark.launches
 def test_a_run_over_its_cap_is_out_of_memory_of_its_cap(tmp_path):
     flags = {"workload": "gpt-wikitext", "max_steps": 2, "memory_cap": 0.2, "num_train_examples": 16}

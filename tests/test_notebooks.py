@@ -25,6 +25,8 @@ from study.report import build as report
 from study.report import colab
 from study.strategy import file
 
+pytestmark = pytest.mark.pages
+
 NOTEBOOKS = sorted(report.NOTEBOOKS.glob("*.ipynb"))
 each = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 

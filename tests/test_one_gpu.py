@@ -231,7 +231,7 @@ REHEARSED = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.launches
 def test_the_list_in_the_small(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "ROOT", tmp_path)  # no earlier runs

@@ -13,6 +13,8 @@ from refusing import refusal
 from study.claims import defects, traps
 from study.claims.defects import METRICS, PROGRAMS
 
+pytestmark = pytest.mark.measurements
+
 COMPARISONS = [one for group in defects.GROUPS.values() for one in group.values()]
 COMMITTED = launching.ROOT / "reports" / "cpu" / "published"
 

@@ -42,6 +42,7 @@ def test_history(case):
         assert alarms(case["package"], case["new"], case["old"])
 
 
+@pytest.mark.pages
 def test_the_page_has_recall_and_precision_as_they_are():
     by = [case["by"] for case in HISTORY["regressions"]]
     inside, rule = len(by) - by.count("outside"), by.count("rule")

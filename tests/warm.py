@@ -3,14 +3,15 @@
 `python warm.py` reads programs from stdin, a line of JSON each, and answers each with its process and its exit status.
 "accelerate-launch" is accelerate's own launcher, with its arguments and environment: its process is forked from this
 one, and the ranks that it starts are forked before it has a thread of its own. "torchrun" is the launcher of torch.
-"zero-study" is the study's command, and "python" runs a script or `-m` a module. Python's start and the imports are all
-that is left out.
+"zero-study" is the study's command, and "python" runs a script or `-m` a module. Python's start, the imports and the
+digests of the imported files are all that is left out.
 """
 
 from __future__ import annotations
 
 import atexit
 import ctypes
+import functools
 import gc
 import importlib
 import json
@@ -48,6 +49,7 @@ def main() -> None:
     for name in IMPORTED.split():
         importlib.import_module(name)
     SET_BY_IMPORTS.update({name: value for name, value in os.environ.items() if before.get(name) != value})
+    _digest_libraries()
     gc.collect()
     gc.freeze()  # or every child would go through, and so copy, all that was imported
     assert threading.active_count() == 1
@@ -59,6 +61,14 @@ def main() -> None:
             PROGRAMS[asked["program"]](asked)
         print(process, file=answers, flush=True)
         print(json.dumps(_wait(process, asked["timeout"])), file=answers, flush=True)
+
+
+def _digest_libraries() -> None:
+    """Read the files of the libraries once. Each run would spend a third of a second on it, for its record."""
+    imports = sys.modules["study.records.imports"]
+    imports._library = functools.cache(imports._library)
+    for name in imports.LIBRARIES:
+        imports._library(name)
 
 
 def _wait(process: int, timeout: float) -> int | None:
