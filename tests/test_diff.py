@@ -164,7 +164,7 @@ def compared(folder: Path, *names: str) -> Result:
 def test_equal_trainings_of_adapters_are_the_same(adapters_of_ddp: Path):
     result = compared(adapters_of_ddp, "ddp", "ddp-repeated")
     assert result.is_same
-    assert result.num_alike > 500
+    assert result.num_alike > 350  # of one rank
 
 
 @pytest.mark.slow
