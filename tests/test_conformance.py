@@ -532,7 +532,7 @@ def test_what_an_earlier_matrix_has_is_no_failure(tmp_path, monkeypatch, capsys)
 
 
 @pytest.mark.parametrize(
-    ("before", "now", "is_new"),
+    ("before", "after", "is_new"),
     [
         ({"share_of_bound": 1.1}, {"share_of_bound": 1e9}, True),
         ({"share_of_bound": 1.1}, {"share_of_bound": 2.0}, False),
@@ -557,10 +557,10 @@ def test_what_an_earlier_matrix_has_is_no_failure(tmp_path, monkeypatch, capsys)
         ({"message": "ValueError: a"}, {"message": "ValueError: a", "stage": "saved and taken up"}, True),
     ],
 )
-def test_a_known_fault_hides_no_other_one(before, now, is_new):
+def test_a_known_fault_hides_no_other_one(before, after, is_new):
     """A fault is known only if kind, message and size agree: one NaN or crash hid every other one of its type."""
-    plain = CRASHED if "message" in now else {**WRONG, "beyond": ["masters/w"]}
-    matrix, known = (_matrix(a=plain | change) for change in (now, before))
+    plain = CRASHED if "message" in after else {**WRONG, "beyond": ["masters/w"]}
+    matrix, known = (_matrix(a=plain | change) for change in (after, before))
     assert results.failed_cells(matrix, known) == (["a"] if is_new else [])
 
 

@@ -85,7 +85,7 @@ def _questions(number: int) -> list[Cell]:
 
 
 def _features(cell: Cell) -> list[str]:
-    return [*fuzz.twists(cell), f"optimizer {cell.optimizer}", f"clipping {cell.clipping}"]
+    return [*fuzz.variations(cell), f"optimizer {cell.optimizer}", f"clipping {cell.clipping}"]
 
 
 @pytest.mark.computes

@@ -198,6 +198,7 @@ def test_the_list_in_order_of_value(monkeypatch, tmp_path):
     monkeypatch.setattr(this_machine, "find", lambda: H200)
     monkeypatch.setattr(checks, "check", lambda *_: None)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    monkeypatch.setenv("COLUMNS", "120")  # each title on one line
     place = Place(tmp_path, Path("data"), False)
     states = [item.state(place) for item in one_gpu.ITEMS]
     assert [state.to_run for state in states] == [21, 20, 9, 16, 13, 6, 6, 18, 9]

@@ -723,7 +723,8 @@ def test_what_deepspeed_built_is_read_back_and_gradients_that_it_loses_are_found
 def test_the_padding_of_a_shard_is_no_weight(group):
     """Stage 3 leaves it as it was in memory: NaN by chance, and the weights were said to be not finite."""
     weight = torch.nn.Parameter(torch.empty(0))
-    weight.ds_tensor, weight.ds_numel, weight.ds_process_group = torch.tensor([1.0, math.nan]), 1, dist.group.WORLD
+    weight.ds_tensor, weight.ds_shape = torch.tensor([1.0, math.nan]), torch.Size([1])
+    weight.ds_process_group = dist.group.WORLD
     assert checksums([weight]) == [(1.0, 1.0)]
 
 
