@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import os
 import re
 import shutil
@@ -129,6 +130,8 @@ def scientific(value: float, digits: int = 2) -> str:
     """
     if value == 0:
         return "0"
+    if not math.isfinite(value):
+        return str(value)
     mantissa, _, exponent = f"{value:.{digits - 1}e}".partition("e")
     return f"{mantissa.removesuffix('.0')}e{int(exponent)}"
 

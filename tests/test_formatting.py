@@ -32,6 +32,7 @@ from study.engines.strategy_names import in_order
         (terminal.names(["a", "b"]), "a, b"),
         (terminal.names(["a", "b", "c", "d", "e"], 2), "a, b and 3 more"),
         (terminal.scientific(0), "0"),
+        (terminal.scientific(float("nan"), 1), "nan"),
         (terminal.difference(2.1e-6), "2.1e-06"),
         (terminal.difference(None), "unknown"),
         (terminal.count(1, "process", "processes"), "1 process"),
