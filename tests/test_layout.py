@@ -96,6 +96,11 @@ def test_one_module_joins_theory_to_what_was_recorded():
     assert joining == {"predicted"}
 
 
+def test_every_folder_of_modules_is_a_package():
+    """A folder without __init__.py can be imported, too, but it has no file that the site's program could copy."""
+    assert {path.parent for path in FILES if not (path.parent / "__init__.py").exists()} == set()
+
+
 def test_no_module_is_in_a_circle():
     modules = {
         ".".join(path.relative_to(STUDY).with_suffix("").parts).removesuffix(".__init__"): path for path in FILES
