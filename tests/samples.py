@@ -1,26 +1,34 @@
-"""Samples of a grid of test parameters: the fast tests take a few cases of it, the slow tests the whole grid."""
+"""Samples of the cases of a test: the fast tests take a few cases, the slow tests the others."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from itertools import combinations, product
 from typing import Any
 
 import pytest
 
 
-def pairwise(**axes: Sequence[Any]) -> list[tuple[Any, ...]]:
-    """Return a small part of the grid of these axes, in which every two values of different axes occur together.
+def each_once_with_slow_rest(**axes: Sequence[Any]) -> list[Any]:
+    """Return the whole grid of these axes as parameters of a test, marked `slow` unless they belong to a sample.
 
-    The order of the values decides the part, and nothing else does.
+    The sample is as long as the longest axis, and every value of every axis occurs in it.
     """
-    return _covering(2, list(axes.values()))
-
-
-def each_once(**axes: Sequence[Any]) -> list[tuple[Any, ...]]:
-    """Return a part of the grid as long as its longest axis, in which every value of every axis occurs."""
     length = max(map(len, axes.values()))
-    return [tuple(values[number % len(values)] for values in axes.values()) for number in range(length)]
+    sample = [tuple(values[number % len(values)] for values in axes.values()) for number in range(length)]
+    return with_slow_rest(sample, **axes)
+
+
+def pairwise_with_slow_rest(**axes: Sequence[Any]) -> list[Any]:
+    """Return the whole grid of these axes as parameters of a test, marked `slow` unless they belong to a sample.
+
+    Every two values of different axes occur together in the sample.
+    """
+    grid = [*product(*(range(len(values)) for values in axes.values()))]
+    chosen = covering(grid, lambda places: combinations(enumerate(places), 2))
+    sample = [tuple(values[place] for values, place in zip(axes.values(), grid[at], strict=True)) for at in chosen]
+    return with_slow_rest(sample, **axes)
 
 
 def first_fast(values: Sequence[Any]) -> list[Any]:
@@ -28,33 +36,29 @@ def first_fast(values: Sequence[Any]) -> list[Any]:
     return [values[0], *(pytest.param(value, marks=pytest.mark.slow) for value in values[1:])]
 
 
-def with_slow_rest(fast: Iterable[tuple[Any, ...]], **axes: Sequence[Any]) -> list[Any]:
+def with_slow_rest(fast: Sequence[tuple[Any, ...]], **axes: Sequence[Any]) -> list[Any]:
     """Return the whole grid as parameters of a test, marked `slow` unless they are among the fast cases."""
-    fast = [*fast]
     return [pytest.param(*case, marks=[] if case in fast else pytest.mark.slow) for case in product(*axes.values())]
 
 
-def pairwise_with_slow_rest(**axes: Sequence[Any]) -> list[Any]:
-    """Return the whole grid as parameters of a test, marked `slow` unless they belong to the pairwise sample."""
-    return with_slow_rest(pairwise(**axes), **axes)
+def with_every_feature(cases: Iterable[Any], features: Callable[[Any], Iterable[Hashable]]) -> list[Any]:
+    """Return cases as parameters of a test. Those that are not marked `slow` have every feature at least once."""
+    listed = list(cases)
+    chosen = covering(listed, features)
+    return [pytest.param(case, marks=[] if at in chosen else pytest.mark.slow) for at, case in enumerate(listed)]
 
 
-def each_once_with_slow_rest(**axes: Sequence[Any]) -> list[Any]:
-    """Return the whole grid as parameters of a test, marked `slow` unless they belong to the sample of `each_once`."""
-    return with_slow_rest(each_once(**axes), **axes)
+def covering(cases: Sequence[Any], features: Callable[[Any], Iterable[Hashable]]) -> set[int]:
+    """Return the positions of a few cases that have all features. They are the same each time.
 
-
-def _covering(strength: int, axes: list[Sequence[Any]]) -> list[tuple[Any, ...]]:
-    """Return cases that hold all combinations of the values of `strength` axes, chosen greedily."""
-    grid = [*product(*(range(len(values)) for values in axes))]
-
-    def combined(case: tuple[int, ...]) -> set[tuple[tuple[int, int], ...]]:
-        return {*combinations(enumerate(case), strength)}
-
-    missing = set().union(*map(combined, grid))
-    chosen = []
+    Each is the one that adds most features. Of several, it is the one whose features the others have least.
+    """
+    left = {at: set(features(case)) for at, case in enumerate(cases)}
+    missing: set[Hashable] = set().union(*left.values())
+    chosen, used = set(), Counter[Hashable]()
     while missing:
-        best = max(grid, key=lambda case: len(combined(case) & missing))  # the first of several
-        missing -= combined(best)
-        chosen.append(best)
-    return [tuple(values[place] for values, place in zip(axes, case, strict=True)) for case in chosen]
+        best = max(left, key=lambda at: (len(left[at] & missing), -sum(used[feature] for feature in left[at])))
+        chosen.add(best)
+        missing -= left[best]
+        used.update(left[best])
+    return chosen

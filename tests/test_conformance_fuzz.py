@@ -12,8 +12,8 @@ from typing import Any
 import fuzz_conformance
 import plain_training
 import pytest
+import samples
 import torch
-from sampling import each_once
 
 from study.conformance import cells, fuzz, reference, results, toy
 from study.conformance.cells import Cell
@@ -89,7 +89,7 @@ def _features(cell: Cell) -> list[str]:
 
 
 @pytest.mark.computes
-@pytest.mark.parametrize("cell", each_once(_questions(40), _features), ids=lambda cell: cell.name)
+@pytest.mark.parametrize("cell", samples.with_every_feature(_questions(40), _features), ids=lambda cell: cell.name)
 def test_the_reference_of_combined_variations_is_what_torch_gives_in_fp64(cell, monkeypatch):
     monkeypatch.setattr(reference, "NUM_DRAWS", 0)
     model = toy.Toy(cell).double()
