@@ -104,19 +104,16 @@ def _make(notebooks: Mapping[str, tuple[str, Mapping[str, Any]]], output: Path) 
             name: pool.submit(_execute_and_tidy, notebook, Path(scratch, f"{name}.ipynb"), parameters)
             for name, (notebook, parameters) in notebooks.items()
         }
-        for name, execution in ended.items():
-            try:
-                seconds = execution.result()
-            except RuntimeError as error:
-                pool.shutdown(cancel_futures=True)
-                output.mkdir(exist_ok=True)
-                failed = output / f"{name}.failed.ipynb"
-                os.replace(Path(scratch, f"{name}.ipynb"), failed)
-                raise RuntimeError(f"{error}; the executed notebook is {failed}") from None
-            except Refusal:
-                pool.shutdown(cancel_futures=True)
-                raise
-            print(f"{output / name}.ipynb: {seconds:.0f} s", flush=True)
+        try:
+            for name, execution in ended.items():
+                print(f"{output / name}.ipynb: {execution.result():.0f} s", flush=True)
+        except RuntimeError as error:
+            output.mkdir(exist_ok=True)
+            failed = output / f"{name}.failed.ipynb"
+            os.replace(Path(scratch, f"{name}.ipynb"), failed)
+            raise RuntimeError(f"{error}; the executed notebook is {failed}") from None
+        finally:
+            pool.shutdown(cancel_futures=True)  # after a failure or Ctrl-C, no further notebook is started
         output.mkdir(exist_ok=True)
         for name in notebooks:
             os.replace(Path(scratch, f"{name}.ipynb"), output / f"{name}.ipynb")
