@@ -15,7 +15,6 @@ Classes = dict[str, dict[str, str]]  # defaults as source text, by class and nam
 # Calls that only say how a value is stored. The value is their default, their default_factory, or their first argument.
 WRAPPERS = ("field", "Field", "pp_int", "int", "float", "dataclasses.field", "pydantic.Field")
 EMPTY = {"dict": "{}", "list": "[]", "tuple": "()", "set": "set()", "str": "''", "dict()": "{}", "list()": "[]"}
-FALSY = ("None", "False", "''", "{}", "[]", "()")
 REMOVED = "(deprecated)"  # the default of a key that only warns if somebody sets it
 
 
