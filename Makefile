@@ -48,12 +48,15 @@ help:
 	@echo "make audit        ask PyPI whether the versions in constraints.txt have known vulnerabilities"
 	@echo "make help         list these commands"
 
+# The run that offloads to a disk comes last, after the picture, because its extension takes minutes to compile.
 # Status 1 of the runs means that every run has an outcome and some are not ok. The report shows which.
 study: setup
-	@CUDA_VISIBLE_DEVICES= .venv/bin/zero-study run smoke; status=$$?; [ $$status -le 1 ] || exit $$status; \
-		.venv/bin/zero-study compare $(foreach name,$(SHOWN),runs/smoke/bert-imdb-tiny-$(name)-2x-seed0) && \
-		.venv/bin/zero-study report smoke && echo "the picture: reports/smoke/answer.png" && exit $$status
+	@$(SMOKE) --skip nvme; status=$$?; [ $$status -le 1 ] || exit $$status; .venv/bin/zero-study report smoke && \
+		.venv/bin/zero-study compare $(foreach name,$(SHOWN),runs/smoke/bert-imdb-tiny-$(name)-2x-seed0)
+	@echo "the picture: reports/smoke/answer.png; one run is left, which offloads to a disk (NVMe)"
+	@$(SMOKE); status=$$?; [ $$status -le 1 ] || exit $$status; .venv/bin/zero-study report smoke && exit $$status
 
+SMOKE = CUDA_VISIBLE_DEVICES= .venv/bin/zero-study run smoke
 SHOWN = ddp zero2_tuned zero3 zero3_tuned fsdp2
 
 # A broken link fails the build.
